@@ -41,6 +41,14 @@ pub struct Failing {
     pub count: u64,
 }
 
+/// When the copies of a point are made.
+enum Due {
+    Now,
+    Later,
+    /// Never: the run is behind it, and nothing is told of it.
+    Missed,
+}
+
 /// How a copy ends: whether the call behind those that failed is to fail too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -84,16 +92,16 @@ impl Branches {
     /// Makes copies, right here, for the calls up to the end of an operation. Whether this is one of them.
     #[must_use]
     pub fn make_up_to(&self, operation: u64) -> bool {
-        self.state().make(|point| (point.operation <= operation).then_some(true))
+        self.state().make(|point| if point.operation <= operation { Due::Now } else { Due::Later })
     }
 
     /// An operation begins: makes copies for the calls in it. Whether this is a copy, which is to check what comes from here on.
     #[must_use]
     pub fn reach_operation(&self, operation: u64) -> bool {
         self.state().make(|point| match point.operation.cmp(&operation) {
-            cmp::Ordering::Less => Some(false),
-            cmp::Ordering::Equal => (!point.is_launch()).then_some(true),
-            cmp::Ordering::Greater => None,
+            cmp::Ordering::Less => Due::Missed,
+            cmp::Ordering::Equal if !point.is_launch() => Due::Now,
+            cmp::Ordering::Equal | cmp::Ordering::Greater => Due::Later,
         })
     }
 
@@ -101,7 +109,7 @@ impl Branches {
     pub fn reach_launch(&self) {
         let mut state = self.state();
         let launches = state.injector.calls_of(DeviceCall::LaunchKernel);
-        state.make(|point| (point.is_launch() && point.made.number == launches + 1).then_some(true));
+        state.make(|point| if point.is_launch() && point.made.number == launches + 1 { Due::Now } else { Due::Later });
     }
 
     /// Ends this copy.
@@ -119,15 +127,14 @@ impl Branches {
 }
 
 impl State {
-    /// Makes copies for the first points, as long as somebody says that they are to be made (true), or were missed (false): of those nothing is told. Whether
-    /// this is a copy, made here or before. Behind the last point it does not return but in copies.
-    fn make(&mut self, is_due: impl Fn(&Point) -> Option<bool>) -> bool {
+    /// Makes copies for the first points, up to one that is due later. Whether this is a copy, made here or before. Behind the last point it does not return
+    /// but in copies.
+    fn make(&mut self, due: impl Fn(&Point) -> Due) -> bool {
         if self.failing.is_some() {
             return true;
         }
-        while let Some((point, due)) = self.points.front().and_then(|point| Some((*point, is_due(point)?))) {
-            self.points.pop_front();
-            if due && self.branch(point) {
+        while let Some(point) = self.points.pop_front_if(|point| !matches!(due(point), Due::Later)) {
+            if matches!(due(&point), Due::Now) && self.branch(point) {
                 return true;
             }
         }

@@ -9,6 +9,8 @@ const LAST_STEPS: usize = 5_000;
 
 /// What is kept of the first and the last steps of a run.
 pub(super) struct Steps<T> {
+    /// Whether any is kept.
+    keeps: bool,
     first: Vec<T>,
     last: VecDeque<T>,
     unrecorded: u64,
@@ -16,7 +18,22 @@ pub(super) struct Steps<T> {
 
 impl<T> Steps<T> {
     pub(super) const fn new() -> Self {
-        Self { first: Vec::new(), last: VecDeque::new(), unrecorded: 0 }
+        Self { keeps: true, first: Vec::new(), last: VecDeque::new(), unrecorded: 0 }
+    }
+
+    /// Of a run of which nobody looks at the steps: they are counted.
+    pub(super) fn counted() -> Self {
+        Self { keeps: false, ..Self::new() }
+    }
+
+    /// Whether any is kept.
+    pub(super) const fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// One more, which is not kept.
+    pub(super) const fn count(&mut self) {
+        self.unrecorded += 1;
     }
 
     /// Whether the next one is among the first that are kept.

@@ -24,6 +24,7 @@ use harness_allocator::device::{DeviceCalls, DeviceError, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
+use self::kept::Steps;
 use self::runner::Runner;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
 use crate::faults::Faults;
@@ -86,7 +87,7 @@ pub struct FaultedRun {
 }
 
 /// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from there on. How
-/// the device was given back counts too, however the run ended. A scenario that has processes shares the device by a [`Family`].
+/// the device was given back counts too, however the run ended. The record has no steps: they are counted. A scenario that has processes shares the device by a [`Family`].
 ///
 /// # Errors
 /// [`DeviceError`] where the scenario could not begin.
@@ -99,7 +100,7 @@ pub fn run_faulted(
     family: Option<Family>,
 ) -> Result<FaultedRun, DeviceError> {
     let mut ignore = |_| {};
-    let setup = Setup { faults: Some(faults), checked_from, family, tracer: None };
+    let setup = Setup { faults: Some(faults), checked_from, family, tracer: None, counts_steps: true };
     let (record, _, ooms) = observe_with(request, device, allocator, unobserved(request, &mut ignore), setup)?;
     Ok(FaultedRun { ooms: record.stats.num_ooms + ooms, record })
 }
@@ -144,6 +145,8 @@ struct Setup {
     family: Option<Family>,
     /// Is told what happens and when.
     tracer: Option<Tracer>,
+    /// Nobody looks at the steps in the record: they are counted.
+    counts_steps: bool,
 }
 
 /// As [`observe`], of a scenario that has processes beside the main one: the device is shared by this [`Family`].
@@ -352,7 +355,7 @@ fn execute_all(
     allocator: Box<dyn Allocator>,
     checks: Checks,
     observer: Observer<'_>,
-    Setup { faults, checked_from, family, tracer }: Setup,
+    Setup { faults, checked_from, family, tracer, counts_steps }: Setup,
 ) -> Result<Executed, DeviceError> {
     let device = match &faults {
         None => device,
@@ -375,7 +378,7 @@ fn execute_all(
         tracer,
     };
     let rig = Rig::new(device, allocator, &options)?;
-    let mut runner = Runner::new(request, checks, observer, faults.clone());
+    let mut runner = Runner::new(request, checks, observer, faults.clone(), if counts_steps { Steps::counted() } else { Steps::new() });
     let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
         Ok(world) => world,
         Err(failed) => {

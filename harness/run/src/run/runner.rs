@@ -90,14 +90,19 @@ fn place_of(number: u32, step: &Step) -> Place {
 }
 
 impl<'a, 'o> Runner<'a, 'o> {
-    pub(super) fn new(request: &'a RunRequest<'a>, checks: Checks, observer: Observer<'o>, faults: Option<Faults>) -> Self {
-        let (steps, times) = (Steps::new(), Steps::new());
+    pub(super) fn new(
+        request: &'a RunRequest<'a>,
+        checks: Checks,
+        observer: Observer<'o>,
+        faults: Option<Faults>,
+        steps: Steps<StepRecord>,
+    ) -> Self {
         Self {
             request,
             checks,
             observer,
             steps,
-            times,
+            times: Steps::new(),
             number: 0,
             operations: 0,
             watches: Vec::new(),
@@ -358,6 +363,10 @@ impl<'a, 'o> Runner<'a, 'o> {
     }
 
     fn record_checked(&mut self, over: StepOver<'_>, reports: BTreeMap<String, u64>, accounts: Accounts) {
+        if !self.steps.keeps() {
+            self.steps.count();
+            return;
+        }
         let StepOver { step, number, iteration, result, failed } = over;
         let outcome = if failed && result.outcome == Outcome::Done { Outcome::Failed } else { result.outcome };
         let step = StepRecord {

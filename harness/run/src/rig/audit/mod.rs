@@ -265,6 +265,12 @@ impl Audit {
         self.check_within_budget(allocator, device)
     }
 
+    /// A step ends while this is asleep. Whether the operations since it checked everything, and the steps, have added enough to its budget to do that again.
+    pub fn may_check_everything(&mut self) -> bool {
+        self.add_to_budget(BLOCKS_PER_OPERATION);
+        self.all_blocks() <= self.budget
+    }
+
     /// Reads the whole structure and asks the device. Linear in blocks.
     ///
     /// # Errors
@@ -336,10 +342,10 @@ impl Audit {
         address: DevicePtr,
         change: i64,
     ) -> Result<(), Vec<Finding>> {
+        self.add_to_budget(BLOCKS_PER_OPERATION);
         if self.asleep {
             return Ok(());
         }
-        self.add_to_budget(BLOCKS_PER_OPERATION);
         let stats = allocator.stats();
         let (before, after) = (&self.last_counted, Counted::of(&stats));
         let (calls_before, calls) = (&self.last_calls, device.calls());

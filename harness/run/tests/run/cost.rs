@@ -1,12 +1,20 @@
 //! What the audit reads: counted, not timed.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness_allocator::allocator::{Allocator, AllocatorKind, wrapper};
 use harness_allocator::device::DevicePtr;
+use harness_allocator::device::faulty::Injector;
+use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
+use harness_record::Verdict;
+use harness_run::faults::Faults;
+use harness_run::rig::CheckedFrom;
+use harness_run::run::{RunRequest, run_faulted};
+use harness_scenario::Scenario;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -125,4 +133,33 @@ fn steps_with_many_live_buffers_cost_the_audit_time_linear_in_their_number() {
     let each = read.load(Ordering::Relaxed) / STEPS as u64;
     assert!(each <= 64 + 1_024 + 100, "{each} blocks a step");
     machine.finish().unwrap();
+}
+
+/// Behind a failure that healed the same holds for far fewer blocks a step, and of such a run no step is kept, so that a copy of it stays small.
+#[test]
+fn the_steps_behind_a_failed_call_cost_time_linear_in_their_number_and_no_memory() {
+    const STEPS: u64 = 8_000;
+    let text = format!(
+        "about: A test.\nneeds: {{ memory: 64MiB }}\nsteps:\n  - for: {{ i: 1..{STEPS} }}\n    steps:\n      - alloc: {{ buffer: \"a[i]\", size: 4KiB }}\n"
+    );
+    let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap();
+    let request = RunRequest {
+        scenario: &scenario,
+        allocator: &AllocatorKind::Caching.into(),
+        seed: 0,
+        repetition: 0,
+        reproduce: String::new(),
+        audit: true,
+        interrupt: Arc::default(),
+    };
+    let read = Arc::<AtomicU64>::default();
+    let allocator = Box::new(Counted(AllocatorKind::Caching.build(), Arc::clone(&read)));
+    let faults = Faults::each_by(&scenario, |_| Injector::new(&["cudaMalloc:1".parse().unwrap()], 0));
+    let device = Box::new(SimDevice::new(SimConfig::default()));
+    let run = run_faulted(&request, device, allocator, faults, CheckedFrom::Operation(1), None).unwrap().record;
+    assert_eq!((run.verdict, run.stats.num_alloc_retries), (Verdict::Passed, 1));
+    assert_eq!((run.steps.len(), run.unrecorded_steps), (0, STEPS));
+    let each = read.load(Ordering::Relaxed) / STEPS;
+    // An operation and a step add 64 blocks each. Everything is read at least twice: where the steps begin, and at the end.
+    assert!((2..=2 * 64 + 10).contains(&each), "{each} blocks a step");
 }

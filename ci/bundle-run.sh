@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the GPU suite of this bundle. Needs a driver and a GPU, bash, coreutils and grep; no Rust, no network. Works in any folder.
 # Usage: run.sh OUT [DEVICE]
-#   OUT     a new or empty folder for what it writes: a log for each step, report/, summary.md
+#   OUT     a new or empty folder for what it writes: a log for each step, report/, squeeze/, summary.md
 #   DEVICE  cuda [default]: the first CUDA device, choose another with CUDA_VISIBLE_DEVICES
 #           sim: the simulated device, to try the bundle where there is no GPU
 # Exit code: 0 where all steps passed, otherwise that of the first step that did not, see ci/README.md; 64 where OUT or DEVICE is wrong.
@@ -71,6 +71,15 @@ case $device in
 esac
 step catalogue ./harness run scenarios --device "$device" --report "$out/report"
 step replay ./harness replay --verify recordings/*.jsonl.gz
+# A training that catches OutOfMemoryError, where there is PyTorch: the bundle has none.
+if [[ $device == cuda ]] && python3 -c 'import torch' >/dev/null 2>&1; then
+    rows=131072
+    step squeeze ./harness squeeze --leave 4GiB --report "$out/squeeze/" -- python3 train.py "$rows"
+    if grep -qx "rows $rows" "$out/squeeze.txt"; then
+        echo "squeeze: the training did not run out of memory"
+        ((suite != 0)) || suite=1
+    fi
+fi
 
 printf '\n'
 cat "$out/summary.md"

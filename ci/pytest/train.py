@@ -1,5 +1,7 @@
 # A training loop that recovers from running out of memory: it leaves the `except` block first, so that nothing keeps the failed step's tensors, then does the
-# step again with half the rows.
+# step again with half the rows. It begins with as many as it is told.
+import sys
+
 import torch
 
 model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024))
@@ -23,7 +25,7 @@ def step(rows):
 
 on_gpu()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-done, rows = 0, 4096
+done, rows = 0, int(sys.argv[1]) if sys.argv[1:] else 4096
 while done < 4:
     failed = False
     try:

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
     }));
     trials.push(runs_of("a correct recovery survives each fault", &python, a_correct_recovery_survives_each_fault));
     trials.push(runs_of("a broken recovery is told as the README shows it", &python, a_broken_recovery_is_told_as_the_readme_shows_it));
+    trials.push(runs_of("a correct recovery goes on where a GPU is squeezed", &python, a_correct_recovery_goes_on_where_a_gpu_is_squeezed));
     trials.push(of_library("pluggable.py: the library decides as PyTorch's own allocator does", decides_alike, &python));
     trials.push(of_library(
         "pluggable.py: out of memory in a pool of the library is PyTorch's own error",
@@ -145,6 +146,27 @@ fn a_correct_recovery_survives_each_fault(python: &Path) -> Result<(), Failed> {
         return Ok(());
     }
     Err(format!("{:?}: {document:#}", output.status).into())
+}
+
+/// As the GPU suite runs it (`ci/bundle-run.sh`): what it asks for fits into the GPU, and not into what is left of it.
+fn a_correct_recovery_goes_on_where_a_gpu_is_squeezed(python: &Path) -> Result<(), Failed> {
+    let harness = env!("CARGO_BIN_EXE_harness");
+    let train = |rest: &[&str]| -> Result<(bool, String), Failed> {
+        let mut command = Command::new(harness);
+        command.args(["exec", "--memory", "16GiB", "--"]).args(rest).arg(python).arg(root().join("ci/pytest/train.py")).arg("131072");
+        let output = command.env_remove("PYTORCH_ALLOC_CONF").output()?;
+        Ok((output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()))
+    };
+    for (rest, rows, said) in [
+        (&[][..], "rows 131072\n", "0 out of memory errors"),
+        (&[harness, "squeeze", "--leave", "4GiB", "--"], "rows 65536\n", "12 GiB taken of cuda:0, 4 GiB free at the start"),
+    ] {
+        let (passed, told) = train(rest)?;
+        if !passed || !told.contains(rows) || !told.contains(said) {
+            return Err(format!("{rest:?}, where {rows:?} and {said:?} are expected: {told}").into());
+        }
+    }
+    Ok(())
 }
 
 /// Outside of its loop the broken one ends with OutOfMemoryError, in its first step with another error.

@@ -13,13 +13,13 @@ use harness_allocator::units::Bytes;
 use harness_record::Verdict;
 use harness_run::faults::Faults;
 use harness_run::rig::CheckedFrom;
-use harness_run::run::{RunRequest, run_faulted};
+use harness_run::run::run_faulted;
 use harness_scenario::Scenario;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::lying::{Lie, Lying, TOLD};
-use crate::program::{Machine, Op};
+use crate::program::{Machine, Op, request};
 
 const OPERATIONS: u64 = 20_000;
 const SLOTS: usize = 400;
@@ -143,15 +143,8 @@ fn the_steps_behind_a_failed_call_cost_time_linear_in_their_number_and_no_memory
         "about: A test.\nneeds: {{ memory: 64MiB }}\nsteps:\n  - for: {{ i: 1..{STEPS} }}\n    steps:\n      - alloc: {{ buffer: \"a[i]\", size: 4KiB }}\n"
     );
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap();
-    let request = RunRequest {
-        scenario: &scenario,
-        allocator: &AllocatorKind::Caching.into(),
-        seed: 0,
-        repetition: 0,
-        reproduce: String::new(),
-        audit: true,
-        interrupt: Arc::default(),
-    };
+    let spec = AllocatorKind::Caching.into();
+    let request = request(&scenario, &spec);
     let read = Arc::<AtomicU64>::default();
     let allocator = Box::new(Counted(AllocatorKind::Caching.build(), Arc::clone(&read)));
     let faults = Faults::each_by(&scenario, |_| Injector::new(&["cudaMalloc:1".parse().unwrap()], 0));

@@ -11,9 +11,11 @@ use harness_devices::DeviceSource;
 use harness_record::{Invariant, Rule, RunRecord, Verdict, Violation};
 use harness_run::faults::Faults;
 use harness_run::rig::CheckedFrom;
-use harness_run::run::{RunRequest, run_faulted};
+use harness_run::run::run_faulted;
 use harness_run::session::{Plan, Selection};
 use harness_scenario::Scenario;
+
+use crate::program::request;
 
 fn records(faults: &str, steps: &str) -> Vec<RunRecord> {
     let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nallocators: [caching, direct]\nfaults:\n{faults}\nsteps:\n{steps}\n");
@@ -160,15 +162,8 @@ fn an_allocator_that_forgets_memory_when_a_free_fails_leaks_it_and_is_told() {
     let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 8MiB }\n  - free: a\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap();
     let run = |allocator: Box<dyn Allocator>, fail: &str| {
-        let request = RunRequest {
-            scenario: &scenario,
-            allocator: &AllocatorKind::Direct.into(),
-            seed: 0,
-            repetition: 0,
-            reproduce: String::new(),
-            audit: true,
-            interrupt: Arc::default(),
-        };
+        let spec = AllocatorKind::Direct.into();
+        let request = request(&scenario, &spec);
         let device = Box::new(SimDevice::new(SimConfig::default()));
         let faults = Faults::each_by(&scenario, |_| Injector::new(&[fail.parse().unwrap()], 0));
         run_faulted(&request, device, allocator, faults, CheckedFrom::Start, None).unwrap().record

@@ -1,7 +1,6 @@
 //! Health checks: a run without the audit finds what is wrong at the next check, and says at which step.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
@@ -11,6 +10,7 @@ use harness_run::run::{RunRequest, run_with};
 use harness_scenario::Scenario;
 
 use crate::lying::{Lie, Lying, TOLD};
+use crate::program::request;
 
 /// The lie is told in step 3.
 fn steps(health_check: &str) -> String {
@@ -34,8 +34,8 @@ steps:
 fn run(lie: Lie, health_check: &str, audit: bool) -> RunRecord {
     let text = steps(health_check);
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
-    let (allocator, interrupt) = (&AllocatorKind::Caching.into(), Arc::default());
-    let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit, interrupt };
+    let allocator = &AllocatorKind::Caching.into();
+    let request = RunRequest { audit, ..request(&scenario, allocator) };
     let config = SimConfig::default();
     let config = SimConfig { total: config.context_overhead + Bytes::mib(64), ..config };
     run_with(&request, Box::new(SimDevice::new(config)), Box::new(Lying::new(lie).0)).unwrap()

@@ -2,12 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 
-use harness_allocator::allocator::{Allocator, MemoryFraction, Request};
+use harness_allocator::allocator::{Allocator, AllocatorSpec, MemoryFraction, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{EventId, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_run::rig::{Buffer, Finding, Rig, RigOptions, Stop};
+use harness_run::run::RunRequest;
+use harness_scenario::Scenario;
+
+/// An audited run of a scenario with seed 0, which nobody interrupts.
+pub(crate) fn request<'a>(scenario: &'a Scenario, allocator: &'a AllocatorSpec) -> RunRequest<'a> {
+    RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: true, interrupt: Arc::default() }
+}
 
 /// The memory that programs have, the context apart.
 pub(crate) const MEMORY: Bytes = Bytes::mib(64);

@@ -14,6 +14,7 @@ use harness_run::run::{Observer, RunRequest, observe};
 use harness_scenario::Scenario;
 use harness_trace::snapshot::{Action, Event, Snapshot};
 
+use crate::program::request;
 use crate::watched::Watched;
 
 /// Runs a scenario with one allocator, recorded or not; `at` is the device allocation that interrupts it, if any.
@@ -21,15 +22,7 @@ fn ran(text: &str, kind: AllocatorKind, is_recorded: bool, at: u64) -> (RunRecor
     let scenario = Scenario::parse(text, Path::new("dir/test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let allocator = AllocatorSpec::from(kind);
     let interrupt = Arc::new(AtomicBool::new(false));
-    let request = RunRequest {
-        scenario: &scenario,
-        allocator: &allocator,
-        seed: 1,
-        repetition: 0,
-        reproduce: String::new(),
-        audit: true,
-        interrupt: Arc::clone(&interrupt),
-    };
+    let request = RunRequest { seed: 1, interrupt: Arc::clone(&interrupt), ..request(&scenario, &allocator) };
     let (device, _) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), at);
     let mut snapshot = None;
     let mut keep = |recorded| snapshot = Some(recorded);

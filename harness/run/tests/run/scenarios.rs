@@ -16,6 +16,7 @@ use harness_run::run::{RunRequest, run as run_on};
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
+use crate::program::request;
 use crate::watched::{Watched, launch_failed};
 
 /// Steps begin at line 5.
@@ -499,15 +500,8 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
         let scenario = scenario(steps);
         let interrupt = Arc::<AtomicBool>::default();
         let (device, left) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
-        let request = RunRequest {
-            scenario: &scenario,
-            allocator: &AllocatorKind::Caching.into(),
-            seed: 0,
-            repetition: 0,
-            reproduce: String::new(),
-            audit: true,
-            interrupt,
-        };
+        let spec = AllocatorKind::Caching.into();
+        let request = RunRequest { interrupt, ..request(&scenario, &spec) };
         run_on(&request, Box::new(device)).unwrap();
         assert_eq!(*left.lock().unwrap(), Some(Leaks::default()), "{steps}");
     }
@@ -524,15 +518,8 @@ fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let interrupt = Arc::<AtomicBool>::default();
     let (device, _) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
     let mallocs = device.mallocs();
-    let request = RunRequest {
-        scenario: &scenario,
-        allocator: &AllocatorKind::Caching.into(),
-        seed: 0,
-        repetition: 0,
-        reproduce: String::new(),
-        audit: true,
-        interrupt,
-    };
+    let spec = AllocatorKind::Caching.into();
+    let request = RunRequest { interrupt, ..request(&scenario, &spec) };
     let run = run_on(&request, Box::new(device)).unwrap();
     assert_eq!(run.verdict, Verdict::Passed);
     assert_eq!(*mallocs.lock().unwrap(), [Bytes::mib(20), Bytes::mib(64)]);

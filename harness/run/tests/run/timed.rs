@@ -9,6 +9,7 @@ use harness_record::Verdict;
 use harness_run::run::{RunRequest, TimedRun, time};
 use harness_scenario::Scenario;
 
+use crate::program::request;
 use crate::staged::{Asked, Stage, Staged};
 
 fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos) -> (TimedRun, Arc<Asked>) {
@@ -98,8 +99,8 @@ invariants: [ device.used > 0B ]";
 fn the_times_of_steps_go_to_the_record_of_the_checked_run() {
     let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 3MiB, id: x }\n  - work: { duration: 5ms }\n  - synchronize: device\n  - expect: x.time > 0ns\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
-    let (allocator, interrupt) = (&AllocatorKind::Caching.into(), Arc::default());
-    let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: true, interrupt };
+    let allocator = &AllocatorKind::Caching.into();
+    let request = request(&scenario, allocator);
     let device = || Box::new(Staged::new(Bytes::mib(64), Stage::default()).0);
     let mut record = harness_run::run::run(&request, device()).unwrap();
     assert!(record.steps.iter().all(|step| step.duration.is_none() && !step.reports.contains_key("time")), "a checked run has no times");

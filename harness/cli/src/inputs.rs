@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
+use harness_base::printable::printable;
 use harness_scenario::{Scenario, Settings};
 
 use super::error::{CliError, Failures};
-use super::{import, kind};
+use super::{import, kind, terminal};
 
 /// The catalogue, as seen from the root of the project.
 pub(crate) const CATALOGUE: &str = "scenarios";
@@ -47,10 +48,14 @@ pub(crate) fn load_with_programs(paths: &[PathBuf], settings: &Settings, memory:
 
 /// Reads and checks one file: a scenario, or one for each point of its matrix.
 pub(crate) fn points(path: &Path, settings: &Settings) -> Result<Vec<Scenario>, CliError> {
-    Scenario::load_points(path, settings).map_err(|error| match kind::of(path) {
+    let scenarios = Scenario::load_points(path, settings).map_err(|error| match kind::of(path) {
         Some(kind) => kind.instead_of("a scenario", path),
-        None => error.into(),
-    })
+        None => CliError::from(error),
+    })?;
+    for hint in scenarios.iter().flat_map(|scenario| &scenario.renamed).collect::<BTreeSet<_>>() {
+        terminal::tell(printable(&format!("{}:{}:{}: {hint}", path.display(), hint.at.line, hint.at.column)));
+    }
+    Ok(scenarios)
 }
 
 fn files_of_folder(folder: &Path, noun: &str) -> Result<Vec<PathBuf>, CliError> {

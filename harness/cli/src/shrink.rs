@@ -41,7 +41,7 @@ for events. A scenario keeps the first failure of its first arm that fails on th
 invariant that is violated, or the expectation that is not met, with its figures. Memory, sizes and numbers become smaller, loops shorter; names and
 comments of what is left stay.
 
-The result says how it ends (`expect: { oom: CAUSE }`, `violates:` or `expected_to_fail:`), so `harness run` and `cargo test --test scenarios` take it
+The result says how it ends (`expect: { oom: CAUSE }`, `expect_violation:` or `expected_to_fail:`), so `harness run` and `cargo test --test scenarios` take it
 as it is. It was run before it is written. A scenario that passes cannot be reduced: exit code 2.";
 
 /// Reduce a scenario that fails, or a trace or a snapshot that runs out of memory, to a small scenario that fails the same way.

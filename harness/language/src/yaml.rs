@@ -31,6 +31,8 @@ pub struct Language {
     pub own: &'static [&'static str],
     /// Keys that only the other kind of file has.
     pub foreign: &'static [&'static str],
+    /// Earlier names of keys: they still work, and no message offers them.
+    pub renamed: &'static [&'static str],
     /// What a file of the other kind is, and the command for it.
     pub other: (&'static str, &'static str),
 }
@@ -108,9 +110,11 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
     let shape = |message: String| Problem::new(at, message);
     match error {
         Error::AliasError { error, .. } => in_our_words(error, language),
-        Error::SerdeUnknownField { field, expected, .. } => {
-            shape(format!("there is no field `{field}` here")).help(choices(field, "fields", expected.iter().copied()))
-        }
+        Error::SerdeUnknownField { field, expected, .. } => shape(format!("there is no field `{field}` here")).help(choices(
+            field,
+            "fields",
+            expected.iter().copied().filter(|name| !language.renamed.contains(name)),
+        )),
         Error::SerdeUnknownVariant { variant, expected, .. } => {
             shape(format!("`{variant}` is not known here")).help(choices(variant, "accepted", expected.iter().copied()))
         }

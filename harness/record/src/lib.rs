@@ -206,7 +206,7 @@ pub enum Rule {
     BetweenArms,
     /// The scenario says that the run fails, and it passed.
     ExpectedFailure,
-    /// `violates:` named an invariant and the run kept it.
+    /// `expect_violation:` named an invariant and the run kept it.
     ExpectedViolation,
     /// A device or an allocator failed otherwise than for lack of memory.
     DeviceFailure,

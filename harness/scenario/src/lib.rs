@@ -43,7 +43,7 @@ pub use needs::{Feature, Needs};
 pub use plan::{Plan, PlanPart, Precision, Spilled, SpilledPart};
 pub use policy::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 pub use reference::{Reference, update_reference};
-pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, SCENARIO, Scenario};
+pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, Renamed, SCENARIO, Scenario};
 pub use schema::schema;
 pub use steps::{Action, Step, StepKind};
 pub use trace::Trace;

@@ -175,7 +175,7 @@ impl Readings {
             DeviceMetric::Free => memory.as_ref()?.free.get(),
             DeviceMetric::Total => memory.as_ref()?.total.get(),
             DeviceMetric::ContextOverhead => memory.as_ref()?.context_overhead.get(),
-            DeviceMetric::Pressure => memory.as_ref()?.pressure.get(),
+            DeviceMetric::ExternalMemory => memory.as_ref()?.pressure.get(),
             DeviceMetric::Process => memory.as_ref()?.process?.get(),
             DeviceMetric::MallocCalls => calls.malloc,
             DeviceMetric::MallocFailures => calls.malloc_failures,
@@ -213,7 +213,7 @@ impl Account {
                 | DeviceMetric::Free
                 | DeviceMetric::Total
                 | DeviceMetric::ContextOverhead
-                | DeviceMetric::Pressure
+                | DeviceMetric::ExternalMemory
                 | DeviceMetric::Now => false,
             },
         }
@@ -259,6 +259,14 @@ impl fmt::Display for Account {
     }
 }
 
+/// Earlier names of metrics, with their names today.
+const RENAMED: &[(&str, &str)] = &[("device.pressure", "device.external_memory"), ("recomputed_words", "recomputed_tokens")];
+
+/// The name that a metric has today.
+fn current_name(name: &str) -> &str {
+    RENAMED.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| new)
+}
+
 /// Declares metrics once: variant, name in scenarios, unit and what it is.
 macro_rules! metrics {
     ($(#[$meta:meta])* $type:ident { $($variant:ident = $name:literal, $unit:ident: $about:literal;)* }) => {
@@ -291,7 +299,7 @@ macro_rules! metrics {
             /// Reads a name.
             #[must_use]
             pub fn from_name(name: &str) -> Option<Self> {
-                match name { $($name => Some(Self::$variant),)* _ => None }
+                match current_name(name) { $($name => Some(Self::$variant),)* _ => None }
             }
         }
 
@@ -310,7 +318,7 @@ metrics! {
         Free = "device.free", Bytes: "What the next device allocation could take at most.";
         Total = "device.total", Bytes: "All of the device's memory: the scenario's `needs.memory`.";
         ContextOverhead = "device.context_overhead", Bytes: "Device used before the first allocation of this process.";
-        Pressure = "device.pressure", Bytes: "Memory held by others through `pressure` steps.";
+        ExternalMemory = "device.external_memory", Bytes: "Memory that `external_memory` steps hold.";
         Process = "device.process", Bytes: "What NVML attributes to this process; an expectation on it fails where NVML cannot tell.";
         MallocCalls = "device.malloc_calls", Count: "Driver allocations asked for, failed ones included.";
         MallocFailures = "device.malloc_failures", Count: "Driver allocations that failed for lack of memory.";
@@ -359,7 +367,7 @@ metrics! {
         Served = "served", Count: "Requests that were served to their end.";
         Evicted = "evicted", Count: "Times a request gave its cache up for another one.";
         PeakRunning = "peak_running", Count: "The most requests that were served at once.";
-        RecomputedWords = "recomputed_words", Count: "Words whose keys and values were given up, to be computed again.";
+        RecomputedTokens = "recomputed_tokens", Count: "Tokens whose keys and values were evicted and computed again.";
         ExitCode = "exit_code", Count: "The program's exit code; 128 + n where signal n ended it.";
         Processes = "processes", Count: "Processes of the program that used the GPU.";
         PeakReserved = "peak_reserved", Bytes: "The most bytes that a process of the program held of the GPU.";

@@ -1,6 +1,7 @@
 //! A scenario: its keys as the file writes them, and its checked form.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
@@ -31,11 +32,12 @@ use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
-    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, `faults`, `health_check`, `skip`, `expected_to_fail`, `invariants`, `violates` and `claim`",
+    shape: "a scenario has the keys `about`, `needs` and `steps`, and may have `allocators` (or `allocator`), `matrix`, `streams`, `programs`, `processes`, `seed`, `tags`, `timeout`, `faults`, `health_check`, `skip`, `expected_to_fail`, `invariants`, `expect_violation` and `claim`",
     required: &["about", "needs", "steps"],
     shorter: "`repeat` and `storm`",
     own: &["steps"],
     foreign: &["arms", "time"],
+    renamed: &["violates", "heads", "less", "agree"],
     other: ("a suite of benchmarks", "harness bench"),
 };
 
@@ -100,13 +102,32 @@ pub struct Scenario {
     /// What should hold after every step.
     pub invariants: Vec<Located<Expectation>>,
     /// The always-checked invariant that the run must violate, and no other.
-    pub violates: Option<Located<Invariant>>,
+    pub expect_violation: Option<Located<Invariant>>,
     /// What it puts to the test.
     pub claim: Option<Claim>,
     /// The figures that show it.
     pub figures: Vec<Figure>,
     /// Expectations between allocators, in the order of the file: to be looked at when all have run.
     pub comparisons: Vec<Located<Expectation>>,
+    /// Keys of the file that have a new name, in the order of the file.
+    pub renamed: Vec<Renamed>,
+}
+
+/// A key that the file writes by its earlier name. It still works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Renamed {
+    /// Where the file writes it.
+    pub at: Position,
+    /// The name that the file writes.
+    pub old: &'static str,
+    /// The name today.
+    pub new: &'static str,
+}
+
+impl fmt::Display for Renamed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is now `{}`", self.old, self.new)
+    }
 }
 
 impl Scenario {
@@ -264,6 +285,9 @@ pub(crate) struct ScenarioWire {
     /// What should hold after every step; accounts and `start.…` can be in it.
     invariants: Option<Vec<ExpressionText>>,
     /// An always-checked invariant: the run passes if it violates this one and no other.
+    expect_violation: Option<InvariantText>,
+    /// The earlier name of `expect_violation`.
+    #[schemars(skip)]
     violates: Option<InvariantText>,
     /// A claim that the scenario puts to the test; the report has them all in one table.
     claim: Option<ClaimWire>,
@@ -303,9 +327,12 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     };
     let (skip, expected_to_fail) = (reasons(&wire.skip, "skip")?, reasons(&wire.expected_to_fail, "expected_to_fail")?);
     let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned)).collect::<Result<_, _>>()?;
-    let violates = wire.violates.as_ref().map(violates).transpose()?;
+    if let Some(old) = &wire.violates {
+        checker.renamed(old.position(), "violates", "expect_violation");
+    }
+    let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(expect_violation).transpose()?;
     let (claim, figures) = wire.claim.as_ref().map(|claim| claim.check(&checker)).transpose()?.unzip();
-    let (comparisons, streams_of_traces) = checker.finish();
+    let (comparisons, streams_of_traces, renamed) = checker.finish();
     Ok(Scenario {
         name: name(path, &point),
         path: path.to_owned(),
@@ -317,7 +344,8 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         faults,
         health_check,
         invariants,
-        violates,
+        expect_violation,
+        renamed,
         claim,
         figures: figures.unwrap_or_default(),
         comparisons,
@@ -442,7 +470,7 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
     Ok(streams)
 }
 
-fn violates(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
+fn expect_violation(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
     match Invariant::from_name(given.text()) {
         Some(invariant) => Ok(given.0.with(invariant)),
         None => Err(Problem::new(given.position(), format!("there is no invariant `{}`", given.text())).help(choices(

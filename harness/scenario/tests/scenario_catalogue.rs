@@ -102,9 +102,9 @@ fn the_example_of_every_step_shows_the_step_and_all_of_its_fields_are_documented
 fn the_schema_refuses_what_the_check_refuses_by_shape() {
     let validator = jsonschema::validator_for(&schema()).unwrap();
     let scenario = |steps: &str| value(&format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{steps}]\n"));
-    assert!(validator.is_valid(&scenario("reset_peaks")));
+    assert!(validator.is_valid(&scenario("reset_peak_stats")));
     for duration in ["1min", "1.5ms", "2 us", "1m", "3."] {
-        let step = format!("work: {{ duration: {duration} }}");
+        let step = format!("busy: {{ duration: {duration} }}");
         let text = format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{step}]\n");
         assert_eq!(
             (Scenario::parse(&text, Path::new("a.yaml")).is_ok(), validator.is_valid(&scenario(&step))),
@@ -118,7 +118,7 @@ fn the_schema_refuses_what_the_check_refuses_by_shape() {
         "alloc: { buffer: a, size: 1, colour: red }",
         "alloc",
         "free: []",
-        "reset_peaks: { id: x }",
+        "reset_peak_stats: { id: x }",
         "",
     ] {
         assert!(!validator.is_valid(&scenario(wrong)), "{wrong}");

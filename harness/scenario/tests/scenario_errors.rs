@@ -49,21 +49,21 @@ fn a_process_that_makes_no_sense_is_answered_with_what_would() {
     let of = |steps: &str| declared("[worker, other]", steps);
     let inside = |step: &str| of(&format!("- process: worker\n  steps:\n    - {step}"));
     let text = all(&[
-        ("a name of an allocator", declared("[direct]", "- reset_peaks")),
-        ("a name twice", declared("[a, a]", "- reset_peaks")),
-        ("no name", declared("[{ memory: 1GiB }]", "- reset_peaks")),
-        ("a field that there is not", declared("[{ name: a, limit: 1GiB }]", "- reset_peaks")),
-        ("too little memory", declared("[{ name: a, memory: 1MiB }]", "- reset_peaks")),
-        ("a list for a process", declared("[[a]]", "- reset_peaks")),
-        ("a process that is not declared", of("- process: server\n  steps: [reset_peaks]")),
+        ("a name of an allocator", declared("[direct]", "- reset_peak_stats")),
+        ("a name twice", declared("[a, a]", "- reset_peak_stats")),
+        ("no name", declared("[{ memory: 1GiB }]", "- reset_peak_stats")),
+        ("a field that there is not", declared("[{ name: a, limit: 1GiB }]", "- reset_peak_stats")),
+        ("too little memory", declared("[{ name: a, memory: 1MiB }]", "- reset_peak_stats")),
+        ("a list for a process", declared("[[a]]", "- reset_peak_stats")),
+        ("a process that is not declared", of("- process: server\n  steps: [reset_peak_stats]")),
         ("no steps", of("- process: worker")),
-        ("a process in a process", inside("process: other\n      steps: [reset_peaks]")),
+        ("a process in a process", inside("process: other\n      steps: [reset_peak_stats]")),
         ("a kill in a process", inside("kill: worker")),
         ("a program of PyTorch in a process", inside("exec: { command: [train] }")),
-        ("pressure in a process", inside("pressure: 1MiB")),
+        ("pressure in a process", inside("external_memory: 1MiB")),
         ("sooner or later in a process", inside("eventually: active == 0")),
-        ("something meanwhile in a process", inside("repeat: 2\n      steps: [reset_peaks]\n      meanwhile: [empty_cache]")),
-        ("a loop in a process that reports", inside("repeat: 2\n      id: again\n      steps: [reset_peaks]")),
+        ("something meanwhile in a process", inside("repeat: 2\n      steps: [reset_peak_stats]\n      meanwhile: [empty_cache]")),
+        ("a loop in a process that reports", inside("repeat: 2\n      id: again\n      steps: [reset_peak_stats]")),
         ("another allocator in a process", inside("expect: direct.reserved >= caching.reserved")),
         ("another process in a process", inside("expect: other.reserved == 0")),
         ("a buffer of the main process", of("- alloc: { buffer: a, size: 1MiB }\n- process: worker\n  steps: [free: a]")),
@@ -76,10 +76,10 @@ fn a_process_that_makes_no_sense_is_answered_with_what_would() {
             )),
         ),
         ("a figure before the start", of("- expect: worker.reserved == 0")),
-        ("a figure of the device", of("- process: worker\n  steps: [reset_peaks]\n- expect: worker.device.used == 0")),
-        ("a figure that there is not", of("- process: worker\n  steps: [reset_peaks]\n- expect: worker.memory == 0")),
+        ("a figure of the device", of("- process: worker\n  steps: [reset_peak_stats]\n- expect: worker.device.used == 0")),
+        ("a figure that there is not", of("- process: worker\n  steps: [reset_peak_stats]\n- expect: worker.memory == 0")),
         ("a kill before the start", of("- kill: worker")),
-        ("a kill twice", of("- process: worker\n  steps: [reset_peaks]\n- kill: worker\n- kill: worker")),
+        ("a kill twice", of("- process: worker\n  steps: [reset_peak_stats]\n- kill: worker\n- kill: worker")),
     ]);
     insta::assert_snapshot!(text);
 }
@@ -99,13 +99,13 @@ fn ranks_that_make_no_sense_are_answered_with_what_would() {
         ("no rank", of("{ count: 0 }")),
         ("too many", of("17")),
         ("a list", of("[a, b]")),
-        ("no count", of("{ agree: true }")),
+        ("no count", of("{ sync_batch: true }")),
         ("a field that there is not", of("{ count: 2, limits: 3 }")),
         ("more memory than there is", of("{ count: 4, memory: 300MiB }")),
-        ("less for a rank that is not there", of("{ count: 2, less: { 2: 1MiB } }")),
-        ("less for nobody", of("{ count: 2, less: 1MiB }")),
-        ("less than nothing", of("{ count: 2, memory: 64MiB, less: { 1: 64MiB } }")),
-        ("less of what is no size", of("{ count: 2, less: { 1: [1MiB] } }")),
+        ("a limit for a rank that does not exist", of("{ count: 2, memory_override: { 2: 1MiB } }")),
+        ("a limit without a rank", of("{ count: 2, memory_override: 1MiB }")),
+        ("a limit above the memory of a rank", of("{ count: 2, memory: 64MiB, memory_override: { 1: 65MiB } }")),
+        ("a limit that is not a size", of("{ count: 2, memory_override: { 1: [1MiB] } }")),
         ("another way to reduce", of("{ count: 2, reduce: fsdp }")),
         ("buckets without DDP", of("{ count: 2, reduce: hooks, bucket: 1MiB }")),
         ("a bucket of nothing", of("{ count: 2, bucket: 0B }")),
@@ -144,7 +144,7 @@ fn an_exec_that_makes_no_sense_is_answered_with_what_would() {
 
 #[test]
 fn a_leak_check_or_a_health_check_that_makes_no_sense_is_answered_with_what_would() {
-    let loop_of = |times: u64, check: &str| with_steps(&format!("- repeat: {times}\n  leak_check: {check}\n  steps: [reset_peaks]"));
+    let loop_of = |times: u64, check: &str| with_steps(&format!("- repeat: {times}\n  leak_check: {check}\n  steps: [reset_peak_stats]"));
     let train = "parameters: 1MiB, activations_per_sample: 1MiB, batch: 1";
     let text = all(&[
         ("too few iterations", loop_of(3, "{}")),
@@ -153,11 +153,11 @@ fn a_leak_check_or_a_health_check_that_makes_no_sense_is_answered_with_what_woul
         ("no warm-up", loop_of(20, "{ warmup: 0 }")),
         ("an unknown field", loop_of(20, "{ at_most: 1MiB }")),
         ("decimal units", loop_of(20, "{ total: 1MB }")),
-        ("beside what does not repeat", with_steps("- reset_peaks:\n  leak_check: {}")),
+        ("beside what does not repeat", with_steps("- reset_peak_stats:\n  leak_check: {}")),
         (
             "a loop in a process",
             format!(
-                "{HEAD}processes: [a]\nsteps:\n  - process: a\n    steps:\n      - repeat: 9\n        leak_check: {{}}\n        steps: [reset_peaks]\n"
+                "{HEAD}processes: [a]\nsteps:\n  - process: a\n    steps:\n      - repeat: 9\n        leak_check: {{}}\n        steps: [reset_peak_stats]\n"
             ),
         ),
         ("a comparison with what is not measured", with_steps("- measure: warm\n- compare: { since: worm }")),
@@ -171,7 +171,7 @@ fn a_leak_check_or_a_health_check_that_makes_no_sense_is_answered_with_what_woul
 #[test]
 fn policies_of_requests_that_make_no_sense_are_answered_with_what_would() {
     let infer = |policy: &str| {
-        let of = "layers: 1, heads: 1, head_dim: 64, requests: 2, prompt: { min: 1, max: 2 }, output: { min: 1, max: 2 }";
+        let of = "layers: 1, kv_heads: 1, head_dim: 64, requests: 2, prompt: { min: 1, max: 2 }, output: { min: 1, max: 2 }";
         format!("- infer: {{ id: a, {of}, on_oom: {policy} }}")
     };
     let text = steps(&[
@@ -258,7 +258,7 @@ fn a_wrong_value_is_answered_with_the_accepted_forms() {
         ("unknown allocator", format!("{HEAD}allocators: [cachign]\nsteps: [empty_cache]\n")),
         ("allocator twice", format!("{HEAD}allocators: [caching, caching]\nsteps: [empty_cache]\n")),
         ("no allocator", format!("{HEAD}allocators: []\nsteps: [empty_cache]\n")),
-        ("unknown invariant", format!("{HEAD}violates: retry_make_progress\nsteps: [empty_cache]\n")),
+        ("unknown invariant", format!("{HEAD}expect_violation: retry_make_progress\nsteps: [empty_cache]\n")),
         ("default stream", format!("{HEAD}streams: [default]\nsteps: [empty_cache]\n")),
         ("stream twice", format!("{HEAD}streams: [a, a]\nsteps: [empty_cache]\n")),
         ("bad stream name", format!("{HEAD}streams: [a-b]\nsteps: [empty_cache]\n")),
@@ -412,16 +412,16 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
             "parameters beyond 64 bits",
             "- train: { id: t, parameters: 9223372036854775808B, activations_per_sample: 1MiB, batch: 8, iterations: 1 }",
         ),
-        ("duration without unit", "- work: { duration: 5 }"),
-        ("duration of nothing", "- work: { duration: 0ms }"),
-        ("fraction above one", "- set_fraction: 1.5"),
-        ("fraction in words", "- set_fraction: half"),
+        ("duration without unit", "- busy: { duration: 5 }"),
+        ("duration of nothing", "- busy: { duration: 0ms }"),
+        ("fraction above one", "- set_memory_fraction: 1.5"),
+        ("fraction in words", "- set_memory_fraction: half"),
         ("synchronize what", "- synchronize: host"),
-        ("repeat never", "- repeat: { times: 0, steps: [reset_peaks] }"),
+        ("repeat never", "- repeat: { times: 0, steps: [reset_peak_stats] }"),
         ("repeat nothing", "- repeat: { times: 2, steps: [] }"),
-        ("repeat too often", "- repeat: { times: 1000000, steps: [{ repeat: { times: 1000000, steps: [reset_peaks] } }] }"),
-        ("time limit of a loop", "- repeat: { times: 2, steps: [reset_peaks] }\n  timeout: 5s"),
-        ("time limit without unit", "- reset_peaks: {}\n  timeout: 5"),
+        ("repeat too often", "- repeat: { times: 1000000, steps: [{ repeat: { times: 1000000, steps: [reset_peak_stats] } }] }"),
+        ("time limit of a loop", "- repeat: { times: 2, steps: [reset_peak_stats] }\n  timeout: 5s"),
+        ("time limit without unit", "- reset_peak_stats: {}\n  timeout: 5"),
         ("time limit without a step", "- timeout: 5s"),
         (
             "storms that do too much together",
@@ -451,11 +451,11 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
         ),
         (
             "infer lengths the wrong way",
-            "- infer: { id: s, layers: 1, heads: 1, head_dim: 1, requests: 1, prompt: { min: 9, max: 8 }, output: { min: 1, max: 8 } }",
+            "- infer: { id: s, layers: 1, kv_heads: 1, head_dim: 1, requests: 1, prompt: { min: 9, max: 8 }, output: { min: 1, max: 8 } }",
         ),
         (
             "infer of nothing",
-            "- infer: { id: s, layers: 1, heads: 1, head_dim: 1, requests: 1, prompt: { min: 1, max: 8 }, output: { min: 0, max: 8 } }",
+            "- infer: { id: s, layers: 1, kv_heads: 1, head_dim: 1, requests: 1, prompt: { min: 1, max: 8 }, output: { min: 0, max: 8 } }",
         ),
         ("storm in one thread", "- storm: { id: s, threads: 1, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }"),
         (
@@ -464,7 +464,7 @@ fn a_wrong_step_is_answered_with_the_steps_and_fields_there_are() {
         ),
         (
             "storm in threads with something meanwhile",
-            "- storm: { id: s, threads: 4, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n  meanwhile: [ reset_peaks ]",
+            "- storm: { id: s, threads: 4, operations: 5, sizes: [1MiB], live: 2MiB, lifetime: { min: 1, max: 2 } }\n  meanwhile: [ reset_peak_stats ]",
         ),
         (
             "blocks of a storm in threads",
@@ -511,7 +511,7 @@ fn steps_in_an_order_that_cannot_work_are_answered_with_the_step_to_blame() {
             "- alloc: { buffer: a, size: 1MiB }\n- alloc: { buffer: b, size: 1MiB, on_oom: { free: { buffers: [a] } } }\n- fill: { buffer: a }",
         ),
         ("verify before fill", "- alloc: { buffer: a, size: 1MiB }\n- verify: { buffer: a }"),
-        ("unknown stream", "- work: { stream: sid, duration: 1ms }"),
+        ("unknown stream", "- busy: { stream: sid, duration: 1ms }"),
         ("wait for what nobody records", "- record: { event: done }\n- wait: { event: don }"),
         ("synchronize with what nobody records", "- synchronize: { event: done }"),
         (
@@ -590,9 +590,9 @@ fn a_wrong_formula_is_answered_with_the_piece_to_blame() {
         ("tolerance of nothing", "- expect: reserved == 1GiB +-"),
         ("size of plain numbers", "- alloc: { buffer: a, size: 4 * 1024 }"),
         ("size from a quotient of sizes", "- alloc: { buffer: a, size: 4MiB / 2MiB }"),
-        ("parameter there is not", "- repeat: { times: batch, steps: [reset_peaks] }"),
-        ("count from a metric", "- repeat: { times: num_ooms, steps: [reset_peaks] }"),
-        ("count that is not whole", "- repeat: { times: 7 / 2, steps: [reset_peaks] }"),
+        ("parameter there is not", "- repeat: { times: batch, steps: [reset_peak_stats] }"),
+        ("count from a metric", "- repeat: { times: num_ooms, steps: [reset_peak_stats] }"),
+        ("count that is not whole", "- repeat: { times: 7 / 2, steps: [reset_peak_stats] }"),
         ("arms and the present", "- expect: caching.reserved <= reserved"),
         ("eventually between arms", "- eventually: caching.reserved <= caching.allocated"),
         ("metric of an arm there is not", "- expect: direct.reserved <= 1MiB"),
@@ -608,23 +608,23 @@ fn a_wrong_loop_or_block_is_answered_with_the_accepted_forms() {
     let text = steps(&[
         ("no steps", "- for: { i: 1..8 }"),
         ("steps of nothing", "- repeat: 3\n  steps: []"),
-        ("no number", "- repeat:\n    steps: [reset_peaks]"),
-        ("until what", "- repeat: until full\n  steps: [reset_peaks]"),
-        ("until what beside", "- repeat: 3\n  until: full\n  steps: [reset_peaks]"),
-        ("two variables", "- for: { i: 1..8, j: 1..8 }\n  steps: [reset_peaks]"),
-        ("no variable", "- for: {}\n  steps: [reset_peaks]"),
-        ("no range", "- for: { i: 8 }\n  steps: [reset_peaks]"),
-        ("empty range", "- for: { i: 8..1 }\n  steps: [reset_peaks]"),
-        ("range by nothing", "- for: { i: 1..8 by 0 }\n  steps: [reset_peaks]"),
-        ("range too long", "- for: { i: 1..10000000 }\n  steps: [reset_peaks]"),
-        ("range of sizes without a step", "- for: { size: 1MiB..8MiB }\n  steps: [reset_peaks]"),
-        ("range of different units", "- for: { i: 1..8MiB }\n  steps: [reset_peaks]"),
-        ("list of different units", "- for: { i: [1, 8MiB] }\n  steps: [reset_peaks]"),
-        ("list of nothing", "- for: { i: [] }\n  steps: [reset_peaks]"),
-        ("variable named as a metric", "- for: { reserved: 1..8 }\n  steps: [reset_peaks]"),
-        ("variable named as a step", "- empty_cache: { id: i }\n- for: { i: 1..8 }\n  steps: [reset_peaks]"),
-        ("variable named twice", "- for: { i: 1..8 }\n  steps:\n    - for: { i: 1..8 }\n      steps: [reset_peaks]"),
-        ("variable outside", "- for: { i: 1..8 }\n  steps: [reset_peaks]\n- alloc: { buffer: a, size: 1MiB * i }"),
+        ("no number", "- repeat:\n    steps: [reset_peak_stats]"),
+        ("until what", "- repeat: until full\n  steps: [reset_peak_stats]"),
+        ("until what beside", "- repeat: 3\n  until: full\n  steps: [reset_peak_stats]"),
+        ("two variables", "- for: { i: 1..8, j: 1..8 }\n  steps: [reset_peak_stats]"),
+        ("no variable", "- for: {}\n  steps: [reset_peak_stats]"),
+        ("no range", "- for: { i: 8 }\n  steps: [reset_peak_stats]"),
+        ("empty range", "- for: { i: 8..1 }\n  steps: [reset_peak_stats]"),
+        ("range by nothing", "- for: { i: 1..8 by 0 }\n  steps: [reset_peak_stats]"),
+        ("range too long", "- for: { i: 1..10000000 }\n  steps: [reset_peak_stats]"),
+        ("range of sizes without a step", "- for: { size: 1MiB..8MiB }\n  steps: [reset_peak_stats]"),
+        ("range of different units", "- for: { i: 1..8MiB }\n  steps: [reset_peak_stats]"),
+        ("list of different units", "- for: { i: [1, 8MiB] }\n  steps: [reset_peak_stats]"),
+        ("list of nothing", "- for: { i: [] }\n  steps: [reset_peak_stats]"),
+        ("variable named as a metric", "- for: { reserved: 1..8 }\n  steps: [reset_peak_stats]"),
+        ("variable named as a step", "- empty_cache: { id: i }\n- for: { i: 1..8 }\n  steps: [reset_peak_stats]"),
+        ("variable named twice", "- for: { i: 1..8 }\n  steps:\n    - for: { i: 1..8 }\n      steps: [reset_peak_stats]"),
+        ("variable outside", "- for: { i: 1..8 }\n  steps: [reset_peak_stats]\n- alloc: { buffer: a, size: 1MiB * i }"),
         ("number that does not end", "- alloc: { buffer: 'kv[1', size: 1MiB }"),
         ("number of nothing", "- alloc: { buffer: 'kv[]', size: 1MiB }"),
         ("number in bytes", "- alloc: { buffer: 'kv[1MiB]', size: 1MiB }"),
@@ -634,9 +634,9 @@ fn a_wrong_loop_or_block_is_answered_with_the_accepted_forms() {
         ("fill of all numbered ones", "- alloc: { buffer: 'kv[1]', size: 1MiB }\n- fill: kv"),
         ("live from the iteration before", "- repeat: 2\n  steps: [ alloc: { buffer: a, size: 1MiB, expect: any } ]"),
         ("until beside another step", "- empty_cache:\n  until: oom"),
-        ("id beside a loop that has its fields inside", "- repeat: { times: 2, steps: [reset_peaks] }\n  id: twice"),
-        ("steps beside another step", "- alloc: { buffer: a, size: 1MiB }\n  steps: [reset_peaks]"),
-        ("meanwhile of one operation", "- alloc: { buffer: a, size: 1MiB }\n  meanwhile: [reset_peaks]"),
+        ("id beside a loop that has its fields inside", "- repeat: { times: 2, steps: [reset_peak_stats] }\n  id: twice"),
+        ("steps beside another step", "- alloc: { buffer: a, size: 1MiB }\n  steps: [reset_peak_stats]"),
+        ("meanwhile of one operation", "- alloc: { buffer: a, size: 1MiB }\n  meanwhile: [reset_peak_stats]"),
         (
             "meanwhile with the same buffer",
             "- repeat: 2\n  steps: [ alloc: { buffer: a, size: 1MiB }, free: a ]\n  meanwhile: [ alloc: { buffer: a, size: 1MiB } ]",
@@ -645,7 +645,7 @@ fn a_wrong_loop_or_block_is_answered_with_the_accepted_forms() {
             "report of a step that goes on",
             "- storm: { id: churn, operations: 9, sizes: 1MiB, live: 4MiB, lifetime: { min: 1, max: 3 } }\n  meanwhile: [ expect: churn.ooms == 0 ]",
         ),
-        ("program there is not", "- program: server\n  steps: [reset_peaks]"),
+        ("program there is not", "- program: server\n  steps: [reset_peak_stats]"),
         ("pool there is not", "- release_pool: graph"),
         ("nested too deep", &deep_loops()),
     ]);
@@ -659,7 +659,7 @@ fn deep_loops() -> String {
         let indent = " ".repeat(4 * depth);
         let _ = write!(text, "{indent}- repeat: 1\n{indent}  steps:\n");
     }
-    text + &" ".repeat(36) + "- reset_peaks"
+    text + &" ".repeat(36) + "- reset_peak_stats"
 }
 
 #[test]
@@ -667,44 +667,47 @@ fn a_wrong_head_is_answered_with_the_accepted_forms() {
     let with = |head: &str, steps: &str| format!("about: x\n{head}\nsteps: [{steps}]\n");
     let needs = "needs: { memory: 1GiB }";
     let text = all(&[
-        ("matrix of nothing", with(&format!("{needs}\nmatrix: {{}}"), "reset_peaks")),
-        ("parameter without values", with(&format!("{needs}\nmatrix: {{ batch: [] }}"), "reset_peaks")),
-        ("value that is none", with(&format!("{needs}\nmatrix: {{ batch: [8, large] }}"), "reset_peaks")),
-        ("parameter named as a metric", with(&format!("{needs}\nmatrix: {{ device: [8] }}"), "reset_peaks")),
-        ("parameter named as an allocator", with(&format!("{needs}\nmatrix: {{ caching: [8] }}"), "reset_peaks")),
-        ("too many points", with(&format!("{needs}\nmatrix: {{ a: [{0}], b: [{0}] }}", vec!["1"; 17].join(", ")), "reset_peaks")),
-        ("several where one is wanted", with(&format!("{needs}\nmatrix: {{ batch: [8, 16] }}"), "reset_peaks")),
-        ("memory that is a number", with("needs: { memory: 2 * batch }\nmatrix: { batch: [8] }", "reset_peaks")),
-        ("kind of device there is not", with("needs: { memory: 1GiB, device: cpu }", "reset_peaks")),
-        ("no device", with("needs: { memory: 1GiB, devices: 0 }", "reset_peaks")),
-        ("feature there is not", with("needs: { memory: 1GiB, features: [vmm] }", "reset_peaks")),
-        ("tag that is no name", with(&format!("{needs}\ntags: [a b]"), "reset_peaks")),
-        ("skip without a reason", with(&format!("{needs}\nskip: ''"), "reset_peaks")),
-        ("skip of an arm there is not", with(&format!("{needs}\nskip: {{ direct: slow }}"), "reset_peaks")),
-        ("failure without a reason", with(&format!("{needs}\nexpected_to_fail: {{ gpu: [] }}"), "reset_peaks")),
-        ("claim without a word", with(&format!("{needs}\nclaim: {{ says: '', verdict: holds }}"), "reset_peaks")),
-        ("verdict that there is not", with(&format!("{needs}\nclaim: {{ says: It does., verdict: true }}"), "reset_peaks")),
+        ("matrix of nothing", with(&format!("{needs}\nmatrix: {{}}"), "reset_peak_stats")),
+        ("parameter without values", with(&format!("{needs}\nmatrix: {{ batch: [] }}"), "reset_peak_stats")),
+        ("value that is none", with(&format!("{needs}\nmatrix: {{ batch: [8, large] }}"), "reset_peak_stats")),
+        ("parameter named as a metric", with(&format!("{needs}\nmatrix: {{ device: [8] }}"), "reset_peak_stats")),
+        ("parameter named as an allocator", with(&format!("{needs}\nmatrix: {{ caching: [8] }}"), "reset_peak_stats")),
+        ("too many points", with(&format!("{needs}\nmatrix: {{ a: [{0}], b: [{0}] }}", vec!["1"; 17].join(", ")), "reset_peak_stats")),
+        ("several where one is wanted", with(&format!("{needs}\nmatrix: {{ batch: [8, 16] }}"), "reset_peak_stats")),
+        ("memory that is a number", with("needs: { memory: 2 * batch }\nmatrix: { batch: [8] }", "reset_peak_stats")),
+        ("kind of device there is not", with("needs: { memory: 1GiB, device: cpu }", "reset_peak_stats")),
+        ("no device", with("needs: { memory: 1GiB, devices: 0 }", "reset_peak_stats")),
+        ("feature there is not", with("needs: { memory: 1GiB, features: [vmm] }", "reset_peak_stats")),
+        ("tag that is no name", with(&format!("{needs}\ntags: [a b]"), "reset_peak_stats")),
+        ("skip without a reason", with(&format!("{needs}\nskip: ''"), "reset_peak_stats")),
+        ("skip of an arm there is not", with(&format!("{needs}\nskip: {{ direct: slow }}"), "reset_peak_stats")),
+        ("failure without a reason", with(&format!("{needs}\nexpected_to_fail: {{ gpu: [] }}"), "reset_peak_stats")),
+        ("claim without a word", with(&format!("{needs}\nclaim: {{ says: '', verdict: holds }}"), "reset_peak_stats")),
+        ("verdict that there is not", with(&format!("{needs}\nclaim: {{ says: It does., verdict: true }}"), "reset_peak_stats")),
         (
             "claim that does not hold and no reason",
-            with(&format!("{needs}\nclaim: {{ says: It does., verdict: does_not_hold }}"), "reset_peaks"),
+            with(&format!("{needs}\nclaim: {{ says: It does., verdict: does_not_hold }}"), "reset_peak_stats"),
         ),
         (
             "figure without a formula",
-            with(&format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ peak: {{}} }} }}"), "reset_peaks"),
+            with(&format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ peak: {{}} }} }}"), "reset_peak_stats"),
         ),
         (
             "figure that is a time",
             with(
                 &format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ t: {{ harness: time.now }} }} }}"),
-                "reset_peaks",
+                "reset_peak_stats",
             ),
         ),
         (
             "figure that never changes",
-            with(&format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ t: {{ harness: 1MiB }} }} }}"), "reset_peaks"),
+            with(
+                &format!("{needs}\nclaim: {{ says: It does., verdict: holds, figures: {{ t: {{ harness: 1MiB }} }} }}"),
+                "reset_peak_stats",
+            ),
         ),
-        ("program named as an allocator", with(&format!("{needs}\nprograms: [direct]"), "reset_peaks")),
-        ("program named twice", with(&format!("{needs}\nprograms: [a, a]"), "reset_peaks")),
+        ("program named as an allocator", with(&format!("{needs}\nprograms: [direct]"), "reset_peak_stats")),
+        ("program named twice", with(&format!("{needs}\nprograms: [a, a]"), "reset_peak_stats")),
         ("counter that a program does not have", with(&format!("{needs}\nprograms: [server]"), "expect: server.device.used == 0")),
         ("one arm left out", with(&format!("{needs}\nallocators: [caching, direct]"), "expect: { caching: num_ooms == 0 }")),
         ("others that are none", with(needs, "expect: { caching: num_ooms == 0, others: any }")),
@@ -748,7 +751,7 @@ fn an_alias_bomb_is_refused_quickly() {
     for level in 1..12 {
         let _ = writeln!(bomb, "k{level}: &a{level} [{}]", vec![format!("*a{}", level - 1); 10].join(", "));
     }
-    let as_steps = format!("{HEAD}steps:\n  - &a0 {{ repeat: {{ times: 1, steps: [reset_peaks] }} }}\n{}", {
+    let as_steps = format!("{HEAD}steps:\n  - &a0 {{ repeat: {{ times: 1, steps: [reset_peak_stats] }} }}\n{}", {
         let mut text = String::new();
         for level in 1..8 {
             let _ =
@@ -768,7 +771,7 @@ fn a_scenario_of_many_steps_is_read_and_one_of_too_many_is_refused() {
     let scenario = Scenario::parse(&with_steps(&many), Path::new("long.yaml")).unwrap();
     assert_eq!(scenario.steps.len(), 80_000);
     assert!(scenario.steps.iter().zip(5..).all(|(Step { position, .. }, expected)| position.line == expected));
-    let too_many = format!("{HEAD}steps: [{}]\n", "reset_peaks, ".repeat(MAX_NODES + 1));
+    let too_many = format!("{HEAD}steps: [{}]\n", "reset_peak_stats, ".repeat(MAX_NODES + 1));
     let refused = error(&too_many).to_string();
     assert!(refused.contains("unfolds into too much"), "{refused}");
 }

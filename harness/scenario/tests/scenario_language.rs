@@ -33,11 +33,11 @@ steps:
       times: 3
       steps:
         - measure: before
-        - work: { stream: side, duration: 5ms }
+        - busy: { stream: side, duration: 5ms }
         - expect: { caching: [ device.used - before.device.used == 0, rescue.retry_time < 1s ], others: any }
   - empty_cache
 invariants: [ reserved_bytes.all.peak <= start.device.free ]
-violates: retry_makes_progress
+expect_violation: retry_makes_progress
 ";
 
 fn scenario() -> Scenario {
@@ -54,7 +54,7 @@ fn the_head_of_a_scenario_is_typed() {
     let step = scenario.steps[0].position;
     assert_eq!(scenario.place(step).to_string(), "folder/everything.yaml:7:5");
     assert_eq!(scenario.info().about, "Everything at once.");
-    assert_eq!(scenario.violates.map(|found| (found.value, found.line)), Some((Invariant::RetryMakesProgress, 21)));
+    assert_eq!(scenario.expect_violation.map(|found| (found.value, found.line)), Some((Invariant::RetryMakesProgress, 21)));
     let metrics: Vec<String> = scenario.invariants[0].value.quantities().map(ToString::to_string).collect();
     assert_eq!(metrics, ["reserved_bytes.all.peak", "start.device.free"]);
 }
@@ -102,8 +102,8 @@ fn fields_are_parsed_and_names_resolved() {
     assert!(matches!(&both.action, Action::Free(Free::Targets(targets)) if targets[0] == FreeTarget::Storm(churn.id.clone())));
     let Action::Repeat(repeat) = &repeat.action else { panic!("repeat") };
     assert_eq!((&repeat.rounds, repeat.steps.len()), (&Rounds::Times(3), 3));
-    let Action::Work(work) = &repeat.steps[1].action else { panic!("work") };
-    assert_eq!((work.duration, work.stream.index()), (Nanos::millis(5), 1));
+    let Action::Busy(busy) = &repeat.steps[1].action else { panic!("busy") };
+    assert_eq!((busy.duration, busy.stream.index()), (Nanos::millis(5), 1));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn every_account_can_be_read_from_the_readings() {
         ("device.free", 2),
         ("device.used", 3),
         ("device.context_overhead", 4),
-        ("device.pressure", 5),
+        ("device.external_memory", 5),
         ("device.malloc_calls", 6),
         ("device.malloc_failures", 7),
         ("device.free_calls", 8),
@@ -264,7 +264,7 @@ needs: { memory: memory / 2 }
 steps:
   - alloc: { buffer: a, size: 4MiB * batch }
   - repeat: batch
-    steps: [reset_peaks]
+    steps: [reset_peak_stats]
 ";
     let points = |set: &[(&str, &str)]| {
         let settings = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -294,7 +294,7 @@ steps:
 #[test]
 fn the_values_of_a_loop_are_a_range_with_both_ends_or_a_list() {
     let values = |given: &str| {
-        let scenario = with_steps(&format!("  - for: {{ v: {given} }}\n    steps: [reset_peaks]"));
+        let scenario = with_steps(&format!("  - for: {{ v: {given} }}\n    steps: [reset_peak_stats]"));
         let Action::For(steps) = &scenario.steps[0].action else { panic!("for") };
         (0..steps.rounds.count())
             .filter_map(|round| steps.rounds.value(round))
@@ -349,8 +349,55 @@ steps:
 #[test]
 fn a_time_limit_of_the_scenario_is_that_of_every_step_without_its_own() {
     let scenario = parse(
-        "about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: [reset_peaks]\n  - reset_peaks: {}\n    timeout: 1s\n",
+        "about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: [reset_peak_stats]\n  - reset_peak_stats: {}\n    timeout: 1s\n",
     );
     assert_eq!(scenario.steps[0].action.steps()[0].time_limit, Some(Nanos::millis(2000)));
     assert_eq!(scenario.steps[1].time_limit, Some(Nanos::millis(1000)));
+}
+
+#[test]
+fn earlier_names_of_keys_work_and_are_listed_with_their_new_names() {
+    let old = "about: x
+needs: { memory: 1GiB }
+steps:
+  - reset_peaks
+  - set_fraction: 0.5
+  - work: { duration: 5ms }
+  - pressure: 1MiB
+  - infer: { id: i, layers: 1, heads: 1, head_dim: 64, requests: 1, prompt: { min: 1, max: 2 }, output: { min: 1, max: 2 } }
+  - train: { id: t, parameters: 1MiB, activations_per_sample: 1MiB, batch: 4, iterations: 1, ranks: { count: 2, less: { 1: 112MiB }, agree: true } }
+  - expect: i.recomputed_words == 0
+violates: retry_makes_progress
+";
+    let new = old
+        .replace("reset_peaks", "reset_peak_stats")
+        .replace("set_fraction", "set_memory_fraction")
+        .replace("work:", "busy:")
+        .replace("pressure:", "external_memory:")
+        .replace("heads:", "kv_heads:")
+        .replace("less: { 1: 112MiB }", "memory_override: { 1: 400MiB }")
+        .replace("agree:", "sync_batch:")
+        .replace("recomputed_words", "recomputed_tokens")
+        .replace("violates:", "expect_violation:");
+    let parse = |text: &str| Scenario::parse(text, Path::new("renamed.yaml")).unwrap_or_else(|error| panic!("{error}"));
+    let (of_old, of_new) = (parse(old), parse(&new));
+    // The last step keeps the text of its expression.
+    let actions = |scenario: &Scenario| scenario.steps[..6].iter().map(|step| step.action.clone()).collect::<Vec<_>>();
+    assert_eq!(actions(&of_old), actions(&of_new));
+    assert_eq!(of_old.expect_violation.map(|invariant| invariant.value), of_new.expect_violation.map(|invariant| invariant.value));
+    let hints: Vec<String> = of_old.renamed.iter().map(|hint| format!("{}: {hint}", hint.at.line)).collect();
+    assert_eq!(
+        hints,
+        [
+            "4: `reset_peaks` is now `reset_peak_stats`",
+            "5: `set_fraction` is now `set_memory_fraction`",
+            "6: `work` is now `busy`",
+            "7: `pressure` is now `external_memory`",
+            "8: `heads` is now `kv_heads`",
+            "9: `less` is now `memory_override`",
+            "9: `agree` is now `sync_batch`",
+            "11: `violates` is now `expect_violation`",
+        ]
+    );
+    assert!(of_new.renamed.is_empty());
 }

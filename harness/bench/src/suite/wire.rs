@@ -33,6 +33,7 @@ pub(super) const SUITE: Language = Language {
     shorter: "sizes and counts in lists",
     own: &["arms", "time"],
     foreign: &["steps"],
+    renamed: &[],
     other: ("a scenario", "harness run"),
 };
 

@@ -64,7 +64,7 @@ fn exact(document: &Document, failure: &Failure, failed: &RunRecord) -> Vec<Docu
         }
         Failure::Invariant(invariant, _) => {
             let mut document = document.clone();
-            document.set("violates", Node::Scalar(invariant.name().to_owned()));
+            document.set("expect_violation", Node::Scalar(invariant.name().to_owned()));
             vec![document]
         }
         Failure::Formula { .. } | Failure::Step { .. } | Failure::Device(_) => Vec::new(),

@@ -206,6 +206,7 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
 /// The file at one point of its matrix, without what it says of how it ends.
 fn unstated(mut document: Document, point: &Scenario) -> Document {
     document.remove("expected_to_fail");
+    document.remove("expect_violation");
     document.remove("violates");
     let only = |(name, value): &(String, String)| (name.clone(), Node::List(vec![Node::Scalar(value.clone())]));
     if !point.parameters.is_empty() {

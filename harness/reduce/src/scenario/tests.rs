@@ -72,10 +72,10 @@ steps:
       - fill: batch
       - record: { event: filled }
       - wait: { event: filled, stream: copy }
-      - work: { stream: copy, duration: 5ms }
-      - read: { buffer: batch, stream: copy }   # nobody waits for this
+      - busy: { stream: copy, duration: 5ms }
+      - read_async: { buffer: batch, stream: copy }   # nobody waits for this
       - free: batch
-      - work: { stream: side, duration: 1ms }
+      - busy: { stream: side, duration: 1ms }
   - verify: weights
 ";
 

@@ -120,17 +120,17 @@ impl Steps {
             TraceEvent::RecordStream { id, stream } => {
                 let stream = self.stream(stream);
                 // Work that is under way, so that the memory waits after the free as it does in the replay.
-                self.line(&format!("work: {{ stream: {stream}, duration: 1s }}"), None);
+                self.line(&format!("busy: {{ stream: {stream}, duration: 1s }}"), None);
                 format!("record_stream: {{ buffer: {}, stream: {stream} }}", name(id))
             }
             TraceEvent::SynchronizeStream(stream) => format!("synchronize: {{ stream: {} }}", self.stream(stream)),
             TraceEvent::Synchronize => "synchronize: device".to_owned(),
             TraceEvent::EmptyCache => "empty_cache".to_owned(),
-            TraceEvent::ResetPeaks => "reset_peaks".to_owned(),
-            TraceEvent::SetFraction(fraction) => format!("set_fraction: {}", fraction.get()),
+            TraceEvent::ResetPeaks => "reset_peak_stats".to_owned(),
+            TraceEvent::SetFraction(fraction) => format!("set_memory_fraction: {}", fraction.get()),
             TraceEvent::Pressure(change) => {
                 self.pressure = Bytes(self.pressure.0.saturating_add_signed(change));
-                format!("pressure: {}", exact_size(self.pressure))
+                format!("external_memory: {}", exact_size(self.pressure))
             }
             TraceEvent::BeginPool(pool) => {
                 self.line(&format!("private_pool: pool{}", pool.0), None);

@@ -44,8 +44,8 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
         }
         Action::Fill(fill) => return use_buffers(world, step, &fill.0, &mut Rig::fill),
         Action::Verify(verify) => return use_buffers(world, step, &verify.0, &mut |rig, buffer, stream| rig.verify(buffer, stream)),
-        Action::Read(read) => return use_buffers(world, step, &read.0, &mut |rig, buffer, stream| rig.read(buffer, stream)),
-        Action::Work(work) => world.rig.work(world.stream(&work.stream), work.duration)?,
+        Action::ReadAsync(read) => return use_buffers(world, step, &read.0, &mut |rig, buffer, stream| rig.read(buffer, stream)),
+        Action::Busy(busy) => world.rig.work(world.stream(&busy.stream), busy.duration)?,
         Action::Record(record) => {
             let event = world.event(&record.event)?;
             world.rig.record(event, world.stream(&record.stream))?;
@@ -59,9 +59,9 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
             let freed = world.rig.empty_cache()?;
             return Ok(StepResult { reports: BTreeMap::from([(ReportKey::FreedBytes, freed.0)]), ..StepResult::default() });
         }
-        Action::ResetPeaks(_) => world.rig.reset_peaks(),
-        Action::SetFraction(set) => world.rig.set_memory_fraction(set.fraction),
-        Action::Pressure(pressure) => return set_pressure(world, step, &pressure.held),
+        Action::ResetPeakStats(_) => world.rig.reset_peaks(),
+        Action::SetMemoryFraction(set) => world.rig.set_memory_fraction(set.fraction),
+        Action::ExternalMemory(memory) => return set_pressure(world, step, &memory.held),
         Action::Storm(storm) => return storm::run(world, step, storm, between),
         Action::Pins(pins) => return pins::list(world, &pins.storm),
         Action::Train(train) => return train::run(world, step, train, between),

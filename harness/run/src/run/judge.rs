@@ -184,9 +184,9 @@ impl Runner<'_, '_> {
         self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
     }
 
-    /// Whether everything seen so far is what `violates:` asks for.
+    /// Whether everything seen so far is what `expect_violation:` asks for.
     pub(super) fn only_expected_violations(&self) -> bool {
-        let expected = self.request.scenario.violates.as_ref().map(|violates| Rule::Invariant(violates.value));
+        let expected = self.request.scenario.expect_violation.as_ref().map(|violates| Rule::Invariant(violates.value));
         self.violations.iter().all(|violation| Some(&violation.rule) == expected.as_ref())
     }
 
@@ -217,7 +217,7 @@ impl Runner<'_, '_> {
         if self.violations.is_empty() {
             self.judge_faults();
         }
-        if let Some(violates) = &self.request.scenario.violates {
+        if let Some(violates) = &self.request.scenario.expect_violation {
             // A timed run does not look for violations.
             if self.violations.is_empty() && self.checks != Checks::Timing && !self.observer.only_observed {
                 let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());

@@ -531,7 +531,7 @@ fn told((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd
 fn is_defect(violation: &Violation, scenario: &Scenario) -> bool {
     match &violation.rule {
         Rule::Invariant(Invariant::RetryMakesProgress | Invariant::CollectivesMatch) => false,
-        Rule::Invariant(invariant) => scenario.violates.as_ref().is_none_or(|violates| violates.value != *invariant),
+        Rule::Invariant(invariant) => scenario.expect_violation.as_ref().is_none_or(|violates| violates.value != *invariant),
         Rule::TimeLimit => true,
         Rule::Expectation | Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::Fault => {
             false

@@ -210,7 +210,7 @@ impl Serving<'_> {
 
     /// Keys, or values, of so many words in one layer.
     fn of_words(&self, words: u64) -> Bytes {
-        Bytes(self.infer.word.0.saturating_mul(words))
+        Bytes(self.infer.token.0.saturating_mul(words))
     }
 
     fn page(&self, words: u64) -> Bytes {
@@ -244,7 +244,7 @@ fn conclude(
         (ReportKey::Served, tally.served),
         (ReportKey::Evicted, tally.evicted),
         (ReportKey::PeakRunning, tally.peak_running),
-        (ReportKey::RecomputedWords, tally.recomputed),
+        (ReportKey::RecomputedTokens, tally.recomputed),
         (ReportKey::Ooms, tally.ooms),
     ]);
     let served = format!("{} of {} served", tally.served, count(infer.requests, "request"));

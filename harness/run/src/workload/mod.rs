@@ -34,7 +34,7 @@ mod tests {
         "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 16MiB, batch: 4, iterations: 10, expect: { caching: oom } }";
 
     const INFER: &str =
-        "infer: { id: i, layers: 2, heads: 4, head_dim: 64, requests: 5, prompt: { min: 10, max: 90 }, output: { min: 4, max: 9 } }";
+        "infer: { id: i, layers: 2, kv_heads: 4, head_dim: 64, requests: 5, prompt: { min: 10, max: 90 }, output: { min: 4, max: 9 } }";
 
     fn scenario(step: &str) -> Scenario {
         scenario_in("256MiB", step)
@@ -196,15 +196,15 @@ mod tests {
     fn what_is_served_does_not_depend_on_how_caches_grow_or_on_evictions() {
         let served = |memory: &str, fields: &str| {
             let step = format!(
-                "infer: {{ id: i, layers: 4, heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 400 }}, output: {{ min: 5, max: 50 }}{fields} }}"
+                "infer: {{ id: i, layers: 4, kv_heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 400 }}, output: {{ min: 5, max: 50 }}{fields} }}"
             );
             let scenario = scenario_in(memory, &step);
             let mut world = world(&scenario);
             let result = run(&mut world, &scenario.steps[0], None).unwrap();
             assert_eq!(world.rig.stats().allocated_bytes.all.current, 0);
             world.rig.finish().unwrap();
-            use harness_scenario::ReportKey::{Evicted, PeakRunning, RecomputedWords, Served};
-            [Served, Evicted, PeakRunning, RecomputedWords].map(|key| result.reports[&key])
+            use harness_scenario::ReportKey::{Evicted, PeakRunning, RecomputedTokens, Served};
+            [Served, Evicted, PeakRunning, RecomputedTokens].map(|key| result.reports[&key])
         };
         assert_eq!(served("256MiB", ""), [20, 0, 20, 0]);
         assert_eq!(served("256MiB", ", page: 16, max_running: 7"), [20, 0, 7, 0]);

@@ -22,7 +22,7 @@ pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     steps.iter().any(|step| {
         let own = match &step.action {
             Action::Alloc(alloc) => of(&alloc.size),
-            Action::Pressure(pressure) => of(&pressure.held),
+            Action::ExternalMemory(memory) => of(&memory.held),
             Action::Free(Free::Pinning { request, .. }) => of(request),
             _ => false,
         };
@@ -40,7 +40,7 @@ pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
             | DeviceMetric::Free
             | DeviceMetric::Total
             | DeviceMetric::ContextOverhead
-            | DeviceMetric::Pressure
+            | DeviceMetric::ExternalMemory
             | DeviceMetric::Process => true,
             DeviceMetric::MallocCalls
             | DeviceMetric::MallocFailures

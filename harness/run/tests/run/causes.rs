@@ -75,11 +75,11 @@ const LARGER_THAN_ALL: &str = "
 
 const OTHERS: &str = "
     alloc: { buffer: a, size: 300MiB }
-    pressure: 1000MiB
+    external_memory: 1000MiB
     alloc: { buffer: b, size: 900MiB }";
 
 const FRACTION: &str = "
-    set_fraction: 0.5
+    set_memory_fraction: 0.5
     alloc: { buffer: a, size: 400MiB }
     alloc: { buffer: b, size: 400MiB }
     free: a
@@ -120,7 +120,7 @@ const LESS_THAN_A_SEGMENT: &str = "
 const WAITED_FOR: &str = "
     alloc: { buffer: a, size: 800MiB }
     record_stream: { buffer: a, stream: side }
-    work: { stream: side, duration: 1min }
+    busy: { stream: side, duration: 1min }
     free: a
     alloc: { buffer: k, size: 300MiB }
     alloc: { buffer: b, size: 800MiB }";

@@ -15,10 +15,10 @@ use crate::staged::{Stage, Staged};
 
 const STEPS: &str = "  - alloc: { buffer: a, size: 30MiB }
   - fill: { buffer: a }
-  - pressure: 8MiB
+  - external_memory: 8MiB
   - free: a
   - empty_cache
-  - pressure: 0MiB";
+  - external_memory: 0MiB";
 
 fn run_on(steps: &str, stage: Stage) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [one, two]\nsteps:\n{steps}\n");
@@ -107,8 +107,7 @@ fn what_streams_take_belongs_to_the_context_overhead() {
 /// Three figures of the device in one expectation, and one question for them.
 #[test]
 fn all_metrics_of_an_expectation_are_read_at_one_moment() {
-    let text =
-        "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - expect: device.used - device.context_overhead - device.pressure == 0B\n";
+    let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - expect: device.used - device.context_overhead - device.external_memory == 0B\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
     // What others hold changes with each question, but not within one.
     let asked_before = |expectations: usize| {

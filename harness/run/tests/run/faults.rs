@@ -76,7 +76,7 @@ fn what_a_fault_strikes_is_noted_at_the_step() {
 #[test]
 fn a_sticky_error_is_told_by_the_step_that_met_it_first_and_nothing_hides_it() {
     let runs =
-        records("  - { call: cudaMalloc, error: device_lost }", "  - reset_peaks\n  - alloc: { buffer: a, size: 8MiB }\n  - free: a");
+        records("  - { call: cudaMalloc, error: device_lost }", "  - reset_peak_stats\n  - alloc: { buffer: a, size: 8MiB }\n  - free: a");
     for run in &runs {
         let (first, rest) = failure(run);
         assert_eq!((first.step, &first.rule, rest.len()), (2, &Rule::DeviceFailure, 0), "{}", run.allocator);

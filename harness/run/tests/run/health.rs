@@ -23,7 +23,7 @@ steps:
   - fill: a
   - alloc: {{ buffer: told, size: {told}B }}
   - repeat: 10
-    steps: [ reset_peaks ]
+    steps: [ reset_peak_stats ]
   - storm: {{ id: s, operations: 20, sizes: 512B, live: 4KiB, lifetime: {{ min: 1, max: 5 }} }}
   - free: s
 ",

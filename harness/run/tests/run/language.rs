@@ -124,7 +124,7 @@ fn growth_is_that_since_the_same_place_was_reached_the_last_time() {
 #[test]
 fn a_request_that_fails_for_another_cause_than_expected_tells_the_cause_it_had() {
     passes("  - alloc: { buffer: a, size: 65MiB, expect: { oom: too_large } }");
-    passes("  - pressure: 40MiB\n  - alloc: { buffer: a, size: 30MiB, expect: { oom: others_hold } }");
+    passes("  - external_memory: 40MiB\n  - alloc: { buffer: a, size: 30MiB, expect: { oom: others_hold } }");
     let (_, expected, seen) = failure(&run("  - alloc: { buffer: a, size: 65MiB, expect: { oom: fragmented } }"));
     assert!(expected.starts_with("the cause `fragmented`: "), "{expected}");
     assert!(seen.starts_with("`too_large` ("), "{seen}");
@@ -161,7 +161,7 @@ fn what_is_made_in_a_private_pool_serves_nothing_else_until_the_pool_is_released
   - release_pool: graph
   - expect: reserved == 20MiB",
     );
-    let text = "about: x\nneeds: { memory: 64MiB }\nallocators: [direct]\nsteps:\n  - private_pool: g\n    steps: [ reset_peaks ]\n";
+    let text = "about: x\nneeds: { memory: 64MiB }\nallocators: [direct]\nsteps:\n  - private_pool: g\n    steps: [ reset_peak_stats ]\n";
     let skipped = records(text).runs.remove(0).verdict;
     assert_eq!(skipped, Verdict::Skipped { reason: "`direct` has no private pools, which the scenario uses".to_owned() });
 }
@@ -172,26 +172,26 @@ fn steps_meanwhile_are_done_one_after_each_operation_and_the_rest_at_the_end() {
         "  - for: { i: 1..2 }
     steps:
       - alloc: { buffer: \"a[i]\", size: 1MiB }
-      - reset_peaks
+      - reset_peak_stats
     meanwhile:
       - for: { j: 1..6 }
-        steps: [ pressure: 1MiB * j ]
-  - expect: device.pressure == 6MiB",
+        steps: [ external_memory: 1MiB * j ]
+  - expect: device.external_memory == 6MiB",
     );
     let order: Vec<String> = run.steps.iter().map(|step| format!("{} {}", step.kind, step.iteration.clone().unwrap_or_default())).collect();
     assert_eq!(
         order,
         [
             "alloc i = 1",
-            "pressure j = 1",
-            "reset_peaks i = 1",
-            "pressure j = 2",
+            "external_memory j = 1",
+            "reset_peak_stats i = 1",
+            "external_memory j = 2",
             "alloc i = 2",
-            "pressure j = 3",
-            "reset_peaks i = 2",
-            "pressure j = 4",
-            "pressure j = 5",
-            "pressure j = 6",
+            "external_memory j = 3",
+            "reset_peak_stats i = 2",
+            "external_memory j = 4",
+            "external_memory j = 5",
+            "external_memory j = 6",
             "expect ",
         ]
     );
@@ -202,12 +202,12 @@ fn pressure_that_grows_while_a_training_runs_makes_its_batch_smaller() {
     let run = passes(
         "  - train: { id: t, parameters: 2MiB, activations_per_sample: 1MiB, batch: 32, iterations: 6, on_oom: { halve_batch: { retries: 3, empty_cache: true } } }
     meanwhile:
-      - pressure: 10MiB
-      - pressure: 30MiB
+      - external_memory: 10MiB
+      - external_memory: 30MiB
   - expect: [ t.first_batch == 32, t.final_batch < 32, t.iterations == 6 ]",
     );
     let numbers: Vec<u32> = run.steps.iter().map(|step| step.number).collect();
-    assert_eq!(run.steps.iter().filter(|step| step.kind == "pressure").count(), 2);
+    assert_eq!(run.steps.iter().filter(|step| step.kind == "external_memory").count(), 2);
     assert_eq!(numbers.iter().max(), Some(&4));
 }
 
@@ -232,7 +232,7 @@ fn eventually_holds_if_it_holds_after_any_later_step() {
   - eventually: allocated == 0
   - free: a",
     );
-    let (_, expected, seen) = failure(&run("  - alloc: { buffer: a, size: 2MiB }\n  - eventually: allocated == 0\n  - reset_peaks"));
+    let (_, expected, seen) = failure(&run("  - alloc: { buffer: a, size: 2MiB }\n  - eventually: allocated == 0\n  - reset_peak_stats"));
     assert_eq!(
         (expected.as_str(), seen.as_str()),
         ("eventually allocated == 0", "at the end allocated_bytes.all.current = 2097152 B (2 MiB)")
@@ -244,7 +244,7 @@ fn a_read_that_was_queued_is_compared_when_its_stream_is_waited_for() {
     let run = passes(
         "  - alloc: { buffer: a, size: 2MiB, stream: side }
   - fill: { buffer: a, stream: side }
-  - read: { buffer: a, stream: side }
+  - read_async: { buffer: a, stream: side }
   - synchronize: { stream: side }",
     );
     assert!(run.steps.iter().all(|step| step.outcome != Outcome::Failed));
@@ -335,7 +335,7 @@ fn an_expectation_between_allocators_may_be_known_to_fail_too() {
 #[test]
 fn what_the_machine_lacks_or_the_scenario_leaves_out_is_skipped_with_the_reason() {
     let reason = |head: &str| {
-        let text = format!("about: x\n{head}\nallocators: [caching, direct]\nsteps: [reset_peaks]\n");
+        let text = format!("about: x\n{head}\nallocators: [caching, direct]\nsteps: [reset_peak_stats]\n");
         match &records(&text).runs[1].verdict {
             Verdict::Skipped { reason } => reason.clone(),
             other => panic!("{head}: {other:?}"),

@@ -60,7 +60,7 @@ fn what_is_done_meanwhile_beside_a_program_is_not_of_that_program() {
     let record = ran("  - program: server
     steps:
       - alloc: { buffer: model, size: 30MiB }
-      - reset_peaks
+      - reset_peak_stats
       - expect: allocated == 30MiB
     meanwhile:
       - alloc: { buffer: batch, size: 20MiB }

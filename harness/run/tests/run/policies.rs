@@ -73,7 +73,7 @@ fn evicting_frees_what_was_used_longest_ago_until_it_fits() {
       - alloc: { buffer: \"kv[i]\", size: 10MiB }
       - fill: \"kv[i]\"
   - alloc: { buffer: w, size: 10MiB }
-  - read: \"kv[1]\"
+  - read_async: \"kv[1]\"
   - alloc: { buffer: x, size: 40MiB, on_oom: [ { evict: { buffers: [kv, w] } } , give_up ], id: x }
   - expect: [ x.retries == 3, allocated == 60MiB, x.retained_after_oom == 0 ]
   - free: kv
@@ -127,12 +127,12 @@ fn bisecting_ends_at_the_largest_batch_that_fits_and_stays_there() {
 #[test]
 fn waiting_lets_others_give_memory_back() {
     let run = passes(
-        "  - pressure: 40MiB
+        "  - external_memory: 40MiB
   - alloc: { buffer: x, size: 30MiB, on_oom: { wait: { first: 1ms, retries: 4 } }, id: x }
     meanwhile:
-      - pressure: 36MiB
-      - pressure: 20MiB
-      - pressure: 0
+      - external_memory: 36MiB
+      - external_memory: 20MiB
+      - external_memory: 0
   - expect: [ x.retries == 2, x.retry_time >= 3ms, x.retries_without_progress == 0 ]",
     );
     let then: Vec<Option<&str>> = tries(&run).into_iter().map(|(_, then)| then).collect();
@@ -142,10 +142,10 @@ fn waiting_lets_others_give_memory_back() {
 #[test]
 fn waiting_for_nobody_makes_no_progress() {
     passes(
-        "  - pressure: 40MiB
+        "  - external_memory: 40MiB
   - alloc: { buffer: x, size: 30MiB, expect: oom, on_oom: { wait: { retries: 2 } }, id: x }
   - expect: x.retries_without_progress == 2
-violates: retry_makes_progress",
+expect_violation: retry_makes_progress",
     );
 }
 
@@ -264,11 +264,11 @@ fn a_training_that_keeps_its_batch_says_what_changed_instead() {
 fn requests_that_were_used_longest_ago_are_evicted_until_the_others_fit() {
     let serving = |policies: &str, expect: &str| {
         format!(
-            "  - infer: {{ id: i, layers: 8, heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 100 }}, output: {{ min: 200, max: 400 }}, page: 16, expect: {expect}, on_oom: {policies} }}\n"
+            "  - infer: {{ id: i, layers: 8, kv_heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 100 }}, output: {{ min: 200, max: 400 }}, page: 16, expect: {expect}, on_oom: {policies} }}\n"
         )
     };
     let run =
-        passes(&(serving("evict", "fits") + "  - expect: [ i.served == 20, i.evicted > 0, i.evicted < 100, i.recomputed_words > 0 ]"));
+        passes(&(serving("evict", "fits") + "  - expect: [ i.served == 20, i.evicted > 0, i.evicted < 100, i.recomputed_tokens > 0 ]"));
     let then: Vec<&str> = tries(&run).into_iter().filter_map(|(_, then)| then).collect();
     assert!(!then.is_empty() && then.iter().all(|then| then.starts_with("evict request ")), "{then:?}");
     assert!(run.steps[0].reports["evicted"] >= then.len() as u64, "{:?}", run.steps[0].reports);

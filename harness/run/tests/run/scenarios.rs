@@ -75,7 +75,7 @@ fn a_failed_expectation_names_its_place_and_every_figure() {
 fn an_expectation_of_counts_and_times_shows_their_units() {
     let steps = |expect| format!("  - alloc: {{ buffer: a, size: 3MiB, id: request }}\n  - expect: {expect}");
     let run_of = |expect| run(&steps(expect));
-    let run = run_of("[ num_device_alloc == 2, request.time > 1s, device.pressure > 0B ]");
+    let run = run_of("[ num_device_alloc == 2, request.time > 1s, device.external_memory > 0B ]");
     let at = |column| Some(SourceLine { path: "test.yaml".to_owned(), line: 6, column });
     let seen: Vec<_> =
         violations(&run).into_iter().map(|found| (found.step, found.at.clone(), found.rule.clone(), found.expected.clone())).collect();
@@ -83,11 +83,11 @@ fn an_expectation_of_counts_and_times_shows_their_units() {
         seen,
         [
             (2, at(15), Rule::Expectation, "num_device_alloc == 2".to_owned()),
-            (2, at(57), Rule::Expectation, "device.pressure > 0B".to_owned()),
+            (2, at(57), Rule::Expectation, "device.external_memory > 0B".to_owned()),
         ]
     );
     assert_eq!(violations(&run)[0].seen, "num_device_alloc = 1");
-    assert_eq!(violations(&run)[1].seen, "device.pressure = 0 B");
+    assert_eq!(violations(&run)[1].seen, "device.external_memory = 0 B");
     // Times are judged in the timed run, which follows where the checked one passes.
     let timed = run_of("[ num_device_alloc == 1, request.time > 1s ]");
     let told = violations(&timed);
@@ -130,7 +130,7 @@ fn a_request_that_should_fit_and_does_not_fails_the_run_with_the_figures() {
 #[test]
 fn an_invariant_that_should_be_violated_and_holds_fails_the_run() {
     let run = run("  - alloc: { buffer: a, size: 1MiB }
-violates: retry_makes_progress");
+expect_violation: retry_makes_progress");
     assert_eq!(
         told(&run),
         ["test.yaml:6:11: expected violation: expected the run to violate `retry_makes_progress`: a retry succeeds, asks for less, or \
@@ -188,14 +188,14 @@ fn a_violation_that_is_expected_hides_no_other_one() {
     assert_eq!(
         run(&format!(
             "{RACE}
-violates: contents_are_intact"
+expect_violation: contents_are_intact"
         ))
         .verdict,
         Verdict::Passed
     );
     let run = run(&format!(
         "{RACE}
-violates: retry_makes_progress"
+expect_violation: retry_makes_progress"
     ));
     assert_eq!(violations(&run).iter().map(|found| &found.rule).collect::<Vec<_>>(), [&Rule::Invariant(Invariant::ContentsAreIntact)]);
 }
@@ -206,7 +206,7 @@ fn the_end_is_checked_although_a_violation_was_expected_before() {
     let steps = "  - alloc: { buffer: w, size: 80MiB, expect: oom, on_oom: { empty_cache: {} } }
   - alloc: { buffer: a, size: 1MiB }
   - fill: { buffer: a, stream: side }
-violates: retry_makes_progress";
+expect_violation: retry_makes_progress";
     let run = run(steps);
     let rules: Vec<_> = violations(&run).iter().map(|found| (found.step, found.rule.clone())).collect();
     assert_eq!(rules, [(1, Rule::Invariant(Invariant::RetryMakesProgress)), (3, Rule::Invariant(Invariant::ContentsAreIntact))]);
@@ -215,7 +215,7 @@ violates: retry_makes_progress";
 #[test]
 fn pressure_that_cannot_be_had_fails_with_what_could() {
     let run = run("  - alloc: { buffer: a, size: 40MiB }
-  - pressure: 30MiB");
+  - external_memory: 30MiB");
     assert_eq!(told(&run), ["test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be had"]);
     assert_eq!(last(&run).accounts.device.pressure, Bytes::mib(24));
 }
@@ -223,10 +223,10 @@ fn pressure_that_cannot_be_had_fails_with_what_could() {
 #[test]
 fn a_fraction_limits_the_allocator_and_is_lifted_again() {
     let run = passes(
-        "  - set_fraction: 0.5
+        "  - set_memory_fraction: 0.5
   - alloc: { buffer: a, size: 40MiB, expect: oom }
   - expect: [ device.malloc_calls == 0, num_ooms == 1 ]
-  - set_fraction: 1
+  - set_memory_fraction: 1
   - alloc: { buffer: a, size: 40MiB }",
     );
     assert!(run.steps[1].notes[0].contains("the memory fraction allows 32 MiB"), "{:?}", run.steps[1].notes);
@@ -258,7 +258,7 @@ fn recovery(policy: &str, expect: &str, figures: &str, violates: &str) -> String
 fn a_policy_that_changes_nothing_makes_no_progress() {
     let figures = "x.retries == 2, x.retries_without_progress == 2, x.attempts == 3, num_ooms == 3";
     let steps = |violates| recovery("{ empty_cache: { retries: 2 } }", "oom", figures, violates);
-    passes(&steps("violates: retry_makes_progress"));
+    passes(&steps("expect_violation: retry_makes_progress"));
     let run = run(&steps(""));
     assert_eq!(
         told(&run),
@@ -303,7 +303,7 @@ fn an_iteration_that_meets_the_same_memory_again_makes_no_progress() {
       expect: oom
       on_oom: { empty_cache: { retries: 2 } }
   - expect: [ t.retries == 2, t.retries_without_progress >= 1 ]
-violates: retry_makes_progress",
+expect_violation: retry_makes_progress",
     );
 }
 
@@ -321,11 +321,11 @@ fn a_violation_that_is_expected_is_not_failed_by_what_follows_from_it() {
   - fill: { buffer: a, stream: side }
   - free: a
   - empty_cache
-violates: contents_are_intact";
+expect_violation: contents_are_intact";
     for allocator in [AllocatorKind::AsyncPool, AllocatorKind::Caching, AllocatorKind::Direct] {
         let run = run_with(&scenario(&format!("{steps}\nallocators: [{}]", allocator.name())), allocator, false, None);
         assert_eq!(run.verdict, Verdict::Passed, "{}: {}", allocator.name(), step_table(&run));
-        let failed = steps.replace("violates: contents_are_intact", "");
+        let failed = steps.replace("expect_violation: contents_are_intact", "");
         let run = run_with(&scenario(&format!("{failed}allocators: [{}]", allocator.name())), allocator, false, None);
         assert_eq!(told(&run).len(), 1, "{}: {:?}", allocator.name(), told(&run));
     }
@@ -390,7 +390,7 @@ fn a_policy_that_waits_for_deferred_frees_makes_progress() {
         "  - alloc: { buffer: w, size: 16MiB }
   - alloc: { buffer: p, size: 30MiB }
   - record_stream: { buffer: p, stream: side }
-  - work: { stream: side, duration: 5ms }
+  - busy: { stream: side, duration: 5ms }
   - free: p
   - alloc: { buffer: x, size: 30MiB, id: x, on_oom: { synchronize: {} } }
   - expect: [ x.retries_without_progress == 0, num_ooms == x.retries ]",
@@ -458,7 +458,7 @@ fn a_very_long_repeat_is_counted_and_the_step_that_fails_is_recorded() {
 fn a_run_that_is_interrupted_before_it_begins_does_nothing() {
     for steps in [
         "  - alloc: { buffer: a, size: 3MiB }",
-        "  - work: { duration: 5ms }
+        "  - busy: { duration: 5ms }
   - synchronize: device",
     ] {
         let run = run_with(&scenario(steps), AllocatorKind::Caching, true, None);
@@ -512,8 +512,8 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
 fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let scenario = scenario(
         "  - alloc: { buffer: a, size: 3MiB }
-  - pressure: 8MiB
-  - set_fraction: 0.5",
+  - external_memory: 8MiB
+  - set_memory_fraction: 0.5",
     );
     let interrupt = Arc::<AtomicBool>::default();
     let (device, _) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
@@ -649,7 +649,7 @@ fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
             "  - alloc: {{ buffer: b, size: 3MiB }}
 {fill}  - alloc: {{ buffer: c, size: 1MiB }}
   - record_stream: {{ buffer: c, stream: side }}
-  - work: {{ stream: side, duration: 50ms }}
+  - busy: {{ stream: side, duration: 50ms }}
   - free: c
   - record: {{ event: e, stream: side }}
   - wait: {{ event: e }}

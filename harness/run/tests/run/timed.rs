@@ -26,7 +26,7 @@ fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos)
 /// 40 ms of work are queued, and 40 driver calls are made while it goes on. In a checked run NVML is asked after each of them.
 #[test]
 fn work_that_is_queued_is_in_the_time_however_long_nvml_takes() {
-    let steps = "  - work: { stream: side, duration: 40ms }
+    let steps = "  - busy: { stream: side, duration: 40ms }
   - repeat:
       times: 20
       steps:
@@ -77,13 +77,13 @@ fn a_timed_run_asks_the_device_nothing_between_its_first_step_and_its_last() {
   - expect: [ device.used - m.device.used == 0B, num_ooms == 0, device.free > 0B ]
   - free: a
   - alloc: { buffer: w, size: 40MiB }
-  - pressure: 4MiB
+  - external_memory: 4MiB
   - alloc: { buffer: x, size: 60MiB, expect: oom, on_oom: { empty_cache: { retries: 2 } } }
   - storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 2MiB }, live: 8MiB, lifetime: { min: 9, max: 99 }, fill: true }
   - train: { id: t, parameters: 4KiB, layers: 2, activations_per_sample: 30MiB, batch: 2, iterations: 1, expect: oom, on_oom: { halve_batch: {} } }
   - pins: { storm: s, id: p }
   - empty_cache
-violates: retry_makes_progress
+expect_violation: retry_makes_progress
 invariants: [ device.used > 0B ]";
     let (run, asked) = timed("64MiB", steps, AllocatorKind::Caching, Nanos::ZERO);
     assert!(run.timings.allocate.count > 100 && run.timings.scenario > Nanos::ZERO);
@@ -97,7 +97,7 @@ invariants: [ device.used > 0B ]";
 
 #[test]
 fn the_times_of_steps_go_to_the_record_of_the_checked_run() {
-    let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 3MiB, id: x }\n  - work: { duration: 5ms }\n  - synchronize: device\n  - expect: x.time > 0ns\n";
+    let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 3MiB, id: x }\n  - busy: { duration: 5ms }\n  - synchronize: device\n  - expect: x.time > 0ns\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
     let allocator = &AllocatorKind::Caching.into();
     let request = request(&scenario, allocator);

@@ -13,6 +13,7 @@ mod buffers;
 mod names;
 mod values;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -32,8 +33,8 @@ pub(crate) use values::{constant, size, unit_of};
 use self::buffers::{Buffer, Elements};
 use self::names::Id;
 use crate::MAX_STREAMS;
-use crate::Process;
 use crate::metric::{BufferName, EventName, Expectation, MeasureName, PoolName, ProcessName, ProgramName, START, StreamName, VariableName};
+use crate::{Process, Renamed};
 use harness_language::expression::Unit;
 
 /// Most operations of a scenario, loops unrolled: a step is one, a `storm` as many as it makes, a `train` one for each layer of each iteration.
@@ -80,6 +81,8 @@ pub(crate) struct Checker<'a> {
     /// How often the step at hand runs; 0 where a body is walked again.
     multiplier: u64,
     operations: u64,
+    /// Keys that the file writes by their earlier names.
+    renamed: RefCell<BTreeSet<Renamed>>,
 }
 
 /// What names mean in one process.
@@ -143,6 +146,7 @@ impl<'a> Checker<'a> {
             loops_until_oom: 0,
             multiplier: 1,
             operations: 0,
+            renamed: RefCell::default(),
         }
     }
 
@@ -270,8 +274,13 @@ impl<'a> Checker<'a> {
     }
 
     /// Expectations between arms, in the order of the file, and the streams that stand for those of traces.
-    pub(crate) fn finish(self) -> (Vec<Located<Expectation>>, Vec<StreamName>) {
-        (self.comparisons, self.streams_of_traces)
+    pub(crate) fn finish(self) -> (Vec<Located<Expectation>>, Vec<StreamName>, Vec<Renamed>) {
+        (self.comparisons, self.streams_of_traces, self.renamed.into_inner().into_iter().collect())
+    }
+
+    /// Notes a key that the file writes by its earlier name.
+    pub(crate) fn renamed(&self, at: Position, old: &'static str, new: &'static str) {
+        self.renamed.borrow_mut().insert(Renamed { at, old, new });
     }
 
     /// The memory that the scenario needs.

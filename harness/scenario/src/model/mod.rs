@@ -33,6 +33,7 @@ pub const MODEL: Language = Language {
     shorter: "`block` with `times`",
     own: &["layers"],
     foreign: &["steps", "arms"],
+    renamed: &[],
     other: ("a scenario", "harness run"),
 };
 

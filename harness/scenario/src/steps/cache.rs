@@ -1,4 +1,4 @@
-//! `empty_cache`, `reset_peaks` and `set_fraction`: an allocator's own switches.
+//! `empty_cache`, `reset_peak_stats` and `set_memory_fraction`: an allocator's own switches.
 
 use std::fmt;
 
@@ -19,11 +19,11 @@ pub struct EmptyCache;
 
 /// The present values become the high-water marks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ResetPeaks;
+pub struct ResetPeakStats;
 
 /// The allocator's share of the device, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SetFraction {
+pub struct SetMemoryFraction {
     /// From 0 to 1.
     pub fraction: MemoryFraction,
 }
@@ -34,13 +34,13 @@ impl fmt::Display for EmptyCache {
     }
 }
 
-impl fmt::Display for ResetPeaks {
+impl fmt::Display for ResetPeakStats {
     fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
         Ok(())
     }
 }
 
-impl fmt::Display for SetFraction {
+impl fmt::Display for SetMemoryFraction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.fraction.get())
     }
@@ -58,14 +58,14 @@ pub(crate) struct EmptyCacheWire {
 /// Makes the present values the high-water marks (`….peak`).
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "reset_peaks")]
-pub(crate) struct ResetPeaksWire {}
+#[schemars(rename = "reset_peak_stats")]
+pub(crate) struct ResetPeakStatsWire {}
 
 /// Limits what the allocator may hold to a share of `needs.memory`, from 0 to 1; 1 lifts the limit. What it holds already stays.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-#[schemars(rename = "set_fraction")]
-pub(crate) struct SetFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
+#[schemars(rename = "set_memory_fraction")]
+pub(crate) struct SetMemoryFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
 
 impl StepFields for EmptyCacheWire {
     type Checked = EmptyCache;
@@ -89,29 +89,29 @@ impl StepFields for EmptyCacheWire {
     }
 }
 
-impl StepFields for ResetPeaksWire {
-    type Checked = ResetPeaks;
+impl StepFields for ResetPeakStatsWire {
+    type Checked = ResetPeakStats;
 
-    const EXAMPLE: &'static str = "- reset_peaks";
+    const EXAMPLE: &'static str = "- reset_peak_stats";
 
     fn bare() -> Option<Self> {
         Some(Self {})
     }
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<ResetPeaks, Problem> {
-        Ok(ResetPeaks)
+    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<ResetPeakStats, Problem> {
+        Ok(ResetPeakStats)
     }
 }
 
-impl StepFields for SetFractionWire {
-    type Checked = SetFraction;
+impl StepFields for SetMemoryFractionWire {
+    type Checked = SetMemoryFraction;
 
-    const EXAMPLE: &'static str = "- set_fraction: 0.5";
+    const EXAMPLE: &'static str = "- set_memory_fraction: 0.5";
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<SetFraction, Problem> {
+    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
         let given = &self.0;
-        MemoryFraction::new(given.value).map(|fraction| SetFraction { fraction }).ok_or_else(|| {
-            Problem::new(given.position(), format!("`set_fraction` cannot be {}", given.value))
+        MemoryFraction::new(given.value).map(|fraction| SetMemoryFraction { fraction }).ok_or_else(|| {
+            Problem::new(given.position(), format!("`set_memory_fraction` cannot be {}", given.value))
                 .help("a fraction is from 0 to 1, as in `0.5`")
         })
     }

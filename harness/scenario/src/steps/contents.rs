@@ -1,4 +1,4 @@
-//! `fill`, `verify` and `read`: what buffers hold.
+//! `fill`, `verify` and `read_async`: what buffers hold.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -32,7 +32,7 @@ pub struct Verify(pub Use);
 
 /// Buffers to be read while the host goes on, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Read(pub Use);
+pub struct ReadAsync(pub Use);
 
 impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +55,7 @@ impl fmt::Display for Verify {
     }
 }
 
-impl fmt::Display for Read {
+impl fmt::Display for ReadAsync {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -139,7 +139,7 @@ uses! {
     VerifyWire => Verify, "verify", |checker, buffer| checker.verify(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- verify: batch",
         "Reads every byte of a buffer on a stream and waits: it must still hold its last `fill`.";
-    ReadWire => Read, "read", |checker, buffer| checker.verify(buffer),
-        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- read: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
+    ReadAsyncWire => ReadAsync, "read_async", |checker, buffer| checker.verify(buffer),
+        "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- read_async: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
         "Queues work on a stream that reads every byte of a buffer, and does not wait. What it read must be the last `fill` before it; that is found out when the host waits for the stream next, or at the end of the run.";
 }

@@ -152,7 +152,7 @@ impl StepFields for EventuallyWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 3MiB }
 - record_stream: { buffer: a, stream: side }
-- work: { stream: side, duration: 5ms }
+- busy: { stream: side, duration: 5ms }
 - free: a
 - eventually: active == 0
 - synchronize: device

@@ -129,6 +129,6 @@ impl Body {
         }
         let at = self.steps.as_ref().map_or(at, Located::position);
         Err(Problem::new(at, format!("`{step}` has no steps"))
-            .help("they stand beside it, as in `- repeat: 3` and below it `  steps: [reset_peaks]`"))
+            .help("they stand beside it, as in `- repeat: 3` and below it `  steps: [reset_peak_stats]`"))
     }
 }

@@ -20,7 +20,7 @@ use harness_language::text::{CountText, NameText};
 /// Most requests of one `infer`.
 pub const MAX_REQUESTS: u64 = 100_000;
 /// Most words of a prompt or an answer.
-pub const MAX_WORDS: u64 = 1 << 20;
+pub const MAX_TOKENS: u64 = 1 << 20;
 /// Most layers, heads, and numbers of a head.
 pub const MAX_WIDTH: u64 = 1 << 16;
 /// Bytes of one number of a cache: caches are of 16-bit numbers.
@@ -33,7 +33,7 @@ pub struct Infer {
     pub id: StepName,
     pub layers: u64,
     /// Keys, or values, of one word in one layer.
-    pub word: Bytes,
+    pub token: Bytes,
     pub requests: u64,
     /// Steps of decoding between two arrivals.
     pub gap: RangeInclusive<u64>,
@@ -69,7 +69,7 @@ impl fmt::Display for Infer {
         write!(f, "{id}, {}, at most {max_running} at once, ", count(*requests, "request"))?;
         match cache {
             Cache::Growing => f.write_str("growing caches"),
-            Cache::Paged(words) => write!(f, "pages of {}", count(*words, "word")),
+            Cache::Paged(words) => write!(f, "pages of {}", count(*words, "token")),
         }
     }
 }
@@ -85,17 +85,21 @@ pub(crate) struct InferWire {
     /// Layers of the model, each with keys and values.
     layers: CountText,
     /// Heads of keys and values.
-    heads: CountText,
+    #[schemars(required)]
+    kv_heads: Option<CountText>,
+    /// The earlier name of `kv_heads`.
+    #[schemars(skip)]
+    heads: Option<CountText>,
     /// Numbers of one head.
     head_dim: CountText,
     /// How many requests, from 1 to 100000.
     requests: CountText,
     /// Steps of decoding between two arrivals, drawn evenly: all requests are there from the start, if not given.
-    gap: Option<WordsWire>,
+    gap: Option<RangeWire>,
     /// Words of a prompt, drawn evenly.
-    prompt: WordsWire,
+    prompt: RangeWire,
     /// Words of an answer, drawn evenly.
-    output: WordsWire,
+    output: RangeWire,
     /// Requests that are served at once at most: as many as there are, if not given.
     max_running: Option<CountText>,
     /// Caches of pages of so many words, one buffer for all layers, as vLLM has them. If not given, each layer's keys and values are one buffer each, and every
@@ -114,20 +118,32 @@ pub(crate) struct InferWire {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "infer_range")]
-struct WordsWire {
+struct RangeWire {
     /// The smallest.
     min: CountText,
     /// The largest.
     max: CountText,
 }
 
-impl WordsWire {
+impl RangeWire {
     fn check(&self, least: u64, checker: &Checker<'_>) -> Result<RangeInclusive<u64>, Problem> {
-        let (min, max) = (checker.whole(&self.min, "min", least..=MAX_WORDS)?, checker.whole(&self.max, "max", least..=MAX_WORDS)?);
+        let (min, max) = (checker.whole(&self.min, "min", least..=MAX_TOKENS)?, checker.whole(&self.max, "max", least..=MAX_TOKENS)?);
         if min > max {
             return Err(Problem::new(self.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
         }
         Ok(min..=max)
+    }
+}
+
+impl InferWire {
+    fn kv_heads(&self, at: Position, checker: &Checker<'_>) -> Result<&CountText, Problem> {
+        if let Some(old) = &self.heads {
+            checker.renamed(old.position(), "heads", "kv_heads");
+        }
+        self.kv_heads
+            .as_ref()
+            .or(self.heads.as_ref())
+            .ok_or_else(|| Problem::new(at, "the field `kv_heads` is missing").help("add `kv_heads: …` to the fields of `infer`"))
     }
 }
 
@@ -138,7 +154,7 @@ impl StepFields for InferWire {
 - infer:
     id: serving
     layers: 8
-    heads: 8
+    kv_heads: 8
     head_dim: 64
     requests: 40
     prompt: { min: 100, max: 900 }
@@ -148,7 +164,7 @@ impl StepFields for InferWire {
 - expect: serving.served == 40";
 
     const REPORTS: &'static [ReportKey] =
-        &[ReportKey::Served, ReportKey::Evicted, ReportKey::PeakRunning, ReportKey::RecomputedWords, ReportKey::Ooms, ReportKey::Time];
+        &[ReportKey::Served, ReportKey::Evicted, ReportKey::PeakRunning, ReportKey::RecomputedTokens, ReportKey::Ooms, ReportKey::Time];
 
     fn id(&self) -> Option<&NameText> {
         Some(&self.id)
@@ -157,9 +173,9 @@ impl StepFields for InferWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
         let width = |text, what| checker.whole(text, what, 1..=MAX_WIDTH);
         let layers = width(&self.layers, "layers")?;
-        let word = Bytes(width(&self.heads, "heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
+        let token = Bytes(width(self.kv_heads(at, checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
         let requests = checker.whole(&self.requests, "requests", 1..=MAX_REQUESTS)?;
-        let page = self.page.as_ref().map(|page| checker.whole(page, "page", 1..=MAX_WORDS)).transpose()?;
+        let page = self.page.as_ref().map(|page| checker.whole(page, "page", 1..=MAX_TOKENS)).transpose()?;
         let output = self.output.check(1, checker)?;
         let buffers = if page.is_some() { 1 } else { 2 * layers };
         checker.count(at, requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
@@ -171,7 +187,7 @@ impl StepFields for InferWire {
         let (on_oom, waits) = given.unwrap_or_else(Chain::evict_requests).without_last_wait();
         Ok(Infer {
             layers,
-            word,
+            token,
             requests,
             gap: self.gap.as_ref().map_or(Ok(0..=0), |gap| gap.check(0, checker))?,
             prompt: self.prompt.check(1, checker)?,

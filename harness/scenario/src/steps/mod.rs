@@ -5,12 +5,14 @@
 
 pub mod alloc;
 pub mod blocks;
+pub mod busy;
 pub mod cache;
 pub mod compare;
 pub mod contents;
 pub mod event;
 pub mod exec;
 pub mod expect;
+pub mod external_memory;
 mod fields;
 pub mod free;
 pub mod infer;
@@ -18,14 +20,12 @@ pub mod leaks;
 pub mod loops;
 pub mod measure;
 pub mod pins;
-pub mod pressure;
 pub mod process;
 pub mod ranks;
 pub mod record_stream;
 pub mod replay;
 pub mod storm;
 pub mod train;
-pub mod work;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -206,15 +206,15 @@ steps! {
     RecordStream = "record_stream": record_stream::RecordStreamWire => record_stream::RecordStream,
     Fill = "fill": contents::FillWire => contents::Fill,
     Verify = "verify": contents::VerifyWire => contents::Verify,
-    Read = "read": contents::ReadWire => contents::Read,
-    Work = "work": work::WorkWire => work::Work,
+    ReadAsync = "read_async": contents::ReadAsyncWire => contents::ReadAsync,
+    Busy = "busy": busy::BusyWire => busy::Busy,
     Record = "record": event::RecordWire => event::Record,
     Wait = "wait": event::WaitWire => event::Wait,
     Synchronize = "synchronize": event::SynchronizeWire => event::Synchronize,
     EmptyCache = "empty_cache": cache::EmptyCacheWire => cache::EmptyCache,
-    ResetPeaks = "reset_peaks": cache::ResetPeaksWire => cache::ResetPeaks,
-    SetFraction = "set_fraction": cache::SetFractionWire => cache::SetFraction,
-    Pressure = "pressure": pressure::PressureWire => pressure::Pressure,
+    ResetPeakStats = "reset_peak_stats": cache::ResetPeakStatsWire => cache::ResetPeakStats,
+    SetMemoryFraction = "set_memory_fraction": cache::SetMemoryFractionWire => cache::SetMemoryFraction,
+    ExternalMemory = "external_memory": external_memory::ExternalMemoryWire => external_memory::ExternalMemory,
     For = "for": loops::ForWire => loops::Loop,
     Repeat = "repeat": loops::RepeatWire => loops::Loop,
     Program = "program": blocks::ProgramWire => blocks::Program,
@@ -245,6 +245,8 @@ impl fmt::Display for StepKind {
 pub(crate) struct Extras {
     timeout: Option<DurationText>,
     meanwhile: Option<Located<Vec<Located<StepWire>>>>,
+    /// The earlier name by which the file calls the step, and its name today.
+    renamed: Option<(&'static str, &'static str)>,
 }
 
 impl Action {
@@ -379,6 +381,9 @@ pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>
 fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
     let position = wire.position();
     checker.count(position, 1)?;
+    if let Some((old, new)) = wire.value.extras().and_then(|extras| extras.renamed) {
+        checker.renamed(position, old, new);
+    }
     let ((kind, action), meanwhile) = match wire.value.meanwhile() {
         None => (wire.value.check(position, checker)?, Vec::new()),
         Some(steps) => checker.at_the_same_time(
@@ -417,13 +422,21 @@ const ABOUT_MEANWHILE: &str = "Steps that are done while this one goes on: one o
                                free, of a `train` each iteration, of a `replay` each operation of the trace, of an `exec` its start, behind which all of them are begun, of an `alloc` each wait of its policy `wait`, of other steps each step inside), what is left of them when it has ended. \
                                They must not name the same buffers.";
 
-/// Names that steps had once, with those of today.
-const RENAMED: &[(&str, &str)] = &[("use_on", "record_stream")];
+/// Earlier names of steps, which still work, with their names today.
+const RENAMED: &[(&str, &str)] = &[
+    ("use_on", "record_stream"),
+    ("read", "read_async"),
+    ("work", "busy"),
+    ("reset_peaks", "reset_peak_stats"),
+    ("set_fraction", "set_memory_fraction"),
+    ("pressure", "external_memory"),
+];
+
+fn renamed(name: &str) -> Option<(&'static str, &'static str)> {
+    RENAMED.iter().copied().find(|(old, _)| *old == name)
+}
 
 fn unknown(name: &str, at: Position) -> Problem {
-    if let Some((_, today)) = RENAMED.iter().find(|(before, _)| *before == name) {
-        return Problem::new(at, format!("the step `{name}` is called `{today}` now")).help(format!("write `{today}` in its place"));
-    }
     let steps = choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name()));
     Problem::new(at, format!("there is no step `{name}`")).help(steps)
 }
@@ -451,7 +464,13 @@ impl<'de> Deserialize<'de> for StepWire {
                 f.write_str(FORM)
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-                Ok(StepWire::from_name(name))
+                Ok(match renamed(name) {
+                    None => StepWire::from_name(name),
+                    Some((_, new)) => {
+                        let extras = Extras { renamed: renamed(name), ..Extras::default() };
+                        StepWire::With(Box::new(StepWire::from_name(new)), extras)
+                    }
+                })
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let (mut first, mut second) = (None, None);
@@ -465,7 +484,9 @@ impl<'de> Deserialize<'de> for StepWire {
                         name if name == Beside::Id.name() => body.id = Some(map.next_value()?),
                         name if name == Beside::LeakCheck.name() => body.leak_check = Some(map.next_value()?),
                         _ if first.is_none() => {
-                            first = Some(StepWire::from_entry(key, &mut map)?);
+                            extras.renamed = renamed(&key.value);
+                            let name = extras.renamed.map_or_else(|| key.value.clone(), |(_, new)| new.to_owned());
+                            first = Some(StepWire::from_entry(key.with(name), &mut map)?);
                             continue;
                         }
                         _ => {
@@ -506,7 +527,11 @@ fn assembled(
     if !accepted.is_empty() {
         step.take(body);
     }
-    if extras.timeout.is_none() && extras.meanwhile.is_none() { step } else { StepWire::With(Box::new(step), extras) }
+    if extras.timeout.is_none() && extras.meanwhile.is_none() && extras.renamed.is_none() {
+        step
+    } else {
+        StepWire::With(Box::new(step), extras)
+    }
 }
 
 impl JsonSchema for StepWire {

@@ -117,7 +117,7 @@ impl StepFields for KillWire {
         }
         if !checker.end_process(&process) {
             return Err(Problem::new(self.0.position(), format!("process `{process}` does not run here"))
-                .help(format!("a step starts it, as in `- process: {process}` and below it `  steps: [reset_peaks]`")));
+                .help(format!("a step starts it, as in `- process: {process}` and below it `  steps: [reset_peak_stats]`")));
         }
         Ok(Kill { process })
     }
@@ -161,7 +161,7 @@ const fn not_inside(kind: StepKind) -> Option<&'static str> {
         StepKind::Kill => Some("the main process ends all others"),
         StepKind::Exec => Some("put it outside of the process: programs are started by the main one"),
         StepKind::Program => Some("put it outside of the process: other programs are those of the main one"),
-        StepKind::Pressure => Some("put it outside of the process: a process is itself one of the others"),
+        StepKind::ExternalMemory => Some("put it outside of the process: a process is itself one of the others"),
         StepKind::PrivatePool | StepKind::ReleasePool => Some("put it outside of the process: private pools are those of the main one"),
         StepKind::Eventually => Some("put it outside of the process, as in `eventually: worker.active == 0`"),
         StepKind::Alloc
@@ -169,14 +169,14 @@ const fn not_inside(kind: StepKind) -> Option<&'static str> {
         | StepKind::RecordStream
         | StepKind::Fill
         | StepKind::Verify
-        | StepKind::Read
-        | StepKind::Work
+        | StepKind::ReadAsync
+        | StepKind::Busy
         | StepKind::Record
         | StepKind::Wait
         | StepKind::Synchronize
         | StepKind::EmptyCache
-        | StepKind::ResetPeaks
-        | StepKind::SetFraction
+        | StepKind::ResetPeakStats
+        | StepKind::SetMemoryFraction
         | StepKind::For
         | StepKind::Repeat
         | StepKind::Storm

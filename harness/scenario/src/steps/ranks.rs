@@ -34,8 +34,8 @@ pub struct Ranks {
     pub reduce: Reduce,
     /// Bytes of gradients at which every bucket of `reduce: ddp` is closed. `None`: the first at 1 MiB, the others at [`Ranks::BUCKET`].
     pub bucket: Option<Bytes>,
-    /// Whether the ranks agree on the next try.
-    pub agree: bool,
+    /// Whether all ranks take the same batch for the next try.
+    pub sync_batch: bool,
 }
 
 /// When the gradients of the ranks are averaged.
@@ -64,8 +64,8 @@ impl Ranks {
 
 impl fmt::Display for Ranks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let agree = if self.agree { ", which agree" } else { "" };
-        write!(f, "{} ranks{agree}", self.count())
+        let sync = if self.sync_batch { ", synchronized batch" } else { "" };
+        write!(f, "{} ranks{sync}", self.count())
     }
 }
 
@@ -86,8 +86,11 @@ struct RanksFields {
     count: CountText,
     /// What each may hold at most: an equal part of the memory that the scenario needs, if not given.
     memory: Option<AmountText>,
-    /// Ranks that have less, as in `{ 1: 2GiB }`: rank 1 has 2 GiB less than the others, as where another process holds that much.
+    /// Ranks with another limit, at most `memory`: `{ 1: 2GiB }` limits rank 1 to 2 GiB, as if another process used the rest.
     #[schemars(with = "Option<BTreeMap<String, String>>")]
+    memory_override: Option<Located<Tree>>,
+    /// Earlier form of `memory_override`: how much less than `memory` a rank has.
+    #[schemars(skip)]
     less: Option<Located<Tree>>,
     /// `ddp` (if not given): by PyTorch's `DistributedDataParallel`, which copies gradients into buckets that stay allocated, as large as all gradients together, and begins the
     /// all-reduce of each as soon as it is full; in the first iteration there is one bucket for everything; a rank that fails in the backward pass cannot try
@@ -99,7 +102,10 @@ struct RanksFields {
     /// Whether the ranks tell each other in each try, before any gradient is reduced, whether they ran out of memory; if one did, all give the try up and take the smallest plan
     /// that a policy comes to: no, if not given. With `ddp` and `hooks` that is before the backward pass, whose failures then come too late for it.
     #[serde(default)]
-    agree: bool,
+    sync_batch: bool,
+    /// The earlier name of `sync_batch`.
+    #[schemars(skip)]
+    agree: Option<Located<bool>>,
 }
 
 impl JsonSchema for RanksWire {
@@ -114,7 +120,7 @@ impl JsonSchema for RanksWire {
     }
 }
 
-const FORMS: &str = "a number from 2 to 16, or a map, as in `{ count: 4, memory: 16GiB, less: { 1: 2GiB }, agree: true }`";
+const FORMS: &str = "a number from 2 to 16, or a map, as in `{ count: 4, memory: 16GiB, memory_override: { 1: 2GiB }, sync_batch: true }`";
 
 impl RanksWire {
     /// Checks it beside the policies of the training.
@@ -130,7 +136,7 @@ impl RanksWire {
             ListOr::One(count) => {
                 let count = checker.whole(&CountText(self.0.with(count.clone())), "ranks", 2..=MAX_RANKS)?;
                 let memory = Self::memory(count, None, at, checker)?;
-                Ok(Ranks { limits: vec![memory; count as usize], reduce: Reduce::Ddp, bucket: None, agree: false })
+                Ok(Ranks { limits: vec![memory; count as usize], reduce: Reduce::Ddp, bucket: None, sync_batch: false })
             }
             ListOr::Many(_) => Err(Problem::new(at, "this does not say how many ranks there are").help(FORMS)),
             ListOr::Map(fields) => fields.check(at, checker),
@@ -164,33 +170,48 @@ impl RanksFields {
             return Err(Problem::new(bucket.position(), "there are buckets only with `reduce: ddp`").help("leave `bucket` out"));
         }
         let mut limits = vec![memory; count as usize];
-        for (rank, less) in self.less(count, memory, checker)? {
-            limits[rank as usize] = memory.saturating_sub(less);
+        for (rank, limit) in self.overrides(count, memory, checker)? {
+            limits[rank as usize] = limit;
         }
         let bucket = self.bucket.as_ref().map(|bucket| checker.positive_size(bucket, "bucket")).transpose()?;
-        Ok(Ranks { limits, reduce, bucket, agree: self.agree })
+        if let Some(old) = &self.agree {
+            checker.renamed(old.position(), "agree", "sync_batch");
+        }
+        Ok(Ranks { limits, reduce, bucket, sync_batch: self.sync_batch || self.agree.as_ref().is_some_and(|agree| agree.value) })
     }
 
-    /// The ranks that have less, and how much.
-    fn less(&self, count: u64, memory: Bytes, checker: &Checker<'_>) -> Result<BTreeMap<u64, Bytes>, Problem> {
-        const FORM: &str = "ranks with what they have less, as in `less: { 1: 2GiB }`";
-        let Some(given) = &self.less else { return Ok(BTreeMap::new()) };
-        let Tree::Map(entries) = &given.value else {
-            return Err(Problem::new(given.position(), "`less` does not say which rank has less").help(FORM));
-        };
-        let mut ranks = BTreeMap::new();
-        for (rank, less) in entries {
-            let number = checker.whole(&CountText(rank.clone()), "a rank", 0..=count - 1)?;
-            let text = less.text().ok_or_else(|| Problem::new(less.position(), "this is no size").help(FORM))?;
-            let size = checker.positive_size(&AmountText(text), "less")?;
-            if size >= memory {
-                let message = format!("rank {number} would have nothing: each has {memory}, and this one {size} less");
-                return Err(Problem::new(less.position(), message).help(format!("less than {memory}")));
+    /// The limits of the ranks that do not have `memory`, by rank.
+    fn overrides(&self, count: u64, memory: Bytes, checker: &Checker<'_>) -> Result<BTreeMap<u64, Bytes>, Problem> {
+        const FORM: &str = "ranks with their limits, as in `memory_override: { 1: 2GiB }`";
+        let (given, is_difference) = match (&self.memory_override, &self.less) {
+            (Some(given), None) => (given, false),
+            (None, Some(given)) => {
+                checker.renamed(given.position(), "less", "memory_override");
+                (given, true)
             }
-            if ranks.insert(number, size).is_some() {
+            (None, None) => return Ok(BTreeMap::new()),
+            (Some(_), Some(less)) => {
+                return Err(Problem::new(less.position(), "`less` and `memory_override` exclude each other").help("remove `less`"));
+            }
+        };
+        let Tree::Map(entries) = &given.value else {
+            return Err(Problem::new(given.position(), "this names no rank").help(FORM));
+        };
+        let mut limits = BTreeMap::new();
+        for (rank, text) in entries {
+            let number = checker.whole(&CountText(rank.clone()), "a rank", 0..=count - 1)?;
+            let at = text.position();
+            let text = text.text().ok_or_else(|| Problem::new(at, "this is not a size").help(FORM))?;
+            let size = checker.positive_size(&AmountText(text), "the limit of a rank")?;
+            let limit = if is_difference { memory.0.checked_sub(size.0).map(Bytes) } else { Some(size) };
+            let Some(limit) = limit.filter(|limit| *limit > Bytes::ZERO && *limit <= memory) else {
+                let message = format!("rank {number} cannot have this limit: every rank has {memory}");
+                return Err(Problem::new(at, message).help(format!("give a limit of at most {memory}")));
+            };
+            if limits.insert(number, limit).is_some() {
                 return Err(Problem::new(rank.position(), format!("rank {number} is named twice")).help(FORM));
             }
         }
-        Ok(ranks)
+        Ok(limits)
     }
 }

@@ -133,7 +133,7 @@ fn what_may_not_happen_however_calls_fail_is_a_defect() {
 
 #[test]
 fn what_a_process_was_told_names_it_and_an_oom_in_it_counts() {
-    let text = SCENARIO.replace("steps:", "processes: [worker]\nsteps:\n  - process: worker\n    steps: [ reset_peaks ]");
+    let text = SCENARIO.replace("steps:", "processes: [worker]\nsteps:\n  - process: worker\n    steps: [ reset_peak_stats ]");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap();
     let plan = plan(SCENARIO);
     let record = plan.run_arm(&plan.arms().next().unwrap(), &DeviceSource::simulated(), &Arc::default()).unwrap();
@@ -245,7 +245,7 @@ fn steps() -> impl Strategy<Value = Vec<String>> {
         format!("train: {{ id: ID, parameters: 4MiB, layers: {layers}, activations_per_sample: 1MiB, batch: {batch}, iterations: {iterations}, expect: any, on_oom: {policy} }}")
     });
     let infer = (1_u64..4, 1_u64..6).prop_map(|(requests, output)| {
-        format!("infer: {{ id: ID, layers: 2, heads: 4, head_dim: 64, requests: {requests}, prompt: {{ min: 5, max: 50 }}, output: {{ min: 1, max: {output} }} }}")
+        format!("infer: {{ id: ID, layers: 2, kv_heads: 4, head_dim: 64, requests: {requests}, prompt: {{ min: 5, max: 50 }}, output: {{ min: 1, max: {output} }} }}")
     });
     let kept = (1_u64..12).prop_map(|mib| format!("alloc: {{ buffer: ID, size: {mib}MiB, expect: any }}"));
     let looped = (1_u64..4, 1_u64..9).prop_map(|(times, mib)| {

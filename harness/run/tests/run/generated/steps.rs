@@ -64,10 +64,10 @@ impl Writer {
             }
             StepKind::Fill => self.write_use(picks, "fill", |buffer| buffer.state == State::Live),
             StepKind::Verify => self.write_use(picks, "verify", |buffer| buffer.state == State::Live && buffer.filled),
-            StepKind::Read => self.write_use(picks, "read", |buffer| buffer.state == State::Live && buffer.filled),
-            StepKind::Work => {
+            StepKind::ReadAsync => self.write_use(picks, "read_async", |buffer| buffer.state == State::Live && buffer.filled),
+            StepKind::Busy => {
                 let duration = picks.of(&["1ms", "20ns", "3us", "0.5s", "2min"]);
-                self.item(&format!("work: {{ stream: {stream}, duration: {duration} }}"));
+                self.item(&format!("busy: {{ stream: {stream}, duration: {duration} }}"));
             }
             StepKind::Record => {
                 let event = if picks.percent(40) { self.event(picks) } else { None };
@@ -98,19 +98,19 @@ impl Writer {
                 }
                 false => self.item("empty_cache"),
             },
-            StepKind::ResetPeaks => self.item("reset_peaks"),
-            StepKind::SetFraction => {
+            StepKind::ResetPeakStats => self.item("reset_peak_stats"),
+            StepKind::SetMemoryFraction => {
                 let fraction = picks.of(&["1", "0.9", "0.5", "0.25", "0", "1.0"]);
-                self.item(&format!("set_fraction: {fraction}"));
+                self.item(&format!("set_memory_fraction: {fraction}"));
             }
-            StepKind::Pressure => {
+            StepKind::ExternalMemory => {
                 let held = match picks.below(4) {
                     0 => "0B".to_owned(),
                     1 => format!("{}KiB", self.memory / 4),
                     2 => "max(device.free - 4MiB, 0)".to_owned(),
                     _ => self.amount(picks),
                 };
-                self.item(&format!("pressure: {}", scalar(&held)));
+                self.item(&format!("external_memory: {}", scalar(&held)));
             }
             StepKind::ReleasePool => {
                 if let Some(pool) = self.pools.get(picks.below(self.pools.len())) {
@@ -407,8 +407,13 @@ impl Writer {
                 }
             }
             (9, _) => {
-                let text =
-                    picks.of(&["any", "num_ooms == 0", "reserved == allocated +- 90%", "growth(allocated) == 0", "device.pressure < 1MiB"]);
+                let text = picks.of(&[
+                    "any",
+                    "num_ooms == 0",
+                    "reserved == allocated +- 90%",
+                    "growth(allocated) == 0",
+                    "device.external_memory < 1MiB",
+                ]);
                 self.item(&format!("expect: {text}"));
             }
             _ => self.item(&format!("expect: {one}")),
@@ -625,7 +630,7 @@ impl Writer {
         let expect = if picks.percent(10) && !self.until_oom { "" } else { ", expect: any" };
         let id = self.id("n", &[("served", Unit::Count), ("evicted", Unit::Count)]);
         self.item(&format!(
-            "infer: {{ id: {id}, layers: {layers}, heads: 4, head_dim: {head_dim}, requests: {requests}, prompt: {{ min: 1, max: 30 }}, output: {{ min: 1, max: 9 }}, stream: {stream}{page}{on_oom}{expect} }}"
+            "infer: {{ id: {id}, layers: {layers}, kv_heads: 4, head_dim: {head_dim}, requests: {requests}, prompt: {{ min: 1, max: 30 }}, output: {{ min: 1, max: 9 }}, stream: {stream}{page}{on_oom}{expect} }}"
         ));
         true
     }

@@ -59,13 +59,16 @@ const fn weight(kind: StepKind) -> u32 {
     match kind {
         StepKind::Alloc => 14,
         StepKind::Free | StepKind::Fill => 7,
-        StepKind::Verify | StepKind::Read | StepKind::RecordStream | StepKind::Expect | StepKind::For | StepKind::Repeat => 3,
-        StepKind::Work | StepKind::Storm | StepKind::Program | StepKind::PrivatePool | StepKind::EmptyCache => 2,
-        StepKind::Record | StepKind::Wait | StepKind::Synchronize | StepKind::Pressure | StepKind::Train | StepKind::Infer => 2,
+        StepKind::Verify | StepKind::ReadAsync | StepKind::RecordStream | StepKind::Expect | StepKind::For | StepKind::Repeat => 3,
+        StepKind::Busy | StepKind::Storm | StepKind::Program | StepKind::PrivatePool | StepKind::EmptyCache => 2,
+        StepKind::Record | StepKind::Wait | StepKind::Synchronize | StepKind::ExternalMemory | StepKind::Train | StepKind::Infer => 2,
         StepKind::Measure | StepKind::Compare => 2,
-        StepKind::ResetPeaks | StepKind::SetFraction | StepKind::ReleasePool | StepKind::Pins | StepKind::Eventually | StepKind::Replay => {
-            1
-        }
+        StepKind::ResetPeakStats
+        | StepKind::SetMemoryFraction
+        | StepKind::ReleasePool
+        | StepKind::Pins
+        | StepKind::Eventually
+        | StepKind::Replay => 1,
         // Each would start a program or a process; those of the catalogue are run as tests.
         StepKind::Exec | StepKind::Process | StepKind::Kill => 0,
     }
@@ -206,7 +209,7 @@ impl Writer {
         self.indent += more;
         self.steps(genes);
         if self.text.len() == before {
-            self.item("reset_peaks");
+            self.item("reset_peak_stats");
         }
         self.indent -= more;
     }
@@ -406,7 +409,7 @@ pub(super) fn write((picks, arms): &(Vec<u16>, Vec<[u16; 12]>), genes: &[Gene]) 
         writer.item("synchronize: device");
     }
     if writer.text.contains("on_oom") && picks.percent(60) {
-        writer.text.push_str("violates: retry_makes_progress\n");
+        writer.text.push_str("expect_violation: retry_makes_progress\n");
     }
     Generated { text: writer.text, certain: writer.certain }
 }

@@ -53,7 +53,7 @@ pub(super) fn run(world: &mut World, step: &Step, train: &Train, ranks: &Ranks, 
     let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, world);
     let mut group = Group {
         train,
-        agrees: ranks.agree,
+        agrees: ranks.sync_batch,
         ranks: programs.into_iter().enumerate().map(new).collect(),
         matcher: Matcher::new(ranks.count()),
         most: vec![u64::MAX; ranks.count()],
@@ -263,7 +263,8 @@ mod tests {
     /// A training on three ranks, of which rank 1 has so many MiB less than 128; what was found, and that everything was given back.
     fn trained(less: u64, options: &str, ranks: &str) -> (StepResult, bool) {
         let text = format!(
-            "about: A test.\nneeds: {{ memory: 384MiB }}\nsteps:\n  - train: {{ id: t, parameters: 12MiB, layers: 6, activations_per_sample: 3MiB, batch: 12, iterations: 3, expect: any, {options}, ranks: {{ count: 3, memory: 128MiB, less: {{ 1: {less}MiB }}, {ranks} }} }}\n"
+            "about: A test.\nneeds: {{ memory: 384MiB }}\nsteps:\n  - train: {{ id: t, parameters: 12MiB, layers: 6, activations_per_sample: 3MiB, batch: 12, iterations: 3, expect: any, {options}, ranks: {{ count: 3, memory: 128MiB, memory_override: {{ 1: {}MiB }}, {ranks} }} }}\n",
+            128 - less
         );
         let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let config = SimConfig::default();
@@ -290,12 +291,12 @@ mod tests {
             for agree in [false, true] {
                 let (mut hangs, mut ends) = (0, Vec::new());
                 for (less, policy) in (1..126).step_by(7).flat_map(|less| POLICIES.map(|policy| (less, policy))) {
-                    let (result, hangs_now) = trained(less, policy, &format!("reduce: {reduce}, agree: {agree}"));
+                    let (result, hangs_now) = trained(less, policy, &format!("reduce: {reduce}, sync_batch: {agree}"));
                     assert_eq!(hangs_now, result.outcome == Outcome::Failed);
                     hangs += u32::from(hangs_now);
                     ends.push(result.outcome);
                 }
-                assert!(ends.contains(&Outcome::Fits { retries: 0 }) && hangs > 0, "{reduce}, agree: {agree}: {ends:?}");
+                assert!(ends.contains(&Outcome::Fits { retries: 0 }) && hangs > 0, "{reduce}, sync_batch: {agree}: {ends:?}");
             }
         }
     }
@@ -305,7 +306,7 @@ mod tests {
     fn ranks_that_agree_behind_the_backward_pass_never_hang_once_they_train() {
         let mut recovered = 0;
         for (less, policy) in (1..80).step_by(4).flat_map(|less| POLICIES.map(|policy| (less, policy))) {
-            let (result, hangs) = trained(less, policy, "reduce: after_backward, agree: true");
+            let (result, hangs) = trained(less, policy, "reduce: after_backward, sync_batch: true");
             assert!(!hangs, "{less} MiB less, {policy}: {:?}", result.notes);
             assert_eq!(result.reports[&ReportKey::UnequalBatches], 0);
             recovered += u32::from(matches!(result.outcome, Outcome::Fits { retries: 1.. }));
@@ -315,7 +316,7 @@ mod tests {
 
     #[test]
     fn ranks_with_the_same_memory_do_the_same() {
-        for ranks in ["agree: false", "agree: true", "reduce: hooks", "reduce: after_backward"] {
+        for ranks in ["sync_batch: false", "sync_batch: true", "reduce: hooks", "reduce: after_backward"] {
             let (result, hangs) = trained(1, "optimizer: sgd", ranks);
             let of = |row: usize, column: usize| result.tables[0].rows[row][column].clone();
             assert!(

@@ -100,7 +100,7 @@ impl<'a> Rank<'a> {
             name: format!("{}, rank {number}", train.id),
             line,
             reduce: ranks.reduce,
-            agrees: ranks.agree,
+            agrees: ranks.sync_batch,
             training,
             tally: Tally::default(),
             recovery: Recovery::new(train.on_oom.as_ref()),

@@ -1,4 +1,4 @@
-//! `pressure`: memory held by others.
+//! `external_memory`: memory held by others.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ use harness_language::text::AmountText;
 
 /// Memory held by others, checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pressure {
+pub struct ExternalMemory {
     /// How much they hold from now on.
     pub held: Amount,
 }
 
-impl fmt::Display for Pressure {
+impl fmt::Display for ExternalMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.held.fmt(f)
     }
@@ -28,17 +28,17 @@ impl fmt::Display for Pressure {
 /// Others hold this much of the device from now on, at most what is free; `0B` gives all of it back.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-#[schemars(rename = "pressure")]
-pub(crate) struct PressureWire(AmountText);
+#[schemars(rename = "external_memory")]
+pub(crate) struct ExternalMemoryWire(AmountText);
 
-impl StepFields for PressureWire {
-    type Checked = Pressure;
+impl StepFields for ExternalMemoryWire {
+    type Checked = ExternalMemory;
 
     const EXAMPLE: &'static str = "\
-- pressure: 200MiB
-- pressure: 0B";
+- external_memory: 200MiB
+- external_memory: 0B";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Pressure, Problem> {
-        Ok(Pressure { held: checker.amount(&self.0)? })
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<ExternalMemory, Problem> {
+        Ok(ExternalMemory { held: checker.amount(&self.0)? })
     }
 }

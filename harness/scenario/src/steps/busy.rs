@@ -1,4 +1,4 @@
-//! `work`: a busy stream.
+//! `busy`: a busy stream.
 
 use std::fmt;
 
@@ -16,13 +16,13 @@ use harness_language::text::{DurationText, NameText, duration};
 /// A busy stream, checked.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names say what they are")]
-pub struct Work {
+pub struct Busy {
     pub stream: StreamName,
     /// For how long.
     pub duration: Nanos,
 }
 
-impl fmt::Display for Work {
+impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.duration, self.stream)
     }
@@ -31,20 +31,20 @@ impl fmt::Display for Work {
 /// Queues work that keeps a stream busy. The scenario goes on at once.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "work")]
-pub(crate) struct WorkWire {
+#[schemars(rename = "busy")]
+pub(crate) struct BusyWire {
     /// The stream: `default` if not given.
     stream: Option<NameText>,
     /// For how long.
     duration: DurationText,
 }
 
-impl StepFields for WorkWire {
-    type Checked = Work;
+impl StepFields for BusyWire {
+    type Checked = Busy;
 
-    const EXAMPLE: &'static str = "- work: { stream: side, duration: 5ms }";
+    const EXAMPLE: &'static str = "- busy: { stream: side, duration: 5ms }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Work, Problem> {
-        Ok(Work { stream: checker.stream(self.stream.as_ref())?, duration: duration(&self.duration)? })
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
+        Ok(Busy { stream: checker.stream(self.stream.as_ref())?, duration: duration(&self.duration)? })
     }
 }

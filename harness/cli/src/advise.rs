@@ -12,7 +12,7 @@ use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_report::advice;
-use harness_trace::job::Job;
+use harness_trace::program::RecordedProgram;
 use harness_trace::snapshot::Snapshot;
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -131,12 +131,12 @@ impl Advise {
     }
 
     /// The program, and how far a replay does what was recorded; of a trace or a log of RMM there is no recording.
-    fn read(&self) -> Result<(Snapshot, Job, Option<Fidelity>), CliError> {
+    fn read(&self) -> Result<(Snapshot, RecordedProgram, Option<Fidelity>), CliError> {
         let Some(requests) = jobs::requests(&self.snapshot, self.memory) else {
             let Recovered { snapshot, job, fidelity } = jobs::read(&self.snapshot, self.memory)?;
             return Ok((snapshot, job, Some(fidelity)));
         };
-        let (job, snapshot) = requests?.0.job_with_places().map_err(|error| jobs::of_job(&self.snapshot, &error))?;
+        let (job, snapshot) = requests?.0.program_with_places().map_err(|error| jobs::of_job(&self.snapshot, &error))?;
         Ok((snapshot, job, None))
     }
 
@@ -145,7 +145,7 @@ impl Advise {
         &self,
         snapshot: &Snapshot,
         endings: &[Ending],
-        job: &Job,
+        job: &RecordedProgram,
         memory: Option<Bytes>,
         bar: &ProgressBar,
     ) -> Result<InProgram, CliError> {
@@ -170,7 +170,7 @@ impl Advise {
             let message = "how much memory the program is to have is not known: the recording does not end with an out-of-memory";
             CliError::input(message, "give `--memory`")
         })?;
-        let advice = Advice::new(grid.job(), endings, memory);
+        let advice = Advice::new(grid.program(), endings, memory);
         let recommended = advice.as_ref().and_then(|advice| advice.recommended());
         let Some(ending) = endings.iter().find(|ending| Some(ending.configuration.name.as_str()) == recommended) else {
             terminal::tell("nothing to verify: no settings are recommended");
@@ -189,15 +189,15 @@ impl Advise {
             return Err(CliError::input(message, "give a number of those that `harness advise` shows"));
         };
         if out.extension().is_some_and(|ending| ending == "pickle") {
-            let told = change.job.to_snapshot(snapshot).map_err(|error| jobs::of_job(&self.snapshot, &error))?;
+            let told = change.program.to_snapshot(snapshot).map_err(|error| jobs::of_job(&self.snapshot, &error))?;
             return snapshots::write(out, &told, "make room, choose another place with `--out`, or make this one writable");
         }
         let about = format!("What a PyTorch program would allocate and free, changed by advice: {}.", change.sentence);
-        Program::of_job(about, &change.job, snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
+        Program::of_job(about, &change.program, snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
     }
 
     /// A replay that is not what was recorded backs no advice.
-    fn refuse(&self, fidelity: &Fidelity, job: &Job) -> Result<Exit, Failures> {
+    fn refuse(&self, fidelity: &Fidelity, job: &RecordedProgram) -> Result<Exit, Failures> {
         if self.format == Format::Json {
             terminal::print_json(&Document {
                 faithful: false,
@@ -227,11 +227,11 @@ impl Advise {
         in_program: &InProgram,
         verified: Option<&Verified>,
     ) -> Result<(), CliError> {
-        let advice = if self.only { None } else { Advice::new(grid.job(), endings, memory.unwrap_or(UNLIMITED)) };
+        let advice = if self.only { None } else { Advice::new(grid.program(), endings, memory.unwrap_or(UNLIMITED)) };
         match self.format {
             Format::Json => terminal::print_json(&Document {
                 faithful: fidelity.is_none_or(|fidelity| fidelity.faithful),
-                complete: is_complete(grid.job()),
+                complete: is_complete(grid.program()),
                 fidelity: fidelity.filter(|_| !self.only),
                 recommended: advice.as_ref().and_then(|advice| advice.recommended()).map(str::to_owned),
                 program: (!self.only).then(|| in_program.sentences()),
@@ -241,9 +241,9 @@ impl Advise {
             Format::Text => {
                 let text = match advice {
                     Some(advice) => advice::render(&advice, endings, memory, fidelity, &in_program.sentences()),
-                    None => advice::endings(endings, fidelity, is_complete(grid.job())),
+                    None => advice::endings(endings, fidelity, is_complete(grid.program())),
                 };
-                tell_notes(grid.job());
+                tell_notes(grid.program());
                 let verified = verified.map(|verified| format!("\n{}", verified.sentences())).unwrap_or_default();
                 terminal::print(&(text + &verified))
             }
@@ -252,7 +252,7 @@ impl Advise {
 }
 
 /// What is not known of the job or was assumed.
-fn tell_notes(job: &Job) {
+fn tell_notes(job: &RecordedProgram) {
     for note in &job.notes {
         terminal::tell(format_args!("note: {note}"));
     }

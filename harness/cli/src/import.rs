@@ -9,7 +9,7 @@ use harness_explain::plain::{PendingFrees, plain};
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
 use harness_scenario::{Scenario, Trace};
-use harness_trace::job::Job;
+use harness_trace::program::RecordedProgram;
 use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
@@ -95,7 +95,7 @@ impl Program {
     }
 
     /// A job that a command made itself.
-    pub(crate) fn of_job(about: String, job: &Job, snapshot: &Snapshot, memory: Bytes) -> Self {
+    pub(crate) fn of_job(about: String, job: &RecordedProgram, snapshot: &Snapshot, memory: Bytes) -> Self {
         let trace = plain(job, PendingFrees::Late).text(job, snapshot);
         Self { about, conf: job.config.to_string(), memory, trace }
     }
@@ -145,7 +145,7 @@ impl Program {
 }
 
 /// What a program reserves on a device that refuses nothing.
-fn reserved(path: &Path, job: &Job) -> Result<Bytes, CliError> {
+fn reserved(path: &Path, job: &RecordedProgram) -> Result<Bytes, CliError> {
     use harness_explain::grid::{Configuration, Grid, UNLIMITED};
     let own = Configuration { name: String::new(), allocator: harness_allocator::allocator::AllocatorSpec::caching(job.config.clone()) };
     let prepared = job.prepare().map_err(|error| jobs::of_job(path, &error))?;

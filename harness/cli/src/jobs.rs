@@ -7,7 +7,7 @@ use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_explain::requests::Requests;
 use harness_scenario::Trace;
-use harness_trace::job::{Job, JobError};
+use harness_trace::program::{ProgramError, RecordedProgram};
 use harness_trace::snapshot::Snapshot;
 
 use super::error::CliError;
@@ -17,7 +17,7 @@ use super::snapshots;
 /// A job, and what it was recovered from.
 pub(crate) struct Recovered {
     pub(crate) snapshot: Snapshot,
-    pub(crate) job: Job,
+    pub(crate) job: RecordedProgram,
     pub(crate) fidelity: Fidelity,
 }
 
@@ -55,10 +55,10 @@ pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Req
 }
 
 /// A job that cannot be recovered or replayed.
-pub(crate) fn of_job(path: &Path, error: &JobError) -> CliError {
+pub(crate) fn of_job(path: &Path, error: &ProgramError) -> CliError {
     let help = match error {
-        JobError::TooLittleMemory { .. } => "give more `--memory`",
-        JobError::Settings { .. } => "this version of the harness follows PyTorch 2.11; correct the settings in a new recording",
+        ProgramError::TooLittleMemory { .. } => "give more `--memory`",
+        ProgramError::Settings { .. } => "this version of the harness follows PyTorch 2.11; correct the settings in a new recording",
         _ => "record the program anew; where that does not help, report this with the snapshot",
     };
     CliError::input(format!("{}: {error}", path.display()), help)

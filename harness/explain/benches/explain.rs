@@ -43,8 +43,8 @@ fn snapshot(operations: u64) -> Snapshot {
 }
 
 fn replays(criterion: &mut Criterion) {
-    let (job, _) = program(100_000).job_with_places().expect("the program can be replayed");
-    let prepared = job.prepare().expect("the program can be replayed");
+    let (program, _) = program(100_000).program_with_places().expect("the program can be replayed");
+    let prepared = program.prepare().expect("the program can be replayed");
     let grid = Grid::new(&prepared, MEMORY);
     let configurations: Vec<Configuration> = Configuration::grid(&Config::default()).into_iter().cycle().take(CONFIGURATIONS).collect();
     criterion.bench_function("replay/100,000 operations, 64 configurations", |bencher| {

@@ -1,7 +1,7 @@
-//! Which settings would have saved a job: [`Advice`], out of what a [`Grid`](crate::grid::Grid) found.
+//! Which settings would have saved a program: [`Advice`], out of what a [`Grid`](crate::grid::Grid) found.
 
 use harness_allocator::units::Bytes;
-use harness_trace::job::{Ended, Job};
+use harness_trace::program::{Ended, RecordedProgram};
 
 use crate::grid::Ending;
 
@@ -10,11 +10,11 @@ const WORTH_PERCENT: u64 = 5;
 /// Of settings that save about as much, within this share of the memory in percent, the simplest are recommended.
 const ALIKE_PERCENT: u64 = 5;
 
-/// What follows from the endings of a job under all configurations.
+/// What follows from the endings of a program under all configurations.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Advice<'e> {
-    /// How the job ends under the settings that it was recorded under.
+    /// How the program ends under the settings that it was recorded under.
     pub own: &'e Ending,
     /// Whether the recording goes to the end of the program. One that ended in an out-of-memory tells only whether a setting gets past that point.
     pub is_complete: bool,
@@ -40,11 +40,11 @@ pub enum Verdict<'e> {
 }
 
 impl<'e> Advice<'e> {
-    /// Judges the endings of a job, the first of which is under its own settings, on a device of that memory. `None` where there are no endings.
+    /// Judges the endings of a program, the first of which is under its own settings, on a device of that memory. `None` where there are no endings.
     #[must_use]
-    pub fn new(job: &Job, endings: &'e [Ending], memory: Bytes) -> Option<Self> {
+    pub fn new(program: &RecordedProgram, endings: &'e [Ending], memory: Bytes) -> Option<Self> {
         let own = endings.first()?;
-        let is_complete = is_complete(job);
+        let is_complete = is_complete(program);
         let pytorchs = || endings.iter().skip(1).filter(|ending| ending.configuration.is_pytorchs());
         let fitting = best(pytorchs().filter(|ending| ending.fits()));
         let verdict = if own.fits() {
@@ -70,8 +70,8 @@ impl<'e> Advice<'e> {
 
 /// Whether a recording goes to the end of its program, as far as it shows.
 #[must_use]
-pub const fn is_complete(job: &Job) -> bool {
-    matches!(job.ended, Ended::Well)
+pub const fn is_complete(program: &RecordedProgram) -> bool {
+    matches!(program.ended, Ended::Well)
 }
 
 fn nothing<'e>(endings: &[Ending], pytorchs: impl Iterator<Item = &'e Ending>, memory: Bytes) -> Verdict<'e> {

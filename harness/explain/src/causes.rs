@@ -21,9 +21,10 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
 use harness_record::Shortage;
-use harness_trace::job::JobError;
+use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Snapshot};
 
+use crate::attempts;
 pub use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
 pub use crate::explanation::Explanation;
 use crate::fidelity::{self, Fidelity};
@@ -34,7 +35,6 @@ use crate::state::{At, History, MomentError, MomentKind};
 use crate::view::View;
 pub use crate::view::{Refused, TotalKnown, Totals};
 use crate::waits;
-use crate::ways;
 
 /// What to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     let of_pytorch = request.as_ref().filter(|_| !is_foreign);
     let shortage = of_pytorch.map(|request| view.shortage(request, accounts, &size));
     let why: Vec<&str> = shortage.iter().flat_map(|shortage| kinds(shortage)).collect();
-    let ways = of_pytorch.into_iter().flat_map(|request| ways::of(&view, request, accounts, &size)).collect();
+    let ways = of_pytorch.into_iter().flat_map(|request| attempts::of(&view, request, accounts, &size)).collect();
     let mut causes = held.into_causes(&sites);
     causes.extend(size.outside);
     let mut notes: Vec<String> = snapshot.notes.iter().cloned().chain(unknown).collect();
@@ -138,7 +138,7 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
 }
 
 /// What a replay of the recording shows.
-fn replayed(fidelity: &Result<Fidelity, JobError>) -> String {
+fn replayed(fidelity: &Result<Fidelity, ProgramError>) -> String {
     match fidelity {
         Ok(fidelity) => match &fidelity.first_divergence {
             None => format!("replayed under its own settings the recording comes out the same: {fidelity}"),

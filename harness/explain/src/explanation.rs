@@ -8,6 +8,7 @@ use harness_record::Shortage;
 use harness_trace::snapshot::RunInfo;
 use serde::Serialize;
 
+use crate::attempts::FailedAttempt;
 use crate::bytes::{ByteCause, CauseBytes};
 use crate::fidelity::Fidelity;
 use crate::growth::Growth;
@@ -16,7 +17,6 @@ use crate::sites::{Site, SiteId};
 use crate::state::Moment;
 use crate::view::{Refused, TotalKnown, Totals};
 use crate::waits::Wait;
-use crate::ways::Way;
 
 /// Where a device's memory is at one moment, and why a request failed then.
 #[derive(Clone, Debug, Serialize)]
@@ -41,7 +41,7 @@ pub struct Explanation {
     /// Why the request failed, by the names that scenarios have.
     pub why: Vec<&'static str>,
     /// Each way of serving the request, and why it failed; in the order in which the allocator tries them.
-    pub ways: Vec<Way>,
+    pub ways: Vec<FailedAttempt>,
     /// Segments that cannot go back to the driver though part of them is free, those with the most free bytes first.
     pub pinned: Vec<PinnedSegment>,
     /// Frees that waited long for other streams; those that still do first.

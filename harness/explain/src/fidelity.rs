@@ -1,4 +1,4 @@
-//! The fidelity gate: whether a job, replayed under the settings it was recorded under, does what the recording has. Every allocation must land
+//! The fidelity gate: whether a program, replayed under the settings it was recorded under, does what the recording has. Every allocation must land
 //! on the recorded address, every segment must be asked for at the recorded moment and in the recorded size, every segment must go back when
 //! it did, and the final segments and blocks must be those of the snapshot. What a replay says under other settings is backed by this.
 
@@ -10,7 +10,7 @@ use harness_allocator::device::{DevicePtr, MemoryRange};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_trace::execute::Outcome;
-use harness_trace::job::{DriverCall, Job, JobError, Placement, Prepared, Setup, Step};
+use harness_trace::program::{DriverCall, Placement, Prepared, ProgramError, RecordedProgram, Setup, Step};
 use harness_trace::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use harness_trace::trace::TraceEvent;
 use serde::Serialize;
@@ -62,46 +62,49 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// Replays a job under its recorded settings and compares it with the snapshot that it was recovered from.
+/// Replays a program under its recorded settings and compares it with the snapshot that it was recovered from.
 ///
 /// # Errors
-/// [`JobError`] where it cannot be replayed at all.
-pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, JobError> {
-    let job = prepared.job();
-    let events = snapshot.traces.get(job.device as usize).map_or(&[][..], Vec::as_slice);
-    let mut check = Check::new(job, events);
-    let setup =
-        Setup { allocator: AllocatorSpec::caching(job.config.clone()), memory: job.device_memory(), placement: Placement::Recorded };
+/// [`ProgramError`] where it cannot be replayed at all.
+pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, ProgramError> {
+    let program = prepared.program();
+    let events = snapshot.traces.get(program.device as usize).map_or(&[][..], Vec::as_slice);
+    let mut check = Check::new(program, events);
+    let setup = Setup {
+        allocator: AllocatorSpec::caching(program.config.clone()),
+        memory: program.device_memory(),
+        placement: Placement::Recorded,
+    };
     let mut last = None;
     prepared.watch(&setup, |step| {
         check.step(step);
-        if step.operation + 1 == job.operations.len() {
+        if step.operation + 1 == program.operations.len() {
             last = Some(step.allocator.snapshot());
         }
         ControlFlow::Continue(())
     })?;
-    let last = last.unwrap_or_else(|| if job.operations.is_empty() { job.start_for_allocator() } else { Vec::new() });
+    let last = last.unwrap_or_else(|| if program.operations.is_empty() { program.start_for_allocator() } else { Vec::new() });
     check.compare_end(snapshot, &last);
     Ok(check.finish())
 }
 
-/// Recovers the job of one device from a snapshot, and checks it. The memory given is taken for that of the device at the time of the recording
+/// Recovers the program of one device from a snapshot, and checks it. The memory given is taken for that of the device at the time of the recording
 /// where a replay with it does what was recorded.
 ///
 /// # Errors
-/// [`JobError`] where nothing can be recovered or replayed.
-pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(Job, Fidelity), JobError> {
+/// [`ProgramError`] where nothing can be recovered or replayed.
+pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(RecordedProgram, Fidelity), ProgramError> {
     let recover = |memory: Option<Bytes>| {
-        let job = Job::recover_with(snapshot, device, memory)?;
-        let fidelity = check(&job.prepare()?, snapshot)?;
-        Ok((job, fidelity))
+        let program = RecordedProgram::recover_with(snapshot, device, memory)?;
+        let fidelity = check(&program.prepare()?, snapshot)?;
+        Ok((program, fidelity))
     };
     let with_memory = memory.and_then(|memory| recover(Some(memory)).ok()).filter(|(_, fidelity)| fidelity.faithful);
     with_memory.map_or_else(|| recover(None), Ok)
 }
 
 struct Check<'a> {
-    job: &'a Job,
+    program: &'a RecordedProgram,
     /// Recorded calls to the driver, with their events.
     taken: Vec<(u32, DriverCall)>,
     given_back: Vec<(u32, DriverCall)>,
@@ -113,19 +116,19 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    fn new(job: &'a Job, events: &[Event]) -> Self {
+    fn new(program: &'a RecordedProgram, events: &[Event]) -> Self {
         let calls = events.iter().zip(0..).filter_map(|(event, index)| Some((index, driver_call(event)?)));
         let (taken, given_back) = calls.partition(|(_, call)| matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_)));
-        Self { job, taken, given_back, takes: 0, gifts: 0, at_recorded_address: 0, segments_as_recorded: 0, first: None }
+        Self { program, taken, given_back, takes: 0, gifts: 0, at_recorded_address: 0, segments_as_recorded: 0, first: None }
     }
 
     fn step(&mut self, step: &Step<'_>) {
-        let event = self.job.origin[step.operation];
+        let event = self.program.origin[step.operation];
         for &call in step.driver {
             self.driver_call(event, call);
         }
-        let TraceEvent::Allocate { id, size, .. } = self.job.operations[step.operation] else { return };
-        let recorded = self.job.allocations[id as usize].address;
+        let TraceEvent::Allocate { id, size, .. } = self.program.operations[step.operation] else { return };
+        let recorded = self.program.allocations[id as usize].address;
         let replayed = step.address.map(|address| address.0);
         if replayed == recorded && step.outcome != Outcome::Ignored {
             self.at_recorded_address += u64::from(recorded.is_some());
@@ -160,7 +163,7 @@ impl<'a> Check<'a> {
         if let Some(&(event, call)) = self.given_back.get(self.gifts) {
             self.diverge(Some(event), describe(call), "nothing given back".to_owned());
         }
-        let mut recorded: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == self.job.device).collect();
+        let mut recorded: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == self.program.device).collect();
         recorded.sort_by_key(|segment| segment.address);
         let recorded: Vec<String> = recorded.into_iter().flat_map(|segment| self.lines_recorded(segment)).collect();
         let replayed: Vec<String> = last.iter().flat_map(|segment| self.lines_replayed(segment)).collect();
@@ -179,8 +182,8 @@ impl<'a> Check<'a> {
     }
 
     fn lines_replayed(&self, segment: &SegmentInfo) -> Vec<String> {
-        let stream = segment.stream.and_then(|stream| self.job.streams.get(stream.0 as usize)).copied().unwrap_or_default();
-        let private = segment.private_pool.and_then(|pool| self.job.pools.get(pool as usize)).copied();
+        let stream = segment.stream.and_then(|stream| self.program.streams.get(stream.0 as usize)).copied().unwrap_or_default();
+        let private = segment.private_pool.and_then(|pool| self.program.pools.get(pool as usize)).copied();
         let range = MemoryRange::new(segment.address, segment.size);
         let blocks = segment.blocks.iter().map(|block| line(block.address, block.size, block.requested, block.state));
         std::iter::once(segment_line(range, stream, private)).chain(blocks).collect()
@@ -191,8 +194,8 @@ impl<'a> Check<'a> {
     }
 
     fn finish(self) -> Fidelity {
-        let start = self.job.live_at_start() as usize;
-        let allocations = self.job.allocations[start..].iter().filter(|allocation| allocation.address.is_some()).count() as u64;
+        let start = self.program.live_at_start() as usize;
+        let allocations = self.program.allocations[start..].iter().filter(|allocation| allocation.address.is_some()).count() as u64;
         let segments = self.taken.len() as u64;
         Fidelity {
             allocations,

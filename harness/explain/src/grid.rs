@@ -1,4 +1,4 @@
-//! A job replayed under many settings, and by other allocators: [`Grid`].
+//! A program replayed under many settings, and by other allocators: [`Grid`].
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use harness_allocator::allocator::caching::{ConfError, Config};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::{Bytes, Nanos};
-use harness_trace::job::{Job, JobError, Placement, Prepared, Replayed, Setup};
+use harness_trace::program::{Placement, Prepared, ProgramError, RecordedProgram, Replayed, Setup};
 use serde::Serialize;
 
 use crate::least::{Least, least_memory};
@@ -49,7 +49,7 @@ pub const SETTINGS: [&str; 24] = [
 pub const OTHER_ALLOCATORS: [AllocatorKind; 4] =
     [AllocatorKind::Bfc, AllocatorKind::RmmPool, AllocatorKind::AsyncPool, AllocatorKind::Direct];
 
-/// An allocator with settings that a job is replayed with.
+/// An allocator with settings that a program is replayed with.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Configuration {
@@ -73,7 +73,7 @@ impl Configuration {
         Self { name: kind.name().to_owned(), allocator: kind.into() }
     }
 
-    /// Those that a job recorded under these settings is tried with: its own first, then those of the grid that differ from it, then the other
+    /// Those that a program recorded under these settings is tried with: its own first, then those of the grid that differ from it, then the other
     /// allocators.
     #[must_use]
     pub fn grid(recorded: &Config) -> Vec<Self> {
@@ -96,7 +96,7 @@ impl Configuration {
     }
 }
 
-/// How a job ended under one configuration.
+/// How a program ended under one configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
     /// What it ran with.
@@ -178,7 +178,7 @@ impl Ending {
     }
 }
 
-/// A job, prepared once, and the device it is to run on.
+/// A program, prepared once, and the device it is to run on.
 #[derive(Debug)]
 pub struct Grid<'a> {
     prepared: &'a Prepared<'a>,
@@ -186,24 +186,29 @@ pub struct Grid<'a> {
 }
 
 impl<'a> Grid<'a> {
-    /// A grid over a job on a device of that memory.
+    /// A grid over a program on a device of that memory.
     #[must_use]
     pub const fn new(prepared: &'a Prepared<'a>, memory: Bytes) -> Self {
         Self { prepared, memory }
     }
 
-    /// The job.
+    /// The program.
     #[must_use]
-    pub const fn job(&self) -> &'a Job {
-        self.prepared.job()
+    pub const fn program(&self) -> &'a RecordedProgram {
+        self.prepared.program()
     }
 
-    /// Replays the job under each configuration, on all cores, and tells `progress` of each that is done. The endings stand in the order of the
+    /// Replays the program under each configuration, on all cores, and tells `progress` of each that is done. The endings stand in the order of the
     /// configurations. `with_least` looks for the least memory as well, which takes some ten replays more of each.
     ///
     /// # Errors
-    /// [`JobError`] of the first configuration that cannot be replayed at all.
-    pub fn run(&self, configurations: &[Configuration], with_least: bool, progress: &(dyn Fn() + Sync)) -> Result<Vec<Ending>, JobError> {
+    /// [`ProgramError`] of the first configuration that cannot be replayed at all.
+    pub fn run(
+        &self,
+        configurations: &[Configuration],
+        with_least: bool,
+        progress: &(dyn Fn() + Sync),
+    ) -> Result<Vec<Ending>, ProgramError> {
         in_parallel(configurations, |configuration| {
             let replayed = self.replay(configuration, self.memory)?;
             let least = if with_least { Some(self.least(configuration)?) } else { None };
@@ -214,30 +219,30 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// Replays the job under one configuration.
+    /// Replays the program under one configuration.
     ///
     /// # Errors
-    /// [`JobError`].
-    pub fn replay(&self, configuration: &Configuration, memory: Bytes) -> Result<Replayed, JobError> {
+    /// [`ProgramError`].
+    pub fn replay(&self, configuration: &Configuration, memory: Bytes) -> Result<Replayed, ProgramError> {
         self.prepared.replay(&Setup { allocator: configuration.allocator.clone(), memory, placement: Placement::Rising })
     }
 
-    /// The least memory with which the job ends well under a configuration, by bisection in steps of half a percent, of 2 MiB at least; and
+    /// The least memory with which the program ends well under a configuration, by bisection in steps of half a percent, of 2 MiB at least; and
     /// the most that it has allocated at one time.
     ///
     /// # Errors
-    /// [`JobError`].
-    pub fn least(&self, configuration: &Configuration) -> Result<(Least, Bytes), JobError> {
+    /// [`ProgramError`].
+    pub fn least(&self, configuration: &Configuration) -> Result<(Least, Bytes), ProgramError> {
         let unlimited = self.replay(configuration, UNLIMITED)?.stats;
         let peak = Bytes(unlimited.reserved_bytes.all.peak);
         // What limits itself to a share of the device needs a larger one.
         let fraction = configuration.allocator.effective().map_or(1.0, |config| config.memory_fraction.get());
         let high = Bytes((peak.0 as f64 / fraction.max(0.01)) as u64 + GRANULARITY.0);
-        let low = Bytes(unlimited.allocated_bytes.all.peak).max(self.job().reserved_at_start());
+        let low = Bytes(unlimited.allocated_bytes.all.peak).max(self.program().reserved_at_start());
         let step = Bytes((high.0 / 200).next_multiple_of(GRANULARITY.0));
         let least = least_memory(low, high, step, |memory| match self.replay(configuration, memory) {
             Ok(replayed) => Ok(replayed.oom.is_none()),
-            Err(JobError::TooLittleMemory { .. }) => Ok(false),
+            Err(ProgramError::TooLittleMemory { .. }) => Ok(false),
             Err(error) => Err(error),
         })?;
         Ok((least, Bytes(unlimited.allocated_bytes.all.peak)))

@@ -2,12 +2,12 @@
 
 use harness_allocator::units::Bytes;
 
+use crate::attempts;
 use crate::bytes::ByteCause;
 use crate::explanation::Explanation;
 use crate::pins::{self, PinnedBySite, PinnedSegment};
 use crate::state::MomentKind;
 use crate::view::{Refused, TotalKnown};
-use crate::ways;
 
 /// A device is nearly full where less than this part of it is cached and of no use: one twentieth.
 const NEARLY_FULL: u64 = 20;
@@ -25,7 +25,7 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
     let free = accounts.device_free.unwrap_or_default();
     let cached = accounts.reserved.saturating_sub(accounts.active);
     let waiting = explanation.bytes(ByteCause::PendingFree);
-    let wanted = explanation.sites[&request.id].behind(&format!("{} asked for", request.asked));
+    let wanted = explanation.sites[&request.id].with_verb(&format!("{} asked for", request.asked));
     let allocated = format!("{} are allocated{}", accounts.allocated, most_by(explanation, ByteCause::Allocated));
     let everything = free + cached + waiting;
     if request.requested > everything {
@@ -54,7 +54,7 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
         ByteCause::OtherStream => {
             format!(
                 "{bytes} are cached for other streams than {}{}, {failed}.",
-                ways::stream(request.stream),
+                attempts::stream(request.stream),
                 pinned_by(explanation, cause)
             )
         }
@@ -98,14 +98,14 @@ fn most_by(explanation: &Explanation, cause: ByteCause) -> String {
     let largest = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first().map(|site| (of.bytes, site)));
     let Some((bytes, site)) = largest else { return String::new() };
     let most = if 2 * site.bytes.get() > bytes.get() { "most of it" } else { "the most" };
-    format!(", {}", explanation.sites[&site.id].behind(&format!("{most} ({})", site.bytes)))
+    format!(", {}", explanation.sites[&site.id].with_verb(&format!("{most} ({})", site.bytes)))
 }
 
 /// `, the most (2 GiB) in segments pinned by blocks allocated at model.py:41`.
 fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
     let of = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first());
     of.map_or_else(String::new, |site| {
-        format!(", the most ({}) in segments pinned by blocks {}", site.bytes, explanation.sites[&site.id].behind("allocated"))
+        format!(", the most ({}) in segments pinned by blocks {}", site.bytes, explanation.sites[&site.id].with_verb("allocated"))
     })
 }
 
@@ -130,7 +130,7 @@ fn pinned(explanation: &Explanation) -> String {
 
 fn held(most: &PinnedBySite<'_>, explanation: &Explanation) -> String {
     let first = most.segments[0];
-    let (count, allocated) = (most.segments.len(), explanation.sites[&first.by.id].behind("allocated"));
+    let (count, allocated) = (most.segments.len(), explanation.sites[&first.by.id].with_verb("allocated"));
     if first.expandable {
         let pieces = if count == 1 { "1 piece lies".to_owned() } else { format!("{count} pieces lie") };
         return format!("{pieces} in pages beside live blocks {allocated}");

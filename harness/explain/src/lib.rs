@@ -3,12 +3,13 @@
 //! * [`causes`]: where a device's memory is at one moment of a recording, by cause, and why a request failed. [`state`] goes back to that moment,
 //!   [`sites`] tells who allocated, [`pins`] what keeps free memory from going back, [`waits`] and [`growth`] what stalls and what leaks.
 //! * [`ranks`]: the snapshots of all ranks together; [`compare`]: two snapshots of one program.
-//! * [`advise`]: which settings would have saved a job, by replays under a [`grid`] of them; [`least`]: how much memory would have been enough;
+//! * [`advise`]: which settings would have saved a program, by replays under a [`grid`] of them; [`least`]: how much memory would have been enough;
 //! * [`program_advice`]: what could be changed in the program itself, tried in the same way;
-//! * [`plain`]: a job as a plain trace; [`requests`]: traces and logs of RMM as jobs and snapshots;
+//! * [`plain`]: a program as a plain trace; [`requests`]: traces and logs of RMM as programs and snapshots;
 //! * [`fidelity`]: whether a replay does what the recording has.
 
 pub mod advise;
+pub mod attempts;
 pub mod causes;
 pub mod compare;
 pub mod fidelity;
@@ -23,7 +24,6 @@ pub mod requests;
 pub mod sites;
 pub mod state;
 pub mod waits;
-pub mod ways;
 
 mod bytes;
 mod explanation;

@@ -1,10 +1,10 @@
-//! A job as a plain trace, which begins with an empty allocator: [`plain`].
+//! A program as a plain trace, which begins with an empty allocator: [`plain`].
 
 use std::collections::BTreeMap;
 
 use harness_allocator::device::StreamId;
 use harness_allocator::stats::BlockState;
-use harness_trace::job::Job;
+use harness_trace::program::RecordedProgram;
 use harness_trace::snapshot::Snapshot;
 use harness_trace::trace::TraceEvent;
 
@@ -19,34 +19,34 @@ pub enum PendingFrees {
     Late,
 }
 
-/// A job as a plain trace.
+/// A program as a plain trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plain {
     /// What was live before the recording is allocated first, in the order of addresses.
     pub events: Vec<TraceEvent>,
-    /// Of each event the operation of the job; `None` for what was live before.
+    /// Of each event the operation of the program; `None` for what was live before.
     pub operations: Vec<Option<usize>>,
 }
 
-/// The trace of a job. Free memory that the allocator held before the recording is not in it.
+/// The trace of a program. Free memory that the allocator held before the recording is not in it.
 #[must_use]
-pub fn plain(job: &Job, pending: PendingFrees) -> Plain {
+pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
     let mut plain = Plain { events: Vec::new(), operations: Vec::new() };
     let mut add = |event, operation| {
         plain.events.push(event);
         plain.operations.push(operation);
     };
-    let live = job.start.iter().flat_map(|segment| segment.blocks.iter().map(move |block| (segment, block)));
+    let live = program.start.iter().flat_map(|segment| segment.blocks.iter().map(move |block| (segment, block)));
     for (id, (segment, block)) in live.filter(|(_, block)| block.state == BlockState::Allocated).enumerate() {
-        add(TraceEvent::Allocate { id: id as u64, size: block.requested, stream: job.stream_number(segment.stream) }, None);
+        add(TraceEvent::Allocate { id: id as u64, size: block.requested, stream: program.stream_number(segment.stream) }, None);
     }
     // Blocks that wait for a stream that is none of the program's, and those of them that were freed meanwhile.
     let mut waiting: BTreeMap<u64, StreamId> = BTreeMap::new();
     let mut freed: BTreeMap<StreamId, Vec<u64>> = BTreeMap::new();
-    for (operation, &event) in job.operations.iter().enumerate() {
+    for (operation, &event) in program.operations.iter().enumerate() {
         let is_late = pending == PendingFrees::Late;
         match event {
-            TraceEvent::RecordStream { id, stream } if is_late && job.is_made_up(stream) => {
+            TraceEvent::RecordStream { id, stream } if is_late && program.is_synthetic(stream) => {
                 waiting.insert(id, stream);
             }
             TraceEvent::Free { id } if waiting.contains_key(&id) => {
@@ -54,7 +54,7 @@ pub fn plain(job: &Job, pending: PendingFrees) -> Plain {
                     freed.entry(stream).or_default().push(id);
                 }
             }
-            TraceEvent::SynchronizeStream(stream) if is_late && job.is_made_up(stream) => {
+            TraceEvent::SynchronizeStream(stream) if is_late && program.is_synthetic(stream) => {
                 for id in freed.remove(&stream).unwrap_or_default() {
                     add(TraceEvent::Free { id }, Some(operation));
                 }
@@ -68,20 +68,20 @@ pub fn plain(job: &Job, pending: PendingFrees) -> Plain {
 impl Plain {
     /// Where in the program an event was; `None` where that was not recorded.
     #[must_use]
-    pub fn site<'s>(&self, event: usize, job: &Job, sites: &'s Sites) -> Option<&'s str> {
+    pub fn site<'s>(&self, event: usize, program: &RecordedProgram, sites: &'s Sites) -> Option<&'s str> {
         let operation = self.operations[event]?;
-        let recorded = *job.origin.get(operation)?;
+        let recorded = *program.origin.get(operation)?;
         matches!(self.events[event], TraceEvent::Allocate { .. }).then(|| sites.get(sites.of_event(recorded as usize)).name.as_str())
     }
 
     /// As a trace v1, with the site of each allocation behind it as a comment.
     #[must_use]
-    pub fn text(&self, job: &Job, snapshot: &Snapshot) -> String {
-        let sites = Sites::new(snapshot, job.device);
+    pub fn text(&self, program: &RecordedProgram, snapshot: &Snapshot) -> String {
+        let sites = Sites::new(snapshot, program.device);
         let mut text = String::new();
         for (index, event) in self.events.iter().enumerate() {
             text += &event.to_string();
-            if let Some(site) = self.site(index, job, &sites) {
+            if let Some(site) = self.site(index, program, &sites) {
                 text += " # ";
                 text += site;
             }

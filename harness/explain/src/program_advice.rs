@@ -1,4 +1,4 @@
-//! Advice in the program's own terms, beside settings: what could be changed in it, each change tried by a replay of the changed job.
+//! Advice in the program's own terms, beside settings: what could be changed in it, each change tried by a replay of the changed program.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_trace::job::{Ended, Job, JobError};
+use harness_trace::program::{Ended, ProgramError, RecordedProgram};
 use harness_trace::snapshot::{PoolId, Snapshot};
 use harness_trace::trace::TraceEvent;
 
@@ -30,23 +30,23 @@ pub struct ProgramAdvice {
     pub least: Least,
     /// What that is less than without.
     pub saves: Bytes,
-    /// The changed job.
-    pub job: Job,
+    /// The changed program.
+    pub program: RecordedProgram,
 }
 
-/// Tries changes of a job under its own settings, on all cores. Those that save most come first, of those that save the same the ones that empty the cache least. `own` is the least memory without any change, and
+/// Tries changes of a program under its own settings, on all cores. Those that save most come first, of those that save the same the ones that empty the cache least. `own` is the least memory without any change, and
 /// `progress` is called for each change that was tried, of [`changes`].
 ///
 /// # Errors
-/// [`JobError`] of a replay that is not possible at all.
+/// [`ProgramError`] of a replay that is not possible at all.
 pub fn program_advice(
     changes: Vec<Change>,
     own: &Configuration,
     own_least: Bytes,
     progress: &(dyn Fn() + Sync),
-) -> Result<Vec<ProgramAdvice>, JobError> {
+) -> Result<Vec<ProgramAdvice>, ProgramError> {
     let tried = in_parallel(&changes, |change| {
-        let prepared = change.job.prepare()?;
+        let prepared = change.program.prepare()?;
         let least = Grid::new(&prepared, own_least).least(own);
         progress();
         least.map(|(least, _)| least)
@@ -63,7 +63,7 @@ pub fn program_advice(
                 times => format!(", for {times} calls of empty_cache"),
             };
             let sentence = format!("{} lets it run in {} instead of {own_least}{price}", change.what, least.enough);
-            advice.push(ProgramAdvice { sentence, least, saves, job: change.job });
+            advice.push(ProgramAdvice { sentence, least, saves, program: change.program });
         }
     }
     Ok(advice)
@@ -75,21 +75,26 @@ pub struct Change {
     what: String,
     /// How often the program would empty its cache.
     times_emptied: usize,
-    job: Job,
+    program: RecordedProgram,
 }
 
 /// The share of the device that the program could be limited to without being refused anything, as advice for who shares the device: `None` where it is
 /// all of it, or where a replay with the limit is refused something.
 ///
 /// # Errors
-/// [`JobError`] of a replay that is not possible at all.
-pub fn fraction_advice(job: &Job, own: &Configuration, own_least: Bytes, memory: Bytes) -> Result<Option<String>, JobError> {
+/// [`ProgramError`] of a replay that is not possible at all.
+pub fn fraction_advice(
+    program: &RecordedProgram,
+    own: &Configuration,
+    own_least: Bytes,
+    memory: Bytes,
+) -> Result<Option<String>, ProgramError> {
     let share = (own_least.0 as f64 / memory.0 as f64 * 100.0).ceil() / 100.0;
     let Some(fraction) = MemoryFraction::new(share).filter(|_| share < 1.0) else { return Ok(None) };
     let mut edit = Edit::default();
     edit.add(TraceEvent::SetFraction(fraction), 0);
-    (0..job.operations.len()).for_each(|operation| edit.keep(job, operation));
-    let limited = edit.job(job);
+    (0..program.operations.len()).for_each(|operation| edit.keep(program, operation));
+    let limited = edit.program(program);
     let replayed = Grid::new(&limited.prepare()?, memory).replay(own, memory)?;
     let kept = fraction.limit(memory).unwrap_or(memory);
     Ok(replayed.oom.is_none().then(|| {
@@ -99,27 +104,27 @@ pub fn fraction_advice(job: &Job, own: &Configuration, own_least: Bytes, memory:
 
 /// The changes that are worth a trial.
 #[must_use]
-pub fn changes(job: &Job, snapshot: &Snapshot) -> Vec<Change> {
-    let sites = Sites::new(snapshot, job.device);
-    let by_site = BySite::new(job, &sites);
+pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
+    let sites = Sites::new(snapshot, program.device);
+    let by_site = BySite::new(program, &sites);
     let mut changes = Vec::new();
     for &site in &by_site.largest() {
         let name = &sites.get(site).name;
         let ids = &by_site.ids[&site];
         let blocks = count(ids.len(), "block");
-        let change = |what: String, job: Job| Change { what, times_emptied: 0, job };
-        changes.push(change(format!("a pool of its own (torch.cuda.MemPool) for the {blocks} of {name}"), own_pool(job, ids)));
-        let kept = by_site.kept(job, ids);
+        let change = |what: String, program: RecordedProgram| Change { what, times_emptied: 0, program };
+        changes.push(change(format!("a pool of its own (torch.cuda.MemPool) for the {blocks} of {name}"), own_pool(program, ids)));
+        let kept = by_site.kept(program, ids);
         if !kept.is_empty() {
             let what =
                 format!("allocating the {} that {name} keeps before everything else, the largest first,", count(kept.len(), "block"));
-            changes.push(change(what, before_all(job, &kept)));
+            changes.push(change(what, before_all(program, &kept)));
         }
-        if let Some(earlier) = by_site.freed_before_the_next(job, ids) {
+        if let Some(earlier) = by_site.freed_before_the_next(program, ids) {
             changes.push(change(format!("freeing each block of {name} before the next one is made there"), earlier));
         }
-        if let Some((emptied, times)) = emptied_before(job, ids) {
-            changes.push(Change { what: format!("torch.cuda.empty_cache() in front of {name}"), times_emptied: times, job: emptied });
+        if let Some((emptied, times)) = emptied_before(program, ids) {
+            changes.push(Change { what: format!("torch.cuda.empty_cache() in front of {name}"), times_emptied: times, program: emptied });
         }
     }
     changes
@@ -137,13 +142,13 @@ struct BySite {
 }
 
 impl BySite {
-    fn new(job: &Job, sites: &Sites) -> Self {
+    fn new(program: &RecordedProgram, sites: &Sites) -> Self {
         let mut all = Self { ids: BTreeMap::new(), peaks: BTreeMap::new(), made: BTreeMap::new(), freed: BTreeMap::new() };
         let (mut live, mut site_of): (BTreeMap<SiteId, Bytes>, BTreeMap<u64, (SiteId, Bytes)>) = (BTreeMap::new(), BTreeMap::new());
-        for (operation, &event) in job.operations.iter().enumerate() {
+        for (operation, &event) in program.operations.iter().enumerate() {
             match event {
                 TraceEvent::Allocate { id, size, .. } => {
-                    let site = sites.of_event(job.origin[operation] as usize);
+                    let site = sites.of_event(program.origin[operation] as usize);
                     all.made.insert(id, operation);
                     // A change is at a line that is known.
                     if sites.get(site).kind == SiteKind::Frame && size > Bytes::ZERO {
@@ -175,15 +180,15 @@ impl BySite {
     }
 
     /// Those that are never freed, or live for more than half of the recording, and were served.
-    fn kept(&self, job: &Job, ids: &[u64]) -> BTreeSet<u64> {
-        let all = job.operations.len();
+    fn kept(&self, program: &RecordedProgram, ids: &[u64]) -> BTreeSet<u64> {
+        let all = program.operations.len();
         let lives_long = |id: &&u64| self.freed.get(id).is_none_or(|freed| freed - self.made[*id] > all / 2);
-        ids.iter().filter(lives_long).filter(|&&id| !job.allocations[id as usize].refused).copied().collect()
+        ids.iter().filter(lives_long).filter(|&&id| !program.allocations[id as usize].refused).copied().collect()
     }
 
-    /// The job in which each block goes before the next one of its site comes. `None` where more than two are live at one time, which the program
+    /// The program in which each block goes before the next one of its site comes. `None` where more than two are live at one time, which the program
     /// needs together, or never two.
-    fn freed_before_the_next(&self, job: &Job, ids: &[u64]) -> Option<Job> {
+    fn freed_before_the_next(&self, program: &RecordedProgram, ids: &[u64]) -> Option<RecordedProgram> {
         let mut moved: BTreeMap<usize, u64> = BTreeMap::new();
         for three in ids.windows(3) {
             if self.freed.get(&three[0]).is_none_or(|&freed| freed > self.made[&three[2]]) {
@@ -201,20 +206,20 @@ impl BySite {
         }
         let gone: BTreeSet<u64> = moved.values().copied().collect();
         let mut edit = Edit::default();
-        for (operation, &event) in job.operations.iter().enumerate() {
+        for (operation, &event) in program.operations.iter().enumerate() {
             if let Some(&id) = moved.get(&operation) {
-                edit.add(TraceEvent::Free { id }, job.origin[operation]);
+                edit.add(TraceEvent::Free { id }, program.origin[operation]);
             }
             let is_moved = matches!(event, TraceEvent::Free { id } if gone.contains(&id));
             if !is_moved {
-                edit.keep(job, operation);
+                edit.keep(program, operation);
             }
         }
-        Some(edit.job(job))
+        Some(edit.program(program))
     }
 }
 
-/// The operations of a changed job.
+/// The operations of a changed program.
 #[derive(Default)]
 struct Edit {
     operations: Vec<TraceEvent>,
@@ -229,29 +234,29 @@ impl Edit {
         self.origin.push(origin);
     }
 
-    fn keep(&mut self, job: &Job, operation: usize) {
+    fn keep(&mut self, program: &RecordedProgram, operation: usize) {
         self.place.insert(operation, self.operations.len());
-        self.add(job.operations[operation], job.origin[operation]);
+        self.add(program.operations[operation], program.origin[operation]);
     }
 
-    fn job(self, job: &Job) -> Job {
-        let ended = match job.ended {
+    fn program(self, program: &RecordedProgram) -> RecordedProgram {
+        let ended = match program.ended {
             Ended::Oom { operation, event, requested, device_free } => {
                 Ended::Oom { operation: self.place.get(&operation).copied().unwrap_or(operation), event, requested, device_free }
             }
             Ended::Well => Ended::Well,
         };
-        Job { operations: self.operations, origin: self.origin, ended, ..job.clone() }
+        RecordedProgram { operations: self.operations, origin: self.origin, ended, ..program.clone() }
     }
 }
 
-/// The job with these blocks in a private pool of their own.
-fn own_pool(job: &Job, ids: &[u64]) -> Job {
+/// The program with these blocks in a private pool of their own.
+fn own_pool(program: &RecordedProgram, ids: &[u64]) -> RecordedProgram {
     let ids: BTreeSet<u64> = ids.iter().copied().collect();
-    let pool = PrivatePoolId(job.pools.len() as u32);
+    let pool = PrivatePoolId(program.pools.len() as u32);
     let mut edit = Edit::default();
     let mut open = 0_usize;
-    for (operation, &event) in job.operations.iter().enumerate() {
+    for (operation, &event) in program.operations.iter().enumerate() {
         match event {
             TraceEvent::BeginPool(_) => open += 1,
             TraceEvent::EndPool(_) => open = open.saturating_sub(1),
@@ -259,47 +264,49 @@ fn own_pool(job: &Job, ids: &[u64]) -> Job {
         }
         let is_own = open == 0 && matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
         if is_own {
-            edit.add(TraceEvent::BeginPool(pool), job.origin[operation]);
+            edit.add(TraceEvent::BeginPool(pool), program.origin[operation]);
         }
-        edit.keep(job, operation);
+        edit.keep(program, operation);
         if is_own {
-            edit.add(TraceEvent::EndPool(pool), job.origin[operation]);
+            edit.add(TraceEvent::EndPool(pool), program.origin[operation]);
         }
     }
-    let mut changed = edit.job(job);
+    let mut changed = edit.program(program);
     changed.pools.push(PoolId(0, u64::MAX));
     changed
 }
 
-/// The job with these blocks allocated in front of everything else, the largest first.
-fn before_all(job: &Job, ids: &BTreeSet<u64>) -> Job {
+/// The program with these blocks allocated in front of everything else, the largest first.
+fn before_all(program: &RecordedProgram, ids: &BTreeSet<u64>) -> RecordedProgram {
     let is_first = |event: TraceEvent| matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
-    let size = |operation: usize| match job.operations[operation] {
+    let size = |operation: usize| match program.operations[operation] {
         TraceEvent::Allocate { size, .. } => size,
         _ => Bytes::ZERO,
     };
-    let mut first: Vec<usize> = (0..job.operations.len()).filter(|&operation| is_first(job.operations[operation])).collect();
+    let mut first: Vec<usize> = (0..program.operations.len()).filter(|&operation| is_first(program.operations[operation])).collect();
     first.sort_by_key(|&operation| Reverse(size(operation)));
     let mut edit = Edit::default();
-    first.into_iter().for_each(|operation| edit.keep(job, operation));
-    (0..job.operations.len()).filter(|&operation| !is_first(job.operations[operation])).for_each(|operation| edit.keep(job, operation));
-    edit.job(job)
+    first.into_iter().for_each(|operation| edit.keep(program, operation));
+    (0..program.operations.len())
+        .filter(|&operation| !is_first(program.operations[operation]))
+        .for_each(|operation| edit.keep(program, operation));
+    edit.program(program)
 }
 
-/// The job with the cache emptied in front of the largest allocations of a site, and how often; `None` where that is too often.
-fn emptied_before(job: &Job, ids: &[u64]) -> Option<(Job, usize)> {
-    let requested = |id: &u64| job.allocations[*id as usize].requested;
+/// The program with the cache emptied in front of the largest allocations of a site, and how often; `None` where that is too often.
+fn emptied_before(program: &RecordedProgram, ids: &[u64]) -> Option<(RecordedProgram, usize)> {
+    let requested = |id: &u64| program.allocations[*id as usize].requested;
     let largest = ids.iter().map(requested).max()?;
     let before: BTreeSet<u64> = ids.iter().filter(|id| requested(id) >= Bytes(largest.0 / 2)).copied().collect();
     if before.len() > MOST_TIMES_EMPTIED {
         return None;
     }
     let mut edit = Edit::default();
-    for (operation, &event) in job.operations.iter().enumerate() {
+    for (operation, &event) in program.operations.iter().enumerate() {
         if matches!(event, TraceEvent::Allocate { id, .. } if before.contains(&id)) {
-            edit.add(TraceEvent::EmptyCache, job.origin[operation]);
+            edit.add(TraceEvent::EmptyCache, program.origin[operation]);
         }
-        edit.keep(job, operation);
+        edit.keep(program, operation);
     }
-    Some((edit.job(job), before.len()))
+    Some((edit.program(program), before.len()))
 }

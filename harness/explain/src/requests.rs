@@ -9,7 +9,7 @@ use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
-use harness_trace::job::{Job, JobError, Placement, Setup};
+use harness_trace::program::{Placement, ProgramError, RecordedProgram, Setup};
 use harness_trace::snapshot::{Action, Event, ExtraId, Frame, Snapshot, StackId, Value};
 use harness_trace::trace::TraceEvent;
 
@@ -88,46 +88,46 @@ impl Requests {
     /// What a replay with that much memory does, up to the first request that is refused, as PyTorch would have recorded it.
     ///
     /// # Errors
-    /// [`JobError`] where it cannot be replayed at all.
-    pub fn record(&self, memory: Bytes) -> Result<Snapshot, JobError> {
-        let job = self.job()?;
+    /// [`ProgramError`] where it cannot be replayed at all.
+    pub fn record(&self, memory: Bytes) -> Result<Snapshot, ProgramError> {
+        let program = self.program()?;
         let setup = Setup { allocator: AllocatorSpec::caching(Config::default()), memory, placement: Placement::Rising };
-        let place = |operation: usize| job.origin.get(operation).map(|&event| self.places[event as usize].clone());
-        let mut snapshot = job.prepare()?.record(&setup, place)?;
+        let place = |operation: usize| program.origin.get(operation).map(|&event| self.places[event as usize].clone());
+        let mut snapshot = program.prepare()?.record(&setup, place)?;
         snapshot.notes.clone_from(&self.notes);
         Ok(snapshot)
     }
 
-    /// The program as a job under PyTorch's default settings, and with it a snapshot that tells where each of its operations is: event N is operation N of the
+    /// The program as a program under PyTorch's default settings, and with it a snapshot that tells where each of its operations is: event N is operation N of the
     /// requests.
     ///
     /// # Errors
-    /// [`JobError`] where an id is allocated while it is live.
-    pub fn job_with_places(&self) -> Result<(Job, Snapshot), JobError> {
-        let mut job = self.job()?;
+    /// [`ProgramError`] where an id is allocated while it is live.
+    pub fn program_with_places(&self) -> Result<(RecordedProgram, Snapshot), ProgramError> {
+        let mut program = self.program()?;
         let mut snapshot = Snapshot { notes: self.notes.clone(), ..Snapshot::default() };
         let mut stack_of = |place: &Frame| {
             let frame = snapshot.stacks.intern_frame(place.clone());
             snapshot.stacks.intern(&[frame])
         };
         let stacks: Vec<StackId> = self.places.iter().map(&mut stack_of).collect();
-        for (operation, &event) in job.operations.iter().zip(&job.origin) {
+        for (operation, &event) in program.operations.iter().zip(&program.origin) {
             if let TraceEvent::Allocate { id, .. } = *operation {
-                job.allocations[id as usize].stack = stacks[event as usize];
+                program.allocations[id as usize].stack = stacks[event as usize];
             }
         }
         snapshot.traces = vec![self.events.iter().zip(stacks).map(|(event, stack)| told(event, stack)).collect()];
-        Ok((job, snapshot))
+        Ok((program, snapshot))
     }
 
-    fn job(&self) -> Result<Job, JobError> {
-        let mut job = Job::from_trace(&self.events, Config::default())?;
-        for (operation, &event) in job.operations.iter().zip(&job.origin) {
+    fn program(&self) -> Result<RecordedProgram, ProgramError> {
+        let mut program = RecordedProgram::from_trace(&self.events, Config::default())?;
+        for (operation, &event) in program.operations.iter().zip(&program.origin) {
             if let (TraceEvent::Allocate { id, .. }, true) = (*operation, self.refused.contains(&(event as usize))) {
-                job.allocations[id as usize].refused = true;
+                program.allocations[id as usize].refused = true;
             }
         }
-        Ok(job)
+        Ok(program)
     }
 }
 

@@ -271,7 +271,7 @@ impl Site {
     /// The site behind a verb: `allocated at model.py:41 forward`, `allocated by code with no Python frames, after model.py:41 forward`, `allocated
     /// before the recording`.
     #[must_use]
-    pub fn behind(&self, verb: &str) -> String {
+    pub fn with_verb(&self, verb: &str) -> String {
         match self.kind {
             SiteKind::Frame => format!("{verb} at {}", self.name),
             SiteKind::After | SiteKind::NoFrames => format!("{verb} by code with {}", self.name),

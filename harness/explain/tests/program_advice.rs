@@ -7,19 +7,19 @@ use harness_allocator::units::Bytes;
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_explain::requests::Requests;
-use harness_trace::job::Job;
+use harness_trace::program::RecordedProgram;
 use harness_trace::snapshot::Snapshot;
 use harness_trace::trace;
 
 const MIB: u64 = 1 << 20;
 
 /// A program, as a trace with the place of each allocation behind it.
-fn program(text: &str) -> (Job, Snapshot) {
+fn program(text: &str) -> (RecordedProgram, Snapshot) {
     let operations = text.lines().zip(1..).map(|(line, number)| {
         let event = trace::parse(line).expect("an operation")[0];
         (event, number, line.split_once("# ").map(|(_, place)| place))
     });
-    Requests::of_trace("program.trace", operations).job_with_places().expect("a program")
+    Requests::of_trace("program.trace", operations).program_with_places().expect("a program")
 }
 
 /// Activations that grow, and a feature of each that is kept: it lands in the freed activation and pins its segment.
@@ -37,24 +37,24 @@ fn own() -> Configuration {
     Configuration::of_settings("").expect("no settings")
 }
 
-fn least(job: &Job) -> Bytes {
-    let prepared = job.prepare().expect("it can run");
+fn least(program: &RecordedProgram) -> Bytes {
+    let prepared = program.prepare().expect("it can run");
     Grid::new(&prepared, UNLIMITED).least(&own()).expect("it can run").0.enough
 }
 
-/// The advice whose sentence begins in this way. Its job fits in the memory that it tells, and the program as it is does not.
+/// The advice whose sentence begins in this way. Its program fits in the memory that it tells, and the program as it is does not.
 fn advice(text: &str, begins: &str) -> ProgramAdvice {
-    let (job, snapshot) = program(text);
-    let own_least = least(&job);
-    let all = program_advice::program_advice(program_advice::changes(&job, &snapshot), &own(), own_least, &|| {}).expect("it can run");
+    let (program, snapshot) = program(text);
+    let own_least = least(&program);
+    let all = program_advice::program_advice(program_advice::changes(&program, &snapshot), &own(), own_least, &|| {}).expect("it can run");
     let sentences: Vec<&str> = all.iter().map(|advice| advice.sentence.as_str()).collect();
     let found = sentences.iter().position(|sentence| sentence.starts_with(begins));
     let advice = all[found.unwrap_or_else(|| panic!("{begins} of {own_least}: {sentences:#?}"))].clone();
-    let fits = |job: &Job| {
-        let prepared = job.prepare().expect("it can run");
+    let fits = |program: &RecordedProgram| {
+        let prepared = program.prepare().expect("it can run");
         Grid::new(&prepared, UNLIMITED).replay(&own(), advice.least.enough).expect("it can run").oom.is_none()
     };
-    assert!(fits(&advice.job) && !fits(&job), "{}", advice.sentence);
+    assert!(fits(&advice.program) && !fits(&program), "{}", advice.sentence);
     assert_eq!(advice.saves, own_least.saturating_sub(advice.least.enough));
     advice
 }
@@ -89,8 +89,8 @@ fn a_block_that_is_replaced_is_better_freed_before_the_next_one_is_made() {
 
 #[test]
 fn a_program_that_fits_can_be_limited_to_a_share_of_the_device() {
-    let (job, _) = program(&kept_features());
-    let told = program_advice::fraction_advice(&job, &own(), least(&job), Bytes::gib(4)).expect("it can run").expect("it fits");
+    let (program, _) = program(&kept_features());
+    let told = program_advice::fraction_advice(&program, &own(), least(&program), Bytes::gib(4)).expect("it can run").expect("it fits");
     assert!(told.starts_with("torch.cuda.set_per_process_memory_fraction("), "{told}");
     assert!(told.ends_with("of 4 GiB, and nothing is refused"), "{told}");
 }

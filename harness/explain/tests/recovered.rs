@@ -9,7 +9,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
 use harness_trace::execute::Outcome;
-use harness_trace::job::{DriverCall, Job, Note, Placement, Setup};
+use harness_trace::program::{DriverCall, Note, Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::{Action, Event, ExtraId, Settings, Snapshot, StackId};
 use harness_trace::trace::{self, TraceEvent};
 use proptest::prelude::*;
@@ -52,19 +52,19 @@ fn a_program() -> impl Strategy<Value = String> {
 /// What PyTorch would have recorded of a program that does without whatever it is refused.
 fn recorded(program: &str, conf: &str) -> Snapshot {
     let config = Config::parse(conf).expect("a setting");
-    let mut job = Job::from_trace(&trace::parse(program).expect("a trace"), config.clone()).expect("a job");
-    job.allocations.iter_mut().for_each(|allocation| allocation.refused = true);
+    let mut program = RecordedProgram::from_trace(&trace::parse(program).expect("a trace"), config.clone()).expect("a program");
+    program.allocations.iter_mut().for_each(|allocation| allocation.refused = true);
     let setup = Setup { allocator: AllocatorSpec::caching(config), memory: MEMORY, placement: Placement::Rising };
-    let (mut events, mut addresses) = (Vec::new(), vec![None; job.allocations.len()]);
+    let (mut events, mut addresses) = (Vec::new(), vec![None; program.allocations.len()]);
     let mut taken_for: BTreeMap<u64, u64> = BTreeMap::new();
     let mut add = |action, address, size, stream| {
         let (time_us, stack, extra) = (None, StackId::EMPTY, ExtraId::NONE);
         events.push(Event { action, address, size, stream, time_us, stack, extra });
     };
-    let prepared = job.prepare().expect("it can run");
+    let prepared = program.prepare().expect("it can run");
     let (_, segments) = prepared.segments_after(&setup, usize::MAX).expect("it can run");
     let watched = prepared.watch(&setup, |step| {
-        let operation = job.operations[step.operation];
+        let operation = program.operations[step.operation];
         for call in step.driver {
             let (action, range) = match *call {
                 DriverCall::Malloc(range) => (Action::SegmentAlloc, range),
@@ -74,7 +74,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
             };
             let mut stream = taken_for.range(..=range.start.0).next_back().map_or(0, |(_, &stream)| stream);
             if let (Action::SegmentAlloc | Action::SegmentMap, TraceEvent::Allocate { stream: of, .. }) = (action, operation) {
-                stream = job.streams[of.0 as usize];
+                stream = program.streams[of.0 as usize];
                 taken_for.insert(range.start.0, stream);
             }
             add(action, range.start.0, range.len, stream);
@@ -82,12 +82,12 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
         match operation {
             TraceEvent::Allocate { id, size, stream } if step.outcome == Outcome::Done => {
                 let address = step.address.expect("it was allocated").0;
-                addresses[id as usize] = Some((address, size, job.streams[stream.0 as usize]));
-                add(Action::Alloc, address, size, job.streams[stream.0 as usize]);
+                addresses[id as usize] = Some((address, size, program.streams[stream.0 as usize]));
+                add(Action::Alloc, address, size, program.streams[stream.0 as usize]);
             }
             TraceEvent::Allocate { size, stream, .. } => {
                 let reserved = step.allocator.stats().reserved_bytes.all.current;
-                add(Action::Oom, MEMORY.0 - reserved, size, job.streams[stream.0 as usize]);
+                add(Action::Oom, MEMORY.0 - reserved, size, program.streams[stream.0 as usize]);
             }
             TraceEvent::Free { id } => {
                 if let Some((address, size, stream)) = addresses[id as usize] {
@@ -109,10 +109,10 @@ proptest! {
     #[test]
     fn whatever_a_program_did_its_recovered_job_does_what_was_recorded(program in a_program(), conf in prop::sample::select(&CONFS[..])) {
         let snapshot = recorded(&program, conf);
-        let job = Job::recover_with(&snapshot, 0, Some(MEMORY)).expect("a job");
-        let prepared = job.prepare().expect("it can be replayed");
+        let program = RecordedProgram::recover_with(&snapshot, 0, Some(MEMORY)).expect("a program");
+        let prepared = program.prepare().expect("it can be replayed");
         let fidelity = fidelity::check(&prepared, &snapshot).expect("it can be replayed");
-        prop_assert!(fidelity.faithful, "{fidelity:?} of {:?}", job.operations);
+        prop_assert!(fidelity.faithful, "{fidelity:?} of {:?}", program.operations);
         let count = |action| snapshot.traces[0].iter().filter(|event| event.action == action).count() as u64;
         prop_assert_eq!((fidelity.allocations, fidelity.segments), (count(Action::Alloc), count(Action::SegmentAlloc) + count(Action::SegmentMap)));
     }
@@ -143,35 +143,35 @@ proptest! {
         memory_is_known in any::<bool>(),
     ) {
         let snapshot = begun_late(recorded(&program, conf), at);
-        let job = Job::recover_with(&snapshot, 0, memory_is_known.then_some(MEMORY)).expect("a job");
-        let fidelity = fidelity::check(&job.prepare().expect("it can be replayed"), &snapshot).expect("it can be replayed");
-        prop_assert!(fidelity.faithful, "{fidelity:?} of {:?}", job.operations);
+        let program = RecordedProgram::recover_with(&snapshot, 0, memory_is_known.then_some(MEMORY)).expect("a program");
+        let fidelity = fidelity::check(&program.prepare().expect("it can be replayed"), &snapshot).expect("it can be replayed");
+        prop_assert!(fidelity.faithful, "{fidelity:?} of {:?}", program.operations);
     }
 }
 
-/// A recording under expandable segments that begins behind `before`, as a job with the fidelity of its replay. The front of the reservation is unmapped by then.
-fn behind_an_unmapped_front(after: &str) -> (Job, Fidelity) {
+/// A recording under expandable segments that begins behind `before`, as a program with the fidelity of its replay. The front of the reservation is unmapped by then.
+fn behind_an_unmapped_front(after: &str) -> (RecordedProgram, Fidelity) {
     let before = "a 0 41943040 0\na 1 41943040 0\nf 0\ne\n";
     let conf = "expandable_segments:True";
     let skipped = recorded(before, conf).traces[0].len();
     let mut snapshot = recorded(&format!("{before}{after}"), conf);
     snapshot.traces[0].drain(..skipped);
-    let job = Job::recover_with(&snapshot, 0, Some(MEMORY)).expect("a job");
-    let fidelity = fidelity::check(&job.prepare().expect("it can be replayed"), &snapshot).expect("it can be replayed");
-    (job, fidelity)
+    let program = RecordedProgram::recover_with(&snapshot, 0, Some(MEMORY)).expect("a program");
+    let fidelity = fidelity::check(&program.prepare().expect("it can be replayed"), &snapshot).expect("it can be replayed");
+    (program, fidelity)
 }
 
 #[test]
 fn memory_mapped_in_front_of_all_that_was_mapped_tells_where_the_reservation_begins() {
-    let (job, fidelity) = behind_an_unmapped_front("a 2 31457280 0\n");
-    let first_mapped = job.start[0].address;
-    assert_eq!(job.reserved_at_start[0].start.0, first_mapped - (40 << 20), "two pages of 20 MiB were unmapped");
-    assert!(fidelity.faithful && !job.notes.iter().any(|note| matches!(note, Note::ReservationsUnknown { .. })), "{:?}", job.notes);
+    let (program, fidelity) = behind_an_unmapped_front("a 2 31457280 0\n");
+    let first_mapped = program.start[0].address;
+    assert_eq!(program.reserved_at_start[0].start.0, first_mapped - (40 << 20), "two pages of 20 MiB were unmapped");
+    assert!(fidelity.faithful && !program.notes.iter().any(|note| matches!(note, Note::ReservationsUnknown { .. })), "{:?}", program.notes);
 }
 
 #[test]
 fn where_nothing_tells_the_beginning_of_a_reservation_the_job_says_so() {
-    let (job, fidelity) = behind_an_unmapped_front("f 1\na 2 31457280 0\n");
-    assert_eq!(job.reserved_at_start[0].start.0, job.start[0].address);
-    assert!(fidelity.faithful && job.notes.contains(&Note::ReservationsUnknown { segments: 1 }), "{:?}", job.notes);
+    let (program, fidelity) = behind_an_unmapped_front("f 1\na 2 31457280 0\n");
+    assert_eq!(program.reserved_at_start[0].start.0, program.start[0].address);
+    assert!(fidelity.faithful && program.notes.contains(&Note::ReservationsUnknown { segments: 1 }), "{:?}", program.notes);
 }

@@ -10,7 +10,7 @@ use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_trace::execute::{ByHandle, Executor, Unobserved};
-use harness_trace::job::{Job, Placement, Setup};
+use harness_trace::program::{Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::{Action, ExtraId, Frame, Recorder, Recording, Settings, Snapshot, Value};
 use harness_trace::trace::{self, TraceEvent};
 
@@ -81,14 +81,16 @@ fn the_program_is_recovered_from_its_recording_and_gets_every_block_at_the_same_
     for conf in ["", "max_split_size_mb:20", "expandable_segments:True"] {
         let config = Config::parse(conf).unwrap();
         let (snapshot, _) = recorded(Box::new(CachingAllocator::new(config.clone())), conf);
-        let job = Job::recover_with(&snapshot, 0, Some(MEMORY)).unwrap();
+        let program = RecordedProgram::recover_with(&snapshot, 0, Some(MEMORY)).unwrap();
         let setup = Setup { allocator: AllocatorSpec::caching(config), memory: MEMORY, placement: Placement::Recorded };
         let mut addresses = Vec::new();
-        let prepared = job.prepare().unwrap();
+        let prepared = program.prepare().unwrap();
         prepared
             .watch(&setup, |step| {
                 addresses.extend(
-                    step.address.filter(|_| matches!(job.operations[step.operation], TraceEvent::Allocate { .. })).map(|address| address.0),
+                    step.address
+                        .filter(|_| matches!(program.operations[step.operation], TraceEvent::Allocate { .. }))
+                        .map(|address| address.0),
                 );
                 ControlFlow::Continue(())
             })

@@ -10,11 +10,11 @@ use harness_record::{Accounts, Lane, Pieces, Shortage, UnlistedSegments};
 use harness_trace::snapshot::{Action, PoolId, Segment};
 
 use super::ExplainError;
+use crate::attempts;
 use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
 use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View};
-use crate::ways;
 
 impl View<'_> {
     pub(super) fn request(&self) -> Option<Refused> {
@@ -143,7 +143,7 @@ impl View<'_> {
         closed.flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive).for_each(|block| {
             other_private_pools.add(block.size);
         });
-        let missing = ways::missing(self, request);
+        let missing = attempts::missing(self, request);
         let inactive_split =
             self.state.segments.iter().flat_map(|segment| pins::pieces(segment, self.config)).map(|piece| piece.pinned).sum();
         let total = size.total;
@@ -161,7 +161,7 @@ impl View<'_> {
             stream: streams.number(request.stream),
             lacking: missing.bytes,
             asked: missing.from_driver,
-            limit: ways::limit(self, totals, size, missing.from_driver),
+            limit: attempts::limit(self, totals, size, missing.from_driver),
             program_limit: None,
             injected: None,
             accounts: Accounts {

@@ -134,7 +134,7 @@ fn most_of(cause: &CauseBytes) -> String {
 
 pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
     let exact = if request.requested == request.asked { String::new() } else { format!(" ({} requested)", request.requested) };
-    let asked = explanation.sites[&request.id].behind(&format!("{}{exact} were asked for", request.asked));
+    let asked = explanation.sites[&request.id].with_verb(&format!("{}{exact} were asked for", request.asked));
     let ways = if explanation.ways.is_empty() { "" } else { " Each way of serving that failed:" };
     format!("{asked}.{ways}")
 }
@@ -151,9 +151,9 @@ pub(super) fn pinned(explanation: &Explanation) -> Grid {
         let site = &explanation.sites[&group.id];
         let first = group.segments[0];
         let held = match (first.expandable, group.are_single()) {
-            (true, _) => format!("a live block in the same page {}", site.behind("allocated")),
-            (false, true) => format!("{} {}", group.one_block(), site.behind("allocated")),
-            (false, false) => format!("live blocks, the oldest {}", site.behind("allocated")),
+            (true, _) => format!("a live block in the same page {}", site.with_verb("allocated")),
+            (false, true) => format!("{} {}", group.one_block(), site.with_verb("allocated")),
+            (false, false) => format!("live blocks, the oldest {}", site.with_verb("allocated")),
         };
         let age = group.oldest_us().map_or_else(|| "all of the recording".to_owned(), |us| time(us, explanation));
         grid.rows.push(vec![group.free.to_string(), group.segments.len().to_string(), held, age]);

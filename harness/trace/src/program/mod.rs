@@ -1,18 +1,17 @@
-//! A [`Job`]: what one program asked its allocator for on one device, as recovered from a memory snapshot: the state before the recording, and
+//! A [`RecordedProgram`]: what one program asked its allocator for on one device, as recovered from a memory snapshot: the state before the recording, and
 //! the operations since. Replayed, it shows what the same program needs under other settings and with other memory.
 //!
 //! What a snapshot does not say is found by following PyTorch's rules: which frees were put off and until when, where the program emptied the
 //! cache, and which requests went to a private pool. ARCHITECTURE.md tells how.
 
 mod from_trace;
-mod guide;
 mod pending;
 mod record;
 mod recover;
 mod replay;
 mod reservations;
+mod shadow;
 mod start;
-pub mod text;
 mod to_snapshot;
 mod watch;
 
@@ -31,7 +30,7 @@ use crate::trace::TraceEvent;
 /// What one program asked its allocator for on one device. Its stacks are those of the snapshot.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names say what they are")]
-pub struct Job {
+pub struct RecordedProgram {
     /// The device's index in the snapshot.
     pub device: u32,
     /// The segments held before the recording, in address order, in the blocks that they consisted of. Their live blocks are the ids from 0 on,
@@ -50,7 +49,7 @@ pub struct Job {
     /// Where the recording reserved addresses for expandable segments, in order; without those of `start`.
     pub reservations: Vec<u64>,
     /// The handles of the streams that operations name by their place in here; 0, the default stream, is always the first.
-    /// Operations may name further ones: see [`Job::is_made_up`].
+    /// Operations may name further ones: see [`RecordedProgram::is_synthetic`].
     pub streams: Vec<u64>,
     /// The private pools that operations name by their place in here.
     pub pools: Vec<PoolId>,
@@ -66,11 +65,11 @@ pub struct Job {
     pub notes: Vec<Note>,
 }
 
-impl Job {
+impl RecordedProgram {
     /// Whether a stream of the operations is none of the program's. Such a stream stands for whatever a pending free waited for: `r ID STREAM` before
     /// the free, and `s STREAM` where the recording completed it.
     #[must_use]
-    pub fn is_made_up(&self, stream: StreamId) -> bool {
+    pub fn is_synthetic(&self, stream: StreamId) -> bool {
         stream.0 as usize >= self.streams.len()
     }
 
@@ -98,7 +97,7 @@ impl Job {
 /// What a device is taken to have where nothing tells it: more than any has.
 const UNKNOWN_MEMORY: Bytes = Bytes::gib(1024);
 
-/// One allocation of a job.
+/// One allocation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Allocation {
@@ -139,7 +138,7 @@ pub enum Ended {
     },
 }
 
-/// Something about a job that its reader should know.
+/// Something about a program that its reader should know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub enum Note {
@@ -171,10 +170,10 @@ pub enum Note {
     UnexplainedFree { event: u32 },
 }
 
-/// Why no job can be recovered or replayed.
+/// Why no program can be recovered or replayed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the names say what they are")]
-pub enum JobError {
+pub enum ProgramError {
     /// Name one that it has.
     #[error("the snapshot has nothing of device {device}: it has {}", devices(.known))]
     NoSuchDevice { device: u32, known: Vec<u32> },

@@ -12,7 +12,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 
-use super::JobError;
+use super::ProgramError;
 use crate::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 
 /// What is not cut off a large block.
@@ -39,7 +39,7 @@ struct Before {
 
 impl Start {
     /// Finds the state before the recording of one device.
-    pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, JobError> {
+    pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, ProgramError> {
         let last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
         let (mut live, pending) = live_before(&last, events, config);
         let mut segments = segments_before(snapshot, device, &last, events, config);
@@ -259,7 +259,7 @@ impl Gaps {
 }
 
 /// The blocks of a segment: the live ones, and what lies between them.
-fn blocks(segment: &Segment, live: &BTreeMap<u64, Before>) -> Result<Vec<Block>, JobError> {
+fn blocks(segment: &Segment, live: &BTreeMap<u64, Before>) -> Result<Vec<Block>, ProgramError> {
     let end = segment.address + segment.size.0;
     let free = |address: u64, until: u64| Block {
         address,
@@ -273,7 +273,7 @@ fn blocks(segment: &Segment, live: &BTreeMap<u64, Before>) -> Result<Vec<Block>,
     let mut at = segment.address;
     for (&address, before) in live.range(segment.address..end) {
         if address < at || before.size > end - address {
-            return Err(JobError::Inconsistent { address: segment.address, why: "blocks that were live before the recording overlap" });
+            return Err(ProgramError::Inconsistent { address: segment.address, why: "blocks that were live before the recording overlap" });
         }
         if at < address {
             blocks.push(free(at, address));

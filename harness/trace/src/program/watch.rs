@@ -158,12 +158,12 @@ impl<D: Device> Logged<D> {
 }
 
 /// An allocator that notes where the last allocation went.
-pub(super) struct Noted {
+pub(super) struct AddressLog {
     inner: Box<dyn Allocator>,
     address: Option<DevicePtr>,
 }
 
-impl Noted {
+impl AddressLog {
     pub(super) const fn new(inner: Box<dyn Allocator>) -> Self {
         Self { inner, address: None }
     }
@@ -178,7 +178,7 @@ impl Noted {
     }
 }
 
-impl AllocatorWrapper for Noted {
+impl AllocatorWrapper for AddressLog {
     type Inner = dyn Allocator;
 
     fn inner(&self) -> &(dyn Allocator + 'static) {

@@ -1,7 +1,7 @@
 //! The addresses reserved for expandable segments before the recording. A snapshot tells mapped memory only.
 //!
-//! A reservation belongs to a *lane*: one pool on one stream. It is an eighth larger than the device's memory. New memory is mapped at the first place
-//! in it that is large enough. So where the recording maps memory below all that a lane had, the reservation begins there; where it maps elsewhere for
+//! A reservation belongs to a *pool*: one pool on one stream. It is an eighth larger than the device's memory. New memory is mapped at the first place
+//! in it that is large enough. So where the recording maps memory below all that a pool had, the reservation begins there; where it maps elsewhere for
 //! a request that one page would have served, nothing in front was free, and the reservation begins with its first mapped page.
 //! Where no such event tells, the beginning is bounded by the reservation that follows, and otherwise taken to be the first mapped page.
 
@@ -17,7 +17,7 @@ use crate::snapshot::{Action, Event, PoolId, Segment};
 
 /// One pool on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Lane {
+struct StreamPool {
     stream: u64,
     kind: PoolKind,
     pool: PoolId,
@@ -37,7 +37,7 @@ pub(super) struct Reservations {
 /// One reservation, as far as the recording has shown it.
 #[derive(Debug)]
 struct Reservation {
-    lane: Lane,
+    pool: StreamPool,
     start: u64,
     /// The end of the last memory that was mapped in it.
     end: u64,
@@ -82,8 +82,8 @@ pub(super) fn find(
     for (index, event) in events.iter().enumerate() {
         match event.action {
             Action::SegmentMap => {
-                let lane = Lane { stream: event.stream, kind: kind_of_map(event.size), pool: pool_of(index, event) };
-                search.map(index, event, lane, request_behind(events, index, config));
+                let pool = StreamPool { stream: event.stream, kind: kind_of_map(event.size), pool: pool_of(index, event) };
+                search.map(index, event, pool, request_behind(events, index, config));
             }
             Action::SegmentUnmap => search.unmap(index, event),
             _ => {}
@@ -98,19 +98,19 @@ fn kind_of_map(size: Bytes) -> PoolKind {
     if size == GRANULARITY { PoolKind::Small } else { PoolKind::Large }
 }
 
-/// For each refused request the place where memory is mapped next for its lane.
+/// For each refused request the place where memory is mapped next for its pool.
 pub(super) fn mapped_next(events: &[Event], config: &Config, pool_of: impl Fn(usize, &Event) -> PoolId) -> HashMap<usize, DevicePtr> {
-    let mut next: BTreeMap<Lane, u64> = BTreeMap::new();
+    let mut next: BTreeMap<StreamPool, u64> = BTreeMap::new();
     let mut found = HashMap::new();
     for (index, event) in events.iter().enumerate().rev() {
         match event.action {
             Action::SegmentMap => {
-                next.insert(Lane { stream: event.stream, kind: kind_of_map(event.size), pool: pool_of(index, event) }, event.address);
+                next.insert(StreamPool { stream: event.stream, kind: kind_of_map(event.size), pool: pool_of(index, event) }, event.address);
             }
             Action::Oom => {
                 let kind = config.round(event.size.0).map_or(PoolKind::Large, |size| PoolKind::of_block(Bytes(size)));
-                let lane = Lane { stream: event.stream, kind, pool: pool_of(index, event) };
-                found.extend(next.get(&lane).map(|&address| (index, DevicePtr(address))));
+                let pool = StreamPool { stream: event.stream, kind, pool: pool_of(index, event) };
+                found.extend(next.get(&pool).map(|&address| (index, DevicePtr(address))));
             }
             _ => {}
         }
@@ -126,18 +126,18 @@ fn request_behind(events: &[Event], index: usize, config: &Config) -> Option<u64
 
 impl Search<'_> {
     fn add_at_start(&mut self, segment: &Segment) {
-        let lane = Lane { stream: segment.stream, kind: segment.pool, pool: segment.private_pool };
+        let pool = StreamPool { stream: segment.stream, kind: segment.pool, pool: segment.private_pool };
         let end = segment.address + segment.size.0;
-        let size = self.size(lane.kind).unwrap_or(u64::MAX);
+        let size = self.size(pool.kind).unwrap_or(u64::MAX);
         // Between two stretches of one reservation there is nothing of another.
-        match self.found.last_mut().filter(|last| last.lane == lane && end - last.start <= size) {
+        match self.found.last_mut().filter(|last| last.pool == pool && end - last.start <= size) {
             Some(last) => {
                 last.end = end;
                 last.mapped += segment.size.0;
             }
             None => {
                 let (start, mapped) = (segment.address, segment.size.0);
-                self.found.push(Reservation { lane, start, end, mapped, unsure: true, at_start: true, gone: usize::MAX, made: 0 });
+                self.found.push(Reservation { pool, start, end, mapped, unsure: true, at_start: true, gone: usize::MAX, made: 0 });
             }
         }
     }
@@ -147,24 +147,24 @@ impl Search<'_> {
         self.memory.map(|memory| reservation_size(memory, kind, self.config))
     }
 
-    fn map(&mut self, index: usize, event: &Event, lane: Lane, request: Option<u64>) {
+    fn map(&mut self, index: usize, event: &Event, pool: StreamPool, request: Option<u64>) {
         let (start, end) = (event.address, event.address + event.size.0);
-        let size = self.size(lane.kind).unwrap_or(u64::MAX);
+        let size = self.size(pool.kind).unwrap_or(u64::MAX);
         let open = |found: &Reservation| found.is_open();
         let behind = self.found.iter().position(|found| open(found) && found.start > start).unwrap_or(self.found.len());
         let before = self.found[..behind].iter().rposition(open);
-        if let Some(around) = before.filter(|&before| self.found[before].lane == lane && end - self.found[before].start <= size) {
-            let fits_one_page = request.is_some_and(|request| request <= self.config.page(lane.kind));
+        if let Some(around) = before.filter(|&before| self.found[before].pool == pool && end - self.found[before].start <= size) {
+            let fits_one_page = request.is_some_and(|request| request <= self.config.page(pool.kind));
             let found = &mut self.found[around];
             (found.end, found.mapped) = (found.end.max(end), found.mapped + event.size.0);
             found.unsure &= !fits_one_page;
         } else if let Some(found) =
-            self.found.get_mut(behind).filter(|found| found.lane == lane && found.unsure && found.end - start <= size)
+            self.found.get_mut(behind).filter(|found| found.pool == pool && found.unsure && found.end - start <= size)
         {
             (found.start, found.mapped, found.unsure) = (start, found.mapped + event.size.0, false);
         } else {
             let (mapped, gone) = (event.size.0, usize::MAX);
-            self.found.insert(behind, Reservation { lane, start, end, mapped, unsure: false, at_start: false, gone, made: index });
+            self.found.insert(behind, Reservation { pool, start, end, mapped, unsure: false, at_start: false, gone, made: index });
         }
     }
 
@@ -196,7 +196,7 @@ impl Search<'_> {
         let at_start: Vec<&Reservation> = self.found.iter().filter(|found| found.at_start).collect();
         let ends = at_start.iter().skip(1).map(|next| next.start).chain([u64::MAX]);
         let range = |(found, end): (&&Reservation, u64)| {
-            let size = reservation_size(memory, found.lane.kind, self.config).min(end - found.start);
+            let size = reservation_size(memory, found.pool.kind, self.config).min(end - found.start);
             MemoryRange::new(DevicePtr(found.start), Bytes(size))
         };
         let unsure = at_start.iter().filter(|found| found.unsure).count();
@@ -206,10 +206,10 @@ impl Search<'_> {
     /// Moves the beginning of each reservation to where it ends in front of the next.
     fn make_room(&mut self) {
         for index in (0..self.found.len()).rev() {
-            let Reservation { lane, start, unsure, gone, .. } = self.found[index];
+            let Reservation { pool, start, unsure, gone, .. } = self.found[index];
             let next = self.found[index + 1..].iter().filter(|next| next.made < gone).map(|next| next.start).min();
-            let (Some(next), Some(size), true) = (next, self.size(lane.kind), unsure) else { continue };
-            let missing = (start + size).saturating_sub(next).next_multiple_of(self.config.page(lane.kind));
+            let (Some(next), Some(size), true) = (next, self.size(pool.kind), unsure) else { continue };
+            let missing = (start + size).saturating_sub(next).next_multiple_of(self.config.page(pool.kind));
             let floor = self.found[..index].iter().map(|before| before.end).max().unwrap_or_default();
             if missing > 0 && start.saturating_sub(missing) >= floor {
                 self.found[index].start = start - missing;

@@ -10,9 +10,8 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
-use harness_trace::job::{Ended, Job, Placement, Replayed, Setup, text};
+use harness_trace::program::{Ended, Placement, RecordedProgram, Replayed, Setup};
 use harness_trace::snapshot::{ExtraId, Segment, Settings, Snapshot, StackId};
-use harness_trace::trace::{self, TraceEvent};
 use serde::Deserialize;
 
 /// A folder of data beside the project, if it is there.
@@ -33,11 +32,11 @@ fn shared(folder: &str) -> Option<Vec<PathBuf>> {
 
 fn fidelity_of(path: &Path, memory: Option<Bytes>) -> Fidelity {
     let snapshot = Snapshot::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let job = Job::recover_with(&snapshot, 0, memory).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    for note in &job.notes {
+    let program = RecordedProgram::recover_with(&snapshot, 0, memory).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    for note in &program.notes {
         eprintln!("{}: {note}", path.file_name().unwrap_or_default().display());
     }
-    let prepared = job.prepare().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let prepared = program.prepare().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     fidelity::check(&prepared, &snapshot).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -78,10 +77,10 @@ fn a_replay_tells_the_final_blocks_with_the_stacks_of_those_who_asked_for_them()
     let mut compared = 0;
     for path in paths.iter().filter(|path| path.to_string_lossy().contains("gt-")) {
         let snapshot = Snapshot::read(path).expect("a snapshot");
-        let job = Job::recover(&snapshot, 0).expect("a job");
-        let allocator = AllocatorSpec::caching(job.config.clone());
-        let setup = Setup { allocator, memory: job.device_memory(), placement: Placement::Recorded };
-        let prepared = job.prepare().expect("it can be replayed");
+        let program = RecordedProgram::recover(&snapshot, 0).expect("a program");
+        let allocator = AllocatorSpec::caching(program.config.clone());
+        let setup = Setup { allocator, memory: program.device_memory(), placement: Placement::Recorded };
+        let prepared = program.prepare().expect("it can be replayed");
         let (_, segments) = prepared.segments_after(&setup, usize::MAX).expect("it can be replayed");
         let stacks = |segments: &[Segment]| -> Vec<_> {
             let blocks = segments.iter().flat_map(|segment| &segment.blocks);
@@ -144,8 +143,8 @@ fn a_program_that_ended_well_ends_under_every_setting_as_it_did_in_pytorch() {
             continue;
         }
         let snapshot = Snapshot::read(path).expect("a snapshot");
-        let job = Job::recover_with(&snapshot, 0, Some(Bytes(truths.capacity))).expect("a job");
-        let prepared = job.prepare().expect("it can be replayed");
+        let program = RecordedProgram::recover_with(&snapshot, 0, Some(Bytes(truths.capacity))).expect("a program");
+        let prepared = program.prepare().expect("it can be replayed");
         for (name, truth) in &truths.confs {
             let config = Config::parse(&truth.conf).expect("a setting");
             let setup = Setup { allocator: AllocatorSpec::caching(config), memory: Bytes(truths.capacity), placement: Placement::Rising };
@@ -176,37 +175,21 @@ fn a_program_that_ran_out_of_memory_does_so_again_at_the_same_request_under_its_
             continue;
         }
         let snapshot = Snapshot::read(path).expect("a snapshot");
-        let job = Job::recover(&snapshot, 0).expect("a job");
-        assert_eq!(job.memory, Some(Bytes(truths.capacity)), "{}: what was held and what was free", path.display());
-        let prepared = job.prepare().expect("it can be replayed");
+        let program = RecordedProgram::recover(&snapshot, 0).expect("a program");
+        assert_eq!(program.memory, Some(Bytes(truths.capacity)), "{}: what was held and what was free", path.display());
+        let prepared = program.prepare().expect("it can be replayed");
         let allocator = AllocatorSpec::caching(Config::parse(&truth.conf).expect("a setting"));
         let setup = Setup { allocator, memory: Bytes(truths.capacity), placement: Placement::Rising };
         let replayed = prepared.replay(&setup).expect("it can be replayed");
         let expected = (truth.outcome.as_str(), truth.peak_reserved, truth.peak_allocated, truth.num_alloc_retries);
         assert_eq!(outcome(&replayed), expected, "{}", path.display());
-        let Ended::Oom { operation, event, .. } = job.ended else { panic!("{}: {:?}", path.display(), job.ended) };
+        let Ended::Oom { operation, event, .. } = program.ended else { panic!("{}: {:?}", path.display(), program.ended) };
         let refused = replayed.oom.expect("it ran out of memory");
         assert_eq!((refused.operation, refused.event), (operation, event), "{}", path.display());
         assert_eq!(replayed.survived_ooms + 1, truth.num_ooms, "{}", path.display());
         seen += 1;
     }
     assert!(seen >= 8, "{seen} snapshots that ended in an out-of-memory");
-}
-
-#[test]
-fn every_snapshot_written_as_a_trace_keeps_every_fact() {
-    for folder in ["snapshots", "real-snapshots"] {
-        for path in shared(folder).unwrap_or_default() {
-            let snapshot = Snapshot::read(&path).expect("a snapshot");
-            let job = Job::recover(&snapshot, 0).expect("a job");
-            let mut text = Vec::new();
-            text::write(&snapshot, &job, &mut text).expect("memory can be written");
-            let text = String::from_utf8(text).expect("it is text");
-            assert!(text::read(&text).expect("it was written here") == Some(snapshot), "{}", path.display());
-            let operations = trace::parse(&text).expect("a trace");
-            assert_eq!(operations.iter().filter(|event| matches!(event, TraceEvent::Allocate { .. })).count(), job.allocations.len());
-        }
-    }
 }
 
 /// Recordings of real GPUs without stacks, times and names: what the program asked for, and where it lay; by name, with the file that each was made from.

@@ -1,4 +1,4 @@
-//! Replaying a job: under any settings, by any allocator, with any memory. [`Prepared`] is a job that is ready to run many times.
+//! Replaying a program: under any settings, by any allocator, with any memory. [`Prepared`] is a program that is ready to run many times.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -10,22 +10,22 @@ use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::watch::{Logged, Noted, Step};
-use super::{Ended, Job, JobError};
+use super::watch::{AddressLog, Logged, Step};
+use super::{Ended, ProgramError, RecordedProgram};
 use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped};
 use crate::snapshot::{Block, ExtraId, Segment, StackId};
 use crate::trace::TraceEvent;
 
-/// A job that is ready to run. Prepared once, it runs any number of times, on several threads at once, and each run takes memory for what the
+/// A program that is ready to run. Prepared once, it runs any number of times, on several threads at once, and each run takes memory for what the
 /// program has live, not for its operations.
 #[derive(Debug)]
 pub struct Prepared<'a> {
-    job: &'a Job,
+    program: &'a RecordedProgram,
     executor: Executor<Allocation>,
     start: Vec<SegmentInfo>,
 }
 
-/// What a job is replayed on.
+/// What a program is replayed on.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Setup {
@@ -73,12 +73,12 @@ pub struct Refused {
     pub requested: Bytes,
 }
 
-impl Job {
-    /// Makes the job ready to run.
+impl RecordedProgram {
+    /// Makes the program ready to run.
     ///
     /// # Errors
-    /// [`JobError::Prepare`] where it has more streams than can be made.
-    pub fn prepare(&self) -> Result<Prepared<'_>, JobError> {
+    /// [`ProgramError::Prepare`] where it has more streams than can be made.
+    pub fn prepare(&self) -> Result<Prepared<'_>, ProgramError> {
         let made_up = self.operations.iter().filter_map(|operation| match *operation {
             TraceEvent::RecordStream { stream, .. } => Some(stream.0),
             _ => None,
@@ -88,7 +88,7 @@ impl Job {
         // Any simulated device numbers its streams in the same way.
         let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
         let executor = Executor::with_live(0..self.live_at_start(), &streams, &self.operations, &mut device)?;
-        Ok(Prepared { job: self, executor, start: self.start_for_allocator() })
+        Ok(Prepared { program: self, executor, start: self.start_for_allocator() })
     }
 
     /// The segments at the start as the allocator tells them.
@@ -149,20 +149,20 @@ impl Job {
 }
 
 impl Prepared<'_> {
-    /// The job.
+    /// The program.
     #[must_use]
-    pub const fn job(&self) -> &Job {
-        self.job
+    pub const fn program(&self) -> &RecordedProgram {
+        self.program
     }
 
-    /// Replays the job to its end, or to the first request that is refused and was served in the recording.
+    /// Replays the program to its end, or to the first request that is refused and was served in the recording.
     ///
     /// PyTorch's allocator starts in the recorded state, whatever its settings. Other allocators cannot: they begin by allocating what was live,
     /// in the order of addresses.
     ///
     /// # Errors
-    /// [`JobError::TooLittleMemory`], [`JobError::Replay`].
-    pub fn replay(&self, setup: &Setup) -> Result<Replayed, JobError> {
+    /// [`ProgramError::TooLittleMemory`], [`ProgramError::Replay`].
+    pub fn replay(&self, setup: &Setup) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         match setup.allocator.effective() {
             Some(config) => {
@@ -181,7 +181,7 @@ impl Prepared<'_> {
     ///
     /// # Errors
     /// As [`Prepared::replay`].
-    pub fn watch(&self, setup: &Setup, mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>) -> Result<Replayed, JobError> {
+    pub fn watch(&self, setup: &Setup, mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         let (allocator, live): (Box<dyn Allocator>, _) = match setup.allocator.effective() {
             Some(config) => {
@@ -195,7 +195,7 @@ impl Prepared<'_> {
             }
         };
         let (mut device, log) = Logged::new(device, &self.start);
-        let mut allocator = Noted::new(allocator);
+        let mut allocator = AddressLog::new(allocator);
         self.run(&mut device, &mut allocator, live, |operation, outcome, allocator| {
             let driver = log.take();
             let (address, allocator) = (allocator.take_address(), allocator.allocator());
@@ -208,29 +208,29 @@ impl Prepared<'_> {
     ///
     /// # Errors
     /// As [`Prepared::replay`].
-    pub fn segments_after(&self, setup: &Setup, operation: usize) -> Result<(Replayed, Vec<Segment>), JobError> {
+    pub fn segments_after(&self, setup: &Setup, operation: usize) -> Result<(Replayed, Vec<Segment>), ProgramError> {
         let restored = setup.allocator.effective().is_some();
-        let at_start = self.job.allocations.iter().take(if restored { self.job.live_at_start() as usize } else { 0 });
+        let at_start = self.program.allocations.iter().take(if restored { self.program.live_at_start() as usize } else { 0 });
         let mut stacks: HashMap<u64, StackId> = at_start.filter_map(|allocation| Some((allocation.address?, allocation.stack))).collect();
         let mut segments = if restored { self.start.clone() } else { Vec::new() };
         let replayed = self.watch(setup, |step| {
-            if let (Some(address), TraceEvent::Allocate { id, .. }) = (step.address, self.job.operations[step.operation]) {
-                stacks.insert(address.0, self.job.allocations[id as usize].stack);
+            if let (Some(address), TraceEvent::Allocate { id, .. }) = (step.address, self.program.operations[step.operation]) {
+                stacks.insert(address.0, self.program.allocations[id as usize].stack);
             }
-            let stops = step.operation == operation || step.operation + 1 == self.job.operations.len();
+            let stops = step.operation == operation || step.operation + 1 == self.program.operations.len();
             if stops || step.outcome == Outcome::OutOfMemory {
                 segments = step.allocator.snapshot();
             }
             if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        Ok((replayed, segments.iter().map(|segment| self.job.for_snapshot(segment, &stacks)).collect()))
+        Ok((replayed, segments.iter().map(|segment| self.program.for_snapshot(segment, &stacks)).collect()))
     }
 
     /// The device that a setup asks for.
-    pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, JobError> {
-        let held = self.job.reserved_at_start();
+    pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, ProgramError> {
+        let held = self.program.reserved_at_start();
         if held > setup.memory {
-            return Err(JobError::TooLittleMemory { memory: setup.memory, held });
+            return Err(ProgramError::TooLittleMemory { memory: setup.memory, held });
         }
         Ok(SimDevice::new(SimConfig { cost: CostModel::PUBLISHED, ..SimConfig::replay(setup.memory) }))
     }
@@ -241,22 +241,27 @@ impl Prepared<'_> {
         config: Config,
         device: &mut SimDevice,
         placement: Placement,
-    ) -> Result<(CachingAllocator, Vec<Allocation>), JobError> {
-        hold(device, &self.start, &self.job.reserved_at_start).map_err(|source| JobError::Replay { operation: 0, source })?;
+    ) -> Result<(CachingAllocator, Vec<Allocation>), ProgramError> {
+        hold(device, &self.start, &self.program.reserved_at_start).map_err(|source| ProgramError::Replay { operation: 0, source })?;
         if placement == Placement::Recorded {
-            device.place_allocations(self.job.driver.iter().map(|range| DevicePtr(range.address)));
-            device.place_reservations(self.job.reservations.iter().map(|&start| DevicePtr(start)));
+            device.place_allocations(self.program.driver.iter().map(|range| DevicePtr(range.address)));
+            device.place_reservations(self.program.reservations.iter().map(|&start| DevicePtr(start)));
         }
-        Ok(CachingAllocator::restore(config, &self.start, &self.job.reserved_at_start)?)
+        Ok(CachingAllocator::restore(config, &self.start, &self.program.reserved_at_start)?)
     }
 
     /// What was live at the start, allocated.
-    fn allocate_start(&self, allocator: &mut dyn Allocator, device: &mut SimDevice, setup: &Setup) -> Result<Vec<Allocation>, JobError> {
+    fn allocate_start(
+        &self,
+        allocator: &mut dyn Allocator,
+        device: &mut SimDevice,
+        setup: &Setup,
+    ) -> Result<Vec<Allocation>, ProgramError> {
         let live = self.start.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Allocated);
         live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
             Ok(allocation) => Ok(allocation),
-            Err(AllocatorError::Device(source)) => Err(JobError::Replay { operation: 0, source }),
-            Err(_) => Err(JobError::TooLittleMemory { memory: setup.memory, held: self.job.reserved_at_start() }),
+            Err(AllocatorError::Device(source)) => Err(ProgramError::Replay { operation: 0, source }),
+            Err(_) => Err(ProgramError::TooLittleMemory { memory: setup.memory, held: self.program.reserved_at_start() }),
         })
         .collect()
     }
@@ -267,14 +272,15 @@ impl Prepared<'_> {
         allocator: &mut A,
         live: Vec<Allocation>,
         each: impl FnMut(usize, Outcome, &mut A) -> ControlFlow<()>,
-    ) -> Result<Replayed, JobError> {
+    ) -> Result<Replayed, ProgramError> {
         let (calls, start) = (device.calls(), device.now());
         let mut executor = self.executor.for_device(device)?;
         executor.start_with(live);
-        let mut follow = Follow { job: self.job, each, calls: calls.memory_calls(), oom: None, survived_ooms: 0, peak_unused: Bytes::ZERO };
+        let mut follow =
+            Follow { program: self.program, each, calls: calls.memory_calls(), oom: None, survived_ooms: 0, peak_unused: Bytes::ZERO };
         match executor.run(&mut ByHandle { device, allocator }, &mut follow) {
             Ok(_) | Err(Stopped::Observer(Stop)) => {}
-            Err(Stopped::Device { operation, source }) => return Err(JobError::Replay { operation, source }),
+            Err(Stopped::Device { operation, source }) => return Err(ProgramError::Replay { operation, source }),
         }
         Ok(Replayed {
             oom: follow.oom,
@@ -306,7 +312,7 @@ pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservation
 
 /// Follows a run: what was refused, and how much lay unused when the driver was asked for more.
 struct Follow<'a, F> {
-    job: &'a Job,
+    program: &'a RecordedProgram,
     each: F,
     /// The driver was called so often up to the last operation.
     calls: u64,
@@ -348,13 +354,13 @@ impl<F> Follow<'_, F> {
     /// A request was refused. Says whether the recording tells what the program did after it.
     #[cold]
     fn goes_on_after(&mut self, index: usize) -> bool {
-        let TraceEvent::Allocate { id, .. } = self.job.operations[index] else { return true };
-        let allocation = self.job.allocations[id as usize];
-        let ends = matches!(self.job.ended, Ended::Oom { operation, .. } if operation == index);
+        let TraceEvent::Allocate { id, .. } = self.program.operations[index] else { return true };
+        let allocation = self.program.allocations[id as usize];
+        let ends = matches!(self.program.ended, Ended::Oom { operation, .. } if operation == index);
         if allocation.refused && !ends {
             self.survived_ooms += 1;
         } else {
-            self.oom = Some(Refused { operation: index, event: self.job.origin[index], requested: allocation.requested });
+            self.oom = Some(Refused { operation: index, event: self.program.origin[index], requested: allocation.requested });
         }
         allocation.refused
     }

@@ -14,8 +14,8 @@ use crate::view::{DeviceSize, Refused, Totals, View, other_lane};
 /// One way, and why it failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "the names say what they are")]
-pub struct Way {
-    pub way: WayKind,
+pub struct FailedAttempt {
+    pub way: AttemptKind,
     /// Why it failed, as sentences.
     pub why: String,
 }
@@ -23,7 +23,7 @@ pub struct Way {
 /// A way of serving a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum WayKind {
+pub enum AttemptKind {
     /// A free block of its own pool and stream.
     FreeBlock,
     /// A block that was freed and waits for other streams.
@@ -34,7 +34,7 @@ pub enum WayKind {
     Retry,
 }
 
-impl WayKind {
+impl AttemptKind {
     /// The name for people.
     #[must_use]
     pub const fn about(self) -> &'static str {
@@ -97,13 +97,13 @@ pub(crate) fn limit(view: &View<'_>, totals: Totals, size: &DeviceSize, asked: B
 }
 
 /// Each way, and why it failed.
-pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &DeviceSize) -> Vec<Way> {
+pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &DeviceSize) -> Vec<FailedAttempt> {
     let missing = missing(view, request);
     let refused = refusal(view, totals, size, missing.from_driver);
-    let mut ways = vec![Way { way: WayKind::FreeBlock, why: free_block(view, request) }];
-    ways.extend(pending(view, request).map(|why| Way { way: WayKind::PendingFree, why }));
-    ways.push(Way { way: WayKind::NewSegment, why: new_segment(view, request, &missing, &refused) });
-    ways.push(Way { way: WayKind::Retry, why: retry(view, request) });
+    let mut ways = vec![FailedAttempt { way: AttemptKind::FreeBlock, why: free_block(view, request) }];
+    ways.extend(pending(view, request).map(|why| FailedAttempt { way: AttemptKind::PendingFree, why }));
+    ways.push(FailedAttempt { way: AttemptKind::NewSegment, why: new_segment(view, request, &missing, &refused) });
+    ways.push(FailedAttempt { way: AttemptKind::Retry, why: retry(view, request) });
     ways
 }
 

@@ -1,4 +1,4 @@
-//! A job, replayed, as a memory snapshot again: [`Job::to_snapshot`]. Of a job as it was recovered that is the recording; of a job that was changed since, what
+//! A program, replayed, as a memory snapshot again: [`RecordedProgram::to_snapshot`]. Of a program as it was recovered that is the recording; of a program that was changed since, what
 //! PyTorch would record of the changed program.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -11,21 +11,21 @@ use harness_allocator::units::Bytes;
 
 use super::replay::{Placement, Setup};
 use super::watch::{DriverCall, Step};
-use super::{Job, JobError};
+use super::{ProgramError, RecordedProgram};
 use crate::execute::Outcome;
 use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId};
 use crate::trace::TraceEvent;
 
-impl Job {
-    /// Replays the job under its own settings, and tells what it did as a snapshot. What a replay does not know (times, stacks of frees and segments, further
-    /// keys, other devices) is that of `recorded`, the snapshot that the job was recovered from, wherever the same happened there.
+impl RecordedProgram {
+    /// Replays the program under its own settings, and tells what it did as a snapshot. What a replay does not know (times, stacks of frees and segments, further
+    /// keys, other devices) is that of `recorded`, the snapshot that the program was recovered from, wherever the same happened there.
     ///
     /// # Errors
-    /// [`JobError`] where it cannot be replayed.
-    pub fn to_snapshot(&self, recorded: &Snapshot) -> Result<Snapshot, JobError> {
+    /// [`ProgramError`] where it cannot be replayed.
+    pub fn to_snapshot(&self, recorded: &Snapshot) -> Result<Snapshot, ProgramError> {
         let setup =
             Setup { allocator: AllocatorSpec::caching(self.config.clone()), memory: self.device_memory(), placement: Placement::Recorded };
-        let mut told = Told::new(self, recorded, setup.memory);
+        let mut told = EventWriter::new(self, recorded, setup.memory);
         let mut last = None;
         self.prepare()?.watch(&setup, |step| {
             told.step(step);
@@ -60,8 +60,8 @@ struct Known {
 type Key = (Action, u64, Bytes, u64);
 
 /// A snapshot that is being told.
-struct Told<'a> {
-    job: &'a Job,
+struct EventWriter<'a> {
+    program: &'a RecordedProgram,
     recorded: &'a Snapshot,
     memory: Bytes,
     /// By what happened, in order: what the recording has of it.
@@ -80,15 +80,15 @@ struct Told<'a> {
     segments_by: HashMap<u64, StackId>,
 }
 
-impl<'a> Told<'a> {
-    fn new(job: &'a Job, recorded: &'a Snapshot, memory: Bytes) -> Self {
+impl<'a> EventWriter<'a> {
+    fn new(program: &'a RecordedProgram, recorded: &'a Snapshot, memory: Bytes) -> Self {
         let mut known: HashMap<Key, VecDeque<Known>> = HashMap::new();
-        for (place, event) in recorded.traces.get(job.device as usize).into_iter().flatten().enumerate() {
+        for (place, event) in recorded.traces.get(program.device as usize).into_iter().flatten().enumerate() {
             let Event { action, address, size, stream, time_us, stack, extra } = *event;
             known.entry((action, address, size, stream)).or_default().push_back(Known { place, time_us, stack, extra });
         }
         let mut told = Self {
-            job,
+            program,
             recorded,
             memory,
             known,
@@ -101,7 +101,7 @@ impl<'a> Told<'a> {
             segments_by: HashMap::new(),
         };
         let mut id = 0;
-        for segment in &job.start {
+        for segment in &program.start {
             told.segments.insert(segment.address, segment.stream);
             told.segments_by.insert(segment.address, segment.stack);
             for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {
@@ -116,7 +116,7 @@ impl<'a> Told<'a> {
 
     /// What an operation did, in the order in which PyTorch tells it: its frees that became complete, then the driver, then the block.
     fn step(&mut self, step: &Step<'_>) {
-        let freed = match self.job.operations[step.operation] {
+        let freed = match self.program.operations[step.operation] {
             TraceEvent::Free { id } if step.outcome == Outcome::Done => self.live.remove(&id),
             _ => None,
         };
@@ -130,9 +130,9 @@ impl<'a> Told<'a> {
         for &call in step.driver {
             self.driver(call, step.allocator);
         }
-        let TraceEvent::Allocate { id, size, stream } = self.job.operations[step.operation] else { return };
+        let TraceEvent::Allocate { id, size, stream } = self.program.operations[step.operation] else { return };
         let (stream, stack) =
-            (self.job.streams.get(stream.0 as usize).copied().unwrap_or_default(), self.job.allocations[id as usize].stack);
+            (self.program.streams.get(stream.0 as usize).copied().unwrap_or_default(), self.program.allocations[id as usize].stack);
         match (step.outcome, step.address) {
             (Outcome::Done, Some(DevicePtr(address))) if address != 0 => {
                 let block = Range { address, size, stream };
@@ -151,8 +151,8 @@ impl<'a> Told<'a> {
 
     /// Whether a free was asked for in the recording: not that of a block that was freed before it, and completed in it.
     fn was_requested(&self, operation: usize, block: Range) -> bool {
-        let trace = self.recorded.traces.get(self.job.device as usize);
-        let event = trace.and_then(|events| events.get(self.job.origin[operation] as usize));
+        let trace = self.recorded.traces.get(self.program.device as usize);
+        let event = trace.and_then(|events| events.get(self.program.origin[operation] as usize));
         let is_older = |event: &Event| self.before.contains(&block.address) && event.address != block.address;
         event.is_none_or(|event| event.action == Action::FreeRequested && !is_older(event))
     }
@@ -187,7 +187,7 @@ impl<'a> Told<'a> {
         };
         let is_taken = matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_));
         let of_allocator = || allocator.segment_at(DevicePtr(address)).and_then(|segment| segment.stream);
-        let handle = |stream: StreamId| self.job.streams.get(stream.0 as usize).copied();
+        let handle = |stream: StreamId| self.program.streams.get(stream.0 as usize).copied();
         let stream = match is_taken {
             true => of_allocator().and_then(handle),
             false => self.segments.range(..=address).next_back().map(|(_, &stream)| stream),
@@ -214,7 +214,7 @@ impl<'a> Told<'a> {
         let there: HashMap<u64, &Segment> = self.of_device().map(|segment| (segment.address, segment)).collect();
         let blocks: HashMap<u64, &Block> =
             self.of_device().flat_map(|segment| &segment.blocks).map(|block| (block.address, block)).collect();
-        let mut segments: Vec<Segment> = last.iter().map(|segment| self.job.for_snapshot(segment, &self.blocks_by)).collect();
+        let mut segments: Vec<Segment> = last.iter().map(|segment| self.program.for_snapshot(segment, &self.blocks_by)).collect();
         for segment in &mut segments {
             let same = there.get(&segment.address).filter(|known| known.size == segment.size);
             segment.stack = same.map(|known| known.stack).or(self.segments_by.get(&segment.address).copied()).unwrap_or_default();
@@ -232,16 +232,16 @@ impl<'a> Told<'a> {
         // Where the file has the segments of the recording in another order, the same order.
         let places: HashMap<u64, usize> = self.of_device().map(|segment| segment.address).zip(0..).collect();
         segments.sort_by_key(|segment| (places.get(&segment.address).copied().unwrap_or(usize::MAX), segment.address));
-        snapshot.segments.retain(|segment| segment.device != self.job.device);
+        snapshot.segments.retain(|segment| segment.device != self.program.device);
         snapshot.segments.extend(segments);
-        if let Some(trace) = snapshot.traces.get_mut(self.job.device as usize) {
+        if let Some(trace) = snapshot.traces.get_mut(self.program.device as usize) {
             *trace = with_moments(self.events, trace);
         }
         snapshot
     }
 
     fn of_device(&self) -> impl Iterator<Item = &'a Segment> + use<'a> {
-        let device = self.job.device;
+        let device = self.program.device;
         self.recorded.segments.iter().filter(move |segment| segment.device == device)
     }
 }

@@ -1,4 +1,4 @@
-//! Recovering a job from a snapshot: the recording is followed event by event, with PyTorch's allocator beside it ([`super::guide`]).
+//! Recovering a program from a snapshot: the recording is followed event by event, with PyTorch's allocator beside it ([`super::shadow`]).
 //!
 //! What a recording tells is what the allocator did. What the program did is what explains it:
 //!
@@ -16,21 +16,21 @@ use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 
-use super::guide::{Guide, Recorded};
 use super::pending::PendingFrees;
 use super::reservations;
+use super::shadow::{Recorded, ShadowAllocator};
 use super::start::Start;
 use super::watch::DriverCall;
-use super::{Allocation, DriverRange, Ended, Job, JobError, Note};
+use super::{Allocation, DriverRange, Ended, Note, ProgramError, RecordedProgram};
 use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use crate::trace::TraceEvent;
 
-impl Job {
+impl RecordedProgram {
     /// Recovers what the program asked for on one device.
     ///
     /// # Errors
-    /// [`JobError`].
-    pub fn recover(snapshot: &Snapshot, device: u32) -> Result<Self, JobError> {
+    /// [`ProgramError`].
+    pub fn recover(snapshot: &Snapshot, device: u32) -> Result<Self, ProgramError> {
         Self::recover_with(snapshot, device, None)
     }
 
@@ -38,35 +38,35 @@ impl Job {
     /// which requests found none.
     ///
     /// # Errors
-    /// [`JobError`].
-    pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, JobError> {
+    /// [`ProgramError`].
+    pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, ProgramError> {
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
         check_device(snapshot, device, events)?;
         let conf = snapshot.settings.as_ref().map_or("", |settings| &settings.conf);
-        let config = Config::parse(conf).map_err(|source| JobError::Settings { conf: conf.to_owned(), source })?;
+        let config = Config::parse(conf).map_err(|source| ProgramError::Settings { conf: conf.to_owned(), source })?;
         let follow = |memory| {
             let start = Start::find(snapshot, device, events, &config)?;
             let mut recovery = Recovery::new(snapshot, device, events, config.clone(), start, memory)?;
             recovery.follow()?;
-            Ok::<_, JobError>(recovery)
+            Ok::<_, ProgramError>(recovery)
         };
         let recovery = follow(memory)?;
-        let Some((at_least, at_most)) = recovery.memory_between() else { return Ok(recovery.job) };
+        let Some((at_least, at_most)) = recovery.memory_between() else { return Ok(recovery.program) };
         let mut again = follow(Some(at_most))?;
-        if again.guide.is_none() {
-            return Ok(recovery.job);
+        if again.shadow.is_none() {
+            return Ok(recovery.program);
         }
-        again.job.notes.push(Note::MemoryInferred { at_least, at_most });
-        Ok(again.job)
+        again.program.notes.push(Note::MemoryInferred { at_least, at_most });
+        Ok(again.program)
     }
 }
 
-fn check_device(snapshot: &Snapshot, device: u32, events: &[Event]) -> Result<(), JobError> {
+fn check_device(snapshot: &Snapshot, device: u32, events: &[Event]) -> Result<(), ProgramError> {
     let recorded = snapshot.traces.iter().enumerate().filter(|(_, events)| !events.is_empty()).map(|(device, _)| device as u32);
     let mut known: Vec<u32> = snapshot.segments.iter().map(|segment| segment.device).chain(recorded).collect();
     known.sort_unstable();
     known.dedup();
-    if events.is_empty() && !known.contains(&device) { Err(JobError::NoSuchDevice { device, known }) } else { Ok(()) }
+    if events.is_empty() && !known.contains(&device) { Err(ProgramError::NoSuchDevice { device, known }) } else { Ok(()) }
 }
 
 /// Which private pool events belong to.
@@ -87,9 +87,9 @@ impl PrivatePools {
 
 struct Recovery<'a> {
     events: &'a [Event],
-    job: Job,
+    program: RecordedProgram,
     /// As long as the allocator does what the recording has.
-    guide: Option<Guide>,
+    shadow: Option<ShadowAllocator>,
     pending: PendingFrees,
     /// The ids of live blocks by address.
     ids: HashMap<u64, u64>,
@@ -141,7 +141,7 @@ impl<'a> Recovery<'a> {
         config: Config,
         mut start: Start,
         memory: Option<Bytes>,
-    ) -> Result<Self, JobError> {
+    ) -> Result<Self, ProgramError> {
         let (streams, pools, private) = number_all(snapshot, device, events, &start.segments);
         if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
             // The other half of a free that waited for nothing: it is done with the first event.
@@ -152,7 +152,7 @@ impl<'a> Recovery<'a> {
         let pool_of = |index: usize, event: &Event| private.at(event.address, index).map_or(PoolId::DEFAULT, |pool| pools[pool.0 as usize]);
         let reservations = reservations::find(&start.segments, events, &config, known, pool_of);
         let mapped_next = reservations::mapped_next(events, &config, pool_of);
-        let mut job = Job {
+        let mut program = RecordedProgram {
             device,
             start: start.segments,
             operations: Vec::with_capacity(events.len()),
@@ -169,16 +169,16 @@ impl<'a> Recovery<'a> {
             ended: Ended::Well,
             notes: (reservations.unsure > 0).then_some(Note::ReservationsUnknown { segments: reservations.unsure }).into_iter().collect(),
         };
-        let held = job.reserved_at_start();
+        let held = program.reserved_at_start();
         if let Some(memory) = known.filter(|&memory| memory < held) {
-            return Err(JobError::TooLittleMemory { memory, held });
+            return Err(ProgramError::TooLittleMemory { memory, held });
         }
-        let ids = job.add_start();
-        let guide = Guide::new(&job, &job.start_for_allocator(), job.device_memory(), pending.streams)?;
+        let ids = program.add_start();
+        let shadow = ShadowAllocator::new(&program, &program.start_for_allocator(), program.device_memory(), pending.streams)?;
         let mut recovery = Self {
             events,
-            job,
-            guide: Some(guide),
+            program,
+            shadow: Some(shadow),
             pending,
             ids,
             private,
@@ -197,7 +197,7 @@ impl<'a> Recovery<'a> {
     }
 
     /// Follows the recording to its end.
-    fn follow(&mut self) -> Result<(), JobError> {
+    fn follow(&mut self) -> Result<(), ProgramError> {
         self.free_pending_blocks()?;
         let mut group = Group::default();
         for (index, event) in self.events.iter().enumerate() {
@@ -211,7 +211,7 @@ impl<'a> Recovery<'a> {
                     let (address, size) = (event.address, event.size);
                     self.reserved += size;
                     self.most_reserved = self.most_reserved.max(self.reserved);
-                    self.job.driver.push(DriverRange { address, size, event: index as u32 });
+                    self.program.driver.push(DriverRange { address, size, event: index as u32 });
                 }
                 Action::FreeCompleted => {
                     if let Some(stream) = self.pending.of_completion(index) {
@@ -235,25 +235,25 @@ impl<'a> Recovery<'a> {
     }
 
     /// Frees what was freed before the recording, and waits.
-    fn free_pending_blocks(&mut self) -> Result<(), JobError> {
+    fn free_pending_blocks(&mut self) -> Result<(), ProgramError> {
         let mut waiting: Vec<(u64, StreamId)> =
             self.ids.iter().filter_map(|(&address, &id)| Some((id, self.pending.of_block_before(address)?))).collect();
         waiting.sort_unstable();
         for (id, stream) in waiting {
             self.add(TraceEvent::RecordStream { id, stream }, 0);
             self.add(TraceEvent::Free { id }, 0);
-            self.ask(|guide| guide.free(id, Some(stream)))?;
-            let address = self.job.allocations[id as usize].address;
+            self.ask(|shadow| shadow.free(id, Some(stream)))?;
+            let address = self.program.allocations[id as usize].address;
             address.map(|address| self.ids.remove(&address));
         }
         Ok(())
     }
 
     /// The program gave a block back.
-    fn free(&mut self, index: usize) -> Result<(), JobError> {
+    fn free(&mut self, index: usize) -> Result<(), ProgramError> {
         let address = self.events[index].address;
         let Some(id) = self.ids.remove(&address) else {
-            self.job.notes.push(Note::UnknownFree { event: index as u32, address });
+            self.program.notes.push(Note::UnknownFree { event: index as u32, address });
             return Ok(());
         };
         let waits_for = self.pending.of_request(index);
@@ -262,11 +262,11 @@ impl<'a> Recovery<'a> {
             self.add(TraceEvent::RecordStream { id, stream }, index);
         }
         self.add(TraceEvent::Free { id }, index);
-        self.ask(|guide| guide.free(id, waits_for))
+        self.ask(|shadow| shadow.free(id, waits_for))
     }
 
     /// Memory went back to the driver, or frees were completed, and no request followed.
-    fn explain_without_request(&mut self, group: Group) -> Result<(), JobError> {
+    fn explain_without_request(&mut self, group: Group) -> Result<(), ProgramError> {
         let frees = self.release_pools(&group.frees)?;
         if !frees.is_empty() {
             self.empty_cache(&frees)?;
@@ -276,27 +276,27 @@ impl<'a> Recovery<'a> {
         }
         if !group.takes.is_empty() {
             // Memory was taken for a request that was not recorded.
-            self.guide = None;
+            self.shadow = None;
         }
         Ok(())
     }
 
     /// A request was served or refused, behind what is in the group.
-    fn explain_request(&mut self, index: usize, group: Group) -> Result<(), JobError> {
+    fn explain_request(&mut self, index: usize, group: Group) -> Result<(), ProgramError> {
         let event = self.events[index];
         let frees = self.release_pools(&group.frees)?;
         let served = event.action == Action::Alloc;
         if served && let Some(id) = self.ids.remove(&event.address) {
-            self.job.notes.push(Note::Overlap { event: index as u32, address: event.address });
+            self.program.notes.push(Note::Overlap { event: index as u32, address: event.address });
             self.add(TraceEvent::Free { id }, index);
-            self.guide = None;
+            self.shadow = None;
         }
-        let id = self.job.allocations.len() as u64;
-        let stream = self.job.stream_number(event.stream);
+        let id = self.program.allocations.len() as u64;
+        let stream = self.program.stream_number(event.stream);
         let request = Request { size: event.size, stream };
         let pool = self.pool_of(index);
         let plans = self.plans(!frees.is_empty(), !group.takes.is_empty() || !served, !group.completed.is_empty());
-        let plan = self.choose(&plans, &group, &frees, index, |guide, recorded| guide.allocate(id, request, pool, recorded))?;
+        let plan = self.choose(&plans, &group, &frees, index, |shadow, recorded| shadow.allocate(id, request, pool, recorded))?;
         self.note_plan(plan, &group);
         let synchronized =
             |recovery: &mut Self| group.completed.iter().for_each(|(&stream, &event)| recovery.add_synchronize(stream, event));
@@ -308,7 +308,7 @@ impl<'a> Recovery<'a> {
             self.add(TraceEvent::EmptyCache, frees[0]);
         }
         self.enter_pool(pool, index);
-        self.job.allocations.push(Allocation {
+        self.program.allocations.push(Allocation {
             address: served.then_some(event.address),
             refused: !served,
             requested: event.size,
@@ -332,12 +332,12 @@ impl<'a> Recovery<'a> {
     /// A request was refused. The program did without it, so the memory is of no use to it where it fits.
     fn refused(&mut self, index: usize, id: u64) {
         let event = self.events[index];
-        let operation = self.job.operations.len() - 1;
+        let operation = self.program.operations.len() - 1;
         if index < self.last_request {
             self.add(TraceEvent::Free { id }, index);
         } else {
             let (requested, device_free) = (event.size, Bytes(event.address));
-            self.job.ended = Ended::Oom { operation, event: index as u32, requested, device_free };
+            self.program.ended = Ended::Oom { operation, event: index as u32, requested, device_free };
         }
     }
 
@@ -364,8 +364,8 @@ impl<'a> Recovery<'a> {
         group: &Group,
         frees: &[usize],
         index: usize,
-        mut allocate: impl FnMut(&mut Guide, &Recorded) -> Result<bool, DeviceError>,
-    ) -> Result<Plan, JobError> {
+        mut allocate: impl FnMut(&mut ShadowAllocator, &Recorded) -> Result<bool, DeviceError>,
+    ) -> Result<Plan, ProgramError> {
         let likely_emptied = !self.memory_is_known || group.takes.is_empty();
         let likely = *plans.iter().find(|plan| plan.empty_cache == likely_emptied).unwrap_or(&plans[0]);
         let event = self.events[index];
@@ -374,28 +374,28 @@ impl<'a> Recovery<'a> {
         let size_taken = self.bytes(&group.takes);
         let mapped_next = self.mapped_next.get(&index).copied();
         for (number, &plan) in plans.iter().enumerate() {
-            let Some(guide) = &mut self.guide else { return Ok(likely) };
+            let Some(shadow) = &mut self.shadow else { return Ok(likely) };
             let last = number + 1 == plans.len();
-            let checkpoint = (!last).then(|| guide.checkpoint());
-            let mut follow = |guide: &mut Guide| {
+            let checkpoint = (!last).then(|| shadow.checkpoint());
+            let mut follow = |shadow: &mut ShadowAllocator| {
                 if plan.seen_before {
-                    group.completed.keys().try_for_each(|&stream| guide.synchronize(stream))?;
+                    group.completed.keys().try_for_each(|&stream| shadow.synchronize(stream))?;
                 }
-                let emptied = !plan.empty_cache || guide.empty_cache(&freed)?;
+                let emptied = !plan.empty_cache || shadow.empty_cache(&freed)?;
                 let driver = if plan.empty_cache { taken.clone() } else { [&freed[..], &taken[..]].concat() };
-                guide.refuse(plan.refused.then_some(size_taken));
-                Ok(allocate(guide, &Recorded { driver, address, mapped_next })? && emptied)
+                shadow.refuse(plan.refused.then_some(size_taken));
+                Ok(allocate(shadow, &Recorded { driver, address, mapped_next })? && emptied)
             };
-            match follow(guide) {
+            match follow(shadow) {
                 Ok(true) => return Ok(plan),
                 Ok(false) => {}
-                Err(source) => return Err(JobError::Replay { operation: self.job.operations.len() + 1, source }),
+                Err(source) => return Err(ProgramError::Replay { operation: self.program.operations.len() + 1, source }),
             }
-            if let (Some(guide), Some(checkpoint)) = (&mut self.guide, checkpoint) {
-                guide.go_back(checkpoint);
+            if let (Some(shadow), Some(checkpoint)) = (&mut self.shadow, checkpoint) {
+                shadow.go_back(checkpoint);
             }
         }
-        self.guide = None;
+        self.shadow = None;
         Ok(likely)
     }
 
@@ -412,7 +412,7 @@ impl<'a> Recovery<'a> {
 
     fn note_plan(&mut self, plan: Plan, group: &Group) {
         if plan.refused {
-            let wanted = self.guide.as_ref().and_then(Guide::refused);
+            let wanted = self.shadow.as_ref().and_then(ShadowAllocator::refused);
             self.refused_at = self.refused_at.into_iter().chain(wanted).min();
         }
         if plan.empty_cache && !group.takes.is_empty() && !self.memory_is_known {
@@ -421,15 +421,15 @@ impl<'a> Recovery<'a> {
     }
 
     /// Cached memory went back, and the program had asked for it.
-    fn empty_cache(&mut self, frees: &[usize]) -> Result<(), JobError> {
+    fn empty_cache(&mut self, frees: &[usize]) -> Result<(), ProgramError> {
         self.leave_pool(frees[0]);
         self.add(TraceEvent::EmptyCache, frees[0]);
         let recorded = self.driver_calls(frees);
-        self.compare(|guide| guide.empty_cache(&recorded))
+        self.compare(|shadow| shadow.empty_cache(&recorded))
     }
 
     /// Private pools whose memory goes back were let go. Returns the other memory that goes back.
-    fn release_pools(&mut self, frees: &[usize]) -> Result<Vec<usize>, JobError> {
+    fn release_pools(&mut self, frees: &[usize]) -> Result<Vec<usize>, ProgramError> {
         let mut of_pools: BTreeMap<PrivatePoolId, Vec<usize>> = BTreeMap::new();
         let mut others = Vec::new();
         for &free in frees {
@@ -441,20 +441,20 @@ impl<'a> Recovery<'a> {
         for (pool, frees) in of_pools {
             self.leave_pool(frees[0]);
             if self.last_use.get(&pool).is_some_and(|&last| last > frees[0]) {
-                self.job.notes.push(Note::UnexplainedFree { event: frees[0] as u32 });
-                self.guide = None;
+                self.program.notes.push(Note::UnexplainedFree { event: frees[0] as u32 });
+                self.shadow = None;
                 continue;
             }
             self.add(TraceEvent::ReleasePool(pool), frees[0]);
             let recorded = self.driver_calls(&frees);
-            self.compare(|guide| Ok(guide.release_pool(pool, &recorded)))?;
+            self.compare(|shadow| Ok(shadow.release_pool(pool, &recorded)))?;
         }
         Ok(others)
     }
 
-    fn synchronize(&mut self, stream: StreamId, event: usize) -> Result<(), JobError> {
+    fn synchronize(&mut self, stream: StreamId, event: usize) -> Result<(), ProgramError> {
         self.add_synchronize(stream, event);
-        self.ask(|guide| guide.synchronize(stream))
+        self.ask(|shadow| shadow.synchronize(stream))
     }
 
     fn add_synchronize(&mut self, stream: StreamId, event: usize) {
@@ -462,25 +462,25 @@ impl<'a> Recovery<'a> {
         self.add(TraceEvent::SynchronizeStream(stream), event);
     }
 
-    /// Lets the guide do something.
-    fn ask(&mut self, what: impl FnOnce(&mut Guide) -> Result<(), DeviceError>) -> Result<(), JobError> {
-        let operation = self.job.operations.len();
-        self.guide.as_mut().map_or(Ok(()), what).map_err(|source| JobError::Replay { operation, source })
+    /// Lets the shadow do something.
+    fn ask(&mut self, what: impl FnOnce(&mut ShadowAllocator) -> Result<(), DeviceError>) -> Result<(), ProgramError> {
+        let operation = self.program.operations.len();
+        self.shadow.as_mut().map_or(Ok(()), what).map_err(|source| ProgramError::Replay { operation, source })
     }
 
-    /// The same, where the recording has it, too: goes on without a guide where the two differ.
-    fn compare(&mut self, what: impl FnOnce(&mut Guide) -> Result<bool, DeviceError>) -> Result<(), JobError> {
-        let operation = self.job.operations.len();
-        let same = self.guide.as_mut().map_or(Ok(true), what).map_err(|source| JobError::Replay { operation, source })?;
+    /// The same, where the recording has it, too: goes on without a shadow where the two differ.
+    fn compare(&mut self, what: impl FnOnce(&mut ShadowAllocator) -> Result<bool, DeviceError>) -> Result<(), ProgramError> {
+        let operation = self.program.operations.len();
+        let same = self.shadow.as_mut().map_or(Ok(true), what).map_err(|source| ProgramError::Replay { operation, source })?;
         if !same {
-            self.guide = None;
+            self.shadow = None;
         }
         Ok(())
     }
 
     fn add(&mut self, operation: TraceEvent, origin: usize) {
-        self.job.operations.push(operation);
-        self.job.origin.push(origin as u32);
+        self.program.operations.push(operation);
+        self.program.origin.push(origin as u32);
     }
 
     /// Sends the next request to a pool.
@@ -529,26 +529,26 @@ impl<'a> Recovery<'a> {
     }
 
     fn note_reservations(&mut self) {
-        if let Some(guide) = &self.guide {
-            let known = self.job.reservations.len();
-            self.job.reservations.extend(guide.reserved().iter().skip(known).map(|start| start.0));
+        if let Some(shadow) = &self.shadow {
+            let known = self.program.reservations.len();
+            self.program.reservations.extend(shadow.reserved().iter().skip(known).map(|start| start.0));
         }
     }
 
     fn finish(&mut self) {
-        let job = &mut self.job;
+        let program = &mut self.program;
         if self.events.iter().all(|event| matches!(event.action, Action::Snapshot)) {
-            job.notes.push(Note::NothingRecorded);
-        } else if !job.start.is_empty() {
-            job.notes.push(Note::StartsLate { segments: job.start.len(), blocks: job.live_at_start() as usize });
+            program.notes.push(Note::NothingRecorded);
+        } else if !program.start.is_empty() {
+            program.notes.push(Note::StartsLate { segments: program.start.len(), blocks: program.live_at_start() as usize });
         }
-        if job.config.garbage_collection_threshold.is_some() && !job.start.is_empty() {
-            job.notes.push(Note::AgesUnknown);
+        if program.config.garbage_collection_threshold.is_some() && !program.start.is_empty() {
+            program.notes.push(Note::AgesUnknown);
         }
         if self.taken_for_empty_cache > 0 {
-            job.notes.push(Note::TakenForEmptyCache { times: self.taken_for_empty_cache });
+            program.notes.push(Note::TakenForEmptyCache { times: self.taken_for_empty_cache });
         }
-        job.notes.sort();
+        program.notes.sort();
     }
 }
 
@@ -583,7 +583,7 @@ fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<B
     Some(held + Bytes(events[last].address))
 }
 
-impl Job {
+impl RecordedProgram {
     /// Adds the blocks that are live at the start to the allocations; returns their ids by address.
     fn add_start(&mut self) -> HashMap<u64, u64> {
         let mut ids = HashMap::new();

@@ -2,16 +2,16 @@
 
 use std::ops::ControlFlow;
 
-use super::{Job, JobError, Placement, Prepared, Setup};
+use super::{Placement, Prepared, ProgramError, RecordedProgram, Setup};
 use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
 impl Prepared<'_> {
-    /// Replays the job from an empty allocator, on a device that puts segments at rising addresses, up to the first request that is refused and was served
+    /// Replays the program from an empty allocator, on a device that puts segments at rising addresses, up to the first request that is refused and was served
     /// in the recording. Returns what PyTorch would have recorded of it. `place` says where in the program an operation is, counted from 0.
     ///
     /// # Errors
     /// As [`Prepared::replay`].
-    pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, JobError> {
+    pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, ProgramError> {
         let setup = Setup { placement: Placement::Rising, ..setup.clone() };
         let settings = setup.allocator.effective().map(|config| Settings { conf: config.to_string(), all: Vec::new() });
         let recorder = Recorder::new(settings);
@@ -19,7 +19,7 @@ impl Prepared<'_> {
         let mut allocator = recorder.around(setup.allocator.build());
         recorder.set_place(place(0));
         let mut snapshot = Snapshot::default();
-        let last = self.job().operations.len().saturating_sub(1);
+        let last = self.program().operations.len().saturating_sub(1);
         self.run(&mut device, &mut allocator, Vec::new(), |operation, outcome, allocator| {
             if operation == last || outcome == crate::execute::Outcome::OutOfMemory {
                 snapshot = recorder.snapshot(allocator);
@@ -27,14 +27,14 @@ impl Prepared<'_> {
             recorder.set_place(place(operation + 1));
             ControlFlow::Continue(())
         })?;
-        name_streams(&mut snapshot, self.job());
+        name_streams(&mut snapshot, self.program());
         Ok(snapshot)
     }
 }
 
 /// Gives streams the handles that they have in the program.
-fn name_streams(snapshot: &mut Snapshot, job: &Job) {
-    let handle = |number: &mut u64| *number = job.streams.get(*number as usize).copied().unwrap_or(*number);
+fn name_streams(snapshot: &mut Snapshot, program: &RecordedProgram) {
+    let handle = |number: &mut u64| *number = program.streams.get(*number as usize).copied().unwrap_or(*number);
     snapshot.traces.iter_mut().flatten().for_each(|event| handle(&mut event.stream));
     snapshot.segments.iter_mut().for_each(|segment| handle(&mut segment.stream));
 }

@@ -12,10 +12,10 @@ use harness_allocator::units::Bytes;
 
 use super::replay::hold;
 use super::watch::{DriverCall, Log, Logged};
-use super::{Job, JobError};
+use super::{ProgramError, RecordedProgram};
 
 /// The allocator in the state that the recording has reached.
-pub(super) struct Guide {
+pub(super) struct ShadowAllocator {
     device: Logged<SimDevice>,
     log: Log,
     allocator: CachingAllocator,
@@ -41,16 +41,16 @@ pub(super) struct Checkpoint {
     pool: Option<PrivatePoolId>,
 }
 
-impl Guide {
+impl ShadowAllocator {
     /// The allocator in the state before the recording, on a device with that much memory and so many streams.
-    pub(super) fn new(job: &Job, start: &[SegmentInfo], memory: Bytes, streams: u32) -> Result<Self, JobError> {
+    pub(super) fn new(program: &RecordedProgram, start: &[SegmentInfo], memory: Bytes, streams: u32) -> Result<Self, ProgramError> {
         let mut device = SimDevice::new(SimConfig::replay(memory));
-        let failed = |source| JobError::Replay { operation: 0, source };
+        let failed = |source| ProgramError::Replay { operation: 0, source };
         for _ in 1..streams {
             device.create_stream().map_err(failed)?;
         }
-        hold(&mut device, start, &job.reserved_at_start).map_err(failed)?;
-        let (allocator, live) = CachingAllocator::restore(job.config.clone(), start, &job.reserved_at_start)?;
+        hold(&mut device, start, &program.reserved_at_start).map_err(failed)?;
+        let (allocator, live) = CachingAllocator::restore(program.config.clone(), start, &program.reserved_at_start)?;
         let (device, log) = Logged::new(device, start);
         Ok(Self { device, log, allocator, live: (0..).zip(live).collect(), pool: None })
     }
@@ -137,7 +137,7 @@ impl Guide {
             return;
         }
         if let Some(open) = self.pool.take() {
-            self.allocator.end(open).expect("the guide opened it");
+            self.allocator.end(open).expect("the shadow opened it");
         }
         if let Some(pool) = pool {
             // A pool that was released is not opened again: its requests go to the default pool then.

@@ -1,4 +1,4 @@
-//! A job from a plain allocation trace.
+//! A program from a plain allocation trace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,18 +6,18 @@ use harness_allocator::allocator::PrivatePoolId;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::StreamId;
 
-use super::{Allocation, Ended, Job, JobError};
+use super::{Allocation, Ended, ProgramError, RecordedProgram};
 use crate::execute::PrepareError;
 use crate::snapshot::{PoolId, StackId};
 use crate::trace::TraceEvent;
 
-impl Job {
-    /// The job of an allocation trace: nothing is held before it, and nothing is known of where memory was. The ids of allocations are counted anew,
+impl RecordedProgram {
+    /// The program of an allocation trace: nothing is held before it, and nothing is known of where memory was. The ids of allocations are counted anew,
     /// in their order. Streams and private pools get numbers in the order of the trace's own.
     ///
     /// # Errors
-    /// [`JobError::Prepare`] where an id is allocated while it is live.
-    pub fn from_trace(events: &[TraceEvent], config: Config) -> Result<Self, JobError> {
+    /// [`ProgramError::Prepare`] where an id is allocated while it is live.
+    pub fn from_trace(events: &[TraceEvent], config: Config) -> Result<Self, ProgramError> {
         let (streams, pools) = names(events);
         let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
         let mut allocations = Vec::new();
@@ -97,28 +97,28 @@ fn names(events: &[TraceEvent]) -> (Vec<u64>, Vec<PrivatePoolId>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{Placement, Setup};
+    use crate::program::{Placement, Setup};
     use crate::trace;
     use harness_allocator::allocator::AllocatorSpec;
     use harness_allocator::units::Bytes;
 
-    fn job(text: &str) -> Job {
-        Job::from_trace(&trace::parse(text).expect("a trace"), Config::default()).expect("a job")
+    fn program(text: &str) -> RecordedProgram {
+        RecordedProgram::from_trace(&trace::parse(text).expect("a trace"), Config::default()).expect("a program")
     }
 
     #[test]
     fn ids_streams_and_pools_are_counted_anew_in_their_order() {
-        let job = job("a 70 512 9\nf 3\ng+ 5\na 7 1024 3000000000\ng- 5\nr 70 4\nf 70\ns 4\na 70 5 0\n");
-        let text: Vec<String> = job.operations.iter().map(TraceEvent::to_string).collect();
+        let program = program("a 70 512 9\nf 3\ng+ 5\na 7 1024 3000000000\ng- 5\nr 70 4\nf 70\ns 4\na 70 5 0\n");
+        let text: Vec<String> = program.operations.iter().map(TraceEvent::to_string).collect();
         assert_eq!(text, ["a 0 512 2", "g+ 0", "a 1 1024 3", "g- 0", "r 0 1", "f 0", "s 1", "a 2 5 0"]);
-        assert_eq!(job.origin, [0, 2, 3, 4, 5, 6, 7, 8], "the free of what is not live is left out");
-        assert_eq!(job.streams, [0, 4, 9, 3_000_000_000]);
+        assert_eq!(program.origin, [0, 2, 3, 4, 5, 6, 7, 8], "the free of what is not live is left out");
+        assert_eq!(program.streams, [0, 4, 9, 3_000_000_000]);
     }
 
     #[test]
     fn a_trace_runs_out_of_memory_where_it_asks_for_too_much() {
-        let job = job("a 1 31457280 0\na 2 20971520 0\nf 1\na 3 31457280 0\n");
-        let prepared = job.prepare().expect("it can run");
+        let program = program("a 1 31457280 0\na 2 20971520 0\nf 1\na 3 31457280 0\n");
+        let prepared = program.prepare().expect("it can run");
         let setup =
             |mib| Setup { allocator: AllocatorSpec::caching(Config::default()), memory: Bytes::mib(mib), placement: Placement::Rising };
         let replayed = prepared.replay(&setup(50)).expect("it runs");

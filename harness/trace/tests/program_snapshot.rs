@@ -1,11 +1,11 @@
-//! A snapshot that was recovered as a job, and replayed, is the same snapshot again.
+//! A snapshot that was recovered as a program, and replayed, is the same snapshot again.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use harness_trace::job::Job;
+use harness_trace::program::RecordedProgram;
 use harness_trace::snapshot::{Action, Snapshot};
 use harness_trace::trace::TraceEvent;
 
@@ -35,8 +35,8 @@ fn difference(snapshot: &Snapshot, again: &Snapshot) -> Option<String> {
 fn told_again(path: &Path) -> Result<(), String> {
     let snapshot = Snapshot::read(path).unwrap();
     let device = snapshot.traces.iter().position(|events| !events.is_empty()).unwrap() as u32;
-    let job = Job::recover(&snapshot, device).unwrap();
-    difference(&snapshot, &job.to_snapshot(&snapshot).unwrap())
+    let program = RecordedProgram::recover(&snapshot, device).unwrap();
+    difference(&snapshot, &program.to_snapshot(&snapshot).unwrap())
         .map_or(Ok(()), |difference| Err(format!("{}: {difference}", path.display())))
 }
 
@@ -52,13 +52,13 @@ fn recordings_come_back_with_every_fact() {
 fn a_changed_program_is_told_with_what_it_would_do() {
     let path = &files("explain/tests/snapshots")[0];
     let snapshot = Snapshot::read(path).unwrap();
-    let mut job = Job::recover(&snapshot, 0).unwrap();
+    let mut program = RecordedProgram::recover(&snapshot, 0).unwrap();
     let before = snapshot.traces[0].iter().filter(|event| event.action == Action::Alloc).count();
     // The program ends before its last allocation.
-    let last = job.operations.iter().rposition(|operation| matches!(operation, TraceEvent::Allocate { .. })).unwrap();
-    job.operations.truncate(last);
-    job.origin.truncate(last);
-    let told = job.to_snapshot(&snapshot).unwrap();
+    let last = program.operations.iter().rposition(|operation| matches!(operation, TraceEvent::Allocate { .. })).unwrap();
+    program.operations.truncate(last);
+    program.origin.truncate(last);
+    let told = program.to_snapshot(&snapshot).unwrap();
     let after = told.traces[0].iter().filter(|event| event.action == Action::Alloc).count();
     let refused = snapshot.traces[0].iter().filter(|event| event.action == Action::Oom).count();
     assert!(after == before || after + 1 == before, "{after} of {before}, {refused} refused");

@@ -1,0 +1,174 @@
+//! The documentation is current: command output and files that it quotes, links, and the length of the README.
+//!
+//! `UPDATE=1 cargo test -p harness --test docs` rewrites the quotations. A page quotes with a comment above a code block, and `<!-- end -->` below it:
+//!
+//! * `<!-- output: COMMAND -->` quotes what `harness COMMAND` prints; `| from: TEXT` and `| until: TEXT` select lines by how they begin;
+//! * `<!-- file: PATH -->` quotes a file of the project.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+const END: &str = "<!-- end -->";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the project's root exists")
+}
+
+/// The hand-written pages and the generated references, without generated reports.
+fn pages() -> Vec<PathBuf> {
+    let root = root();
+    let mut pages = ["README.md", "harness/ARCHITECTURE.md", "ci/README.md", "scenarios/README.md"].map(|page| root.join(page)).to_vec();
+    for folder in ["harness/book/src", "scenarios/bench", "scenarios/devices"] {
+        let entries = fs::read_dir(root.join(folder)).expect("the folder exists").map(|entry| entry.expect("it is readable").path());
+        pages.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    }
+    pages.sort();
+    pages
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The code block for one quotation, from the text of its comment.
+fn quoted(comment: &str) -> Option<String> {
+    if let Some(file) = comment.strip_prefix("file: ") {
+        let language = if file.ends_with(".py") { "python" } else { "" };
+        return Some(format!("```{language}\n{}\n```\n", read(&root().join(file)).trim_end()));
+    }
+    let mut parts = comment.strip_prefix("output: harness ")?.split(" | ");
+    let command = parts.next().expect("split yields at least one part");
+    let (mut from, mut until) = (None, None);
+    for part in parts {
+        match part.split_once(": ") {
+            Some(("from", text)) => from = Some(text),
+            Some(("until", text)) => until = Some(text),
+            _ => panic!("`{part}` in `{comment}` is neither `from: TEXT` nor `until: TEXT`"),
+        }
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_harness"))
+        .args(command.split(' '))
+        .current_dir(root())
+        .env("HARNESS_DEVICE", "sim")
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("harness starts");
+    let text = String::from_utf8(output.stdout).expect("the output is UTF-8");
+    for mark in [from, until].into_iter().flatten() {
+        assert!(text.lines().any(|line| line.starts_with(mark)), "`harness {command}` prints no line that begins with `{mark}`:\n{text}");
+    }
+    let lines = text.lines().map(str::trim_end).skip_while(|line| from.is_some_and(|from| !line.starts_with(from)));
+    let lines: Vec<&str> = lines.take_while(|line| until.is_none_or(|until| !line.starts_with(until))).collect();
+    Some(format!("```text\n{}\n```\n", lines.join("\n").trim_end()))
+}
+
+/// The page with every quotation renewed.
+fn renewed(page: &str) -> String {
+    let mut renewed = String::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        renewed += line;
+        renewed.push('\n');
+        let block = line.strip_prefix("<!-- ").and_then(|line| line.strip_suffix(" -->")).and_then(quoted);
+        if let Some(block) = block {
+            renewed += &block;
+            assert!(lines.by_ref().any(|line| line == END), "no `{END}` below `{line}`");
+            renewed += END;
+            renewed.push('\n');
+        }
+    }
+    renewed
+}
+
+#[test]
+fn quoted_output_and_files_are_current() {
+    for path in pages() {
+        let page = read(&path);
+        let renewed = renewed(&page);
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&path, renewed).expect("the page is writable");
+        } else {
+            assert_current(&path, &page, &renewed);
+        }
+    }
+}
+
+fn assert_current(path: &Path, page: &str, renewed: &str) {
+    let different = page.lines().zip(renewed.lines()).find(|(old, new)| old != new);
+    assert!(page == renewed, "{}: a quotation is out of date, first at {different:?}; run with UPDATE=1", path.display());
+}
+
+/// A heading's anchor, by GitHub's rules.
+fn slug(heading: &str) -> String {
+    let kept = heading.trim().to_lowercase();
+    kept.chars().filter(|&c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_')).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// The link targets and the anchors of a page.
+fn links_and_anchors(page: &str) -> (Vec<String>, BTreeSet<String>) {
+    let (mut links, mut anchors, mut heading) = (Vec::new(), BTreeSet::new(), None);
+    for event in Parser::new_ext(page, Options::ENABLE_TABLES) {
+        match event {
+            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => links.push(dest_url.to_string()),
+            Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+            Event::End(TagEnd::Heading(_)) => {
+                let base = slug(&heading.take().unwrap_or_default());
+                let numbered = (1..).map(|n| format!("{base}-{n}"));
+                let anchor = std::iter::once(base.clone()).chain(numbered).find(|anchor| !anchors.contains(anchor));
+                anchors.extend(anchor);
+            }
+            Event::Text(text) | Event::Code(text) => {
+                if let Some(heading) = &mut heading {
+                    heading.push_str(&text);
+                }
+            }
+            Event::Html(html) | Event::InlineHtml(html) => {
+                anchors.extend(html.split("id=\"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+            }
+            _ => {}
+        }
+    }
+    (links, anchors)
+}
+
+#[test]
+fn every_link_between_pages_has_its_target() {
+    let mut broken = Vec::new();
+    for path in pages() {
+        for link in links_and_anchors(&read(&path)).0 {
+            if link.contains("://") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().expect("a page is in a folder").join(file) };
+            let is_page = target.extension().is_some_and(|extension| extension == "md");
+            let found = target.exists() && (anchor.is_empty() || !is_page || links_and_anchors(&read(&target)).1.contains(anchor));
+            if !found {
+                broken.push(format!("{}: {link}", path.strip_prefix(root()).unwrap_or(&path).display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links without a target:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn the_summary_of_the_book_lists_every_chapter() {
+    let folder = root().join("harness/book/src");
+    let (links, _) = links_and_anchors(&read(&folder.join("SUMMARY.md")));
+    let listed: BTreeSet<String> = links.into_iter().chain(["SUMMARY.md".to_owned()]).collect();
+    let chapters: BTreeSet<String> =
+        fs::read_dir(folder).expect("the folder exists").map(|entry| entry.expect("it is readable").file_name().to_string_lossy().into_owned()).collect();
+    assert_eq!(listed, chapters);
+}
+
+#[test]
+fn the_readme_fits_on_two_hundred_lines_and_has_a_picture_at_the_top() {
+    let readme = read(&root().join("README.md"));
+    let (lines, words) = (readme.lines().count(), readme.split_whitespace().count());
+    assert!(lines <= 200 && words <= 1500, "{lines} lines and {words} words");
+    assert!(readme.lines().take(30).any(|line| line.starts_with("![")), "no picture in the first 30 lines");
+}

@@ -1,4 +1,4 @@
-//! The accepted build: which commit it is, in the file [`FILE`] among the reports. It moves only when somebody accepts another.
+//! The accepted build: the commit in [`FILE`] among the reports. Only `harness report accept` changes it.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -7,27 +7,26 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// The file among the reports.
+/// Its name among the reports.
 pub const FILE: &str = "accepted.json";
 
-/// Bytes that such a file has at most.
+/// Maximum size in bytes.
 const MOST: u64 = 64 << 10;
 
-/// What the file holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedBuild {
-    /// The whole hash of the commit.
+    /// Full commit hash.
     pub commit: String,
-    /// The day on which it was accepted, as in `2026-11-20`.
+    /// Date of acceptance, as in `2026-11-20`.
     pub date: String,
-    /// Why it was accepted, in a sentence.
+    /// One sentence.
     pub reason: String,
 }
 
-/// The accepted build of these reports, if there is one.
+/// Reads the accepted build of these reports.
 ///
 /// # Errors
-/// A sentence: the file is there and cannot be read. Mend it, or accept a build anew with `harness report accept`.
+/// A sentence: the file cannot be read. Repair it, or run `harness report accept`.
 pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     let path = root.join(FILE);
     let failed = |why: &dyn Display| format!("cannot read the accepted build from `{}`: {why}", path.display());
@@ -38,7 +37,6 @@ pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     }
 }
 
-/// The text of the file.
 #[must_use]
 pub fn document(build: &AcceptedBuild) -> String {
     let mut text = serde_json::to_string_pretty(build).expect("texts always serialize");

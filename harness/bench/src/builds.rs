@@ -1,9 +1,9 @@
-//! This build and the accepted one, measured side by side: each in a process of its own, `harness bench --serve`, that takes its turn in every
-//! round. Both are started in the same way, so that what differs between them is their code.
+//! This build and the accepted build, measured side by side. Each is a process, `harness bench --serve`, that takes its turn in
+//! every round. Both are started in the same way, so they differ only in their code.
 //!
-//! One JSON object a line goes each way. A process first says which protocol it speaks and what it was built from (`Greeting`); each
-//! `Request` names a case by suite and name, with the hash of what it measures, and is answered by an `Answer`. A build that understands a
-//! suite otherwise says so, and the entry is not compared.
+//! Messages are one JSON object per line. A process first sends its protocol version and commit (`Greeting`). Each `Request`
+//! names a case by suite and name, with the hash of its work; the process sends an `Answer`. A build that reads the suite
+//! differently says so, and the entry is not compared.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,39 +24,38 @@ use crate::measure::visit::{Fault, Reading, Visit};
 use crate::provider::DeviceProvider;
 use crate::suite::Suite;
 
-/// The version of requests and answers. A build that speaks another one is not compared side by side.
+/// Version of requests and answers. A build with another version is not measured side by side.
 pub const PROTOCOL: u32 = 1;
 
-/// A cold driver needs some seconds to open its device; the longest case, a scenario on a slow machine, takes seconds.
+/// A cold driver takes seconds to open its device; the longest case, a scenario on a slow machine, takes seconds.
 const PATIENCE: Patience = Patience { start: Duration::from_secs(60), answer: Duration::from_secs(120) };
 
-/// New processes may cost this share of the time, so that a run sees many of them. Each finds its code, heap and stack at other addresses, and
-/// these decide what shares a set of a cache (T. Mytkowicz and others, "Producing Wrong Data Without Doing Anything Obviously Wrong!", 2009,
-/// <https://doi.org/10.1145/1508244.1508275>).
+/// Share of the time that new processes may cost. Each process has its code, heap and stack at other addresses, which decide
+/// cache conflicts (T. Mytkowicz and others, "Producing Wrong Data Without Doing Anything Obviously Wrong!", 2009,
+/// <https://doi.org/10.1145/1508244.1508275>). Many processes average this out.
 const SHARE_OF_STARTS: f64 = 0.05;
 
-/// What a process says first.
+/// A process's first message.
 #[derive(Debug, Serialize, Deserialize)]
 struct Greeting {
     protocol: u32,
     commit: Option<String>,
 }
 
-/// A case that is to be done once.
+/// One visit to a case.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request<'a> {
-    /// Path of the suite.
     pub(crate) suite: Cow<'a, Path>,
     pub(crate) case: Cow<'a, str>,
-    /// As the suite's arm is displayed.
+    /// The arm's displayed name.
     pub(crate) arm: Cow<'a, str>,
     /// See [`crate::suite::Case::hash`].
     pub(crate) hash: Cow<'a, str>,
-    /// Operations to time together, once that is settled, so that both builds time as many.
+    /// Operations to time together, once known; the same for both builds.
     pub(crate) batch: Option<u64>,
 }
 
-/// What came of it.
+/// The result of a visit.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -68,7 +67,6 @@ enum Answer {
     Fault(Fault),
 }
 
-/// One of the two builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     This,
@@ -81,11 +79,11 @@ pub struct Builds {
     this: Build,
     accepted: Build,
     began: Stopwatch,
-    /// Nanoseconds that were spent on starting processes.
+    /// Nanoseconds spent on starting processes.
     starting: u64,
 }
 
-/// A program and the process that runs it at present.
+/// A program and its current process.
 #[derive(Debug)]
 struct Build {
     program: PathBuf,
@@ -96,7 +94,7 @@ struct Build {
 }
 
 impl Builds {
-    /// Starts both programs with the arguments that make them use the same device, which is the CUDA device of this number if it is one.
+    /// Starts both programs with arguments that select the same device; `ordinal` is its CUDA ordinal.
     ///
     /// # Errors
     /// A sentence: why they cannot be measured side by side.
@@ -107,26 +105,26 @@ impl Builds {
         Ok(Self { this, accepted, began, starting: began.elapsed_ns() })
     }
 
-    /// The commit of the accepted build, as it says itself.
+    /// The accepted build's commit, as it reports it.
     #[must_use]
     pub fn accepted_commit(&self) -> Option<&str> {
         self.accepted.commit.as_deref()
     }
 
-    /// Starts new processes where that does not cost too much of the time.
+    /// Restarts both processes if the time budget allows.
     pub(crate) fn renew(&mut self) {
         if self.starting as f64 > SHARE_OF_STARTS * self.began.elapsed_ns() as f64 {
             return;
         }
         let watch = Stopwatch::start();
         for build in [&mut self.this, &mut self.accepted] {
-            // One that cannot be started now is tried again when it is asked.
+            // A process that cannot start now is retried at its next request.
             build.restart().ok();
         }
         self.starting += watch.elapsed_ns();
     }
 
-    /// Has a case done once. Returns the number of operations timed together, too.
+    /// Visits a case once. Also returns the number of operations timed together.
     pub(crate) fn visit(&mut self, side: Side, request: &Request<'_>) -> Result<(Vec<Reading>, Option<u64>), Fault> {
         let build = match side {
             Side::This => &mut self.this,
@@ -155,7 +153,7 @@ impl Build {
     }
 }
 
-/// Returns the commit that the build was made from, too.
+/// Also returns the commit of the build.
 fn start_process(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<(ChildProcess, Option<String>), String> {
     let mut command = Command::new(program);
     command.args(["bench", "--serve"]).args(arguments);
@@ -167,10 +165,10 @@ fn start_process(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -
     Ok((process, commit))
 }
 
-/// What `harness bench --serve` does: says what it is, and answers requests until its input ends.
+/// Runs `harness bench --serve`: sends the greeting and answers requests until its input ends.
 ///
 /// # Errors
-/// Where nobody reads the answers any more.
+/// The output is closed.
 pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: impl BufRead, output: &mut impl Write) -> io::Result<()> {
     let mut server = Server { overhead_ps: overhead_ps(), suites: BTreeMap::new(), interrupt: Arc::default() };
     say(output, &Greeting { protocol: PROTOCOL, commit })?;
@@ -191,7 +189,7 @@ fn say(output: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
 
 struct Server {
     overhead_ps: u64,
-    /// Those that were asked for, or why they cannot be read.
+    /// Suites read so far, or why they cannot be read.
     suites: BTreeMap<PathBuf, Result<Suite, String>>,
     interrupt: Arc<AtomicBool>,
 }

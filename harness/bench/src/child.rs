@@ -1,5 +1,5 @@
-//! A process that takes its turn among the arms: questions and answers are one JSON object a line, over its standard input and output.
-//! What it writes to its standard error is kept in a file, so that a failure can say why.
+//! A child process that takes its turn in each round. Questions and answers are one JSON object per line over its standard input
+//! and output. A file keeps its standard error, to explain failures.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -12,27 +12,27 @@ use harness_cuda::machine::nvml_at;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long its end is waited for: to take a context of many gigabytes down takes the driver some seconds at most.
+/// Time to wait for its exit. The driver takes seconds to destroy a context of many gigabytes.
 const END: Duration = Duration::from_secs(20);
-/// Bytes of its standard error that are looked at, from the end.
+/// Bytes read from the end of its standard error.
 const ERROR_TAIL: usize = 4096;
-/// Bytes of one answer at most.
+/// Maximum bytes of an answer.
 const LINE: u64 = 16 << 20;
 
-/// How long a process may take to start, and for each answer.
+/// Time limits of a process for its start and for each answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) start: Duration,
     pub(crate) answer: Duration,
 }
 
-/// See the module. It is ended when it is dropped.
+/// A running child. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct ChildProcess {
-    /// As messages call it.
+    /// The name in messages.
     name: &'static str,
     child: Child,
-    /// `None` once it was ended.
+    /// `None` after the end.
     input: Option<ChildStdin>,
     lines: Receiver<String>,
     errors: File,
@@ -40,8 +40,8 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts a command and waits for the line that it begins with. Where it uses the CUDA device of this number, its process number there is
-    /// learnt, so that the monitor does not take it for somebody else's process.
+    /// Starts a command and waits for its first line. If it uses the CUDA device `ordinal`, its process number there is recorded,
+    /// so the monitor does not count it as foreign.
     ///
     /// # Errors
     /// A sentence: why it cannot be started.
@@ -55,7 +55,7 @@ impl ChildProcess {
         let before = nvml.as_ref().and_then(|nvml| nvml.process_numbers().ok());
         let process = Self::spawn(name, command, patience)?;
         let greeting = process.read(patience.start)?;
-        // Where the processes before are not known, which one is new cannot be told.
+        // Without the list of earlier processes, the new one cannot be identified.
         if let (Some(nvml), Some(before)) = (nvml, before) {
             nvml.notice_child(&before);
         }
@@ -72,7 +72,7 @@ impl ChildProcess {
             return Err(format!("`{program}` has no standard input and output"));
         };
         let (send, lines) = channel();
-        // Ends with the process, or when nobody listens any more.
+        // The thread ends with the process, or when the receiver is dropped.
         std::thread::spawn(move || {
             let mut output = BufReader::new(output);
             loop {
@@ -86,16 +86,16 @@ impl ChildProcess {
         Ok(Self { name, child, input: Some(input), lines, errors, patience })
     }
 
-    /// Whether it can be asked something.
+    /// Returns whether it accepts questions.
     pub(crate) const fn is_running(&self) -> bool {
         self.input.is_some()
     }
 
-    /// Asks and waits for the answer. After an answer that makes no sense, or none in time, it is ended: what it was doing would go on beside
-    /// what is measured next, and the memory that it holds would be missing there.
+    /// Sends a question and waits for the answer. If the answer is invalid or late, the process is killed, because it would keep
+    /// running and holding memory during the next measurement.
     ///
     /// # Errors
-    /// A sentence: what was seen instead of an answer.
+    /// A sentence: what happened instead of an answer.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self, question: &impl Serialize) -> Result<T, String> {
         let Some(input) = &mut self.input else { return Err(format!("{} stopped answering earlier", self.name)) };
         let line = serde_json::to_string(question).map_err(|error| error.to_string());
@@ -116,18 +116,17 @@ impl ChildProcess {
         serde_json::from_str(&line).map_err(|error| format!("{name} answered `{line}`: {error}"))
     }
 
-    /// The last line of its standard error, which of a Python traceback is the error itself, as in `: ImportError: libcudart.so.12 …`; empty
-    /// where it wrote nothing.
+    /// The last line of its standard error, as in `: ImportError: libcudart.so.12 …`; empty if it wrote nothing.
     fn last_error(&self) -> String {
         let mut tail = [0; ERROR_TAIL];
         let length = self.errors.metadata().map_or(0, |metadata| metadata.len());
-        // What cannot be read is not told. The place where the process writes on stays.
+        // Unreadable output is omitted. Reading does not move the child's write position.
         let read = self.errors.read_at(&mut tail, length.saturating_sub(ERROR_TAIL as u64)).unwrap_or_default();
         let tail = String::from_utf8_lossy(&tail[..read]);
         tail.lines().map(str::trim).rfind(|line| !line.is_empty()).map_or_else(String::new, |line| format!(": {line}"))
     }
 
-    /// Ends it at once, and waits until it is gone and has given its memory back. It is waited for in vain where it hangs in the driver.
+    /// Kills it and waits until it is gone and its memory is released. The wait is limited, because it may hang in the driver.
     pub(crate) fn end(&mut self) {
         self.input = None;
         self.child.kill().ok();

@@ -1,7 +1,6 @@
-//! The host's monotonic clock, for benchmarks: what a region of our own code takes on this machine, and what reading the clock adds to it.
+//! The host's monotonic clock: times regions of our own code, and measures its own overhead.
 //!
-//! Beside it only `replay --bench` and the monitor of the machine read the host's clock: a simulated device keeps the time of its model, and a
-//! real one is asked.
+//! Only `replay --bench` and the monitor of the machine also read the host's clock.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,44 +10,41 @@ use harness_allocator::device::{Clock, TestDevice};
 use super::record::Quantity;
 use super::summary::median;
 
-/// Empty regions that the overhead is the median of.
+/// Number of empty regions in the overhead's median.
 const EMPTY_REGIONS: usize = 10_001;
 
-/// Time since some moment, on the host's monotonic clock.
+/// Time since its start on the host's monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts now.
     #[must_use]
     pub fn start() -> Self {
         Self(Instant::now())
     }
 
-    /// Picoseconds since then, counted in the nanoseconds that the clock has.
+    /// Elapsed picoseconds, with the clock's resolution of nanoseconds.
     #[must_use]
     pub fn elapsed_ps(self) -> u64 {
         u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
     }
 
-    /// Nanoseconds since then.
     #[must_use]
     pub fn elapsed_ns(self) -> u64 {
         self.elapsed_ps() / 1000
     }
 }
 
-/// What a region is timed by.
+/// The clock of a timed region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
-    /// The host's monotonic clock.
     Host,
     /// The virtual clock of a simulated device.
     Virtual,
 }
 
 impl Timer {
-    /// For calls to a device with this clock: a model's calls take the time of the model.
+    /// The timer for calls to a device: a simulated device's calls take model time.
     pub(super) const fn of(clock: Clock) -> Self {
         match clock {
             Clock::Simulated => Self::Virtual,
@@ -56,7 +52,7 @@ impl Timer {
         }
     }
 
-    /// What its figures are.
+    /// The quantity of its figures.
     pub(super) const fn quantity(self) -> Quantity {
         match self {
             Self::Host => Quantity::HostTime,
@@ -64,7 +60,7 @@ impl Timer {
         }
     }
 
-    /// Times a region, in picoseconds.
+    /// Times a region in picoseconds.
     pub(super) fn time<R>(self, device: &mut dyn TestDevice, region: impl FnOnce(&mut dyn TestDevice) -> R) -> (R, u64) {
         match self {
             Self::Host => {
@@ -81,7 +77,7 @@ impl Timer {
     }
 }
 
-/// What timing adds to one region of the host's clock: the median of empty ones, in picoseconds.
+/// Overhead of timing one region on the host's clock: the median of empty regions, in picoseconds.
 #[must_use]
 pub fn overhead_ps() -> u64 {
     let mut samples: Vec<u64> = (0..EMPTY_REGIONS)

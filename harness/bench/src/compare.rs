@@ -1,19 +1,18 @@
-//! What changed: a run against the accepted build, and against earlier runs. Pure: records in, a record out.
+//! Compares a run with the accepted build and with earlier runs. Pure functions of records.
 //!
-//! **Side by side.** Where the accepted build was measured in the same rounds, the ratio of the two in each round is what is judged: whatever
-//! the machine was like, both met it. An entry is worse where that ratio lies above one by more than the suite's threshold, and its whole 99 %
-//! interval by more than half of it; and better where they lie below.
+//! **Side by side.** If the accepted build was measured in the same rounds, the ratio of the two builds in each round is judged,
+//! because both met the same machine state. An entry is worse if the ratio is above one by more than the suite's threshold and
+//! the whole 99 % interval by more than half of it. Better is the mirror image.
 //!
-//! **Earlier runs.** The accepted build stays the same until somebody accepts another, so ratios of different runs to it can be compared too.
-//! An entry is also worse where it lies above the best that any earlier run with this accepted build reached, by more than the threshold: an
-//! improvement cannot hide what is lost of it later. And it is worse where [`change_points`] find that it came to stand on a level that is
-//! higher by half the threshold and stays there: what is too small to be seen in one run is certain in many.
+//! **Earlier runs.** Ratios to the same accepted build can be compared between runs. An entry is also worse if it is above the
+//! best earlier run by more than the threshold, so an improvement cannot hide a later loss. It is worse, too, if
+//! [`change_points`] find a lasting step of half the threshold, which one run is too noisy to show.
 //!
-//! **Exact figures**, model times and memory, have no threshold: any difference is one of the code.
+//! **Exact figures**, model times and memory, have no threshold: any difference comes from the code.
 //!
-//! **Without the accepted build** the medians of this run's rounds are compared with those of an earlier run, of the accepted commit if there
-//! is one. Between runs a machine changes by more than rounds of one run show, so measured times must differ by `BETWEEN_RUNS` at least, and
-//! only runs on one kind of processor are compared. The comparison says so.
+//! **Without the accepted build** the medians of the rounds are compared with those of an earlier run, if possible one of the
+//! accepted commit. A machine varies more between runs than within one, so the threshold is at least `BETWEEN_RUNS`, and only
+//! runs on the same processor model are compared. The comparison states this.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +22,12 @@ use crate::record::{
     Basis, BenchRun, Change, ChangeFigures, Comparison, Entry, EntryName, Machine, Measured, Outcome, Quantity, SuiteRecord, Verdict,
 };
 
-/// Measured times of different runs are compared with at least this threshold. Runs of one build on two cores of a virtual machine differed by
-/// up to 12 % (20 November 2026, 20 runs of the suite `traces`).
+/// Minimum threshold for measured times of different runs. Runs of one build on two cores of a virtual machine differed by up to
+/// 12 % (20 November 2026, 20 runs of the suite `traces`).
 const BETWEEN_RUNS: f64 = 0.15;
 
-/// Compares a run with the accepted build and with earlier runs, in any order. `None` where there is nothing to compare it with. Where
-/// `base` names one of the earlier runs, that one stands for the accepted build where it was not measured.
+/// Compares a run with the accepted build and with earlier runs, given in any order. Returns `None` if there is nothing to
+/// compare with. `base` replaces the accepted build if that was not measured.
 #[must_use]
 pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -> Option<Comparison> {
     let mut before: Vec<&BenchRun> =
@@ -41,7 +40,7 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
         Some(base) => Basis::Records {
             started: base.started.clone(),
             build: base.build.clone(),
-            why: run.accepted.missing.clone().unwrap_or_else(|| "it was not asked for".to_owned()),
+            why: run.accepted.missing.clone().unwrap_or_else(|| "it was not requested".to_owned()),
         },
         None => return None,
     };
@@ -75,7 +74,7 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
     })
 }
 
-/// The run that stands for the accepted build: the last one of its commit, or else the last one, of this device.
+/// The run that replaces the accepted build: the last run of its commit, or else the last run on this device.
 fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRun> {
     let mut same_device = before.iter().rev().copied().filter(|other| other.machine.is_same_device(&run.machine));
     let accepted = run.accepted.commit.as_deref();
@@ -83,7 +82,7 @@ fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRu
     of_accepted.or_else(|| same_device.next())
 }
 
-/// Whether its figures mean the same: on the same device, against the same accepted build.
+/// Returns whether figures are comparable: same device, same accepted build.
 fn is_comparable(other: &BenchRun, run: &BenchRun) -> bool {
     other.machine.is_same_device(&run.machine) && other.accepted.commit == run.accepted.commit
 }
@@ -93,7 +92,7 @@ fn contended_runs(run: &BenchRun, before: &[&BenchRun]) -> usize {
     std::iter::once(run).chain(same_machine).take_while(|run| !run.conditions.contended.is_empty()).count()
 }
 
-/// An entry with what earlier runs say of it.
+/// An entry with its earlier runs.
 struct Earlier<'a, 'r> {
     run: &'a BenchRun,
     name: &'a EntryName,
@@ -102,7 +101,7 @@ struct Earlier<'a, 'r> {
 }
 
 impl<'r> Earlier<'_, 'r> {
-    /// `base`: the run that the other outcome is of, where it is not of this one.
+    /// `base` is the run that `other` belongs to, if it is not this run.
     fn judged(&self, suite: &SuiteRecord, other: &Outcome, base: Option<&BenchRun>) -> Change {
         let (verdict, reason) = match (other, &self.entry.outcome) {
             (Outcome::Measured(old), Outcome::Measured(new)) => return self.measured(suite, old, new, base),
@@ -121,7 +120,7 @@ impl<'r> Earlier<'_, 'r> {
             |verdict, figures| Change { entry: self.name.clone(), verdict, figures, worse_than_run: None, since: None, reason: None };
         let is_other_host = base.is_some_and(|base| !base.machine.is_same_host(&self.run.machine));
         if !quantity.is_exact() && is_other_host {
-            let reason = "measured times of different processors are not compared across runs".to_owned();
+            let reason = "measured times of different processors are not comparable between runs".to_owned();
             return Change { reason: Some(reason), ..change(Verdict::NotCompared, None) };
         }
         let is_ratio = base.is_none() && !quantity.is_exact();
@@ -170,7 +169,7 @@ impl<'r> Earlier<'_, 'r> {
         self.history.iter().filter_map(|run| Some((run.started.as_str(), of_run(run)?))).collect()
     }
 
-    /// Worse than the best of earlier runs, or by a step of half the threshold that lasts.
+    /// Worse than the best earlier run, or by a lasting step of half the threshold.
     fn against_runs(&self, change: Change, now: Estimate, levels: &[(&str, Estimate)], threshold: f64) -> Change {
         let best = levels.iter().min_by(|a, b| a.1.high.total_cmp(&b.1.high));
         if let Some((started, best)) = best.filter(|(_, best)| verdict(now, *best, threshold) == Verdict::Worse) {
@@ -180,7 +179,7 @@ impl<'r> Earlier<'_, 'r> {
         if self.name.quantity.is_exact() || change.verdict == Verdict::Better {
             return change;
         }
-        // A run whose interval is wider than the threshold says nothing of a step of half of it.
+        // A run with an interval wider than the threshold cannot show a step of half of it.
         let is_precise = |level: &Estimate| level.high - level.low <= 2.0 * threshold * level.middle;
         if !is_precise(&now) {
             return change;
@@ -188,7 +187,7 @@ impl<'r> Earlier<'_, 'r> {
         let levels: Vec<(&str, Estimate)> = levels.iter().copied().filter(|(_, level)| is_precise(level)).collect();
         let series: Vec<f64> = levels.iter().map(|(_, level)| level.middle).chain([now.middle]).collect();
         let points = change_points(&series, threshold / 2.0);
-        // The first of the last points that all go up: where the creep began.
+        // The first of the last upward points: the start of the creep.
         let up = points.iter().rev().take_while(|point| point.after > point.before).last();
         match up {
             Some(first) if first.at < levels.len() && now.low > first.before => {
@@ -199,7 +198,7 @@ impl<'r> Earlier<'_, 'r> {
         }
     }
 
-    /// The first run of the last stretch, up to this run, that lies on the same side of the reference by half the threshold.
+    /// The first run of the latest stretch on the same side of the reference by half the threshold.
     fn since(&self, verdict: Verdict, reference: Estimate, levels: &[(&str, Estimate)], threshold: f64) -> String {
         let is_alike = |level: &Estimate| match verdict {
             Verdict::Worse => level.middle > reference.middle * (1.0 + threshold / 2.0),
@@ -210,8 +209,8 @@ impl<'r> Earlier<'_, 'r> {
     }
 }
 
-/// An entry in those of the earlier runs that this one can be compared with, oldest first, and in this one, each with the moment it began:
-/// its ratio to the accepted build, or for exact figures the figure.
+/// An entry in this run and in comparable earlier runs, oldest first, each with the run's start: its ratio to the accepted build,
+/// or the figure itself if it is exact.
 #[must_use]
 pub fn over_runs<'r>(run: &'r BenchRun, earlier: &[&'r BenchRun], name: &EntryName) -> Vec<(&'r str, Estimate)> {
     let Some((_, entry)) = run.entries().find(|(suite, entry)| EntryName::of(suite, entry) == *name) else { return Vec::new() };
@@ -220,13 +219,13 @@ pub fn over_runs<'r>(run: &'r BenchRun, earlier: &[&'r BenchRun], name: &EntryNa
     Earlier { run, name, entry, history: &history }.levels(!name.quantity.is_exact() && entry.accepted.is_some())
 }
 
-/// The ratio of two figures, none of which counts as less than one of its unit.
+/// The ratio of two figures; zero counts as one unit.
 fn ratio(new: f64, old: f64) -> f64 {
     let least = |value: f64| if value == 0.0 { 1.0 } else { value };
     least(new) / least(old)
 }
 
-/// Whether the estimate lies beyond the reference's by more than the threshold, and the whole interval by more than half of it.
+/// Returns whether the estimate is beyond the reference by more than the threshold, and the whole interval by more than half of it.
 fn verdict(now: Estimate, reference: Estimate, threshold: f64) -> Verdict {
     let (most, certain) = (threshold, threshold / 2.0);
     match (now, reference) {
@@ -237,11 +236,11 @@ fn verdict(now: Estimate, reference: Estimate, threshold: f64) -> Verdict {
     }
 }
 
-/// The ratio of two builds that are alike.
+/// The ratio of two equal builds.
 const UNCHANGED: Estimate = Estimate { low: 1.0, middle: 1.0, high: 1.0 };
 
-/// Where an entry stands, in a unit in which runs can be compared. Exact figures stand for themselves; measured times are divided, round by
-/// round, by those of the accepted build if that is given. `None` where there are too few rounds.
+/// An entry's level in a unit that is comparable between runs: exact figures as they are, measured times divided by the accepted
+/// build's, round by round, if given. `None` if there are too few rounds.
 fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -> Option<Estimate> {
     if quantity.is_exact() {
         let [low, middle, high] = [measured.summary.min, measured.summary.median, measured.summary.max].map(|value| value as f64);
@@ -259,21 +258,20 @@ fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -
 }
 
 impl Machine {
-    /// Whether model times and memory mean the same on both.
+    /// Returns whether model times and memory mean the same on both.
     #[must_use]
     pub fn is_same_device(&self, other: &Self) -> bool {
         (&self.device, self.clock, &self.cost_model) == (&other.device, other.clock, &other.cost_model)
     }
 
-    /// Whether measured times of different runs may be compared at all.
+    /// Returns whether measured times of the two runs may be compared.
     #[must_use]
     pub fn is_same_host(&self, other: &Self) -> bool {
         self.is_same_device(other) && (&self.cpu, self.cores) == (&other.cpu, other.cores)
     }
 }
 
-/// Changes that a reader should know of, the most important first: what broke, what became worse, what became better, what was fixed; among
-/// equals by how large the change certainly is, the end of the interval that is nearer to no change.
+/// Important changes first: broken, worse, better, fixed; then by the end of the interval nearer to no change.
 #[must_use]
 pub fn by_importance(comparison: &Comparison) -> Vec<&Change> {
     let rank = |change: &Change| match change.verdict {

@@ -1,4 +1,4 @@
-//! Benchmark runs for tests, made up: no figure here was measured on anything.
+//! Invented benchmark runs for tests; no figure was measured.
 
 use harness_allocator::device::Clock;
 use rand::{Rng, SeedableRng};
@@ -7,23 +7,22 @@ use rand_chacha::ChaCha8Rng;
 use super::inference::median;
 use super::record::{Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped, SuiteRecord};
 
-/// How an entry's figures come about.
+/// How an entry's figures are generated.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Sampled {
     pub arm: String,
     pub quantity: Quantity,
-    /// Of the accepted build, in picoseconds or bytes.
+    /// The accepted build's figure, in picoseconds or bytes.
     pub accepted: f64,
     /// This build's figure as a multiple of that.
     pub factor: f64,
-    /// Of the logarithm of a round's figure, beside what the machine does to all; 0 where the figures are steady.
+    /// Standard deviation of the logarithm of a round's figure; 0 for constant figures.
     pub deviation: f64,
     pub rounds: usize,
 }
 
 impl Sampled {
-    /// Figures of 20 rounds of the host's clock that differ by this.
+    /// 20 rounds of host time with this noise.
     #[must_use]
     pub fn noisy(arm: &str, accepted: f64, deviation: f64) -> Self {
         Self { arm: arm.to_owned(), quantity: Quantity::HostTime, accepted, factor: 1.0, deviation, rounds: 20 }
@@ -35,20 +34,21 @@ impl Sampled {
         Self { quantity, ..Self::noisy(arm, figure, 0.0) }
     }
 
-    /// This build's figures are so many times those of the accepted one.
+    /// Multiplies this build's figures.
     #[must_use]
     pub fn times(&self, factor: f64) -> Self {
         Self { factor, ..self.clone() }
     }
 }
 
-/// A number of the standard normal distribution, nearly: the sum of twelve even ones.
+/// An approximately normal number: the sum of twelve uniform ones.
 pub fn bell(rng: &mut ChaCha8Rng) -> f64 {
     (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0
 }
 
-/// A run of `2026-11-DD` on the simulated device, beside the accepted build, with one suite of threshold 5 %. The machine is up to a fifth
-/// slower in some rounds, alike for both builds, and by up to a tenth in the whole run; one visit in twenty is up to 1.5 times slower.
+/// A run of `2026-11-DD` on the simulated device, side by side with the accepted build, with one suite of threshold 5 %. In some
+/// rounds the machine is up to a fifth slower for both builds, the whole run is slower by up to a tenth, and one visit in twenty
+/// is up to 1.5 times slower.
 #[must_use]
 pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
     let mut rng = ChaCha8Rng::seed_from_u64(u64::from(day));

@@ -1,14 +1,13 @@
-//! The loop: a suite and a provider of devices in, a record of the suite out.
+//! Runs a suite: takes a suite and a provider of devices, returns the suite's record.
 //!
-//! Rounds are outermost. Each round does every entry once, in an order drawn anew from the seed, so that what drifts on the machine hits all
-//! alike. Where the accepted build is measured too, its visit stands next to ours, sometimes before and sometimes behind it. The first rounds
-//! warm up and are dropped, those on a virtual clock excepted, which has nothing to warm. It ends when every interval is narrow enough, or when
-//! rounds or time are used up.
+//! Each round runs every entry once, in an order drawn from the seed, so drift of the machine affects all entries alike. The
+//! accepted build's visit is adjacent to ours, in random order. The first rounds warm up and are dropped, except on a virtual
+//! clock. The suite ends when every interval is narrow enough, or when rounds or time are used up.
 //!
-//! A visit that was skipped in one round, as where others had the device's memory for a moment, is a round without samples of that entry: what
-//! other rounds measured stays. A case that is skipped from the first visit on, three times, cannot be done here, and is not tried again. An
-//! entry that was skipped in more rounds than it was measured in has no figures: those of the lucky rounds would not be typical. One failure is
-//! a failure of the whole entry, whenever it comes; so is running out of memory.
+//! A visit may be skipped in one round, for example while other processes hold the device's memory. Only that round lacks
+//! samples. An entry that is skipped on its first three visits is dropped. An entry that was skipped more often than measured has
+//! no figures, because its lucky rounds are not typical. A failure or an out-of-memory error in any round is the outcome of the
+//! whole entry.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -32,62 +31,56 @@ use super::suite::{Case, Pieces, Suite};
 use super::summary::{median, precision, summarize};
 use super::torch::{TorchArm, Torches, torch_arms};
 
-/// Rounds that are dropped.
+/// Warm-up rounds.
 const WARM_UP: u32 = 2;
-/// Equal rounds after which figures of a virtual clock are taken for deterministic.
+/// Equal rounds after which figures of a virtual clock count as deterministic.
 const EQUAL_ROUNDS: usize = 2;
 
-/// Skipped visits, from the first on, after which a case is taken not to be possible here; on a virtual clock the first one tells.
+/// Skipped first visits after which a case is dropped; one is enough on a virtual clock.
 const GIVE_UP: u32 = 3;
 
-/// How a suite is run, apart from what it says itself.
+/// How to run a suite, apart from its own settings.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Every random choice comes from this.
     pub seed: u64,
-    /// This time instead of the suite's own budget.
+    /// Replaces the suite's own budget.
     pub budget: Option<Nanos>,
-    /// Only this part of the cases.
+    /// Selects a part of the cases.
     pub shard: Option<Shard>,
-    /// Set by somebody else when it should stop.
+    /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
 }
 
-/// Other processes that take part, where they are wanted.
+/// Other processes that take part.
 #[derive(Debug, Default)]
 pub struct Processes {
-    /// This build and the accepted one, to be measured side by side.
+    /// This build and the accepted one, measured side by side.
     pub builds: Option<Builds>,
-    /// PyTorch's own allocator beside ours.
+    /// PyTorch's own allocator.
     pub torches: Option<Torches>,
 }
 
-/// How far a suite is.
+/// The progress of a suite.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Progress<'a> {
-    /// The suite that is run.
     pub suite: &'a Suite,
-    /// What is done next.
     pub case: &'a Case,
     pub arm: Arm<'a>,
-    /// Counted from 1, those that warm up included.
+    /// Counted from 1, including warm-up rounds.
     pub round: u32,
-    /// The share of the budget that is used up, from 0 to 1.
+    /// The used share of the budget, from 0 to 1.
     pub used: f64,
 }
 
-/// What does a case.
+/// The allocator of a task.
 #[derive(Clone, Copy, Debug)]
 pub enum Arm<'a> {
-    /// An allocator of ours.
     Ours(&'a AllocatorSpec),
-    /// PyTorch's own.
     Torch(&'a TorchArm),
 }
 
 impl Arm<'_> {
-    /// The hash of what an entry of this arm measures. An arm's own name says nothing of its settings, so they are part of it.
+    /// Hash of the work that an entry of this arm measures. It includes the settings, because an arm's name may hide them.
     fn hash(&self, case: &Case) -> String {
         match self {
             Self::Ours(arm) if arm.has_own_name() => {
@@ -100,7 +93,7 @@ impl Arm<'_> {
 }
 
 impl fmt::Display for Arm<'_> {
-    /// The arm's name in records.
+    /// The name in records.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ours(arm) => arm.fmt(f),
@@ -109,13 +102,12 @@ impl fmt::Display for Arm<'_> {
     }
 }
 
-/// The cases of a suite that belong to a part: all arms of a case belong to the same one, whatever else the suites contain.
+/// The cases of a shard. All arms of a case are in the same shard, independent of other suites.
 pub fn cases_of(suite: &Suite, shard: Option<Shard>) -> impl Iterator<Item = &Case> {
-    // No name has a line's end in it.
+    // No name contains a newline.
     suite.cases.iter().filter(move |case| shard.is_none_or(|shard| shard.has(&format!("{}\n{}", suite.name, case.name()))))
 }
 
-/// Runs a suite.
 pub fn run_suite(
     suite: &Suite,
     provider: &mut dyn DeviceProvider,
@@ -149,19 +141,19 @@ struct Run<'a> {
     terms: &'a Terms,
     provider: &'a mut dyn DeviceProvider,
     processes: &'a mut Processes,
-    /// By case, arms of one case next to each other.
+    /// Sorted by case; the arms of a case are adjacent.
     tasks: Vec<Task<'a>>,
     overhead_ps: u64,
     began: Stopwatch,
     budget: Nanos,
-    /// Rounds begun, those that warm up included.
+    /// Rounds begun, including warm-up.
     round: u32,
-    /// Rounds done, those that warm up excluded.
+    /// Rounds finished, without warm-up.
     counted: usize,
 }
 
 impl Run<'_> {
-    /// Does rounds until there is a reason to stop.
+    /// Runs rounds until the suite is finished.
     fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Stopped {
         if self.tasks.iter().any(|task| !task.quantity.is_exact()) {
             for _ in 0..WARM_UP {
@@ -191,12 +183,12 @@ impl Run<'_> {
         Stopped::Budget
     }
 
-    /// Whether another round of that many nanoseconds would go beyond the budget.
+    /// Returns whether another round of `round` nanoseconds would exceed the budget.
     fn time_is_up(&self, round: u64) -> bool {
         self.began.elapsed_ns().saturating_add(round) > self.budget.0
     }
 
-    /// Does every entry once. Entries that can tell nothing new are passed over.
+    /// Runs every entry once, except settled ones.
     fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
         self.round += 1;
         if let Some(builds) = &mut self.processes.builds {
@@ -221,7 +213,7 @@ impl Run<'_> {
                     continue;
                 }
                 let visited = self.visit(index, side);
-                // What was done in the moment of the interruption may have been cut short.
+                // The interruption may have cut this visit short.
                 if self.terms.interrupt.load(Ordering::Relaxed) || visited == Err(Fault::Interrupted) {
                     return Err(Fault::Interrupted);
                 }
@@ -232,7 +224,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Does a case once.
     fn visit(&mut self, index: usize, side: Side) -> Result<Vec<Reading>, Fault> {
         let (task, suite, interrupt) = (&mut self.tasks[index], self.suite, &self.terms.interrupt);
         let (case, memory, provider) = (task.case, suite.memory, &mut *self.provider);
@@ -242,7 +233,7 @@ impl Run<'_> {
                     let torch = torches.with(&arm.settings).map_err(Fault::Skipped)?;
                     measure::torch::visit(torch, &suite.name, case, memory)
                 }
-                None => Err(Fault::Skipped("PyTorch was not asked for".to_owned())),
+                None => Err(Fault::Skipped("PyTorch was not requested".to_owned())),
             },
             (Arm::Ours(arm), Some(builds)) => {
                 let request = Request {
@@ -264,35 +255,35 @@ impl Run<'_> {
     }
 }
 
-/// A case done by an arm: what is visited once a round.
+/// A case on one arm, visited once per round.
 struct Task<'a> {
     case: &'a Case,
     arm: Arm<'a>,
-    /// What the first of its figures are.
+    /// Quantity of the case's first figures.
     quantity: Quantity,
     /// See [`Visit::batch`].
     batch: Option<u64>,
     this: Results,
-    /// Of the accepted build, where it is measured.
+    /// Results of the accepted build, if it is measured.
     accepted: Option<Results>,
 }
 
-/// What visits with one build came to.
+/// Results of one build's visits.
 #[derive(Default)]
 struct Results {
-    /// Why there will be no figures: it failed or ran out of memory.
+    /// Set if it failed or ran out of memory.
     ended: Option<Outcome>,
-    /// Whether a visit, of those that warm up also, was not skipped.
+    /// `true` if any visit, including warm-up, was not skipped.
     can_be_done: bool,
-    /// Whether it will not be visited any more, because it cannot be done here.
+    /// `true` if it is dropped because it cannot run here.
     given_up: bool,
-    /// Visits that were skipped, those that warm up included.
+    /// Skipped visits, including warm-up.
     skipped: u32,
-    /// Those of them that did not warm up.
+    /// Skipped visits without warm-up.
     skipped_rounds: usize,
-    /// Why the last of them was.
+    /// Reason of the last skip.
     why_skipped: Option<String>,
-    /// By part of the case, in the order in which a visit gives them.
+    /// One per part of the case, in the order of the visit's readings.
     series: Vec<Series>,
 }
 
@@ -301,19 +292,19 @@ struct Series {
     part: Option<Cow<'static, str>>,
     quantity: Quantity,
     batch: u64,
-    /// One for each round counted so far, without samples where there were none.
+    /// One per round; empty if the round has no samples.
     rounds: Vec<Vec<u64>>,
-    /// Why this part cannot be had here, where it cannot.
+    /// Why this part cannot be measured here.
     missing: Option<String>,
 }
 
 impl Series {
-    /// The rounds that have samples.
+    /// Rounds with samples.
     fn measured(&self) -> impl Iterator<Item = &Vec<u64>> {
         self.rounds.iter().filter(|round| !round.is_empty())
     }
 
-    /// Whether a virtual clock has given the same figures each time.
+    /// Returns whether a virtual clock returned the same figures each time.
     fn is_settled(&self) -> bool {
         let mut measured = self.measured();
         let first = measured.next();
@@ -341,7 +332,7 @@ impl<'a> Task<'a> {
         Self { case, arm, quantity, batch: None, this: Results::default(), accepted: with_accepted.then(Results::default) }
     }
 
-    /// Notes what a visit came to, in a round that has so many before it.
+    /// Records a visit; `before` is the number of earlier rounds.
     fn note(&mut self, side: Side, visited: Result<Vec<Reading>, Fault>, warm_up: bool, before: usize) {
         let results = if side == Side::This { &mut self.this } else { self.accepted.get_or_insert_default() };
         match visited {
@@ -362,13 +353,13 @@ impl<'a> Task<'a> {
         self.this.is_precise(wanted) && self.accepted.as_ref().is_none_or(|accepted| accepted.is_precise(wanted))
     }
 
-    /// What it comes to: one entry a part, or the one that says why there are no figures.
+    /// One entry per part, or one with the reason for missing figures.
     fn entries(self) -> Vec<Entry> {
         let (case, arm, first, hash) = (self.case, self.arm.to_string(), self.quantity, self.arm.hash(self.case));
         let accepted: Vec<_> = self.accepted.map(|results| results.outcomes(first)).unwrap_or_default();
         let entry = |(part, quantity, outcome): (Option<Cow<'static, str>>, Quantity, Outcome)| {
             let known = accepted.iter().position(|(other, kind, _)| (other, *kind) == (&part, quantity));
-            // One that failed has a single outcome for all of its parts.
+            // A failed task has one outcome for all parts.
             let whole = || accepted.iter().position(|(.., outcome)| outcome.measured().is_none());
             let accepted = known.or_else(whole).map(|at| accepted[at].2.clone());
             Entry {
@@ -386,7 +377,7 @@ impl<'a> Task<'a> {
 }
 
 impl Results {
-    /// Takes what a visit measured in a round that has so many before it.
+    /// Adds a visit's readings; `before` is the number of earlier rounds.
     fn add(&mut self, readings: Vec<Reading>, before: usize) {
         self.can_be_done = true;
         for Reading { part, quantity, batch, samples } in readings {
@@ -398,7 +389,7 @@ impl Results {
             let series = &mut self.series[index];
             match samples {
                 Ok(samples) => {
-                    // Each round stands at its index, so that both builds' rounds can be put side by side.
+                    // A round keeps its index, so both builds' rounds can be paired.
                     series.rounds.resize(before, Vec::new());
                     series.rounds.push(samples);
                 }
@@ -407,7 +398,6 @@ impl Results {
         }
     }
 
-    /// Notes a visit that was skipped.
     fn skip(&mut self, reason: String, warm_up: bool, quantity: Quantity) {
         self.skipped += 1;
         self.skipped_rounds += usize::from(!warm_up);
@@ -419,7 +409,7 @@ impl Results {
         self.series.iter().map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX)).max().unwrap_or_default()
     }
 
-    /// Whether further visits would say nothing new: it has failed or cannot be done, or a virtual clock has given the same figures each time.
+    /// Returns whether further visits add nothing: it failed, was dropped, or a virtual clock returned the same figures each time.
     fn is_settled(&self) -> bool {
         self.ended.is_some() || self.given_up || (!self.series.is_empty() && self.series.iter().all(Series::is_settled))
     }
@@ -430,7 +420,7 @@ impl Results {
         self.is_settled() || (!self.series.is_empty() && self.series.iter().filter(|series| series.quantity.is_time()).all(precise))
     }
 
-    /// One outcome a part, or the one that says why there are no figures.
+    /// One outcome per part, or one with the reason for missing figures.
     fn outcomes(self, first: Quantity) -> Vec<(Option<Cow<'static, str>>, Quantity, Outcome)> {
         if let Some(ended) = self.ended {
             return vec![(None, first, ended)];
@@ -442,14 +432,14 @@ impl Results {
         }
         let skipped = self.skipped_rounds;
         if skipped > measured {
-            let reason = format!("skipped in {skipped} of {} rounds, the last time because of this: {why}", skipped + measured);
+            let reason = format!("skipped in {skipped} of {} rounds; last reason: {why}", skipped + measured);
             return vec![(None, first, Outcome::Skipped { reason })];
         }
         self.series.into_iter().map(|series| (series.part.clone(), series.quantity, series.outcome())).collect()
     }
 }
 
-/// All entries: in the order of their first appearance, arms of one case next to each other.
+/// All entries in the order of first appearance; the arms of a case are adjacent.
 fn entries(tasks: Vec<Task<'_>>) -> Vec<Entry> {
     let mut cases: Vec<Vec<Entry>> = Vec::new();
     for entry in tasks.into_iter().flat_map(Task::entries) {

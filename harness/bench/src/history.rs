@@ -1,44 +1,43 @@
-//! Where the figures of an entry changed over many runs, to stay changed.
+//! Finds lasting changes of an entry over many runs.
 
 use std::collections::BTreeSet;
 
 use crate::inference::{median, spread_about_zero};
 
-/// The least number of runs that a change must last, and that must lie before it: fewer may be chance.
+/// Minimum number of runs on each side of a change; fewer may be chance.
 pub const LEAST_RUNS: usize = 3;
 
-/// What one change point more must save, in squared standard deviations and as a multiple of the logarithm of the number of runs. 2 pays
-/// for its place and its level (Y.-C. Yao, "Estimating the Number of Change-Points via Schwarz' Criterion", 1988,
-/// <https://doi.org/10.1016/0167-7152(88)90118-6>); four times that, because figures of runs have longer tails than the normal
-/// distribution that the criterion assumes.
+/// Cost of a change point in squared standard deviations, as a multiple of the logarithm of the number of runs. 2 pays for its
+/// position and level (Y.-C. Yao, "Estimating the Number of Change-Points via Schwarz' Criterion", 1988,
+/// <https://doi.org/10.1016/0167-7152(88)90118-6>). Four times that is used, because figures of runs have longer tails than the
+/// normal distribution that the criterion assumes.
 const PENALTY: f64 = 8.0;
 
-/// A figure farther than this many standard deviations from the median of itself and two on each side is taken for that median while
-/// changes are sought, so that one bad run is no change (R. K. Pearson, "Outliers in Process Modeling and Identification", 2002,
+/// Outlier limit in standard deviations. The search replaces a figure beyond it by the median of itself and two neighbours on
+/// each side, so one bad run is not a change (R. K. Pearson, "Outliers in Process Modeling and Identification", 2002,
 /// <https://doi.org/10.1109/87.974338>).
 const FAR_OUT: f64 = 3.0;
 
-/// Figures of one entry are never taken for steadier than this share: below it they differ by rounding.
+/// Minimum relative spread: smaller differences are rounding.
 const STEADIEST: f64 = 0.001;
 
-/// Where an entry changed to stay changed.
+/// A lasting change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChangePoint {
     /// Index of the first figure after the change.
     pub at: usize,
-    /// Median of the stretch before it.
+    /// Median of the stretch before the change.
     pub before: f64,
-    /// Median of the stretch from it on.
+    /// Median of the stretch after it.
     pub after: f64,
 }
 
-/// Where figures changed to stay changed by more than the share `least`, as in 0.05. A change must last [`LEAST_RUNS`] and stand out of the
-/// spread from run to run. Figures are positive.
+/// Lasting changes by more than the share `least`, as in 0.05. A change lasts at least [`LEAST_RUNS`] and exceeds the spread
+/// between runs. Figures are positive.
 ///
-/// The figures are cut where the squares of the distances of their logarithms from the mean of their stretch, together with a penalty for
-/// every cut, are least (B. Jackson and others, "An Algorithm for Optimal Partitioning of Data on an Interval", 2005,
-/// <https://doi.org/10.1109/LSP.2001.838216>). The spread comes from differences between neighbours, which few changes hardly touch. Takes
-/// quadratic time.
+/// The cuts minimize the squared distances of the logarithms from the mean of their stretch plus a penalty per cut (B. Jackson
+/// and others, "An Algorithm for Optimal Partitioning of Data on an Interval", 2005, <https://doi.org/10.1109/LSP.2001.838216>).
+/// The spread is estimated from differences between neighbours, which few changes affect. Quadratic time.
 #[must_use]
 pub fn change_points(figures: &[f64], least: f64) -> Vec<ChangePoint> {
     let logs: Vec<f64> = figures.iter().map(|figure| figure.ln()).collect();
@@ -50,7 +49,7 @@ pub fn change_points(figures: &[f64], least: f64) -> Vec<ChangePoint> {
         let points = points(figures, &cuts);
         let smallest = points.iter().min_by(|a, b| size(a).total_cmp(&size(b)));
         match smallest {
-            // What it divided becomes one stretch, which may differ otherwise from its neighbours.
+            // The merged stretch may differ from its neighbours in another way.
             Some(smallest) if size(smallest) <= least.ln_1p() => cuts.remove(&smallest.at),
             _ => return points,
         };
@@ -82,13 +81,13 @@ fn without_far_out(logs: &[f64], deviation: f64) -> Vec<f64> {
     kept.collect()
 }
 
-/// The cuts that make the squared distances from the means of the stretches, and `penalty` for each cut, least.
+/// The cuts that minimize squared distances from the means of the stretches plus `penalty` per cut.
 fn best_cuts(values: &[f64], penalty: f64) -> BTreeSet<usize> {
     let count = values.len();
     if count == 0 {
         return BTreeSet::new();
     }
-    // Distances from the first value, so that sums of squares lose no digits.
+    // Distances from the first value keep the sums of squares precise.
     let (mut sums, mut squares) = (vec![0.0], vec![0.0]);
     for value in values.iter().map(|value| value - values[0]) {
         sums.push(sums[sums.len() - 1] + value);
@@ -98,7 +97,7 @@ fn best_cuts(values: &[f64], penalty: f64) -> BTreeSet<usize> {
         let sum: f64 = sums[to] - sums[from];
         squares[to] - squares[from] - sum * sum / (to - from) as f64
     };
-    // The least cost of the first `to` values, and where their last stretch begins.
+    // The least cost of the first `to` values, and the start of their last stretch.
     let mut best = vec![(f64::INFINITY, 0); count + 1];
     best[0] = (0.0, 0);
     for to in LEAST_RUNS..=count {
@@ -123,7 +122,7 @@ mod tests {
     use super::*;
     use crate::examples::bell;
 
-    /// Figures about 1 with these levels, normally distributed with 2 %, one in twenty off by up to a half.
+    /// Figures around these levels: normal with 2 %, and one in twenty off by up to a half.
     fn noisy(levels: impl Iterator<Item = f64>, seed: u64) -> Vec<f64> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut figure = |level: f64| {
@@ -135,7 +134,7 @@ mod tests {
 
     #[test]
     fn of_twenty_years_of_noise_with_bad_runs_at_most_one_has_change_points() {
-        // What is left are bad runs that happen to stand together, which are a change as far as anybody can see.
+        // The rest are adjacent bad runs, which look like a change.
         let with_points = (0..200).filter(|&seed| !change_points(&noisy((0..365).map(|_| 1.0), seed), 0.05).is_empty()).count();
         assert!(with_points <= 10, "{with_points} of 200 years");
     }

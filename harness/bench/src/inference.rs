@@ -1,7 +1,7 @@
-//! Where the centre of some values lies: an estimate with an interval. Pure functions of numbers.
+//! Estimates the centre of some values with an interval. Pure functions of numbers.
 //!
-//! What is given to them are figures of rounds, not samples: samples of one round share what the machine was like and are not independent
-//! (T. Kalibera and R. Jones, "Rigorous Benchmarking in Reasonable Time", ISMM 2013, <https://doi.org/10.1145/2464157.2464160>).
+//! The values are figures of rounds, because samples of one round share the machine's state and are not independent (T. Kalibera
+//! and R. Jones, "Rigorous Benchmarking in Reasonable Time", ISMM 2013, <https://doi.org/10.1145/2464157.2464160>).
 
 /// The standard deviation of a normal distribution as a multiple of its median absolute deviation.
 ///
@@ -9,15 +9,14 @@
 /// <https://doi.org/10.1080/01621459.1993.10476408>.
 const DEVIATIONS: f64 = 1.4826;
 
-/// An interval may miss the centre with this probability.
+/// Probability that an interval misses the centre.
 const MISSES: f64 = 0.01;
 
-/// From so many values on the distribution of the signed-rank sum is taken for normal, which is then wrong by less than one rank.
+/// Number of values from which the signed-rank sum is treated as normal; the error is then less than one rank.
 const MANY: usize = 50;
 
-/// An estimate and the 99 % interval around it.
+/// An estimate and its 99 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the struct says it all")]
 pub struct Estimate {
     pub low: f64,
     pub middle: f64,
@@ -25,31 +24,30 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// The same in another unit.
+    /// Converts the unit.
     #[must_use]
     pub fn map(self, unit: impl Fn(f64) -> f64) -> Self {
         Self { low: unit(self.low), middle: unit(self.middle), high: unit(self.high) }
     }
 }
 
-/// The middle value; of an even number of values the mean of the two middle ones. Sorts the values.
+/// The middle value, or the mean of the two middle ones. Sorts the values.
 pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let upper = values.get(values.len() / 2)?;
     Some(f64::midpoint(values[(values.len() - 1) / 2], *upper))
 }
 
-/// The standard deviation of values that are spread about zero, some of which may be far out: 1.4826 times the median of their sizes.
+/// Robust standard deviation of values around zero: 1.4826 times the median of their absolute values.
 pub(crate) fn spread_about_zero(values: &[f64]) -> Option<f64> {
     let mut sizes: Vec<f64> = values.iter().map(|value| value.abs()).collect();
     Some(DEVIATIONS * median(&mut sizes)?)
 }
 
-/// The centre of values that are spread alike on both sides of it: the median of the means of all pairs, with the interval that belongs to
-/// Wilcoxon's signed-rank test (J. L. Hodges and E. L. Lehmann, "Estimates of Location Based on Rank Tests", 1963,
-/// <https://doi.org/10.1214/aoms/1177704172>). A few values that are far out hardly move it. The ratio of two builds that are the same is
-/// spread alike on both sides, since either may be measured first. `None` for fewer than eight values, which have no such interval.
-/// Quadratic time and space.
+/// The centre of symmetric values: the median of the means of all pairs, with the interval of Wilcoxon's signed-rank test (J. L.
+/// Hodges and E. L. Lehmann, "Estimates of Location Based on Rank Tests", 1963, <https://doi.org/10.1214/aoms/1177704172>).
+/// Outliers hardly affect it. The ratio of two equal builds is symmetric, because either may be measured first. `None` for fewer
+/// than eight values, which have no such interval. Quadratic time and space.
 pub(crate) fn centre(values: &[f64]) -> Option<Estimate> {
     let outside = outside(values.len())?;
     let pairs = values.iter().enumerate().flat_map(|(i, a)| values[i..].iter().map(move |b| f64::midpoint(*a, *b)));
@@ -58,10 +56,10 @@ pub(crate) fn centre(values: &[f64]) -> Option<Estimate> {
     Some(Estimate { low: means[outside], middle, high: means[means.len() - 1 - outside] })
 }
 
-/// How many means of pairs stay outside of the interval at each end. `None` where even the whole range misses the centre too often.
+/// Number of pair means outside the interval at each end. `None` if even the full range misses the centre too often.
 fn outside(count: usize) -> Option<usize> {
     if count < MANY {
-        // How many of the 2^n ways to choose some of the ranks 1 to n have each sum.
+        // The number of subsets of the ranks 1 to n with each sum.
         let mut ways = vec![1.0_f64];
         for rank in 1..=count {
             let mut more = vec![0.0; ways.len() + rank];

@@ -1,9 +1,9 @@
-//! Benchmarks: suites of things to time, runs of them, and what changed from one build to another.
+//! Benchmarks: suites, runs, and comparisons of builds.
 //!
-//! Words: a *suite* is a YAML file of things to time; a *case* is one of them, at one point of its axis (a hit of 2 MiB); an *arm* is what
-//! does it (an allocator with its settings); an *entry* is a case done by an arm. A *round* does every entry once, arms interleaved, so that
-//! what drifts on the machine hits all alike. A *benchmark run* is one run of all suites. The *accepted build* is the one whose figures are the
-//! measure of later ones, until somebody accepts another.
+//! A *suite* is a YAML file of *cases*. A case is one thing to time at one point of its axis, such as a hit of 2 MiB. An *arm* is
+//! an allocator with its settings. An *entry* is a case on an arm. A *round* runs every entry once with interleaved arms, so
+//! drift of the machine affects all alike. A *benchmark run* runs all suites. Later builds are compared with the *accepted
+//! build*.
 
 pub mod accepted;
 pub mod builds;

@@ -1,6 +1,6 @@
-//! Where a run is measured and in what state that machine is: [`machine()`], and [`Monitor`], which watches it meanwhile.
+//! [`machine()`] describes the machine of a run; [`Monitor`] watches its state during the run.
 //!
-//! Nothing is ever set, only read. What cannot be read is left out, and then nothing is concluded from it.
+//! Nothing is ever set. Unreadable values are omitted, and no conclusion is drawn from them.
 
 mod host;
 
@@ -16,7 +16,7 @@ use harness_cuda::nvml::{NOT_KNOWN, NvmlDevice, ProcessUse, Reading, Throttle};
 use self::host::HostUse;
 use super::record::{Conditions, GpuState, Machine};
 
-/// The machine and the device, and the compiler that built this program.
+/// The machine, the device, and the compiler of this program.
 #[must_use]
 pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
     let DeviceInfo { name, clock, fingerprint, .. } = device.info().clone();
@@ -27,7 +27,7 @@ pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
 }
 
 impl Machine {
-    /// What differs from another machine, in words, as in `driver: 580.65.06 against 570.12`. Empty where they are equal.
+    /// Differences from another machine, as in `driver: 580.65.06 against 570.12`.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let told = |fact: Option<String>| fact.unwrap_or_else(|| "unknown".to_owned());
@@ -38,7 +38,7 @@ impl Machine {
             .collect()
     }
 
-    /// Every fact with its name, in words that differ where the facts do. `None`: it is not known.
+    /// Every fact with its name. `None`: unknown.
     #[must_use]
     pub fn facts(&self) -> [(&'static str, Option<String>); 13] {
         let Self { device, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler } = self;
@@ -65,14 +65,13 @@ impl Machine {
     }
 }
 
-/// Share of the time in which power or heat may hold the clocks down. Below it the figures of a whole run move by less than the smallest
-/// change that suites look for, some per cent.
+/// Share of the time in which power or heat may reduce the clocks. Below it, figures of a whole run move by less than the
+/// smallest change that suites look for.
 const MAX_HELD_DOWN: f64 = 0.01;
 
-/// In a shorter watch one time slice of another program, some milliseconds, is a share that says nothing.
+/// In a shorter watch, one time slice of another program is a large share and means nothing.
 const LEAST_WATCH: Duration = Duration::from_secs(1);
 
-/// Watches the machine while a run is measured.
 pub struct Monitor {
     began: Instant,
     nvml: Option<NvmlDevice>,
@@ -83,7 +82,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Begins before anything is measured, with a device open. Devices may be closed and opened while it watches.
+    /// Starts before anything is measured, with an open device. Devices may close and open during the watch.
     #[must_use]
     pub fn start(device: &mut dyn TestDevice) -> Self {
         let free_at_start = device.memory().ok().map(|memory| memory.free);
@@ -94,7 +93,7 @@ impl Monitor {
         monitor
     }
 
-    /// Looks a last time, and says what it all was like.
+    /// Takes the last reading and returns the conditions.
     #[must_use]
     pub fn finish(mut self) -> Conditions {
         self.observe();
@@ -104,7 +103,7 @@ impl Monitor {
         Conditions { free_at_start: self.free_at_start, gpu: self.gpu.states, contended, cost_figures: self.cost_figures }
     }
 
-    /// Looks again: between suites.
+    /// Takes a reading between suites.
     pub fn observe(&mut self) {
         if let Some(nvml) = &self.nvml {
             self.gpu.note(self.began.elapsed(), nvml.reading());
@@ -112,16 +111,16 @@ impl Monitor {
     }
 }
 
-/// What the GPU was seen to be like.
+/// Readings of the GPU.
 #[derive(Default)]
 struct GpuWatch {
     states: Vec<GpuState>,
-    /// By their numbers, with the most that each was seen to hold.
+    /// By pid, with the largest memory observed.
     others: BTreeMap<u32, ProcessUse>,
     throttled: Vec<Throttle>,
-    /// Whether NVML ever failed to tell what holds the clocks down.
+    /// `true` if NVML ever failed to report throttling.
     throttling_not_known: bool,
-    /// By power and by heat: at the first reading, and at the last.
+    /// Throttled time by power and by heat: first and last reading.
     held: Option<[[Option<Nanos>; 2]; 2]>,
 }
 
@@ -155,7 +154,7 @@ impl GpuWatch {
         self.held = Some([self.held.map_or(held, |[first, _]| first), held]);
     }
 
-    /// Why the GPU's figures are not to be trusted, after a watch of this length.
+    /// Why the GPU's figures are unreliable, after a watch of this length.
     fn contended(&self, watched: Duration) -> Vec<String> {
         let others = (!self.others.is_empty()).then(|| others_in_words(self.others.values()));
         let seen = self.throttled.iter().map(|throttle| throttle.words.to_owned());
@@ -166,7 +165,7 @@ impl GpuWatch {
         });
         let held: Vec<String> = seen.chain(lengths).collect();
         let held = (!held.is_empty()).then(|| format!("clocks were held down: {}", held.join("; ")));
-        let not_known = self.throttling_not_known.then(|| "NVML does not tell whether clocks were held down".to_owned());
+        let not_known = self.throttling_not_known.then(|| "NVML does not report throttling".to_owned());
         others.into_iter().chain(held).chain(not_known).collect()
     }
 }
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(conditions.free_at_start, device.memory().ok().map(|memory| memory.free));
     }
 
-    /// What NVML tells of a GPU with which nothing is the matter.
+    /// Readings of an undisturbed GPU.
     fn quiet() -> Reading {
         Reading { throttled: Some(Vec::new()), ..Reading::default() }
     }
@@ -265,7 +264,7 @@ mod tests {
         let mut unknown = GpuWatch::default();
         unknown.note(Duration::ZERO, Reading { throttled: None, ..quiet() });
         assert_eq!(unknown.states[0].throttle_reasons, [NOT_KNOWN]);
-        assert_eq!(unknown.contended(Duration::from_secs(1)), ["NVML does not tell whether clocks were held down"]);
+        assert_eq!(unknown.contended(Duration::from_secs(1)), ["NVML does not report throttling"]);
     }
 
     #[test]

@@ -1,23 +1,23 @@
-//! Shards of one run, measured on several machines or one after another, put together.
+//! Merges the shards of one run.
 //!
-//! Shards must be of one build, one seed and one number of shards; each may be there once. What the machines differ by is not told of
-//! the merged run.
+//! Shards must have the same build, seed and number of shards, and appear once. The merged run does not record differences
+//! between the machines.
 
 use std::collections::BTreeSet;
 
 use super::record::{BenchRun, Shard, SuiteRecord};
 
-/// Puts shards together, in any order. The run began with the first of them and took as long as the longest.
+/// Merges shards in any order. The merged run has the earliest start and the longest duration.
 ///
 /// # Errors
 /// A sentence: why they are not one run.
 pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, String> {
-    let shard_of = |run: &BenchRun| run.shard.ok_or_else(|| format!("the run of {} is whole: it has no shard", run.started));
+    let shard_of = |run: &BenchRun| run.shard.ok_or_else(|| format!("the run of {} is not a shard", run.started));
     let mut parts = shards.iter().map(|run| Ok((shard_of(run)?, run))).collect::<Result<Vec<_>, String>>()?;
     parts.sort_by_key(|(shard, _)| shard.index);
-    let Some(&(first, base)) = parts.first() else { return Err("there are no shards".to_owned()) };
+    let Some(&(first, base)) = parts.first() else { return Err("no shards are given".to_owned()) };
     if let Some(pair) = parts.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(format!("shard {} is there twice", pair[0].0));
+        return Err(format!("shard {} appears twice", pair[0].0));
     }
     for (shard, run) in &parts {
         let differs = [
@@ -82,10 +82,10 @@ mod tests {
     #[test]
     fn what_does_not_belong_together_is_refused_with_the_reason() {
         let told = |shards: &[BenchRun]| merge(shards, false).expect_err("it is refused");
-        assert_eq!(told(&[]), "there are no shards");
+        assert_eq!(told(&[]), "no shards are given");
         assert_eq!(told(&[shard(1, "a")]), "missing: shard 2/2");
-        assert_eq!(told(&[shard(1, "a"), shard(1, "a")]), "shard 1/2 is there twice");
-        assert_eq!(told(&[BenchRun { shard: None, ..shard(1, "a") }]), "the run of 2026-11-01T02:00:00Z is whole: it has no shard");
+        assert_eq!(told(&[shard(1, "a"), shard(1, "a")]), "shard 1/2 appears twice");
+        assert_eq!(told(&[BenchRun { shard: None, ..shard(1, "a") }]), "the run of 2026-11-01T02:00:00Z is not a shard");
         assert_eq!(told(&[shard(1, "a"), BenchRun { seed: 2, ..shard(2, "b") }]), "shards 1/2 and 2/2 differ in the seed");
     }
 

@@ -1,4 +1,4 @@
-//! A benchmark run: suites one after another, in the order of their names.
+//! A benchmark run: suites one after another, by name.
 
 use std::sync::atomic::Ordering;
 
@@ -10,17 +10,16 @@ use super::provider::DeviceProvider;
 use super::record::SuiteRecord;
 use super::suite::Suite;
 
-/// What is to be done.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// All suites; those without a case in the shard are left out.
+    /// All suites; those without a case in the shard are skipped.
     pub suites: Vec<Suite>,
-    /// How they are run. The budget is of all together.
+    /// The budget is for all suites together.
     pub terms: Terms,
 }
 
 impl Plan {
-    /// The suites that have something to do.
+    /// Suites with a case in the shard.
     #[must_use]
     pub fn suites(&self) -> Vec<&Suite> {
         let mut suites: Vec<&Suite> = self.suites.iter().filter(|suite| cases_of(suite, self.terms.shard).next().is_some()).collect();
@@ -28,7 +27,7 @@ impl Plan {
         suites
     }
 
-    /// Runs everything; stops early when the user interrupts. `between` is called before each suite. Returns how long it took, too.
+    /// Runs everything until the user interrupts. Calls `between` before each suite. Also returns the duration.
     pub fn run(
         &self,
         provider: &mut dyn DeviceProvider,
@@ -52,10 +51,10 @@ impl Plan {
     }
 }
 
-/// The first suite's share of the time that is left, in proportion to the suites' own budgets: what one does not need goes to those behind it.
+/// The first suite's share of the remaining time, in proportion to the suites' budgets. Unused time goes to later suites.
 fn share(left: Nanos, suites: &[&Suite]) -> Nanos {
     let all: u128 = suites.iter().map(|suite| u128::from(suite.budget.0)).sum();
     let own = suites.first().map_or(0, |suite| u128::from(suite.budget.0));
-    // No more than what is left, which has 64 bits.
+    // The result is at most `left`, which has 64 bits.
     Nanos((u128::from(left.0) * own / all.max(1)) as u64)
 }

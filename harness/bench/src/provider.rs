@@ -1,5 +1,5 @@
-//! Where benchmarks get devices and allocators from: [`DeviceProvider`]. Opening a GPU takes long beside what is timed on it, so a real device
-//! stays open and is used again by the next measurement; a simulated one is made new each time, and so is every allocator.
+//! [`DeviceProvider`] supplies benchmarks with devices and allocators. Opening a GPU is slow, so a real device stays open between
+//! measurements. Simulated devices and all allocators are made anew each time.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,49 +13,46 @@ use harness_allocator::units::Bytes;
 
 use harness_devices::DeviceSource;
 
-/// How a device keeps to the memory that it was asked with.
+/// How a device applies its memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// The device reports so much memory, and does not count: for measures that never reach the limit, since counting takes time.
+    /// The device reports this size but does not count, which takes time. For measures that never reach the limit.
     Reported,
-    /// The device refuses what is beyond the limit, to the byte.
+    /// The device refuses requests beyond the limit, to the byte.
     Enforced,
-    /// As [`MemoryLimit::Reported`]. A simulated device does without its cost model and takes as little host time as possible: for
-    /// measuring the host path of allocators.
+    /// As [`MemoryLimit::Reported`]. A simulated device runs without its cost model and uses as little host time as possible. For
+    /// the host path of allocators.
     HostPath,
 }
 
-/// Where devices and allocators come from.
 pub trait DeviceProvider {
-    /// Whose clock its devices run on.
     fn clock(&self) -> Clock;
 
-    /// As `--device` takes it.
+    /// The name that `--device` takes.
     fn device_name(&self) -> String;
 
-    /// The arguments that have this program use the same device.
+    /// Arguments that select the same device.
     fn device_arguments(&self) -> Vec<OsString> {
         vec!["--device".into(), self.device_name().into()]
     }
 
-    /// A device with nothing allocated on it and that much memory, until it is dropped.
+    /// Returns a device with this much memory and no allocations.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] where that much may not be taken; what opening a device answers.
+    /// [`DeviceError::Unavailable`] if this much memory may not be taken; errors of opening the device.
     fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
 
-    /// Opens a device as a new process would, and closes those that were open before.
+    /// Closes open devices and opens one as a new process would.
     ///
     /// # Errors
-    /// What opening a device answers.
+    /// Errors of opening the device.
     fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
 
-    /// A fresh allocator.
     fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {
         arm.build()
     }
 
-    /// This program, where it can be started again.
+    /// The path of this program, if it can be restarted.
     fn program(&self) -> Option<&Path> {
         None
     }
@@ -67,7 +64,7 @@ pub struct SharedDevice {
     clock: Clock,
     idle: IdleDevice,
     program: Option<PathBuf>,
-    /// The most that was let in, and what was free then.
+    /// The largest admitted size, and the free memory at that time.
     admitted: Option<(Bytes, Bytes)>,
 }
 
@@ -75,15 +72,15 @@ pub struct SharedDevice {
 type IdleDevice = Arc<Mutex<Option<Box<dyn TestDevice>>>>;
 
 impl SharedDevice {
-    /// A provider with a device of that source, which is open already. `program` is this program, where it can be started again.
+    /// Takes an open device of this source. `program` is this program, if it can be restarted.
     #[must_use]
     pub fn new(source: DeviceSource, device: Box<dyn TestDevice>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
         Self { source, clock, idle: Arc::new(Mutex::new(Some(device))), program, admitted: None }
     }
 
-    /// Whether that much may be taken. The answer needs NVML, which may take milliseconds between samples that take microseconds: it is asked
-    /// again only where more is wanted or less is free than when that was let in, since otherwise nobody can have taken anything.
+    /// Checks that this much memory may be taken. NVML may take milliseconds, so it is called again only if more is requested or
+    /// less is free than at the last admission.
     fn admit(&mut self, device: &mut dyn TestDevice, memory: Bytes) -> Result<(), DeviceError> {
         let free = device.free_memory()?;
         if self.admitted.is_some_and(|(most, free_then)| memory <= most && free >= free_then) {
@@ -94,7 +91,7 @@ impl SharedDevice {
         Ok(())
     }
 
-    /// The device that is open already, or a new one.
+    /// The open device, or a new one.
     fn idle_or_new(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         if self.clock == Clock::Simulated {
             return self.source.open();
@@ -142,13 +139,13 @@ impl DeviceProvider for SharedDevice {
     }
 }
 
-/// A device that becomes idle when it is dropped, unless something was left on it: then it is closed. It reports the total that it was given.
+/// A device that becomes idle when dropped, or closes if it has leaks. It reports the given total.
 struct Reused {
-    /// There until it is dropped.
+    /// `Some` until dropped.
     device: Option<Box<dyn TestDevice>>,
     idle: IdleDevice,
     info: DeviceInfo,
-    /// Free when its use began.
+    /// Free memory at the start of its use.
     free: Bytes,
 }
 
@@ -159,7 +156,7 @@ impl Reused {
         Ok(Self { device: Some(device), idle, info, free })
     }
 
-    /// What is free of the total that is reported, where the device itself has that much free.
+    /// The part of the device's free memory that is within the reported total.
     fn within_total(&self, free: Bytes) -> Bytes {
         free.min(self.info.total.saturating_sub(self.free.saturating_sub(free)))
     }
@@ -176,11 +173,11 @@ impl wrapper::DeviceWrapper for Reused {
     type Inner = dyn TestDevice;
 
     fn inner(&self) -> &Self::Inner {
-        self.device.as_deref().expect("the device is there until this is dropped")
+        self.device.as_deref().expect("the device is present until drop")
     }
 
     fn inner_mut(&mut self) -> &mut Self::Inner {
-        self.device.as_deref_mut().expect("the device is there until this is dropped")
+        self.device.as_deref_mut().expect("the device is present until drop")
     }
 
     fn info(&self) -> &DeviceInfo {

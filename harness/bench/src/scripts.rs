@@ -7,12 +7,12 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// A program of that name that ignores its arguments and does what the script says. It lies in the folder, which goes with it.
+/// Creates a program of that name that ignores its arguments and runs the script. It is deleted with the folder.
 ///
-/// Another process writes it: a file that this one has open for writing, a child of another thread has open too between its fork and its exec, and what anybody may write
-/// to the system does not start ("Text file busy").
+/// Another process writes the file. If this process had it open for writing, a concurrently forked child would inherit it, and
+/// starting the program would fail with "Text file busy".
 pub(crate) fn program(name: &str, script: &str) -> (TempDir, PathBuf) {
-    let folder = TempDir::new().expect("a temporary folder can be made");
+    let folder = TempDir::new().expect("the temporary folder is writable");
     let (text, path) = (folder.path().join("script"), folder.path().join(name));
     fs::write(&text, format!("#!/bin/sh\n{script}\n")).expect("a script can be written there");
     fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).expect("it is this program's own");

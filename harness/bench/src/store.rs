@@ -1,8 +1,8 @@
-//! Where benchmark runs lie on disk: a folder a run below `nightly`, with the record, the report and its pictures, and beside `nightly` the
-//! index of all. How they are rendered is the business of those who call; this module knows names and files.
+//! Files of benchmark runs. Each run has a folder below `nightly` with its record, report and pictures; the index of all runs is
+//! next to `nightly`. Callers render the contents.
 //!
-//! Everything may be killed at any point, be done twice, or meet a full disk: a run appears whole or not at all, and the index is replaced
-//! whole. An index that lacks a run, because the program was killed between the two, is put right by the next.
+//! Runs and the index are replaced atomically, so a kill or a full disk leaves no partial file. If the program is killed between
+//! a run and the index, the next run repairs the index.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -15,85 +15,76 @@ use super::record::{BENCH_VERSION, BenchRun};
 use harness_base::files::slug;
 use harness_base::files::{self, Document, Folder, StoreError};
 
-/// Where runs and their index go unless the user says otherwise.
+/// Default folder of runs and their index.
 pub const DEFAULT_ROOT: &str = "reports";
 
-/// The folder of runs in the root.
 pub const NIGHTLY: &str = "nightly";
 
-/// The page of all runs, beside it.
+/// The index page.
 pub const INDEX: &str = "README.md";
 
-/// What a person reads of a run, in its folder.
+/// The rendered page of a run.
 pub const REPORT: &str = "report.md";
 
-/// The file of a run that everything else is rendered from.
+/// The file that everything else is rendered from.
 pub const RECORD: &str = Document::Benchmark.file_name();
 
-/// Files by name and content, what links after what it links to.
+/// Files by name and content. A linked file precedes the file that links to it.
 pub type Files = Vec<(String, String)>;
 
-/// How a run and the index of all are rendered.
 #[derive(Clone, Copy, Debug)]
 pub struct Renderer {
-    /// A run, with earlier runs on its device, oldest first.
+    /// Renders a run, given earlier runs on its device, oldest first.
     pub run: fn(&BenchRun, &[&BenchRun]) -> Files,
-    /// All runs, with their folders relative to the index, oldest first.
+    /// Renders all runs, oldest first, with their folders relative to the index.
     pub index: fn(&[(String, BenchRun)]) -> Files,
 }
 
-/// Whether a folder, or a file, is what `harness bench` leaves.
+/// Returns whether the path is a benchmark run.
 #[must_use]
 pub fn is_of_benchmark(path: &Path) -> bool {
     if path.is_dir() { path.join(RECORD).is_file() } else { path.file_name().is_some_and(|name| name == RECORD) }
 }
 
-/// All runs of a root.
 #[derive(Debug, Default)]
 pub struct Runs {
-    /// Those that can be read, oldest first, with their folders relative to the root.
+    /// Readable runs, oldest first, with their folders relative to the root.
     pub whole: Vec<(String, BenchRun)>,
-    /// Why others cannot be read.
+    /// Why the others are unreadable.
     pub broken: Vec<StoreError>,
 }
 
-/// A run that was saved.
 #[derive(Debug)]
 pub struct Saved {
-    /// Where it was saved.
     pub folder: PathBuf,
-    /// The run as it was saved, with its comparison.
+    /// Includes the comparison.
     pub run: BenchRun,
-    /// Runs that could not be read, and are not in the comparison and the index.
+    /// Unreadable runs, absent from comparison and index.
     pub broken: Vec<StoreError>,
 }
 
-/// Says before a run that it could not be saved in `root`: that nothing can be written there, or that what lies in the place of the index is
-/// not one.
+/// Checks before a run that it can be saved in `root`.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; [`StoreError::Foreign`] if another program's file has the index's name.
 pub fn check_root(root: &Path) -> Result<(), StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
     files::check_writable(&root.join(NIGHTLY), Document::Benchmark)?;
     files::check_writable(root, Document::Benchmark)
 }
 
-/// The same for [`save_into`].
-///
-/// # Errors
-/// As [`check_root`].
+/// The same check for [`save_into`].
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORD, Document::Benchmark)?;
     files::check_writable(folder, Document::Benchmark)
 }
 
-/// Compares a run with the accepted build and the runs in `root`, renders it, writes it into a folder of its own, and writes the index anew.
-/// Other processes that save runs wait meanwhile.
+/// Compares a run with the accepted build and the runs in `root`, renders it into a new folder, and updates the index. Concurrent
+/// saves wait for each other.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]. What was there before is intact then; the run itself may be
-/// there, where only the index could not be written.
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]. Earlier files are intact then; the run itself
+/// may exist if only the index failed.
 pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved, StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
     let place = Folder::open(root, Document::Benchmark)?;
@@ -109,11 +100,11 @@ pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved,
     Ok(Saved { folder, run, broken })
 }
 
-/// Compares a run with the accepted build alone, renders it and writes it into this folder, in place of an earlier one. It stands in no index:
-/// for shards, and for runs that are looked at once. Returns it with its comparison.
+/// Compares a run with the accepted build only, and replaces the run in this folder. The run is in no index: for shards and
+/// single looks.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; what was there before is intact then.
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
 pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result<BenchRun, StoreError> {
     files::check_ours(folder, REPORT, RECORD, Document::Benchmark)?;
     run.comparison = compare::compare(&run, &[], None);
@@ -121,18 +112,18 @@ pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result
     Ok(run)
 }
 
-/// Renders a run anew from its record, in its own folder; other files stay.
+/// Renders a run again from its record; other files stay.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; what was there before is intact then.
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
 pub fn render_again(folder: &Path, run: &BenchRun, others: &[(String, BenchRun)], renderer: Renderer) -> Result<(), StoreError> {
     let files = files_of(run, others, renderer);
-    // The record is what it was.
+    // The record is unchanged.
     let rendered: Vec<(String, String)> = files.into_iter().filter(|(name, _)| name != RECORD).collect();
     Folder::open(folder, Document::Benchmark)?.replace(&rendered)
 }
 
-/// Writes the index of all runs anew, and says which runs cannot be read.
+/// Writes the index again, and returns the unreadable runs.
 ///
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; the old index is intact then.
@@ -144,7 +135,7 @@ pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, St
     Ok(broken)
 }
 
-/// Writes one record to a file, in place of an earlier one.
+/// Replaces one record file.
 ///
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; an earlier file is intact then.
@@ -152,10 +143,10 @@ pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
     write_text(file, document(run))
 }
 
-/// Writes one text to a file of reports, whole or not at all.
+/// Replaces one text file atomically.
 ///
 /// # Errors
-/// As [`write()`].
+/// As for [`write()`].
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     let name = file.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| StoreError::writing(Document::Benchmark, file, ErrorKind::InvalidFilename.into()))?;
@@ -163,7 +154,7 @@ pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     Folder::open(folder, Document::Benchmark)?.replace(&[(name.to_owned(), text)])
 }
 
-/// Reads all runs. A root that is not there has none.
+/// Reads all runs; a missing root has no runs.
 ///
 /// # Errors
 /// [`StoreError::Unreadable`]: the folder of runs itself cannot be read.
@@ -177,7 +168,7 @@ pub fn load(root: &Path) -> Result<Runs, StoreError> {
     };
     let mut names = entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>().map_err(unreadable)?;
     names.sort();
-    // Not what a killed process left, and not what somebody else put there.
+    // Skips remains of killed processes and unrelated files.
     let names = names.iter().filter_map(|name| name.to_str()).filter(|name| !name.starts_with('.'));
     for name in names.filter(|name| nightly.join(name).join(RECORD).exists()) {
         match read(&nightly.join(name)) {
@@ -189,7 +180,7 @@ pub fn load(root: &Path) -> Result<Runs, StoreError> {
     Ok(runs)
 }
 
-/// Reads a run back, from the file or from the folder that holds it.
+/// Reads a run from its file or folder.
 ///
 /// # Errors
 /// [`StoreError::Unreadable`], [`StoreError::Truncated`], [`StoreError::TooNew`], [`StoreError::Malformed`].
@@ -197,7 +188,7 @@ pub fn read(path: &Path) -> Result<BenchRun, StoreError> {
     files::read(path, Document::Benchmark, BENCH_VERSION)
 }
 
-/// The record before the report, so that what links comes after what it links to.
+/// The record first, because the report links to it.
 fn files_of(run: &BenchRun, others: &[(String, BenchRun)], renderer: Renderer) -> Files {
     let is_earlier =
         |other: &&BenchRun| other.started < run.started && other.shard == run.shard && other.machine.is_same_device(&run.machine);
@@ -206,7 +197,7 @@ fn files_of(run: &BenchRun, others: &[(String, BenchRun)], renderer: Renderer) -
     [record].into_iter().chain((renderer.run)(run, &earlier)).collect()
 }
 
-/// One line a suite, so that two files can be compared line by line.
+/// One line per suite, so line-based diffs work.
 fn document(run: &BenchRun) -> String {
     let suites: Vec<String> = run.suites.iter().map(to_json).collect();
     let whole = to_json(&BenchRun { suites: Vec::new(), ..run.clone() });
@@ -214,14 +205,14 @@ fn document(run: &BenchRun) -> String {
 }
 
 fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("records are plain data with text keys, which always have a JSON form")
+    serde_json::to_string(value).expect("a record is plain data with text keys, so it has a JSON form")
 }
 
 fn in_order(runs: &mut [(String, BenchRun)]) {
     runs.sort_by(|(folder_a, a), (folder_b, b)| (&a.started, folder_a).cmp(&(&b.started, folder_b)));
 }
 
-/// `2026-11-20-nvidia-h200`, or with a number behind it where that is taken.
+/// `2026-11-20-nvidia-h200`, with a number appended if that exists.
 fn free_name(nightly: &Path, run: &BenchRun) -> io::Result<String> {
     let date = slug(run.started.split('T').next().unwrap_or_default());
     let device = if run.machine.clock == Clock::Simulated { "sim".to_owned() } else { slug(&run.machine.device) };
@@ -244,7 +235,7 @@ mod tests {
     use crate::examples::{self, Sampled};
     use crate::record::{Quantity, Shard};
 
-    /// Renders just enough to show what it was given.
+    /// Renders only its arguments.
     const RENDERER: Renderer = Renderer {
         run: |run, earlier| vec![("report.md".to_owned(), format!("{} after {}", run.started, earlier.len()))],
         index: |runs| vec![("README.md".to_owned(), runs.iter().map(|(folder, _)| format!("{folder}\n")).collect())],
@@ -331,7 +322,7 @@ mod tests {
     fn an_index_that_cannot_be_written_leaves_the_old_one_and_the_next_puts_it_right() {
         let root = root([10]);
         let before = index(root.path());
-        // A file of the index cannot be written, for a folder has its name.
+        // The index cannot be written, because a folder has its name.
         fs::create_dir(root.path().join("trend.svg")).unwrap();
         let with_trend = |runs: &[(String, BenchRun)]| {
             let trend = ("trend.svg".to_owned(), String::new());

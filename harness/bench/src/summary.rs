@@ -1,19 +1,19 @@
-//! What samples come to: median, deviation, 99th percentile, and a confidence interval of the median over rounds.
+//! Statistics of samples: median, deviation, 99th percentile, and a confidence interval of the median over rounds.
 //!
-//! Samples of one round share what the machine was like in that round, so they are not independent; rounds are, or nearly so. The interval
-//! is therefore taken over the medians of rounds. It assumes no distribution: it is a pair of order statistics (W. J. Conover, Practical
-//! Nonparametric Statistics, 3rd ed., section 3.2), since times have long tails that a mean and a standard deviation hide.
+//! Samples of one round share the machine's state and are not independent, so the interval is taken over the medians of rounds.
+//! It assumes no distribution: it is a pair of order statistics (W. J. Conover, Practical Nonparametric Statistics, 3rd ed.,
+//! section 3.2), because times have long tails that a mean and a standard deviation hide.
 
 use super::record::EntrySummary;
 use harness_base::statistics::{LEAST_FOR_P99, median_absolute_deviation, nearest_rank};
 
 pub use harness_base::statistics::median;
 
-/// The least number of rounds from which the interval covers the median with 95 %: of fewer, least and greatest together cover less.
+/// Minimum number of rounds for 95 % coverage; the range of fewer rounds covers less.
 pub const LEAST_ROUNDS: usize = 6;
 
-/// The 95 % confidence interval of the median of independent values: the narrowest pair of order statistics, equally far from both ends,
-/// that covers it at least so often. Of fewer than [`LEAST_ROUNDS`] values, all of their range. Reorders the values.
+/// The 95 % confidence interval of the median of independent values: the narrowest symmetric pair of order statistics with that
+/// coverage. The full range for fewer than [`LEAST_ROUNDS`] values. Reorders the values.
 #[must_use]
 pub fn median_interval(values: &mut [u64]) -> Option<(u64, u64)> {
     values.sort_unstable();
@@ -21,9 +21,10 @@ pub fn median_interval(values: &mut [u64]) -> Option<(u64, u64)> {
     Some((*values.get(rank)?, *values.get(values.len().checked_sub(1 + rank)?)?))
 }
 
-/// How many values stay outside at each end: the greatest k with 2 · P(Binomial(n, ½) ≤ k) ≤ 5 %, or 0 where there is none.
+/// Number of values outside the interval at each end: the greatest k with 2 · P(Binomial(n, ½) ≤ k) ≤ 5 %, or 0.
 fn interval_rank(count: usize) -> usize {
-    // P(Binomial(n, ½) = 0); 2^-n is a normal number up to a thousand rounds, and beyond that the range is told, which is never too narrow.
+    // P(Binomial(n, ½) = 0). 2^-n underflows beyond a thousand rounds; the full range is returned then, which is never too
+    // narrow.
     let mut probability = 0.5_f64.powi(i32::try_from(count).unwrap_or(i32::MAX));
     let (mut below, mut rank) = (0.0, 0);
     for outside in 0..count / 2 {
@@ -37,7 +38,7 @@ fn interval_rank(count: usize) -> usize {
     rank
 }
 
-/// Sums samples by round up. Rounds without samples count for nothing; without any sample everything is 0.
+/// Summarizes samples by round. Ignores rounds without samples; all fields are 0 without any sample.
 #[must_use]
 pub fn summarize(rounds: &[Vec<u64>]) -> EntrySummary {
     let mut all: Vec<u64> = rounds.iter().flatten().copied().collect();
@@ -51,13 +52,13 @@ pub fn summarize(rounds: &[Vec<u64>]) -> EntrySummary {
         p99: if all.len() < LEAST_FOR_P99 { None } else { nearest_rank(&mut all, 99) },
         min: all.iter().copied().min().unwrap_or_default(),
         max: all.iter().copied().max().unwrap_or_default(),
-        // Rounds of unequal numbers of samples can have their medians on one side of the median of all.
+        // With unequal sample counts, all medians of rounds may be on one side of the overall median.
         low: low.min(middle),
         high: high.max(middle),
     }
 }
 
-/// Half the width of the interval as a share of the median: how precise it is. `None` while there are too few rounds to tell.
+/// Half the interval's width as a share of the median. `None` if there are too few rounds.
 #[must_use]
 pub fn precision(summary: &EntrySummary, rounds: usize) -> Option<f64> {
     let width = summary.high - summary.low;
@@ -79,7 +80,8 @@ mod tests {
 
     #[test]
     fn ranks_are_those_of_the_published_tables() {
-        // Conover's table A3 and any table of the sign test: of 6 to 8 values the extremes, of 9 to 11 the second ones, …
+        // Conover's table A3 and any table of the sign test: the extremes for 6 to 8 values, the second ones for 9 to 11, and so
+        // on.
         let expected = [(0, 0), (1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (20, 5), (25, 7), (50, 17), (100, 39)];
         for (count, outside) in expected {
             assert_eq!(interval_rank(count), outside, "{count} values");
@@ -88,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_interval_covers_the_true_median_as_often_as_it_says() {
-        // Exponential times, whose median is ln 2: skewed, as times are.
+        // Exponential times with median ln 2, because times are skewed.
         let mut rng = ChaCha8Rng::seed_from_u64(7);
         let (trials, truth) = (4000, (std::f64::consts::LN_2 * 1e6) as u64);
         for count in [6, 10, 30] {

@@ -1,6 +1,7 @@
-//! PyTorch's own allocator, in a process of its own that takes its turn among the arms: `ci/torch_reference.py`, and what it is asked.
+//! PyTorch's own allocator in a child process (`ci/torch_reference.py`) that takes its turn in each round.
 //!
-//! One JSON object a line goes each way; the script documents them. It is compiled in, so that one program file is enough on a GPU machine.
+//! Messages are one JSON object per line; the script documents them. It is compiled in, so one program file is enough on a GPU
+//! machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -15,34 +16,34 @@ use crate::suite::Suite;
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
 
-/// To import torch and open the device, a cold file system needs most of a minute. The longest request gives back a thousand segments, which
-/// is far below a second.
+/// Importing torch from a cold file system takes most of a minute. The longest request releases a thousand segments in well under
+/// a second.
 const PATIENCE: Patience = Patience { start: Duration::from_secs(180), answer: Duration::from_secs(60) };
-/// The variable with the settings of PyTorch's allocator (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and the
-/// one of versions before 2.9.
+/// The variable with the allocator's settings (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and its
+/// name before version 2.9.
 const SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
-/// The variable that takes the cache away.
+/// The variable that disables the cache.
 const NO_CACHE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 
-/// How often it is started at most: what one request breaks another may survive, and a run must not be spent on importing torch.
+/// Maximum starts: a request may break the process, but a run must not spend its time on importing torch.
 const STARTS: u32 = 3;
 
-/// PyTorch with the settings of one of the suite's arms.
+/// PyTorch with the settings of one arm of the suite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TorchArm {
-    /// As in records: `torch`, and behind it the arm that it stands beside, where that has settings.
+    /// The name in records: `torch`, followed by the matching arm's name if that has settings.
     pub name: String,
     /// In the form of `PYTORCH_ALLOC_CONF`.
     pub settings: String,
 }
 
-/// PyTorch as each arm of the suite that is its allocator; as it is by default where there is none.
+/// One PyTorch arm per caching arm of the suite; the default settings if there is no such arm.
 #[must_use]
 pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     let mut arms: Vec<TorchArm> = Vec::new();
     let default = AllocatorSpec::from(AllocatorKind::Caching);
     for ours in suite.arms.iter().filter(|arm| arm.is_pytorch()) {
-        // A share of the device is what each arm is given anyway.
+        // Every arm already has a memory limit, so a memory fraction is not repeated.
         let settings = ours.effective().filter(|config| config.memory_fraction == MemoryFraction::ALL).map(|config| config.to_string());
         if let Some(settings) = settings.filter(|settings| arms.iter().all(|other| other.settings != *settings)) {
             let name = if ours.is_equivalent_to(&default) { "torch".to_owned() } else { format!("torch_{ours}") };
@@ -59,36 +60,36 @@ pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
 pub(crate) struct Question<'a> {
     #[serde(flatten)]
     pub(crate) task: Task<'a>,
-    /// The memory that it may take meanwhile.
+    /// The memory it may use.
     pub(crate) memory: Bytes,
 }
 
-/// What can be measured; sizes are those of single requests.
+/// The measures; sizes are those of single requests.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Task<'a> {
-    /// `case` as suites name it; `batch` pairs of allocation and free are timed together, where pairs are.
+    /// `case` is the suite's name for it; `batch` pairs of allocation and free are timed together, where pairs are.
     Latency { case: &'static str, size: Bytes, batch: u64 },
-    /// With so many segments in the cache.
+    /// With `segments` segments in the cache.
     EmptyCache { segments: u64, size: Bytes },
-    /// From a request that fails with all memory taken to the end of the next good step.
+    /// From a failing request to the end of the next successful step.
     Recovery { size: Bytes },
-    /// `batch` cycles of allocation, `record_stream` for so many streams and free are timed together.
+    /// `batch` cycles of allocation, `record_stream` for `streams` streams and free are timed together.
     RecordStream { streams: u64, size: Bytes, batch: u64 },
-    /// Allocation, work on the memory and free in a loop, in the device's time; so many turns are timed together.
+    /// A loop of allocation, work on the memory and free, in device time; `turns` turns are timed together.
     Pipeline { size: Bytes, turns: u64 },
-    /// A pass over the trace of this name.
+    /// A pass over a loaded trace.
     Trace { trace: &'a str },
 }
 
-/// An allocation trace that it is to keep.
+/// Loads an allocation trace.
 #[derive(Serialize)]
 #[serde(tag = "do", rename = "load")]
 struct Load<'a> {
     trace: &'a str,
-    /// One line each, as in a file.
+    /// One line per event, as in a file.
     events: &'a [String],
-    /// How many requests may fail: an allocator that refuses requests has no figures, as with ours.
+    /// How many requests may fail. An allocator that refuses requests has no figures.
     refused: u64,
 }
 
@@ -102,54 +103,53 @@ pub(crate) enum Answer {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Samples {
-    /// Picoseconds for one operation.
+    /// Picoseconds per operation.
     pub(crate) samples_ps: Vec<u64>,
     #[serde(flatten)]
     pub(crate) pass: Option<Pass>,
 }
 
-/// What a pass over a trace came to.
+/// The result of a pass over a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Pass {
-    /// Allocations, failed ones included, and frees. Each sample is the mean of so many.
+    /// Allocations, including failed ones, and frees. Each sample is their mean.
     pub(crate) operations: u64,
-    /// The most memory that it had reserved, in bytes.
+    /// Peak reserved bytes.
     pub(crate) reserved: u64,
-    /// What of that was not allocated then, in bytes.
+    /// Bytes of the peak that were not allocated then.
     pub(crate) unused: u64,
 }
 
-/// What it says first.
+/// The first message.
 #[derive(Deserialize)]
 struct Greeting {
-    /// Why PyTorch cannot be measured here, where it cannot.
+    /// Why PyTorch cannot be measured here.
     unavailable: Option<String>,
 }
 
-/// PyTorch under each of the settings that it is wanted with: a process each, since some settings are read only once.
+/// One PyTorch process per setting, because PyTorch reads some settings only once.
 #[derive(Debug)]
 pub struct Torches {
-    /// The interpreter and the number of the CUDA device; or why there can be none.
+    /// The interpreter and the CUDA ordinal; or why PyTorch is missing.
     place: Result<(String, u32), String>,
-    /// By settings, with the number of times that it was started.
+    /// By settings, with the number of starts.
     running: BTreeMap<String, (Result<Torch, String>, u32)>,
 }
 
 impl Torches {
-    /// With this interpreter, on the CUDA device of this number. Nothing is started yet.
+    /// Starts nothing yet.
     #[must_use]
     pub fn new(python: &str, ordinal: u32) -> Self {
         Self { place: Ok((python.to_owned(), ordinal)), running: BTreeMap::new() }
     }
 
-    /// Where it cannot be had, for this reason.
+    /// PyTorch is missing for this reason.
     #[must_use]
     pub fn missing(reason: impl Into<String>) -> Self {
         Self { place: Err(reason.into()), running: BTreeMap::new() }
     }
 
-    /// PyTorch with these settings, in the form of `PYTORCH_ALLOC_CONF`; started where it is not running yet, or not any more, which takes some
-    /// seconds.
+    /// PyTorch with these settings, in the form of `PYTORCH_ALLOC_CONF`. Starts it if it is not running, which takes seconds.
     ///
     /// # Errors
     /// A sentence: why it cannot be measured here.
@@ -164,11 +164,11 @@ impl Torches {
     }
 }
 
-/// PyTorch, running. It ends with its standard input, so also when this program is killed.
+/// A running PyTorch. It ends when its standard input closes, even if this program is killed.
 #[derive(Debug)]
 pub struct Torch {
     process: ChildProcess,
-    /// Names of the traces that it has.
+    /// Names of its loaded traces.
     traces: BTreeSet<String>,
 }
 
@@ -176,7 +176,7 @@ impl Torch {
     fn start(python: &str, ordinal: u32, settings: &str) -> Result<Self, String> {
         let arguments = ["-u".to_owned(), "-c".to_owned(), SCRIPT.to_owned(), ordinal.to_string()];
         let mut command = Command::new(python);
-        // Somebody's own settings must not decide what is compared.
+        // The user's own settings must not decide the comparison.
         command.env_remove(NO_CACHE);
         for variable in SETTINGS {
             command.env(variable, settings);
@@ -188,12 +188,11 @@ impl Torch {
         }
     }
 
-    /// Whether it keeps a trace of this name.
     pub(crate) fn has(&self, trace: &str) -> bool {
         self.traces.contains(trace)
     }
 
-    /// Gives it a trace to keep, without doing anything with it.
+    /// Loads a trace without running it.
     pub(crate) fn load(&mut self, trace: &str, events: &[String]) -> Answer {
         let answer = self.ask(&Load { trace, events, refused: 0 });
         if matches!(answer, Answer::Done(_)) {
@@ -202,7 +201,6 @@ impl Torch {
         answer
     }
 
-    /// Asks and waits for the answer.
     pub(crate) fn ask(&mut self, question: &impl Serialize) -> Answer {
         if !self.process.is_running() {
             return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
@@ -220,7 +218,7 @@ mod tests {
 
     const QUESTION: Question<'_> = Question { task: Task::Latency { case: "hit", size: Bytes::mib(2), batch: 10 }, memory: Bytes::gib(1) };
 
-    /// A program that stands for Python.
+    /// A script in place of Python.
     fn python(script: &str) -> (tempfile::TempDir, String) {
         let (folder, path) = program("python", script);
         (folder, path.to_string_lossy().into_owned())
@@ -246,7 +244,7 @@ mod tests {
         assert_eq!(torch.ask(&QUESTION), Answer::Failed { failed: "RuntimeError: no".to_owned() });
     }
 
-    /// One that goes on, as where it waits for a device that does not answer, would go on with what it holds of the device.
+    /// A process that continues, for example because its device hangs, keeps its device memory.
     #[test]
     fn a_process_that_gives_no_answer_or_a_wrong_one_fails_once_and_has_ended_when_the_next_one_is_measured() {
         let cases = [
@@ -261,9 +259,9 @@ mod tests {
                 torch.process.patience.answer = Duration::from_millis(100);
             }
             let Answer::Failed { failed } = torch.ask(&QUESTION) else { panic!("{script}") };
-            // Where it ended before it was asked, the pipe is broken.
+            // If it ended before the question, the pipe is broken.
             assert!(failed.starts_with(expected) || failed.contains("Broken pipe"), "{failed}");
-            assert!(torch.process.has_ended(), "{script}: it was ended and waited for");
+            assert!(torch.process.has_ended(), "{script}: it was killed and reaped");
             assert!(matches!(torch.ask(&QUESTION), Answer::Skipped { .. }));
         }
     }
@@ -274,10 +272,13 @@ mod tests {
         let mut torches = Torches::new(&python, 0);
         for _ in 0..STARTS {
             assert!(matches!(torches.with("").unwrap().ask(&QUESTION), Answer::Done(_)));
-            assert!(matches!(torches.with("").unwrap().ask(&QUESTION), Answer::Failed { .. }), "it read this one and ended");
+            assert!(matches!(torches.with("").unwrap().ask(&QUESTION), Answer::Failed { .. }), "it read the question and ended");
         }
         assert!(matches!(torches.with("").unwrap().ask(&QUESTION), Answer::Skipped { .. }), "three are enough");
-        assert!(matches!(torches.with("expandable_segments:True").unwrap().ask(&QUESTION), Answer::Done(_)), "another has its own three");
+        assert!(
+            matches!(torches.with("expandable_segments:True").unwrap().ask(&QUESTION), Answer::Done(_)),
+            "other settings have their own limit"
+        );
     }
 
     #[test]

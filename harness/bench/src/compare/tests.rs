@@ -1,5 +1,5 @@
-//! Each way in which a regression could hide, and what must not be taken for one. The runs are made up: two builds on a machine that is up to a
-//! fifth slower in some rounds, and differs from run to run.
+//! Each way a regression could hide, and each false alarm. The runs are invented: two builds on a machine that is up to a fifth
+//! slower in some rounds and differs from run to run.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -8,7 +8,7 @@ use crate::examples::{Sampled, alone, run};
 
 const CASES: usize = 36;
 
-/// Entries of different lengths, with 1 % of noise in each round beside what the machine does.
+/// Entries of different lengths with 1 % of noise per round.
 fn times(factor: f64) -> Vec<Sampled> {
     (0..CASES).map(|index| Sampled::noisy(&format!("arm {index:02}"), 20_000.0 + 977.0 * index as f64, 0.01).times(factor)).collect()
 }
@@ -17,7 +17,7 @@ fn exact(quantity: Quantity, factor: f64) -> Vec<Sampled> {
     vec![Sampled::exact("caching", quantity, 1_000_000.0).times(factor)]
 }
 
-/// Runs on successive days with these entries, each compared with those before it.
+/// Runs on successive days with these entries, each compared with the earlier ones.
 fn history(days: &[Vec<Sampled>], make: fn(u32, &[Sampled]) -> BenchRun) -> Vec<BenchRun> {
     let mut runs: Vec<BenchRun> = Vec::new();
     for (day, entries) in (1..).zip(days) {

@@ -1,22 +1,22 @@
-//! The host: what Linux tells of its processor, and of who else used it. Everything comes from `/proc`; elsewhere nothing is known.
+//! The host: its processor, and other users of it. Everything is read from Linux' `/proc`; elsewhere it is unknown.
 
 use std::fs;
 use std::time::Duration;
 
-/// Share of the time in which a thread may wait for a core that others use, or in which a hypervisor may give the cores to others. Waiting
-/// lengthens what is timed by about its share: below this one it cannot pass for the smallest change that suites look for, some per cent.
+/// Share of the time in which a thread may wait for a core, or a hypervisor may take the cores. Waiting lengthens timed regions
+/// by about its share, so below this limit it cannot pass for the smallest change that suites look for.
 const MAX_WAITING: f64 = 0.02;
 
-/// What was used so far, in units that only their ratios matter of.
+/// Counters in units whose ratios matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostUse {
-    /// Of this thread: time on a core, and time that it waited for one.
+    /// This thread's time on a core, and its time waiting for one.
     thread: Option<(u64, u64)>,
-    /// Of the whole host: time that its cores worked, and time that a hypervisor took.
+    /// The host's working time, and the time taken by a hypervisor.
     cores: Option<(u64, u64)>,
 }
 
-/// Shares of time that were lost between two readings.
+/// Shares of time lost between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Waiting {
     thread: Option<f64>,
@@ -32,8 +32,8 @@ impl HostUse {
         }
     }
 
-    /// What was lost from this reading to a later one of the same thread, so much time after it. A thread that mostly waits for the processes
-    /// that it measures needs little time on a core, so its waiting is a share of the whole time.
+    /// The losses between this reading and a later one of the same thread, `elapsed` apart. A thread that mostly waits for its
+    /// measured processes uses little core time, so its waiting is a share of the whole time.
     pub(super) fn until(&self, later: &Self, elapsed: Duration) -> Waiting {
         let waited = self.thread.zip(later.thread).map(|(first, last)| last.1.saturating_sub(first.1) as f64);
         let stolen = self.cores.zip(later.cores).map(|(first, last)| (last.0.saturating_sub(first.0), last.1.saturating_sub(first.1)));
@@ -44,7 +44,7 @@ impl HostUse {
     }
 }
 
-/// Why the host's times are not to be trusted: one sentence, or none.
+/// Why the host's times are unreliable.
 pub(super) fn contended(waiting: &Waiting) -> Option<String> {
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let busy = [
@@ -58,27 +58,26 @@ pub(super) fn contended(waiting: &Waiting) -> Option<String> {
     (!busy.is_empty()).then(|| format!("the processor was busy with other work: {}", busy.join("; ")))
 }
 
-/// `/proc/PID/schedstat`: time on a core and time waiting on a run queue, in nanoseconds
+/// Parses `/proc/PID/schedstat`: time on a core and on a run queue, in nanoseconds
 /// (<https://docs.kernel.org/scheduler/sched-stats.html>).
 fn thread_use(schedstat: &str) -> Option<(u64, u64)> {
     let mut fields = schedstat.split_whitespace().map(str::parse);
     Some((fields.next()?.ok()?, fields.next()?.ok()?))
 }
 
-/// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal, in ticks
-/// (<https://docs.kernel.org/filesystems/proc.html>). Time in which there was nothing to do is left out.
+/// Parses the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal, in ticks
+/// (<https://docs.kernel.org/filesystems/proc.html>). Idle time is excluded.
 fn cores_use(stat: &str) -> Option<(u64, u64)> {
     let fields: Vec<u64> = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().map_while(|field| field.parse().ok()).collect();
     let [user, nice, system, _idle, _iowait, irq, softirq, steal, ..] = fields[..] else { return None };
     Some((user + nice + system + irq + softirq, steal))
 }
 
-/// Model of the processor.
 pub(super) fn cpu() -> Option<String> {
     cpu_model(&fs::read_to_string("/proc/cpuinfo").ok()?)
 }
 
-/// `model name` on x86; ARM has numbers of the implementer and of its part instead.
+/// `model name` on x86; implementer and part numbers on ARM.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
     let field = |name: &str| {
         let values = cpuinfo.lines().filter_map(|line| line.split_once(':')).filter(|(key, _)| key.trim() == name);
@@ -127,7 +126,7 @@ mod tests {
     #[test]
     fn every_sign_of_other_work_is_told_in_one_sentence() {
         let told = |thread, stolen| contended(&Waiting { thread, stolen });
-        assert_eq!((told(Some(0.001), Some(0.0)), told(None, None)), (None, None), "a quiet host, and one of which nothing is known");
+        assert_eq!((told(Some(0.001), Some(0.0)), told(None, None)), (None, None), "a quiet host, and an unknown one");
         let sentence =
             "the processor was busy with other work: the harness waited for a core 12 % of its time; the hypervisor took 3 % of the time";
         assert_eq!(told(Some(0.12), Some(0.03)).as_deref(), Some(sentence));

@@ -18,7 +18,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes, case: LatencyCase) -> Re
     Ok(vec![Reading::time(timer, batch, samples)])
 }
 
-/// Pairs of an allocation and its free, behind one that nobody times.
+/// Pairs of an allocation and its free, after one untimed pair.
 fn hits(visit: &mut Visit<'_>, timer: Timer, request: Request) -> Result<(u64, Vec<u64>), Fault> {
     visit.bench(MemoryLimit::Reported, |bench, visit| {
         pairs(bench, timer, request, 1)?;
@@ -45,7 +45,7 @@ fn misses(visit: &mut Visit<'_>, timer: Timer, request: Request) -> Result<Vec<u
     visit.sample(timer, |visit| visit.bench(MemoryLimit::Reported, |bench, _| one(bench, timer, request)))
 }
 
-/// Allocations of one allocator that has given everything back before each.
+/// Allocations of one allocator, each after everything was released.
 fn after_empty_cache(visit: &mut Visit<'_>, timer: Timer, request: Request) -> Result<Vec<u64>, Fault> {
     visit.bench(MemoryLimit::Reported, |bench, visit| {
         one(bench, timer, request)?;
@@ -56,7 +56,7 @@ fn after_empty_cache(visit: &mut Visit<'_>, timer: Timer, request: Request) -> R
     })
 }
 
-/// Times one allocation; its free is not timed.
+/// Times one allocation but not its free.
 fn one(bench: &mut TestBench, timer: Timer, request: Request) -> Result<u64, Fault> {
     let TestBench { device, allocator } = bench;
     let (allocation, time) = timer.time(&mut **device, |device| allocator.allocate(device, request));

@@ -1,6 +1,7 @@
-//! Libraries as arms, where host time is measured. Each call of theirs goes from process to process, which takes longer than most of them do. So the process of
-//! a library does what is timed by itself, and tells the time of the library's functions; the time of the device for the calls that these make is
-//! added ([`LibraryAllocator::time`]). What cannot be had so is skipped, with the reason.
+//! User libraries, where host time is measured. A call to a library crosses a process boundary, which takes longer than most
+//! allocations. The library's process therefore runs the timed operations itself and returns the time of the library's functions;
+//! the device time of their CUDA calls is added ([`LibraryAllocator::time`]). Cases that cannot be timed this way are skipped
+//! with the reason.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +19,13 @@ use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 use crate::suite::{LatencyCase, Measure};
 
-const ONE_THREAD: &str = "its process calls it by one thread";
-const DEVICE_WAITS: &str = "between its calls, which go from process to process, the device would wait longer than they take";
+const ONE_THREAD: &str = "its process calls it from one thread";
+const DEVICE_WAITS: &str = "the device would wait for the calls between processes";
 
 type Bench = TestBench<LibraryAllocator>;
 
-/// Does a case, where it is done otherwise than with an allocator of this process. Times of a model are those of the calls to the device, wherever they come from.
+/// Visits a case that needs special handling for a library; `None` if the general code fits. Model times are those of the device
+/// calls, from any process.
 pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Measure) -> Option<Result<Vec<Reading>, Fault>> {
     let is_measured = visit.timer() == Timer::Host;
     Some(match measure {
@@ -39,27 +41,27 @@ pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Meas
     })
 }
 
-/// What the next request of this size, into the first slot, is.
+/// A request of this size into `slot`.
 const fn request(slot: u32, size: Bytes) -> Operation {
     Operation::Allocate { slot, size: size.0, stream: StreamId::DEFAULT.0 }
 }
 
 const FREE: Operation = Operation::Free { slot: 0 };
 
-/// The time of a program, in picoseconds. Requests are refused where the program expects it, and nowhere else.
+/// Runs a program and returns its time in picoseconds. Exactly the requests in `expected` may fail.
 fn time(bench: &mut Bench, program: Program, expected: &[u64]) -> Result<u64, Fault> {
     let TestBench { device, allocator } = bench;
     let timed = allocator.time(&mut **device, program)?;
     match timed.refused.iter().find(|refused| !expected.contains(refused)) {
-        Some(refused) => Err(Fault::OutOfMemory(format!("request {} of what is timed was refused", refused + 1))),
+        Some(refused) => Err(Fault::OutOfMemory(format!("timed request {} failed", refused + 1))),
         None if timed.refused.len() < expected.len() => {
-            Err(Fault::Failed("a request that was refused before is served, though nothing was freed".to_owned()))
+            Err(Fault::Failed("a request succeeded that failed before, although nothing was freed".to_owned()))
         }
         None => Ok(timed.nanos.saturating_mul(1000)),
     }
 }
 
-/// Samples with one fresh library, each of a program that begins and ends with nothing live.
+/// Samples from one fresh library. The program starts and ends with no live allocation.
 fn samples(visit: &mut Visit<'_>, library: &LibrarySpec, program: &Program) -> Result<Vec<Reading>, Fault> {
     let timer = visit.timer();
     let samples = visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::Reported, |bench, visit| {
@@ -68,7 +70,7 @@ fn samples(visit: &mut Visit<'_>, library: &LibrarySpec, program: &Program) -> R
     Ok(vec![Reading::time(timer, 1, samples)])
 }
 
-/// Samples of so many turns that reading the clock does not matter, behind one turn that is not timed.
+/// Samples with enough turns to hide the cost of reading the clock, after one untimed turn.
 fn turns(bench: &mut Bench, visit: &mut Visit<'_>, turn: &[Operation]) -> Result<Vec<Reading>, Fault> {
     let timer = visit.timer();
     let program = |times| Program { before: turn.to_vec(), timed: turn.to_vec(), times };
@@ -98,7 +100,7 @@ fn empty_cache(visit: &mut Visit<'_>, library: &LibrarySpec, segments: u64, size
     samples(visit, library, &Program { before, timed: vec![Operation::EmptyCache], times: 1 })
 }
 
-/// Slots for so many requests; a suite has far fewer than 2^32.
+/// `count` slots; a suite has far fewer than 2^32.
 fn slots(count: u64) -> std::ops::Range<u32> {
     0..u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -118,7 +120,7 @@ fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result
     let timer = visit.timer();
     let fresh = || Box::new(LibraryAllocator::new(library.clone()));
     let samples = visit.sample(timer, |visit| {
-        // How many requests are served is found out with another fresh library.
+        // Another fresh library determines how many requests fit.
         let fitting = visit.bench_of(fresh(), MemoryLimit::Enforced, |bench, visit| fitting(bench, size, visit.memory))?;
         let all = slots(fitting);
         let before: Vec<Operation> = all.clone().map(|slot| request(slot, size)).collect();
@@ -131,7 +133,7 @@ fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result
     Ok(vec![Reading::time(timer, 1, samples)])
 }
 
-/// How many requests are served until one is refused.
+/// Counts the requests that succeed before one fails.
 fn fitting(bench: &mut Bench, size: Bytes, memory: Bytes) -> Result<u64, Fault> {
     let mut live = Vec::new();
     let ended = loop {
@@ -142,7 +144,7 @@ fn fitting(bench: &mut Bench, size: Bytes, memory: Bytes) -> Result<u64, Fault> 
         }
         let served = live.len() as u64;
         if served > memory.0 / size.0 + 1 {
-            break Err(Fault::Failed(format!("{served} × {size} were handed out, more than the device has")));
+            break Err(Fault::Failed(format!("{served} × {size} were allocated, more than the device has")));
         }
     };
     live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
@@ -150,10 +152,10 @@ fn fitting(bench: &mut Bench, size: Bytes, memory: Bytes) -> Result<u64, Fault> 
     ended
 }
 
-/// The first pass fills the cache and tells what memory the trace takes; its operations go through the harness, and are not timed.
+/// The first pass fills the cache and measures the trace's memory. Its operations go through the harness and are not timed.
 fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
     if let Some(event) = events.iter().find(|event| has_no_operation(event)) {
-        return Err(Fault::Skipped(format!("the trace has `{event}`, which nobody can tell a library")));
+        return Err(Fault::Skipped(format!("the trace has `{event}`, which the library interface does not have")));
     }
     visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::HostPath, |bench, visit| {
         let mut executor: Executor<Allocation> = Executor::new(events, &mut *bench.device).map_err(not_prepared)?;
@@ -190,7 +192,7 @@ const fn has_no_operation(event: &TraceEvent) -> bool {
     }
 }
 
-/// A pass over a trace as the process of a library does it: what it leaves live is freed at its end, and requests for nothing are left out.
+/// A trace as operations of a library's process. It frees live allocations at the end and omits empty requests.
 fn operations(events: impl Iterator<Item = TraceEvent>) -> Vec<Operation> {
     let (mut slots, mut vacant, mut made): (BTreeMap<u64, u32>, Vec<u32>, u32) = (BTreeMap::new(), Vec::new(), 0);
     let mut operations = Vec::new();
@@ -230,7 +232,7 @@ fn operations(events: impl Iterator<Item = TraceEvent>) -> Vec<Operation> {
 }
 
 impl Bench {
-    /// Ends the library, whose events may be of these streams, and destroys them.
+    /// Closes the library, which may hold events of these streams, and destroys the streams.
     fn close_library(&mut self, streams: Vec<StreamId>) -> Result<(), DeviceError> {
         use harness_allocator::allocator::Allocator as _;
         self.device.synchronize()?;

@@ -1,7 +1,7 @@
-//! What is done in each case: one file a measure, and one arm in [`visit()`].
+//! The cases: one file per measure, one match arm in [`visit()`].
 //!
-//! A visit does a case once with one arm: a fresh allocator, some samples in a short slice of time, everything given back. How often a
-//! case is visited is decided in [`super::execute`].
+//! A visit runs a case once on one arm: a fresh allocator, some samples in a short slice of time, everything released.
+//! [`super::execute`] decides how often a case is visited.
 
 mod empty_cache;
 mod latency;
@@ -25,7 +25,7 @@ use super::clock::Timer;
 use super::record::Quantity;
 use super::suite::Measure;
 
-/// Does a case once. The match is the checklist: a new measure does not compile until it is here and in [`quantity`].
+/// Visits a case once. A new measure does not compile until it appears here and in [`quantity`].
 pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     if visit.interrupt.load(Ordering::Relaxed) {
         return Err(Fault::Interrupted);
@@ -49,7 +49,7 @@ pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Read
     }
 }
 
-/// What the first of a case's figures are, on devices with this clock.
+/// Quantity of a case's first figures on devices with this clock.
 pub(super) const fn quantity(measure: &Measure, clock: Clock) -> Quantity {
     match measure {
         Measure::Latency { .. }

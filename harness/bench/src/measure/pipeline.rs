@@ -1,5 +1,5 @@
-//! Work of the device between allocations: how long a stream takes for a loop of allocation, fill and free, by events on that stream. What
-//! an allocator makes the device wait for shows here, even where the host's calls return at once.
+//! Device time of a loop of allocation, fill and free, between events on its stream. This shows device waits that an allocator
+//! causes, even if the host's calls return immediately.
 
 use harness_allocator::allocator::Request;
 use harness_allocator::device::{EventId, StreamId, Tag};
@@ -8,7 +8,7 @@ use harness_allocator::units::Bytes;
 use super::visit::{Fault, Reading, TestBench, Visit, device_time};
 use crate::provider::MemoryLimit;
 
-/// Turns of the loop in one sample: enough that what stands before the first and behind the last does not matter.
+/// Turns per sample: enough to make the loop's ends negligible.
 pub(super) const TURNS: u64 = 20;
 
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {

@@ -1,4 +1,4 @@
-//! Memory that other streams use too: allocation, `record_stream` for each of them, free.
+//! Memory used by other streams: allocation, `record_stream` for each of them, free.
 
 use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
@@ -13,7 +13,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, streams: u64, size: Bytes) -> Result<
     visit.bench(MemoryLimit::Reported, |bench, visit| {
         let others: Vec<StreamId> = (0..streams).map(|_| bench.device.create_stream()).collect::<Result<_, _>>()?;
         let measured = cycles(visit, bench, timer, request, &others);
-        // Events of these streams are the allocator's to give back before the streams go.
+        // The allocator must release its events of these streams before the streams are destroyed.
         bench.device.synchronize()?;
         bench.allocator.close(&mut *bench.device)?;
         for stream in others {

@@ -1,4 +1,4 @@
-//! Out of memory and back: from the start of the request that fails to the end of the next good step.
+//! Time from a failing request to the end of the next successful step.
 
 use harness_allocator::allocator::{Allocation, AllocatorError, Request};
 use harness_allocator::units::Bytes;
@@ -8,7 +8,7 @@ use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let timer = visit.timer();
-    // More requests than fit, were there no rounding at all.
+    // More requests than fit, even without rounding.
     let most = visit.memory.0 / size.0 + 1;
     let samples = visit.sample(timer, |visit| {
         visit.bench(MemoryLimit::Enforced, |bench, _| {
@@ -18,7 +18,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, 
                 match allocator.allocate(device, Request::new(size)) {
                     Err(error) if error.is_out_of_memory() => {}
                     Err(error) => return Err(error.into()),
-                    Ok(_) => return Err(Fault::Failed("a request that was refused before is served, though nothing was freed".to_owned())),
+                    Ok(_) => return Err(Fault::Failed("a request succeeded that failed before, although nothing was freed".to_owned())),
                 }
                 let half = live.len().div_ceil(2);
                 for allocation in live {
@@ -36,7 +36,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, 
     Ok(vec![Reading::time(timer, 1, samples)])
 }
 
-/// Takes all memory there is, so that the next request fails.
+/// Fills the device until a request fails.
 fn fill(bench: &mut TestBench, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
     let mut live = Vec::new();
     loop {
@@ -46,7 +46,7 @@ fn fill(bench: &mut TestBench, request: Request, most: u64) -> Result<Vec<Alloca
             Err(error) => return Err(error.into()),
         }
         if live.len() as u64 > most {
-            return Err(Fault::Failed(format!("{most} × {} were handed out, more than the device has", request.size)));
+            return Err(Fault::Failed(format!("{most} × {} were allocated, more than the device has", request.size)));
         }
     }
 }
@@ -54,6 +54,6 @@ fn fill(bench: &mut TestBench, request: Request, most: u64) -> Result<Vec<Alloca
 fn not_recovered(error: AllocatorError) -> Fault {
     match error {
         AllocatorError::Device(error) => error.into(),
-        error => Fault::Failed(format!("half of what was freed is not to be had again: {error}")),
+        error => Fault::Failed(format!("half of the freed memory cannot be allocated again: {error}")),
     }
 }

@@ -1,4 +1,4 @@
-//! A scenario, whole: the time of its steps on the device's clock, and the memory that it took.
+//! A whole scenario: the time of its steps on the device's clock, and its memory.
 
 use std::sync::Arc;
 
@@ -42,16 +42,17 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     }
 }
 
-/// As `harness run` has it: PyTorch's allocator runs a scenario that lists it, under whatever settings, and a library any scenario.
+/// The same rule as `harness run`: PyTorch's allocator runs a scenario that lists it, under any settings; a library runs any
+/// scenario.
 fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
     let listed = arm.as_library().is_some() || scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
     listed || (arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario))
 }
 
-/// `not_timed` says why times that are measured would not be the allocator's own.
+/// `not_timed` states why measured times would not be the allocator's own.
 fn readings(timer: Timer, run: &TimedRun, not_timed: Option<&str>) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
-    // Lost time is told also where it is zero, so that the first retry ever is a difference.
+    // Zero lost time is recorded too, so the first retry is a difference.
     let lost = vec![ps(run.timings.lost_to_retry)];
     let (whole, lost) = match not_timed.filter(|_| timer == Timer::Host) {
         Some(reason) => (Reading::no_time(timer, reason), Reading::no_time(timer, reason)),

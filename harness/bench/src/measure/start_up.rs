@@ -1,4 +1,5 @@
-//! From nothing: the program with one small scenario, opening a device, and the device memory that its context takes before the first request.
+//! Start-up: the program with one small scenario, opening a device, and the device memory of its context before the first
+//! request.
 
 use std::process::{Command, Stdio};
 
@@ -18,7 +19,7 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     drop(device);
     let process = process(visit)?;
     let mut readings = vec![Reading::time(Timer::Host, 1, vec![process])];
-    // Nothing is opened where the device is simulated: some microseconds would be timed that depend on the page cache alone.
+    // A simulated device opens in microseconds that depend only on the page cache, so opening is not timed.
     if visit.provider.clock() == Clock::Measured {
         readings.push(Reading { part: Some("opening the device".into()), ..Reading::time(Timer::Host, 1, vec![opened]) });
     }
@@ -30,13 +31,13 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     Ok(readings)
 }
 
-/// Starts this program with a scenario of one step, and waits for its end.
+/// Runs this program with a scenario of one step.
 fn process(visit: &Visit<'_>) -> Result<u64, Fault> {
     let Some(program) = visit.provider.program() else {
-        return Err(Fault::Skipped("this program cannot be started again: its own path is not known".to_owned()));
+        return Err(Fault::Skipped("this program cannot be started again: its path is unknown".to_owned()));
     };
     let failed = |error: std::io::Error| Fault::Failed(format!("`{}` cannot be started: {error}", program.display()));
-    // A library runs in any scenario, whatever that lists.
+    // A library runs in every scenario.
     let (arm, memory) = (visit.arm.kind().unwrap_or(AllocatorKind::Direct).name(), visit.memory.0);
     let scenario =
         format!("about: One step.\nneeds: {{ memory: {memory}B }}\nallocators: [{arm}]\nsteps:\n  - alloc: {{ buffer: a, size: 1B }}\n");

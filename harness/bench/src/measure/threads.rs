@@ -1,7 +1,7 @@
-//! Several threads at one allocator: the time of one allocation and its free, for all threads together.
+//! Several threads on one allocator: the time of one allocation and its free, for all threads together.
 //!
-//! Any allocator stands behind one lock, and all threads use one stream. PyTorch's is measured behind its shared front too, each thread with a
-//! stream of its own: with one core for all streams, as PyTorch has one mutex a device, and with a core for each stream.
+//! Any allocator is behind one lock, and all threads use one stream. PyTorch's allocator is also measured behind its shared
+//! front, with a stream per thread.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
@@ -16,8 +16,8 @@ use super::visit::{Fault, Reading, Visit};
 use crate::clock::{Stopwatch, Timer};
 use crate::provider::MemoryLimit;
 
-/// Pairs that all threads do together in one sample: some ten milliseconds, because it takes the system's scheduler some to give threads that
-/// were woken together a processor each.
+/// Pairs per sample for all threads together. A sample takes tens of milliseconds, because the scheduler needs some to place
+/// woken threads on processors.
 const PAIRS: u64 = 200_000;
 
 pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
@@ -66,9 +66,9 @@ fn shared_front(visit: &mut Visit<'_>, config: Config, cores: Cores, count: u64,
     if leaks.is_empty() { samples } else { Err(Fault::Failed(format!("left on the device at the end: {leaks}"))) }
 }
 
-/// The time of one of `each` pairs that each of `count` threads does, from the first thread's begin to the last one's end. The first
-/// pair of each fills the cache before that. The threads tell the time themselves: where all processors are busy, the thread that started
-/// them gets to run when they are done.
+/// The time per pair, from the first thread's start to the last one's end. Each of `count` threads makes `each` pairs. A first
+/// pair per thread fills the cache. The threads take the times, because the starting thread may not run while all processors are
+/// busy.
 fn together(count: u64, each: u64, pair: impl Fn(usize) -> Result<(), Fault> + Sync) -> Result<u64, Fault> {
     let threads = usize::try_from(count).unwrap_or(usize::MAX);
     let (barrier, watch) = (Barrier::new(threads), Stopwatch::start());
@@ -87,8 +87,8 @@ fn together(count: u64, each: u64, pair: impl Fn(usize) -> Result<(), Fault> + S
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<(u64, u64)>, Fault>>()
         })
     };
-    // Who waits for one thread while the others run waits for a processor, too. The monitor of the machine takes that of the calling thread for
-    // other programs' work, so another one waits.
+    // A waiting thread counts as waiting for a processor. The monitor attributes the calling thread's waits to other programs, so
+    // another thread waits.
     let done = thread::scope(|scope| scope.spawn(all).join().unwrap_or_else(|_| Err(panicked())))?;
     let (begin, end) = done.iter().fold((u64::MAX, 0), |(begin, end), times| (begin.min(times.0), end.max(times.1)));
     Ok(end.saturating_sub(begin) / (each * count))

@@ -1,4 +1,4 @@
-//! PyTorch's own allocator as an arm: which cases it can do, and how it is asked.
+//! PyTorch's own allocator: which cases it supports, and how to request them.
 
 use harness_allocator::units::Bytes;
 
@@ -9,18 +9,18 @@ use crate::record::Quantity;
 use crate::suite::{Case, LatencyCase, Measure};
 use crate::torch::{Answer, Pass, Question, Samples, Task, Torch};
 
-/// Pairs that are timed together in a hit: a call from Python takes about a microsecond, reading its clock a tenth of that.
+/// Pairs timed together in a hit. A call from Python takes about a microsecond, and reading its clock a tenth of that.
 const PAIRS: u64 = 1000;
-/// Cycles with tensors that are timed together; each takes some ten calls.
+/// Cycles with tensors that are timed together; each takes about ten calls.
 const CYCLES: u64 = 100;
 
-/// Whether PyTorch can do a case. It has no interpreter of scenarios, threads of Python take turns whatever the allocator does, and of the start
-/// little would be PyTorch's allocator.
+/// Returns whether PyTorch supports a case. It has no interpreter of scenarios, Python threads take turns with any allocator, and its
+/// start-up is mostly not the allocator's.
 pub(crate) const fn can(measure: &Measure) -> bool {
     !matches!(measure, Measure::Scenario(_) | Measure::Threads { .. } | Measure::StartUp)
 }
 
-/// Whose clock the times are of.
+/// The clock of its times.
 pub(crate) const fn quantity(measure: &Measure) -> Quantity {
     match measure {
         Measure::Pipeline { .. } => Quantity::DeviceTime,
@@ -28,7 +28,7 @@ pub(crate) const fn quantity(measure: &Measure) -> Quantity {
     }
 }
 
-/// Does a case of a suite once, as [`super::visit()`] does with an allocator of ours.
+/// Visits a case once, as [`super::visit()`] does for our allocators.
 pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) -> Result<Vec<Reading>, Fault> {
     let (task, batch) = match &case.measure {
         Measure::Latency { size, case: case @ LatencyCase::Hit } => (Task::Latency { case: case.name(), size: *size, batch: PAIRS }, PAIRS),
@@ -45,21 +45,21 @@ pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) 
             return trace(torch, &name, memory);
         }
         Measure::Scenario(_) | Measure::Threads { .. } | Measure::StartUp => {
-            return Err(Fault::Skipped("PyTorch cannot do it alone".to_owned()));
+            return Err(Fault::Skipped("PyTorch does not support it".to_owned()));
         }
     };
     let samples = samples(torch, task, memory)?.samples_ps;
     Ok(vec![Reading { part: None, quantity: quantity(&case.measure), batch, samples: Ok(samples) }])
 }
 
-/// Asks for samples for a slice of time.
+/// Requests samples for one slice of time.
 fn samples(torch: &mut Torch, task: Task<'_>, memory: Bytes) -> Result<Samples, Fault> {
     let watch = Stopwatch::start();
     let mut all = Samples::default();
     while all.samples_ps.is_empty() || (all.samples_ps.len() < MOST_SAMPLES && watch.elapsed_ns() < SLICE_NS) {
         let Samples { samples_ps, pass } = done(torch.ask(&Question { task, memory }))?;
         if samples_ps.is_empty() {
-            return Err(Fault::Failed("PyTorch gave no samples".to_owned()));
+            return Err(Fault::Failed("PyTorch returned no samples".to_owned()));
         }
         all.samples_ps.extend(samples_ps);
         all.pass = pass;
@@ -67,11 +67,11 @@ fn samples(torch: &mut Torch, task: Task<'_>, memory: Bytes) -> Result<Samples, 
     Ok(all)
 }
 
-/// Passes over a trace that it keeps.
+/// Passes over a loaded trace.
 fn trace(torch: &mut Torch, name: &str, memory: Bytes) -> Result<Vec<Reading>, Fault> {
     let Samples { samples_ps, pass } = samples(torch, Task::Trace { trace: name }, memory)?;
     let Some(Pass { operations, reserved, unused }) = pass else {
-        return Err(Fault::Failed("PyTorch did not tell what memory the trace took".to_owned()));
+        return Err(Fault::Failed("PyTorch did not report the trace's memory".to_owned()));
     };
     Ok(vec![
         Reading::time(Timer::Host, operations.max(1), samples_ps),

@@ -1,4 +1,4 @@
-//! Passes over an allocation trace: the time of one operation on the host, and the memory that it took.
+//! Passes over an allocation trace: host time per operation, and memory.
 
 use std::convert::Infallible;
 
@@ -30,7 +30,7 @@ pub(super) fn not_prepared(error: PrepareError) -> Fault {
     }
 }
 
-/// The most memory that a trace had reserved, and how much of it was not allocated then.
+/// Peak reserved memory of a trace, and how much of it was not allocated then.
 #[derive(Default)]
 pub(super) struct Peak {
     reserved: u64,
@@ -58,7 +58,7 @@ impl<T: Target> Observer<T> for Peak {
     }
 }
 
-/// The first pass fills the cache and tells what memory the trace takes; it is not timed.
+/// The first pass fills the cache and measures the trace's memory; it is not timed.
 fn passes(visit: &mut Visit<'_>, bench: &mut TestBench, executor: &mut Executor<Allocation>) -> Result<Vec<Reading>, Fault> {
     let mut peak = Peak::default();
     let mut target = ByHandle { device: &mut *bench.device, allocator: &mut *bench.allocator };
@@ -66,7 +66,7 @@ fn passes(visit: &mut Visit<'_>, bench: &mut TestBench, executor: &mut Executor<
     serves_all(&counts, visit.memory)?;
     let samples = visit.sample(Timer::Host, |_| {
         let watch = Stopwatch::start();
-        // A cache that was cut up can serve fewer requests than a fresh one, so each pass counts its own operations.
+        // A fragmented cache may serve fewer requests than a fresh one, so each pass counts its own operations.
         let done = executor.pass(&mut target, &mut Unobserved).map_err(DeviceError::from)?;
         Ok(watch.elapsed_ps() / done.operations().max(1))
     })?;
@@ -78,6 +78,6 @@ pub(super) fn serves_all(counts: &Counts, memory: Bytes) -> Result<(), Fault> {
     if refused == 0 {
         return Ok(());
     }
-    let reason = format!("{refused} of the trace's {requests} requests do not fit in {memory}: an allocator that serves less is no faster");
+    let reason = format!("{refused} of the trace's {requests} requests do not fit in {memory}, so its times are not comparable");
     Err(Fault::OutOfMemory(reason))
 }

@@ -1,4 +1,4 @@
-//! What all measures share: a device with a fresh allocator for the time of a visit, samples, and how a visit can fail.
+//! Shared by all measures: a device with a fresh allocator for one visit, samples, and the ways a visit can fail.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,42 +13,42 @@ use crate::clock::{Stopwatch, Timer};
 use crate::provider::{DeviceProvider, MemoryLimit};
 use crate::record::Quantity;
 
-/// Host time that one visit may spend on samples, in nanoseconds: short, so that arms take turns often; the first sample is always taken.
+/// Host time for the samples of one visit, in nanoseconds: short, so that arms take turns often. The first sample is always
+/// taken.
 pub(super) const SLICE_NS: u64 = 2_000_000;
-/// Most samples of one visit.
+/// Maximum samples per visit.
 pub(super) const MOST_SAMPLES: usize = 50;
-/// A timed region should be this many times as long as what timing adds to it, where operations can be timed together: 1 %, so that the
-/// promise of 2 % also holds when the clock has a bad moment.
+/// A timed region is at least this many times as long as its timing overhead, if operations can be timed together. 1 % keeps the
+/// promised 2 % even if the clock is slow for a moment.
 const REGION_BY_OVERHEAD: u64 = 100;
-/// Regions of each number of operations, of which the least decides: an interruption only ever makes a region longer, and five are not
-/// all interrupted.
+/// Regions measured per batch size. The shortest decides, because an interruption only makes a region longer, and rarely hits all
+/// five.
 const TRIES: usize = 5;
-/// Most operations of one region.
+/// Maximum operations per region.
 const MOST_BATCH: u64 = 1 << 20;
 
-/// Who does a case, with what, and what is known from earlier visits.
+/// One visit: allocator, device, and results of earlier visits.
 pub(crate) struct Visit<'a> {
     pub(crate) provider: &'a mut dyn DeviceProvider,
     pub(crate) arm: &'a AllocatorSpec,
-    /// The memory that the suite needs.
+    /// The suite's memory.
     pub(crate) memory: Bytes,
-    /// What timing adds to a region of the host's clock.
+    /// Overhead of a timed region on the host's clock.
     pub(crate) overhead_ps: u64,
-    /// Operations of one region, found in the first visit.
+    /// Operations per region, found in the first visit.
     pub(crate) batch: &'a mut Option<u64>,
-    /// Set when the user wants it to stop.
+    /// Set to stop.
     pub(crate) interrupt: &'a Arc<AtomicBool>,
 }
 
-/// Samples of one quantity.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Reading {
-    /// What it is of the case, where the case has several.
+    /// The part of the case, if it has several.
     pub(crate) part: Option<Cow<'static, str>>,
     pub(crate) quantity: Quantity,
-    /// Operations that one sample is the mean of.
+    /// Operations per sample.
     pub(crate) batch: u64,
-    /// Or why this part of the case cannot be had here.
+    /// `Err`: why this part cannot be measured here.
     pub(crate) samples: Result<Vec<u64>, String>,
 }
 
@@ -56,13 +56,13 @@ pub(crate) struct Reading {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fault {
-    /// It did not do what it should.
+    /// It misbehaved.
     Failed(String),
-    /// It does not fit in the memory that the suite gives it.
+    /// It does not fit in the suite's memory.
     OutOfMemory(String),
-    /// It cannot be done here.
+    /// It cannot run here.
     Skipped(String),
-    /// The user wants it to stop.
+    /// The user stopped it.
     Interrupted,
 }
 
@@ -84,7 +84,7 @@ impl From<AllocatorError> for Fault {
     }
 }
 
-/// What the time between two events is.
+/// The quantity of a time between two events.
 pub(super) const fn device_time(clock: Clock) -> Quantity {
     match clock {
         Clock::Simulated => Quantity::ModelTime,
@@ -92,7 +92,6 @@ pub(super) const fn device_time(clock: Clock) -> Quantity {
     }
 }
 
-/// A device and a fresh allocator on it.
 pub(super) struct TestBench<A: ?Sized = dyn Allocator> {
     pub(super) device: Box<dyn TestDevice>,
     pub(super) allocator: Box<A>,
@@ -111,28 +110,28 @@ impl<A: Allocator + ?Sized> TestBench<A> {
         self.allocator.empty_cache(&mut *self.device)
     }
 
-    /// Gives everything back; something that stays is the allocator's failure.
+    /// Releases everything. A leak is the allocator's failure.
     fn close(mut self) -> Result<(), Fault> {
         self.device.synchronize()?;
         self.allocator.close(&mut *self.device)?;
         let leaks = self.device.leaks();
-        if leaks.is_empty() { Ok(()) } else { Err(Fault::Failed(format!("left on the device at the end: {leaks}"))) }
+        if leaks.is_empty() { Ok(()) } else { Err(Fault::Failed(format!("leaked on the device: {leaks}"))) }
     }
 }
 
-/// The arm as `--allocator` takes it, whatever the suite calls it.
+/// The arm as `--allocator` takes it, without its name in the suite.
 pub(super) fn for_shell(arm: &AllocatorSpec) -> String {
     let kind = arm.kind_name();
     arm.settings().map_or_else(|| kind.to_owned(), |settings| format!("{kind}({settings})"))
 }
 
 impl Visit<'_> {
-    /// What calls to the device are timed by.
+    /// The timer for calls to the device.
     pub(super) fn timer(&self) -> Timer {
         Timer::of(self.provider.clock())
     }
 
-    /// Does something with a device and a fresh allocator, and gives everything back, whatever came of it.
+    /// Runs `body` with a device and a fresh allocator, then releases everything, even if `body` fails.
     pub(super) fn bench<T>(
         &mut self,
         limit: MemoryLimit,
@@ -142,7 +141,7 @@ impl Visit<'_> {
         self.bench_of(allocator, limit, body)
     }
 
-    /// The same with a fresh allocator of the caller's.
+    /// The same with the given allocator.
     pub(super) fn bench_of<A: Allocator + ?Sized, T>(
         &mut self,
         allocator: Box<A>,
@@ -153,12 +152,12 @@ impl Visit<'_> {
         let mut bench = TestBench { device, allocator };
         let done = body(&mut bench, self);
         let closed = bench.close();
-        // Why it failed first explains what was left behind, not the other way round.
+        // The first failure explains the leak, so it wins.
         let value = done?;
         closed.map(|()| value)
     }
 
-    /// Takes samples for a slice of time, on a virtual clock one. Each is the time of one operation.
+    /// Takes samples for a slice of time, or one on a virtual clock. Each is the time of one operation.
     pub(super) fn sample(&mut self, timer: Timer, mut take: impl FnMut(&mut Self) -> Result<u64, Fault>) -> Result<Vec<u64>, Fault> {
         let watch = Stopwatch::start();
         let mut samples = vec![take(self)?];
@@ -171,7 +170,7 @@ impl Visit<'_> {
         Ok(samples)
     }
 
-    /// How many operations to time together, settled in the first visit.
+    /// Operations to time together, determined in the first visit.
     pub(super) fn batch(&mut self, timer: Timer, region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
         if let Some(batch) = *self.batch {
             return Ok(batch);
@@ -185,8 +184,7 @@ impl Visit<'_> {
     }
 }
 
-/// The least power of two of operations that make a region so long, in picoseconds, also where nothing interrupts it: doubled until the
-/// least of some regions is.
+/// The smallest power of two of operations whose region takes at least `length` picoseconds without interruption.
 fn batch_of(length: u64, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
     let mut batch = 1;
     'doubling: while batch < MOST_BATCH {
@@ -202,22 +200,20 @@ fn batch_of(length: u64, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> R
 }
 
 impl Reading {
-    /// The times of a case, by that timer.
     pub(super) fn time(timer: Timer, batch: u64, samples: Vec<u64>) -> Self {
         Self { part: None, quantity: timer.quantity(), batch, samples: Ok(samples) }
     }
 
-    /// One amount of memory.
     pub(super) fn memory(part: &'static str, bytes: u64) -> Self {
         Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
     }
 
-    /// Times that cannot be had here for this reason.
+    /// A missing time and the reason.
     pub(super) fn no_time(timer: Timer, reason: &str) -> Self {
         Self { part: None, quantity: timer.quantity(), batch: 1, samples: Err(reason.to_owned()) }
     }
 
-    /// The same of memory.
+    /// A missing memory figure and the reason.
     pub(super) fn no_memory(part: &'static str, reason: String) -> Self {
         Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Err(reason) }
     }
@@ -229,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// Operations of 20 ns, the first of them cold, and 1 ms for whatever else the processor did in the regions of these numbers.
+    /// Operations of 20 ns, the first one cold; the listed regions are interrupted for 1 ms.
     fn regions(interrupted: &[u64]) -> impl FnMut(u64) -> Result<u64, Fault> {
         let mut count = 0;
         move |batch| {

@@ -1,4 +1,4 @@
-//! The check of a suite: values within their bounds, files read, nothing timed twice; and the hash of each case.
+//! Checks a suite: values within bounds, readable files, no duplicates; and hashes each case.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
@@ -30,16 +30,15 @@ const DEFAULT_THRESHOLD: f64 = 0.05;
 const DEFAULT_PRECISION: f64 = 0.02;
 const DEFAULT_BUDGET: Nanos = Nanos::millis(10_000);
 const DEFAULT_ROUNDS: Rounds = Rounds { least: 10, most: 200 };
-/// `kMinLargeAlloc` of PyTorch's `c10/cuda/CUDACachingAllocator.h`: from here on each request gets a segment of its own.
+/// `kMinLargeAlloc` of PyTorch's `c10/cuda/CUDACachingAllocator.h`: each request of at least this size gets its own segment.
 const OWN_SEGMENT: Bytes = Bytes::mib(10);
 const SMALL_REQUEST: Bytes = Bytes(512);
 const LARGE_REQUEST: Bytes = Bytes::mib(2);
 
-/// Why a suite is refused.
 pub(super) enum Refused {
-    /// The suite's own text is wrong.
+    /// The suite's text is invalid.
     Here(Problem),
-    /// A scenario that it refers to is.
+    /// A referenced scenario is invalid.
     InFile(Box<FileError>),
 }
 
@@ -56,10 +55,10 @@ pub(super) fn check(wire: &SuiteWire, source: &str, path: &Path) -> Result<Suite
     let precision = wire.precision.as_ref().map_or(Ok(DEFAULT_PRECISION), percent)?;
     let budget = wire.budget.as_ref().map_or(Ok(DEFAULT_BUDGET), duration)?;
     let rounds = wire.rounds.as_ref().map_or(Ok(DEFAULT_ROUNDS), rounds)?;
-    not_empty(&wire.arms, "a suite has at least one arm", "as in `arms: [caching, direct]`")?;
+    not_empty(&wire.arms, "a suite needs at least one arm", "as in `arms: [caching, direct]`")?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let arms = arms::check(None, Some(&wire.arms), source, folder)?;
-    not_empty(&wire.time, "a suite times at least one thing", "as in `time: [latency: { sizes: [2MiB] }]`")?;
+    not_empty(&wire.time, "a suite needs at least one case", "as in `time: [latency: { sizes: [2MiB] }]`")?;
     let mut checker = Checker { folder, memory, cases: Vec::new(), seen: BTreeMap::new() };
     for measure in &wire.time.value {
         checker.measure(measure)?;
@@ -87,7 +86,7 @@ struct Checker<'a> {
     folder: &'a Path,
     memory: Bytes,
     cases: Vec<Case>,
-    /// Where each case was named first.
+    /// The position of each case's first mention.
     seen: BTreeMap<String, Position>,
 }
 
@@ -112,7 +111,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Adds a case. `settings` is what its name does not say of what is measured.
+    /// Adds a case. `settings` are the parts of the work that its name does not show.
     fn add(&mut self, at: Position, group: &str, point: Option<Point>, measure: Measure, settings: &str) -> Result<(), Problem> {
         let mut case = Case { group: group.to_owned(), point, measure, hash: String::new() };
         let name = case.name();
@@ -146,7 +145,7 @@ impl Checker<'_> {
     fn recovery(&mut self, wire: &SizesWire) -> Result<(), Problem> {
         for (at, size) in self.sizes(&wire.sizes, 2)? {
             if self.memory.0 / size.0 > MAX_BLOCKS {
-                let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}", self.memory);
+                let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}, the limit of this measure", self.memory);
                 return Err(Problem::new(at, message).help("name a larger size"));
             }
             self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;
@@ -193,8 +192,8 @@ impl Checker<'_> {
         let path = self.folder.join(&file.0.value);
         let refuse = |why: String, help: &str| Problem::new(at, format!("`{}` {why}", path.display())).help(help);
         let text = read_trace(&path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => refuse("does not exist".to_owned(), "files are looked for in the folder of the suite"),
-            _ => refuse(format!("cannot be read: {error}"), "name an allocation trace, as text or packed by gzip"),
+            ErrorKind::NotFound => refuse("does not exist".to_owned(), "paths are relative to the suite's folder"),
+            _ => refuse(format!("cannot be read: {error}"), "name an allocation trace, as text or gzip"),
         })?;
         let events = trace::parse(&text).map_err(|error| {
             refuse(format!("is not an allocation trace: line {}, `{}`", error.line, shortened(&error.text)), error.expected)
@@ -212,16 +211,16 @@ impl Checker<'_> {
         let in_file = |error| Refused::InFile(Box::new(error));
         if !path.exists() {
             let message = format!("`{}` does not exist", path.display());
-            return Err(Problem::new(at, message).help("files are looked for in the folder of the suite").into());
+            return Err(Problem::new(at, message).help("paths are relative to the suite's folder").into());
         }
         let text = yaml::read(&path, &SCENARIO).map_err(in_file)?;
         let scenario = Scenario::parse(&text, &path).map_err(in_file)?;
         if scenario.needs.memory > self.memory {
             let message = format!("`{}` needs {}, and this suite has {}", path.display(), scenario.needs.memory, self.memory);
-            return Err(Problem::new(at, message).help("let the suite need as much").into());
+            return Err(Problem::new(at, message).help("raise the suite's `needs.memory`").into());
         }
         if scenario.has_threads() {
-            let message = format!("`{}` has a storm in threads, which is not timed", path.display());
+            let message = format!("`{}` has a storm with threads, which cannot be timed", path.display());
             return Err(Problem::new(at, message).help("the measure `threads` times requests of several threads").into());
         }
         let name = scenario.name.clone();
@@ -251,18 +250,18 @@ impl Checker<'_> {
             return Ok(());
         }
         let what = if count == 1 { size.to_string() } else { format!("{count} × {size}") };
-        Err(Problem::new(at, format!("{what} does not fit in the {} that this suite needs", self.memory))
-            .help("let it need more, or name less"))
+        Err(Problem::new(at, format!("{what} exceeds the {} that this suite needs", self.memory))
+            .help("raise `needs.memory`, or use smaller sizes"))
     }
 }
 
-/// The answer to a name without fields, where the measure has some or does not exist.
+/// The error for a name without fields: the measure has fields, or does not exist.
 fn bare(at: Position, name: &str) -> Problem {
     if KindWire::NAMES.contains(&name) {
-        return Problem::new(at, format!("`{name}` needs to be told more"))
-            .help(format!("give it fields, as in `{name}: {{ … }}`; scenarios/bench/README.md tells which"));
+        return Problem::new(at, format!("`{name}` needs fields"))
+            .help(format!("write `{name}: {{ … }}`; scenarios/bench/README.md lists the fields"));
     }
-    Problem::new(at, format!("`{name}` is not known here")).help(choices(name, "accepted", KindWire::NAMES.iter().copied()))
+    Problem::new(at, format!("unknown measure `{name}`")).help(choices(name, "accepted", KindWire::NAMES.iter().copied()))
 }
 
 fn numbers(given: &Located<Vec<Located<u64>>>, what: &str, least: u64, most: u64) -> Result<Vec<(Position, u64)>, Problem> {
@@ -278,17 +277,17 @@ fn by_count(axis: &str, value: u64) -> Point {
     Point { axis: axis.to_owned(), value, bytes: false }
 }
 
-/// A text, packed or not; bounded, whatever it unpacks to.
+/// Reads a text, plain or gzipped, up to a limit on its unpacked size.
 fn read_trace(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let read = packed::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
     if read as u64 > MAX_FILE { Err(std::io::Error::other(format!("it has more than {MAX_FILE} bytes"))) } else { Ok(text) }
 }
 
-/// A scenario without comments, layout and its description: what is done, and nothing else.
+/// The scenario's steps and settings, without comments, layout and description.
 fn content(text: &str) -> String {
     let parsed: Result<BTreeMap<String, serde_json::Value>, _> = serde_saphyr::from_str(text);
-    // It was parsed before by the language's own rules; what this reading cannot take in is hashed as it is written.
+    // The language's own parser accepted it. If this reading fails, the source text is hashed.
     parsed.map_or_else(
         |_| text.to_owned(),
         |mut fields| {
@@ -304,7 +303,7 @@ fn stem(path: &Path) -> String {
     name.trim_end_matches(".gz").trim_end_matches(".txt").to_owned()
 }
 
-/// Texts that are hashed together, each with a mark behind it that no text contains, so that they cannot run into each other.
+/// Hashes texts with a separator after each that no text contains.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pieces(Vec<u8>);
 

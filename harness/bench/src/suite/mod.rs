@@ -1,7 +1,7 @@
 //! Suites: YAML → wire types → a checked [`Suite`]. [`Suite::load`] reads a file, [`Suite::parse`] a text.
 //!
-//! What they return cannot be wrong in itself: every file that a suite refers to has been read and checked, every size fits in the memory
-//! that the suite needs, and nothing is timed twice. What is wrong is answered with one [`FileError`] that names the place.
+//! A [`Suite`] is valid: every file it refers to was read and checked, every size fits in the suite's memory, and nothing is
+//! timed twice. Errors are one [`FileError`] with a position.
 
 mod check;
 mod text;
@@ -21,50 +21,46 @@ use harness_scenario::{FileError, Scenario};
 
 pub(super) use check::Pieces;
 
-/// What is timed, with what, how often and how precisely; checked.
+/// A checked suite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
-    /// The file's name without ending.
+    /// The file's stem.
     pub name: String,
-    /// The file, as the user named it.
+    /// The file as named by the user.
     pub path: PathBuf,
-    /// What a reader learns from it.
     pub about: String,
-    /// The memory that the device has for it.
+    /// Memory of the device.
     pub memory: Bytes,
-    /// A change smaller than this share is never flagged.
+    /// Smaller relative changes are never flagged.
     pub threshold: f64,
-    /// It may stop when half the width of each median's confidence interval is at most this share of the median.
+    /// The suite may stop when half the width of each median's confidence interval is at most this share of the median.
     pub precision: f64,
-    /// It stops when this time is used up.
+    /// The suite stops when this time is used up.
     pub budget: Nanos,
-    /// Rounds that are counted: at least, and at most.
+    /// Counted rounds.
     pub rounds: Rounds,
-    /// What does each case.
+    /// Never empty.
     pub arms: Vec<AllocatorSpec>,
-    /// What is timed, in the order of the file; never empty.
+    /// In the order of the file; never empty.
     pub cases: Vec<Case>,
 }
 
-/// How many rounds are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounds {
-    /// At least these, where the budget allows more than one.
+    /// Minimum, if the budget allows more than one.
     pub least: u32,
-    /// At most these.
     pub most: u32,
 }
 
 /// One thing to time, at one point of its axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// What kind of case it is, as in `hit`.
+    /// The kind of case, as in `hit`.
     pub group: String,
-    /// Where on the group's axis, if the group has one.
+    /// Position on the group's axis.
     pub point: Option<Point>,
-    /// What is done, and measured.
     pub measure: Measure,
-    /// A hash of what is measured, as parsed: comments, other cases and how often it is measured do not change it.
+    /// Hash of the parsed work. Comments, other cases, precision and rounds do not change it.
     pub hash: String,
 }
 
@@ -76,45 +72,43 @@ impl Case {
     }
 }
 
-/// What is done in a case. Sizes are those of single requests.
+/// The work of a case. Sizes are those of single requests.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the fields are documented above and by their names")]
 pub enum Measure {
-    /// One allocation, in a state of the allocator.
+    /// One allocation in a given state of the allocator.
     Latency { size: Bytes, case: LatencyCase },
     /// A pass over an allocation trace.
     Trace { events: Vec<TraceEvent> },
-    /// A scenario, whole.
+    /// A whole scenario.
     Scenario(Box<Scenario>),
-    /// From a failed request to the end of the next good step.
+    /// From a failing request to the end of the next successful step.
     Recovery { size: Bytes },
-    /// Allocation, work on the memory and free in a loop, in the device's time.
+    /// A loop of allocation, work on the memory and free, in device time.
     Pipeline { size: Bytes },
-    /// `empty_cache` with so many segments in the cache.
+    /// `empty_cache` with `segments` segments in the cache.
     EmptyCache { segments: u64, size: Bytes },
-    /// So many threads at one allocator.
+    /// `count` threads on one allocator.
     Threads { count: u64, size: Bytes },
-    /// Memory that so many other streams use too.
+    /// Memory used by `streams` other streams.
     RecordStream { streams: u64, size: Bytes },
-    /// The program and the device, from nothing.
+    /// Start of the program and the device.
     StartUp,
 }
 
-/// In what state an allocator is when its latency is taken.
+/// The allocator's state when its latency is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum LatencyCase {
-    /// A block of this size has just been freed: an allocation and its free are timed together.
+    /// A block of this size was just freed; an allocation and its free are timed together.
     Hit,
-    /// The allocator is fresh: its first allocation is timed.
+    /// The allocator is fresh; its first allocation is timed.
     Miss,
-    /// Everything was freed and the cache given back: the next allocation is timed.
+    /// Everything was freed and released; the next allocation is timed.
     AfterEmptyCache,
 }
 
 impl LatencyCase {
-    /// Its name in suites and records.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -126,18 +120,18 @@ impl LatencyCase {
 }
 
 impl Suite {
-    /// Reads and checks a file, and the files that it refers to.
+    /// Reads and checks a file and the files it refers to.
     ///
     /// # Errors
-    /// [`FileError`]: what is wrong with the file, or with what it says.
+    /// [`FileError`]: an unreadable or invalid file.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&harness_language::yaml::read(path, &wire::SUITE)?, path)
     }
 
-    /// Checks a text. `path` is for messages, its file name names the suite, and files are looked for in its folder.
+    /// Checks a text. `path` is for messages, names the suite, and its folder holds the referenced files.
     ///
     /// # Errors
-    /// [`FileError`]: what is wrong with the text, or with a file that it refers to.
+    /// [`FileError`]: an invalid text or referenced file.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let wire = harness_language::yaml::parse(source, path, &wire::SUITE).map_err(Refused::Here);
         wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {
@@ -147,8 +141,8 @@ impl Suite {
     }
 }
 
-/// The JSON Schema of suites, as committed in `scenarios/bench/schema.json`. Editors find it by a first line such as
-/// `# yaml-language-server: $schema=schema.json`.
+/// The JSON Schema of suites, as committed in `scenarios/bench/schema.json`. Editors find it through a first line such as `#
+/// yaml-language-server: $schema=schema.json`.
 #[must_use]
 pub fn schema() -> Value {
     SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<wire::SuiteWire>().to_value()

@@ -1,4 +1,4 @@
-//! The scalars that suites have beside those of scenarios.
+//! Scalars of suites in addition to those of scenarios.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use harness_language::located::Located;
 #[schemars(rename = "percent")]
 pub(super) struct PercentText(#[schemars(regex(pattern = "^[0-9][0-9.]* ?%$"))] Located<String>);
 
-/// The share; 0.05 is 5 %.
+/// 0.05 is 5 %.
 pub(super) fn percent(given: &PercentText) -> Result<f64, Problem> {
     let text = &given.0;
     let number = text.value.strip_suffix('%').map(str::trim_end).filter(|digits| digits.chars().all(|c| c.is_ascii_digit() || c == '.'));
@@ -24,7 +24,7 @@ pub(super) fn percent(given: &PercentText) -> Result<f64, Problem> {
     }
 }
 
-/// The name of a file, for example `traces/mixed.txt.gz`; it is looked for in the folder of the suite.
+/// A file name relative to the suite's folder, for example `traces/mixed.txt.gz`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(rename = "file")]

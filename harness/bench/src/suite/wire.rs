@@ -1,4 +1,4 @@
-//! What a suite's file says, before it is checked. The comments are the documentation of the language.
+//! A suite's file before the check. The comments are the documentation of the language.
 
 use std::fmt;
 
@@ -15,16 +15,15 @@ use harness_language::located::Located;
 use harness_language::text::{DurationText, SizeText};
 use harness_language::yaml::Language;
 
-/// Most rounds of a suite.
+/// Maximum rounds of a suite.
 pub(super) const MAX_ROUNDS: u64 = 1000;
-/// Most blocks that a case has live at once.
+/// Maximum live blocks of a case.
 pub(super) const MAX_BLOCKS: u64 = 100_000;
-/// Most threads at one allocator.
+/// Maximum threads on one allocator.
 pub(super) const MAX_THREADS: u64 = 256;
-/// Most other streams that use one block.
+/// Maximum other streams per block.
 pub(super) const MAX_STREAMS: u64 = 64;
 
-/// The language of suites.
 pub(super) const SUITE: Language = Language {
     noun: "suite",
     example: "scenarios/bench/latency.yaml",
@@ -42,80 +41,80 @@ pub(super) const SUITE: Language = Language {
 #[serde(deny_unknown_fields)]
 #[schemars(title = "suite")]
 pub(crate) struct SuiteWire {
-    /// What a reader learns from it.
+    /// One sentence about the question it answers.
     pub(super) about: Located<String>,
-    /// What it needs to run.
+    /// Required memory.
     pub(super) needs: NeedsWire,
-    /// A change smaller than this is never flagged: 5% if not given.
+    /// Smaller relative changes are never flagged. Default: 5%.
     pub(super) threshold: Option<PercentText>,
-    /// It stops when half the width of each median's 95 % confidence interval is at most this share of the median: 2% if not given.
+    /// The suite may stop when half the width of each median's 95 % confidence interval is at most this share of the median.
+    /// Default: 2%.
     pub(super) precision: Option<PercentText>,
-    /// It stops when this time is used up: 10s if not given. The user may give another one for all suites together.
+    /// The suite stops when this time is used up. Default: 10s. `--budget` replaces it.
     pub(super) budget: Option<DurationText>,
-    /// How many rounds are counted: from 10 to 200 if not given. On a virtual clock, two equal rounds are enough.
+    /// Counted rounds. Default: 10 to 200. On a virtual clock, two equal rounds suffice.
     pub(super) rounds: Option<RoundsWire>,
-    /// The allocators that do it, at least one.
+    /// The allocators, at least one.
     #[schemars(length(min = 1))]
     pub(super) arms: Located<Vec<Located<ArmWire>>>,
-    /// What is timed, at least one thing.
+    /// The cases, at least one.
     #[schemars(with = "Vec<KindWire>", length(min = 1))]
     pub(super) time: Located<Vec<Located<MeasureWire>>>,
 }
 
-/// How many rounds are counted.
+/// Counted rounds.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "rounds")]
 pub(super) struct RoundsWire {
-    /// At least these, though the budget can end a suite after the first one.
+    /// Minimum, unless the budget is used up earlier.
     #[schemars(range(min = 1, max = MAX_ROUNDS))]
     pub(super) least: Located<u64>,
-    /// At most these.
+    /// Maximum.
     #[schemars(range(min = 1, max = MAX_ROUNDS))]
     pub(super) most: Located<u64>,
 }
 
-/// One kind of thing to time.
+/// One kind of case.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "measure")]
 pub(super) enum KindWire {
-    /// One allocation, by size and by what the allocator has cached.
+    /// One allocation, by size and by the state of the cache.
     Latency(LatencyWire),
-    /// Passes over an allocation trace: the allocator's own path on the host, in the time of one operation. On a simulated device, calls
-    /// to the driver cost next to nothing here. The memory reserved at most, and what of it was not allocated then, are told beside it.
+    /// Passes over an allocation trace: host time per operation of the allocator's own code. Driver calls cost almost nothing on
+    /// a simulated device here. Also records the peak of reserved memory, and the part of it that was not allocated then.
     Trace(FileWire),
-    /// A scenario, whole and without the audit: the time of its steps on the device's clock. An allocator that the scenario does not list
-    /// is skipped. The memory reserved at most, and what of it was not allocated then, are told beside it.
+    /// A whole scenario without the audit: the time of its steps on the device's clock. An allocator that the scenario does not
+    /// list is skipped. Also records the peak of reserved memory, and the part of it that was not allocated then.
     Scenario(FileWire),
-    /// Out of memory and back: all memory is taken in requests of one size. Timed is from the start of the request that fails, over
-    /// freeing everything and `empty_cache`, to the end of a step that makes half as many requests.
+    /// Recovery from OOM. Requests of one size fill the memory. The time is measured from the start of the failing request, over
+    /// freeing everything and `empty_cache`, to the end of a step with half as many requests.
     Recovery(SizesWire),
-    /// A loop of allocation, writing all of it, and free: the time of one turn on the device, between events on the stream.
+    /// A loop of allocation, writing all of it, and free: the device time of one turn, between events on the stream.
     Pipeline(SizesWire),
     /// `empty_cache`, by the number of segments in the cache.
     EmptyCache(EmptyCacheWire),
-    /// Allocations and frees by several threads at one allocator, which stands behind one lock; PyTorch's behind its shared front too, with a
-    /// stream for each thread.
+    /// Allocations and frees by several threads on one allocator behind one lock. PyTorch's allocator is also measured behind its
+    /// shared front, with a stream for each thread.
     Threads(ThreadsWire),
-    /// Allocation, `record_stream` for other streams, and free: what it costs that memory may be used on other streams.
+    /// Allocation, `record_stream` for other streams, and free.
     RecordStream(RecordStreamWire),
-    /// From nothing: the program with one small scenario, opening the device, and the device memory that is used before the first request.
+    /// Start-up: the program with one small scenario, opening the device, and the device memory in use before the first request.
     StartUp,
 }
 
 impl KindWire {
-    /// Every one by its name.
     pub(super) const NAMES: &'static [&'static str] =
         &["latency", "trace", "scenario", "recovery", "pipeline", "empty_cache", "threads", "record_stream", "start_up"];
 }
 
-/// A measure, or the name of one without the fields that it needs, which the check answers with its place.
+/// A measure, or its bare name, which the check rejects with its position.
 #[derive(Clone, Debug)]
 pub(super) enum MeasureWire {
-    /// A measure with its fields, or one that has none.
+    /// A measure with its fields, or one without fields.
     Kind(KindWire),
-    /// A name alone that is no measure by itself.
+    /// A bare name that needs fields.
     Bare(String),
 }
 
@@ -138,36 +137,35 @@ impl<'de> Deserialize<'de> for MeasureWire {
     }
 }
 
-/// One allocation, by size and by what the allocator has cached.
+/// One allocation, by size and by the state of the cache.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "latency")]
 pub(super) struct LatencyWire {
-    /// What is asked for, each of 1 B or more and within the memory that the suite needs.
+    /// Requested sizes, each at least 1 B and within the suite's memory.
     #[schemars(length(min = 1))]
     pub(super) sizes: Located<Vec<SizeText>>,
-    /// `hit`: a block of this size has just been freed, and an allocation and its free are timed together. `miss`: the first allocation of
-    /// a fresh allocator. `after_empty_cache`: the next allocation when everything was freed and the cache given back. All of them, if not
-    /// given.
+    /// `hit`: a block of this size was just freed; an allocation and its free are timed together. `miss`: the first allocation of
+    /// a fresh allocator. `after_empty_cache`: the next allocation after everything was freed and released. Default: all of them.
     #[schemars(length(min = 1))]
     pub(super) cases: Option<Located<Vec<LatencyCase>>>,
 }
 
-/// A file to go through.
+/// A file to run.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "through_file")]
 pub(super) struct FileWire {
-    /// Which.
+    /// The file, relative to the suite's folder.
     pub(super) file: FileText,
 }
 
-/// Sizes of requests.
+/// Request sizes.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_size")]
 pub(super) struct SizesWire {
-    /// What each request asks for. At least two fit in the memory that the suite needs; for `recovery` at most 100000 do.
+    /// Requested sizes. At least two must fit in the suite's memory; for `recovery` at most 100000 may fit.
     #[schemars(length(min = 1))]
     pub(super) sizes: Located<Vec<SizeText>>,
 }
@@ -177,22 +175,22 @@ pub(super) struct SizesWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_segments")]
 pub(super) struct EmptyCacheWire {
-    /// How many requests are made and freed before: that many segments, where the allocator makes one for each.
+    /// Number of requests made and freed before; an allocator with one segment per request then has this many segments.
     #[schemars(length(min = 1), inner(range(min = 1, max = MAX_BLOCKS)))]
     pub(super) segments: Located<Vec<Located<u64>>>,
-    /// What each request asks for: 10MiB if not given, from which size on PyTorch's allocator gives each request a segment of its own.
+    /// Size of each request. Default: 10MiB; from this size on PyTorch's allocator gives each request its own segment.
     pub(super) size: Option<SizeText>,
 }
 
-/// Allocations and frees by several threads at one allocator.
+/// Allocations and frees by several threads on one allocator.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_threads")]
 pub(super) struct ThreadsWire {
-    /// How many threads.
+    /// Numbers of threads.
     #[schemars(length(min = 1), inner(range(min = 1, max = MAX_THREADS)))]
     pub(super) counts: Located<Vec<Located<u64>>>,
-    /// What each request asks for: 512B if not given.
+    /// Size of each request. Default: 512B.
     pub(super) size: Option<SizeText>,
 }
 
@@ -201,9 +199,9 @@ pub(super) struct ThreadsWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "by_streams")]
 pub(super) struct RecordStreamWire {
-    /// How many other streams use the memory; with 0, what the same costs without `record_stream`.
+    /// Numbers of other streams that use the memory; 0 measures the same without `record_stream`.
     #[schemars(length(min = 1), inner(range(min = 0, max = MAX_STREAMS)))]
     pub(super) streams: Located<Vec<Located<u64>>>,
-    /// What each request asks for: 2MiB if not given.
+    /// Size of each request. Default: 2MiB.
     pub(super) size: Option<SizeText>,
 }

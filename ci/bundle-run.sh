@@ -4,7 +4,8 @@
 #   OUT     a new or empty folder for what it writes: a log for each step, report/, squeeze/, summary.md
 #   DEVICE  cuda [default]: the first CUDA device, choose another with CUDA_VISIBLE_DEVICES
 #           sim: the simulated device, to try the bundle where there is no GPU
-# Exit code: 0 where all steps passed, otherwise that of the first step that did not, see ci/README.md; 64 where OUT or DEVICE is wrong.
+# Exit code: 0 if all steps passed, otherwise the code of the first failed step (see ci/README.md); 64 if OUT or DEVICE is
+# invalid.
 set -uo pipefail
 
 step_limit=20m
@@ -20,12 +21,12 @@ device=${2:-cuda}
 mkdir -p "$1" || exit 64
 out=$(cd "$1" && pwd) || exit 64
 if [[ -n $(ls -A "$out") ]]; then
-    # What an earlier run left could be taken for this one's.
+    # Files of an earlier run could be mistaken for this run's.
     echo "run.sh: $out is not empty: name a new folder" >&2
     exit 64
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 4
-# Where the test binaries find scenarios/, which were built elsewhere.
+# The test binaries were built elsewhere; this is where they find scenarios/.
 HARNESS_ROOT=$PWD
 export HARNESS_ROOT
 unset HARNESS_DEVICE
@@ -35,12 +36,12 @@ running=
 trap 'kill -TERM "$running" 2>/dev/null; echo "interrupted"; exit 130' INT TERM
 printf '| step | exit code | seconds |\n| --- | ---: | ---: |\n' >"$out/summary.md"
 
-# Runs one step, keeps its output in NAME.txt and its exit code in the summary: `step NAME COMMAND…`.
+# Runs one step, writes its output to NAME.txt and its exit code to the summary: `step NAME COMMAND…`.
 step() {
     local name=$1 code=0 start=$SECONDS
     shift
     printf '\n== %s: %s\n' "$name" "$*"
-    # In the background, so that the trap answers at once; with a limit, so that a hung driver ends the step and not the night.
+    # Runs in the background, so the trap answers immediately; with a limit, so a hung driver ends only this step.
     timeout --kill-after=30 "$step_limit" "$@" >"$out/$name.txt" 2>&1 </dev/null &
     running=$!
     wait "$running" || code=$?
@@ -65,13 +66,13 @@ case $device in
     sim)
         step doctor ./harness doctor
         step scenarios tests/scenarios ::sim
-        # All rows but the one that takes a GPU; those on the simulated GPU too.
+        # All rows except the one that takes a GPU, including those on the simulated GPU.
         step contract tests/contract --skip cuda_limited
         ;;
 esac
 step catalogue ./harness run scenarios --device "$device" --report "$out/report"
 step replay ./harness replay --verify recordings/*.jsonl.gz
-# A training that catches OutOfMemoryError, where there is PyTorch: the bundle has none.
+# A training that catches OutOfMemoryError, if PyTorch is installed; the bundle has none.
 if [[ $device == cuda ]] && python3 -c 'import torch' >/dev/null 2>&1; then
     rows=131072
     step squeeze ./harness squeeze --leave 4GiB --report "$out/squeeze/" -- python3 train.py "$rows"

@@ -1,5 +1,5 @@
-# A training loop that recovers from running out of memory: it leaves the `except` block first, so that nothing keeps the failed step's tensors, then does the
-# step again with half the rows. It begins with as many as it is told.
+# A training loop that recovers from running out of memory. It leaves the `except` block first, so nothing keeps the failed step's
+# tensors, and then repeats the step with half the rows. The first argument is the initial number of rows.
 import sys
 
 import torch

@@ -7,13 +7,15 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::gate::AcceptedSuite;
+
 /// Its name among the reports.
 pub const FILE: &str = "accepted.json";
 
 /// Maximum size in bytes.
-const MOST: u64 = 64 << 10;
+const MOST: u64 = 4 << 20;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AcceptedBuild {
     /// Full commit hash.
     pub commit: String,
@@ -21,6 +23,9 @@ pub struct AcceptedBuild {
     pub date: String,
     /// One sentence.
     pub reason: String,
+    /// Its suites; empty if the build was accepted without them.
+    #[serde(default)]
+    pub suites: Vec<AcceptedSuite>,
 }
 
 /// Reads the accepted build of these reports.

@@ -60,7 +60,8 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
     }
     let measured: Vec<&str> = run.suites.iter().map(|suite| suite.name.as_str()).collect();
     let is_gone = |name: &&EntryName| {
-        measured.contains(&name.suite.as_str()) && !run.entries().any(|(suite, entry)| EntryName::of(suite, entry) == **name)
+        (measured.contains(&name.suite.as_str()) || run.is_whole)
+            && !run.entries().any(|(suite, entry)| EntryName::of(suite, entry) == **name)
     };
     let last = base.or(before.last().copied());
     Some(Comparison {
@@ -76,10 +77,11 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
 
 /// The run that replaces the accepted build: the last run of its commit, or else the last run on this device.
 fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRun> {
-    let mut same_device = before.iter().rev().copied().filter(|other| other.machine.is_same_device(&run.machine));
+    // A run that lost entries must not hide the loss from the next run.
+    let usable = || before.iter().rev().copied().filter(|other| other.machine.is_same_device(&run.machine) && !other.has_losses());
     let accepted = run.accepted.commit.as_deref();
-    let of_accepted = same_device.clone().find(|other| accepted.is_some() && other.build.commit.as_deref() == accepted);
-    of_accepted.or_else(|| same_device.next())
+    let of_accepted = usable().find(|other| accepted.is_some() && other.build.commit.as_deref() == accepted);
+    of_accepted.or_else(|| usable().find(|other| other.is_whole || !run.is_whole)).or_else(|| usable().next())
 }
 
 /// Returns whether figures are comparable: same device, same accepted build.

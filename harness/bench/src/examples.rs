@@ -77,7 +77,8 @@ pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
         took_ms: 60_000,
         reproduce: "harness bench --seed 1".to_owned(),
         build: Build { commit: Some(format!("{day:040}")), dirty: Some(false) },
-        accepted: Accepted { commit: Some("a".repeat(40)), missing: None },
+        accepted: Accepted { commit: Some("a".repeat(40)), missing: None, is_required: true },
+        is_whole: true,
         suites: vec![suite],
         ..BenchRun::new(format!("2026-11-{day:02}T02:00:00Z"), machine())
     }

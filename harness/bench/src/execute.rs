@@ -81,7 +81,7 @@ pub enum Arm<'a> {
 
 impl Arm<'_> {
     /// Hash of the work that an entry of this arm measures. It includes the settings, because an arm's name may hide them.
-    fn hash(&self, case: &Case) -> String {
+    pub(crate) fn hash(&self, case: &Case) -> String {
         match self {
             Self::Ours(arm) if arm.has_own_name() => {
                 Pieces::hash_of([case.hash.as_str(), arm.kind_name(), arm.settings().unwrap_or_default().as_str()])

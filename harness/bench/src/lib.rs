@@ -11,6 +11,7 @@ mod child;
 pub mod clock;
 pub mod compare;
 pub mod execute;
+pub mod gate;
 pub mod history;
 pub mod inference;
 pub mod machine;

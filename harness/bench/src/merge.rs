@@ -43,6 +43,9 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
     for (index, (_, run)) in parts.iter().enumerate() {
         whole.started = whole.started.min(run.started.clone());
         whole.took_ms = whole.took_ms.max(run.took_ms);
+        for (all, part) in [(&mut whole.gate.lost, &run.gate.lost), (&mut whole.gate.redefined, &run.gate.redefined)] {
+            all.extend(part.iter().filter(|name| !all.contains(name)).cloned().collect::<Vec<_>>());
+        }
         run.suites.iter().for_each(|suite| add(&mut whole.suites, suite));
         if index > 0 {
             whole.conditions.contended.extend(run.conditions.contended.iter().cloned());

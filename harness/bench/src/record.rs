@@ -14,6 +14,9 @@ pub use harness_base::shard::Shard;
 /// The version that this build writes. Versions up to 3 are refused.
 pub const BENCH_VERSION: u32 = 4;
 
+/// A comparison with a larger share of unsure measured entries is inconclusive.
+pub const MOST_UNSURE: f64 = 0.25;
+
 /// One run of `harness bench`, as written to `benchmark.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchRun {
@@ -31,6 +34,11 @@ pub struct BenchRun {
     pub accepted: Accepted,
     pub machine: Machine,
     pub conditions: Conditions,
+    /// Whether all suites were requested, none by name.
+    #[serde(default)]
+    pub is_whole: bool,
+    #[serde(default)]
+    pub gate: Gate,
     /// Sorted by name.
     pub suites: Vec<SuiteRecord>,
     /// The comparison made when the run ended.
@@ -53,6 +61,8 @@ impl BenchRun {
             accepted: Accepted::default(),
             machine,
             conditions: Conditions::default(),
+            is_whole: false,
+            gate: Gate::default(),
             suites: Vec::new(),
             comparison: None,
         }
@@ -67,11 +77,44 @@ impl BenchRun {
         self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count()
     }
 
+    /// Returns whether entries were lost or redefined: since the accepted build, or if that was not measured since the earlier run.
+    #[must_use]
+    pub fn has_losses(&self) -> bool {
+        let since_record = self.comparison.as_ref().filter(|comparison| matches!(comparison.basis, Basis::Records { .. }));
+        let is_ours = |name: &&EntryName| !name.arm.starts_with("torch");
+        let lost = since_record.into_iter().flat_map(|comparison| comparison.missing.iter().chain(&comparison.redefined)).filter(is_ours);
+        !self.gate.lost.is_empty() || !self.gate.redefined.is_empty() || lost.count() > 0
+    }
+
+    /// Why the comparison does not support a conclusion: the accepted build was not measured, or too many intervals are too wide.
+    #[must_use]
+    pub fn inconclusive(&self) -> Option<String> {
+        if let (true, Some(why)) = (self.accepted.is_required, &self.accepted.missing) {
+            return Some(format!("the accepted build was not measured: {why}"));
+        }
+        let changes = self.comparison.as_ref()?.changes.iter().filter(|change| !change.entry.quantity.is_exact());
+        let counts = Counts::of(changes);
+        let all = counts.unsure + counts.compared();
+        (counts.unsure as f64 > MOST_UNSURE * all as f64)
+            .then(|| format!("{} of {all} measured entries are unsure; raise the budget, or free the machine", counts.unsure))
+    }
+
     /// Counts skipped entries and those that ran out of memory.
     #[must_use]
     pub fn skipped(&self) -> usize {
         self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Skipped { .. } | Outcome::OutOfMemory { .. })).count()
     }
+}
+
+/// Differences between the suites of a run and the accepted ones, as in `latency: hit, 2 MiB on caching`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gate {
+    /// Accepted entries that the suites no longer have.
+    pub lost: Vec<String>,
+    /// Accepted entries that measure other work now.
+    pub redefined: Vec<String>,
+    /// Terms of the suites that the accepted ones replaced, as in `latency: threshold`.
+    pub overridden: Vec<String>,
 }
 
 /// The accepted build: later builds are compared with it.
@@ -80,6 +123,9 @@ pub struct Accepted {
     pub commit: Option<String>,
     /// Why it was not measured in this run; `None` if it was.
     pub missing: Option<String>,
+    /// Whether an accepted build is configured or was requested, so a run without it is inconclusive.
+    #[serde(default)]
+    pub is_required: bool,
 }
 
 /// The build that was measured. `None`: unknown.

@@ -11,9 +11,10 @@ use clap::Args;
 use harness_allocator::units::Nanos;
 use harness_base::date::Date;
 use harness_base::shell::quoted;
-use harness_bench::accepted;
+use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::builds::{self, Builds};
 use harness_bench::execute::{Processes, Progress, Terms, cases_of};
+use harness_bench::gate::{self, Scope};
 use harness_bench::machine::Monitor;
 use harness_bench::plan::Plan;
 use harness_bench::provider::SharedDevice;
@@ -36,7 +37,7 @@ use super::terminal;
 use super::{Format, device, inputs, interrupt, list};
 
 /// The suites that come with the project, as seen from its root.
-const SUITES: &str = "scenarios/bench";
+pub(crate) const SUITES: &str = "scenarios/bench";
 /// Steps of the progress bar for the budget of one suite.
 const STEPS: u64 = 1000;
 
@@ -122,7 +123,7 @@ impl Bench {
         if self.serve {
             return self.serve();
         }
-        let suites = self.load()?;
+        let mut suites = self.load()?;
         if self.list {
             terminal::print(&listed(&suites, self.shard))?;
             return Ok(Exit::Passed);
@@ -135,16 +136,22 @@ impl Bench {
             move || bar.suspend(|| terminal::tell("interrupted: stopping after the present measurement; press Ctrl-C again to end at once"))
         })?;
         let source = self.device_source()?;
+        let pinned = self.pinned()?;
+        let accepted_suites = pinned.as_ref().map_or(&[][..], |build| &build.suites);
+        let scope = Scope { is_whole: self.suites.is_empty(), shard: self.shard };
+        let gate = gate::apply(&mut suites, accepted_suites, scope);
         let terms = Terms { seed: self.seed, budget: self.budget, shard: self.shard, interrupt: interrupt.clone() };
         let plan = Plan { suites, terms };
         let mut device = source.open()?;
-        let (builds, accepted) = self.builds(&source)?;
+        let (builds, accepted) = self.builds(&source, pinned.map(|build| build.commit))?;
         let run = BenchRun {
             seed: self.seed,
             reproduce: self.reproduce(&source),
             shard: self.shard,
             build: built::build(),
             accepted,
+            is_whole: scope.is_whole,
+            gate,
             ..BenchRun::new(utc(SystemTime::now()), harness_bench::machine::machine(&*device, built::COMPILER))
         };
         let mut monitor = Monitor::start(&mut *device);
@@ -198,14 +205,18 @@ impl Bench {
         }
     }
 
+    /// The accepted build of these reports.
+    fn pinned(&self) -> Result<Option<AcceptedBuild>, CliError> {
+        accepted::read(&self.reports)
+            .map_err(|error| CliError::input(error, "repair the file, or accept a build with `harness report accept COMMIT`"))
+    }
+
     /// This build and the accepted one, running side by side, or why not.
-    fn builds(&self, source: &DeviceSource) -> Result<(Option<Builds>, Accepted), CliError> {
-        let pinned = accepted::read(&self.reports)
-            .map_err(|error| CliError::input(error, "mend the file, or accept a build anew with `harness report accept COMMIT`"))?;
-        let pinned = pinned.map(|build| build.commit);
-        let missing = |why: String| Ok((None, Accepted { commit: pinned.clone(), missing: Some(why) }));
+    fn builds(&self, source: &DeviceSource, pinned: Option<String>) -> Result<(Option<Builds>, Accepted), CliError> {
+        let is_required = pinned.is_some() || self.accepted.is_some();
+        let missing = |why: String| Ok((None, Accepted { commit: pinned.clone(), missing: Some(why), is_required }));
         let Some(program) = &self.accepted else {
-            return missing(self.accepted_missing.clone().unwrap_or_else(|| "it was not asked for with `--accepted`".to_owned()));
+            return missing(self.accepted_missing.clone().unwrap_or_else(|| "`--accepted` was not given".to_owned()));
         };
         let this = std::env::current_exe();
         let mut arguments = source.arguments();
@@ -227,7 +238,7 @@ impl Bench {
                     ));
                 }
                 let commit = pinned.or(commit);
-                Ok((Some(builds), Accepted { commit, missing: None }))
+                Ok((Some(builds), Accepted { commit, missing: None, is_required }))
             }
             Err(why) => {
                 terminal::tell(format_args!("the accepted build is not measured: {why}"));
@@ -444,9 +455,10 @@ fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
 fn exit_of(run: &BenchRun) -> Exit {
     let regression = run.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
     match run.entries().count() {
-        _ if regression || run.failed() > 0 => Exit::Failed,
+        _ if regression || run.failed() > 0 || run.has_losses() => Exit::Failed,
         // Arms that a case is not for are skipped as a matter of course, and a shard may be empty.
         entries @ 1.. if entries == run.skipped() => Exit::Device,
+        _ if run.inconclusive().is_some() => Exit::Inconclusive,
         _ => Exit::Passed,
     }
 }

@@ -16,12 +16,14 @@ pub(crate) enum Exit {
     Device = 3,
     /// The harness itself failed, for example because the report could not be written.
     Internal = 4,
+    /// A benchmark comparison supports no conclusion: the accepted build was not measured, or too many entries are unsure.
+    Inconclusive = 5,
     /// The user interrupted.
     Interrupted = 130,
 }
 
 impl Exit {
-    const ALL: [Self; 6] = [Self::Passed, Self::Failed, Self::Invalid, Self::Device, Self::Internal, Self::Interrupted];
+    const ALL: [Self; 7] = [Self::Passed, Self::Failed, Self::Invalid, Self::Device, Self::Internal, Self::Inconclusive, Self::Interrupted];
 
     /// For people, in the help.
     const fn about(self) -> &'static str {
@@ -33,6 +35,7 @@ impl Exit {
             Self::Invalid => "a scenario, a suite, a recording, a trace, a benchmark run or an argument is not valid",
             Self::Device => "the device is missing or too small, or runs were skipped or contended for it",
             Self::Internal => "the harness itself failed, or could not write output or report",
+            Self::Inconclusive => "a benchmark comparison is inconclusive: no accepted build, or too many unsure entries",
             Self::Interrupted => "interrupted (Ctrl-C); the report of `run` holds what was done",
         }
     }

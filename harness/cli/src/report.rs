@@ -1,7 +1,7 @@
 //! `harness report`: benchmark runs that are there already, compared, merged and rendered; and the accepted build.
 
 use std::path::{Path, PathBuf};
-use std::process::Command as Process;
+use std::process::{Command as Process, Stdio};
 use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
@@ -9,15 +9,18 @@ use harness_base::date::Date;
 use harness_base::files::StoreError;
 use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::compare;
+use harness_bench::gate;
 use harness_bench::merge;
 use harness_bench::record::{BenchRun, Change, Comparison, Counts};
 use harness_bench::store;
+use harness_bench::suite::Suite;
 use harness_report::{bench, store as scenario_runs};
 use serde::Serialize;
 
+use super::bench::SUITES;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{Format, runs, terminal};
+use super::{Format, inputs, runs, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -100,7 +103,7 @@ impl Compare {
             Format::Text => terminal::print(&bench::comparison(&new))?,
             Format::Json => terminal::print_json(&Document::of(&new, counts))?,
         }
-        Ok(if counts.is_regression() { Exit::Failed } else { Exit::Passed })
+        Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
     }
 }
 
@@ -144,12 +147,36 @@ impl Accept {
         check_root(&self.reports)?;
         let named = self.commit.as_deref();
         let commit = named.map_or_else(|| last_measured(&self.reports), resolved)?;
-        let build = AcceptedBuild { commit, date: Date::of(SystemTime::now()).to_string(), reason: self.reason };
+        let suites = gate::definitions(&suites_of(&commit)?);
+        let build = AcceptedBuild { suites, commit, date: Date::of(SystemTime::now()).to_string(), reason: self.reason };
         let file = self.reports.join(accepted::FILE);
         store::write_text(&file, accepted::document(&build)).map_err(CliError::from)?;
         terminal::print(&format!("accepted: {} in {}\n", build.commit, file.display()))?;
         Ok(Exit::Passed)
     }
+}
+
+/// The suites of a commit, which later runs are judged by. A repository without the folder has none.
+fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
+    let failed = |error: &dyn std::fmt::Display| {
+        CliError::input(format!("cannot read the suites of {commit}: {error}"), "accept a commit whose suites this build can read")
+    };
+    let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
+    let archive = folder.path().join("suites.tar");
+    let archived =
+        Process::new("git").args(["archive", "--output"]).arg(&archive).args([commit, "scenarios"]).stderr(Stdio::null()).status();
+    if !archived.is_ok_and(|status| status.success()) {
+        return Ok(Vec::new());
+    }
+    let unpacked = Process::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(folder.path()).status();
+    if !unpacked.is_ok_and(|status| status.success()) {
+        return Err(failed(&"tar failed"));
+    }
+    let suites = folder.path().join(SUITES);
+    if !suites.is_dir() {
+        return Ok(Vec::new());
+    }
+    inputs::files(&[suites], "suite")?.iter().map(|path| Suite::load(path).map_err(|error| failed(&error))).collect()
 }
 
 /// The commit that the last run measured.

@@ -160,8 +160,10 @@ fn the_summary_of_the_book_lists_every_chapter() {
     let folder = root().join("harness/book/src");
     let (links, _) = links_and_anchors(&read(&folder.join("SUMMARY.md")));
     let listed: BTreeSet<String> = links.into_iter().chain(["SUMMARY.md".to_owned()]).collect();
-    let chapters: BTreeSet<String> =
-        fs::read_dir(folder).expect("the folder exists").map(|entry| entry.expect("it is readable").file_name().to_string_lossy().into_owned()).collect();
+    let chapters: BTreeSet<String> = fs::read_dir(folder)
+        .expect("the folder exists")
+        .map(|entry| entry.expect("it is readable").file_name().to_string_lossy().into_owned())
+        .collect();
     assert_eq!(listed, chapters);
 }
 

@@ -32,7 +32,11 @@ const CONSTRUCTIONS: [(&str, &str, &str); 13] = [
     ("give back", r"(?i)\b(gives?|gave|given|giving|goes|went|go|going) back\b", "release, free, return"),
     ("let", r"(?i)\b(lets|let|letting) ([a-z]+) ", "allow, make, or the verb itself"),
     ("so many", r"(?i)\b(so many|so much|as far as|as many as|as much as)\b", "a number, a limit"),
-    ("of which", r"(?i)\b(of which|in (its|their) turn|in vain|at hand|meanwhile|thereby|whereby|the former|the latter)\b", "two sentences"),
+    (
+        "of which",
+        r"(?i)\b(of which|in (its|their) turn|in vain|at hand|meanwhile|thereby|whereby|the former|the latter)\b",
+        "two sentences",
+    ),
     ("is to be", r"(?i)\b(is|are|was|were) to be\b|\bmade up\b|\bcame (out|of)\b|\bhad (again|once)\b", "must, is"),
 ];
 
@@ -45,7 +49,9 @@ struct Pattern {
 impl Pattern {
     fn matches(&self, text: &str) -> bool {
         // "let us" and "let the user" are fine; the regex crate has no look-ahead.
-        self.regex.captures_iter(text).any(|found| self.name != "let" || !found.get(2).is_some_and(|word| matches!(word.as_str(), "us" | "the")))
+        self.regex
+            .captures_iter(text)
+            .any(|found| self.name != "let" || !found.get(2).is_some_and(|word| matches!(word.as_str(), "us" | "the")))
     }
 }
 
@@ -64,7 +70,9 @@ fn prose(path: &Path) -> Vec<(usize, String)> {
     for (number, line) in text.lines().enumerate().map(|(index, line)| (index + 1, line.trim())) {
         match extension {
             "md" if line.starts_with("```") => in_code = !in_code,
-            "md" if !in_code && words(line) >= 4 => found.push((number, line.trim_start_matches(['#', '*', '-', '>', '|', ' ']).to_owned())),
+            "md" if !in_code && words(line) >= 4 => {
+                found.push((number, line.trim_start_matches(['#', '*', '-', '>', '|', ' ']).to_owned()))
+            }
             "rs" => match line.strip_prefix("//") {
                 Some(comment) => {
                     let comment = comment.trim_start_matches(['/', '!']).trim_start();
@@ -72,7 +80,9 @@ fn prose(path: &Path) -> Vec<(usize, String)> {
                         found.push((number, comment.to_owned()));
                     }
                 }
-                None => found.extend(literal.captures_iter(line).filter(|text| words(&text[1]) >= 4).map(|text| (number, text[1].to_owned()))),
+                None => {
+                    found.extend(literal.captures_iter(line).filter(|text| words(&text[1]) >= 4).map(|text| (number, text[1].to_owned())))
+                }
             },
             "py" | "sh" | "yaml" | "yml" | "toml" | "" if !extension.is_empty() || script => {
                 if let Some(comment) = hash_comment.captures(line).filter(|comment| words(&comment[1]) >= 3 && !line.starts_with("#!")) {

@@ -110,6 +110,61 @@ fn a_build_is_accepted_by_its_commit_and_another_one_is_refused() {
 }
 
 #[test]
+fn a_change_cannot_drop_a_case_cut_a_trace_or_raise_its_own_threshold() {
+    const SUITE: &str = "about: Small.
+needs: { memory: 64MiB }
+arms: [caching, direct]
+threshold: 5%
+time:
+  - latency: { sizes: [1MiB], cases: [hit] }
+  - trace: { file: t.trace }
+";
+    let trace = "a 1 1024 0\nf 1\na 2 2048 0\nf 2\n";
+    let world = World::without_gpu().with("scenarios/bench/small.yaml", SUITE).with("scenarios/bench/t.trace", trace);
+    for arguments in
+        [&["init", "--quiet"][..], &["add", "."], &["-c", "user.name=c", "-c", "user.email=c@c", "commit", "--quiet", "--message", "One"]]
+    {
+        assert!(Command::new("git").args(arguments).current_dir(world.folder.path()).status().unwrap().success(), "{arguments:?}");
+    }
+    assert_eq!(world.report(&["accept", "HEAD"]).code, Some(0));
+    let bench = || world.bench(&["--device", "sim"]);
+    let blind = bench();
+    assert!(blind.code == Some(5), "an accepted build is configured, and was not measured: {}", blind.told());
+    for (changed, expected) in [
+        (
+            SUITE.replace("caching, direct", "caching"),
+            "Lost since the accepted build; `harness report accept` accepts this: small: hit, 1 MiB on direct",
+        ),
+        (SUITE.replace("[1MiB]", "[2MiB]"), "small: hit, 1 MiB on caching"),
+        (SUITE.replace("5%", "60%"), "Replaced by the accepted build's terms: small: threshold."),
+    ] {
+        fs::write(world.path("scenarios/bench/small.yaml"), changed).unwrap();
+        let ran = bench();
+        let code = if expected.contains("threshold") { 5 } else { 1 };
+        assert!(ran.code == Some(code) && ran.out.contains(expected), "{expected}: {}", ran.told());
+    }
+    fs::write(world.path("scenarios/bench/small.yaml"), SUITE).unwrap();
+    fs::write(world.path("scenarios/bench/t.trace"), trace.split_at(trace.len() / 2).0).unwrap();
+    let cut = bench();
+    assert!(cut.code == Some(1) && cut.out.contains("Measures other work than the accepted build"), "{}", cut.told());
+    fs::remove_file(world.path("scenarios/bench/small.yaml")).unwrap();
+    fs::write(world.path("scenarios/bench/other.yaml"), SUITE).unwrap();
+    let renamed = bench();
+    assert!(renamed.code == Some(1) && renamed.out.contains("suite small"), "{}", renamed.told());
+}
+
+#[test]
+fn without_an_accepted_build_a_lost_entry_fails_until_it_is_back() {
+    let world = World::without_gpu().with("small.yaml", SMALL);
+    let run = || world.bench(&["small.yaml", "--device", "sim"]).code;
+    assert_eq!((run(), run()), (Some(0), Some(0)));
+    fs::write(world.path("small.yaml"), SMALL.replace("caching, direct", "caching")).unwrap();
+    assert_eq!((run(), run()), (Some(1), Some(1)), "the loss is not forgotten by the next run");
+    fs::write(world.path("small.yaml"), SMALL).unwrap();
+    assert_eq!(run(), Some(0));
+}
+
+#[test]
 fn two_runs_are_compared_and_the_exit_code_says_whether_something_is_worse() {
     let (world, [first, second]) = world_with_runs();
     let worse = world.report(&["compare", &first, &format!("{second}/benchmark.json")]);

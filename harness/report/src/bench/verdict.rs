@@ -1,7 +1,7 @@
 //! What a comparison comes to, in words: the verdict, what it rests on, what changed most, and what to do.
 
 use harness_bench::compare::by_importance;
-use harness_bench::record::{Basis, BenchRun, Change, Comparison, Counts, EntryName, Verdict};
+use harness_bench::record::{Basis, BenchRun, Change, Comparison, Counts, EntryName, Gate, Verdict};
 
 use super::super::escape::{code, prose};
 use super::super::page::Page;
@@ -99,7 +99,9 @@ pub fn verdict(run: &BenchRun) -> String {
     } else {
         ". The machine was contended".to_owned()
     };
-    format!("{changed}, of {} compared{unsure}{contended}.", words::entries(counts.compared()))
+    let losses = if run.has_losses() { ". ENTRIES WERE LOST OR REDEFINED" } else { "" };
+    let inconclusive = run.inconclusive().map(|why| format!(". INCONCLUSIVE: {why}")).unwrap_or_default();
+    format!("{changed}, of {} compared{unsure}{losses}{inconclusive}{contended}.", words::entries(counts.compared()))
 }
 
 /// What the verdict rests on, a sentence each.
@@ -112,8 +114,22 @@ fn circumstances(run: &BenchRun) -> Vec<String> {
         }
         lines.extend(uncompared(comparison));
     }
+    lines.extend(gate(&run.gate));
     lines.extend(contended(run));
     lines
+}
+
+/// What the suites changed against the accepted build.
+fn gate(gate: &Gate) -> Vec<String> {
+    let of = |names: &[String], what: &str| (!names.is_empty()).then(|| format!("{what}: {}.", names.join("; ")));
+    [
+        of(&gate.lost, "Lost since the accepted build; `harness report accept` accepts this"),
+        of(&gate.redefined, "Measures other work than the accepted build; `harness report accept` accepts this"),
+        of(&gate.overridden, "Replaced by the accepted build's terms"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn basis(basis: &Basis) -> String {
@@ -139,9 +155,9 @@ fn uncompared(comparison: &Comparison) -> Vec<String> {
         Some(format!("{what}: {first}{more}."))
     };
     let lists = [
-        of(&comparison.new, "New, compared with nothing"),
-        of(&comparison.missing, "Not measured any more"),
-        of(&comparison.redefined, "Measures something else now, compared with nothing"),
+        of(&comparison.new, "New, not compared"),
+        of(&comparison.missing, "No longer measured"),
+        of(&comparison.redefined, "Measures other work now, not compared"),
     ];
     let skipped: Vec<&Change> =
         comparison.changes.iter().filter(|change| change.verdict == Verdict::NotCompared && change.reason.is_some()).collect();

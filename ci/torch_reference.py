@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""PyTorch's own CUDA caching allocator as one more arm of `harness bench`.
+"""Runs PyTorch's own CUDA caching allocator for `harness bench`.
 
-`harness bench --torch python3` starts this program once, as a process of its own, and lets it take its turn in every round among the other
-arms: what drifts on the machine hits it like them, and its samples go into the same record. It can be tried by hand:
+`harness bench --torch python3` starts this program once. It takes its turn in every round, so drift of the machine affects it like all other
+allocators, and its samples go into the same record. To try it by hand:
 
     echo '{"do": "latency", "case": "hit", "size": 2097152, "batch": 100}' | python3 ci/torch_reference.py [ORDINAL]
 
-Protocol: one JSON object a line. It first says what it is, {"arm": "torch", "version": "2.11.0", "note": "..."}, or {"unavailable": "why"}
-and ends. Each request is then answered with {"samples_ps": [...]}, {"skipped": "why"} or {"failed": "why"}. Unknown requests are skipped, so
-that it serves newer and older harnesses. "memory", in bytes, limits what the allocator may take from then on. It ends with its standard input.
+Protocol: one JSON object per line. The first line is {"arm": "torch", "version": "2.11.0", "note": "..."}, or {"unavailable": "why"}, after which
+the program ends. The answer to each request is {"samples_ps": [...]}, {"skipped": "why"} or {"failed": "why"}. Unknown requests are skipped, so
+other versions of the harness work too. "memory", in bytes, limits the allocator from then on. The program ends with its standard input.
 
     {"do": "latency", "case": "hit" | "miss" | "after_empty_cache", "size": BYTES, "batch": PAIRS}
     {"do": "empty_cache", "segments": N, "size": BYTES}
@@ -16,18 +16,18 @@ that it serves newer and older harnesses. "memory", in bytes, limits what the al
     {"do": "record_stream", "streams": N, "size": BYTES, "batch": CYCLES}
     {"do": "pipeline", "size": BYTES, "turns": N}         samples are of the device's time, by events
     {"do": "load", "trace": NAME, "events": ["a 0 512 0", "f 0", ...], "refused": N}      keeps an allocation trace; no samples
-    {"do": "trace", "trace": NAME}                        samples of one operation; beside them "operations", "reserved" and "unused"
+    {"do": "trace", "trace": NAME}                        samples of one operation, with "operations", "reserved" and "unused"
 
-"reserved" is the most memory that the trace made the allocator reserve, "unused" what of it was not allocated then, both in bytes. "refused" is
-how many requests of a trace have to fail with out of memory for the rest to mean the same; without it any number may.
+"reserved" is the peak of reserved bytes, "unused" the part that was not allocated then. "refused" is the number of requests of a trace that must
+fail with out of memory; without it any number may fail.
 
-What is timed: `raw_alloc` and `raw_delete`, the thinnest way from Python to the allocator, and tensors where it takes a tensor
-(`record_stream`, `pipeline`). The interpreter's own share is measured with the same calls for zero bytes, which return before the allocator
-does anything, and taken off each sample: the figures are those of the allocator, not of Python. In `pipeline` nothing is taken off: the
-device works while Python prepares what comes next, and where it would have to wait for Python there is no figure. Its tensors are of 8-byte
-words, which the harness writes too, but torch's `fill_` is a kernel of its own: what the two kernels differ by stands in the figures.
+The program times `raw_alloc` and `raw_delete`, the shortest path from Python to the allocator, and tensors where the API takes a tensor
+(`record_stream`, `pipeline`). The same calls with zero bytes, which return before the allocator runs, measure the interpreter's overhead, which is
+subtracted from each sample. `pipeline` subtracts nothing: the device works while Python prepares the next calls, and a sample in which the device
+would wait for Python is dropped. Its tensors have 8-byte words, as in the harness, but torch's `fill_` is a different kernel, and the figures
+include this difference.
 
-Needs nothing but the standard library, and torch with a GPU. Allocations are plain device memory; nothing of the machine is set.
+Needs the standard library, and torch with a GPU. Allocations are plain device memory. No setting of the machine is changed.
 """
 
 import gc
@@ -38,22 +38,22 @@ import time
 
 clock = time.perf_counter_ns
 
-# Streams of one priority that torch has beside the default one; after the last it hands out the first again.
+# Number of streams per priority in torch's pool; torch reuses them in order.
 STREAMS = 32
-# The share of the device's time that the host may take to queue its work before the device would have to wait for it.
+# Maximum share of the device's time that the host may need to queue its work, so the device never waits.
 LEAD = 0.9
-# How often a sample of `pipeline` is taken again that the interpreter was too slow for.
+# Retries of a `pipeline` sample for which the interpreter was too slow.
 TRIES = 5
-# Operations of a trace: (kind, slot, size, stream). What another stream is told to use has to be a tensor.
+# Operations of a trace: (kind, slot, size, stream). `record_stream` needs a tensor.
 ALLOCATE, FREE, ALLOCATE_TENSOR, FREE_TENSOR, RECORD, OTHER = range(6)
 
 
 class Skipped(Exception):
-    """The request cannot be done here; the reason is the message."""
+    """The request is not possible here; the message is the reason."""
 
 
 class Failed(Exception):
-    """The request was done and went wrong; what was seen is the message."""
+    """The request failed; the message is the observation."""
 
 
 def median(values):
@@ -62,7 +62,7 @@ def median(values):
 
 
 class Trace:
-    """An allocation trace, made ready to be gone through again and again."""
+    """An allocation trace, prepared for repeated passes."""
 
     def __init__(self, events, refused):
         lines = [event.split() for event in events]
@@ -75,9 +75,9 @@ class Trace:
         # Live at the end.
         self.left = [operation[1] for operation in self.operations if operation[0] == ALLOCATE and operation[1] not in freed]
         self.allocations = sum(operation[0] in (ALLOCATE, ALLOCATE_TENSOR) for operation in self.operations)
-        # The same operations for zero bytes: what the interpreter takes for them.
+        # The same operations with zero bytes measure the interpreter's overhead.
         self.without_memory = [(kind, slot, 0, stream) for kind, slot, _, stream in self.operations if kind != OTHER]
-        # By memory limit: the most reserved, and what of it was not allocated then.
+        # By memory limit: peak reserved bytes, and the part not allocated then.
         self.highest = {}
 
     def compile(self, words):
@@ -99,7 +99,7 @@ class Trace:
 
 
 class Torch:
-    """Torch's allocator on one device, asked for raw memory, and for tensors where it has to be one."""
+    """Torch's allocator on one device. Requests raw memory, or tensors if necessary."""
 
     def __init__(self, ordinal):
         import torch
@@ -110,9 +110,9 @@ class Torch:
         self.device = torch.device("cuda", ordinal)
         torch.cuda.set_device(self.device)
         torch.cuda.init()
-        # Makes the context, so that whoever started this sees it on the device from the first line on.
+        # Creates the context, so the parent process sees it on the device from the first line.
         torch.cuda.synchronize(self.device)
-        # Below the wrappers of torch.cuda, which build context managers for each call.
+        # Avoids the wrappers of torch.cuda, which create context managers for each call.
         self.allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         self.free = torch._C._cuda_cudaCachingAllocator_raw_delete
         self.out_of_memory = torch.cuda.OutOfMemoryError
@@ -120,7 +120,7 @@ class Torch:
         self.memory = self.total
         self.streams = [torch.cuda.current_stream(self.device)]
         self.handle = self.streams[0].cuda_stream
-        # Addresses that a request has live, so that none is lost when it ends early.
+        # Live addresses of a request, to free them if it ends early.
         self.held = []
         self.traces = {}
 
@@ -128,14 +128,14 @@ class Torch:
         if memory == self.memory:
             return
         fraction = min(1.0, memory / self.total)
-        # The allocator takes the whole bytes of fraction × total: a product that is a hair too small would lack the last one.
+        # The allocator truncates fraction × total to whole bytes, so a slightly small product would lose one byte.
         while fraction < 1.0 and int(fraction * self.total) < memory:
             fraction = math.nextafter(fraction, 1.0)
         self.torch.cuda.set_per_process_memory_fraction(fraction, self.device)
         self.memory = memory
 
     def reset(self):
-        """As fresh as an allocator of one process can be made: nothing live, nothing cached. The device's memory is the other arms' then."""
+        """Makes the allocator as fresh as one process allows: nothing live or cached, so the memory is free for other arms."""
         self.free_all(self.held)
         self.held = []
         self.torch.cuda.synchronize(self.device)
@@ -147,7 +147,7 @@ class Torch:
             free(address)
 
     def others(self, count):
-        """So many streams beside the default one."""
+        """Returns `count` streams other than the default one."""
         if count > STREAMS:
             raise Skipped(f"torch has {STREAMS} streams beside the default one, and this needs {count}")
         while len(self.streams) <= count:
@@ -155,7 +155,7 @@ class Torch:
         return self.streams[1 : count + 1]
 
     def words(self, size):
-        """A tensor of 8-byte words, as the harness's own kernel writes: bytes would be written by another kernel, which may be slower."""
+        """A tensor of 8-byte words, like the harness's own kernel. Torch fills bytes with another kernel, which may be slower."""
         return self.torch.empty((size + 7) // 8, dtype=self.torch.int64, device=self.device)
 
     def tensor(self, size, stream=0):
@@ -179,7 +179,7 @@ class Torch:
         return [max(0, self.single(size) - own) * 1000]
 
     def pairs(self, size, batch):
-        """Nanoseconds for `batch` allocations of `size`, each freed at once."""
+        """Nanoseconds for `batch` allocations of `size`, each freed immediately."""
         allocate, free, handle = self.allocate, self.free, self.handle
         start = clock()
         for _ in range(batch):
@@ -195,7 +195,7 @@ class Torch:
         return taken
 
     def empty_cache(self, segments, size):
-        """The cost of giving back so many cached segments."""
+        """The cost of releasing this many cached segments."""
         for _ in range(segments):
             self.held.append(self.allocate(size, self.handle))
         self.free_all(self.held)
@@ -206,8 +206,8 @@ class Torch:
         return [(clock() - start) * 1000]
 
     def recovery(self, size):
-        """From the start of a request that fails with all memory taken to the end of a step of half as many requests."""
-        # With expandable segments the limit may be passed by a page.
+        """From the start of a request that fails with full memory to the end of a step with half as many requests."""
+        # Expandable segments may exceed the limit by a page.
         most = 2 * (self.memory // size) + 2
         while self.is_served(size):
             if len(self.held) > most:
@@ -227,7 +227,7 @@ class Torch:
         return True
 
     def recover(self, full, size):
-        """Nanoseconds. For zero bytes, which are never refused, they are what the interpreter takes."""
+        """Nanoseconds. With zero bytes, which never fail, this is the interpreter's overhead."""
         start = clock()
         served = self.is_served(size)
         if served and size:
@@ -242,7 +242,7 @@ class Torch:
         return clock() - start
 
     def record_stream(self, streams, size, batch):
-        """An allocation, `record_stream` for that many other streams, and the free."""
+        """An allocation, `record_stream` for other streams, and the free."""
         others = self.others(streams)
         self.cycles(size, others, 4)
         own = median(self.cycles(0, others, batch) for _ in range(3))
@@ -261,7 +261,7 @@ class Torch:
     def pipeline(self, size, turns):
         """The stream's time for one turn of allocation, writing all of it, and free."""
         self.turns(size, turns)
-        # A moment in which the host did something else says nothing of the size: only the sample that it was in is lost.
+        # An interruption of the host invalidates only its own sample.
         tried = []
         for _ in range(TRIES):
             device, host = self.turns(size, turns)
@@ -273,7 +273,7 @@ class Torch:
         raise Skipped(f"the device waits for the interpreter, which takes {took}")
 
     def turns(self, size, turns):
-        """Nanoseconds: of the stream between events before and behind, and of the host until all was queued."""
+        """Nanoseconds of the stream, between events before and after, and of the host until everything was queued."""
         torch, words = self.torch, self.words
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(self.device)
@@ -298,16 +298,16 @@ class Torch:
         self.others(trace.streams)
         refused = self.watched_pass(trace) if self.memory not in trace.highest else self.one_pass(trace, trace.operations)[1]
         if trace.refused not in (None, refused):
-            # Which of two equal blocks is taken is decided by their addresses, and those are the driver's choice.
+            # Addresses decide between equal blocks, and the driver chooses the addresses.
             raise Skipped(f"requests refused by torch: {refused}, by ours: {trace.refused}; so the rest is not the same")
         own = median(self.one_pass(trace, trace.without_memory)[0] for _ in range(3))
         taken, refused = self.one_pass(trace, trace.operations)
-        # Each request, and the free of each that was served.
+        # Each request, and the free of each successful one.
         operations = 2 * trace.allocations - refused
         return {"samples_ps": [max(0, taken - own) * 1000 // max(1, operations)], "operations": operations, **trace.highest[self.memory]}
 
     def watched_pass(self, trace):
-        """Looks at the memory behind each operation; how many requests were refused."""
+        """Records the memory after each operation. Returns the number of failed requests."""
         live, highest, refused = Live(self, trace), {"reserved": 0, "unused": 0}, 0
         for operation in trace.operations:
             refused += live.operate([operation])
@@ -320,7 +320,7 @@ class Torch:
         return refused
 
     def one_pass(self, trace, operations):
-        """Nanoseconds, the frees of what is live at the end included, and how many requests were refused."""
+        """Returns nanoseconds, including the final frees, and the number of failed requests."""
         live = Live(self, trace)
         start = clock()
         refused = live.operate(operations)
@@ -349,7 +349,7 @@ class Torch:
 
 
 class Live:
-    """What is live in a pass over a trace."""
+    """The live blocks of a pass over a trace."""
 
     def __init__(self, torch, trace):
         self.torch = torch
@@ -359,8 +359,8 @@ class Live:
         self.handles = [stream.cuda_stream for stream in torch.streams]
 
     def operate(self, operations):
-        """Does these operations; how many requests were refused. To free address 0 does nothing, so that a pass for zero bytes, or behind
-        a refusal, takes the interpreter as long."""
+        """Runs these operations and returns the number of failed requests. Freeing address 0 does nothing, so a pass with zero bytes,
+        or after a failure, costs the interpreter the same time."""
         torch, addresses, tensors, handles, refused = self.torch, self.addresses, self.tensors, self.handles, 0
         allocate, free, out_of_memory = torch.allocate, torch.free, torch.out_of_memory
         for kind, slot, size, stream in operations:
@@ -417,7 +417,7 @@ def answer(torch, line):
     except Skipped as reason:
         return {"skipped": str(reason)}
     except torch.out_of_memory as error:
-        # What does not fit says nothing of the allocator's being broken.
+        # Running out of memory does not mean that the allocator is broken.
         return {"skipped": f"out of memory: {first_line(error)}"}
     except Failed as reason:
         return {"failed": str(reason)}
@@ -434,11 +434,11 @@ def main():
     except ModuleNotFoundError as error:
         return say({"unavailable": f"this Python has no torch ({error})"})
     except (ImportError, OSError) as error:
-        # A library that torch needs is missing, or does not fit.
+        # A library that torch needs is missing or incompatible.
         return say({"unavailable": f"torch cannot be imported: {error}"})
     except (Skipped, RuntimeError) as error:
         return say({"unavailable": first_line(error)})
-    # A collection in the middle of a measurement would be Python's, not the allocator's.
+    # A garbage collection during a measurement would be Python's cost, not the allocator's.
     gc.disable()
     note = "called from Python; the interpreter's own time, measured with requests for zero bytes, is taken off"
     say({"arm": "torch", "version": torch.torch.__version__, "note": note})

@@ -65,7 +65,7 @@ fn what_can_be_read_is_explained_although_another_file_cannot() {
     fs::write(folder.path().join("rank3.pickle"), b"\x80\x04}").unwrap();
     let (code, out, err) = harness(folder.path(), &["explain", "."]);
     assert_eq!(code, Some(2), "{err}");
-    assert!(out.contains("1 of 3 snapshots") && err.contains("rank3.pickle: ends in the middle"), "{out}{err}");
+    assert!(out.contains("1 of 3 snapshots") && err.contains("rank3.pickle: is truncated"), "{out}{err}");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn wrong_files_and_options_are_answered_with_what_is_right() {
         (&["explain", "empty.pickle"], "there is nothing to explain"),
         (&["explain", "."], "code.pickle: calls code at byte"),
         (&["explain", &file, "--memory", "1GiB"], "the device's memory cannot be 1 GiB: the snapshot shows 8.30 GiB"),
-        (&["explain", &file, "--at", "oom"], "no request was refused in the recording of device 0: ask for `peak` or `end`"),
+        (&["explain", &file, "--at", "oom"], "no request failed in the recording of device 0: use `peak` or `end`"),
         (&["explain", &file, "--at", "2368"], "the recording of device 0 has 2368 events, counted from 0"),
         (&["explain", &file, "--at", "noon"], "a moment is `oom`, `peak`, `end`, or the index of an event"),
         (&["compare", &file, "code.pickle"], "calls code at byte"),

@@ -161,7 +161,7 @@ fn the_setting_that_would_have_helped_and_the_memory_that_would_do_stand_above_t
 fn what_cannot_be_reduced_is_answered_with_what_to_do() {
     let folder = folder_with_trace();
     for (arguments, message) in [
-        (&["--memory", "1GiB"][..], "the trace does not run out of memory: every request is served in 1 GiB"),
+        (&["--memory", "1GiB"][..], "the trace does not run out of memory: every request succeeds with 1 GiB"),
         (&[], "a trace does not tell the device's memory"),
         (&["--memory", "88MiB", "--while", "conf-differs"], "takes one or two"),
         (&["--memory", "88MiB", "--conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
@@ -232,7 +232,7 @@ fn changes_of_the_program_are_told_and_one_can_be_written_as_a_scenario() {
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
     let shown = text(&advised.stdout);
     assert!(shown.contains("  1. allocating the 21 blocks that extract_features.py:28 main keeps before everything else"), "{shown}");
-    assert!(shown.contains("a pool of its own (torch.cuda.MemPool) for the 21 blocks of extract_features.py:28 main"), "{shown}");
+    assert!(shown.contains("a separate pool (torch.cuda.MemPool) for the 21 blocks of extract_features.py:28 main"), "{shown}");
     let run = harness(&["run", "first.yaml", "--device", "sim", "--no-report"], folder.path());
     assert_eq!(run.status.code(), Some(0), "{}", text(&run.stdout));
     let none = harness(&["advise", path.to_str().unwrap(), "--explain-advice", "99", "--out", "none.yaml"], folder.path());

@@ -1,5 +1,5 @@
-//! Explaining and replaying recorded programs: `cargo bench -p harness-explain --bench explain`. The program is generated, the same every time. Each figure is for
-//! the whole of what its name says.
+//! Measures explanation and replay of recorded programs: `cargo bench -p harness-explain --bench explain`. The generated program
+//! is always the same. Each time covers the whole named task.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use harness_allocator::allocator::caching::Config;
@@ -13,8 +13,8 @@ use harness_trace::trace::TraceEvent;
 const MEMORY: Bytes = Bytes::gib(8);
 const CONFIGURATIONS: usize = 64;
 
-/// A training loop of so many operations: each step allocates 500 blocks of sizes that change from step to step, at 500 lines, and frees them in the
-/// opposite order, but for one in fifty, which lives for ten steps.
+/// A training loop. Each step allocates 500 blocks of varying size at 500 lines and frees them in reverse order. One in fifty
+/// lives for ten steps.
 fn program(operations: u64) -> Requests {
     const BLOCKS: u64 = 500;
     let (mut events, mut step) = (Vec::new(), 0_u64);
@@ -37,7 +37,7 @@ fn program(operations: u64) -> Requests {
     Requests::of_trace("program.trace", operations)
 }
 
-/// What PyTorch would have recorded: an event for an allocation, two for a free, and those of segments.
+/// The snapshot that PyTorch would write: one event per allocation, two per free, and segment events.
 fn snapshot(operations: u64) -> Snapshot {
     program(operations).record(MEMORY).expect("the program can be replayed")
 }

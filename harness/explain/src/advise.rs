@@ -1,46 +1,46 @@
-//! Which settings would have saved a program: [`Advice`], out of what a [`Grid`](crate::grid::Grid) found.
+//! Recommends allocator settings from the results of a [`Grid`](crate::grid::Grid): [`Advice`].
 
 use harness_allocator::units::Bytes;
 use harness_trace::program::{Ended, RecordedProgram};
 
 use crate::grid::Ending;
 
-/// Settings are recommended to a program that ends well without them only where they save this share of its memory, in percent.
+/// Minimum saving in percent for which settings are recommended to a program that already fits.
 const WORTH_PERCENT: u64 = 5;
-/// Of settings that save about as much, within this share of the memory in percent, the simplest are recommended.
+/// Savings that differ by at most this percentage of memory count as equal; then the simplest settings win.
 const ALIKE_PERCENT: u64 = 5;
 
-/// What follows from the endings of a program under all configurations.
+/// The recommendation for a program.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Advice<'e> {
-    /// How the program ends under the settings that it was recorded under.
+    /// The result with the recorded settings.
     pub own: &'e Ending,
-    /// Whether the recording goes to the end of the program. One that ended in an out-of-memory tells only whether a setting gets past that point.
+    /// True if the recording reaches the end of the program. If it ends with an OOM, a setting is known to pass that point only.
     pub is_complete: bool,
     pub verdict: Verdict<'e>,
 }
 
-/// What to do about the settings.
+/// The recommended settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict<'e> {
-    /// These make it fit.
+    /// The program fits only with these settings.
     Fits(&'e Ending),
-    /// It fits without; these save memory.
+    /// The program fits without settings, but these save memory.
     Saves(&'e Ending),
-    /// It fits, and nothing saves enough to be worth a setting.
+    /// The program fits, and no setting saves enough.
     Fine,
-    /// Nothing helps.
+    /// No setting is sufficient.
     Nothing {
-        /// The most that is allocated at one time: no allocator could do with less.
+        /// The peak of allocated memory, which every allocator needs.
         needed: Bytes,
-        /// The settings that come closest, with the least memory that would be enough for them.
+        /// The settings that need least memory, with that amount.
         closest: Option<&'e Ending>,
     },
 }
 
 impl<'e> Advice<'e> {
-    /// Judges the endings of a program, the first of which is under its own settings, on a device of that memory. `None` where there are no endings.
+    /// Evaluates results on a device with `memory`. The first result is that of the recorded settings. Returns `None` without
+    /// results.
     #[must_use]
     pub fn new(program: &RecordedProgram, endings: &'e [Ending], memory: Bytes) -> Option<Self> {
         let own = endings.first()?;
@@ -58,7 +58,7 @@ impl<'e> Advice<'e> {
 }
 
 impl<'e> Advice<'e> {
-    /// The settings to be set, where some are worth it.
+    /// The settings to use, if any are recommended.
     #[must_use]
     pub fn recommended(&self) -> Option<&'e str> {
         match self.verdict {
@@ -68,7 +68,7 @@ impl<'e> Advice<'e> {
     }
 }
 
-/// Whether a recording goes to the end of its program, as far as it shows.
+/// Returns true if the recording appears to reach the end of its program.
 #[must_use]
 pub const fn is_complete(program: &RecordedProgram) -> bool {
     matches!(program.ended, Ended::Well)
@@ -80,19 +80,19 @@ fn nothing<'e>(endings: &[Ending], pytorchs: impl Iterator<Item = &'e Ending>, m
     Verdict::Nothing { needed, closest }
 }
 
-/// Those that need the least memory; of those that need about as much, the simplest, and then those whose driver calls cost least.
+/// The results that need the least memory, then the fewest settings, then the cheapest driver calls.
 fn best<'e>(endings: impl Iterator<Item = &'e Ending> + Clone) -> Option<&'e Ending> {
     let smallest = endings.clone().map(least).min()?;
     let alike = Bytes(smallest.0 + smallest.0 / 100 * ALIKE_PERCENT);
     endings.filter(|ending| least(ending) <= alike).min_by_key(|ending| (simplicity(ending), ending.price().1, least(ending)))
 }
 
-/// The least memory that would be enough; where that was not looked for, what it reserved.
+/// The least sufficient memory if it was searched, or else the reserved memory.
 fn least(ending: &Ending) -> Bytes {
     ending.least.map_or(Bytes(ending.replayed.stats.reserved_bytes.all.peak), |least| least.enough)
 }
 
-/// How many settings there are.
+/// The number of settings.
 fn simplicity(ending: &Ending) -> usize {
     ending.configuration.name.matches(':').count()
 }

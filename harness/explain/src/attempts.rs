@@ -1,5 +1,5 @@
-//! The ways in which the caching allocator serves a request, and why each of them failed: a free block, a new segment from the driver, and a new segment
-//! once cached memory was given back. They are tried in this order:
+//! Explains why each attempt of the caching allocator to serve a request failed. The allocator tries a free block, then a new
+//! segment, then a new segment after releasing cached memory:
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDACachingAllocator.cpp> (`DeviceCachingAllocator::malloc`).
 
 use harness_allocator::stats::{BlockState, PoolKind};
@@ -9,54 +9,53 @@ use harness_trace::snapshot::{Action, Block, Segment};
 use serde::Serialize;
 
 use crate::pins;
-use crate::view::{DeviceSize, Refused, Totals, View, other_lane};
+use crate::view::{DeviceSize, Refused, Totals, View, pool_mismatch};
 
-/// One way, and why it failed.
+/// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct FailedAttempt {
     pub way: AttemptKind,
-    /// Why it failed, as sentences.
+    /// The reason, in sentences.
     pub why: String,
 }
 
-/// A way of serving a request.
+/// An attempt to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptKind {
-    /// A free block of its own pool and stream.
+    /// A free block of the request's pool and stream.
     FreeBlock,
-    /// A block that was freed and waits for other streams.
+    /// A freed block that waits for other streams.
     PendingFree,
-    /// A new segment, or new pages of an expandable one.
+    /// A new segment, or new pages of an expandable segment.
     NewSegment,
-    /// The same, once cached memory was given back.
+    /// Another attempt after releasing cached memory.
     Retry,
 }
 
 impl AttemptKind {
-    /// The name for people.
+    /// The name in reports.
     #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
             Self::FreeBlock => "a free block",
             Self::PendingFree => "a block that waits for other streams",
             Self::NewSegment => "new memory from the driver",
-            Self::Retry => "the same again, with cached memory given back",
+            Self::Retry => "another attempt after releasing cached memory",
         }
     }
 }
 
-/// What an allocation lacks.
+/// The memory that a request lacks.
 pub(crate) struct Missing {
-    /// What no free memory serves.
+    /// The part of the request that no free block covers.
     pub(crate) bytes: Bytes,
-    /// What it takes from the driver, in whole segments or pages.
+    /// The memory to reserve for it, in whole segments or pages.
     pub(crate) from_driver: Bytes,
 }
 
-/// What a request lacks where no free block serves it. New pages of an expandable segment join the free memory in front of them; the allocator takes the
-/// first place where both are enough.
+/// Computes the lacking memory if no free block is sufficient. New pages of an expandable segment extend the free memory before
+/// them. The allocator uses the first place where both together are sufficient.
 pub(crate) fn missing(view: &View<'_>, request: &Refused) -> Missing {
     if !view.config.expandable_segments {
         return Missing { bytes: request.requested, from_driver: request.asked };
@@ -65,7 +64,8 @@ pub(crate) fn missing(view: &View<'_>, request: &Refused) -> Missing {
     let own: Vec<&Segment> = own_segments(view, request).filter(|segment| segment.expandable).collect();
     let end = |segment: &Segment| segment.address + segment.size.get();
     for (index, range) in own.iter().enumerate() {
-        // Unmapped addresses follow each range: up to the next range, or to the end of the reservation, whose size is no limit.
+        // Unmapped addresses follow each range, up to the next range or the end of the reservation. Reservations are large
+        // enough.
         let tail = free_at(range.blocks.last());
         let next = own.get(index + 1).filter(|next| next.address - end(range) < RESERVATION);
         let hole = next.map_or(RESERVATION, |next| next.address - end(range));
@@ -79,7 +79,7 @@ pub(crate) fn missing(view: &View<'_>, request: &Refused) -> Missing {
     Missing { bytes: request.rounded, from_driver: Bytes(request.rounded.get().next_multiple_of(page)) }
 }
 
-/// More than any device has: two ranges further apart are of different reservations.
+/// More than any device has, so ranges further apart belong to different reservations.
 const RESERVATION: u64 = 1 << 40;
 
 fn free_at(block: Option<&Block>) -> u64 {
@@ -87,16 +87,16 @@ fn free_at(block: Option<&Block>) -> u64 {
 }
 
 fn own_segments<'a>(view: &'a View<'_>, request: &'a Refused) -> impl Iterator<Item = &'a Segment> {
-    view.state.segments.iter().filter(move |segment| other_lane(segment, request).is_none())
+    view.state.segments.iter().filter(move |segment| pool_mismatch(segment, request).is_none())
 }
 
-/// The limit of the memory fraction, where that refused.
+/// The limit of the memory fraction, if it refused the request.
 pub(crate) fn limit(view: &View<'_>, totals: Totals, size: &DeviceSize, asked: Bytes) -> Option<Bytes> {
     let limit = view.config.memory_fraction.limit(size.total)?;
     (totals.reserved + asked > limit).then_some(limit)
 }
 
-/// Each way, and why it failed.
+/// Every attempt with its reason.
 pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &DeviceSize) -> Vec<FailedAttempt> {
     let missing = missing(view, request);
     let refused = refusal(view, totals, size, missing.from_driver);
@@ -107,7 +107,7 @@ pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &Devi
     ways
 }
 
-/// How people call a pool and a stream.
+/// Describes the request's pool and stream.
 fn lane(request: &Refused) -> String {
     let size = match request.pool {
         PoolKind::Small => "small",
@@ -135,19 +135,19 @@ fn free_block(view: &View<'_>, request: &Refused) -> String {
         return format!("Nothing is free in {lane}.");
     }
     let free = match pieces.count {
-        1 => format!("{} are free in {lane}, in one piece", pieces.bytes),
-        count => format!("{} are free in {lane}, in {count} pieces, the largest of {}", pieces.bytes, pieces.largest),
+        1 => format!("{} are free in {lane}, in one block", pieces.bytes),
+        count => format!("{} are free in {lane}, in {count} blocks, the largest of {}", pieces.bytes, pieces.largest),
     };
     if pieces.largest < needed {
-        return format!("{free}; {needed} are needed in one piece.");
+        return format!("{free}, but one block of {needed} is needed.");
     }
     let is_kept = !view.config.accepts(needed.get(), pieces.largest.get());
     match view.config.max_split_size.filter(|_| is_kept) {
         Some(max) => format!(
-            "{free}. That is enough, but under max_split_size_mb a block of {max} or more serves requests of about its own size only, and \
+            "{free}. That is enough, but with max_split_size_mb a block of {max} or more serves only requests of about its own size, and \
              {needed} are needed."
         ),
-        None => format!("{free}. That is enough for {needed}: the snapshot does not tell why it was not taken."),
+        None => format!("{free}. That is enough for {needed}; the snapshot does not show why the allocator did not use it."),
     }
 }
 
@@ -155,11 +155,11 @@ fn pending(view: &View<'_>, request: &Refused) -> Option<String> {
     let waiting = in_state(view, request, BlockState::PendingFree);
     (!waiting.is_empty()).then(|| {
         let count = if waiting.count == 1 { "1 block".to_owned() } else { format!("{} blocks", waiting.count) };
-        format!("{} in {count} were freed, but other streams had not finished with them.", waiting.bytes)
+        format!("{} in {count} were freed, but other streams still used them.", waiting.bytes)
     })
 }
 
-/// Who refused new memory.
+/// The reason for which no memory was reserved.
 enum Refusal {
     Fraction { limit: Bytes, reserved: Bytes },
     Driver { free: Bytes },
@@ -178,20 +178,20 @@ fn refusal(view: &View<'_>, totals: Totals, size: &DeviceSize, asked: Bytes) -> 
 fn new_segment(view: &View<'_>, request: &Refused, missing: &Missing, refusal: &Refusal) -> String {
     let Missing { from_driver: asked, bytes } = *missing;
     let joins = view.config.expandable_segments && bytes < request.rounded;
-    let what = if joins { format!("{asked} of new pages, behind free memory,") } else { asked.to_string() };
+    let what = if joins { format!("{asked} of new pages after free memory") } else { asked.to_string() };
     match *refusal {
         Refusal::Fraction { limit, reserved } => format!(
-            "The memory fraction allows {limit} in all, and {reserved} are reserved: {what} would be too much, so the driver was not asked."
+            "The memory fraction allows {limit}, and {reserved} are already reserved. {what} would exceed it, so the driver was not asked."
         ),
-        Refusal::Driver { free } => format!("The driver was asked for {what} and had {free} free."),
+        Refusal::Driver { free } => format!("The driver was asked for {what}, but had only {free} free."),
         Refusal::Unknown { free } => format!(
-            "{what} were needed, and the driver had {free} free: so a memory fraction that the program set itself refused, or the memory came \
-             free after the driver was asked."
+            "{what} were needed, and the driver had {free} free. So either the program's own memory fraction refused the request, or the memory \
+             became free after the driver was asked."
         ),
     }
 }
 
-/// What went back to the driver just before the request was refused.
+/// The memory returned to the driver directly before the OOM.
 fn given_back(view: &View<'_>) -> Pieces {
     let mut pieces = Pieces::default();
     let Some((oom, _)) = view.oom() else { return pieces };
@@ -209,18 +209,18 @@ fn given_back(view: &View<'_>) -> Pieces {
 
 fn retry(view: &View<'_>, request: &Refused) -> String {
     if request.private_pool.is_some() {
-        return "A request for a private pool gives no cached memory back.".to_owned();
+        return "A request for a private pool releases no cached memory.".to_owned();
     }
     let gone = given_back(view);
     let what = match gone.count {
-        0 => "There was nothing to give back".to_owned(),
-        1 => format!("{} went back to the driver, and that was not enough", gone.bytes),
-        count => format!("{} went back to the driver in {count} pieces, and that was not enough", gone.bytes),
+        0 => "No cached memory could be released".to_owned(),
+        1 => format!("{} were released to the driver, which was not enough", gone.bytes),
+        count => format!("{} were released to the driver in {count} parts, which was not enough", gone.bytes),
     };
     let kept: Bytes = view.state.segments.iter().flat_map(|segment| pins::pieces(segment, view.config)).map(|piece| piece.pinned).sum();
     if kept == Bytes::ZERO {
         return format!("{what}.");
     }
     let unit = if view.config.expandable_segments { "pages" } else { "segments" };
-    format!("{what}: the other {kept} of cached memory are in {unit} where something is still live, and those cannot go back.")
+    format!("{what}. The other {kept} of cached memory are in {unit} with live blocks, which cannot be released.")
 }

@@ -1,4 +1,4 @@
-//! What a device's bytes are used for: [`ByteCause`], and the bytes of each.
+//! The uses of a device's memory: [`ByteCause`].
 
 use harness_allocator::units::Bytes;
 use harness_record::CauseKind;
@@ -6,10 +6,9 @@ use serde::Serialize;
 
 use crate::sites::SiteId;
 
-/// A use of memory, or what keeps it from being used.
+/// A use of memory, or a reason why free memory is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "each variant is described by `ByteCause::about`")]
 pub enum ByteCause {
     Allocated,
     Rounding,
@@ -25,7 +24,7 @@ pub enum ByteCause {
 }
 
 impl ByteCause {
-    /// Every cause, in the order in which they are shown.
+    /// All causes in display order.
     pub const ALL: [Self; 11] = [
         Self::Allocated,
         Self::Rounding,
@@ -40,7 +39,7 @@ impl ByteCause {
         Self::FreeOrOthersHold,
     ];
 
-    /// The name in JSON. Where a request can fail for the same reason, it is the name of that [`CauseKind`].
+    /// The name in JSON. It matches the [`CauseKind`] if requests can fail for the same reason.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,7 +57,7 @@ impl ByteCause {
         }
     }
 
-    /// What it is, in a few words.
+    /// A short description.
     #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
@@ -68,37 +67,35 @@ impl ByteCause {
             Self::OtherStream => "cached for another stream",
             Self::OtherPool => "cached for blocks of the other size",
             Self::PrivatePool => "cached in a private pool",
-            Self::InactiveSplit => "free, but pinned in its segment",
+            Self::InactiveSplit => "free, but pinned by live blocks",
             Self::WholeSegments => "free whole segments",
-            Self::OthersHold => "other programs and the CUDA context",
+            Self::OthersHold => "other processes and the CUDA context",
             Self::Free => "free on the device",
-            Self::FreeOrOthersHold => "not reserved: free, or held by others",
+            Self::FreeOrOthersHold => "not reserved: free, or in use by other processes",
         }
     }
 }
 
-/// The bytes of one cause.
+/// The memory of one cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct CauseBytes {
     pub cause: ByteCause,
     pub bytes: Bytes,
-    /// In how many blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Of live blocks, who allocated them; of free ones, who allocated the block that pins them. Most bytes first. Together they have all bytes of the
-    /// cause, except for free memory that nothing pins.
+    /// The sites of live blocks, or of the blocks that pin free ones, largest first. They cover all bytes of the cause, except
+    /// for free memory that nothing pins.
     pub sites: Vec<SiteBytes>,
 }
 
-/// What one site has of a cause.
+/// The memory of one site and cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SiteBytes {
-    /// The name of the site.
+    /// The site's name.
     pub site: String,
-    /// The same, in [`crate::causes::Explanation::sites`].
+    /// The site's id in [`crate::causes::Explanation::sites`].
     pub id: SiteId,
     pub bytes: Bytes,
-    /// Of live blocks, how many; of free ones, in how many pieces.
+    /// The number of live blocks or free blocks.
     pub blocks: u64,
 }

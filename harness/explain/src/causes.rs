@@ -1,17 +1,18 @@
-//! Where a device's memory is at one moment of a recording, by cause, so that the bytes add up to the device's memory; and why a request failed.
+//! Explains the use of a device's memory at one moment of a recording, and why a request failed.
 //!
-//! [`explain`] makes an [`Explanation`]. Every byte is counted once, for the first of these that holds:
+//! [`explain`] returns an [`Explanation`]. The bytes add up to the device's memory, because each byte counts once, under the
+//! first cause that applies:
 //!
-//! 1. in a block that is allocated: as `allocated` what was requested, as `rounding` the rest of the block;
-//! 2. in a block that was freed and waits for other streams: `pending_free`;
-//! 3. free, but in a private pool that the request is not served from: `private_pool`;
-//! 4. free, but in the pool of the other size (small or large): `other_pool`;
-//! 5. free, but for another stream: `other_stream`;
-//! 6. free in a segment (of expandable memory: in pages) where nothing else is: `whole_segments`, which can go back to the driver;
-//! 7. free in a segment, or page, that something else pins: `inactive_split`;
-//! 8. not held by the allocator: `free` on the device, or `others_hold`.
+//! 1. In an allocated block: `allocated` for the requested size, `rounding` for the rest.
+//! 2. In a freed block that waits for other streams: `pending_free`.
+//! 3. Free, in a private pool that does not serve the request: `private_pool`.
+//! 4. Free, in the pool of the other size (small or large): `other_pool`.
+//! 5. Free, for another stream: `other_stream`.
+//! 6. Free, in a segment or page that is entirely free and can be released: `whole_segments`.
+//! 7. Free, in a segment or page that a live block pins: `inactive_split`.
+//! 8. Not reserved by the allocator: `free` on the device, or `others_hold`.
 //!
-//! 4 and 5 hold only where a request was refused: without one, no stream and no size is the other one.
+//! Causes 4 and 5 apply only if a request failed.
 
 mod account;
 mod notes;
@@ -38,21 +39,17 @@ use crate::waits;
 
 /// What to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Options {
-    /// The device's memory, where the user tells it.
+    /// The device's memory, if the user specifies it.
     pub memory: Option<Bytes>,
     pub at: At,
 }
 
 /// Why a moment cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ExplainError {
-    /// There is no such moment.
     #[error(transparent)]
     Moment(#[from] MomentError),
-    /// The device would be smaller than what was in use.
     #[error(
         "the device's memory cannot be {given}: the snapshot shows {least} ({} bytes) on device {device}, {what}; give at least that much, or \
          leave the option out", least.get()
@@ -60,7 +57,7 @@ pub enum ExplainError {
     MemoryTooSmall { given: Bytes, least: Bytes, device: u32, what: &'static str },
 }
 
-/// The devices that a snapshot has segments or events of.
+/// The devices that have segments or events in a snapshot.
 #[must_use]
 pub fn devices(snapshot: &Snapshot) -> Vec<u32> {
     let of_segments = snapshot.segments.iter().map(|segment| segment.device);
@@ -71,21 +68,18 @@ pub fn devices(snapshot: &Snapshot) -> Vec<u32> {
     devices
 }
 
-/// The settings under which a snapshot was recorded; PyTorch's own where the file does not tell, or tells what this version cannot read.
+/// The recorded settings. PyTorch's defaults if the file has none, or if this version cannot parse them.
 #[must_use]
 pub fn config(snapshot: &Snapshot) -> Config {
     let conf = snapshot.settings.as_ref().map_or("", |settings| settings.conf.as_str());
     Config::parse(conf).unwrap_or_default()
 }
 
-/// Explains where the memory of one device is. Takes `n log n` time for `n` events and blocks.
-///
-/// # Errors
-/// [`ExplainError`] where there is no such moment, or the memory given is too small.
+/// Explains the memory of one device. Takes `n log n` time for `n` events and blocks.
 pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Explanation, ExplainError> {
     let conf = snapshot.settings.as_ref().map(|settings| settings.conf.clone());
     let is_unknown = conf.as_deref().is_some_and(|conf| Config::parse(conf).is_err());
-    let unknown = is_unknown.then(|| "the settings cannot be read: PyTorch's own are assumed".to_owned());
+    let unknown = is_unknown.then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
     let config = config(snapshot);
     let run = snapshot.run();
     let is_foreign = run.as_ref().is_some_and(|run| !run.is_pytorchs);
@@ -137,20 +131,20 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     Ok(explanation)
 }
 
-/// What a replay of the recording shows.
+/// Describes a replay of the recording.
 fn replayed(fidelity: &Result<Fidelity, ProgramError>) -> String {
     match fidelity {
         Ok(fidelity) => match &fidelity.first_divergence {
-            None => format!("replayed under its own settings the recording comes out the same: {fidelity}"),
+            None => format!("a replay with the recorded settings matches the recording: {fidelity}"),
             Some(divergence) => format!(
-                "replayed under its own settings the recording comes out differently ({fidelity}), so a replay under others shows nothing; it differs {divergence}"
+                "a replay with the recorded settings differs from the recording ({fidelity}), so replays with other settings are unreliable. First difference: {divergence}"
             ),
         },
         Err(error) => format!("the recording cannot be replayed: {error}"),
     }
 }
 
-/// Names of the causes of a failed request, each once.
+/// The distinct causes of a failed request.
 fn kinds(shortage: &Shortage) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = harness_record::causes(shortage).iter().map(|cause| cause.kind().name()).collect();
     kinds.dedup();

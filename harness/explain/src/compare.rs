@@ -1,4 +1,4 @@
-//! Two snapshots of one program, as before and after an upgrade: what grew, by site and by cause. [`compare`].
+//! Compares two snapshots of one program, for example before and after an upgrade, by site and by cause: [`compare`].
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,23 @@ use crate::bytes::ByteCause;
 use crate::explanation::Explanation;
 use crate::state::History;
 
-/// What a snapshot says over its whole length.
+/// Statistics of a whole recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Whole {
     pub peak_allocated: Bytes,
     pub peak_reserved: Bytes,
-    /// Blocks handed out.
+    /// The number of allocations.
     pub allocations: u64,
-    /// Segments, or ranges of pages, taken from the driver.
+    /// Segments or page ranges reserved from the driver.
     pub driver_allocations: u64,
-    /// Segments, or ranges of pages, given back.
+    /// Segments or page ranges returned to the driver.
     pub driver_frees: u64,
-    /// Requests that were refused.
+    /// Out-of-memory errors.
     pub ooms: u64,
 }
 
 impl Whole {
-    /// Counts over a recording. Peaks count what was there before the recording too. Takes `n log n` time for `n` events.
+    /// Computes the statistics. Peaks include memory from before the recording. Takes `n log n` time for `n` events.
     #[must_use]
     pub fn of(history: &History<'_>, at_end: &Explanation) -> Self {
         let count = |actions: &[Action]| history.events().iter().filter(|event| actions.contains(&event.action)).count() as u64;
@@ -42,41 +41,39 @@ impl Whole {
     }
 }
 
-/// One of the two.
+/// One of the two snapshots.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// At the moment that both are compared at.
+    /// At the compared moment.
     pub explanation: &'a Explanation,
     /// Over the whole recording.
     pub whole: Whole,
 }
 
-/// What differs between two snapshots.
+/// The differences between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Comparison {
-    /// The sentence that matters first.
+    /// A summary sentence.
     pub headline: String,
     pub before: Whole,
     pub after: Whole,
-    /// Every cause that either has, in the order in which causes are shown.
+    /// Every cause in either snapshot, in display order.
     pub causes: Vec<CauseChange>,
-    /// Sites whose live bytes differ, the largest difference first. What only one of the two has goes by function and file, without the line.
+    /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is named by function and file,
+    /// without its line.
     pub sites: Vec<SiteChange>,
 }
 
-/// A cause in both.
+/// A cause in both snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct CauseChange {
     pub cause: ByteCause,
     pub before: Bytes,
     pub after: Bytes,
 }
 
-/// A site in both.
+/// A site in both snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SiteChange {
     pub site: String,
     pub before: Bytes,
@@ -85,7 +82,7 @@ pub struct SiteChange {
     pub blocks_after: u64,
 }
 
-/// What differs. Takes `n log n` time for `n` sites.
+/// Compares two snapshots. Takes `n log n` time for `n` sites.
 #[must_use]
 pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
     let shown = |cause: &ByteCause| before.explanation.bytes(*cause) > Bytes::ZERO || after.explanation.bytes(*cause) > Bytes::ZERO;
@@ -99,10 +96,10 @@ pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
     Comparison { headline, before: before.whole, after: after.whole, causes: causes.collect(), sites }
 }
 
-/// Bytes and blocks of sites, by a name.
+/// Bytes and blocks of sites, by name.
 type BySite = BTreeMap<String, (Bytes, u64)>;
 
-/// What is live, by the name of its site and, for where that is not in the other snapshot, the same without the line.
+/// Live memory by site name, and without the line for sites that the other snapshot lacks.
 fn live_by_site(explanation: &Explanation) -> BTreeMap<(String, String), (Bytes, u64)> {
     let mut sites: BTreeMap<(String, String), (Bytes, u64)> = BTreeMap::new();
     let causes = explanation.causes.iter().filter(|cause| matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding));
@@ -114,13 +111,13 @@ fn live_by_site(explanation: &Explanation) -> BTreeMap<(String, String), (Bytes,
         };
         let (bytes, blocks) = sites.entry((site.name.clone(), without_line)).or_default();
         *bytes += of.bytes;
-        // The rounding of a block is no block of its own.
+        // Rounding is part of a block that is already counted.
         *blocks += if cause == ByteCause::Allocated { of.blocks } else { 0 };
     }
     sites
 }
 
-/// The line of a function moves with every change above it: a site that only one snapshot has goes by its function and file.
+/// Names a site by function and file if only one snapshot has it, because lines move when code above them changes.
 fn names(own: BTreeMap<(String, String), (Bytes, u64)>, other: &BTreeMap<(String, String), (Bytes, u64)>) -> BySite {
     let mut named = BySite::new();
     for ((exact, without_line), (bytes, blocks)) in own {
@@ -157,14 +154,14 @@ const fn difference(change: &SiteChange) -> u64 {
     change.before.get().abs_diff(change.after.get())
 }
 
-/// `from 1 GiB to 2 GiB (+100.0 %)`, or `1 GiB as before`.
+/// For example `from 1 GiB to 2 GiB (+100.0 %)`, or `unchanged at 1 GiB`.
 #[must_use]
 pub fn change(before: Bytes, after: Bytes) -> String {
     if before == after {
         return format!("{after} as before");
     }
     if before == Bytes::ZERO {
-        return format!("from nothing to {after}");
+        return format!("from 0 B to {after}");
     }
     let percent = (after.get() as f64 / before.get() as f64 - 1.0) * 100.0;
     format!("from {before} to {after} ({percent:+.1} %)")

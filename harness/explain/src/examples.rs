@@ -1,4 +1,4 @@
-//! Snapshots for tests, made by hand.
+//! Builds snapshots for tests.
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
@@ -34,13 +34,13 @@ impl Example {
         self.snapshot.traces[0].len() - 1
     }
 
-    /// A request that was refused.
+    /// A failed request.
     pub(crate) fn oom(&mut self, requested: u64, free: u64) {
         let stack = self.line(99);
         self.event(Action::Oom, free, requested, stack);
     }
 
-    /// A segment of blocks: `a` allocated, `p` freed and waiting, `.` free; each with its size and, if allocated, the line of its site.
+    /// Adds a segment. Each block has a state (`a` allocated, `p` pending free, `.` free), a size and, if allocated, a line.
     pub(crate) fn segment(&mut self, blocks: &[(char, u64, u32)]) -> &mut Segment {
         let (start, size) = (self.next, blocks.iter().map(|block| block.1).sum::<u64>());
         self.next += size + (1 << 30);

@@ -1,4 +1,4 @@
-//! What is found about one moment of a recording, as plain data: [`Explanation`].
+//! The explanation of one moment as plain data: [`Explanation`].
 
 use std::collections::BTreeMap;
 
@@ -18,70 +18,69 @@ use crate::state::Moment;
 use crate::view::{Refused, TotalKnown, Totals};
 use crate::waits::Wait;
 
-/// Where a device's memory is at one moment, and why a request failed then.
+/// The use of a device's memory at one moment, and why a request failed.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Explanation {
-    /// The sentence that matters first.
+    /// A summary sentence.
     pub headline: String,
     /// The sum of [`Self::causes`].
     pub device_total: Bytes,
-    /// How the total is known.
+    /// The source of the total.
     pub device_total_is: TotalKnown,
     /// The device's index in the snapshot.
     pub device: u32,
     pub moment: Moment,
-    /// The request that was refused then.
+    /// The request that failed at this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<Refused>,
-    /// The figures that PyTorch's own message has too.
+    /// The figures of PyTorch's own error message.
     pub accounts: Totals,
-    /// What the memory is used for, or why it is not of use. The bytes add up to [`Self::device_total`].
+    /// Uses of memory, and reasons why free memory is not usable. The bytes add up to [`Self::device_total`].
     pub causes: Vec<CauseBytes>,
-    /// Why the request failed, by the names that scenarios have.
+    /// Why the request failed, in the names that scenarios use.
     pub why: Vec<&'static str>,
-    /// Each way of serving the request, and why it failed; in the order in which the allocator tries them.
+    /// Each attempt to serve the request and why it failed, in the allocator's order.
     pub ways: Vec<FailedAttempt>,
-    /// Segments that cannot go back to the driver though part of them is free, those with the most free bytes first.
+    /// Partly free segments that cannot be released, most free bytes first.
     pub pinned: Vec<PinnedSegment>,
-    /// Frees that waited long for other streams; those that still do first.
+    /// Frees that waited long for other streams. Those that still wait come first.
     pub stalled_frees: Vec<Wait>,
-    /// Sites whose live bytes grow from iteration to iteration, the fastest first.
+    /// Sites whose live bytes grow with each iteration, fastest first.
     pub growing: Vec<Growth>,
-    /// Requests that were refused before and survived.
+    /// Earlier requests that failed while the program continued.
     pub survived_ooms: usize,
-    /// What else the reader of the figures should know.
+    /// Notes about the figures.
     pub notes: Vec<String>,
-    /// Whether a replay under the recorded settings does what was recorded, so that what it does under others can be trusted. `None` where nothing
-    /// was recorded, or another allocator than PyTorch's.
+    /// True if a replay with the recorded settings matches the recording, so replays with other settings are reliable. `None`
+    /// without events, or for another allocator than PyTorch's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Fidelity>,
-    /// Every site that is named above, by [`crate::bytes::SiteBytes::id`] and its like.
+    /// Every site that appears above, by id.
     pub sites: BTreeMap<SiteId, Site>,
-    /// The settings under which the program ran, as `PYTORCH_ALLOC_CONF` has them; `None` where the file does not tell.
+    /// The program's settings in the form of `PYTORCH_ALLOC_CONF`. `None` if the file has none.
     pub conf: Option<String>,
-    /// The run of ours that the snapshot is of; `None` for snapshots of PyTorch.
+    /// The harness run that wrote the snapshot. `None` for snapshots of PyTorch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<RunInfo>,
-    /// What was known when the request failed, for the sentences of the causes.
+    /// The data from which the cause sentences are made.
     #[serde(skip)]
     pub shortage: Option<Shortage>,
 }
 
 impl Explanation {
-    /// The bytes of a cause; zero where there are none.
+    /// The bytes of a cause, or zero.
     #[must_use]
     pub fn bytes(&self, cause: ByteCause) -> Bytes {
         self.causes.iter().find(|of| of.cause == cause).map_or(Bytes::ZERO, |of| of.bytes)
     }
 
-    /// What is reserved and not allocated, as PyTorch's message has it.
+    /// Reserved but unallocated memory, as in PyTorch's message.
     #[must_use]
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.accounts.reserved.saturating_sub(self.accounts.allocated)
     }
 
-    /// Whether the times of the recording are those of a simulated device.
+    /// Returns true if the recorded times come from a simulated device.
     #[must_use]
     pub fn has_simulated_times(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.clock == Clock::Simulated)

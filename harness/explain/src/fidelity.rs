@@ -1,6 +1,6 @@
-//! The fidelity gate: whether a program, replayed under the settings it was recorded under, does what the recording has. Every allocation must land
-//! on the recorded address, every segment must be asked for at the recorded moment and in the recorded size, every segment must go back when
-//! it did, and the final segments and blocks must be those of the snapshot. What a replay says under other settings is backed by this.
+//! Checks whether a replay with the recorded settings matches the recording: [`check`]. Every allocation must have its recorded
+//! address. Every segment must be reserved and released at its recorded moment with its recorded size. The final segments and
+//! blocks must match the snapshot. Predictions for other settings rely on this check.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -15,28 +15,26 @@ use harness_trace::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use harness_trace::trace::TraceEvent;
 use serde::Serialize;
 
-/// How far a replay does what the recording has.
+/// How closely a replay matches the recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Fidelity {
-    /// Allocations of the recording.
+    /// Allocations in the recording.
     pub allocations: u64,
     pub at_recorded_address: u64,
-    /// Segments that the recording took from the driver; of expandable segments, mapped ranges.
+    /// Segments that the recording reserved; for expandable segments, mapped ranges.
     pub segments: u64,
-    /// Those that the replay took at the same moment, in the same size.
+    /// Segments that the replay reserved at the same moment with the same size.
     pub segments_as_recorded: u64,
-    /// Whether all of the replay is as recorded: also what was refused, what was given back, and the state at the end.
+    /// True if the whole replay matches, including failed requests, released memory and the final state.
     pub faithful: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_divergence: Option<Divergence>,
 }
 
-/// The first thing that differs, with both sides.
+/// The first difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Divergence {
-    /// The index of the event in the snapshot; `None` where only the state at the end differs.
+    /// The index of the event in the snapshot. `None` if only the final state differs.
     pub event: Option<u32>,
     pub recorded: String,
     pub replayed: String,
@@ -62,10 +60,7 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// Replays a program under its recorded settings and compares it with the snapshot that it was recovered from.
-///
-/// # Errors
-/// [`ProgramError`] where it cannot be replayed at all.
+/// Replays a program with its recorded settings and compares it with its snapshot. Fails if the program cannot be replayed.
 pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, ProgramError> {
     let program = prepared.program();
     let events = snapshot.traces.get(program.device as usize).map_or(&[][..], Vec::as_slice);
@@ -88,11 +83,11 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, P
     Ok(check.finish())
 }
 
-/// Recovers the program of one device from a snapshot, and checks it. The memory given is taken for that of the device at the time of the recording
-/// where a replay with it does what was recorded.
+/// Recovers the program of one device and checks it. `memory` is the assumed device memory of the recording, used only if a
+/// replay with it matches.
 ///
 /// # Errors
-/// [`ProgramError`] where nothing can be recovered or replayed.
+/// [`ProgramError`] if the program cannot be recovered or replayed.
 pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(RecordedProgram, Fidelity), ProgramError> {
     let recover = |memory: Option<Bytes>| {
         let program = RecordedProgram::recover_with(snapshot, device, memory)?;
@@ -105,7 +100,7 @@ pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Resul
 
 struct Check<'a> {
     program: &'a RecordedProgram,
-    /// Recorded calls to the driver, with their events.
+    /// Recorded driver calls with their events.
     taken: Vec<(u32, DriverCall)>,
     given_back: Vec<(u32, DriverCall)>,
     takes: usize,
@@ -139,7 +134,7 @@ impl<'a> Check<'a> {
         }
         let missed = self.taken.get(self.takes).filter(|&&(taken, _)| taken < event).copied();
         if let Some((taken, call)) = missed {
-            self.diverge(Some(taken), describe(call), "nothing asked of the driver".to_owned());
+            self.diverge(Some(taken), describe(call), "no driver call".to_owned());
         }
     }
 
@@ -152,10 +147,10 @@ impl<'a> Check<'a> {
         *next += 1;
         let takes = matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_));
         match recorded {
-            // What goes back with the first event of a group is told by several.
+            // A group of several events can release memory together.
             Some((at, same)) if same == call && (at < event || !takes) => self.segments_as_recorded += u64::from(takes),
             Some((at, other)) => self.diverge(Some(at.min(event)), describe(other), describe(call)),
-            None => self.diverge(Some(event), "nothing asked of the driver".to_owned(), describe(call)),
+            None => self.diverge(Some(event), "no driver call".to_owned(), describe(call)),
         }
     }
 
@@ -221,8 +216,8 @@ fn driver_call(event: &Event) -> Option<DriverCall> {
 
 fn describe(call: DriverCall) -> String {
     match call {
-        DriverCall::Malloc(range) => format!("a segment of {} taken at {}", range.len, range.start),
-        DriverCall::Free(range) => format!("the segment of {} at {} given back", range.len, range.start),
+        DriverCall::Malloc(range) => format!("a segment of {} reserved at {}", range.len, range.start),
+        DriverCall::Free(range) => format!("the segment of {} at {} released", range.len, range.start),
         DriverCall::Map(range) => format!("{} mapped at {}", range.len, range.start),
         DriverCall::Unmap(range) => format!("{} unmapped at {}", range.len, range.start),
     }

@@ -1,4 +1,4 @@
-//! A program replayed under many settings, and by other allocators: [`Grid`].
+//! Replays a program with many settings and allocators: [`Grid`].
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,8 +16,8 @@ use crate::least::{Least, least_memory};
 /// More than any device has.
 pub const UNLIMITED: Bytes = Bytes::gib(1024);
 
-/// Settings that are tried, as `PYTORCH_ALLOC_CONF` would hold them: each alone, then those that go together. Thresholds of the garbage collection
-/// come with a fraction, without which they do nothing.
+/// The tried values of `PYTORCH_ALLOC_CONF`: single settings, then combinations. Garbage collection thresholds include a memory
+/// fraction, because they have no effect without one.
 pub const SETTINGS: [&str; 24] = [
     "",
     "expandable_segments:True",
@@ -45,24 +45,20 @@ pub const SETTINGS: [&str; 24] = [
     "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.98",
 ];
 
-/// Allocators beside PyTorch's that are tried.
+/// The tried allocators besides PyTorch's.
 pub const OTHER_ALLOCATORS: [AllocatorKind; 4] =
     [AllocatorKind::Bfc, AllocatorKind::RmmPool, AllocatorKind::AsyncPool, AllocatorKind::Direct];
 
-/// An allocator with settings that a program is replayed with.
+/// An allocator with settings.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Configuration {
-    /// The settings as they were given or recorded; of another allocator its name.
+    /// The settings as given or recorded, or the name of another allocator.
     pub name: String,
     pub allocator: AllocatorSpec,
 }
 
 impl Configuration {
-    /// PyTorch's allocator under these settings.
-    ///
-    /// # Errors
-    /// [`ConfError`].
+    /// PyTorch's allocator with these settings.
     pub fn of_settings(conf: &str) -> Result<Self, ConfError> {
         Ok(Self { name: conf.to_owned(), allocator: AllocatorSpec::caching(Config::parse(conf)?) })
     }
@@ -73,7 +69,7 @@ impl Configuration {
         Self { name: kind.name().to_owned(), allocator: kind.into() }
     }
 
-    /// Those that a program recorded under these settings is tried with: its own first, then those of the grid that differ from it, then the other
+    /// The configurations for a program: its recorded settings, then the settings of the grid that differ from them, then other
     /// allocators.
     #[must_use]
     pub fn grid(recorded: &Config) -> Vec<Self> {
@@ -89,34 +85,32 @@ impl Configuration {
         all
     }
 
-    /// Whether it is PyTorch's allocator.
+    /// Returns true if it is PyTorch's allocator.
     #[must_use]
     pub const fn is_pytorchs(&self) -> bool {
         self.allocator.is_pytorch()
     }
 }
 
-/// How a program ended under one configuration.
+/// The result of a program with one configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
-    /// What it ran with.
     pub configuration: Configuration,
-    /// In the memory that the device has.
+    /// The replay with the device's memory.
     pub replayed: Replayed,
-    /// How much memory would have been enough, where that was asked for.
+    /// The least sufficient memory, if requested.
     pub least: Option<Least>,
-    /// The most that is allocated at one time; with the least memory, on a device that refuses nothing.
+    /// The peak of allocated memory with the least memory, or on an unlimited device.
     pub peak_allocated: Bytes,
 }
 
-/// What of an ending goes into the document that `harness advise --format json` prints. Bytes, counts, and the model's nanoseconds.
+/// The JSON form of a result for `harness advise --format json`. In bytes, counts and modeled nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct EndingRecord {
     /// The settings, or the name of another allocator.
     pub conf: String,
     pub oom: bool,
-    /// The index of the snapshot's event whose request is refused first, though the recording served it or ended with it.
+    /// The event index of the first failed request that succeeded in the recording or ended it.
     pub oom_event: Option<u32>,
     pub peak_reserved: u64,
     pub peak_allocated: u64,
@@ -127,27 +121,26 @@ pub struct EndingRecord {
     pub more: Option<MoreOfEnding>,
 }
 
-/// What is not printed where only some settings were asked for.
+/// Omitted if the user asked for specific settings only.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct MoreOfEnding {
     pub oom_request: Option<u64>,
-    /// The most that was reserved and not allocated when the driver had just been asked for memory.
+    /// The peak of memory that was reserved but not allocated directly after a driver call.
     pub peak_unused: u64,
     pub driver_calls: u64,
-    /// By the cost model of the simulated device: not measured.
+    /// From the cost model of the simulated device, not measured.
     pub modelled_driver_ns: u64,
     pub least_memory: Option<u64>,
 }
 
 impl Ending {
-    /// Whether every request was served that the recording served, and the one that ended it.
+    /// Returns true if every request succeeded that succeeded in the recording or ended it.
     #[must_use]
     pub const fn fits(&self) -> bool {
         self.replayed.oom.is_none()
     }
 
-    /// For a document.
+    /// Converts to the JSON form.
     #[must_use]
     pub fn record(&self, with_more: bool) -> EndingRecord {
         let Replayed { oom, stats, calls, driver_time, peak_unused, .. } = &self.replayed;
@@ -171,14 +164,14 @@ impl Ending {
         }
     }
 
-    /// The driver's calls and what the model says they cost.
+    /// The number of driver calls and their modeled cost.
     #[must_use]
     pub fn price(&self) -> (u64, Nanos) {
         (self.replayed.calls.memory_calls(), self.replayed.driver_time)
     }
 }
 
-/// A program, prepared once, and the device it is to run on.
+/// A prepared program and its device memory.
 #[derive(Debug)]
 pub struct Grid<'a> {
     prepared: &'a Prepared<'a>,
@@ -186,23 +179,21 @@ pub struct Grid<'a> {
 }
 
 impl<'a> Grid<'a> {
-    /// A grid over a program on a device of that memory.
     #[must_use]
     pub const fn new(prepared: &'a Prepared<'a>, memory: Bytes) -> Self {
         Self { prepared, memory }
     }
 
-    /// The program.
     #[must_use]
     pub const fn program(&self) -> &'a RecordedProgram {
         self.prepared.program()
     }
 
-    /// Replays the program under each configuration, on all cores, and tells `progress` of each that is done. The endings stand in the order of the
-    /// configurations. `with_least` looks for the least memory as well, which takes some ten replays more of each.
+    /// Replays the program with each configuration on all cores. Calls `progress` after each. Results keep the order of the
+    /// configurations. `with_least` also searches the least sufficient memory, which takes about ten more replays each.
     ///
     /// # Errors
-    /// [`ProgramError`] of the first configuration that cannot be replayed at all.
+    /// The [`ProgramError`] of the first configuration that cannot be replayed.
     pub fn run(
         &self,
         configurations: &[Configuration],
@@ -219,23 +210,17 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// Replays the program under one configuration.
-    ///
-    /// # Errors
-    /// [`ProgramError`].
+    /// Replays the program with one configuration.
     pub fn replay(&self, configuration: &Configuration, memory: Bytes) -> Result<Replayed, ProgramError> {
         self.prepared.replay(&Setup { allocator: configuration.allocator.clone(), memory, placement: Placement::Rising })
     }
 
-    /// The least memory with which the program ends well under a configuration, by bisection in steps of half a percent, of 2 MiB at least; and
-    /// the most that it has allocated at one time.
-    ///
-    /// # Errors
-    /// [`ProgramError`].
+    /// Finds the least memory with which the program succeeds, by bisection in steps of half a percent, at least 2 MiB. Also
+    /// returns the peak of allocated memory.
     pub fn least(&self, configuration: &Configuration) -> Result<(Least, Bytes), ProgramError> {
         let unlimited = self.replay(configuration, UNLIMITED)?.stats;
         let peak = Bytes(unlimited.reserved_bytes.all.peak);
-        // What limits itself to a share of the device needs a larger one.
+        // A memory fraction requires a larger device.
         let fraction = configuration.allocator.effective().map_or(1.0, |config| config.memory_fraction.get());
         let high = Bytes((peak.0 as f64 / fraction.max(0.01)) as u64 + GRANULARITY.0);
         let low = Bytes(unlimited.allocated_bytes.all.peak).max(self.program().reserved_at_start());
@@ -249,18 +234,12 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// Does something with each item on all cores. The answers stand in the order of the items; of several errors the one of the first item is told.
-///
-/// # Errors
-/// What `act` says.
+/// Runs `act` for each item on all cores. Results keep the order of the items. Returns the error of the first item that fails.
 pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
     in_parallel_by(thread::available_parallelism().map_or(1, usize::from), items, act)
 }
 
-/// [`in_parallel`] with at most so many at a time.
-///
-/// # Errors
-/// What `act` says.
+/// Like [`in_parallel`], with at most `threads` items at a time.
 pub fn in_parallel_by<T: Sync, R: Send, E: Send>(most: usize, items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
     let workers = most.clamp(1, items.len().max(1));
     let next = AtomicUsize::new(0);

@@ -1,7 +1,7 @@
-//! Leak suspects: sites whose live bytes grow from iteration to iteration.
+//! Finds leak suspects: sites whose live bytes grow with each iteration.
 //!
-//! Within an iteration memory goes up and down, so sites are compared where the program holds least. The recording is cut into equal stretches, so few that
-//! each has at least one whole up and down; each stretch is judged at its lowest point.
+//! Memory rises and falls within an iteration, so sites are compared at low points. The recording is divided into equal stretches
+//! that each contain at least one full rise and fall. The low point of each stretch counts.
 
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Action, Event};
@@ -10,30 +10,29 @@ use serde::Serialize;
 use crate::sites::SiteId;
 use crate::view::View;
 
-/// A recording is cut into at most so many stretches.
+/// Maximum number of stretches.
 const MOST_STRETCHES: usize = 8;
-/// Fewer would call the warm-up of a program growth.
+/// Minimum number of stretches, so the warm-up does not count as growth.
 const LEAST_STRETCHES: usize = 4;
-/// Less is no suspect.
+/// Minimum growth of a suspect.
 const LEAST_GROWTH: u64 = 1 << 20;
-/// How many sites are told.
+/// Maximum number of reported sites.
 const LISTED: usize = 10;
 
-/// A site that holds more and more.
+/// A site whose live bytes grow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Growth {
     pub site: String,
-    /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
-    /// What the site holds more at the end than at the beginning, warm-up left out.
+    /// The growth after the warm-up.
     pub grown: Bytes,
-    /// What it held at the lowest point of each stretch, of what was allocated during the recording.
+    /// Live bytes at the low point of each stretch, counting allocations of the recording.
     pub held: Vec<Bytes>,
 }
 
-/// Sites that hold more at the lowest point of each stretch than at that of the stretch before, most growth first. Empty where the recording has too few
-/// iterations to tell. Linear in events and sites.
+/// Sites whose live bytes rise from each low point to the next, most growth first. Empty if the recording has too few iterations.
+/// Linear in events and sites.
 pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     let events = &view.history.events()[..view.moment.event.map_or(0, |event| event + 1)];
     let stretches = stretches(events).min(MOST_STRETCHES);
@@ -56,7 +55,7 @@ pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     growing
 }
 
-/// How much more is held at the end than behind the warm-up, which is the first stretch; `None` where it is no steady growth.
+/// The growth after the first stretch, which is the warm-up. `None` if the growth is not steady.
 fn grown(held: &[Bytes]) -> Option<Bytes> {
     let steady = held.get(1..)?;
     let (first, last) = (*steady.first()?, *steady.last()?);
@@ -66,7 +65,7 @@ fn grown(held: &[Bytes]) -> Option<Bytes> {
     (never_less && 4 * rises >= 3 * (steady.len() - 1) && grown.get() >= LEAST_GROWTH).then_some(grown)
 }
 
-/// What was held, counted from the start of the recording, after an event.
+/// Live bytes after each event, relative to the start of the recording.
 fn change(event: &Event) -> i64 {
     let size = i64::try_from(event.size.get()).unwrap_or(i64::MAX);
     match event.action {
@@ -76,7 +75,7 @@ fn change(event: &Event) -> i64 {
     }
 }
 
-/// How many whole ups and downs there are: what was freed, by the height of the curve.
+/// The number of full rises and falls: total freed bytes divided by the height of the curve.
 fn stretches(events: &[Event]) -> usize {
     let (mut current, mut lowest, mut highest, mut freed) = (0_i64, 0_i64, 0_i64, 0_i64);
     for change in events.iter().map(change) {
@@ -87,7 +86,7 @@ fn stretches(events: &[Event]) -> usize {
     usize::try_from(freed / (highest - lowest).max(1)).unwrap_or(0)
 }
 
-/// In each stretch, the index of the event behind which least is held.
+/// The index of the event with the least live bytes in each stretch.
 fn lowest_points(events: &[Event], stretches: usize) -> Vec<usize> {
     let mut current = 0_i64;
     let curve: Vec<i64> = events
@@ -102,7 +101,7 @@ fn lowest_points(events: &[Event], stretches: usize) -> Vec<usize> {
     (0..stretches).filter_map(lowest).collect()
 }
 
-/// The bytes of each site behind each of some events, which are in order.
+/// Live bytes of each site after the given events, which are in order.
 fn held_at(view: &View<'_>, events: &[Event], at: &[usize]) -> Vec<Vec<u64>> {
     let mut current = vec![0_u64; view.sites.all().len()];
     let mut held = Vec::with_capacity(at.len());

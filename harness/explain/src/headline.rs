@@ -1,4 +1,4 @@
-//! The one sentence that matters first: [`of`].
+//! Writes the summary sentence of an explanation: [`of`].
 
 use harness_allocator::units::Bytes;
 
@@ -9,10 +9,10 @@ use crate::pins::{self, PinnedBySite, PinnedSegment};
 use crate::state::MomentKind;
 use crate::view::{Refused, TotalKnown};
 
-/// A device is nearly full where less than this part of it is cached and of no use: one twentieth.
+/// A device is nearly full if less than one twentieth is cached but unusable.
 const NEARLY_FULL: u64 = 20;
 
-/// The sentence about a moment. Where a request was refused, it names the largest of the causes without which there would have been room.
+/// The summary of a moment. After an OOM, it names the largest cause without which the request would fit.
 pub(crate) fn of(explanation: &Explanation) -> String {
     match &explanation.request {
         Some(request) => of_refusal(explanation, request),
@@ -31,7 +31,7 @@ fn of_refusal(explanation: &Explanation, request: &Refused) -> String {
     if request.requested > everything {
         let lacking = request.requested - everything;
         return format!(
-            "The program is too large by {lacking}: {allocated}, and the {wanted} did not fit into the {everything} that are free in all."
+            "The program is too large by {lacking}: {allocated}, and the {wanted} did not fit into the {everything} that are free in total."
         );
     }
     let failed = format!("so the {wanted} did not fit, with {free} free on the device");
@@ -93,7 +93,7 @@ fn of_state(explanation: &Explanation) -> String {
     )
 }
 
-/// `, most of it (2 GiB) at model.py:41`.
+/// For example `, most of it (2 GiB) at model.py:41`.
 fn most_by(explanation: &Explanation, cause: ByteCause) -> String {
     let largest = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first().map(|site| (of.bytes, site)));
     let Some((bytes, site)) = largest else { return String::new() };
@@ -101,7 +101,7 @@ fn most_by(explanation: &Explanation, cause: ByteCause) -> String {
     format!(", {}", explanation.sites[&site.id].with_verb(&format!("{most} ({})", site.bytes)))
 }
 
-/// `, the most (2 GiB) in segments pinned by blocks allocated at model.py:41`.
+/// For example `, the most (2 GiB) in segments pinned by blocks allocated at model.py:41`.
 fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
     let of = explanation.causes.iter().find(|of| of.cause == cause).and_then(|of| of.sites.first());
     of.map_or_else(String::new, |site| {
@@ -109,7 +109,7 @@ fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
     })
 }
 
-/// `: 212 segments are each held by one block of 2 MiB allocated at model.py:41`.
+/// For example `: 212 segments are each held by one block of 2 MiB allocated at model.py:41`.
 fn pinned(explanation: &Explanation) -> String {
     let is_own = |segment: &&PinnedSegment| match &explanation.request {
         Some(request) => (segment.pool, segment.stream, segment.private_pool) == (request.pool, request.stream, request.private_pool),
@@ -133,7 +133,7 @@ fn held(most: &PinnedBySite<'_>, explanation: &Explanation) -> String {
     let (count, allocated) = (most.segments.len(), explanation.sites[&first.by.id].with_verb("allocated"));
     if first.expandable {
         let pieces = if count == 1 { "1 piece lies".to_owned() } else { format!("{count} pieces lie") };
-        return format!("{pieces} in pages beside live blocks {allocated}");
+        return format!("{pieces} in pages shared with live blocks {allocated}");
     }
     let one = most.one_block();
     let are_single = most.are_single();

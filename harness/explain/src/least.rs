@@ -1,34 +1,28 @@
-//! How much memory would have been enough: [`least_memory`], and [`least_memory_by`] that tries several amounts at a time.
+//! Finds the least sufficient memory: [`least_memory`], or several amounts at a time with [`least_memory_by`].
 
 use harness_allocator::units::Bytes;
 
-/// What a bisection found.
+/// The result of a bisection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Least {
-    /// The least memory that was seen to be enough.
+    /// The least memory that was tested as sufficient.
     pub enough: Bytes,
-    /// The most that was seen not to be; zero where everything tried was enough.
+    /// The largest insufficient amount below `enough`. Zero if every tested amount was sufficient.
     pub too_little: Bytes,
-    /// Whether some memory between these two bounds of the search and above `enough` was tried and was too little: then more memory hurts here, and
-    /// other amounts below `enough` may do as well.
+    /// True if no tested amount above `enough` was insufficient. If it is false, more memory can hurt, and other amounts below
+    /// `enough` may also be sufficient.
     pub is_monotonic: bool,
 }
 
-/// The least memory that is enough, by bisection between `low`, which need not be enough, and `high`, which is, down to a difference of `step`.
+/// Finds the least sufficient memory between `low`, which may be insufficient, and `high`, which is sufficient, to within `step`.
 ///
-/// A bisection takes for granted that more memory never hurts. That is not certain: an allocator that finds memory takes it, and what it takes
-/// may be in the way later. So a few amounts above the answer are tried too.
-///
-/// # Errors
-/// What `is_enough` says.
+/// Bisection assumes that more memory never hurts. That can be wrong, because memory that an allocator takes may be in the way
+/// later. So a few amounts above the answer are tested as well.
 pub fn least_memory<E>(low: Bytes, high: Bytes, step: Bytes, mut is_enough: impl FnMut(Bytes) -> Result<bool, E>) -> Result<Least, E> {
     least_memory_by(low, high, step, 1, |memory| memory.iter().map(|memory| is_enough(*memory)).collect())
 }
 
-/// [`least_memory`], by trying up to `width` amounts at a time: `are_enough` answers for each of those that it gets, which rise.
-///
-/// # Errors
-/// What `are_enough` says.
+/// Like [`least_memory`], but tests up to `width` amounts at a time. `are_enough` answers for each of the rising amounts.
 pub fn least_memory_by<E>(
     low: Bytes,
     high: Bytes,
@@ -37,7 +31,7 @@ pub fn least_memory_by<E>(
     mut are_enough: impl FnMut(&[Bytes]) -> Result<Vec<bool>, E>,
 ) -> Result<Least, E> {
     let unit = step.0.max(1);
-    // In units; `enough` is, `too_little` is not, or is below the range.
+    // In units of `step`. `enough` is sufficient; `too_little` is insufficient or below the range.
     let (mut too_little, mut enough) = ((low.0 / unit).saturating_sub(1), high.0.div_ceil(unit));
     let mut seen = None;
     while enough - too_little > 1 {
@@ -45,7 +39,7 @@ pub fn least_memory_by<E>(
         let parts = width.clamp(1, gap - 1) + 1;
         let tried: Vec<u64> = (1..parts).map(|part| too_little + (u128::from(gap) * u128::from(part) / u128::from(parts)) as u64).collect();
         let answers = are_enough(&tried.iter().map(|units| Bytes(units * unit)).collect::<Vec<_>>())?;
-        // What is too little above an amount that is enough is left to the check of a few amounts below.
+        // An insufficient amount above a sufficient one is handled by the final check.
         let first = tried.iter().zip(answers).find(|(_, is_enough)| *is_enough).map(|(units, _)| *units);
         let below = tried.iter().copied().take_while(|units| Some(*units) != first).last();
         enough = first.unwrap_or(enough);
@@ -74,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_that_is_enough_is_found_to_the_step() {
+    fn the_least_sufficient_memory_is_found() {
         for limit in [10, 64, 100, 999] {
             let least = search(2, 1000, |memory| memory >= limit);
             assert_eq!((least.enough, least.is_monotonic), (Bytes::mib(limit.next_multiple_of(2)), true));
@@ -85,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn trying_several_amounts_at_a_time_finds_the_same_in_fewer_rounds() {
+    fn parallel_bisection_finds_the_same_in_fewer_rounds() {
         for limit in [2, 64, 101, 998] {
             let mut rounds = 0;
             let answer: Result<Least, Infallible> = least_memory_by(Bytes::mib(2), Bytes::mib(1000), Bytes::mib(2), 4, |amounts| {
@@ -99,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn more_memory_that_hurts_is_noticed() {
+    fn harmful_extra_memory_is_detected() {
         assert!(!search(2, 1000, |memory| memory >= 500 && memory != 504).is_monotonic);
     }
 }

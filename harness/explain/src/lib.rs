@@ -1,12 +1,13 @@
-//! Why a request ran out of memory, and what would have helped.
+//! Explains out-of-memory errors and finds remedies.
 //!
-//! * [`causes`]: where a device's memory is at one moment of a recording, by cause, and why a request failed. [`state`] goes back to that moment,
-//!   [`sites`] tells who allocated, [`pins`] what keeps free memory from going back, [`waits`] and [`growth`] what stalls and what leaks.
-//! * [`ranks`]: the snapshots of all ranks together; [`compare`]: two snapshots of one program.
-//! * [`advise`]: which settings would have saved a program, by replays under a [`grid`] of them; [`least`]: how much memory would have been enough;
-//! * [`program_advice`]: what could be changed in the program itself, tried in the same way;
-//! * [`plain`]: a program as a plain trace; [`requests`]: traces and logs of RMM as programs and snapshots;
-//! * [`fidelity`]: whether a replay does what the recording has.
+//! * [`causes`]: the use of memory at one moment, and why a request failed. [`state`] reconstructs the moment, [`sites`] finds
+//!   call sites, [`pins`] finds blocks that keep free memory from being released, [`waits`] finds stalled frees, and [`growth`]
+//!   finds leaks.
+//! * [`ranks`]: compares the snapshots of all ranks; [`compare`]: compares two snapshots of one program.
+//! * [`advise`]: recommends settings, using replays with a [`grid`] of them; [`least`]: finds the least sufficient memory.
+//! * [`program_advice`]: recommends changes of the program, using replays.
+//! * [`plain`]: converts a program to a plain trace; [`requests`]: converts traces and RMM logs to programs and snapshots.
+//! * [`fidelity`]: checks whether a replay matches the recording.
 
 pub mod advise;
 pub mod attempts;

@@ -1,5 +1,5 @@
-//! What keeps free memory from going back to the driver: a segment goes back only when all of it is free, a page of an expandable segment when all
-//! of that page is. `list` names the block that pins each: of several live blocks the one that has lived longest.
+//! Finds blocks that keep free memory from being released. A segment can be released only if it is entirely free; a page of an
+//! expandable segment, if the whole page is free. `list` names the oldest live block of each.
 
 use std::collections::BTreeMap;
 
@@ -12,59 +12,56 @@ use serde::Serialize;
 use crate::sites::SiteId;
 use crate::view::View;
 
-/// A segment part of which is free, and which cannot go back to the driver. Of expandable memory: one free piece of the pages that it shares with
-/// live blocks.
+/// A partly free segment that cannot be released. In expandable segments, one free part of pages that also contain live blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct PinnedSegment {
     pub address: u64,
-    /// How long it is.
+    /// The length.
     pub size: Bytes,
-    /// What is free in it and cannot go back.
+    /// Free memory that cannot be released.
     pub free: Bytes,
     pub stream: u64,
-    /// Small or large blocks.
+    /// The pool for small or large blocks.
     pub pool: PoolKind,
-    /// The private pool that it belongs to, if any.
+    /// The private pool, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private_pool: Option<(u64, u64)>,
-    /// Whether it is part of an expandable segment.
+    /// True if it is part of an expandable segment.
     pub expandable: bool,
-    /// Blocks in it that are allocated, or wait for other streams.
+    /// The number of blocks that are allocated or wait for other streams.
     pub live_blocks: u64,
     pub live_bytes: Bytes,
-    /// The block that has lived longest of these.
+    /// The oldest of these blocks.
     pub by: Pin,
 }
 
-/// A block that keeps memory from going back.
+/// A block that keeps memory from being released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Pin {
     pub address: u64,
-    /// How long it is.
+    /// The length.
     pub size: Bytes,
     pub site: String,
-    /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
-    /// The event that allocated it; `None` where that was before the recording.
+    /// The event that allocated it. `None` if that was before the recording.
     pub allocated_at: Option<u32>,
-    /// How long ago that was, in microseconds of the recording.
+    /// The block's age in microseconds of the recording.
     pub age_us: Option<u64>,
 }
 
-/// A free block, cut into what can go back to the driver and what cannot.
+/// A free block, divided into memory that can be released and memory that cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece<'a> {
-    /// Whole segment or whole pages.
+    /// The part that consists of whole segments or whole pages.
     pub(crate) whole: Bytes,
     pub(crate) pinned: Bytes,
-    /// Its place among the blocks of the segment.
+    /// The index among the blocks of the segment.
     index: usize,
     segment: &'a Segment,
 }
 
-/// The free pieces of a segment.
+/// The free blocks of a segment.
 pub(crate) fn pieces<'a>(segment: &'a Segment, config: &Config) -> impl Iterator<Item = Piece<'a>> {
     let page = if segment.expandable { config.page(segment.pool) } else { segment.size.get() }.max(1);
     let free = segment.blocks.iter().enumerate().filter(|(_, block)| block.state == BlockState::Inactive);
@@ -75,10 +72,10 @@ pub(crate) fn pieces<'a>(segment: &'a Segment, config: &Config) -> impl Iterator
     })
 }
 
-/// Finds the block that pins a piece of one segment.
+/// Finds the block that pins a free block of a segment.
 pub(crate) struct Pinner<'a> {
     view: &'a View<'a>,
-    /// The block that has lived longest.
+    /// The oldest live block.
     oldest: Option<&'a Block>,
 }
 
@@ -89,7 +86,7 @@ impl<'a> Pinner<'a> {
         Self { view, oldest: live.min_by_key(|block| view.age_key(block)) }
     }
 
-    /// Of expandable memory, the older of the two blocks beside the piece; else the oldest of the segment.
+    /// The older neighbor in expandable segments, or else the oldest block of the segment.
     pub(crate) fn of(&self, piece: &Piece<'a>) -> Option<&'a Block> {
         if !piece.segment.expandable {
             return self.oldest;
@@ -105,7 +102,7 @@ fn neighbours<'a>(piece: &Piece<'a>) -> impl Iterator<Item = &'a Block> + use<'a
 }
 
 impl View<'_> {
-    /// Orders blocks by age, the oldest first.
+    /// A sort key that puts the oldest block first.
     fn age_key(&self, block: &Block) -> (Option<u32>, u64) {
         (self.state.origin(block.address).allocated, block.address)
     }
@@ -125,7 +122,7 @@ impl View<'_> {
     }
 }
 
-/// Everything that is pinned, most free bytes first.
+/// All pinned memory, most free bytes first.
 pub(crate) fn list(view: &View<'_>) -> Vec<PinnedSegment> {
     let mut pinned: Vec<PinnedSegment> = view.state.segments.iter().flat_map(|segment| of_segment(view, segment)).collect();
     pinned.sort_by(|a, b| b.free.cmp(&a.free).then(a.address.cmp(&b.address)));
@@ -162,25 +159,25 @@ fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
     by.map(|by| entry(segment.address, segment.size, free, live, by)).into_iter().collect()
 }
 
-/// What blocks of one site pin.
+/// The memory that blocks of one site pin.
 #[derive(Clone, Debug)]
 pub struct PinnedBySite<'a> {
-    /// The site, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
-    /// What is free in the segments.
+    /// Free bytes in the segments.
     pub free: Bytes,
-    /// Never empty; most free bytes first.
+    /// Never empty. Most free bytes first.
     pub segments: Vec<&'a PinnedSegment>,
 }
 
 impl PinnedBySite<'_> {
-    /// Whether each segment is held by one block alone.
+    /// Returns true if a single block pins each segment.
     #[must_use]
     pub fn are_single(&self) -> bool {
         self.segments.iter().all(|segment| segment.live_blocks == 1)
     }
 
-    /// A block that pins, by its size: `one block of 2 MiB`, or `one block of at most 2 MiB` where they differ.
+    /// Describes the block: `one block of 2 MiB`, or `one block of at most 2 MiB` if sizes differ.
     #[must_use]
     pub fn one_block(&self) -> String {
         let sizes = || self.segments.iter().map(|segment| segment.by.size);
@@ -190,7 +187,7 @@ impl PinnedBySite<'_> {
         }
     }
 
-    /// The longest time for which one of the blocks has lived, in microseconds; `None` where one is from before the recording.
+    /// The largest age of a block in microseconds. `None` if a block is from before the recording.
     #[must_use]
     pub fn oldest_us(&self) -> Option<u64> {
         let ages: Option<Vec<u64>> = self.segments.iter().map(|segment| segment.by.age_us).collect();
@@ -198,7 +195,7 @@ impl PinnedBySite<'_> {
     }
 }
 
-/// Pinned segments by the site of the block that pins each, most free bytes first.
+/// Groups pinned segments by the site of the pinning block, most free bytes first.
 #[must_use]
 pub fn by_site<'a>(segments: impl IntoIterator<Item = &'a PinnedSegment>) -> Vec<PinnedBySite<'a>> {
     let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! A program as a plain trace, which begins with an empty allocator: [`plain`].
+//! Converts a program to a plain trace that starts with an empty allocator: [`plain`].
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ use harness_trace::trace::TraceEvent;
 
 use crate::sites::Sites;
 
-/// What becomes of a block that is freed while another stream still uses it.
+/// How to convert frees of blocks that another stream still uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PendingFrees {
-    /// It is recorded on a stream that is waited for where the recording shows that the block could be used again.
+    /// Records the block on a synthetic stream, which is synchronized when the recording shows the block as reusable.
     AsRecorded,
-    /// It is freed where it could be used again: for a replay in which work is done at once.
+    /// Frees the block when it becomes reusable, for replays that complete work immediately.
     Late,
 }
 
-/// A program as a plain trace.
+/// A plain trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plain {
-    /// What was live before the recording is allocated first, in the order of addresses.
+    /// Blocks that were live before the recording are allocated first, in address order.
     pub events: Vec<TraceEvent>,
-    /// Of each event the operation of the program; `None` for what was live before.
+    /// For each event, the program's operation. `None` for blocks from before the recording.
     pub operations: Vec<Option<usize>>,
 }
 
-/// The trace of a program. Free memory that the allocator held before the recording is not in it.
+/// Converts a program. The trace lacks free memory that the allocator held before the recording.
 #[must_use]
 pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
     let mut plain = Plain { events: Vec::new(), operations: Vec::new() };
@@ -40,7 +40,7 @@ pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
     for (id, (segment, block)) in live.filter(|(_, block)| block.state == BlockState::Allocated).enumerate() {
         add(TraceEvent::Allocate { id: id as u64, size: block.requested, stream: program.stream_number(segment.stream) }, None);
     }
-    // Blocks that wait for a stream that is none of the program's, and those of them that were freed meanwhile.
+    // Blocks on a synthetic stream, and the subset that was freed meanwhile.
     let mut waiting: BTreeMap<u64, StreamId> = BTreeMap::new();
     let mut freed: BTreeMap<StreamId, Vec<u64>> = BTreeMap::new();
     for (operation, &event) in program.operations.iter().enumerate() {
@@ -66,7 +66,7 @@ pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
 }
 
 impl Plain {
-    /// Where in the program an event was; `None` where that was not recorded.
+    /// The call site of an event. `None` if it was not recorded.
     #[must_use]
     pub fn site<'s>(&self, event: usize, program: &RecordedProgram, sites: &'s Sites) -> Option<&'s str> {
         let operation = self.operations[event]?;
@@ -74,7 +74,7 @@ impl Plain {
         matches!(self.events[event], TraceEvent::Allocate { .. }).then(|| sites.get(sites.of_event(recorded as usize)).name.as_str())
     }
 
-    /// As a trace v1, with the site of each allocation behind it as a comment.
+    /// The trace as text, with each allocation's site as a comment.
     #[must_use]
     pub fn text(&self, program: &RecordedProgram, snapshot: &Snapshot) -> String {
         let sites = Sites::new(snapshot, program.device);

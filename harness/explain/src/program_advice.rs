@@ -1,4 +1,4 @@
-//! Advice in the program's own terms, beside settings: what could be changed in it, each change tried by a replay of the changed program.
+//! Recommends changes of the program itself. Each change is tested by a replay of the changed program.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,31 +14,31 @@ use crate::grid::{Configuration, Grid, in_parallel};
 use crate::least::Least;
 use crate::sites::{SiteId, SiteKind, Sites};
 
-/// Sites that changes are tried for: those with the most bytes at one time.
+/// Maximum number of sites to try changes for. The sites with the most live bytes are chosen.
 const SITES: usize = 8;
-/// Changes that save less than this, in percent of the memory, are not told.
+/// Minimum saving in percent of memory.
 const WORTH_PERCENT: u64 = 2;
-/// A cache that is emptied more often than this, nobody would.
+/// Maximum number of `empty_cache` calls that a change may add.
 const MOST_TIMES_EMPTIED: usize = 1000;
 
-/// A change of the program, and what it comes to.
+/// A tested change of the program.
 #[derive(Clone, Debug)]
 pub struct ProgramAdvice {
-    /// What to change, and what that saves, in one sentence without a full stop.
+    /// The change and its saving, as a sentence without a full stop.
     pub sentence: String,
-    /// The least memory with the change.
+    /// The least sufficient memory with the change.
     pub least: Least,
-    /// What that is less than without.
+    /// The saving compared with the unchanged program.
     pub saves: Bytes,
     /// The changed program.
     pub program: RecordedProgram,
 }
 
-/// Tries changes of a program under its own settings, on all cores. Those that save most come first, of those that save the same the ones that empty the cache least. `own` is the least memory without any change, and
-/// `progress` is called for each change that was tried, of [`changes`].
+/// Tests changes with the recorded settings on all cores. The largest saving comes first; equal savings are sorted by fewer
+/// `empty_cache` calls. `own` is the least sufficient memory without a change. Calls `progress` after each of the [`changes`].
 ///
 /// # Errors
-/// [`ProgramError`] of a replay that is not possible at all.
+/// [`ProgramError`] if a replay is impossible.
 pub fn program_advice(
     changes: Vec<Change>,
     own: &Configuration,
@@ -53,36 +53,33 @@ pub fn program_advice(
     })?;
     let mut advice: Vec<ProgramAdvice> = Vec::new();
     let mut changes: Vec<(Change, Least)> = changes.into_iter().zip(tried).collect();
-    // Stable: of those that save and cost the same, the order in which they were made.
+    // The sort is stable, so equal changes keep their order.
     changes.sort_by_key(|(change, least)| (least.enough, change.times_emptied));
     for (change, least) in changes {
         let saves = own_least.saturating_sub(least.enough);
         if saves.0 >= own_least.0 / 100 * WORTH_PERCENT && saves > Bytes::ZERO {
             let price = match change.times_emptied {
                 0 => String::new(),
-                times => format!(", for {times} calls of empty_cache"),
+                times => format!(", with {times} calls of empty_cache"),
             };
-            let sentence = format!("{} lets it run in {} instead of {own_least}{price}", change.what, least.enough);
+            let sentence = format!("{} reduces the required memory from {own_least} to {}{price}", change.what, least.enough);
             advice.push(ProgramAdvice { sentence, least, saves, program: change.program });
         }
     }
     Ok(advice)
 }
 
-/// A change that can be tried.
+/// A change to test.
 #[derive(Clone, Debug)]
 pub struct Change {
     what: String,
-    /// How often the program would empty its cache.
+    /// The number of added `empty_cache` calls.
     times_emptied: usize,
     program: RecordedProgram,
 }
 
-/// The share of the device that the program could be limited to without being refused anything, as advice for who shares the device: `None` where it is
-/// all of it, or where a replay with the limit is refused something.
-///
-/// # Errors
-/// [`ProgramError`] of a replay that is not possible at all.
+/// Recommends a memory fraction with which the program still succeeds, for users who share the device. `None` if the fraction is
+/// 1, or if a replay with it fails.
 pub fn fraction_advice(
     program: &RecordedProgram,
     own: &Configuration,
@@ -98,11 +95,11 @@ pub fn fraction_advice(
     let replayed = Grid::new(&limited.prepare()?, memory).replay(own, memory)?;
     let kept = fraction.limit(memory).unwrap_or(memory);
     Ok(replayed.oom.is_none().then(|| {
-        format!("torch.cuda.set_per_process_memory_fraction({share}) at the start keeps it to {kept} of {memory}, and nothing is refused")
+        format!("torch.cuda.set_per_process_memory_fraction({share}) at the start limits it to {kept} of {memory}, and every request still succeeds")
     }))
 }
 
-/// The changes that are worth a trial.
+/// The changes to test.
 #[must_use]
 pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
     let sites = Sites::new(snapshot, program.device);
@@ -113,18 +110,17 @@ pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
         let ids = &by_site.ids[&site];
         let blocks = count(ids.len(), "block");
         let change = |what: String, program: RecordedProgram| Change { what, times_emptied: 0, program };
-        changes.push(change(format!("a pool of its own (torch.cuda.MemPool) for the {blocks} of {name}"), own_pool(program, ids)));
+        changes.push(change(format!("a separate pool (torch.cuda.MemPool) for the {blocks} of {name}"), own_pool(program, ids)));
         let kept = by_site.kept(program, ids);
         if !kept.is_empty() {
-            let what =
-                format!("allocating the {} that {name} keeps before everything else, the largest first,", count(kept.len(), "block"));
+            let what = format!("allocating the {} that {name} keeps first, in order of falling size,", count(kept.len(), "block"));
             changes.push(change(what, before_all(program, &kept)));
         }
         if let Some(earlier) = by_site.freed_before_the_next(program, ids) {
-            changes.push(change(format!("freeing each block of {name} before the next one is made there"), earlier));
+            changes.push(change(format!("freeing each block of {name} before it allocates the next one"), earlier));
         }
         if let Some((emptied, times)) = emptied_before(program, ids) {
-            changes.push(Change { what: format!("torch.cuda.empty_cache() in front of {name}"), times_emptied: times, program: emptied });
+            changes.push(Change { what: format!("torch.cuda.empty_cache() before {name}"), times_emptied: times, program: emptied });
         }
     }
     changes
@@ -134,9 +130,9 @@ pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
 struct BySite {
     /// In order.
     ids: BTreeMap<SiteId, Vec<u64>>,
-    /// The most bytes of a site at one time.
+    /// The peak of the site's live bytes.
     peaks: BTreeMap<SiteId, Bytes>,
-    /// Of each id the operations that allocate and free it.
+    /// For each id, the operations that allocate and free it.
     made: BTreeMap<u64, usize>,
     freed: BTreeMap<u64, usize>,
 }
@@ -150,7 +146,7 @@ impl BySite {
                 TraceEvent::Allocate { id, size, .. } => {
                     let site = sites.of_event(program.origin[operation] as usize);
                     all.made.insert(id, operation);
-                    // A change is at a line that is known.
+                    // A change needs a known line.
                     if sites.get(site).kind == SiteKind::Frame && size > Bytes::ZERO {
                         all.ids.entry(site).or_default().push(id);
                         site_of.insert(id, (site, size));
@@ -179,15 +175,15 @@ impl BySite {
         sites
     }
 
-    /// Those that are never freed, or live for more than half of the recording, and were served.
+    /// Blocks that are never freed or live for more than half of the recording. Excludes failed requests.
     fn kept(&self, program: &RecordedProgram, ids: &[u64]) -> BTreeSet<u64> {
         let all = program.operations.len();
         let lives_long = |id: &&u64| self.freed.get(id).is_none_or(|freed| freed - self.made[*id] > all / 2);
         ids.iter().filter(lives_long).filter(|&&id| !program.allocations[id as usize].refused).copied().collect()
     }
 
-    /// The program in which each block goes before the next one of its site comes. `None` where more than two are live at one time, which the program
-    /// needs together, or never two.
+    /// Frees each block before the next one of its site is allocated. `None` if more than two are live at a time, because the
+    /// program needs them, or if two never are.
     fn freed_before_the_next(&self, program: &RecordedProgram, ids: &[u64]) -> Option<RecordedProgram> {
         let mut moved: BTreeMap<usize, u64> = BTreeMap::new();
         for three in ids.windows(3) {
@@ -219,12 +215,12 @@ impl BySite {
     }
 }
 
-/// The operations of a changed program.
+/// Builds the operations of a changed program.
 #[derive(Default)]
 struct Edit {
     operations: Vec<TraceEvent>,
     origin: Vec<u32>,
-    /// Where each operation that was kept stands now.
+    /// The new index of each kept operation.
     place: BTreeMap<usize, usize>,
 }
 
@@ -250,7 +246,7 @@ impl Edit {
     }
 }
 
-/// The program with these blocks in a private pool of their own.
+/// Moves these blocks to a private pool.
 fn own_pool(program: &RecordedProgram, ids: &[u64]) -> RecordedProgram {
     let ids: BTreeSet<u64> = ids.iter().copied().collect();
     let pool = PrivatePoolId(program.pools.len() as u32);
@@ -276,7 +272,7 @@ fn own_pool(program: &RecordedProgram, ids: &[u64]) -> RecordedProgram {
     changed
 }
 
-/// The program with these blocks allocated in front of everything else, the largest first.
+/// Allocates these blocks first, largest first.
 fn before_all(program: &RecordedProgram, ids: &BTreeSet<u64>) -> RecordedProgram {
     let is_first = |event: TraceEvent| matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
     let size = |operation: usize| match program.operations[operation] {
@@ -293,7 +289,8 @@ fn before_all(program: &RecordedProgram, ids: &BTreeSet<u64>) -> RecordedProgram
     edit.program(program)
 }
 
-/// The program with the cache emptied in front of the largest allocations of a site, and how often; `None` where that is too often.
+/// Empties the cache before the largest allocations of a site. Also returns the number of calls; `None` if there would be too
+/// many.
 fn emptied_before(program: &RecordedProgram, ids: &[u64]) -> Option<(RecordedProgram, usize)> {
     let requested = |id: &u64| program.allocations[*id as usize].requested;
     let largest = ids.iter().map(requested).max()?;

@@ -1,4 +1,4 @@
-//! Several snapshots together, as those of all ranks of a distributed program: which failed, and where they differ. [`overview`].
+//! Compares the snapshots of all ranks of a distributed program: [`overview`].
 
 use std::collections::BTreeMap;
 
@@ -9,34 +9,32 @@ use crate::bytes::ByteCause;
 use crate::explanation::Explanation;
 use crate::state::MomentKind;
 
-/// Ranks whose figures lie within this part of the median, one twentieth, are alike.
+/// Figures within one twentieth of the median count as equal.
 const ALIKE: u64 = 20;
-/// How many differences are told of each rank.
+/// Maximum number of differences per rank.
 const TOLD: usize = 3;
 
 /// One snapshot, or one device of it.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Rank<'a> {
-    /// The name of the file, and the device where the file has several.
+    /// The file name, and the device if the file has several.
     pub name: &'a str,
     pub explanation: &'a Explanation,
 }
 
-/// What all ranks say together.
+/// The comparison of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Overview {
-    /// In the order given.
+    /// In the given order.
     pub ranks: Vec<RankRow>,
-    /// The ranks at whose moment a request was refused, by name. The first to fail stands first, where the times are known.
+    /// The names of ranks that explain an OOM. The first failure comes first if times are known.
     pub failed: Vec<String>,
-    /// Ranks that differ from most, the largest difference first.
+    /// Ranks that differ from most others, largest difference first.
     pub differences: Vec<Difference>,
 }
 
 /// The figures of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct RankRow {
     pub name: String,
     pub failed: bool,
@@ -46,23 +44,22 @@ pub struct RankRow {
     pub headline: String,
 }
 
-/// A figure in which a rank differs from the median of all.
+/// A figure that differs from the median of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Difference {
     pub rank: String,
     pub cause: ByteCause,
-    /// Where, if it is of one site more than of others.
+    /// The site, if most of the difference comes from one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub site: Option<String>,
-    /// What this rank has.
+    /// The value of this rank.
     pub bytes: Bytes,
-    /// What the median rank has.
+    /// The value of the median rank.
     pub median: Bytes,
 }
 
 impl Difference {
-    /// As a sentence.
+    /// Describes the difference.
     #[must_use]
     pub fn sentence(&self) -> String {
         let Self { rank, cause, site, bytes, median } = self;
@@ -72,7 +69,7 @@ impl Difference {
     }
 }
 
-/// Compares the ranks. Takes `n log n` time for `n` sites of all of them.
+/// Compares the ranks. Takes `n log n` time for `n` sites in total.
 #[must_use]
 pub fn overview(ranks: &[Rank<'_>]) -> Overview {
     let row = |rank: &Rank<'_>| RankRow {
@@ -96,10 +93,10 @@ fn has_failed(rank: &Rank<'_>) -> bool {
     rank.explanation.moment.at == MomentKind::Oom
 }
 
-/// A cause of all sites together, or of one site.
+/// A cause summed over all sites, or of one site.
 type Figure<'a> = (ByteCause, Option<&'a str>);
 
-/// The figures of a rank: sites by their names, which are the same on all ranks that run the same program.
+/// The figures of a rank. Sites are identified by name, which ranks of the same program share.
 fn figures<'a>(explanation: &'a Explanation) -> BTreeMap<Figure<'a>, Bytes> {
     let of_cause = |cause: &'a crate::bytes::CauseBytes| {
         let sites = cause.sites.iter().map(|site| ((cause.cause, Some(site.site.as_str())), site.bytes));
@@ -122,7 +119,7 @@ fn differences(ranks: &[Rank<'_>]) -> Vec<Difference> {
         for (rank, figures) in ranks.iter().zip(&of_ranks) {
             let bytes = bytes_of(figures);
             let by = bytes.get().abs_diff(median.get());
-            // A difference is worth telling if it is one of the figure and of the whole device.
+            // A difference must be large relative to the figure and to the device.
             if by > median.get() / ALIKE && by > rank.explanation.accounts.reserved.get() / ALIKE {
                 let site = site.map(str::to_owned);
                 differences.push((by, Difference { rank: rank.name.to_owned(), cause, site, bytes, median }));

@@ -1,7 +1,7 @@
-//! Programs of which only the requests are known: plain allocation traces, and logs of RMM. Nothing tells where their memory lay, so it is what a
-//! replay by PyTorch's allocator on the simulated device shows: recorded as PyTorch records itself, it is explained like any snapshot.
+//! Explains programs without recorded addresses: plain traces and RMM logs. They contain only requests, so a replay with
+//! PyTorch's allocator on the simulated device assigns them. The replay is recorded and explained like any snapshot.
 //!
-//! There are no call stacks. Where the program was is the line of the trace, or what its comment says of it; of a log, its thread and stream.
+//! There are no call stacks. The site is the trace line or its comment; in logs, the thread and stream.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,22 +15,22 @@ use harness_trace::trace::TraceEvent;
 
 use crate::sites::is_of_program;
 
-/// What a program asks for, and where in it each operation is.
+/// The requests of a program and the site of each operation.
 #[derive(Clone, Debug)]
 pub struct Requests {
     events: Vec<TraceEvent>,
     /// By event.
     places: Vec<Frame>,
-    /// The events of requests that were refused.
+    /// The events of failed requests.
     refused: BTreeSet<usize>,
     notes: Vec<String>,
 }
 
 impl Requests {
-    /// Those of an allocation trace of that name: of each operation its line, counted from 1, and what stands behind it as a comment.
+    /// Converts a trace. The site of each operation is its line, counted from 1, or its comment.
     #[must_use]
     pub fn of_trace<'t>(name: &str, operations: impl IntoIterator<Item = (TraceEvent, u32, Option<&'t str>)>) -> Self {
-        let notes = vec!["A trace tells only what was asked for: where the memory is, a replay on the simulated device showed.".to_owned()];
+        let notes = vec!["A trace contains only requests. A replay on the simulated device assigned the addresses.".to_owned()];
         let mut requests = Self { events: Vec::new(), places: Vec::new(), refused: BTreeSet::new(), notes };
         for (event, line, comment) in operations {
             let of_line = || frame(name, line, event.to_string());
@@ -40,14 +40,14 @@ impl Requests {
         requests
     }
 
-    /// Those of a log of RMM of that name, as [`Snapshot`] reads it.
+    /// Converts an RMM log that was read as a [`Snapshot`].
     #[must_use]
     pub fn of_log(name: &str, log: &Snapshot) -> Self {
         let events = log.traces.first().map_or(&[][..], Vec::as_slice);
         let streams: BTreeSet<u64> = events.iter().map(|event| event.stream).chain([0]).collect();
         let streams: BTreeMap<u64, StreamId> = streams.into_iter().zip((0..).map(StreamId)).collect();
         let mut notes = log.notes.clone();
-        notes.push("Where the memory is, a replay by PyTorch's allocator on the simulated device showed, and not RMM's pool.".to_owned());
+        notes.push("A replay with PyTorch's allocator on the simulated device assigned the addresses, not RMM's pool.".to_owned());
         let mut requests = Self { events: Vec::new(), places: Vec::new(), refused: BTreeSet::new(), notes };
         let mut live: BTreeMap<u64, u64> = BTreeMap::new();
         for (event, id) in events.iter().zip(0..) {
@@ -62,7 +62,7 @@ impl Requests {
                 }
                 Action::FreeRequested => match live.remove(&event.address) {
                     Some(id) => TraceEvent::Free { id },
-                    // It was allocated before the log began.
+                    // It was allocated before the log starts.
                     None => continue,
                 },
                 _ => continue,
@@ -74,7 +74,7 @@ impl Requests {
             let place = format!("thread {thread}, stream {:#x}", event.stream);
             let place = frame(name, 0, place);
             if event.action == Action::Oom {
-                // The program did without it: where it fits in a replay, it is freed at once.
+                // The program continued without the block, so a replay frees it immediately.
                 requests.places.extend([place.clone(), place]);
                 requests.events.extend([operation, TraceEvent::Free { id }]);
             } else {
@@ -85,10 +85,7 @@ impl Requests {
         requests
     }
 
-    /// What a replay with that much memory does, up to the first request that is refused, as PyTorch would have recorded it.
-    ///
-    /// # Errors
-    /// [`ProgramError`] where it cannot be replayed at all.
+    /// Replays the requests with `memory` up to the first failed request, and returns the snapshot that PyTorch would write.
     pub fn record(&self, memory: Bytes) -> Result<Snapshot, ProgramError> {
         let program = self.program()?;
         let setup = Setup { allocator: AllocatorSpec::caching(Config::default()), memory, placement: Placement::Rising };
@@ -98,11 +95,11 @@ impl Requests {
         Ok(snapshot)
     }
 
-    /// The program as a program under PyTorch's default settings, and with it a snapshot that tells where each of its operations is: event N is operation N of the
-    /// requests.
+    /// Returns the program with PyTorch's default settings, and a snapshot that contains the sites: event N belongs to operation
+    /// N.
     ///
     /// # Errors
-    /// [`ProgramError`] where an id is allocated while it is live.
+    /// [`ProgramError`] if an id is allocated while it is live.
     pub fn program_with_places(&self) -> Result<(RecordedProgram, Snapshot), ProgramError> {
         let mut program = self.program()?;
         let mut snapshot = Snapshot { notes: self.notes.clone(), ..Snapshot::default() };
@@ -131,7 +128,7 @@ impl Requests {
     }
 }
 
-/// An operation as an event of which only action, size and place are known.
+/// An event with action, size and site only.
 fn told(event: &TraceEvent, stack: StackId) -> Event {
     let (action, size) = match *event {
         TraceEvent::Allocate { size, .. } => (Action::Alloc, size),
@@ -141,7 +138,7 @@ fn told(event: &TraceEvent, stack: StackId) -> Event {
     Event { action, address: 0, size, stream: 0, time_us: None, stack, extra: ExtraId::NONE }
 }
 
-/// A place in a file. One whose ending says nothing stands in angle brackets, as Python names code that comes from no file.
+/// A frame in a file. Unknown file types are put in angle brackets, as Python does for code without a file.
 fn frame(file: &str, line: u32, name: String) -> Frame {
     let mut frame = Frame { name, file: file.to_owned(), line, extra: ExtraId::NONE };
     if !is_of_program(&frame) {
@@ -150,7 +147,7 @@ fn frame(file: &str, line: u32, name: String) -> Frame {
     frame
 }
 
-/// The place that a comment names, as imported traces have them: `model.py:41 forward`, or `model.py:41` alone.
+/// Parses a site from a comment of an imported trace: `model.py:41 forward` or `model.py:41`.
 fn place_of(comment: &str) -> Option<Frame> {
     let (place, name) = comment.split_once(' ').unwrap_or((comment, ""));
     let (file, line) = place.rsplit_once(':')?;

@@ -1,8 +1,9 @@
-//! Call sites: where in a program memory was asked for. [`Sites`] finds the [`Site`] of every event of one device.
+//! Finds the [`Site`] of every event of one device: the program's line that allocated memory.
 //!
-//! A site is the innermost frame outside of PyTorch's and Python's own libraries: in a stack that begins in `torch/nn/modules/conv.py`, the line
-//! of the model that called the convolution. Autograd allocates in C++ threads that have no Python frames. Such an event gets the site of the last
-//! event before it that has one, marked as [`SiteKind::After`]: during `loss.backward()` that is the end of the forward pass.
+//! A site is the innermost frame outside PyTorch and Python's standard library. For a stack that starts in
+//! `torch/nn/modules/conv.py`, it is the line of the model that calls the convolution. Autograd allocates in C++ threads without
+//! Python frames. Such events get the site of the last event that has one, with [`SiteKind::After`]. During `loss.backward()`,
+//! that is the end of the forward pass.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +11,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Annotation, Event, Frame, FrameId, Snapshot, StackId};
 use serde::Serialize;
 
-/// Names a site of [`Sites`].
+/// Identifies a site in [`Sites`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct SiteId(pub u32);
@@ -18,39 +19,38 @@ pub struct SiteId(pub u32);
 /// A place in a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Site {
-    /// For people, and different from that of every other site of the snapshot: `model.py:41 forward`.
+    /// The name in reports, unique in the snapshot: `model.py:41 forward`.
     pub name: String,
-    /// How the place is known.
+    /// How the site was determined.
     pub kind: SiteKind,
-    /// The whole path, where there is one.
+    /// The full path, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// Counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u32>,
-    /// The name of the function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
-    /// The first stack that was seen of this site, the innermost frame first: `/srv/model.py:41 forward`.
+    /// The first recorded stack of this site, innermost frame first: `/srv/model.py:41 forward`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
 }
 
-/// How the place of a site is known.
+/// How a site was determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SiteKind {
     /// A frame of the program.
     Frame,
-    /// No Python frame was recorded; the frame is that of the last event before that has one.
+    /// No Python frame was recorded. The frame is that of the last earlier event that has one.
     After,
-    /// No Python frame was recorded, nor before it; the name says in which annotated phase, or how much was asked for.
+    /// No Python frame was recorded, nor before it. The name contains the annotated phase or the requested size.
     NoFrames,
-    /// Allocated before the recording began, or not recorded.
+    /// Allocated before the recording, or not recorded.
     BeforeRecording,
 }
 
-/// What makes two sites the same.
+/// The identity of a site.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Key {
     Frame { file: String, line: u32, function: String },
@@ -71,7 +71,7 @@ pub struct Sites {
 }
 
 impl Sites {
-    /// Finds the sites of the events and blocks of a device. Linear in events, stacks and frames.
+    /// Finds the sites of a device's events and blocks. Linear in events, stacks and frames.
     #[must_use]
     pub fn new(snapshot: &Snapshot, device: u32) -> Self {
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
@@ -82,38 +82,36 @@ impl Sites {
         Self { list: finder.named(), of_event, of_stack, before_recording }
     }
 
-    /// Where an event comes from.
+    /// The site of an event.
     ///
     /// # Panics
-    /// Where the device has no event of that index.
+    /// Panics if the device has no such event.
     #[must_use]
     pub fn of_event(&self, event: usize) -> SiteId {
         self.of_event[event]
     }
 
-    /// Where a block comes from, by the event that allocated it, or else by its own stack.
+    /// The site of a block, from the event that allocated it or else from its own stack.
     #[must_use]
     pub fn of_block(&self, allocated_by: Option<u32>, stack: StackId) -> SiteId {
         let by_stack = || self.of_stack.get(stack.0 as usize).copied().flatten();
         allocated_by.map(|event| self.of_event(event as usize)).or_else(by_stack).unwrap_or(self.before_recording)
     }
 
-    /// The site of a stack; `None` where the stack has no frame of the program.
+    /// The site of a stack. `None` if it contains no frame of the program.
     #[must_use]
     pub fn of_stack(&self, stack: StackId) -> Option<SiteId> {
         self.of_stack.get(stack.0 as usize).copied().flatten()
     }
 
-    /// A site by its name tag.
-    ///
     /// # Panics
-    /// For an id of other [`Sites`].
+    /// Panics for an unknown id.
     #[must_use]
     pub fn get(&self, id: SiteId) -> &Site {
         &self.list[id.0 as usize]
     }
 
-    /// Every site; [`SiteId`] counts them from 0.
+    /// Every site, indexed by [`SiteId`].
     #[must_use]
     pub fn all(&self) -> &[Site] {
         &self.list
@@ -124,13 +122,14 @@ fn stack_id(index: usize) -> StackId {
     StackId(u32::try_from(index).unwrap_or(u32::MAX))
 }
 
-/// Whether a frame is the program's: neither compiled code, nor of PyTorch, nor of Python's own library. Our own runs have lines of scenarios.
+/// Returns true if a frame belongs to the program, not to compiled code, PyTorch or Python's standard library. Harness runs have frames
+/// in scenarios.
 #[must_use]
 pub fn is_of_program(frame: &Frame) -> bool {
-    // The last three are of traces and of logs of RMM.
+    // The last three are traces and RMM logs.
     const ENDINGS: [&str; 8] = [".py", ".pyx", ".ipynb", ".yaml", ".yml", ".trace", ".trace.gz", ".csv"];
     let file = frame.file.as_str();
-    // Python names code that comes from no file `<string>`, `<stdin>` or `<ipython-input-3-…>`.
+    // Python names code without a file `<string>`, `<stdin>` or `<ipython-input-3-…>`.
     let is_source = ENDINGS.iter().any(|ending| file.ends_with(ending)) || (file.starts_with('<') && !file.starts_with("<frozen "));
     is_source && !is_of_torch(file) && !is_of_python(file)
 }
@@ -141,13 +140,13 @@ fn is_of_torch(file: &str) -> bool {
         .any(|packages| file.split_once(packages).is_some_and(|(_, rest)| rest.starts_with("/torch/") || rest.starts_with("\\torch\\")))
 }
 
-/// Files of Python's own library lie beside `site-packages`: `/usr/lib/python3.11/contextlib.py`.
+/// Python's standard library is next to `site-packages`: `/usr/lib/python3.11/contextlib.py`.
 fn is_of_python(file: &str) -> bool {
     let Some((_, rest)) = file.rsplit_once("/lib/python3") else { return false };
     rest.starts_with('.') && !rest.contains("/site-packages/") && !rest.contains("/dist-packages/")
 }
 
-/// The innermost phase that is open at each moment at which that changes, oldest first.
+/// The innermost open phase after each change, oldest first.
 fn phases(annotations: &[Annotation], device: u32) -> Vec<(u64, Option<&str>)> {
     let mut open: Vec<&str> = Vec::new();
     let mut phases = Vec::new();
@@ -168,7 +167,7 @@ struct Finder<'a> {
     is_of_program: Vec<Option<bool>>,
     ids: HashMap<Key, SiteId>,
     found: Vec<(Key, StackId)>,
-    /// For each site that something without frames comes behind, the site of that.
+    /// Maps each site to the [`SiteKind::After`] site for events without frames that follow it.
     after: HashMap<SiteId, SiteId>,
 }
 
@@ -220,7 +219,7 @@ impl<'a> Finder<'a> {
         events.iter().map(site_of).collect()
     }
 
-    /// The site of what has no frames and comes behind this one.
+    /// The site of events without frames that follow `site`.
     fn after(&mut self, site: SiteId) -> SiteId {
         if let Some(&after) = self.after.get(&site) {
             return after;
@@ -241,7 +240,7 @@ impl<'a> Finder<'a> {
         });
         let key = match phase {
             Some(name) => Key::Phase(name.to_owned()),
-            // A stack without a frame of the program, or blocks of very many sizes, say no more than that.
+            // The name is unspecific if the stack has no frame of the program, or if there are very many sizes.
             None if event.size.get() < 1 << 20 => Key::NoFrames,
             None => Key::Size(event.size),
         };
@@ -268,8 +267,8 @@ impl<'a> Finder<'a> {
 }
 
 impl Site {
-    /// The site behind a verb: `allocated at model.py:41 forward`, `allocated by code with no Python frames, after model.py:41 forward`, `allocated
-    /// before the recording`.
+    /// Appends the site to a verb: `allocated at model.py:41 forward`, `allocated by code with no Python frames, after
+    /// model.py:41 forward`, `allocated before the recording`.
     #[must_use]
     pub fn with_verb(&self, verb: &str) -> String {
         match self.kind {
@@ -328,7 +327,7 @@ impl Key {
     }
 }
 
-/// The shortest endings of paths that tell files apart: `model.py`, or `gpt/model.py` where there are two.
+/// The shortest unique path endings: `model.py`, or `gpt/model.py` if there are two.
 struct ShortFiles<'a>(BTreeMap<&'a str, &'a str>);
 
 impl<'a> ShortFiles<'a> {
@@ -406,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_frames_is_grouped_by_the_last_line_of_the_program_before_it() {
+    fn events_without_frames_get_the_site_before_them() {
         let mut snapshot = Snapshot::default();
         let loss = stack(&mut snapshot, &[("/srv/train.py", 7, "step")]);
         let library = stack(&mut snapshot, &[(TORCH, 548, "_conv_forward")]);
@@ -434,14 +433,14 @@ mod tests {
     }
 
     #[test]
-    fn files_of_one_name_are_told_apart_by_their_folders() {
+    fn files_of_the_same_name_show_their_folders() {
         let files = ["/a/gpt/model.py", "/a/bert/model.py", "/a/train.py", "/b/gpt/model.py"];
         let short = ShortFiles::new(files.into_iter());
         assert_eq!(files.map(|file| short.short(file)), ["a/gpt/model.py", "bert/model.py", "train.py", "b/gpt/model.py"]);
     }
 
     #[test]
-    fn a_block_from_before_the_recording_says_so() {
+    fn blocks_from_before_the_recording_are_marked() {
         let snapshot = Snapshot { traces: vec![Vec::new()], ..Snapshot::default() };
         let sites = Sites::new(&snapshot, 0);
         assert_eq!(sites.get(sites.of_block(None, StackId::EMPTY)).kind, SiteKind::BeforeRecording);

@@ -1,8 +1,8 @@
-//! The allocator's state at one moment of a recording: [`History`] goes back from the final segments of a snapshot to the [`Moment`] asked for.
+//! Reconstructs the allocator's state at one moment of a recording: [`History`].
 //!
-//! A snapshot holds the final segments and the events before them, so an earlier [`State`] is what remains when the later events are undone.
-//! Events give the requested size of a block and not the size of the block itself. That one follows from the settings (rounding) and from what was
-//! behind the block when it was allocated: a remainder that is too small is not split off.
+//! A snapshot contains the final segments and the events before them, so undoing the later events gives an earlier [`State`].
+//! Events contain the requested size of a block, not its actual size. The actual size depends on the rounding settings and on the
+//! memory after the block: a remainder that is too small is not split off.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,119 +13,112 @@ use harness_base::words::count;
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
 
-/// A remainder of a large block up to this size is not split off, as [`Config`] has it.
+/// The largest remainder that is not split off a large block, as in [`Config`].
 const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 
-/// Which moment is asked for.
+/// The moment to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum At {
-    /// The out-of-memory error that ended the program, or else the end: see [`History::moment`].
+    /// The OOM that ended the program, or else the end: see [`History::moment`].
     #[default]
     Automatic,
-    /// The last out-of-memory error.
+    /// The last OOM.
     Oom,
-    /// When the most was allocated.
+    /// The peak of allocated memory.
     Peak,
-    /// When the snapshot was taken.
+    /// The end of the recording.
     End,
-    /// Just after the event of this index in the device's trace, counted from 0.
+    /// Directly after this event of the device's trace, counted from 0.
     Event(usize),
 }
 
 /// A moment of a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moment {
-    /// What is special about it.
     pub at: MomentKind,
-    /// The last event before it, counted from 0; `None` before the first one.
+    /// The last event before the moment, counted from 0. `None` before the first event.
     pub event: Option<usize>,
-    /// How many events the device's trace has.
+    /// The number of events in the device's trace.
     pub events: usize,
-    /// Microseconds since 1970 by the clock of the machine that recorded, where the file has them.
+    /// Microseconds since 1970 on the recording machine's clock, if recorded.
     pub time_us: Option<u64>,
 }
 
-/// What is special about a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MomentKind {
-    /// A request was refused.
+    /// A request failed.
     Oom,
-    /// The most was allocated.
+    /// The peak of allocated memory.
     Peak,
-    /// The snapshot was taken.
+    /// The end of the recording.
     End,
-    /// Nothing but that somebody asked.
+    /// A moment that the user chose.
     Event,
 }
 
 /// The segments of a device at a moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// In the order of addresses; the blocks of each tile it.
+    /// In address order. The blocks of each segment cover it.
     pub segments: Vec<Segment>,
     origins: HashMap<u64, Origin>,
 }
 
-/// Which events a block comes from.
+/// The events of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The event that allocated it; `None` where that was before the recording.
+    /// The event that allocated it. `None` if that was before the recording.
     pub allocated: Option<u32>,
-    /// The event by which its owner freed it, of a block that waits for other streams.
+    /// The event that freed it, if it waits for other streams.
     pub freed: Option<u32>,
 }
 
 impl State {
-    /// Where a block comes from that is allocated or waits for other streams, by its address.
+    /// The events of an allocated or pending block, by address.
     #[must_use]
     pub fn origin(&self, address: u64) -> Origin {
         self.origins.get(&address).copied().unwrap_or_default()
     }
 
-    /// What is held from the driver.
     #[must_use]
     pub fn reserved(&self) -> Bytes {
         self.segments.iter().map(|segment| segment.size).sum()
     }
 }
 
-/// What is wrong with the moment asked for.
+/// Why a moment does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum MomentError {
-    /// The index is behind the last event.
     #[error(
-        "there is no event {event}: the recording of device {device} has {}, counted from 0; name an earlier one, or `end`",
+        "event {event} does not exist: the recording of device {device} has {}, counted from 0; choose an earlier one, or `end`",
         count(*events, "event")
     )]
     NoSuchEvent { event: usize, device: u32, events: usize },
-    /// Nothing was refused.
-    #[error("no request was refused in the recording of device {device}: ask for `peak` or `end`")]
+    #[error("no request failed in the recording of device {device}: use `peak` or `end`")]
     NoOom { device: u32 },
-    /// There are no events.
     #[error(
-        "nothing was recorded on device {device}, so only the end is known: ask for `end`, or call \
+        "nothing was recorded on device {device}, so only the end is known: use `end`, or call \
          `torch.cuda.memory._record_memory_history()` before the program begins"
     )]
     NoEvents { device: u32 },
 }
 
-/// The recording of one device, ready to go back in.
+/// The recording of one device.
 #[derive(Clone, Debug)]
 pub struct History<'a> {
     device: u32,
     events: &'a [Event],
     last: Vec<&'a Segment>,
     config: Config,
-    /// For each event that frees, where the block comes from.
+    /// For each event that frees a block, the block's events.
     freed: Vec<Origin>,
-    /// Of the blocks that are there at the end.
+    /// The events of the blocks at the end.
     origins: HashMap<u64, Origin>,
 }
 
 impl<'a> History<'a> {
-    /// The recording of that device; `config` are the settings under which it was made. Linear in events and blocks.
+    /// Prepares a device's recording. `config` are the recorded settings. Linear in events and blocks.
     #[must_use]
     pub fn new(snapshot: &'a Snapshot, device: u32, config: Config) -> Self {
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
@@ -141,17 +134,17 @@ impl<'a> History<'a> {
         self.events
     }
 
-    /// Where the block comes from that this event frees: for [`Action::FreeCompleted`] with the event that asked for it.
+    /// The events of the block that this event frees. For [`Action::FreeCompleted`] this includes the request to free it.
     #[must_use]
     pub fn freed(&self, event: usize) -> Origin {
         self.freed[event]
     }
 
-    /// The moment asked for. An out-of-memory error ended the program if nothing was allocated after it: many are caught, as those of
-    /// cuDNN's search for a plan are, and the program goes on.
+    /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example while cuDNN
+    /// searches a plan.
     ///
     /// # Errors
-    /// [`MomentError`] where the recording has no such moment.
+    /// [`MomentError`] if the recording has no such moment.
     pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
         let (device, events) = (self.device, self.events.len());
         let last_oom = self.events.iter().rposition(|event| event.action == Action::Oom);
@@ -175,7 +168,7 @@ impl<'a> History<'a> {
         Ok(Moment { at, event, events, time_us })
     }
 
-    /// The state just after an event, or before the first one. Takes `n log n` time for `n` blocks and later events.
+    /// The state directly after an event, or before the first one. Takes `n log n` time for `n` blocks and later events.
     #[must_use]
     pub fn state(&self, after: Option<usize>) -> State {
         let kept = after.map_or(0, |event| event + 1);
@@ -189,7 +182,7 @@ impl<'a> History<'a> {
         rewind.state()
     }
 
-    /// After each event, what was held from the driver then; first to last. Linear.
+    /// The reserved memory after each event. Linear.
     #[must_use]
     pub fn reserved(&self) -> Vec<Bytes> {
         let mut current = self.last.iter().map(|segment| segment.size).sum::<Bytes>();
@@ -205,7 +198,7 @@ impl<'a> History<'a> {
         reserved
     }
 
-    /// After each event, what was allocated then; first to last.
+    /// The allocated memory after each event.
     #[must_use]
     pub fn allocated(&self) -> Vec<Bytes> {
         let sizes = self.sizes();
@@ -229,7 +222,7 @@ impl<'a> History<'a> {
         allocated.iter().position(|bytes| bytes == highest)
     }
 
-    /// The sizes of all blocks: those of the final segments, and of the others what their requests were rounded to.
+    /// The sizes of all blocks: from the final segments, or else the rounded requests.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
         let mut rewind = Rewind::new(self, Sizes { of_event: vec![0; self.events.len()], before: HashMap::new() });
@@ -250,7 +243,7 @@ impl<'a> History<'a> {
     }
 }
 
-/// For each event that frees, where its block comes from, and where the blocks that are left come from.
+/// The events of each freed block, and of the blocks that remain.
 fn pair(events: &[Event]) -> (Vec<Origin>, HashMap<u64, Origin>) {
     let mut freed = vec![Origin::default(); events.len()];
     let mut origins: HashMap<u64, Origin> = HashMap::new();
@@ -273,20 +266,20 @@ fn pair(events: &[Event]) -> (Vec<Origin>, HashMap<u64, Origin>) {
 
 /// The sizes of all blocks of a recording: [`History::sizes`].
 pub struct Sizes {
-    /// By the event that allocated the block; 0 where it is not known yet.
+    /// By the event that allocated the block. 0 if unknown.
     of_event: Vec<u64>,
-    /// By address, of the blocks that were there before the first event.
+    /// By address: blocks from before the first event.
     before: HashMap<u64, u64>,
 }
 
 impl Sizes {
-    /// The block that an event allocated.
+    /// The size of the block that an event allocated.
     #[must_use]
     pub fn allocated_by(&self, event: usize) -> Option<Bytes> {
         self.of_event.get(event).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
 
-    /// The block that was at an address before the first event.
+    /// The size of a block from before the first event.
     #[must_use]
     pub fn before(&self, address: u64) -> Option<Bytes> {
         self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
@@ -310,7 +303,7 @@ struct Live {
     is_exact: bool,
 }
 
-/// The state while it goes back.
+/// Undoes events, last to first.
 struct Rewind<'h, 'a> {
     history: &'h History<'a>,
     sizes: Sizes,
@@ -353,8 +346,8 @@ impl<'h, 'a> Rewind<'h, 'a> {
         self.sizes.of_event[index] = size.get();
     }
 
-    /// What lies behind a block and belongs to it, because the allocator does not split so little off. The live blocks are those of the moment at which
-    /// it was allocated.
+    /// The small remainder after a block that the allocator did not split off. Uses the blocks that were live when the block was
+    /// allocated.
     fn unsplit_remainder(&self, address: u64, size: Bytes) -> Bytes {
         let Some((&start, segment)) = self.segments.range(..=address).next_back() else { return Bytes::ZERO };
         let end = address + size.get();
@@ -411,7 +404,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
         }
     }
 
-    /// Mapped ranges that meet are one.
+    /// Merges adjacent mapped ranges.
     fn join(&mut self, address: u64) {
         let meets = |left: &Segment, right: &Segment| {
             left.expandable && right.expandable && left.stream == right.stream && left.address + left.size.get() == right.address
@@ -447,7 +440,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
         }
     }
 
-    /// The sizes that were found, with those of the blocks that were there at the start.
+    /// Returns the sizes, including blocks from before the first event.
     fn sizes_at_start(mut self) -> Sizes {
         let before: Vec<(u64, u64)> = self
             .live
@@ -480,13 +473,13 @@ impl<'h, 'a> Rewind<'h, 'a> {
     }
 }
 
-/// The segment alone.
+/// Copies a segment without its blocks.
 fn without_blocks(segment: &Segment) -> Segment {
     let Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, .. } = *segment;
     Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, blocks: Vec::new() }
 }
 
-/// A free block from one address to another, if there is anything between them.
+/// A free block between two addresses, if they differ.
 fn free(from: u64, to: u64) -> Option<Block> {
     let block = |size| Block {
         address: from,

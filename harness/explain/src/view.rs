@@ -1,4 +1,4 @@
-//! What is known at one moment of a recording: [`View`]; the request that was refused then, and the sums over the device.
+//! The data about one moment of a recording: [`View`], with the failed request and sums over the device.
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
@@ -10,7 +10,7 @@ use crate::bytes::{ByteCause, CauseBytes};
 use crate::sites::{SiteId, Sites};
 use crate::state::{History, Moment, MomentKind, State};
 
-/// All that is known at the moment.
+/// The data about a moment.
 pub(crate) struct View<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) device: u32,
@@ -19,12 +19,12 @@ pub(crate) struct View<'a> {
     pub(crate) state: &'a State,
     pub(crate) sites: &'a Sites,
     pub(crate) moment: &'a Moment,
-    /// Whether it was recorded from another allocator than PyTorch's, whose rules say nothing of it then.
+    /// True if another allocator than PyTorch's was recorded, to which PyTorch's rules do not apply.
     pub(crate) is_foreign: bool,
 }
 
 impl View<'_> {
-    /// The event at which a request was refused, if the moment is one.
+    /// The event of the failed request, if the moment is an OOM.
     pub(crate) fn oom(&self) -> Option<(usize, &Event)> {
         let index = self.moment.event.filter(|_| self.moment.at == MomentKind::Oom)?;
         Some((index, &self.history.events()[index]))
@@ -35,74 +35,72 @@ impl View<'_> {
     }
 }
 
-/// A request that was refused.
+/// A failed request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Refused {
-    /// What the program asked for.
+    /// The requested size.
     pub requested: Bytes,
-    /// The block that it needs.
+    /// The size of the block that it needs.
     pub rounded: Bytes,
-    /// What that takes from the driver: PyTorch's message says that it tried to allocate this.
+    /// The memory to reserve for it, as in PyTorch's message "Tried to allocate".
     pub asked: Bytes,
     pub stream: u64,
-    /// Small or large blocks.
+    /// The pool for small or large blocks.
     pub pool: PoolKind,
-    /// The private pool that the request was for; `None` for the default pool.
+    /// The request's private pool. `None` for the default pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private_pool: Option<(u64, u64)>,
     pub site: String,
-    /// The same, in [`crate::causes::Explanation::sites`].
+    /// The site's id in [`crate::causes::Explanation::sites`].
     pub id: SiteId,
 }
 
 /// Sums over the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Totals {
-    /// What the owners of blocks asked for.
+    /// Requested bytes of allocated blocks.
     pub requested: Bytes,
     pub allocated: Bytes,
-    /// The same, with what was freed and waits for other streams.
+    /// Requested bytes including pending frees.
     pub active: Bytes,
-    /// What is held from the driver.
+    /// Reserved memory.
     pub reserved: Bytes,
-    /// What the driver had free, where an `oom` event tells it.
+    /// The driver's free memory, if an `oom` event contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_free: Option<Bytes>,
 }
 
-/// How the device's memory is known.
+/// The source of the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TotalKnown {
-    /// The user told it.
+    /// The user specified it.
     Given,
-    /// The snapshot tells it: it is of a run of ours.
+    /// The snapshot of a harness run contains it.
     Recorded,
-    /// What was reserved and what was free when a request was refused: less than the device by what others and the CUDA context held.
+    /// Reserved plus free memory at an OOM. Excludes other processes and the CUDA context.
     AtOom,
-    /// Nothing tells it: the total is what was reserved.
+    /// Unknown. The total is the reserved memory.
     ReservedOnly,
 }
 
-/// The device's memory, as far as it is known.
+/// The device's memory, as far as known.
 pub(crate) struct DeviceSize {
     pub(crate) total: Bytes,
     pub(crate) known: TotalKnown,
-    /// What the allocator does not hold.
+    /// Memory that the allocator does not hold.
     pub(crate) outside: Vec<CauseBytes>,
 }
 
 impl View<'_> {
-    /// Why a request cannot have what is free in a segment, if it cannot by the rules of PyTorch's allocator.
+    /// Like [`pool_mismatch`], but returns `None` for other allocators than PyTorch's.
     pub(crate) fn closed_to(&self, request: &Refused, segment: &Segment) -> Option<ByteCause> {
-        if self.is_foreign { None } else { other_lane(segment, request) }
+        if self.is_foreign { None } else { pool_mismatch(segment, request) }
     }
 }
 
-/// The same where it is PyTorch's allocator.
-pub(crate) fn other_lane(segment: &Segment, request: &Refused) -> Option<ByteCause> {
+/// Why a request cannot use free memory of a segment under PyTorch's rules, if it cannot.
+pub(crate) fn pool_mismatch(segment: &Segment, request: &Refused) -> Option<ByteCause> {
     let own_pool = request.private_pool.unwrap_or_default();
     if (segment.private_pool.0, segment.private_pool.1) != own_pool {
         return Some(ByteCause::PrivatePool);

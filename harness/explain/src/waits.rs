@@ -1,4 +1,4 @@
-//! Frees that had to wait for other streams.
+//! Frees that waited for other streams.
 
 use std::cmp::Reverse;
 
@@ -11,31 +11,30 @@ use crate::sites::SiteId;
 use crate::state::Origin;
 use crate::view::View;
 
-/// How many are told.
+/// Maximum number of reported waits.
 const LISTED: usize = 20;
 
-/// A block between the moment when its owner freed it and the moment when it could be used again.
+/// The time between a block's free and its reuse.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Wait {
     pub address: u64,
-    /// How long the block is; of a wait that is over, what was requested.
+    /// The block's size. For completed waits, the requested size.
     pub size: Bytes,
     pub site: String,
-    /// The same, in [`Explanation::sites`](crate::causes::Explanation::sites).
+    /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
-    /// The event by which it was freed; `None` where that was before the recording.
+    /// The event of the free. `None` if that was before the recording.
     pub freed_at: Option<u32>,
-    /// The event that ended the wait; `None` while it lasts.
+    /// The event that completed the free. `None` while the block waits.
     pub completed_at: Option<u32>,
-    /// Events of the allocator meanwhile.
+    /// Allocator events during the wait.
     pub events: u32,
-    /// Microseconds meanwhile, by the clock of the recording.
+    /// Microseconds of the wait, on the recording's clock.
     pub time_us: Option<u64>,
 }
 
-/// The waits that last at the moment, and then the longest that are over: by bytes times events. A free that waits for nobody is completed by the
-/// event behind it and is none.
+/// Unfinished waits, then the longest finished ones by bytes times events. A free that completes with the next event did not
+/// wait.
 pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
     let blocks = view.state.segments.iter().flat_map(|segment| &segment.blocks);
     let pending = blocks.filter(|block| block.state == BlockState::PendingFree);

@@ -1,4 +1,4 @@
-//! Going back from the final state and the events gives the states that the allocator was in.
+//! Undoing events from the final state must give the allocator's earlier states.
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
@@ -10,13 +10,13 @@ use harness_explain::state::{At, History};
 use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 use proptest::prelude::*;
 
-/// A program that records what PyTorch's allocator would.
+/// A program that records events like PyTorch's allocator.
 struct Recorder {
     device: SimDevice,
     allocator: CachingAllocator,
     live: Vec<Allocation>,
     events: Vec<Event>,
-    /// The state behind each operation, with the number of events before it.
+    /// The state after each operation, with the number of events before it.
     states: Vec<(usize, Vec<SegmentInfo>)>,
 }
 
@@ -31,7 +31,7 @@ impl Recorder {
         self.events.push(event);
     }
 
-    /// Records which segments came and went.
+    /// Records the segments that were reserved or released.
     fn segments(&mut self, before: &[SegmentInfo]) {
         let after = self.allocator.snapshot();
         let is_in = |segments: &[SegmentInfo], one: &SegmentInfo| segments.iter().any(|other| other.address == one.address);
@@ -104,7 +104,7 @@ impl Recorder {
     }
 }
 
-/// What matters of a state: segments, and blocks with address, size and whether they are free.
+/// The compared part of a state: segments, and blocks with address, size and whether they are free.
 type Shape = Vec<(u64, Bytes, Vec<(u64, Bytes, bool)>)>;
 
 fn shape_of_segments(segments: &[Segment]) -> Shape {
@@ -142,7 +142,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_state_of_a_program_is_found_again(
+    fn every_state_of_a_program_is_reconstructed(
         operations in prop::collection::vec(operation(), 1..120),
         conf in prop_oneof![Just(""), Just("max_split_size_mb:32"), Just("roundup_power2_divisions:4")],
     ) {

@@ -1,5 +1,5 @@
-//! Each change of a program that `harness advise` proposes, on a small program that needs it: the change is told, and a replay of the changed program
-//! gets by with the memory that is told, which is not enough for the program as it is.
+//! Tests each kind of change that `harness advise` recommends on a small program. The changed program must succeed with the
+//! reported memory, and the unchanged program must fail with it.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use harness_trace::trace;
 
 const MIB: u64 = 1 << 20;
 
-/// A program, as a trace with the place of each allocation behind it.
+/// A program as a trace with sites in comments.
 fn program(text: &str) -> (RecordedProgram, Snapshot) {
     let operations = text.lines().zip(1..).map(|(line, number)| {
         let event = trace::parse(line).expect("an operation")[0];
@@ -22,7 +22,7 @@ fn program(text: &str) -> (RecordedProgram, Snapshot) {
     Requests::of_trace("program.trace", operations).program_with_places().expect("a program")
 }
 
-/// Activations that grow, and a feature of each that is kept: it lands in the freed activation and pins its segment.
+/// Growing activations, each with a kept feature that is placed in the freed activation and pins its segment.
 fn kept_features() -> String {
     (0..12).fold(String::new(), |mut text, step| {
         let (activation, feature) = (2 * step, 2 * step + 1);
@@ -42,7 +42,7 @@ fn least(program: &RecordedProgram) -> Bytes {
     Grid::new(&prepared, UNLIMITED).least(&own()).expect("it can run").0.enough
 }
 
-/// The advice whose sentence begins in this way. Its program fits in the memory that it tells, and the program as it is does not.
+/// Finds the advice by its first words, and checks its reported memory with replays.
 fn advice(text: &str, begins: &str) -> ProgramAdvice {
     let (program, snapshot) = program(text);
     let own_least = least(&program);
@@ -60,37 +60,41 @@ fn advice(text: &str, begins: &str) -> ProgramAdvice {
 }
 
 #[test]
-fn blocks_that_pin_segments_are_better_kept_in_a_pool_of_their_own() {
-    let advice = advice(&kept_features(), "a pool of its own (torch.cuda.MemPool) for the 12 blocks of extract.py:3 main lets it run in ");
+fn advice_moves_pinning_blocks_to_a_separate_pool() {
+    let advice = advice(
+        &kept_features(),
+        "a separate pool (torch.cuda.MemPool) for the 12 blocks of extract.py:3 main reduces the required memory from ",
+    );
     assert!(advice.saves > Bytes::mib(50), "{}", advice.sentence);
 }
 
 #[test]
-fn blocks_that_are_kept_are_better_allocated_before_the_loop() {
-    let begins = "allocating the 12 blocks that extract.py:3 main keeps before everything else, the largest first, lets it run in ";
+fn advice_allocates_kept_blocks_before_the_loop() {
+    let begins = "allocating the 12 blocks that extract.py:3 main keeps first, in order of falling size, reduces the required memory from ";
     assert!(advice(&kept_features(), begins).saves > Bytes::mib(100));
 }
 
 #[test]
-fn a_cache_that_is_emptied_before_blocks_that_are_kept_is_not_pinned_by_them() {
-    let advice = advice(&kept_features(), "torch.cuda.empty_cache() in front of extract.py:3 main lets it run in ");
-    assert!(advice.sentence.ends_with("for 9 calls of empty_cache"), "{}", advice.sentence);
+fn advice_empties_the_cache_before_kept_blocks() {
+    let advice = advice(&kept_features(), "torch.cuda.empty_cache() before extract.py:3 main reduces the required memory from ");
+    assert!(advice.sentence.ends_with("with 9 calls of empty_cache"), "{}", advice.sentence);
 }
 
 #[test]
-fn a_block_that_is_replaced_is_better_freed_before_the_next_one_is_made() {
+fn advice_frees_a_block_before_its_replacement() {
     let replaced = (1..8).fold(format!("a 0 {} 0 # loop.py:5 step\n", 40 * MIB), |mut text, step| {
         writeln!(text, "a {step} {} 0 # loop.py:5 step\nf {}", 40 * MIB, step - 1).expect("a string can be written");
         text
     });
-    let advice = advice(&replaced, "freeing each block of loop.py:5 step before the next one is made there lets it run in ");
+    let advice =
+        advice(&replaced, "freeing each block of loop.py:5 step before it allocates the next one reduces the required memory from ");
     assert_eq!((advice.least.enough, advice.saves), (Bytes::mib(40), Bytes::mib(40)));
 }
 
 #[test]
-fn a_program_that_fits_can_be_limited_to_a_share_of_the_device() {
+fn advice_limits_a_fitting_program_to_a_fraction() {
     let (program, _) = program(&kept_features());
     let told = program_advice::fraction_advice(&program, &own(), least(&program), Bytes::gib(4)).expect("it can run").expect("it fits");
     assert!(told.starts_with("torch.cuda.set_per_process_memory_fraction("), "{told}");
-    assert!(told.ends_with("of 4 GiB, and nothing is refused"), "{told}");
+    assert!(told.ends_with("of 4 GiB, and every request still succeeds"), "{told}");
 }

@@ -1,4 +1,4 @@
-//! Jobs recovered from snapshots: the fidelity gate over the snapshots beside the project, where they are there.
+//! Recovers programs from snapshots next to the project, if present, and checks their fidelity.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use harness_trace::program::{Ended, Placement, RecordedProgram, Replayed, Setup}
 use harness_trace::snapshot::{ExtraId, Segment, Settings, Snapshot, StackId};
 use serde::Deserialize;
 
-/// A folder of data beside the project, if it is there.
+/// A folder of data next to the project, if present.
 fn shared(folder: &str) -> Option<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
     let entries = match std::fs::read_dir(&folder) {
@@ -41,7 +41,7 @@ fn fidelity_of(path: &Path, memory: Option<Bytes>) -> Fidelity {
 }
 
 #[test]
-fn every_allocation_recorded_on_a_real_gpu_lands_on_its_address() {
+fn replays_match_the_addresses_of_real_gpus() {
     let Some(paths) = shared("real-snapshots") else { return };
     let (mut allocations, mut segments, mut unfaithful) = (0, 0, Vec::new());
     for path in &paths {
@@ -58,7 +58,7 @@ fn every_allocation_recorded_on_a_real_gpu_lands_on_its_address() {
 }
 
 #[test]
-fn every_snapshot_of_pytorch_on_a_simulated_device_is_replayed_as_recorded() {
+fn snapshots_of_simulated_devices_are_replayed_as_recorded() {
     let Some(paths) = shared("snapshots") else { return };
     let mut unfaithful = Vec::new();
     for path in &paths {
@@ -72,7 +72,7 @@ fn every_snapshot_of_pytorch_on_a_simulated_device_is_replayed_as_recorded() {
 }
 
 #[test]
-fn a_replay_tells_the_final_blocks_with_the_stacks_of_those_who_asked_for_them() {
+fn a_replay_returns_final_blocks_with_their_stacks() {
     let Some(paths) = shared("snapshots") else { return };
     let mut compared = 0;
     for path in paths.iter().filter(|path| path.to_string_lossy().contains("gt-")) {
@@ -98,7 +98,7 @@ fn a_replay_tells_the_final_blocks_with_the_stacks_of_those_who_asked_for_them()
     assert!(compared > 1000);
 }
 
-/// What PyTorch itself did with a program under one setting.
+/// PyTorch's own result with one setting.
 #[derive(Debug, Deserialize)]
 struct Truth {
     conf: String,
@@ -115,7 +115,7 @@ struct Truths {
     confs: BTreeMap<String, Truth>,
 }
 
-/// The snapshots of the truth tables, each with the name of its setting and the table.
+/// The snapshots of the truth tables, with the name of their setting.
 fn truths() -> Option<Vec<(PathBuf, String, Truths)>> {
     let paths = shared("snapshots")?;
     let with_truth = paths.into_iter().filter_map(|path| {
@@ -127,7 +127,7 @@ fn truths() -> Option<Vec<(PathBuf, String, Truths)>> {
     Some(with_truth.collect())
 }
 
-/// What a replay says, in the words of the truth tables: how it ended, and the peaks and retries.
+/// The result of a replay in the terms of the truth tables: outcome, peaks and retries.
 fn outcome(replayed: &Replayed) -> (&'static str, u64, u64, u64) {
     let end = if replayed.oom.is_some() { "oom" } else { "ok" };
     let stats = &replayed.stats;
@@ -135,7 +135,7 @@ fn outcome(replayed: &Replayed) -> (&'static str, u64, u64, u64) {
 }
 
 #[test]
-fn a_program_that_ended_well_ends_under_every_setting_as_it_did_in_pytorch() {
+fn replays_of_successful_programs_match_pytorch() {
     let Some(truths) = truths() else { return };
     let (mut cells, mut exact, mut wrong) = (0, 0, Vec::new());
     for (path, own, truths) in &truths {
@@ -166,7 +166,7 @@ fn a_program_that_ended_well_ends_under_every_setting_as_it_did_in_pytorch() {
 }
 
 #[test]
-fn a_program_that_ran_out_of_memory_does_so_again_at_the_same_request_under_its_own_setting() {
+fn an_oom_repeats_at_the_same_request() {
     let Some(truths) = truths() else { return };
     let mut seen = 0;
     for (path, own, truths) in &truths {
@@ -176,7 +176,7 @@ fn a_program_that_ran_out_of_memory_does_so_again_at_the_same_request_under_its_
         }
         let snapshot = Snapshot::read(path).expect("a snapshot");
         let program = RecordedProgram::recover(&snapshot, 0).expect("a program");
-        assert_eq!(program.memory, Some(Bytes(truths.capacity)), "{}: what was held and what was free", path.display());
+        assert_eq!(program.memory, Some(Bytes(truths.capacity)), "{}: reserved plus free memory", path.display());
         let prepared = program.prepare().expect("it can be replayed");
         let allocator = AllocatorSpec::caching(Config::parse(&truth.conf).expect("a setting"));
         let setup = Setup { allocator, memory: Bytes(truths.capacity), placement: Placement::Rising };
@@ -192,7 +192,7 @@ fn a_program_that_ran_out_of_memory_does_so_again_at_the_same_request_under_its_
     assert!(seen >= 8, "{seen} snapshots that ended in an out-of-memory");
 }
 
-/// Recordings of real GPUs without stacks, times and names: what the program asked for, and where it lay; by name, with the file that each was made from.
+/// Recordings of real GPUs without stacks, times and names: their names and original files.
 const COMPACT: [(&str, &str); 2] = [
     ("training_mixed_precision", "NiuHuangxiaozi--forward_and_backward_memory_snapshot_200_mixed_precision.pickle.gz"),
     ("forward_late_start", "silmont2000--memory_forward_bf16_128.pickle.gz"),
@@ -218,7 +218,7 @@ fn compact_path(name: &str) -> PathBuf {
 }
 
 #[test]
-fn compact_recordings_are_those_of_the_originals() {
+fn compact_recordings_match_their_originals() {
     let Some(paths) = shared("real-snapshots") else { return };
     for (name, file) in COMPACT {
         let original = paths.iter().find(|path| path.ends_with(file)).expect("the original is there");
@@ -235,7 +235,7 @@ fn compact_recordings_are_those_of_the_originals() {
 }
 
 #[test]
-fn training_on_a_real_gpu_is_replayed_address_for_address() {
+fn training_on_a_real_gpu_is_replayed_at_its_addresses() {
     let fidelity = |name: &str| fidelity_of(&compact_path(name), None);
     let faithful = |allocations, segments| Fidelity {
         allocations,

@@ -1,5 +1,4 @@
-//! Programs made up at random, recorded as PyTorch records them, recovered from the recording and replayed: whatever a program did, the replay must
-//! do what the recording has.
+//! Runs random programs, records them like PyTorch, recovers them and replays them. The replay must match the recording.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -25,7 +24,7 @@ const CONFS: [&str; 6] = [
     "garbage_collection_threshold:0.6,per_process_memory_fraction:0.9",
 ];
 
-/// Some lines of a trace, with numbers to choose ids by.
+/// Random lines of a trace; numbers choose the ids.
 fn a_program() -> impl Strategy<Value = String> {
     let size = prop_oneof![3 => 1_u64..9000, 2 => 1_u64 << 19..3 << 20, 3 => 6_u64 << 20..40 << 20];
     let step = (0..20_u32, size, any::<prop::sample::Index>(), 0..3_u32);
@@ -49,7 +48,7 @@ fn a_program() -> impl Strategy<Value = String> {
     })
 }
 
-/// What PyTorch would have recorded of a program that does without whatever it is refused.
+/// The snapshot that PyTorch would write. The program ignores OOMs.
 fn recorded(program: &str, conf: &str) -> Snapshot {
     let config = Config::parse(conf).expect("a setting");
     let mut program = RecordedProgram::from_trace(&trace::parse(program).expect("a trace"), config.clone()).expect("a program");
@@ -107,7 +106,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
-    fn whatever_a_program_did_its_recovered_job_does_what_was_recorded(program in a_program(), conf in prop::sample::select(&CONFS[..])) {
+    fn recovered_programs_match_their_recordings(program in a_program(), conf in prop::sample::select(&CONFS[..])) {
         let snapshot = recorded(&program, conf);
         let program = RecordedProgram::recover_with(&snapshot, 0, Some(MEMORY)).expect("a program");
         let prepared = program.prepare().expect("it can be replayed");
@@ -118,7 +117,7 @@ proptest! {
     }
 }
 
-/// The same recording, begun at a later event: not between what a request asked of the driver and the request itself.
+/// Starts the recording at a later event, but not between driver calls and their request.
 fn begun_late(mut snapshot: Snapshot, at: prop::sample::Index) -> Snapshot {
     let events = &mut snapshot.traces[0];
     let of_driver =
@@ -129,14 +128,14 @@ fn begun_late(mut snapshot: Snapshot, at: prop::sample::Index) -> Snapshot {
     snapshot
 }
 
-/// How long free blocks had been unused before a recording is not recorded, so what garbage collection does is not known after a late start.
+/// A recording lacks the age of free blocks, so garbage collection after a late start is unknown.
 const WITHOUT_COLLECTION: [&str; 5] = [CONFS[0], CONFS[1], CONFS[2], CONFS[3], CONFS[4]];
 
 proptest! {
-    // Which remainder belongs to a live block cannot always be told, so a few in ten thousand programs are not replayed as recorded: these are.
+    // The owner of a remainder is sometimes ambiguous, so a few in ten thousand programs differ. These are examples.
     #![proptest_config(ProptestConfig { cases: 1000, rng_seed: RngSeed::Fixed(2026), ..ProptestConfig::default() })]
     #[test]
-    fn a_recording_that_starts_late_is_replayed_as_recorded(
+    fn late_recordings_are_replayed_as_recorded(
         program in a_program(),
         conf in prop::sample::select(&WITHOUT_COLLECTION[..]),
         at in any::<prop::sample::Index>(),
@@ -149,7 +148,7 @@ proptest! {
     }
 }
 
-/// A recording under expandable segments that begins behind `before`, as a program with the fidelity of its replay. The front of the reservation is unmapped by then.
+/// A late recording with expandable segments, after `before` unmapped the first pages, recovered with its fidelity.
 fn behind_an_unmapped_front(after: &str) -> (RecordedProgram, Fidelity) {
     let before = "a 0 41943040 0\na 1 41943040 0\nf 0\ne\n";
     let conf = "expandable_segments:True";
@@ -162,7 +161,7 @@ fn behind_an_unmapped_front(after: &str) -> (RecordedProgram, Fidelity) {
 }
 
 #[test]
-fn memory_mapped_in_front_of_all_that_was_mapped_tells_where_the_reservation_begins() {
+fn the_lowest_mapping_shows_the_start_of_a_reservation() {
     let (program, fidelity) = behind_an_unmapped_front("a 2 31457280 0\n");
     let first_mapped = program.start[0].address;
     assert_eq!(program.reserved_at_start[0].start.0, first_mapped - (40 << 20), "two pages of 20 MiB were unmapped");
@@ -170,7 +169,7 @@ fn memory_mapped_in_front_of_all_that_was_mapped_tells_where_the_reservation_beg
 }
 
 #[test]
-fn where_nothing_tells_the_beginning_of_a_reservation_the_job_says_so() {
+fn unknown_starts_of_reservations_are_noted() {
     let (program, fidelity) = behind_an_unmapped_front("f 1\na 2 31457280 0\n");
     assert_eq!(program.reserved_at_start[0].start.0, program.start[0].address);
     assert!(fidelity.faithful && program.notes.contains(&Note::ReservationsUnknown { segments: 1 }), "{:?}", program.notes);

@@ -1,4 +1,5 @@
-//! Every real snapshot is explained, and the bytes add up. The files are not part of the project: where they are not, the tests say so and pass.
+//! Explains every real snapshot and checks that the bytes add up. The files are not part of the project; without them, the tests
+//! report it and pass.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use harness_explain::state::{At, History, MomentKind};
 use harness_trace::snapshot::Snapshot;
 use serde_json::Value;
 
-/// The pickles of a folder beside the project, by name; none, and a message, where there is no such folder.
+/// The snapshots of a folder next to the project, by name. Reports a missing folder.
 fn snapshots(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
     let Ok(entries) = std::fs::read_dir(&folder) else {
@@ -28,7 +29,7 @@ fn side_car(file: &Path) -> Value {
     serde_json::from_str(&text).expect("the side car is JSON")
 }
 
-/// Each byte is counted once, and the sites have what they can have.
+/// Checks that each byte counts once and that sites are consistent.
 fn check_sums(explanation: &Explanation, of: &str) {
     let sum: Bytes = explanation.causes.iter().map(|cause| cause.bytes).sum();
     assert_eq!(sum, explanation.device_total, "{of}");
@@ -53,7 +54,7 @@ fn explained(snapshot: &Snapshot, options: Options, of: &str) -> Vec<Explanation
 }
 
 #[test]
-fn every_snapshot_sums_to_the_byte_at_its_end_at_its_peak_and_in_between() {
+fn explanations_of_snapshots_add_up_to_the_byte() {
     for file in snapshots("snapshots").into_iter().chain(snapshots("real-snapshots")) {
         let of = file.display().to_string();
         let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
@@ -78,7 +79,7 @@ fn every_snapshot_sums_to_the_byte_at_its_end_at_its_peak_and_in_between() {
 }
 
 #[test]
-fn the_figures_are_those_of_pytorchs_own_message() {
+fn figures_match_pytorchs_own_message() {
     for file in snapshots("snapshots") {
         let (of, side_car) = (file.display().to_string(), side_car(&file));
         let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
@@ -101,7 +102,7 @@ fn the_figures_are_those_of_pytorchs_own_message() {
             assert!(error.contains(&format!("and {} is reserved by PyTorch but unallocated", shown(unallocated))), "{of}: {error}");
             assert!(!explanation.why.is_empty(), "{of}: a reason is found: {:?}", explanation.shortage);
         }
-        // Without the option, the request that was refused tells the same total: nobody else used this device.
+        // Without the option, the OOM shows the same total, because no other process used this device.
         if explanation.request.is_some() {
             let alone = causes::explain(&snapshot, 0, Options::default()).expect("the moment is there");
             assert_eq!((Some(alone.device_total), alone.device_total_is), (memory, TotalKnown::AtOom), "{of}");
@@ -110,7 +111,7 @@ fn the_figures_are_those_of_pytorchs_own_message() {
 }
 
 #[test]
-fn a_whole_recording_begins_with_nothing_and_has_the_peak_of_the_allocators_own_statistics() {
+fn complete_recordings_start_empty_and_have_the_measured_peak() {
     for file in snapshots("snapshots") {
         let (of, side_car) = (file.display().to_string(), side_car(&file));
         if side_car["recording"]["complete"] != true {

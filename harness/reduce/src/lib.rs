@@ -1,10 +1,11 @@
-//! Traces and scenarios that fail, reduced to small ones that fail the same way.
+//! Reduces failing traces and scenarios to small ones that fail the same way.
 //!
-//! * [`trace`]: a trace that runs out of memory;
-//! * [`scenario`]: a scenario that fails, for lack of memory or otherwise;
-//! * `delta`: what both have in common.
+//! * [`trace`]: traces that run out of memory
+//! * [`scenario`]: scenarios that fail for any reason
+//! * `delta`: the shared algorithm
 //!
-//! Each accepted step was run before. Nothing is random and no clock is read, so the same input always comes down to the same result.
+//! Every accepted step is verified by a run. Reduction uses no randomness and no clock, so the same input always gives the same
+//! result.
 
 mod delta;
 pub mod scenario;
@@ -12,13 +13,13 @@ pub mod trace;
 
 use harness_allocator::units::Bytes;
 
-/// How far it is.
+/// The progress of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Operations of a trace, or steps of a scenario, that are left.
+    /// The remaining operations of a trace, or steps of a scenario.
     pub operations: usize,
-    /// The device's memory by now.
+    /// The current device memory.
     pub memory: Bytes,
-    /// How often something smaller was run so far.
+    /// The number of runs so far.
     pub runs: u64,
 }

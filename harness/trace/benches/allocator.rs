@@ -1,10 +1,11 @@
-//! What an operation of the built-in caching allocator costs on the host. No device is timed: after the first pass everything is a cache hit.
-//! Compare figures of one run with each other: the machine's speed drifts. Throughput is in operations: one allocation or one free.
+//! Measures the host time of the built-in caching allocator. No device is timed: after the first pass, every request is a cache
+//! hit. Compare only figures of one run, because the machine's speed drifts. One operation is one allocation or one free.
 //!
-//! * `free blocks/…`: does a hit cost more where more free blocks stand in the pool? It may grow as a logarithm does.
-//! * `segments/…`: does a hit cost more where more segments are held? It must not, but for caches of the processor that overflow.
-//! * `streams/…`: does a hit cost more where more streams have memory? It must not; `far` streams have numbers too large for a table.
-//! * `traces/…`: what does an operation cost in programs? Each trace says below what it asks.
+//! * `free blocks/…`: cost of a hit with more free blocks in the pool. It may grow logarithmically.
+//! * `segments/…`: cost of a hit with more segments. It must not grow, except for processor cache misses.
+//! * `streams/…`: cost of a hit with more streams that have memory. It must not grow. `far` uses stream numbers too large for a
+//!   table.
+//! * `traces/…`: cost per operation of real programs. The table below explains each trace.
 
 use std::hint::black_box;
 use std::io::Read;
@@ -21,10 +22,10 @@ use harness_allocator::units::Bytes;
 use harness_trace::execute::{ByHandle, Executor, Unobserved};
 use harness_trace::trace::{self, TraceEvent};
 
-/// What the traces were recorded on.
+/// The memory of the recorded device.
 const CAPACITY: Bytes = Bytes::gib(80);
 
-/// An allocator, the device under it, and what it has handed out for good.
+/// An allocator, its device, and its permanent allocations.
 struct World {
     device: SimDevice,
     allocator: CachingAllocator,
@@ -41,7 +42,7 @@ impl World {
         self.allocator.allocate(&mut self.device, request).expect("there is room")
     }
 
-    /// Allocates so many pairs of blocks and frees the first of each, so that no two free blocks can become one.
+    /// Allocates pairs of blocks and frees the first of each, so free blocks cannot merge.
     fn stand_free(&mut self, pairs: u64, size: impl Fn(u64) -> Bytes) {
         let mut free = Vec::new();
         for pair in 0..pairs {
@@ -58,7 +59,7 @@ impl World {
         self.allocator.free(&mut self.device, allocation).expect("it is ours");
     }
 
-    /// One allocation and one free of each request: cache hits.
+    /// Allocates and frees each size once: cache hits.
     fn hits(&mut self, requests: &[Request]) {
         for &request in requests {
             let allocation = self.allocate(black_box(request));
@@ -67,7 +68,7 @@ impl World {
     }
 }
 
-/// Short measurements: what they tell is a few nanoseconds, and a pass takes microseconds.
+/// Measures briefly: a pass takes microseconds, and differences of nanoseconds matter.
 fn group<'a>(criterion: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = criterion.benchmark_group(name);
     group.sample_size(20).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(500));
@@ -80,7 +81,7 @@ fn measure(group: &mut BenchmarkGroup<'_, WallTime>, id: BenchmarkId, world: &mu
     group.bench_function(id, |bencher| bencher.iter(|| world.hits(requests)));
 }
 
-/// Block sizes in no order, from 512 B to 32 KiB.
+/// Block sizes in random order, from 512 B to 32 KiB.
 fn scattered(number: u64) -> Bytes {
     Bytes(512 * (1 + (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58)))
 }
@@ -118,7 +119,7 @@ fn streams(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Runs each trace over and over in both configurations.
+/// Repeats each trace in both configurations.
 fn traces(criterion: &mut Criterion) {
     let mut group = group(criterion, "traces");
     for (name, events) in all_traces() {
@@ -136,7 +137,7 @@ fn traces(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The traces of the suite `traces` of `harness bench`.
+/// The traces of the `traces` suite of `harness bench`.
 fn all_traces() -> Vec<(&'static str, Vec<TraceEvent>)> {
     macro_rules! traces {
         ($($name:literal)*) => {
@@ -144,21 +145,21 @@ fn all_traces() -> Vec<(&'static str, Vec<TraceEvent>)> {
         };
     }
     traces![
-        // What does the shortest way through cost, small and large?
+        // Shortest path, small and large.
         "small_loop" "large_loop"
-        // What do splitting and merging cost in order? And in no order, in 1000 sizes?
+        // Splitting and merging in order, and with 1,000 sizes at random.
         "small_batch_1000live" "small_batch_1000live_random"
-        // What does a program cost that uses one pool, the other, or both?
+        // Programs that use the small pool, the large pool, or both.
         "small" "large" "mixed"
-        // Steps of training: activations come in order and go in reverse.
+        // Training steps: activations are freed in reverse order.
         "train"
-        // A cache of keys and values that grows block by block.
+        // A key-value cache that grows block by block.
         "kv"
-        // Lifetimes that leave many holes.
+        // Lifetimes that leave many gaps.
         "frag"
-        // Who walks 4000 holes that are all too small?
+        // 4,000 free blocks that are all too small.
         "holes"
-        // Do four streams cost more than one?
+        // Four streams.
         "mixed_4streams"
     ]
 }

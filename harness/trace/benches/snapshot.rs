@@ -1,13 +1,14 @@
-//! Reading and writing snapshots: `cargo bench -p harness-trace --bench snapshot`. The figure is for the whole snapshot; divide by [`EVENTS`] for one event.
+//! Measures reading and writing of a snapshot: `cargo bench -p harness-trace --bench snapshot`. Divide the time by [`EVENTS`] for
+//! one event.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Action, Event, ExtraId, Frame, FrameId, Snapshot, StackId, Value};
 
-/// As many as a minute of training records.
+/// About as many events as a minute of training records.
 const EVENTS: u64 = 50_000;
 
-/// A program of 500 call stacks, 12 frames each, that allocates a block and frees it, again and again.
+/// A program with 500 call stacks of 12 frames. It repeatedly allocates and frees a block.
 fn snapshot() -> Snapshot {
     let mut snapshot = Snapshot::default();
     let stacks: Vec<StackId> = (0..500).map(|number| stack(&mut snapshot, number)).collect();

@@ -1,11 +1,11 @@
-//! Allocation traces and recordings of PyTorch.
+//! Allocation traces and memory snapshots of PyTorch.
 //!
-//! * [`trace`]: the format and its reader;
-//! * [`execute`]: the executor of traces, on any allocator;
-//! * [`snapshot`]: memory snapshots of PyTorch;
-//! * [`program`]: what a program asked its allocator for, recovered from a snapshot;
-//! * [`replay`]: a trace on a device, and a recording compared row by row;
-//! * [`replay_bench`]: the host time of an allocator over a trace.
+//! * [`trace`]: the trace format and its reader
+//! * [`execute`]: runs traces on any allocator
+//! * [`snapshot`]: PyTorch's memory snapshots
+//! * [`program`]: the requests of a program, recovered from its snapshot
+//! * [`replay`]: replays traces on a device and compares recordings row by row
+//! * [`replay_bench`]: measures an allocator's host time over a trace
 
 pub mod execute;
 pub mod program;

@@ -1,7 +1,7 @@
-//! Replaying allocation traces on the simulated device, and comparing with recorded runs of PyTorch's allocator.
+//! Replays allocation traces on the simulated device and compares them with recorded runs of PyTorch's allocator.
 //!
-//! [`write_stats`] writes a row of figures for each operation; [`verify`] compares a recording with its own replay, row by row, and then the
-//! final structure. A [`Front`] says how the allocator is used; a [`Column`] is a figure that recordings keep.
+//! [`write_stats`] writes one row of statistics per operation. [`verify`] replays a recording and compares every row, then the
+//! final segments. [`Front`] selects the allocator's interface; [`Column`] names a recorded statistic.
 
 use std::fmt;
 use std::io::{self, BufRead as _, Write};
@@ -21,30 +21,28 @@ use serde_json::json;
 use crate::execute::{ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target};
 use crate::trace::{self, TraceEvent};
 
-/// A figure of a recording: column 0 is always [`Column::Result`].
+/// A column of a recording. Column 0 is always [`Column::Result`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// How the operation ended, see `OpResult`.
+    /// The operation's [`Outcome`] as a number.
     Result,
     /// A key of `torch.cuda.memory_stats()`.
     Stat(StatKey),
-    /// The device's own count.
+    /// A counter of the device.
     Device(DeviceColumn),
 }
 
-/// What the device counts itself.
+/// A counter of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum DeviceColumn {
-    /// Calls of malloc, failed ones included.
+    /// Calls of `cudaMalloc`, including failed ones.
     MallocCalls,
     MallocFails,
     FreeCalls,
-    /// Physical pages asked for, failed ones included: none without expandable segments.
+    /// Physical pages requested, including failed requests. Zero without expandable segments.
     CreateCalls,
-    /// Physical pages given back.
+    /// Physical pages released.
     ReleaseCalls,
-    /// Bytes free on the device.
     FreeBytes,
 }
 
@@ -60,7 +58,7 @@ impl DeviceColumn {
 }
 
 impl Column {
-    /// The columns of every recording, in their order.
+    /// The columns of every recording, in order.
     #[must_use]
     pub fn recorded() -> Vec<Self> {
         let pooled = ["allocated_bytes", "reserved_bytes"]
@@ -109,21 +107,19 @@ impl fmt::Display for Column {
     }
 }
 
-/// A trace that cannot be replayed to its end.
+/// Why a trace cannot be replayed to its end.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ReplayError {
-    /// It cannot be prepared: nothing was done.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
-    /// A private pool is misused by the trace.
+    /// The trace misuses a private pool.
     #[error("operation {operation}: {source}")]
     PrivatePool {
         /// Counted from 1.
         operation: usize,
         source: PrivatePoolError,
     },
-    /// The device or the allocator failed: a mistake in this program.
+    /// The device or the allocator failed: a bug in this program.
     #[error("operation {operation}: {source}")]
     Device {
         /// Counted from 1.
@@ -133,7 +129,7 @@ pub enum ReplayError {
 }
 
 impl ReplayError {
-    /// The operation that cannot be done, counted from 1.
+    /// The operation that failed, counted from 1.
     #[must_use]
     pub const fn operation(&self) -> usize {
         match self {
@@ -145,22 +141,23 @@ impl ReplayError {
     }
 }
 
-/// By which front the caching allocator is used. The figures are the same.
+/// The interface through which the caching allocator is called. Both give the same statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Front {
-    /// [`harness_allocator::allocator::Allocator`]: the device is passed in, and a free goes by handle.
+    /// [`harness_allocator::allocator::Allocator`]: the caller passes the device and frees by handle.
     #[default]
     Handle,
-    /// [`harness_allocator::allocator::shared::SharedAllocator`]: locked, freeing by address; here with one core for all streams.
+    /// [`harness_allocator::allocator::shared::SharedAllocator`]: thread-safe, frees by address. Replays use one core for all
+    /// streams.
     Shared,
 }
 
-/// What is known after an operation.
+/// Statistics after one operation.
 struct State {
     outcome: Outcome,
     stats: MemoryStats,
     calls: DeviceCalls,
-    /// Bytes free on the device.
+    /// Free memory of the device.
     free: Bytes,
 }
 
@@ -179,17 +176,17 @@ impl State {
     }
 }
 
-/// What a replay leaves behind.
+/// The result of a complete replay.
 struct End {
     stats: MemoryStats,
-    /// The structure, in the form of a recording's last line.
+    /// The segments, in the format of a recording's last line.
     snapshot: serde_json::Value,
 }
 
 /// Why a replay ended early.
 enum Early<E> {
     Replay(ReplayError),
-    /// The caller said so after an operation.
+    /// The callback stopped the replay.
     Caller(E),
 }
 
@@ -208,7 +205,6 @@ impl<E> From<Stopped<Self>> for Early<E> {
     }
 }
 
-/// Calls `each` after each operation.
 struct AfterEach<F> {
     each: F,
 }
@@ -217,7 +213,7 @@ impl<T: Target, E, F: FnMut(usize, &State) -> Result<(), E>> Observer<T> for Aft
     type Error = Early<E>;
 
     fn after(&mut self, index: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), Early<E>> {
-        // The simulated device always answers.
+        // The simulated device never fails this query.
         let (calls, free) = target.with_device(|device| (device.calls(), device.memory().map_or(Bytes::ZERO, |memory| memory.free)));
         (self.each)(index, &State { outcome, stats: target.stats(), calls, free }).map_err(Early::Caller)
     }
@@ -227,8 +223,8 @@ impl<T: Target, E, F: FnMut(usize, &State) -> Result<(), E>> Observer<T> for Aft
     }
 }
 
-/// Replays a trace on an empty device of that capacity, by an allocator that reproduces PyTorch's quirks. `each` is given the index of each
-/// operation and what is known after it.
+/// Replays a trace on an empty device with `capacity` memory. The allocator reproduces PyTorch's quirks. Calls `each` after each
+/// operation.
 fn replay<E>(
     events: &[TraceEvent],
     config: Config,
@@ -278,11 +274,11 @@ fn state_code(state: BlockState) -> u8 {
     }
 }
 
-/// Replays a trace and writes one array an operation behind a header object, then the snapshot: the form of a recording. Returns the
-/// allocator's counters after the last operation.
+/// Replays a trace and writes it in the format of a recording: a header object, one array per operation, and the final segments.
+/// Returns the allocator's final counters.
 ///
 /// # Errors
-/// [`ReplayError`] inside, [`io::Error`] of the output outside.
+/// The inner error is a [`ReplayError`]; the outer one comes from `output`.
 pub fn write_stats(
     events: &[TraceEvent],
     config: Config,
@@ -308,14 +304,11 @@ pub fn write_stats(
     }
 }
 
-/// A recording that cannot be compared.
+/// Why a recording cannot be compared.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum RecordingError {
-    /// Not readable. Check the path.
     #[error("{}: cannot be read: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// Not a recording: see the format in the documentation of traces.
     #[error("{}: line {line}: {why}", path.display())]
     Malformed {
         path: PathBuf,
@@ -323,39 +316,36 @@ pub enum RecordingError {
         line: usize,
         why: String,
     },
-    /// Its settings are not supported.
+    /// The recording's settings are not supported.
     #[error("{}: {source}", path.display())]
     Settings { path: PathBuf, source: ConfError },
 }
 
-/// What a comparison found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// Operations compared.
+    /// The number of compared operations.
     pub operations: usize,
-    /// The first thing that differs, in full.
     pub difference: Option<Difference>,
 }
 
-/// The first thing that differs.
+/// The first difference between a recording and its replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Difference {
     Row {
         /// Counted from 1.
         operation: usize,
-        /// The operation in the form of a trace.
+        /// The operation in trace format.
         event: String,
-        /// Column, recorded figure, replayed figure, of all columns.
+        /// Name, recorded value and replayed value of every column.
         figures: Vec<(String, i64, i64)>,
     },
-    /// The structure at the end.
+    /// The final segments differ.
     Snapshot {
         /// Counted from 0, in address order.
         segment: usize,
-        /// As recorded; empty if there are fewer.
+        /// Empty if the recording has fewer segments.
         recorded: String,
-        /// As replayed; empty if there are fewer.
+        /// Empty if the replay has fewer segments.
         replayed: String,
     },
     Stopped {
@@ -391,10 +381,8 @@ struct Header {
     trace: Vec<String>,
 }
 
-/// Replays a recording's own trace and compares every column of every row and the final snapshot.
-///
-/// # Errors
-/// [`RecordingError`] where the file is not a recording; a difference is an answer.
+/// Replays a recording's own trace and compares every column of every row, then the final segments. A difference is a result, not
+/// an error.
 pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let read_error = |source| RecordingError::Read { path: path.to_owned(), source };
     let malformed = |line: usize, why: String| RecordingError::Malformed { path: path.to_owned(), line, why };
@@ -406,7 +394,7 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let events = trace::parse_lines(header.trace.iter().map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
     let config = Config::parse(&header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
     let mut operations = 0;
-    // The comparison that ends the replay, or why there is none.
+    // The inner result stops the replay: a difference, or an error in the file.
     type Answer = Result<Comparison, RecordingError>;
     let compare = |index: usize, state: &State| -> Result<(), Answer> {
         let line_number = index + 2;

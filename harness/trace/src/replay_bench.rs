@@ -1,6 +1,6 @@
-//! Timing the host path of the caching allocator: the same trace over and over, on a simulated device whose calls cost next to nothing.
+//! Measures the host time of the caching allocator: repeats one trace on a simulated device whose calls cost almost nothing.
 //!
-//! It times the allocator's own code on this machine, not anything a device does.
+//! It measures the allocator's own code on this machine, not a GPU.
 
 use std::convert::Infallible;
 use std::time::Instant;
@@ -15,39 +15,39 @@ use crate::execute::{ByHandle, ByPointer, Counts, Executor, Kind, Observer, Outc
 use crate::replay::{Front, ReplayError};
 use crate::trace::TraceEvent;
 
-/// What was measured, in nanoseconds on this machine's own clock. An operation is one allocation or one free.
+/// Measured times in nanoseconds of host time. An operation is one allocation or one free.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct BenchResult {
-    /// Operations of one pass over the trace, the frees of what it leaves live included.
+    /// Operations per pass, including the frees of blocks that the trace leaves live.
     pub operations: u64,
-    /// Allocations of one pass.
+    /// Allocations per pass.
     pub allocations: u64,
-    /// Frees of one pass.
+    /// Frees per pass.
     pub frees: u64,
-    /// Allocations of one pass that found no memory.
+    /// Out-of-memory errors per pass.
     pub ooms: u64,
-    /// Timed passes. Two passes before them fill the cache.
+    /// The number of timed passes, without the two that warm up the cache.
     pub repetitions: u32,
-    /// Time of a pass divided by its operations: the median over the passes, the loop included.
+    /// Time per operation, loop included: the median over the passes.
     pub ns_per_op: f64,
-    /// The same of the fastest pass.
+    /// Time per operation in the fastest pass.
     pub ns_per_op_min: f64,
-    /// Time of one allocation, from passes in which each operation is timed by itself: the median over the passes of each allocation, and
-    /// the mean of these. What reading the clock costs is subtracted.
+    /// Time per allocation, from passes that time each operation. It is the mean over all allocations of each allocation's median
+    /// over the passes. The cost of reading the clock is subtracted.
     pub allocate_ns: f64,
-    /// The same of one free.
+    /// Time per free, measured like `allocate_ns`.
     pub free_ns: f64,
-    /// Calls of the device's memory manager in all timed passes: 0 where everything was a cache hit.
+    /// Device calls for memory in all timed passes. Zero means that every request was a cache hit.
     pub device_calls: u64,
 }
 
-/// Passes in which each operation is timed by itself. Odd, so that there is a median.
+/// The number of passes that time each operation. Odd, so the median is one of the values.
 const TIMED_PASSES: usize = 5;
 
-/// Times a trace: two passes that fill the cache, then `repetitions` timed ones. Everything live is freed at the end of each.
+/// Runs two passes that warm up the cache, then `repetitions` timed ones. Each pass ends by freeing all live blocks.
 ///
 /// # Errors
-/// [`ReplayError`]; private pools that are misused are passed over.
+/// [`ReplayError`], except for misused private pools, which are ignored.
 pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, ReplayError> {
     let mut device = SimDevice::new(SimConfig::replay(capacity));
     let measured = match front {
@@ -68,7 +68,7 @@ pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions
     })
 }
 
-/// A core for each stream, unless the trace uses private pools, which need one core for all.
+/// Uses one core per stream. Private pools need a single core for all streams.
 fn cores(events: &[TraceEvent]) -> Cores {
     let of_pools = |event: &TraceEvent| matches!(event, TraceEvent::BeginPool(_) | TraceEvent::EndPool(_) | TraceEvent::ReleasePool(_));
     if events.iter().any(of_pools) { Cores::One } else { Cores::PerStream }
@@ -108,7 +108,7 @@ fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitio
     })
 }
 
-/// One pass that nobody observes, in a function of its own, so that profilers show it by name.
+/// Runs one unobserved pass. It is a separate function, so profilers show its name.
 #[inline(never)]
 fn pass<T: Target>(executor: &mut Executor<T::Live>, target: &mut T) -> Result<Counts, Stopped<Infallible>> {
     executor.pass(target, &mut Unobserved)
@@ -118,20 +118,19 @@ fn memory_calls(target: &mut impl Target) -> u64 {
     target.with_device(|device| device.calls().memory_calls())
 }
 
-/// Times each operation by itself.
+/// Times each operation separately and averages each operation's median over the passes.
 ///
-/// The mean over operations is taken of each operation's median over the passes: one interruption of the program lasts as long as a
-/// hundred thousand operations, and it must not count as one.
+/// The median removes interruptions: one interruption lasts as long as a hundred thousand operations.
 #[derive(Default)]
 struct OperationTimes {
-    /// The number of the present pass.
+    /// The number of the current pass.
     pass: usize,
     start: Option<Instant>,
-    /// By the trace's operation.
+    /// Indexed by operation of the trace.
     operations: Vec<Option<OperationTime>>,
 }
 
-/// One operation, timed in each pass.
+/// The times of one operation in each pass.
 #[derive(Clone, Copy)]
 struct OperationTime {
     kind: Kind,
@@ -147,7 +146,7 @@ impl OperationTimes {
         operation.nanoseconds[self.pass] = u32::try_from(nanoseconds).unwrap_or(u32::MAX);
     }
 
-    /// The mean over the operations of a kind; 0 where there are none.
+    /// The mean over the operations of one kind, or 0 if the trace has none.
     fn mean(&self, kind: Kind) -> f64 {
         let of_kind = self.operations.iter().flatten().filter(|operation| operation.kind == kind);
         let (sum, count) = of_kind.fold((0.0, 0_u64), |(sum, count), operation| {
@@ -177,7 +176,7 @@ impl<T: Target> Observer<T> for OperationTimes {
     }
 }
 
-/// What two readings of the clock cost with nothing between them: the median of many, in nanoseconds.
+/// The cost of reading the clock in nanoseconds: the median time between two adjacent readings.
 fn clock_overhead() -> f64 {
     let mut samples: Vec<u128> = (0..10_001).map(|_| Instant::now().elapsed().as_nanos()).collect();
     samples.sort_unstable();
@@ -189,12 +188,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interruption_of_the_program_is_not_the_time_of_an_allocation() {
+    fn interruptions_do_not_affect_the_allocation_time() {
         let mut times = OperationTimes::default();
         for pass in 0..TIMED_PASSES {
             times.pass = pass;
             times.add(0, Kind::Allocate, 40);
-            // The program was interrupted for 20 ms.
+            // One interruption of 20 ms.
             times.add(1, Kind::Allocate, if pass == 2 { 20_000_000 } else { 60 });
             times.add(2, Kind::Free, 30);
         }
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_is_slow_in_each_pass_counts() {
+    fn consistently_slow_operations_count() {
         let mut times = OperationTimes::default();
         for pass in 0..TIMED_PASSES {
             times.pass = pass;

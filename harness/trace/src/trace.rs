@@ -1,10 +1,11 @@
-//! Allocation trace v1: one operation a line, `#` starts a comment. Reader and writer.
+//! Reads and writes allocation traces, version 1. Each line is one operation; `#` starts a comment.
 //!
 //! ```text
-//! a ID SIZE STREAM   allocate          f ID   free            r ID STREAM   record_stream
-//! s STREAM           synchronize it    d      synchronize     e             empty_cache
-//! m FRACTION         memory fraction   p      reset peaks     x BYTES       others take (or, negative, give back)
-//! g+ POOL  g- POOL   private pool context    gr POOL   release the pool
+//! a ID SIZE STREAM   allocate               f ID   free          r ID STREAM   record_stream
+//! s STREAM           synchronize a stream   d      synchronize   e             empty_cache
+//! m FRACTION         memory fraction        p      reset peaks   x BYTES       external memory: positive takes, negative
+//! releases
+//! g+ POOL  g- POOL   enter and leave a private pool               gr POOL       release a private pool
 //! ```
 
 use std::fmt;
@@ -16,41 +17,37 @@ use harness_allocator::units::Bytes;
 
 /// One operation of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum TraceEvent {
-    /// Allocate; after an out-of-memory the id is not live.
+    /// After an out-of-memory error, the id is not live.
     Allocate {
-        /// Never used twice.
+        /// Never reused.
         id: u64,
-        /// Zero gives a null pointer.
+        /// Zero returns a null pointer.
         size: Bytes,
-        /// The stream it is for.
+        /// The stream that uses the block.
         stream: StreamId,
     },
     Free {
         id: u64,
     },
-    /// The block is also used on another stream.
+    /// Another stream also uses the block.
     RecordStream {
         id: u64,
         stream: StreamId,
     },
-    /// Wait for one stream.
     SynchronizeStream(StreamId),
-    /// Wait for the device.
     Synchronize,
-    /// Give cached memory back.
+    /// Returns cached memory to the driver.
     EmptyCache,
-    /// Limit the allocator to a share of the device.
+    /// Limits the allocator to a fraction of the device memory.
     SetFraction(MemoryFraction),
-    /// Make the present values the peaks.
+    /// Resets the peak statistics to the current values.
     ResetPeaks,
-    /// Route allocations to a private pool.
+    /// Sends allocations to a private pool.
     BeginPool(PrivatePoolId),
     EndPool(PrivatePoolId),
-    /// Let go of a private pool.
     ReleasePool(PrivatePoolId),
-    /// Another process takes memory, at most what is free; negative: gives back, at most what it took.
+    /// Another process takes memory, at most the free memory. A negative amount releases memory that it took.
     Pressure(i64),
 }
 
@@ -73,30 +70,22 @@ impl fmt::Display for TraceEvent {
     }
 }
 
-/// A line that is not an operation.
+/// A line that is not a valid operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: `{text}` is not an operation of an allocation trace: {expected}")]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct TraceError {
     /// Counted from 1.
     pub line: usize,
     pub text: String,
-    /// What would be accepted.
+    /// A description of the accepted form.
     pub expected: &'static str,
 }
 
-/// Reads a whole trace.
-///
-/// # Errors
-/// The first line that is not an operation.
 pub fn parse(text: &str) -> Result<Vec<TraceEvent>, TraceError> {
     parse_lines(text.lines())
 }
 
-/// Reads a trace line by line.
-///
-/// # Errors
-/// The first line that is not an operation.
+/// Reads a trace from its lines. Fails at the first line that is not an operation.
 pub fn parse_lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<TraceEvent>, TraceError> {
     let mut events = Vec::new();
     for (index, full) in lines.into_iter().enumerate() {
@@ -134,7 +123,7 @@ fn parse_event(text: &str) -> Result<TraceEvent, &'static str> {
         ["g+", pool] => Ok(TraceEvent::BeginPool(PrivatePoolId(number(pool, "expected `g+ POOL`")?))),
         ["g-", pool] => Ok(TraceEvent::EndPool(PrivatePoolId(number(pool, "expected `g- POOL`")?))),
         ["gr", pool] => Ok(TraceEvent::ReleasePool(PrivatePoolId(number(pool, "expected `gr POOL`")?))),
-        ["x", bytes] => Ok(TraceEvent::Pressure(number(bytes, "expected `x BYTES`, a whole number, negative to give back")?)),
+        ["x", bytes] => Ok(TraceEvent::Pressure(number(bytes, "expected `x BYTES`, a whole number, negative to release memory")?)),
         _ => Err("expected one of a, f, r, s, d, e, m, p, g+, g-, gr, x with its operands"),
     }
 }
@@ -148,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_reads_back_as_it_was_written() {
+    fn operations_survive_writing_and_reading() {
         let text = "a 1 512 0\nf 1\nr 2 3\ns 1\nd\ne\nm 0.5\np\ng+ 7\ng- 7\ngr 7\nx 2097152\nx -5\n";
         let events = parse(text).expect("all are operations");
         let written: String = events.iter().map(|event| format!("{event}\n")).collect();
@@ -156,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_empty_lines_are_passed_over_and_errors_name_their_line() {
+    fn comments_are_skipped_and_errors_name_their_line() {
         assert_eq!(parse("# a trace\n\n d # wait\n").expect("one operation").len(), 1);
         let error = parse("d\na 1 -5 0\n").expect_err("a negative size");
         assert_eq!((error.line, error.expected), (2, "expected `a ID SIZE STREAM`, three whole numbers"));

@@ -1,5 +1,5 @@
-//! Recorded runs of PyTorch's own allocator against ours: one trial a file in `tests/recordings`, every column of every row and the final
-//! structure equal. And the comparison itself: a recording with one wrong figure must be found out.
+//! Compares recorded runs of PyTorch's allocator with ours: one test per file in `tests/recordings`. Every column of every row
+//! and the final segments must match. Other tests falsify a recording and check that the comparison notices.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use harness_trace::replay::{self, Comparison, Difference, Front, RecordingError}
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::{Value, json};
 
-/// A test of the comparison, on a recording that it falsifies.
+/// A test of the comparison with a falsified recording.
 type Check = fn(&Path) -> Result<(), Failed>;
 
 fn main() -> ExitCode {
@@ -62,14 +62,14 @@ fn is_equal(path: &Path, front: Front) -> Result<(), Failed> {
     }
 }
 
-/// The lines of a recording, to be falsified.
+/// The lines of a recording.
 fn lines(path: &Path) -> Result<Vec<Value>, Failed> {
     let mut text = String::new();
     GzDecoder::new(std::fs::File::open(path)?).read_to_string(&mut text)?;
     Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
-/// What a comparison with these lines says.
+/// Compares the recording made of these lines.
 fn verify(lines: &[Value]) -> Result<Result<Comparison, RecordingError>, Failed> {
     let mut file = tempfile::NamedTempFile::new()?;
     lines.iter().try_for_each(|line| writeln!(file, "{line}"))?;

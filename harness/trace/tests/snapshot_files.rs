@@ -1,5 +1,5 @@
-//! Snapshots that PyTorch wrote, in real and simulated runs: read whole, with the figures that PyTorch counted itself. The files are large and others'
-//! property, so they are not part of the project: the tests say so where they are not there.
+//! Reads snapshots that PyTorch wrote, on real and simulated GPUs, and compares them with statistics that PyTorch counted. The
+//! files are large and belong to others, so the project does not include them. The tests report when they skip them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use harness_allocator::stats::BlockState;
 use harness_trace::snapshot::{Recording, Snapshot};
 use serde_json::Value;
 
-/// The packed files of a folder beside the project. Empty, with a word on the error output, where there is none.
+/// The packed files of a folder next to the project. Reports a missing folder and returns no files.
 fn files(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
     let Ok(entries) = fs::read_dir(&folder) else {
@@ -30,7 +30,7 @@ fn read(path: &Path) -> Snapshot {
 }
 
 #[test]
-fn recorded_snapshots_have_the_figures_that_pytorch_counted() {
+fn recorded_snapshots_match_pytorchs_statistics() {
     for path in files("snapshots") {
         let snapshot = read(&path);
         let side_car: Value = serde_json::from_slice(&fs::read(path.to_string_lossy().replace(".pickle.gz", ".json")).unwrap()).unwrap();
@@ -60,10 +60,10 @@ fn recorded_snapshots_have_the_figures_that_pytorch_counted() {
 }
 
 #[test]
-fn what_a_recording_on_a_real_gpu_covers_is_noticed() {
+fn coverage_of_real_recordings_is_detected() {
     const FROM_START: [&str; 4] = ["forward_memory_snapshot_100", "forward_and_backward", "profile_grad", "mem_snapshot.pickle"];
     const NOTHING_RECORDED: &str = "oom_snapshot";
-    // One recorded with `enabled="state"` (stacks of what is held, and the last event); two of programs that had recorded before.
+    // One was recorded with `enabled="state"` (stacks of live blocks, and the last event). Two programs had recorded before.
     const EVENTS_LOST: [&str; 3] = ["my_snapshot", "ctx256_fullstep", "ctx512_forward_mixed"];
     for path in files("real-snapshots") {
         let (name, snapshot) = (path.to_string_lossy(), read(&path));
@@ -74,8 +74,8 @@ fn what_a_recording_on_a_real_gpu_covers_is_noticed() {
 }
 
 #[test]
-fn snapshots_of_real_gpus_are_read_whole() {
-    // Segments, blocks, events and different stacks of each, counted with Python's own pickle module.
+fn snapshots_of_real_gpus_are_read_completely() {
+    // Counts of segments, blocks, events and distinct stacks, from Python's own pickle module.
     const COUNTED: [(&str, [usize; 4]); 13] = [
         ("LfieLike--my_snapshot.pickle.gz", [259, 868, 1, 18]),
         ("NiuHuangxiaozi--forward_and_backward_memory_snapshot_200_mixed_precision.pickle.gz", [88, 229, 12976, 229]),
@@ -105,7 +105,7 @@ fn snapshots_of_real_gpus_are_read_whole() {
 }
 
 #[test]
-fn a_snapshot_that_was_written_and_read_again_is_equal() {
+fn snapshots_survive_writing_and_reading() {
     for path in files("snapshots").into_iter().chain(files("real-snapshots")) {
         let snapshot = read(&path);
         let mut written = Vec::new();

@@ -1,4 +1,4 @@
-//! One snapshot in all the forms that a pickle of it can have (`snapshots/make.py` made them), and what is none of them.
+//! Reads one snapshot in all pickle formats (written by `snapshots/make.py`), and files that are not snapshots.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,7 @@ fn key(name: &str, value: Value) -> (String, Value) {
     (name.to_owned(), value)
 }
 
-/// The stacks of `make.py`: `ALLOCATED` and `OTHER`.
+/// The stacks `ALLOCATED` and `OTHER` of `make.py`.
 fn stacks(snapshot: &mut Snapshot) -> [StackId; 2] {
     let frame = |name: &str, file: &str, line| Frame { name: name.to_owned(), file: file.to_owned(), line, extra: ExtraId::NONE };
     let step = snapshot.stacks.intern_frame(frame("step", "/srv/modèle.py", 7));
@@ -104,7 +104,7 @@ fn segments([allocated, other]: [StackId; 2]) -> Vec<Segment> {
     ]
 }
 
-/// The events of `make.py`, by what it calls them.
+/// The events of `make.py`, under its names.
 fn events(snapshot: &mut Snapshot, [allocated, other]: [StackId; 2]) -> Vec<Event> {
     use Action::{Alloc, FreeCompleted, FreeRequested, Oom, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
     let mib = |count| Bytes::mib(count).0;
@@ -152,7 +152,7 @@ fn settings() -> Settings {
     ])
 }
 
-/// The snapshot of `make.py` without the keys that a program added.
+/// The snapshot of `make.py` without keys that a program added.
 fn plain() -> Snapshot {
     let mut snapshot = Snapshot::default();
     let stacks = stacks(&mut snapshot);
@@ -171,7 +171,7 @@ fn plain() -> Snapshot {
 }
 
 #[test]
-fn every_form_of_the_pickle_is_the_same_snapshot() {
+fn all_pickle_formats_give_the_same_snapshot() {
     let mut expected = plain();
     assert_eq!(read("cpp.pickle"), expected);
     let host = Value::Dict(vec![
@@ -203,14 +203,14 @@ fn events_of_new_versions_name_their_private_pool() {
 }
 
 #[test]
-fn a_bare_list_of_segments_is_a_snapshot_without_events() {
+fn a_list_of_segments_is_a_snapshot_without_events() {
     let (list, whole) = (read("segments.pickle"), plain());
     assert_eq!(list.segments, whole.segments);
     assert_eq!((list.traces.len(), list.settings), (0, None));
 }
 
 #[test]
-fn the_form_of_pytorch_2_0_has_its_blocks_owners_and_pending_frees() {
+fn snapshots_of_pytorch_2_0_have_owners_and_pending_frees() {
     let (old, whole) = (read("old.pickle"), plain());
     let blocks = |snapshot: &Snapshot| -> Vec<_> {
         let frames = |block: &Block| snapshot.stacks.frames(block.stack).map(|frame| frame.name.clone()).collect::<Vec<_>>();
@@ -224,13 +224,12 @@ fn the_form_of_pytorch_2_0_has_its_blocks_owners_and_pending_frees() {
         old.annotations,
         [Annotation { begins: true, name: "## forward ##".to_owned(), device: 0, time_us: 5, extra: ExtraId::NONE }]
     );
-    let notes =
-        ["Left out: 1 event with the action `defragment`, which is not known.", "Left out: 4 earlier owners of blocks (`history`)."];
+    let notes = ["Ignored 1 event with the unknown action `defragment`.", "Ignored 4 former owners of blocks (`history`)."];
     assert_eq!(old.notes, notes);
 }
 
 #[test]
-fn what_the_recording_leaves_out_is_noticed() {
+fn gaps_of_a_recording_are_detected() {
     let whole = plain();
     let complete = Recording { from_start: true, events_lost: false, missing: Vec::new() };
     assert_eq!((whole.recording(0), whole.recording(1), whole.recording(2)), (Some(complete.clone()), None, None));
@@ -239,9 +238,9 @@ fn what_the_recording_leaves_out_is_noticed() {
         snapshot.traces[0].retain(|event| !skip(event));
         snapshot.recording(0).unwrap()
     };
-    // The first events are gone, and what is held has the stacks of their allocations.
+    // The first events are missing, and live blocks have the stacks of their allocations.
     assert_eq!(without(|event| event.time_us < Some(TIME + 5)), Recording { from_start: false, events_lost: true, missing: Vec::new() });
-    // A block is allocated anew before the earlier free was seen to be done; one is freed that was not allocated again; segments likewise.
+    // A block is allocated again before its earlier free completes; another is freed twice. The same for segments.
     let again = |actions: &[(Action, u64)]| {
         let mut snapshot = plain();
         let events = actions.iter().map(|&(action, address)| Event { action, address, size: Bytes(512), ..snapshot.traces[0][0] });
@@ -259,7 +258,7 @@ fn what_the_recording_leaves_out_is_noticed() {
 }
 
 #[test]
-fn settings_without_their_string_give_it() {
+fn old_settings_are_converted_to_a_string() {
     let conf = |all: &[(&str, Value)]| Settings::new(all.iter().map(|(name, value)| key(name, value.clone())).collect()).conf;
     let rounding = |each: [i128; 3]| Value::Dict(["1", "2", "4"].into_iter().map(text).zip(each.map(Value::Int)).collect());
     let all = [
@@ -281,14 +280,14 @@ fn settings_without_their_string_give_it() {
 }
 
 #[test]
-fn what_was_written_is_read_as_it_was() {
+fn written_snapshots_are_read_unchanged() {
     for name in FORMS {
         let mut snapshot = read(name);
         snapshot.notes.clear();
         let mut written = Vec::new();
         snapshot.write(&mut written).unwrap();
         let again = Snapshot::parse(&written).unwrap();
-        // A list of segments becomes a whole dictionary.
+        // Writing converts a list of segments into a whole dictionary.
         assert_eq!(again, snapshot, "{name}");
         let mut twice = Vec::new();
         again.write(&mut twice).unwrap();
@@ -297,26 +296,24 @@ fn what_was_written_is_read_as_it_was() {
 }
 
 #[test]
-fn pytorchs_viewer_reads_what_we_write() {
+fn pytorch_reads_written_snapshots() {
     let mut written = Vec::new();
     plain().write(&mut written).unwrap();
-    // The viewer of PyTorch 2.11 read these bytes, and said what stands in the text beside them.
-    assert!(written == bytes("written.pickle"), "the writer writes other bytes than the viewer has read: see make.py");
+    // The viewer of PyTorch 2.11 printed the text file for these bytes.
+    assert!(written == bytes("written.pickle"), "the written bytes changed since the viewer read them: see make.py");
     let python = std::env::var_os("HARNESS_TEST_PYTHON").unwrap_or_else(|| "python3".into());
     match Command::new(python).arg(path("viewer.py")).arg(path("written.pickle")).output() {
         Ok(output) if output.status.code() != Some(2) => {
             assert_eq!(String::from_utf8_lossy(&output.stdout), std::fs::read_to_string(path("written.txt")).unwrap())
         }
         _ => {
-            eprintln!(
-                "skipped in part: only the bytes are compared, for want of torch 2.11: let HARNESS_TEST_PYTHON name a Python that has it"
-            )
+            eprintln!("partly skipped: without torch 2.11 only the bytes are compared. Set HARNESS_TEST_PYTHON to a Python that has it")
         }
     }
 }
 
 #[test]
-fn a_file_that_was_cut_off_anywhere_is_an_error() {
+fn truncated_files_are_errors() {
     for name in FORMS {
         let whole = bytes(name);
         for length in 0..whole.len() {
@@ -333,19 +330,19 @@ fn a_file_that_was_cut_off_anywhere_is_an_error() {
 }
 
 #[test]
-fn bytes_behind_the_end_of_the_pickle_do_not_matter() {
+fn bytes_after_the_pickle_are_ignored() {
     let mut padded = bytes("protocol4.pickle");
     padded.extend([0, 0, b'c']);
     assert_eq!(Snapshot::parse(&padded).unwrap(), read("protocol4.pickle"));
 }
 
-/// The message for a pickle of protocol 4 with this content.
+/// The error for a pickle of protocol 4 with this content.
 fn refused(content: &[u8]) -> String {
     Snapshot::parse(&[b"\x80\x04", content].concat()).unwrap_err().to_string()
 }
 
 #[test]
-fn an_opcode_that_calls_code_is_refused_by_its_name_and_offset() {
+fn opcodes_that_call_code_are_rejected() {
     let calls: [(&[u8], &str); 15] = [
         (b"cos\nsystem\n", "at byte 2 (GLOBAL os.system)"),
         (b"\x8c\x02os\x8c\x06system\x93", "at byte 14 (STACK_GLOBAL os.system)"),
@@ -365,12 +362,12 @@ fn an_opcode_that_calls_code_is_refused_by_its_name_and_offset() {
     ];
     for (content, place) in calls {
         let message = refused(content);
-        assert!(message.starts_with(&format!("calls code {place}: a memory snapshot is plain data.")), "{message}");
+        assert!(message.starts_with(&format!("calls code {place}, but a memory snapshot is plain data.")), "{message}");
     }
 }
 
 #[test]
-fn what_is_no_snapshot_is_told_with_what_it_is() {
+fn other_files_are_rejected_with_their_format() {
     let parse = |bytes: &[u8]| Snapshot::parse(bytes).unwrap_err().to_string();
     insta::assert_snapshot!(
         [
@@ -400,7 +397,7 @@ fn what_is_no_snapshot_is_told_with_what_it_is() {
     );
 }
 
-/// The message where one key of `protocol2.pickle`'s parts has another value.
+/// The error for a changed pickle.
 fn changed(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut content = Vec::new();
     change(&mut content);
@@ -408,8 +405,8 @@ fn changed(change: impl FnOnce(&mut Vec<u8>)) -> String {
 }
 
 #[test]
-fn a_key_of_another_type_is_told_with_its_path() {
-    // Small pickles by hand: a list of one segment with one block.
+fn wrong_types_are_reported_with_their_path() {
+    // Handwritten pickles with one segment and one block.
     fn words(content: &mut Vec<u8>, words: &[&str]) {
         for word in words {
             content.extend([0x8c, word.len() as u8]);
@@ -457,28 +454,28 @@ fn a_key_of_another_type_is_told_with_its_path() {
 }
 
 #[test]
-fn a_circular_object_or_one_that_is_shared_very_often_is_an_error_and_ends() {
-    // {"segments": [], "x": l} with a list l that holds itself; and one of 40 lists, each twice in the next.
+fn circular_and_often_shared_objects_are_errors() {
+    // {"segments": [], "x": l} with a list l that contains itself, then one with nested lists, each twice in the next.
     let around = [b"}(\x8c\x08segments]\x8c\x01x".as_slice(), b"]\x94h\x00a", b"u."].concat();
-    assert!(refused(&around).starts_with("holds more than 32 lists and dictionaries in each other"), "{}", refused(&around));
+    assert!(refused(&around).starts_with("contains more than 32 levels of nested lists and dictionaries"), "{}", refused(&around));
     let mut shared = b"]\x940".to_vec();
     for level in 0..25 {
         shared.extend([b"]\x94(h".as_slice(), &[level], b"h", &[level], b"e0"].concat());
     }
     shared.extend(b"}(\x8c\x08segments]\x8c\x01xh\x19u.");
-    assert!(refused(&shared).starts_with("holds more than 4194304 values of keys that are not PyTorch's"), "{}", refused(&shared));
+    assert!(refused(&shared).starts_with("takes more than 1 GiB of memory to read"), "{}", refused(&shared));
 }
 
 #[test]
-fn a_deep_list_takes_no_stack() {
+fn deep_lists_do_not_overflow_the_stack() {
     let mut deep = vec![b']'; 200_000];
     deep.extend(vec![b'a'; 199_999]);
     deep.push(b'.');
-    assert!(refused(&deep).contains("segments[0] should be a segment's dictionary, and is a list"), "{}", refused(&deep));
+    assert!(refused(&deep).contains("segments[0] should be a segment's dictionary, but is a list"), "{}", refused(&deep));
 }
 
 #[test]
-fn a_length_that_the_file_does_not_have_takes_no_memory() {
+fn wrong_lengths_take_no_memory() {
     for content in [
         b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f".as_slice(),
         b"X\xff\xff\xff\xff",
@@ -490,7 +487,7 @@ fn a_length_that_the_file_does_not_have_takes_no_memory() {
 }
 
 #[test]
-fn a_log_of_rmm_is_a_snapshot_of_its_events() {
+fn rmm_logs_are_snapshots_of_their_events() {
     let log = "Thread,Time,Action,Pointer,Size,Stream\n\
                1979932,14:21:19.998533,allocate,0x30a000000,256,0x2\n\
                1980043,1634567890.5,allocate,0x30a000400,1024,0\r\n\
@@ -516,7 +513,7 @@ fn a_log_of_rmm_is_a_snapshot_of_its_events() {
 }
 
 #[test]
-fn a_wrong_line_of_an_rmm_log_is_told_with_its_number_and_what_is_accepted() {
+fn wrong_lines_of_rmm_logs_are_reported_with_the_accepted_form() {
     let message = |line: &str| {
         let log = format!("Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.1,allocate,0x100,256,0\n{line}\n");
         Snapshot::parse(log.as_bytes()).unwrap_err().to_string()
@@ -534,9 +531,9 @@ fn a_wrong_line_of_an_rmm_log_is_told_with_its_number_and_what_is_accepted() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is read of a damaged file is whole in itself: it is written and read again as it was.
+    /// A damaged file that can be read gives a snapshot that survives writing and reading.
     #[test]
-    fn a_damaged_file_is_an_error_or_a_snapshot_but_never_a_panic(
+    fn damaged_files_never_panic(
         form in 0..FORMS.len(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..6),
     ) {

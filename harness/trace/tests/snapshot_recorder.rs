@@ -1,4 +1,4 @@
-//! Our own allocators recorded as PyTorch records its own: the events tell the counters and the final state.
+//! Records our own allocators. The events must match the counters and the final state.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,13 +14,13 @@ use harness_trace::program::{Placement, RecordedProgram, Setup};
 use harness_trace::snapshot::{Action, ExtraId, Frame, Recorder, Recording, Settings, Snapshot, Value};
 use harness_trace::trace::{self, TraceEvent};
 
-/// Splits, both pools, two streams with a pending free, a refused request that gives the cache back, an emptied cache, a private pool.
+/// Covers splits, both pools, a pending free on two streams, an OOM that empties the cache, `empty_cache`, and a private pool.
 const PROGRAM: &str = "a 1 1000 0\na 2 3000000 0\na 3 5000000 0\nf 2\na 4 700000 0\na 5 30000000 1\nr 5 0\nf 5\na 6 2000000 1\nd\na 7 12000000 1\n\
                        f 3\na 8 90000000 0\na 9 0 0\ng+ 1\na 10 4000000 0\ng- 1\nf 6\ne\na 11 600 1\nf 11\na 12 20000000 0\nr 12 1\nf 12\n";
 
 const MEMORY: Bytes = Bytes::mib(100);
 
-/// Runs the program on a recorded allocator: what was recorded, with the allocator's counters at the end.
+/// Runs the program on a recorded allocator. Returns the snapshot and the final statistics.
 fn recorded(allocator: Box<dyn Allocator>, conf: &str) -> (Snapshot, harness_allocator::stats::MemoryStats) {
     let settings = Settings::new(vec![("PYTORCH_CUDA_ALLOC_CONF".to_owned(), Value::Text(conf.to_owned()))]);
     let recorder = Recorder::new(Some(settings));
@@ -30,7 +30,7 @@ fn recorded(allocator: Box<dyn Allocator>, conf: &str) -> (Snapshot, harness_all
     let events = trace::parse(PROGRAM).unwrap();
     let mut executor = Executor::new(&events, &mut device).unwrap();
     let mut allocator = recorder.around(allocator);
-    // `run` leaves live what the program leaves.
+    // `run` keeps blocks that the program does not free.
     executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut Unobserved).unwrap();
     (recorder.snapshot(&allocator), allocator.stats())
 }
@@ -40,7 +40,7 @@ fn count(snapshot: &Snapshot, action: Action) -> u64 {
 }
 
 #[test]
-fn the_events_add_up_to_the_allocators_counters() {
+fn events_match_the_allocators_counters() {
     for conf in ["", "max_split_size_mb:20", "expandable_segments:True"] {
         let (snapshot, stats) = recorded(Box::new(CachingAllocator::new(Config::parse(conf).unwrap())), conf);
         let live: u64 =
@@ -67,7 +67,7 @@ fn the_events_add_up_to_the_allocators_counters() {
 }
 
 #[test]
-fn a_recorded_run_is_a_snapshot_that_is_written_and_read() {
+fn a_recorded_run_survives_writing_and_reading() {
     let (snapshot, _) = recorded(AllocatorKind::Caching.build(), "");
     let mut written = Vec::new();
     snapshot.write(&mut written).unwrap();
@@ -77,7 +77,7 @@ fn a_recorded_run_is_a_snapshot_that_is_written_and_read() {
 }
 
 #[test]
-fn the_program_is_recovered_from_its_recording_and_gets_every_block_at_the_same_address() {
+fn recovered_programs_allocate_at_the_recorded_addresses() {
     for conf in ["", "max_split_size_mb:20", "expandable_segments:True"] {
         let config = Config::parse(conf).unwrap();
         let (snapshot, _) = recorded(Box::new(CachingAllocator::new(config.clone())), conf);

@@ -1,4 +1,4 @@
-//! The sums over a moment, and what a request that was refused lacked.
+//! Sums memory at a moment, and computes the memory that a failed request lacked.
 
 use std::collections::BTreeMap;
 
@@ -38,8 +38,8 @@ impl View<'_> {
         })
     }
 
-    /// PyTorch 2.11 and older do not write for which pool a request was. A stream all of whose segments are in one private pool, as that of the
-    /// capture of a CUDA graph, has its requests there too.
+    /// PyTorch up to 2.11 does not record a request's pool. If all segments of a stream are in one private pool, as during the
+    /// capture of a CUDA graph, requests on that stream use the same pool.
     fn likely_pool(&self, stream: u64) -> PoolId {
         let mut pools = self.state.segments.iter().filter(|segment| segment.stream == stream).map(|segment| segment.private_pool);
         let Some(first) = pools.next() else { return PoolId::DEFAULT };
@@ -88,7 +88,7 @@ impl View<'_> {
         (totals, held)
     }
 
-    /// The device's memory, and what the allocator does not hold of it.
+    /// The device's memory, and the part that the allocator does not hold.
     pub(super) fn size_of_device(&self, given: Option<Bytes>) -> Result<DeviceSize, ExplainError> {
         let reserved = self.state.reserved();
         let held = self.history.reserved();
@@ -132,7 +132,7 @@ impl View<'_> {
         Ok(DeviceSize { total, known, outside })
     }
 
-    /// What was known when the request failed, as a run of a scenario has it.
+    /// The data about a failed request, in the form of a scenario's record.
     pub(super) fn shortage(&self, request: &Refused, totals: Totals, size: &DeviceSize) -> Shortage {
         let free = totals.device_free.unwrap_or_default();
         let own_pool = request.private_pool.map_or(PoolId::DEFAULT, |(first, second)| PoolId(first, second));
@@ -211,7 +211,7 @@ impl Held {
     }
 }
 
-/// Short numbers for the handles of streams: the default stream is 0.
+/// Small numbers for stream handles. The default stream is 0.
 struct Streams(Vec<u64>);
 
 impl Streams {
@@ -232,7 +232,7 @@ impl Streams {
     }
 }
 
-/// What is free in some segments, or waits to be, by pool and stream.
+/// Free and pending memory by pool and stream.
 fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &Streams) -> Vec<Lane> {
     let mut lanes: BTreeMap<(PoolKind, u32), Lane> = BTreeMap::new();
     for segment in segments {

@@ -1,4 +1,4 @@
-//! What the reader of an explanation should know beside it: how the total is known, what the recording leaves out, and what was recorded.
+//! Notes for an explanation: the source of the total, gaps in the recording, and the recorded run.
 
 use harness_allocator::device::Clock;
 use harness_allocator::stats::BlockState;
@@ -17,7 +17,7 @@ impl View<'_> {
                     .to_owned(),
             ),
             TotalKnown::AtOom => notes.push(
-                "the total is what was reserved and what was free when a request was refused; what other programs and the CUDA context held is \
+                "the total is what was reserved and what was free when a request was refused; what other processes and the CUDA context held is \
                  not in it: give the device's memory by `--memory`"
                     .to_owned(),
             ),
@@ -25,13 +25,13 @@ impl View<'_> {
         }
         notes.extend(self.snapshot.run().map(|run| of_run(&run)));
         match self.snapshot.recording(self.device) {
-            None => notes.push("nothing was recorded: only the final segments are known, neither sites nor ages".to_owned()),
+            None => notes.push("nothing was recorded, so only the final segments are known, without sites and ages".to_owned()),
             Some(recording) => notes.extend(self.left_out(&recording)),
         }
         notes
     }
 
-    /// What the recording does not tell, in one sentence; `None` where it is whole.
+    /// Describes the gaps of a recording. `None` if it is complete.
     fn left_out(&self, recording: &Recording) -> Option<String> {
         let older: Bytes = self
             .state
@@ -41,26 +41,26 @@ impl View<'_> {
             .filter(|block| block.state == BlockState::Allocated && self.state.origin(block.address).allocated.is_none())
             .map(|block| block.size)
             .sum();
-        let older = format!("{older} of what is allocated are older than its first event");
+        let older = format!("{older} of allocated memory are older than its first event");
         let missing: Vec<&str> = recording.missing.iter().copied().map(Action::name).collect();
         let mut told = Vec::new();
         match recording {
             Recording { from_start: true, .. } => {}
             Recording { events_lost: true, .. } => told
-                .push(format!("its first events are lost, overwritten by later ones (`max_entries`) or of an earlier recording: {older}")),
-            Recording { .. } => told.push(format!("it began when the program held memory already: {older}")),
+                .push(format!("its first events are missing, because later ones overwrote them (`max_entries`) or because they belong to an earlier recording: {older}")),
+            Recording { .. } => told.push(format!("it began after the program had allocated memory: {older}")),
         }
         if !missing.is_empty() {
-            told.push(format!("events were left out (`skip_actions`): {}", missing.join(", ")));
+            told.push(format!("these events were not recorded (`skip_actions`): {}", missing.join(", ")));
         }
-        (!told.is_empty()).then(|| format!("the recording is not complete: {}", told.join("; ")))
+        (!told.is_empty()).then(|| format!("the recording is incomplete: {}", told.join("; ")))
     }
 }
 
-/// What the reader of a run's figures should know.
+/// Notes about the figures of a harness run.
 fn of_run(run: &RunInfo) -> String {
     let times = match run.clock {
-        Clock::Simulated => "times are those of its cost model",
+        Clock::Simulated => "its cost model provides the times",
         Clock::Measured => "times were measured",
     };
     let rules = if run.is_pytorchs {
@@ -70,5 +70,5 @@ fn of_run(run: &RunInfo) -> String {
          been larger than shown"
     };
     let RunInfo { scenario, allocator, device, .. } = run;
-    format!("recorded from the checked run of {scenario} with {allocator} on {device}: {times}, with the checks in them{rules}")
+    format!("recorded from the checked run of {scenario} with {allocator} on {device}: {times}, which include the checks{rules}")
 }

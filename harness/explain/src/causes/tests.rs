@@ -17,7 +17,7 @@ fn bytes(explanation: &Explanation) -> Vec<(&'static str, u64)> {
 }
 
 #[test]
-fn each_byte_counts_once_for_the_first_cause_that_holds() {
+fn each_byte_counts_once_for_its_first_cause() {
     let mut example = Example::new("");
     example.segment(&[('a', 30 * MIB, 41), ('.', 70 * MIB, 0)]);
     example.segment(&[('a', MIB, 43), ('.', MIB, 0)]);
@@ -52,7 +52,7 @@ fn each_byte_counts_once_for_the_first_cause_that_holds() {
 }
 
 #[test]
-fn many_segments_that_one_block_each_holds_are_one_sentence() {
+fn similar_pinned_segments_share_a_sentence() {
     let mut example = Example::new("");
     for _ in 0..12 {
         example.segment(&[('a', 2 * MIB, 41), ('.', 98 * MIB, 0)]);
@@ -71,8 +71,8 @@ fn many_segments_that_one_block_each_holds_are_one_sentence() {
     assert_eq!(
         ways,
         [
-            "1.15 GiB are free in the large pool on the default stream, in 12 pieces, the largest of 98 MiB; 700 MiB are needed in one piece.",
-            "The driver was asked for 700 MiB and had 500 MiB free.",
+            "1.15 GiB are free in the large pool on the default stream, in 12 blocks, the largest of 98 MiB, but one block of 700 MiB is needed.",
+            "The driver was asked for 700 MiB, but had only 500 MiB free.",
             "There was nothing to give back: the other 1.15 GiB of cached memory are in segments where something is still live, and those cannot \
              go back."
         ]
@@ -80,7 +80,7 @@ fn many_segments_that_one_block_each_holds_are_one_sentence() {
 }
 
 #[test]
-fn the_cause_that_holds_most_makes_the_sentence() {
+fn the_largest_cause_makes_the_headline() {
     let told = |change: fn(&mut Segment), kind: char| {
         let mut example = Example::new("");
         example.segment(&[('a', 100 * MIB, 41)]);
@@ -99,7 +99,7 @@ fn the_cause_that_holds_most_makes_the_sentence() {
 }
 
 #[test]
-fn a_program_that_needs_more_than_there_is_is_told_by_how_much() {
+fn a_too_large_program_is_reported_with_its_excess() {
     let mut example = Example::new("");
     example.segment(&[('a', 900 * MIB, 41)]);
     example.oom(500 * MIB, 124 * MIB);
@@ -107,27 +107,27 @@ fn a_program_that_needs_more_than_there_is_is_told_by_how_much() {
     assert_eq!(
         explanation.headline,
         "The program is too large by 376 MiB: 900 MiB are allocated, most of it (900 MiB) at model.py:41 forward, and the 500 MiB asked for at \
-         model.py:99 forward did not fit into the 124 MiB that are free in all."
+         model.py:99 forward did not fit into the 124 MiB that are free in total."
     );
     assert_eq!(explanation.why, ["too_large"]);
 }
 
 #[test]
-fn a_memory_fraction_that_refused_is_named() {
+fn a_refusing_memory_fraction_is_named() {
     let mut example = Example::new("per_process_memory_fraction:0.5");
     example.segment(&[('a', 400 * MIB, 41)]);
     example.oom(200 * MIB, 600 * MIB);
     let explanation = explained(&example, Some(1000 * MIB));
     assert_eq!(explanation.why, ["fraction"]);
     assert!(
-        explanation.ways[1].why.starts_with("The memory fraction allows 500 MiB in all, and 400 MiB are reserved"),
+        explanation.ways[1].why.starts_with("The memory fraction allows 500 MiB, and 400 MiB are already reserved"),
         "{:?}",
         explanation.ways
     );
 }
 
 #[test]
-fn without_an_out_of_memory_error_the_total_is_what_is_known() {
+fn without_an_oom_the_total_is_the_known_memory() {
     let mut example = Example::new("");
     example.segment(&[('a', 60 * MIB, 41), ('.', 40 * MIB, 0)]);
     let known = explained(&example, None);
@@ -140,7 +140,7 @@ fn without_an_out_of_memory_error_the_total_is_what_is_known() {
 }
 
 #[test]
-fn an_error_that_was_survived_is_not_the_moment_explained() {
+fn survived_ooms_are_not_explained() {
     let mut example = Example::new("");
     example.oom(500 * MIB, 100 * MIB);
     example.segment(&[('a', 60 * MIB, 41), ('.', 40 * MIB, 0)]);
@@ -174,7 +174,7 @@ fn pages_of_expandable_segments_are_pinned_by_the_older_neighbour() {
 }
 
 #[test]
-fn sites_that_hold_more_after_each_iteration_are_suspects() {
+fn growing_sites_are_leak_suspects() {
     let mut example = Example::new("");
     let (leaky, other) = (example.line(7), example.line(8));
     let mut address = 1 << 40;
@@ -191,7 +191,7 @@ fn sites_that_hold_more_after_each_iteration_are_suspects() {
 }
 
 #[test]
-fn a_free_that_waits_is_told_with_its_age() {
+fn pending_frees_are_reported_with_their_age() {
     let mut example = Example::new("");
     example.segment(&[('p', 20 * MIB, 44), ('.', 30 * MIB, 0)]);
     let line = example.line(1);
@@ -211,7 +211,7 @@ fn left_out(snapshot: &Snapshot) -> Vec<String> {
 }
 
 #[test]
-fn what_a_recording_leaves_out_is_told_in_one_line() {
+fn gaps_of_a_recording_are_one_note() {
     let read = |name: &str| {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
         Snapshot::read(&path).expect("the recording is part of the project")
@@ -222,9 +222,9 @@ fn what_a_recording_leaves_out_is_told_in_one_line() {
     overwritten.traces[0].drain(..2000);
     let [note] = &left_out(&overwritten)[..] else { panic!("one line") };
     assert!(
-        note.starts_with("the recording is not complete: its first events are lost, overwritten by later ones (`max_entries`)"),
+        note.starts_with("the recording is incomplete: its first events are missing, because later ones overwrote them (`max_entries`)"),
         "{note}"
     );
     let [note] = &left_out(&read("real_gpus/forward_late_start.pickle.gz"))[..] else { panic!("one line") };
-    assert!(note.starts_with("the recording is not complete: it began when the program held memory already: "), "{note}");
+    assert!(note.starts_with("the recording is incomplete: it began after the program had allocated memory: "), "{note}");
 }

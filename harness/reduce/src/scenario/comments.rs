@@ -1,19 +1,19 @@
-//! The comments of a scenario file, to be kept beside the steps that they stand at: [`Comments`].
+//! Assigns the comments of a scenario file to its steps: [`Comments`].
 
-/// The comments of a file, line by line.
+/// The comments of a file, by line.
 #[derive(Debug)]
 pub(super) struct Comments {
     lines: Vec<Line>,
-    /// Lines whose comments have an owner already.
+    /// True if each line's comment is already assigned.
     taken: usize,
 }
 
 #[derive(Debug)]
 struct Line {
     comment: Option<String>,
-    /// Whether something else stands on the line.
+    /// True if the line contains something else.
     has_content: bool,
-    /// Whether a step begins on it, or a key of the whole file.
+    /// True if a step or a top-level key begins on the line.
     begins: bool,
 }
 
@@ -29,8 +29,8 @@ impl Comments {
         Self { lines: source.lines().map(line).collect(), taken: 0 }
     }
 
-    /// The comments of the step that begins on that line, counted from 1: the lines above it, and what stands behind it. Steps are asked for
-    /// in the order of the file; of several on one line the first one has the comments.
+    /// Takes the comments of the step that begins on this line, counted from 1: the lines above it and the comments after it.
+    /// Call it in file order. The first step on a line gets its comments.
     pub(super) fn take(&mut self, line: u32) -> (Vec<String>, Option<String>) {
         let own = (line as usize).saturating_sub(1).min(self.lines.len());
         if own < self.taken {
@@ -47,14 +47,14 @@ impl Comments {
     }
 }
 
-/// Where the comment of a line begins, in bytes: at a `#` outside of quotes, at the beginning or behind a blank.
+/// The byte offset of a line's comment: a `#` outside quotes, at the start or after a blank.
 fn start_of_comment(line: &str) -> Option<usize> {
     let (mut quote, mut before) = (None, ' ');
     for (at, c) in line.char_indices() {
         match quote {
             Some(open) => quote = if c == open { None } else { quote },
             None if c == '#' && before.is_whitespace() => return Some(at),
-            // Inside a word it is an apostrophe.
+            // Within a word, it is an apostrophe.
             None if (c == '"' || c == '\'') && !before.is_alphanumeric() => quote = Some(c),
             None => {}
         }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_above_and_behind_a_step_are_its_own() {
+    fn steps_own_the_comments_above_and_after_them() {
         let source = "steps:\n  # first\n  # of all\n  - alloc: { buffer: 'a # b' }  # a\n  - storm:\n      id: s  # its name\n      live: 1MiB # at most\n\n  # last\n  - free: a\nseed: 1 # other\n";
         let mut comments = Comments::of(source);
         let texts = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();

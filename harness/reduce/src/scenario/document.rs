@@ -1,4 +1,4 @@
-//! The file of a scenario as a tree that can be taken apart and written again: [`Document`]. What the tree means, the check of the language knows.
+//! A scenario file as an editable tree: [`Document`]. The language's checker interprets it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,20 +10,19 @@ use harness_scenario::SCENARIO;
 
 use super::comments::Comments;
 
-/// The keys whose lists have steps in them.
+/// Keys whose lists contain steps.
 pub(super) const STEPS: &str = "steps";
 pub(super) const MEANWHILE: &str = "meanwhile";
 
-/// A scenario file: its keys in their order.
+/// A scenario file with its keys in order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Document {
     pub(super) keys: Map,
 }
 
-/// Keys with their values, in the order of the file.
+/// Keys and values in file order.
 pub(super) type Map = Vec<(String, Node)>;
 
-/// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Node {
     Nothing,
@@ -33,22 +32,21 @@ pub(super) enum Node {
     Steps(Vec<StepNode>),
 }
 
-/// A step with the comments that belong to it. A step without fields has one key without a value.
+/// A step with its comments. A step without fields is a single key without a value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StepNode {
-    /// Lines above it.
+    /// The comment lines above it.
     pub(super) above: Vec<String>,
     pub(super) behind: Option<String>,
-    /// Its own key, and what stands beside it.
+    /// The step's own key, then its other keys.
     pub(super) keys: Map,
 }
 
-/// The value of a key.
 pub(super) fn value<'a>(map: &'a Map, key: &str) -> Option<&'a Node> {
     map.iter().find(|(name, _)| name == key).map(|(_, node)| node)
 }
 
-/// Gives a key a value, behind those that are there.
+/// Sets a key. New keys go to the end.
 pub(super) fn set(map: &mut Map, key: &str, node: Node) {
     match map.iter_mut().find(|(name, _)| name == key) {
         Some((_, there)) => *there = node,
@@ -57,7 +55,7 @@ pub(super) fn set(map: &mut Map, key: &str, node: Node) {
 }
 
 impl Document {
-    /// Reads a file's text, which is a valid scenario.
+    /// Parses the text of a valid scenario.
     pub(super) fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let tree: Located<Tree> = yaml::parse(source, path, &SCENARIO).map_err(|problem| FileError::text(problem, path, source))?;
         let mut comments = Comments::of(source);
@@ -80,36 +78,35 @@ impl Document {
         self.keys.retain(|(name, _)| name != key);
     }
 
-    /// Its steps with those inside them, as they stand in the file. A step's place in this list is its number.
+    /// All steps, including nested ones, in file order. The index in this list is the step's number.
     pub(super) fn steps(&self) -> Vec<&StepNode> {
         let mut all = Vec::new();
         self.keys.iter().for_each(|(_, node)| steps_of(node, &mut all));
         all
     }
 
-    /// The step of that number.
     pub(super) fn step_mut(&mut self, number: usize) -> Option<&mut StepNode> {
         let mut left = number;
         self.keys.iter_mut().find_map(|(_, node)| step_of(node, &mut left))
     }
 
-    /// The same without the steps of some numbers, and without what is in them. A block without steps goes too.
+    /// A copy without the steps of some numbers and their nested steps. Blocks that become empty are removed.
     pub(super) fn without(&self, gone: &BTreeSet<usize>) -> Self {
         self.replaced(&mut |number, step| if gone.contains(&number) { Vec::new() } else { vec![step] })
     }
 
-    /// The same with other steps in the place of each one; what is in a block has been replaced before the block itself is.
+    /// A copy in which `replace` substitutes steps for each step. Nested steps are replaced before their block.
     pub(super) fn replaced(&self, by: &mut dyn FnMut(usize, StepNode) -> Vec<StepNode>) -> Self {
         let mut next = 0;
         Self { keys: replaced_in(&self.keys, &mut next, by) }
     }
 
-    /// The same with another value in the place of the one of that number.
+    /// A copy with one value replaced, by its number.
     pub(super) fn with_value(&self, number: usize, value: Node) -> Self {
         let (mut next, mut value) = (0, Some(value));
         let mut changed = self.clone();
         changed.visit(&mut |_, node| {
-            // Behind it the numbers are others, and nothing is looked for any more.
+            // The numbers after this one have changed, so the search stops.
             if next == number
                 && let Some(value) = value.take()
             {
@@ -120,12 +117,12 @@ impl Document {
         changed
     }
 
-    /// Does something with every value that is no list of steps, and with those inside it; `keys` are the keys that lead to it.
+    /// Visits every value that is not a list of steps, and the values inside it. `keys` is the path to the value.
     pub(super) fn visit(&mut self, act: &mut dyn FnMut(&[&str], &mut Node)) {
         visit_map(&mut self.keys, &mut Vec::new(), act);
     }
 
-    /// How many values and steps there are: what becomes smaller while it is reduced.
+    /// The number of values and steps, which reduction minimizes.
     pub(super) fn nodes(&self) -> usize {
         let mut count = 0;
         self.clone().visit(&mut |_, _| count += 1);
@@ -157,7 +154,7 @@ fn step(tree: Located<Tree>, comments: &mut Comments) -> StepNode {
     StepNode { above, behind, keys }
 }
 
-/// `repeat: { times: 3, steps: … }` as `repeat: 3` with its steps beside it, as the other blocks have them.
+/// Converts `repeat: { times: 3, steps: … }` to `repeat: 3` with `steps` next to it, like other blocks.
 fn spread(keys: Map) -> Map {
     let [(name, Node::Map(fields))] = keys.as_slice() else { return keys };
     if value(fields, STEPS).is_none() {

@@ -1,4 +1,4 @@
-//! What a reduced scenario says of how it ends, so that it passes as a test for as long as it fails: [`stated`].
+//! Declares how a reduced scenario ends, so it passes as a test while the failure persists: [`stated`].
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use super::failure::{Failure, Wanted};
 use super::writer::Written;
 use crate::delta::Flow;
 
-/// The document with what it says of its end: the cause for which a request is refused, the invariant that is violated, or why it fails; and how it
-/// fails. It was run, and ends so. `None` where it would not.
+/// Adds the expected end: the cause of the OOM, the violated invariant, or the reason of the failure. The result was run and
+/// passes. `None` if no declaration passes.
 pub(super) fn stated(
     document: &Document,
     wanted: &Wanted,
@@ -37,7 +37,7 @@ pub(super) fn stated(
         run(&as_expected, path, engine).is_some_and(|records| records.iter().all(fails_alike)).then_some(as_expected)
     });
     let mut stated = stated?;
-    // Of what it says of itself nothing depends, and it is read once more all the same.
+    // The description cannot change the result, but it must still parse.
     stated.set("about", Node::Scalar(about(&failure, origin)));
     run(&stated, path, engine).map(|_| (stated, failure))
 }
@@ -54,7 +54,7 @@ fn run(document: &Document, path: &Path, engine: &dyn Engine) -> Option<Vec<RunR
     engine.run(&scenario, &mut |_| Flow::Continue(())).ok()
 }
 
-/// Where the language has a word for the failure: the document with it, the most exact one first.
+/// The documents that express the failure in the scenario language, most specific first.
 fn exact(document: &Document, failure: &Failure, failed: &RunRecord) -> Vec<Document> {
     match failure {
         Failure::Oom { cause, .. } => {
@@ -71,7 +71,7 @@ fn exact(document: &Document, failure: &Failure, failed: &RunRecord) -> Vec<Docu
     }
 }
 
-/// The document in which the step that failed expects to end so.
+/// The document in which the failed step expects its failure.
 fn with_expect(document: &Document, failed: &RunRecord, expect: Node) -> Option<Document> {
     let line = failed.steps.last()?.line;
     let number = Written::of(document).lines.iter().position(|&begins| begins == line)?;
@@ -83,7 +83,7 @@ fn with_expect(document: &Document, failed: &RunRecord, expect: Node) -> Option<
     Some(document)
 }
 
-/// The document that says why it fails: all of it, or of several arms the one that fails.
+/// The document that declares its failure, for all configurations or for one of several.
 fn expected_to_fail(document: &Document, failure: &Failure, arm: &str, arms: usize) -> Document {
     let reason = Node::Scalar(failure.to_string());
     let reasons = if arms == 1 { reason } else { Node::Map(vec![(arm.to_owned(), reason)]) };

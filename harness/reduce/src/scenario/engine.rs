@@ -1,4 +1,4 @@
-//! How candidates are run: [`Engine`], and on the simulated device [`Simulated`].
+//! Runs candidates: [`Engine`], and [`Simulated`] for the simulated device.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use harness_run::control::Control;
 use harness_run::session::{Plan, Selection, Sinks};
 use harness_scenario::Scenario;
 
-/// Runs a scenario with each of its allocators, always in the same way.
+/// Runs a scenario with each of its allocators. Must be deterministic.
 pub trait Engine {
-    /// The records, one for each allocator. `on_step` is given the number of each step that is over; where it breaks, the run stops.
+    /// Returns one record per allocator. Calls `on_step` with the number of each completed step; a break stops the run.
     ///
     /// # Errors
-    /// [`DeviceError`] where no device can be had.
+    /// [`DeviceError`] if no device is available.
     fn run(&self, scenario: &Scenario, on_step: &mut dyn FnMut(u32) -> ControlFlow<()>) -> Result<Vec<RunRecord>, DeviceError>;
 }
 
-/// Runs on the simulated device, as `harness run --device sim` does.
+/// Runs on the simulated device, like `harness run --device sim`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Simulated;
 

@@ -1,49 +1,48 @@
-//! How a run failed: [`Failure`]. Two runs that have the same one failed the same way, whatever their sizes, names and lines are.
+//! Identifies how a run failed: [`Failure`]. Equal failures can differ in sizes, names and lines.
 
 use std::fmt;
 
 use harness_record::{Accounts, CauseKind, Invariant, Outcome, Rule, RunRecord, Verdict, Violation, causes};
 
-/// See the module.
+/// The kind of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Failure {
-    /// A request that should be served was refused.
+    /// A request that should succeed failed.
     Oom {
-        /// The first cause that the figures show, if they show one.
+        /// The first cause, if the figures show one.
         cause: Option<CauseKind>,
-        /// Whether it is in pieces, and more of them in the allocator than on the device.
+        /// True if memory is fragmented and mostly in the allocator, not on the device.
         is_pinned: bool,
     },
-    /// An always-checked invariant did not hold. What it expected, without figures.
+    /// An always-checked invariant was violated. Contains its expectation without figures.
     Invariant(Invariant, String),
-    /// A formula did not hold: its text, and what its sides came to. Without the figures, the smallest program at all would often do.
+    /// A formula was false. Its figures are included, because otherwise the smallest program would often be accepted.
     Formula {
-        /// As the scenario writes it.
+        /// As written in the scenario.
         text: String,
-        /// What was seen of it.
+        /// The actual figures.
         figures: String,
     },
-    /// A step did something else than it should: what it should, and why a request was refused, where one was. Without figures.
+    /// A step did not meet its expectation. Contains the expectation without figures, and the cause of a failed request.
     Step {
         expected: String,
-        /// Of the request.
+        /// The cause of the failed request.
         cause: Option<CauseKind>,
     },
-    /// The device or the allocator refused to go on, in the device's words without figures.
+    /// The device or the allocator reported an error. Contains its words without figures.
     Device(String),
 }
 
-/// The failure that is looked for.
+/// The failure to preserve.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) failure: Failure,
-    /// Whether a formula may come to anything else that does not hold.
+    /// True if other figures that violate the formula are also accepted.
     pub(super) any_figures: bool,
 }
 
 impl Wanted {
-    /// How the run failed, where that is what is looked for.
+    /// Returns how the run failed, if it matches.
     pub(super) fn in_run(&self, record: &RunRecord) -> Option<Failure> {
         Failure::of(record).ok().filter(|seen| match (&self.failure, seen) {
             (Failure::Formula { text, .. }, Failure::Formula { text: other, figures }) if self.any_figures => {
@@ -54,23 +53,23 @@ impl Wanted {
     }
 }
 
-/// Whether a formula came to something. One that cannot be computed, as where it divides by zero, fails otherwise.
+/// Returns true if a formula was evaluated. A formula that cannot be evaluated, for example after division by zero, fails differently.
 fn is_computed(figures: &str) -> bool {
     figures.split_once(" = ").is_some_and(|(side, _)| !side.contains(": "))
 }
 
-/// Why a run is no failure that can be looked for again.
+/// Why a run has no failure that can be preserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoFailure {
     Passed,
-    /// It did not run, or not to its end; why.
+    /// It did not run to its end. Contains the reason.
     NotRun(String),
-    /// A step took longer than it may on this machine.
+    /// A step exceeded its time limit on this machine.
     TimeLimit,
 }
 
 impl Failure {
-    /// How this run failed.
+    /// Classifies a run.
     pub(super) fn of(record: &RunRecord) -> Result<Self, NoFailure> {
         match &record.verdict {
             Verdict::Passed => Err(NoFailure::Passed),
@@ -90,7 +89,7 @@ impl Failure {
                 let step = step.filter(|step| step.outcome == Outcome::OutOfMemory);
                 let shortage = step.and_then(|step| step.shortage.as_ref());
                 let cause = shortage.and_then(|shortage| causes(shortage).first().map(|cause| cause.kind()));
-                // What was refused as it should be, and for another cause, stays that.
+                // A request that failed as expected, but for another cause, keeps that failure.
                 match step {
                     Some(_) if !first.expected.starts_with(OTHER_CAUSE) => {
                         let is_pinned =
@@ -106,7 +105,7 @@ impl Failure {
         })
     }
 
-    /// What the sides of a formula come to stands in front of what is in them, where a side has to be computed; and what they come to is enough.
+    /// If a side needs evaluation, its result precedes the values of its terms. The result is sufficient.
     fn formula(violation: &Violation) -> Self {
         let figures = violation.seen.split("; ").next().unwrap_or_default().to_owned();
         Self::Formula { text: violation.expected.clone(), figures }
@@ -120,30 +119,30 @@ impl fmt::Display for Failure {
             Self::Oom { cause: None, .. } => f.write_str("a request runs out of memory"),
             Self::Invariant(invariant, _) => write!(f, "the invariant {invariant} does not hold: {}", invariant.promise()),
             Self::Formula { text, figures } => write!(f, "expected {text}, seen {figures}"),
-            Self::Step { expected, cause: None } => write!(f, "expected {expected}, and it was not seen"),
+            Self::Step { expected, cause: None } => write!(f, "expected {expected}, which did not happen"),
             Self::Step { expected, cause: Some(cause) } => {
-                write!(f, "expected {expected}, and a request runs out of memory: {}", cause.about())
+                write!(f, "expected {expected}, but a request runs out of memory: {}", cause.about())
             }
             Self::Device(words) => write!(f, "the device or the allocator fails: {words}"),
         }
     }
 }
 
-/// How the words about a request begin that was refused for another cause than expected.
+/// The start of a message about a request that failed for an unexpected cause.
 const OTHER_CAUSE: &str = "the cause `";
 
-/// Whether more is free in the allocator than on the device.
+/// Returns true if more memory is free in the allocator than on the device.
 fn most_is_cached(accounts: &Accounts) -> bool {
     accounts.reserved.saturating_sub(accounts.active) > accounts.device.free
 }
 
-/// Whether what was expected is a formula of the scenario, and not words about a step.
+/// Returns true if the expectation is a formula of the scenario rather than a sentence about a step.
 fn is_formula(expected: &str) -> bool {
     expected.split_whitespace().any(|word| ["==", "!=", "<", "<=", ">", ">="].contains(&word))
         || ["==", "!=", "<=", ">="].iter().any(|comparison| expected.contains(comparison))
 }
 
-/// A sentence without what differs between a program and a smaller one: amounts, addresses and numbers of buffers.
+/// Removes amounts, addresses and buffer numbers, which differ between a program and a smaller one.
 fn without_figures(text: &str) -> String {
     const UNITS: [&str; 11] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "ns", "µs", "ms", "s", "min"];
     let bare = |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric()).to_owned();
@@ -157,20 +156,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_addresses_and_numbers_of_buffers_are_no_part_of_a_failure() {
+    fn amounts_and_addresses_are_not_part_of_a_failure() {
         assert_eq!(without_figures("700 MiB to fit"), "to fit");
         assert_eq!(without_figures("kv[12] to be live"), "kv[] to be live");
         assert_eq!(without_figures("double free at 0x7f00, in 3 ms"), "double free at in");
     }
 
     #[test]
-    fn a_formula_that_cannot_be_computed_came_to_nothing() {
+    fn formulas_that_cannot_be_evaluated_are_detected() {
         assert!(is_computed("churn.ooms = 3") && is_computed("reserved - allocated = 5 B"));
         assert!(!is_computed("`reserved / allocated` divides by zero: reserved = 0 B") && !is_computed("a.time was not reported"));
     }
 
     #[test]
-    fn a_formula_is_told_from_words_about_a_step() {
+    fn formulas_and_sentences_are_distinguished() {
         assert!(is_formula("eventually active == 0") && is_formula("a<=1GiB") && is_formula("reserved < 5 * allocated"));
         assert!(!is_formula("700 MiB to fit") && !is_formula("the cause `fragmented`: free memory is in pieces"));
     }

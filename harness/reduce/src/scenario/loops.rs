@@ -1,4 +1,4 @@
-//! Loops with fewer iterations, and blocks replaced by what is in them.
+//! Shortens loops and replaces blocks by their contents.
 
 use harness_language::expression::{Dimension, Value};
 use harness_scenario::Step;
@@ -11,11 +11,11 @@ use super::search::Search;
 use super::values::written;
 use crate::delta::{self, Flow};
 
-/// A loop is written out where that makes at most so many steps of it.
+/// A loop is unrolled only if that gives at most this many steps.
 const MOST_WRITTEN_OUT: usize = 64;
 
 impl Search<'_> {
-    /// Fewer iterations for each loop: as few from the first on as fail, and then as few of the last of these.
+    /// Shortens each loop: first from the end, then from the start.
     pub(super) fn shorten_loops(&mut self) -> Flow {
         for number in 0..self.best.steps().len() {
             let Some(found) = self.loop_at(number) else { continue };
@@ -26,7 +26,7 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Tries the iterations of a loop from one on to another, counted from 0 and without the last one.
+    /// Tries a range of a loop's iterations, counted from 0. The end is exclusive.
     fn try_rounds(&mut self, number: usize, of: &Loop, from: u64, to: u64) -> Flow<bool> {
         match with_rounds(&self.best, number, of, from, to) {
             Some(candidate) => self.accept(candidate),
@@ -34,7 +34,7 @@ impl Search<'_> {
         }
     }
 
-    /// Puts the steps of a block in the place of the block: of a loop once for each iteration, where that leaves fewer steps in the end.
+    /// Replaces a block by its steps. A loop is unrolled if the result has fewer steps in the end.
     pub(super) fn unfold_blocks(&mut self) -> Flow {
         let mut number = self.best.steps().len();
         while number > 0 {
@@ -46,7 +46,7 @@ impl Search<'_> {
             let Some(unfolded) = unfolded(&self.best, number, found.as_ref()) else { continue };
             let (before, most) = ((self.best.clone(), self.most_steps), self.most_written_out());
             if self.accept(unfolded)? && self.best.steps().len() > most {
-                // Worth it only if not all of it is needed.
+                // Unrolling only pays if some steps are not needed.
                 let done = self.leave_out_steps();
                 if self.best.steps().len() > most {
                     (self.best, self.most_steps) = before;
@@ -57,7 +57,7 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// The loop of that number as the check sees it: with its values.
+    /// The checked loop of this number, with its values.
     fn loop_at(&self, number: usize) -> Option<Loop> {
         let (scenario, written) = self.checked()?;
         let line = *written.lines.get(number)?;
@@ -78,7 +78,7 @@ fn step_at(steps: &[Step], line: u32) -> Option<&Step> {
     })
 }
 
-/// The values of a loop's variable as scenarios write them; `None` for each of a loop without one.
+/// The values of a loop's variable in scenario syntax. `None` for each iteration without a variable.
 fn values(of: &Loop) -> Option<Vec<Option<String>>> {
     let text = |iteration| match (&of.rounds, of.rounds.value(iteration)) {
         (Rounds::Over { unit, .. }, Some((_, number))) => written(Value { number, dimension: Dimension::from(*unit) }).map(Some),
@@ -87,7 +87,7 @@ fn values(of: &Loop) -> Option<Vec<Option<String>>> {
     (0..of.rounds.count()).map(text).collect()
 }
 
-/// The same with the iterations `from..to` of a loop.
+/// A copy with only the iterations `from..to` of a loop.
 fn with_rounds(document: &Document, number: usize, of: &Loop, from: u64, to: u64) -> Option<Document> {
     let mut changed = document.clone();
     let (key, rounds) = changed.step_mut(number)?.keys.first_mut()?;
@@ -112,7 +112,7 @@ fn with_rounds(document: &Document, number: usize, of: &Loop, from: u64, to: u64
     Some(changed)
 }
 
-/// The same with the steps of a block in its place. `None` where the step of that number is no block, or would become too many.
+/// A copy with a block replaced by its steps. `None` if the step is not a block or would give too many steps.
 fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Document> {
     let steps = document.steps();
     let block = (*steps.get(number)?).clone();
@@ -121,7 +121,7 @@ fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Doc
         return None;
     }
     let rounds = match of {
-        // How often it is repeated, only a run tells.
+        // Only a run shows the number of repetitions.
         Some(of) if of.until_oom || of.rounds.count() > MOST_WRITTEN_OUT as u64 => return None,
         Some(of) => values(of)?,
         None => vec![None],
@@ -140,7 +140,7 @@ fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Doc
             once.visit(&mut |_, node| replace_word(node, variable, text));
         }
         let Some(Node::Steps(steps)) = once.keys.pop().map(|(_, node)| node) else { return None };
-        // Comments stand at the first of several alike.
+        // Only the first of several copies keeps its comments.
         let bare = |step: StepNode| if iteration == 0 { step } else { StepNode { above: Vec::new(), behind: None, ..step } };
         all.extend(steps.into_iter().map(bare));
     }

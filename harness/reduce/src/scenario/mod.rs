@@ -1,9 +1,9 @@
-//! A scenario that fails, reduced to a small one that fails the same way: [`reduce`].
+//! Reduces a failing scenario to a small one that fails the same way: [`reduce`].
 //!
-//! The file is taken for a tree (`document`), so that names and comments of what is left stay. Steps are left out, loops get fewer iterations,
-//! fields, list entries and settings go, sizes and the device become smaller (`passes`). Whether a smaller file still is a scenario, the check of
-//! the language says; whether it fails the same way ([`Failure`]), a run does. What comes out says in its own words how it ends (`ending`), so
-//! that it passes as a test for as long as it fails.
+//! The file is edited as a tree (`document`), which preserves names and comments. The passes (`passes`) remove steps, iterations,
+//! fields, list entries and settings, and shrink sizes and the device. The language's checker decides whether a smaller file is a
+//! valid scenario; a run decides whether it fails the same way ([`Failure`]). The result declares its own failure (`ending`), so
+//! it passes as a test while the failure persists.
 
 mod comments;
 mod document;
@@ -32,98 +32,93 @@ use self::search::Search;
 use crate::Progress;
 use crate::delta::Flow;
 
-/// What is to be reduced.
+/// The input of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
     /// The scenario's text.
     pub source: &'a str,
-    /// Where it lies: its file name names it, and traces that it replays lie beside it.
+    /// The scenario's path. It gives the name, and traces are relative to it.
     pub path: &'a Path,
-    /// Only with this arm; the first one that fails, if not given.
+    /// Considers only this configuration. By default, the first one that fails.
     pub arm: Option<&'a str>,
-    /// Which failures count.
+    /// The failures to consider.
     pub goal: Goal,
-    /// Whether an expectation that is not met may come to other figures. With the same ones nothing goes that they come from.
+    /// True if a violated formula may have other figures. If not, the steps that produce the figures stay.
     pub any_figures: bool,
-    /// What it was reduced from, if that is something else than this file.
+    /// The original source, if it is not this file.
     pub origin: Option<&'a str>,
 }
 
-/// Which failures count.
+/// The failures to consider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Goal {
     #[default]
     Any,
-    /// A request that is refused.
+    /// An OOM.
     Oom,
-    /// An always-checked invariant that does not hold.
+    /// A violated always-checked invariant.
     Invariant,
 }
 
-/// A scenario that came down to a small one.
+/// A reduced scenario.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reduced {
-    /// The scenario. It was run, and ends as it says.
+    /// The scenario's text. It was run and ends as it declares.
     pub text: String,
-    /// How it fails.
     pub failure: Failure,
-    /// The arm that fails.
+    /// The failing configuration.
     pub arm: String,
-    /// The values of the matrix's parameters at which it fails.
+    /// The failing values of the matrix parameters.
     pub point: Vec<(String, String)>,
-    /// How many steps the file had.
+    /// The number of steps before the reduction.
     pub steps_before: usize,
-    /// How many it has.
+    /// The number of steps after the reduction.
     pub steps: usize,
-    /// How often something smaller was run.
+    /// The number of runs.
     pub runs: u64,
-    /// Whether it was stopped before nothing more could be left out.
+    /// True if the caller stopped it before it was finished.
     pub is_stopped: bool,
 }
 
-/// A scenario that cannot be reduced.
+/// Why a scenario cannot be reduced.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ReduceError {
-    /// Correct the file.
+    /// The file is not a valid scenario.
     #[error(transparent)]
     Invalid(#[from] FileError),
-    /// Nothing fails that is looked for. Give a scenario that fails.
+    /// The scenario has no failure to preserve.
     #[error("{}: {} on the simulated device, so there is nothing to reduce", .path.display(), passes_with(.arms, *.goal))]
     Passes {
         path: PathBuf,
-        /// The arms that were run.
+        /// The configurations that ran.
         arms: Vec<String>,
-        /// What was looked for.
+        /// The failures that were considered.
         goal: Goal,
     },
-    /// Name an arm that it has.
     #[error("{}: the scenario has no allocator `{arm}`", .path.display())]
     NoSuchArm {
         path: PathBuf,
-        /// What was asked for.
+        /// The requested configuration.
         arm: String,
         arms: Vec<String>,
     },
-    /// Reduce it where it runs, by hand.
     #[error("{}: it does not run on the simulated device: {reason}", .path.display())]
     NotRun { path: PathBuf, reason: String },
-    /// Raise the time limit of the step: how long something takes on this machine is no failure of the scenario that can be looked for again.
+    /// A time limit depends on this machine, so such a failure cannot be preserved. Raise the limit of the step.
     #[error("{}: a step exceeds its time limit, which depends on this machine", .path.display())]
     TimeLimit { path: PathBuf },
-    /// No device can be had.
+    /// No device is available.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Report it: what was reduced does not end as it says.
-    #[error("{}: the reduced scenario does not end as it says", .path.display())]
+    /// A bug in this program.
+    #[error("{}: the reduced scenario does not end as it declares; please report this", .path.display())]
     NotConfirmed { path: PathBuf },
 }
 
 fn passes_with(arms: &[String], goal: Goal) -> String {
     let what = match goal {
         Goal::Any => "it passes",
-        Goal::Oom => "no request that should be served is refused",
+        Goal::Oom => "no request fails unexpectedly",
         Goal::Invariant => "no invariant is violated",
     };
     format!("{what} with {}", arms.join(", "))
@@ -139,10 +134,7 @@ impl Goal {
     }
 }
 
-/// Reduces a scenario as far as it goes, or until `watch`, which is told of each run, breaks it off.
-///
-/// # Errors
-/// [`ReduceError`].
+/// Reduces a scenario completely, or until `watch` stops it. Calls `watch` after each run.
 pub fn reduce(given: &Given<'_>, engine: &dyn Engine, watch: &mut dyn FnMut(&Progress) -> Flow) -> Result<Reduced, ReduceError> {
     let points = Scenario::parse_points(given.source, given.path, &Settings::new())?;
     let found = find(given, &points, engine)?;
@@ -160,12 +152,12 @@ pub fn reduce(given: &Given<'_>, engine: &dyn Engine, watch: &mut dyn FnMut(&Pro
     Ok(Reduced { text, failure, arm, point, steps_before, steps, runs, is_stopped })
 }
 
-/// The first failure of a scenario.
+/// Finds the first failure of a scenario.
 struct Found {
     scenario: Scenario,
     record: RunRecord,
     failure: Failure,
-    /// At that point of the matrix, without what says how the scenario ends.
+    /// Uses one point of the matrix, without the declared failure.
     document: Document,
 }
 
@@ -178,7 +170,7 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
     let (mut ran, mut why_not) = (BTreeSet::new(), None);
     for point in points {
         let document = unstated(Document::parse(given.source, given.path)?, point);
-        // Judged without what it says of its own end: one that fails as expected fails.
+        // The declared failure was removed, so a scenario that fails as declared counts as failing.
         let scenario = Scenario::parse(&writer::Written::of(&document).text, given.path)?;
         for record in engine.run(&scenario, &mut |_| Flow::Continue(()))? {
             if given.arm.is_some_and(|arm| arm != record.allocator) {
@@ -203,7 +195,7 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
     })
 }
 
-/// The file at one point of its matrix, without what it says of how it ends.
+/// The file at one point of its matrix, without its declared failure.
 fn unstated(mut document: Document, point: &Scenario) -> Document {
     document.remove("expected_to_fail");
     document.remove("expect_violation");

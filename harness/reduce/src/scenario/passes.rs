@@ -1,4 +1,4 @@
-//! What is tried to make a scenario smaller: [`Search::start`], then [`Search::reduce`]. Each pass asks [`Search::accept`] for every change.
+//! Generates smaller scenarios: [`Search::start`], then [`Search::reduce`]. Each pass tries its changes with [`Search::accept`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -10,18 +10,18 @@ use super::search::Search;
 use super::values::words;
 use crate::delta::{self, Flow};
 
-/// Keys of a file that stay.
+/// Keys that are never removed.
 const REQUIRED: [&str; 3] = ["about", "needs", "steps"];
 
-/// The passes are repeated so often at most. Two or three times are usual; more only exchange one round size for another.
+/// Maximum number of rounds. Two or three are usual; later ones only exchange one round size for another.
 const MOST_ROUNDS: usize = 16;
 
 impl Search<'_> {
-    /// One arm where one is enough, and for it what the file says of several arms or kinds of device.
+    /// Keeps one configuration if one is enough, and its part of values that differ by configuration or device kind.
     pub(super) fn start(&mut self, scenario: &Scenario, arm: &str) -> Flow {
         let arms: Vec<String> = scenario.allocators.iter().map(ToString::to_string).collect();
         let mut candidate = self.best.clone();
-        // It has run, so what is skipped are others.
+        // This configuration ran, so skips concern others.
         candidate.remove("skip");
         candidate.visit(&mut |_, node| *node = of_arm(node, arm, &arms));
         if let (Some(Node::List(listed)), Some(place)) = (candidate.value("allocators"), arms.iter().position(|name| name == arm)) {
@@ -31,7 +31,7 @@ impl Search<'_> {
         self.accept(candidate).map_continue(drop)
     }
 
-    /// All passes, again and again until nothing goes any more.
+    /// Repeats all passes until none makes progress.
     pub(super) fn reduce(&mut self) -> Flow {
         for _ in 0..MOST_ROUNDS {
             let before = self.best.clone();
@@ -51,7 +51,7 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Leaves out all steps that have to do with a name: a buffer's `alloc` together with its `free` and its uses.
+    /// Removes all steps that share a name: a buffer's `alloc` together with its `free` and its uses.
     fn leave_out_names(&mut self) -> Flow {
         let mut names = names(&self.best);
         delta::leave_out(names.len(), &mut |range| {
@@ -64,7 +64,7 @@ impl Search<'_> {
         })
     }
 
-    /// Leaves out steps.
+    /// Removes steps.
     pub(super) fn leave_out_steps(&mut self) -> Flow {
         delta::leave_out(self.best.steps().len(), &mut |range: Range<usize>| {
             let is_taken = self.accept_without(&range.collect())?;
@@ -72,7 +72,7 @@ impl Search<'_> {
         })
     }
 
-    /// Leaves out fields: of the file, beside steps, and in their maps.
+    /// Removes fields: of the file, of steps, and of their maps.
     fn leave_out_fields(&mut self) -> Flow {
         let optional: Vec<String> =
             self.best.keys.iter().map(|(key, _)| key.clone()).filter(|key| !REQUIRED.contains(&key.as_str())).collect();
@@ -92,7 +92,7 @@ impl Search<'_> {
         self.leave_out_of(&is_map)
     }
 
-    /// Leaves out entries of lists, and takes a value out of the list or the map around it.
+    /// Removes list entries, and replaces a list or map by one of its values.
     fn leave_out_entries(&mut self) -> Flow {
         self.leave_out_of(&|node| matches!(node, Node::List(_)))?;
         for number in 0..self.count() {
@@ -103,7 +103,7 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Leaves out parts of values of one kind.
+    /// Removes parts of values of one kind.
     fn leave_out_of(&mut self, is_kind: &dyn Fn(&Node) -> bool) -> Flow {
         for number in (0..self.count()).rev() {
             let Some(node) = self.nth(number).filter(is_kind) else { continue };
@@ -116,7 +116,7 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Writes the values of parameters where the parameters stand.
+    /// Replaces parameters by their values.
     fn name_no_parameters(&mut self) -> Flow {
         let Some(Node::Map(parameters)) = self.best.value("matrix").cloned() else { return Flow::Continue(()) };
         for (name, values) in &parameters {
@@ -155,12 +155,12 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// How many values there are that are no steps.
+    /// The number of values that are not steps.
     pub(super) fn count(&self) -> usize {
         self.best.nodes() - self.best.steps().len()
     }
 
-    /// The value of that number.
+    /// The value of this number.
     pub(super) fn nth(&self, number: usize) -> Option<Node> {
         let (mut next, mut found) = (0, None);
         self.best.clone().visit(&mut |_, node| {
@@ -172,13 +172,13 @@ impl Search<'_> {
         found
     }
 
-    /// Tries another value in the place of the one of that number.
+    /// Tries another value for this number.
     pub(super) fn try_value(&mut self, number: usize, value: Node) -> Flow<bool> {
         self.accept(self.best.with_value(number, value))
     }
 }
 
-/// A map from arms or kinds of device to values: the value for this arm on the simulated device. Anything else as it is.
+/// Selects this configuration on the simulated device from a map of configurations or device kinds. Other values stay unchanged.
 fn of_arm(node: &Node, arm: &str, arms: &[String]) -> Node {
     let Node::Map(map) = node else { return node.clone() };
     let has_only = |known: &dyn Fn(&str) -> bool| !map.is_empty() && map.iter().all(|(key, _)| known(key));
@@ -193,7 +193,7 @@ fn of_arm(node: &Node, arm: &str, arms: &[String]) -> Node {
     chosen.map_or_else(|| node.clone(), |chosen| of_arm(chosen, arm, arms))
 }
 
-/// Names that several steps have in common, each with the numbers of these steps.
+/// Names that several steps share, each with the numbers of these steps.
 fn names(document: &Document) -> Vec<(String, BTreeSet<usize>)> {
     let mut steps: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     for (number, step) in document.steps().into_iter().enumerate() {
@@ -204,7 +204,7 @@ fn names(document: &Document) -> Vec<(String, BTreeSet<usize>)> {
     steps.into_iter().filter(|(_, steps)| steps.len() > 1).collect()
 }
 
-/// The words in the values of a step, without those of steps inside it.
+/// The words in a step's values, without nested steps.
 fn words_of(step: &StepNode) -> BTreeSet<String> {
     fn of(node: &Node, all: &mut BTreeSet<String>) {
         match node {
@@ -219,7 +219,7 @@ fn words_of(step: &StepNode) -> BTreeSet<String> {
     all
 }
 
-/// Puts a value in the place of a name, wherever the name stands alone.
+/// Replaces a name by a value wherever it is a complete word.
 pub(super) fn replace_word(node: &mut Node, name: &str, value: &str) {
     if let Node::Scalar(text) = node {
         let places: Vec<usize> = words(text).filter(|(_, word)| *word == name).map(|(at, _)| at).collect();
@@ -229,7 +229,7 @@ pub(super) fn replace_word(node: &mut Node, name: &str, value: &str) {
     }
 }
 
-/// How many parts may be left out of a value.
+/// The number of removable parts of a value.
 const fn parts(node: &Node) -> usize {
     match node {
         Node::List(all) => all.len(),
@@ -238,7 +238,7 @@ const fn parts(node: &Node) -> usize {
     }
 }
 
-/// A list or a map without some of its parts.
+/// A list or map without some of its parts.
 fn without(node: Node, gone: &Range<usize>) -> Node {
     match node {
         Node::List(mut all) => {
@@ -253,7 +253,7 @@ fn without(node: Node, gone: &Range<usize>) -> Node {
     }
 }
 
-/// What a list or a map might be replaced with: its only entry, or of a map each value, and of one without settings its name.
+/// Possible replacements of a list or map: its only entry, each value of a map, or the name of a map without settings.
 fn taken_out(node: &Node) -> Vec<Node> {
     match node {
         Node::List(all) if all.len() == 1 => all.clone(),

@@ -1,4 +1,4 @@
-//! The search: the smallest scenario so far, and whether a smaller one still fails the same way. See [`Search::accept`].
+//! Keeps the smallest scenario so far and tests whether smaller ones fail the same way: [`Search::accept`].
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::writer::Written;
 use crate::Progress;
 use crate::delta::Flow;
 
-/// So many steps are few.
+/// The number of steps that is still easy to read.
 const FEW: usize = 12;
 
 pub(super) struct Search<'a> {
@@ -22,14 +22,14 @@ pub(super) struct Search<'a> {
     path: &'a Path,
     wanted: Wanted,
     pub(super) best: Document,
-    /// How many steps the run of the best one took. None smaller may take more, so that a search ends in a time in proportion to that of the
-    /// first run.
+    /// The number of steps that the best run executed. Smaller candidates may not exceed it, so the search takes time
+    /// proportional to the first run.
     pub(super) most_steps: u32,
-    /// How many steps the file had.
+    /// The number of steps in the file.
     pub(super) steps_before: usize,
-    /// The memory that it asked for, where that is an amount.
+    /// The requested device memory, if it is an amount.
     pub(super) memory_before: Option<Bytes>,
-    /// Texts that were tried. The passes come by again.
+    /// Texts that were already tried, because passes repeat.
     tried: BTreeSet<String>,
     pub(super) runs: u64,
     watch: &'a mut dyn FnMut(&Progress) -> Flow,
@@ -48,13 +48,13 @@ impl<'a> Search<'a> {
         Self { engine, path, wanted, best, most_steps, steps_before, memory_before, tried: BTreeSet::new(), runs: 0, watch }
     }
 
-    /// The best one as the check of the language sees it, with its text.
+    /// The best scenario after checking, with its text.
     pub(super) fn checked(&self) -> Option<(Scenario, Written)> {
         let written = Written::of(&self.best);
         Scenario::parse(&written.text, self.path).ok().map(|scenario| (scenario, written))
     }
 
-    /// Takes the candidate for the best one where it is a scenario and fails as it should. Whether it does.
+    /// Replaces the best scenario if the candidate is valid and fails the same way. Returns whether it did.
     pub(super) fn accept(&mut self, candidate: Document) -> Flow<bool> {
         let text = Written::of(&candidate).text;
         match Scenario::parse(&text, self.path) {
@@ -63,12 +63,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The same without some steps, and without those that cannot stand without them: a free of what is not allocated any more, say. Which these
-    /// are, the check of the language tells one after the other.
+    /// A copy without some steps and the steps that depend on them, such as the free of a removed allocation. The language's
+    /// checker reports these one by one.
     pub(super) fn accept_without(&mut self, gone: &BTreeSet<usize>) -> Flow<bool> {
         let mut candidate = self.best.without(gone);
         loop {
-            // Where much depends on what is gone, looking for it takes longer than a run.
+            // With many dependent steps, the search for them takes longer than a run.
             let memory = self.memory().unwrap_or_default();
             (self.watch)(&Progress { operations: candidate.steps().len(), memory, runs: self.runs })?;
             let written = Written::of(&candidate);
@@ -92,7 +92,7 @@ impl<'a> Search<'a> {
         Flow::Continue(taken.is_some())
     }
 
-    /// How many steps a run of the scenario takes until it fails as it should.
+    /// The number of steps that a run executes until it fails the same way.
     fn fails_alike(&mut self, scenario: &Scenario, steps: usize) -> Flow<Option<u32>> {
         let progress = Progress { operations: steps, memory: scenario.needs.memory, runs: self.runs };
         (self.watch)(&progress)?;
@@ -111,25 +111,25 @@ impl<'a> Search<'a> {
         Flow::Continue(records.iter().find(fails).map(steps_of).filter(|&steps| steps <= most))
     }
 
-    /// How many steps the best one may have at most, if the steps of a loop are written out: fewer than now, or where a request is refused few
-    /// enough to be read, for then the last one can say so.
+    /// The maximum number of steps after unrolling a loop: fewer than now. For an OOM, a number that is easy to read also counts,
+    /// because the last step can then declare the failure.
     pub(super) fn most_written_out(&self) -> usize {
         let fewer = self.best.steps().len() - 1;
         if matches!(self.wanted.failure, Failure::Oom { .. }) { fewer.max(self.steps_before.min(FEW)) } else { fewer }
     }
 
-    /// The device's memory that the best one asks for, where it is an amount and no formula.
+    /// The device memory that the best scenario requests, if it is an amount and not a formula.
     pub(super) fn memory(&self) -> Option<Bytes> {
         memory(&self.best)
     }
 }
 
-/// How many steps a run took.
+/// The number of steps that a run executed.
 pub(super) fn steps_of(record: &RunRecord) -> u32 {
     record.steps.last().map_or(0, |step| step.number)
 }
 
-/// The device's memory that a scenario asks for, where it is an amount and no formula.
+/// The device memory that a scenario requests, if it is an amount and not a formula.
 pub(super) fn memory(document: &Document) -> Option<Bytes> {
     match document.value("needs") {
         Some(Node::Map(needs)) => match value(needs, "memory") {

@@ -16,7 +16,7 @@ fn run(text: &str) -> Vec<RunRecord> {
     Simulated.run(&scenario, &mut |_| Flow::Continue(())).expect("the simulated device is there")
 }
 
-/// Reduces a scenario, twice, and runs the result; then its text.
+/// Reduces a scenario twice, runs the result, and returns its text.
 fn checked(source: &str) -> Reduced {
     let first = reduced(source);
     assert_eq!(first, reduced(source), "the same scenario comes down to the same one");
@@ -52,7 +52,7 @@ steps:
 ";
 
 #[test]
-fn fragments_that_a_loop_leaves_come_down_to_one_pinned_segment() {
+fn fragments_of_a_loop_reduce_to_one_pinned_segment() {
     let reduced = checked(FRAGMENTED);
     assert_eq!(reduced.arm, "caching");
     insta::assert_snapshot!(reduced.text);
@@ -80,7 +80,7 @@ steps:
 ";
 
 #[test]
-fn a_race_comes_down_to_the_two_uses_that_nothing_orders() {
+fn a_race_reduces_to_two_unordered_uses() {
     let reduced = checked(RACE);
     assert!(matches!(reduced.failure, Failure::Invariant(..)), "{:?}", reduced.failure);
     insta::assert_snapshot!(reduced.text);
@@ -107,7 +107,7 @@ steps:
 ";
 
 #[test]
-fn an_expectation_that_is_not_met_keeps_what_its_figures_come_from() {
+fn steps_that_produce_an_expectations_figures_stay() {
     let reduced = checked(LEAK);
     assert_eq!(reduced.point, [("batch".to_owned(), "1".to_owned())]);
     let Failure::Formula { text, figures } = &reduced.failure else { panic!("{:?}", reduced.failure) };
@@ -119,7 +119,7 @@ fn an_expectation_that_is_not_met_keeps_what_its_figures_come_from() {
 }
 
 #[test]
-fn an_expectation_between_allocators_keeps_both() {
+fn comparing_expectations_keep_both_allocators() {
     let reduced = checked(
         "\
 about: Two allocators that should reserve the same.
@@ -136,14 +136,14 @@ steps:
 }
 
 #[test]
-fn of_an_invariant_that_the_scenario_itself_violates_the_smallest_is_left() {
+fn a_violated_invariant_reduces_to_the_smallest_scenario() {
     let source = include_str!("../../../../scenarios/oom_retry_no_progress.yaml");
     let reduced = checked(source);
     insta::assert_snapshot!(reduced.text);
 }
 
 #[test]
-fn of_many_requests_that_are_all_alike_one_is_left_on_a_small_device() {
+fn similar_requests_reduce_to_one_on_a_small_device() {
     let reduced = checked(
         "about: Small blocks fill a device.\nneeds: { memory: 64MiB }\nsteps:\n  - for: { i: 1..40 }\n    steps:\n      - alloc: { buffer: \"kv[i]\", size: 3MiB }\n",
     );
@@ -151,7 +151,7 @@ fn of_many_requests_that_are_all_alike_one_is_left_on_a_small_device() {
 }
 
 #[test]
-fn a_loop_that_is_needed_whole_is_no_reason_to_keep_anything_else() {
+fn other_steps_are_removed_around_a_needed_loop() {
     let reduced = checked(
         "\
 about: No block fits the batch that comes next.
@@ -171,7 +171,7 @@ invariants: [num_ooms == 0]
 }
 
 #[test]
-fn with_any_figures_a_storm_becomes_as_small_as_the_expectation_allows() {
+fn a_storm_shrinks_if_figures_may_differ() {
     let source = "\
 about: Requests of a storm are refused.
 needs: { memory: 256MiB }
@@ -186,7 +186,7 @@ steps:
 }
 
 #[test]
-fn a_training_that_does_not_end_says_for_which_cause() {
+fn a_failing_training_declares_its_cause() {
     let reduced = checked(
         "\
 about: The batch is too large.
@@ -201,7 +201,7 @@ steps:
 }
 
 #[test]
-fn the_arm_and_the_kind_of_failure_can_be_chosen() {
+fn the_configuration_and_failure_can_be_chosen() {
     let reduce_with = |arm, goal| {
         let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm, goal, any_figures: false, origin: None };
         reduce(&given, &Simulated, &mut go_on).map(|reduced| reduced.arm).map_err(|error| error.to_string())
@@ -215,7 +215,7 @@ fn the_arm_and_the_kind_of_failure_can_be_chosen() {
 }
 
 #[test]
-fn what_cannot_be_run_here_and_what_only_takes_long_are_told_apart() {
+fn skipped_and_slow_scenarios_are_distinguished() {
     let error = |source: &str| {
         let given = Given { source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
         reduce(&given, &Simulated, &mut go_on).expect_err("it cannot be reduced").to_string()
@@ -227,7 +227,7 @@ fn what_cannot_be_run_here_and_what_only_takes_long_are_told_apart() {
 }
 
 #[test]
-fn one_that_is_broken_off_is_what_was_reached_and_ends_as_it_says() {
+fn a_stopped_reduction_ends_as_it_declares() {
     let mut runs = 0;
     let given = Given { source: FRAGMENTED, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
     let mut watch = |_: &Progress| {
@@ -239,7 +239,8 @@ fn one_that_is_broken_off_is_what_was_reached_and_ends_as_it_says() {
     ends_as_it_says(&stopped.text);
 }
 
-/// Steps over eight buffers: each is allocated where it is not live, and otherwise used or freed. Some stand in a loop that leaves nothing behind.
+/// Random steps over eight buffers. Each step allocates a dead buffer, or uses or frees a live one. Some steps are in a loop that
+/// frees its own allocations.
 fn program(choices: &[(u8, u8, u8)]) -> String {
     let mut text = String::from("about: A program.\nneeds: { memory: 96MiB }\nstreams: [side]\nallocators: [caching, direct]\nsteps:\n");
     let mut live = std::collections::BTreeSet::new();
@@ -263,7 +264,7 @@ fn program(choices: &[(u8, u8, u8)]) -> String {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: 16, failure_persistence: None, ..Default::default() })]
     #[test]
-    fn what_comes_out_is_valid_and_no_larger_and_fails_the_same_way(choices in proptest::collection::vec(proptest::prelude::any::<(u8, u8, u8)>(), 1..24)) {
+    fn reduced_scenarios_are_valid_and_fail_the_same_way(choices in proptest::collection::vec(proptest::prelude::any::<(u8, u8, u8)>(), 1..24)) {
         let source = program(&choices);
         let given = Given { source: &source, path: Path::new("given.yaml"), arm: None, goal: Goal::Any, any_figures: false, origin: None };
         let reduced = match reduce(&given, &Simulated, &mut go_on) {

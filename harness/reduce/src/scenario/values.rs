@@ -1,4 +1,4 @@
-//! Simpler values: formulas become amounts, amounts smaller and rounder, numbers smaller, settings fewer; and a smaller device.
+//! Simplifies values: evaluates formulas, shrinks and rounds amounts, shrinks numbers and the device, and removes settings.
 
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::{Bytes, Nanos};
@@ -9,10 +9,10 @@ use super::document::{Document, Node, set};
 use super::search::{Search, memory};
 use crate::delta::{self, Flow};
 
-/// Durations that are tried in the place of longer ones.
+/// Durations to try in place of longer ones.
 const DURATIONS: [(&str, Nanos); 3] = [("1us", Nanos(1_000)), ("1ms", Nanos(1_000_000)), ("1s", Nanos(1_000_000_000))];
 
-/// Formulas are computed without looking anything up.
+/// Evaluates formulas without variables.
 struct Nothing;
 
 impl Quantity for Nothing {
@@ -22,7 +22,7 @@ impl Quantity for Nothing {
 }
 
 impl Search<'_> {
-    /// All values that can be simpler.
+    /// Simplifies all values.
     pub(super) fn simplify_values(&mut self) -> Flow {
         self.compute_formulas()?;
         self.halve_everything()?;
@@ -36,7 +36,7 @@ impl Search<'_> {
         self.less_memory()
     }
 
-    /// Whether a value is not looked at here: text, the seed, and the memory, which has a pass of its own.
+    /// Returns true if this pass skips a value: text, the seed, and the memory, which has its own pass.
     fn is_kept(&self, number: usize) -> bool {
         let (mut next, mut kept) = (0, false);
         self.best.clone().visit(&mut |keys, _| {
@@ -64,7 +64,7 @@ impl Search<'_> {
         self.fewer_settings(number, text)
     }
 
-    /// A smaller and rounder size, on a device that is smaller or larger by as much, or as it is.
+    /// Tries a smaller and rounder size, with the device memory changed by the same amount or unchanged.
     fn simpler_size(&mut self, number: usize, bytes: Bytes) -> Flow {
         let mut now = bytes;
         delta::simpler_size(bytes, &mut |new| {
@@ -83,7 +83,7 @@ impl Search<'_> {
         })
     }
 
-    /// All sizes and the device, half as large.
+    /// Halves all sizes and the device memory.
     fn halve_everything(&mut self) -> Flow {
         while let Some(now) = self.memory().filter(|memory| *memory > GRANULARITY) {
             let mut candidate = with_memory(&self.best, Bytes((now.0 / 2).next_multiple_of(GRANULARITY.0)));
@@ -103,7 +103,7 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// The least memory of the device, then a round one.
+    /// Finds the least device memory, then a round one.
     fn less_memory(&mut self) -> Flow {
         let Some(memory) = self.memory() else { return Flow::Continue(()) };
         let units = delta::least(0, memory.0 / GRANULARITY.0, &mut |units| {
@@ -119,7 +119,7 @@ impl Search<'_> {
         })
     }
 
-    /// Writes what formulas come to that need nothing of the run.
+    /// Replaces constant formulas by their results.
     fn compute_formulas(&mut self) -> Flow {
         for number in 0..self.count() {
             if let Some(Node::Scalar(text)) = self.nth(number)
@@ -131,7 +131,7 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Leaves out settings of PyTorch's allocator in a string of them.
+    /// Removes settings from a string of PyTorch's allocator settings.
     fn fewer_settings(&mut self, number: usize, text: &str) -> Flow {
         let mut settings = settings(text);
         if !settings.iter().all(|setting| setting.contains(':')) || text.contains(' ') {
@@ -148,7 +148,7 @@ impl Search<'_> {
     }
 }
 
-/// The same on a device of that memory.
+/// A copy with this device memory.
 fn with_memory(document: &Document, new: Bytes) -> Document {
     let mut changed = document.clone();
     if memory(document).is_some()
@@ -159,7 +159,7 @@ fn with_memory(document: &Document, new: Bytes) -> Document {
     changed
 }
 
-/// The settings of a string as `PYTORCH_ALLOC_CONF` holds it. Commas in brackets belong to one of them.
+/// Splits settings in the form of `PYTORCH_ALLOC_CONF`. Commas in brackets do not separate settings.
 fn settings(text: &str) -> Vec<String> {
     let (mut all, mut depth) = (vec![String::new()], 0_u32);
     for c in text.chars() {
@@ -177,7 +177,7 @@ fn settings(text: &str) -> Vec<String> {
     all
 }
 
-/// What a formula comes to, or the number in the brackets of a buffer's name; `None` where it is none, or cannot be known before the run.
+/// The result of a formula, or the number in the brackets of a buffer's name. `None` if it depends on the run.
 fn computed(text: &str) -> Option<String> {
     if let Some((name, index)) = text.strip_suffix(']').and_then(|text| text.split_once('[')) {
         return Some(format!("{name}[{}]", computed(index)?));
@@ -189,7 +189,7 @@ fn computed(text: &str) -> Option<String> {
     written(value)
 }
 
-/// A value as scenarios write it, where it is a whole number of something.
+/// A value in scenario syntax, if it is a whole number of a unit.
 pub(super) fn written(value: Value) -> Option<String> {
     let whole = value.number.is_integer().then(|| value.number.to_integer())?;
     let amount = u64::try_from(whole);
@@ -200,7 +200,7 @@ pub(super) fn written(value: Value) -> Option<String> {
     }
 }
 
-/// The words of a text that begin with a letter, each with its place in bytes. What stands behind a point or a digit is no word of its own.
+/// The identifiers of a text with their byte offsets. Skips words after a point or a digit.
 pub(super) fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     let starts = text.char_indices().filter(move |&(at, c)| is_part(c) && !text[..at].ends_with(is_part)).map(|(at, _)| at);
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formulas_come_to_what_scenarios_write() {
+    fn formulas_are_evaluated_in_scenario_syntax() {
         for (text, expected) in [
             ("4MiB * 3", Some("12MiB")),
             ("kv[3 - 1]", Some("kv[2]")),
@@ -232,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn words_are_names_and_what_stands_before_a_point() {
+    fn words_are_identifiers_before_a_point() {
         let found: Vec<&str> = words("kv[i - 1] 4MiB before.reserved_bytes.all x_1").map(|(_, word)| word).collect();
         assert_eq!(found, ["kv", "i", "before", "x_1"]);
     }
 
     #[test]
-    fn commas_in_brackets_belong_to_one_setting() {
+    fn commas_in_brackets_do_not_separate_settings() {
         assert_eq!(settings("a:1,b:[256:1,>:4],c:2"), ["a:1", "b:[256:1,>:4]", "c:2"]);
     }
 }

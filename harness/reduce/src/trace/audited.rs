@@ -1,4 +1,4 @@
-//! A trace run as `harness run` runs it, with all checks: [`Audited`], and which invariant is violated then.
+//! Runs a trace like `harness run`, with all checks, and finds the violated invariant: [`Audited`].
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -13,7 +13,7 @@ use harness_scenario::{Scenario, Trace};
 use super::{Case, ShrinkError};
 use crate::scenario::Engine;
 
-/// A scenario whose one step replays a trace. Requests that are refused are no failure of it.
+/// A scenario whose only step replays a trace. OOMs do not fail it.
 pub(super) struct Audited<'a> {
     engine: &'a dyn Engine,
     scenario: Scenario,
@@ -33,7 +33,7 @@ impl<'a> Audited<'a> {
         Ok(Self { engine, scenario: Scenario { path: Path::new("program.yaml").to_owned(), ..scenario } })
     }
 
-    /// The first invariant that does not hold. The trace may have no other streams than the one given at first.
+    /// The first violated invariant. The trace may only use streams of the original trace.
     pub(super) fn violated(&self, case: &Case) -> Option<Invariant> {
         let mut scenario = self.scenario.clone();
         scenario.needs.memory = case.memory;

@@ -1,21 +1,21 @@
-//! A trace on its way down: [`Candidate`].
+//! A smaller trace: [`Candidate`].
 
 use harness_allocator::allocator::caching::Config;
 
 use super::Case;
 
-/// A smaller trace that may fail as the one given did.
+/// A smaller trace that may fail like the original.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Candidate {
     pub(super) case: Case,
-    /// Of each event, which one it was of the trace given.
+    /// The index of each event in the original trace.
     pub(super) origins: Vec<usize>,
-    /// The settings that it is compared with.
+    /// The settings to compare with.
     pub(super) other: Config,
 }
 
 impl Candidate {
-    /// The same without some of its units.
+    /// A copy without some units.
     pub(super) fn without(&self, left_out: impl Fn(usize) -> bool, unit_of: &[Option<usize>]) -> Self {
         let is_kept = |event: usize| !unit_of[event].is_some_and(&left_out);
         let kept = || (0..self.case.events.len()).filter(|&event| is_kept(event));

@@ -1,11 +1,12 @@
-//! Reducing a trace that runs out of memory to a small one that fails the same way: [`shrink`]; or one that violates an invariant:
-//! [`shrink_violation`].
+//! Reduces a trace that runs out of memory ([`shrink`]) or violates an invariant ([`shrink_violation`]) to a small one that fails
+//! the same way.
 //!
-//! A part that is left out is an allocation together with its free and its uses on other streams, so each smaller trace is a program that
-//! could have been written. The device's memory shrinks along with the trace: of a hundred segments that are pinned alike, one tells as much.
-//! Then streams, sizes and settings become simpler in the same manner.
+//! A unit of removal is an allocation with its free and its uses on other streams, so every candidate is a possible program. The
+//! device memory shrinks with the trace: one pinned segment explains as much as a hundred. Then streams, sizes and settings are
+//! simplified the same way.
 //!
-//! Each accepted step was replayed before. Nothing is random and no clock is read, so the same trace always comes down to the same one.
+//! Every accepted step is verified by a replay. Reduction uses no randomness and no clock, so the same trace always gives the
+//! same result.
 
 mod audited;
 mod candidate;
@@ -29,70 +30,63 @@ use self::trial::Trial;
 use crate::Progress;
 use crate::scenario::{self as scenarios, Engine, Given, ReduceError, Reduced};
 
-/// A trace, the settings it runs under and the memory of its device.
+/// A trace, its settings and its device memory.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Case {
     pub events: Vec<TraceEvent>,
     pub config: Config,
     pub memory: Bytes,
 }
 
-/// What has to stay as it is.
+/// The failure that a reduction preserves.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Goal {
-    /// The last request that is refused stays refused, for the same [`Failure`]. Requests before it are served, but for those that were
-    /// refused from the beginning.
+    /// The last failed request keeps failing with the same [`Failure`]. Earlier requests succeed, unless they failed in the
+    /// original.
     Oom,
-    /// A request is refused under the case's settings or under these, and none under the others. Which of the two fails stays the same.
+    /// A request fails with the case's settings or with these, but not with both. The failing side stays the same.
     ConfDiffers(Config),
 }
 
-/// A trace that came down to a small one.
+/// A reduced trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shrunk {
-    /// It ends with the refused request, where one is.
+    /// It ends with the failed request, if there is one.
     pub case: Case,
-    /// The settings that the trace was compared with, where it was.
+    /// The settings to compare with, if any.
     pub other: Option<Config>,
-    /// How the request at the end fails.
+    /// How the last request fails.
     pub failure: Failure,
-    /// Where `false`, the case's own settings serve everything and the others refuse the request.
+    /// If `false`, the trace succeeds with the case's settings and fails with the others.
     pub fails_under_its_own: bool,
-    /// Requests in front of the last one that may be refused: they were from the beginning.
+    /// Earlier requests that may fail, because they failed in the original.
     pub may_fail: BTreeSet<u64>,
-    /// Of each event, which one it was of the trace given, counted from 0.
+    /// The index of each event in the original trace, counted from 0.
     pub origins: Vec<usize>,
-    /// Traces that were replayed.
+    /// The number of replays.
     pub replays: u64,
-    /// Whether it was stopped before nothing more could be left out.
+    /// True if the caller stopped it before it was finished.
     pub is_stopped: bool,
 }
 
-/// A trace that cannot be reduced.
+/// Why a trace cannot be reduced.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ShrinkError {
-    /// Every request is served. Give less memory, or other settings.
-    #[error("the trace does not run out of memory: every request is served in {memory}")]
+    /// Every request succeeds. Use less memory or other settings.
+    #[error("the trace does not run out of memory: every request succeeds with {memory}")]
     Fits { memory: Bytes },
-    /// Give settings of which one makes the trace run out of memory.
-    #[error("both settings end alike: {}", if *.both_fail { "the trace runs out of memory under either" } else { "every request is served under either" })]
+    /// Both settings have the same outcome.
+    #[error("both settings have the same outcome: {}", if *.both_fail { "the trace runs out of memory with either" } else { "every request succeeds with either" })]
     EndsAlike { both_fail: bool },
-    /// Every invariant holds: there is nothing to look for.
     #[error("no invariant is violated while the trace is replayed in {memory}")]
     Holds { memory: Bytes },
-    /// Correct the trace.
     #[error("the trace cannot be replayed: {0}")]
     Trace(String),
 }
 
-/// Reduces a trace that runs out of memory as far as it goes, or until `watch`, which is told of each replay, breaks it off.
+/// Reduces a trace that runs out of memory completely, or until `watch` stops it. Calls `watch` after each replay.
 ///
-/// Replays of a trace of *n* operations of which *k* are needed: some *k* · log *n*, of shorter and shorter traces.
-///
-/// # Errors
-/// [`ShrinkError`].
+/// If *k* of *n* operations are needed, this takes about *k* · log *n* replays of ever shorter traces.
 pub fn shrink(case: Case, goal: &Goal, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
     let (case, origins) = units::settled(&case);
     let (start, trial) = Trial::new(case, origins, goal)?;
@@ -100,21 +94,18 @@ pub fn shrink(case: Case, goal: &Goal, watch: &mut Watch<'_>) -> Result<Shrunk, 
     Ok(reduced(start, trial, compares, watch))
 }
 
-/// Reduces a trace that violates an always-checked invariant when a scenario replays it, to one that violates the same.
-///
-/// # Errors
-/// [`ShrinkError`].
+/// Reduces a trace that violates an always-checked invariant when a scenario replays it.
 pub fn shrink_violation(case: Case, engine: &dyn Engine, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
     let (case, origins) = units::settled(&case);
     let (start, trial) = Trial::of_violation(case, origins, engine)?;
     Ok(reduced(start, trial, false, watch))
 }
 
-/// The scenario with a step for each operation of a reduced trace that violates an invariant, itself reduced: of what a replay does beside the
-/// operations, what is not needed goes. `origin` says what it was reduced from.
+/// Converts a reduced trace that violates an invariant to a scenario with one step per operation, and reduces that scenario too.
+/// `origin` describes the original.
 ///
 /// # Errors
-/// [`ReduceError::Passes`] where a replay violates the invariant, and the steps alone do not; else as [`scenarios::reduce`].
+/// [`ReduceError::Passes`] if the steps do not violate the invariant although a replay does; else as [`scenarios::reduce`].
 pub fn scenario_of_violation(
     shrunk: &Shrunk,
     origin: &str,
@@ -129,7 +120,7 @@ pub fn scenario_of_violation(
     scenarios::reduce(&given, engine, watch)
 }
 
-/// Is told how far it is, and may break it off.
+/// Receives the progress and may stop the reduction.
 pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
 fn reduced(mut best: Candidate, mut trial: Trial<'_>, compares: bool, watch: &mut Watch<'_>) -> Shrunk {
@@ -140,9 +131,9 @@ fn reduced(mut best: Candidate, mut trial: Trial<'_>, compares: bool, watch: &mu
     Shrunk { case, other, failure, fails_under_its_own, may_fail, origins, replays, is_stopped: done.is_break() }
 }
 
-/// All passes, again and again until nothing more can be left out.
+/// Repeats all passes until none makes progress.
 fn reduce(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
-    // First of all: what is left out afterwards might make a setting matter that did not.
+    // Settings come first, because a later removal could make a setting matter.
     simpler::settings(best, trial, watch)?;
     loop {
         let before = best.case.events.len();

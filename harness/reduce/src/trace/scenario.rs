@@ -1,4 +1,4 @@
-//! A reduced trace as a scenario with one step for each operation: [`scenario`].
+//! Converts a reduced trace to a scenario with one step per operation: [`scenario`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,22 +11,19 @@ use harness_trace::trace::TraceEvent;
 
 use super::{Failure, Shrunk};
 
-/// The name of the request that fails.
+/// The name of the failing request.
 const REQUEST: &str = "request";
 
-/// Why a trace is no scenario with a step for each operation. Write it as a trace instead.
+/// Why a trace cannot be converted. It can still be written as a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAScenario {
-    /// Contexts of private pools do not lie one inside the other.
-    #[error("the contexts of its private pools overlap, which a scenario has no words for")]
+    /// The contexts of private pools overlap without being nested.
+    #[error("the contexts of its private pools overlap, which a scenario cannot express")]
     PoolsOverlap,
 }
 
-/// The scenario (YAML) of a reduced trace, ready to be run: `about` says what it is, `expect` how the last request ends, and `comment` what
-/// stands behind the step of an event of the trace that was given: its place in the program, where that is known.
-///
-/// # Errors
-/// [`NotAScenario`].
+/// Returns the scenario as YAML. `about` describes it, `expect` states how the last request ends, and `comment` returns the call
+/// site of an event of the original trace, if known.
 pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usize) -> Option<String>) -> Result<String, NotAScenario> {
     let mut text = String::from("about: |\n");
     for line in about.lines() {
@@ -39,7 +36,7 @@ pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usi
         let _ = writeln!(text, "streams: [{}]", streams.values().cloned().collect::<Vec<_>>().join(", "));
     }
     text += "steps:\n";
-    // A replay under audit fills what it allocates, and no operation of it is the one that fails.
+    // A replay with checks fills its allocations, and none of its operations is the failing one.
     let fills = matches!(shrunk.failure, Failure::Violates(_));
     let mut steps = Steps { text, streams, pressure: Bytes::ZERO, open: Vec::new(), fills };
     for (index, &event) in shrunk.case.events.iter().enumerate() {
@@ -56,7 +53,7 @@ pub fn scenario(shrunk: &Shrunk, about: &str, expect: &str, comment: impl Fn(usi
     Ok(steps.text)
 }
 
-/// The allocators: PyTorch's under the case's settings, and under those that it is compared with.
+/// The allocators: PyTorch's with the case's settings, and with the settings to compare with.
 fn arms(shrunk: &Shrunk) -> String {
     let arm = |name: Option<&str>, config: &Config| {
         let conf = config.to_string();
@@ -75,7 +72,7 @@ fn arms(shrunk: &Shrunk) -> String {
     format!("allocators:\n{arms}")
 }
 
-/// Names of the streams beside the default one.
+/// Names of the streams besides the default stream.
 fn streams(events: &[TraceEvent]) -> BTreeMap<StreamId, String> {
     let stream = |event: &TraceEvent| match *event {
         TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
@@ -87,14 +84,14 @@ fn streams(events: &[TraceEvent]) -> BTreeMap<StreamId, String> {
     named.into_iter().enumerate().map(|(index, stream)| (stream, format!("side{}", index + 1))).collect()
 }
 
-/// Steps as they are written.
+/// The written steps.
 struct Steps {
     text: String,
     streams: BTreeMap<StreamId, String>,
     pressure: Bytes,
-    /// Private pools whose context is open, the innermost last.
+    /// Open private pools, innermost last.
     open: Vec<u32>,
-    /// Whether what is allocated is filled.
+    /// True if allocations are filled.
     fills: bool,
 }
 
@@ -119,7 +116,7 @@ impl Steps {
             TraceEvent::Free { id } => format!("free: {}", name(id)),
             TraceEvent::RecordStream { id, stream } => {
                 let stream = self.stream(stream);
-                // Work that is under way, so that the memory waits after the free as it does in the replay.
+                // Adds pending work, so that the memory waits after the free as in the replay.
                 self.line(&format!("busy: {{ stream: {stream}, duration: 1s }}"), None);
                 format!("record_stream: {{ buffer: {}, stream: {stream} }}", name(id))
             }

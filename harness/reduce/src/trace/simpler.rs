@@ -1,4 +1,4 @@
-//! Making what is left of a trace simpler: less memory, fewer streams, round and small sizes, fewer settings.
+//! Simplifies a reduced trace: less memory, fewer streams, small and round sizes, fewer settings.
 
 use std::ops::ControlFlow;
 
@@ -14,7 +14,7 @@ use crate::{Progress, delta};
 
 type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
-/// The least memory with which the trace still fails as it should, by bisection.
+/// Finds the least memory with which the trace still fails the same way, by bisection.
 pub(super) fn memory(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let given = best.case.memory.0 / GRANULARITY.0;
     delta::least(0, given, &mut |units| {
@@ -25,7 +25,7 @@ pub(super) fn memory(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Wa
     .map_continue(drop)
 }
 
-/// Moves each stream's work to the default stream.
+/// Moves the work of each stream to the default stream.
 pub(super) fn streams(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let mut named: Vec<StreamId> = best.case.events.iter().filter_map(|event| stream_of(*event)).collect();
     named.sort_unstable();
@@ -52,7 +52,7 @@ const fn stream_of(event: TraceEvent) -> Option<StreamId> {
     }
 }
 
-/// Makes sizes smaller and rounder, the largest first.
+/// Makes sizes smaller and rounder, largest first.
 pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     let mut sizes: Vec<(Bytes, u64)> = best
         .case
@@ -67,7 +67,7 @@ pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Wat
     for (size, id) in sizes {
         let mut now = size;
         delta::simpler_size(size, &mut |new| {
-            // A round size may be larger, and need more memory than before.
+            // A round size may be larger and need more memory than before.
             let more = Bytes(new.saturating_sub(now).0.next_multiple_of(GRANULARITY.0));
             let mut with_more = resized(best, id, new);
             with_more.case.memory += more;
@@ -79,7 +79,7 @@ pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Wat
     ControlFlow::Continue(())
 }
 
-/// Takes the candidate with its own memory where it fails as it should.
+/// Accepts the candidate with its own memory if it fails the same way.
 fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<(), bool> {
     let fails = trial.fails_alike(&candidate, watch)?;
     if fails {
@@ -100,7 +100,7 @@ fn resized(best: &Candidate, of: u64, new: Bytes) -> Candidate {
     candidate
 }
 
-/// Sets each setting back to PyTorch's default.
+/// Resets each setting to PyTorch's default.
 pub(super) fn settings(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
     for default in DEFAULTS {
         for is_other in [false, true] {
@@ -114,7 +114,7 @@ pub(super) fn settings(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut 
     ControlFlow::Continue(())
 }
 
-/// Each sets one setting, with what depends on it, to its default.
+/// Each function resets one setting and those that depend on it.
 const DEFAULTS: [fn(&mut Config); 6] = [
     |config| {
         (config.max_split_size, config.max_non_split_rounding) = (None, config.large_segment_size);

@@ -22,7 +22,7 @@ fn text(shrunk: &Shrunk) -> Vec<String> {
     shrunk.case.events.iter().map(ToString::to_string).collect()
 }
 
-/// Sixteen segments of 60 MiB are each pinned by a block of some 3 MiB when 90 MiB are requested, among much that does not matter.
+/// Blocks of about 3 MiB pin sixteen segments of 60 MiB when 90 MiB are requested. Much else is irrelevant.
 fn fragmented() -> Case {
     const MIB: u64 = 1 << 20;
     let mut text = String::from("p\nm 1\n");
@@ -36,7 +36,7 @@ fn fragmented() -> Case {
 }
 
 #[test]
-fn a_fragmented_trace_comes_down_to_one_pinned_segment_and_still_fails_for_fragments() {
+fn a_fragmented_trace_reduces_to_one_pinned_segment() {
     let given = fragmented();
     let shrunk = shrink(given.clone(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
     assert_eq!((shrunk.failure, shrunk.is_stopped), (Failure::Fragmented, false));
@@ -48,7 +48,7 @@ fn a_fragmented_trace_comes_down_to_one_pinned_segment_and_still_fails_for_fragm
 }
 
 #[test]
-fn each_event_tells_which_one_it_was() {
+fn events_keep_their_original_index() {
     let given = fragmented();
     let shrunk = shrink(given.clone(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
     for (event, &origin) in shrunk.case.events.iter().zip(&shrunk.origins) {
@@ -58,7 +58,7 @@ fn each_event_tells_which_one_it_was() {
 }
 
 #[test]
-fn a_program_that_is_too_large_stays_one() {
+fn a_too_large_program_stays_too_large() {
     let given = case("a 1 60000000 0\na 2 60000000 0\na 3 60000000 7\n", Bytes::mib(128));
     let shrunk = shrink(given, &Goal::Oom, &mut go_on).expect("too large");
     assert_eq!(shrunk.failure, Failure::TooLarge);
@@ -68,7 +68,7 @@ fn a_program_that_is_too_large_stays_one() {
 }
 
 #[test]
-fn what_fits_cannot_be_reduced() {
+fn a_passing_input_cannot_be_reduced() {
     let error = shrink(case("a 1 1000 0\n", Bytes::mib(64)), &Goal::Oom, &mut go_on).expect_err("it fits");
     assert_eq!(error, ShrinkError::Fits { memory: Bytes::mib(64) });
     let same = Goal::ConfDiffers(Config::default());
@@ -77,7 +77,7 @@ fn what_fits_cannot_be_reduced() {
 }
 
 #[test]
-fn of_two_settings_the_same_one_still_fails() {
+fn the_same_setting_keeps_failing() {
     let expandable = Config { expandable_segments: true, ..Config::default() };
     let shrunk = shrink(fragmented(), &Goal::ConfDiffers(expandable.clone()), &mut go_on).expect("they differ");
     assert!(shrunk.fails_under_its_own && shrunk.case.events.len() <= 4, "{:?}", text(&shrunk));
@@ -88,7 +88,7 @@ fn of_two_settings_the_same_one_still_fails() {
 }
 
 #[test]
-fn a_setting_that_does_not_matter_goes_and_streams_become_one() {
+fn irrelevant_settings_and_streams_are_removed() {
     let config = Config { garbage_collection_threshold: Some(0.8), max_split_size: Some(Bytes::mib(512)), ..Config::default() };
     let mut given = Case { config, ..fragmented() };
     for event in &mut given.events {
@@ -102,7 +102,7 @@ fn a_setting_that_does_not_matter_goes_and_streams_become_one() {
 }
 
 #[test]
-fn one_that_is_broken_off_is_what_was_reached() {
+fn a_stopped_reduction_returns_its_progress() {
     let mut replays = 0;
     let mut watch = |_: &Progress| {
         replays += 1;
@@ -113,7 +113,7 @@ fn one_that_is_broken_off_is_what_was_reached() {
 }
 
 #[test]
-fn it_becomes_a_scenario_with_a_step_for_each_operation() {
+fn a_trace_converts_to_one_step_per_operation() {
     let mut shrunk = shrink(fragmented(), &Goal::Oom, &mut go_on).expect("it runs out of memory");
     shrunk.case.config.max_split_size = Some(Bytes::mib(512));
     let text = scenario(&shrunk, "Reduced.\nTwice.", "{ oom: fragmented }", |event| (event > 90).then(|| format!("event {event}")));
@@ -133,7 +133,7 @@ fn pools_streams_and_pressure_have_their_steps() {
     assert_eq!(scenario(&crossing, "", "oom", |_| None), Err(NotAScenario::PoolsOverlap));
 }
 
-/// Runs with an allocator whose counter goes wrong at a request for 1,000 bytes while more than 3 MiB are allocated.
+/// Runs with an allocator whose counter is wrong after a request for 1,000 bytes while more than 3 MiB are allocated.
 struct WithWrongCounter;
 
 impl Engine for WithWrongCounter {
@@ -187,7 +187,7 @@ fn violating() -> Case {
 }
 
 #[test]
-fn a_trace_that_violates_an_invariant_comes_down_to_what_violates_it() {
+fn a_violating_trace_reduces_to_the_violation() {
     let shrunk = shrink_violation(violating(), &WithWrongCounter, &mut go_on).expect("it violates one");
     assert_eq!(shrunk.failure, Failure::Violates(Invariant::CountersEqualStructure));
     assert!(shrunk.case.events.len() < 10, "{:?}", text(&shrunk));
@@ -198,7 +198,7 @@ fn a_trace_that_violates_an_invariant_comes_down_to_what_violates_it() {
 }
 
 #[test]
-fn a_trace_that_keeps_every_invariant_cannot_be_reduced() {
+fn a_trace_without_violations_cannot_be_reduced() {
     let error = shrink_violation(violating(), &crate::scenario::Simulated, &mut go_on).expect_err("our allocator is right");
     assert_eq!(error, ShrinkError::Holds { memory: Bytes::mib(256) });
     assert_eq!(error.to_string(), "no invariant is violated while the trace is replayed in 256 MiB");

@@ -1,4 +1,4 @@
-//! Whether a smaller trace still fails as the one given did: [`Trial`].
+//! Tests whether a smaller trace still fails like the original: [`Trial`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,27 +18,27 @@ use super::{Case, Goal, ShrinkError};
 use crate::Progress;
 use crate::scenario::Engine;
 
-/// Blocks are multiples of this.
+/// Block sizes are multiples of this.
 const BLOCK_UNIT: Bytes = Bytes(512);
 
-/// What stood between the refused request and memory, in the order in which it is looked at.
+/// Why a request failed, in the order in which the reasons are tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// As much as requested was free, but not in one piece: at least half of it in segments that are partly used.
+    /// Enough memory was free, but fragmented; at least half of it was in partly used segments.
     Fragmented,
-    /// As much as requested was free, most of it on the device, which alone had too little for the segment that was asked of it.
+    /// Enough memory was free, mostly on the device, which alone had too little for a new segment.
     DeviceShort,
-    /// The device alone had as much free as requested, but the request was rounded up to more.
+    /// The device had enough free memory for the request, but not for its rounded size.
     Rounding,
-    /// It would have been, with what was freed and waits for events.
+    /// Pending frees would have provided enough memory.
     PendingFree,
-    /// It would have been without the memory fraction.
+    /// The memory fraction refused it.
     Fraction,
-    /// Less was free than requested: the program is too large for the device.
+    /// Less memory was free than requested: the program is too large for the device.
     TooLarge,
-    /// The request alone is larger than the device.
+    /// The request is larger than the device.
     NeverFits,
-    /// An always-checked invariant does not hold while the trace is replayed by a scenario.
+    /// An always-checked invariant is violated when a scenario replays the trace.
     Violates(Invariant),
 }
 
@@ -46,36 +46,34 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self {
             Self::Violates(invariant) => return write!(f, "the invariant {invariant} does not hold: {}", invariant.promise()),
-            Self::Fragmented => "memory enough is free, but in pieces that are too small for it",
-            Self::DeviceShort => {
-                "memory enough is free, part of it on the device and part in the allocator, but in neither a piece that is large enough"
-            }
-            Self::Rounding => "the device has enough free, but the request is rounded up to more",
-            Self::PendingFree => "memory that would be enough was freed, but waits for events of other streams",
+            Self::Fragmented => "enough memory is free, but it is fragmented",
+            Self::DeviceShort => "enough memory is free in total, but neither the device nor the allocator has a large enough part",
+            Self::Rounding => "the device has enough free memory, but not for the rounded size of the request",
+            Self::PendingFree => "enough memory was freed, but it waits for events of other streams",
             Self::Fraction => "the memory fraction refuses it",
-            Self::TooLarge => "less memory is free than it asks for",
-            Self::NeverFits => "it asks for more than the device has",
+            Self::TooLarge => "less memory is free than requested",
+            Self::NeverFits => "the request exceeds the device memory",
         };
         f.write_str(what)
     }
 }
 
-/// What is kept while a trace becomes smaller.
+/// The properties that a smaller trace preserves.
 pub(super) struct Trial<'a> {
-    /// How the last request is refused.
+    /// How the last request fails.
     pub(super) failure: Failure,
-    /// Whether it is refused under the case's own settings, or under those it is compared with.
+    /// True if it fails with the case's own settings or with those to compare with.
     pub(super) own_fails: bool,
     compares: bool,
-    /// Requests that were refused before the last one from the beginning.
+    /// The number of earlier requests that failed in the original.
     pub(super) refused_before: BTreeSet<u64>,
     pub(super) replays: u64,
-    /// Where an invariant is to be violated: how that is seen.
+    /// Detects a violated invariant, if that is the failure.
     audited: Option<Audited<'a>>,
 }
 
 impl<'a> Trial<'a> {
-    /// Finds out which invariant is violated while a scenario replays the trace.
+    /// Determines which invariant a scenario's replay of the trace violates.
     pub(super) fn of_violation(case: Case, origins: Vec<usize>, engine: &'a dyn Engine) -> Result<(Candidate, Self), ShrinkError> {
         let audited = Audited::new(&case, engine)?;
         let invariant = audited.violated(&case).ok_or(ShrinkError::Holds { memory: case.memory })?;
@@ -90,12 +88,12 @@ impl<'a> Trial<'a> {
         Ok((Candidate { case, origins, other: Config::default() }, trial))
     }
 
-    /// Whether the failure is that of the last operation.
+    /// Returns true if the last operation is the one that fails.
     pub(super) const fn ends_with_failure(&self) -> bool {
         self.audited.is_none()
     }
 
-    /// Finds out how the trace fails, and cuts off what comes behind that.
+    /// Determines how the trace fails and cuts it off after the failure.
     pub(super) fn new(case: Case, mut origins: Vec<usize>, goal: &Goal) -> Result<(Candidate, Self), ShrinkError> {
         let replay = |config: &Config| match run(&case.events, config, case.memory, &mut |_, _| true) {
             Ok(refused) => Ok(refused),
@@ -127,7 +125,8 @@ impl<'a> Trial<'a> {
         Ok((Candidate { case, origins, other }, trial))
     }
 
-    /// Takes the candidate for the best one where it fails as it should, on the smallest device on which it is seen to. Whether it does.
+    /// Accepts the candidate if it fails the same way, on the smallest device for which a replay shows it. Returns whether it
+    /// did.
     pub(super) fn accept(
         &mut self,
         best: &mut Candidate,
@@ -135,7 +134,7 @@ impl<'a> Trial<'a> {
         watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> ControlFlow<(), bool> {
         let events = &candidate.case.events;
-        // A program that is too large for its device may have any device.
+        // A program that is too large for its device can have any device.
         let is_too_large = matches!(self.failure, Failure::TooLarge | Failure::NeverFits);
         let needed = if is_too_large { GRANULARITY } else { needed(events) };
         let gone = live_at_end(&best.case.events).saturating_sub(live_at_end(&candidate.case.events));
@@ -154,7 +153,7 @@ impl<'a> Trial<'a> {
         ControlFlow::Continue(false)
     }
 
-    /// Whether the candidate fails as it should, by a replay under each setting.
+    /// Returns true if the candidate fails the same way, from a replay with each setting.
     pub(super) fn fails_alike(
         &mut self,
         candidate: &Candidate,
@@ -180,7 +179,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// A refused request.
+/// A failed request.
 #[derive(Clone, Copy, Debug)]
 struct Refused {
     /// Counted from 0.
@@ -190,13 +189,13 @@ struct Refused {
 
 /// Why a replay ended early.
 enum Early {
-    /// A request was refused that may not be.
+    /// A request failed that must succeed.
     Refused,
-    /// Why the trace cannot be replayed, in words.
+    /// Why the trace cannot be replayed.
     Trace(String),
 }
 
-/// Replays a trace on a device of that memory, and tells which requests are refused. `may_fail` is given the operation and the id of each.
+/// Replays a trace with this memory and returns the failed requests. `may_fail` decides by operation and id.
 fn run(events: &[TraceEvent], config: &Config, memory: Bytes, may_fail: &mut dyn FnMut(usize, u64) -> bool) -> Result<Vec<Refused>, Early> {
     let mut device = SimDevice::new(SimConfig::replay(memory));
     let mut executor = Executor::new(events, &mut device).map_err(|error| Early::Trace(error.to_string()))?;
@@ -210,7 +209,7 @@ fn run(events: &[TraceEvent], config: &Config, memory: Bytes, may_fail: &mut dyn
     }
 }
 
-/// Notes the requests that are refused.
+/// Records failed requests.
 struct Watch<'a> {
     events: &'a [TraceEvent],
     fraction: MemoryFraction,
@@ -219,7 +218,7 @@ struct Watch<'a> {
     may_fail: &'a mut dyn FnMut(usize, u64) -> bool,
 }
 
-/// A request was refused that may not be.
+/// A request failed that must succeed.
 struct RefusedToo;
 
 impl<T: Target> Observer<T> for Watch<'_> {
@@ -239,10 +238,10 @@ impl<T: Target> Observer<T> for Watch<'_> {
     }
 }
 
-/// How a request was refused just now.
+/// How the last request failed.
 fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Option<Bytes>) -> Failure {
     let stats = target.stats();
-    // The simulated device always answers.
+    // The simulated device never fails this query.
     let free = target.with_device(|device| device.free_memory().unwrap_or_default());
     let [reserved, active, allocated] =
         [stats.reserved_bytes, stats.active_bytes, stats.allocated_bytes].map(|pooled| Bytes(pooled.all.current));
@@ -265,7 +264,7 @@ fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Opt
     }
 }
 
-/// The least memory in which the trace could be served if nothing were lost to fragments: the most that is live at once.
+/// A lower bound of the memory that the trace needs: its peak of live bytes.
 fn needed(events: &[TraceEvent]) -> Bytes {
     let (mut live, mut now, mut most) = (BTreeMap::new(), Bytes::ZERO, Bytes::ZERO);
     for event in events {
@@ -283,7 +282,7 @@ fn needed(events: &[TraceEvent]) -> Bytes {
     most.checked_round_up(GRANULARITY).unwrap_or(most).max(GRANULARITY)
 }
 
-/// What is live when the last request comes.
+/// The live bytes at the last request.
 fn live_at_end(events: &[TraceEvent]) -> Bytes {
     let mut live = BTreeMap::new();
     for event in events {
@@ -300,7 +299,7 @@ fn live_at_end(events: &[TraceEvent]) -> Bytes {
     live.into_values().sum()
 }
 
-/// The block that serves a request, without settings that round it further.
+/// The block size of a request, without settings that round it further.
 fn block(requested: Bytes) -> Bytes {
     requested.checked_round_up(BLOCK_UNIT).unwrap_or(requested)
 }

@@ -1,4 +1,4 @@
-//! Leaving parts of a trace out: [`leave_out`].
+//! Removes parts of a trace: [`leave_out`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -10,7 +10,7 @@ use super::candidate::Candidate;
 use super::trial::Trial;
 use crate::{Progress, delta};
 
-/// Leaves out what can be left out.
+/// Removes as many units as possible.
 pub(super) fn leave_out(
     best: &mut Candidate,
     trial: &mut Trial<'_>,
@@ -29,10 +29,10 @@ pub(super) fn leave_out(
     })
 }
 
-/// Which unit each event belongs to, and how many units there are. Where the last event is the one that fails, it belongs to none.
+/// Assigns each event to a unit and returns the number of units. A failing last event belongs to none.
 ///
-/// A unit is an allocation with its free and its uses by other streams, the beginning and the end of a private pool's context, or any other
-/// operation alone.
+/// A unit is an allocation with its free and its uses on other streams, both ends of a private pool's context, or any other
+/// single operation.
 fn units(events: &[TraceEvent], keeps_last: bool) -> (Vec<Option<usize>>, usize) {
     let (mut of_ids, mut of_pools) = (BTreeMap::new(), BTreeMap::new());
     let mut count = 0;
@@ -62,7 +62,8 @@ fn units(events: &[TraceEvent], keeps_last: bool) -> (Vec<Option<usize>>, usize)
     (unit_of, count)
 }
 
-/// The trace without what does nothing: resets of peaks, frees and uses of what is not live. With it, which event each one was.
+/// The trace without operations that have no effect: peak resets, and frees and uses of dead blocks. Also returns the original
+/// index of each event.
 pub(super) fn settled(case: &Case) -> (Case, Vec<usize>) {
     let mut live = BTreeSet::new();
     let does_something = |event: &TraceEvent| match *event {

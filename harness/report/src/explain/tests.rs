@@ -50,7 +50,7 @@ fn a_pull_request_gets_markdown_and_a_picture() {
     insta::assert_snapshot!(markdown::render(None, ("features", &explanation), Some("features.svg")));
     let picture = markdown::draw(&explanation);
     assert!(
-        picture.starts_with("<svg") && picture.contains("free, but pinned in its segment") && picture.contains("594.50 MiB"),
+        picture.starts_with("<svg") && picture.contains("free, but pinned by live blocks") && picture.contains("594.50 MiB"),
         "{picture}"
     );
 }

@@ -1,9 +1,8 @@
-//! The executor of traces: [`Executor`] runs a trace on anything that allocates, once or many times. Replay, the comparison with recordings and
-//! all timing use it.
+//! Runs traces on any allocator, once or many times. Replays, comparisons and benchmarks all use [`Executor`].
 //!
-//! A trace is prepared first, so that nothing is looked up while it runs: ids become slots of a table, and streams become the device's own.
-//! A [`Target`] is what the trace runs on. An [`Observer`] sees each operation begin and end. Both are known when the program is compiled, so a
-//! pass without an observer ([`Unobserved`]) is the bare loop.
+//! A trace is prepared first: ids become slots of a table, and the trace's streams become device streams. No lookup remains in
+//! the timed loop. A [`Target`] is an allocator on a device. An [`Observer`] is called before and after each operation. Both are
+//! type parameters, so a pass with [`Unobserved`] compiles to the bare loop.
 
 mod streams;
 mod target;
@@ -22,20 +21,20 @@ use crate::trace::TraceEvent;
 pub use self::streams::{MAX_STREAMS, Streams};
 pub use self::target::{ByHandle, ByPointer, Target};
 
-/// A trace that is ready to run, and what it has live. `L` is what an allocation is freed by: [`Target::Live`].
+/// A prepared trace and its live allocations. `L` is the handle that frees an allocation: [`Target::Live`].
 #[derive(Debug)]
 pub struct Executor<L> {
     operations: Arc<[Operation]>,
-    /// By slot.
+    /// Indexed by slot.
     live: Vec<Option<L>>,
-    /// The slots of what the trace never frees, in the order of their allocations.
+    /// The slots of allocations that the trace never frees, in order of allocation.
     left: Arc<[u32]>,
     streams: Streams,
-    /// Memory that others hold now. Asking the device for it would take time.
+    /// The current external memory. Querying the device would cost time.
     pressure: Bytes,
 }
 
-/// One operation. An id that the trace frees gives its slot to the next allocation, so the table is as small as the trace allows.
+/// One operation. After a free, the next allocation reuses its slot, which keeps the table small.
 #[derive(Clone, Copy, Debug)]
 enum Operation {
     Allocate { slot: u32, request: Request },
@@ -43,52 +42,49 @@ enum Operation {
     Rare(Rare),
 }
 
-/// An operation that is no allocation and no free: kept out of the loop, which is timed.
+/// Any other operation. It is out of line, because the loop is timed.
 #[derive(Clone, Copy, Debug)]
 enum Rare {
     RecordStream {
         slot: u32,
         stream: StreamId,
     },
-    /// A free or a use of an id that cannot be live here.
+    /// A free or use of an id that is not live.
     Ignored,
     Other(TraceEvent),
 }
 
-/// A trace that cannot be prepared.
+/// Why a trace cannot be prepared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum PrepareError {
-    /// An id is allocated twice without a free between. Give the second allocation an id of its own.
-    #[error("operation {operation}: id {id} is allocated twice; an id must never be used again")]
+    /// The second allocation needs another id.
+    #[error("operation {operation}: id {id} is allocated twice; use each id once")]
     IdReused {
         /// Counted from 1.
         operation: usize,
         id: u64,
     },
-    /// The trace names more streams than [`MAX_STREAMS`]. Use fewer.
-    #[error("operation {operation}: a trace names at most {MAX_STREAMS} streams beside the default stream, and this is one more")]
+    #[error("operation {operation}: a trace may use at most {MAX_STREAMS} streams besides the default stream, and this is one more")]
     TooManyStreams {
-        /// The first that names one more, counted from 1.
+        /// The first operation beyond the limit, counted from 1.
         operation: usize,
     },
-    /// The device cannot make the streams that the trace names.
+    /// The device cannot create the trace's streams.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Why a run stopped before the end of its trace.
+/// Why a run stopped early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Stopped<E> {
-    /// The device failed. An out-of-memory is no failure.
+    /// The device failed. An out-of-memory error does not count as a failure.
     #[error("operation {operation}: {source}")]
     Device {
-        /// Counted from 1; one more than the trace has where the frees at its end failed.
+        /// Counted from 1. One more than the trace's length means that a final free failed.
         operation: usize,
         source: DeviceError,
     },
-    /// The observer said so.
+    /// The observer stopped the run.
     #[error("{0}")]
     Observer(E),
 }
@@ -102,68 +98,57 @@ impl From<Stopped<Infallible>> for DeviceError {
     }
 }
 
-/// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Outcome {
     Done = 0,
-    /// There was no memory.
+    /// Out of memory.
     OutOfMemory = 1,
-    /// Its id, or the private pool it releases, is not live: nothing was done.
+    /// Nothing was done, because the id or private pool is not live.
     Ignored = 2,
 }
 
-/// Which kind of operation an observer sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Kind {
     Allocate,
-    /// A free of something live.
+    /// A free of a live id.
     Free,
     Other,
 }
 
-/// What a run did.
+/// Counters of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Allocations, refused ones included.
+    /// Includes refused allocations.
     pub allocations: u64,
-    /// Allocations that found no memory.
     pub refused: u64,
-    /// Frees of something live.
+    /// Frees of live ids.
     pub frees: u64,
 }
 
 impl Counts {
-    /// Allocations and frees.
     #[must_use]
     pub const fn operations(&self) -> u64 {
         self.allocations + self.frees
     }
 }
 
-/// Sees the operations of a run. [`Executor::pass`] does not show it the frees behind the end of the trace.
+/// Receives the operations of a run. [`Executor::pass`] does not show the frees that follow the trace.
 pub trait Observer<T: Target> {
-    /// Why it stops a run.
+    /// The reason for which the observer stops a run.
     type Error;
 
-    /// The target is called next.
+    /// Called directly before the target.
     #[inline(always)]
     fn before(&mut self, kind: Kind) {
         let _ = kind;
     }
 
-    /// Operation `index` of the trace, counted from 0, is over.
-    ///
-    /// # Errors
-    /// What stops the run.
+    /// Called after operation `index` of the trace, counted from 0. An error stops the run.
     fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), Self::Error>;
 
-    /// A private pool was misused by operation `index`, and nothing was done. Passed over unless the observer says otherwise: a pool that was
-    /// released with blocks still live cannot be opened again, so a second pass may misuse what the first one used rightly.
-    ///
-    /// # Errors
-    /// What stops the run.
+    /// Called when operation `index` misuses a private pool. Nothing was done. An error stops the run; by default the misuse is
+    /// ignored. A second pass can misuse a pool that the first one used correctly, because a pool released with live blocks
+    /// cannot be reopened.
     fn pool_misused(&mut self, index: usize, error: PrivatePoolError) -> Result<(), Self::Error> {
         let _ = (index, error);
         Ok(())
@@ -184,19 +169,13 @@ impl<T: Target> Observer<T> for Unobserved {
 }
 
 impl<L> Executor<L> {
-    /// Prepares a trace, and makes the streams that it names on the device that it will run on.
-    ///
-    /// # Errors
-    /// [`PrepareError`].
+    /// Prepares a trace and creates its streams on `device`.
     pub fn new(events: &[TraceEvent], device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         Self::with_live(0..0, &[], events, device)
     }
 
-    /// The same for a trace that begins with these ids live, whose allocations [`Executor::start_with`] gives. These streams are made whether the
-    /// trace names them or not.
-    ///
-    /// # Errors
-    /// [`PrepareError`].
+    /// Prepares a trace that starts with live ids; [`Executor::start_with`] provides their allocations. Creates `streams` even if
+    /// the trace does not use them.
     pub fn with_live(
         ids: Range<u64>,
         streams: &[StreamId],
@@ -226,10 +205,10 @@ impl<L> Executor<L> {
         Ok(Self { operations: operations.into(), live, left: slots.left().into(), streams, pressure: Bytes::ZERO })
     }
 
-    /// The same trace for another device, ready to run from its start: only what is live is not shared. Makes the streams there.
+    /// Copies the prepared trace for another device and creates its streams there. Live allocations are not copied.
     ///
     /// # Errors
-    /// [`PrepareError::Device`], also where the device numbers its streams in another way than the first one: take a new one of the same kind.
+    /// [`PrepareError::Device`], also if the other device numbers its streams differently. Use a new device of the same kind.
     pub fn for_device(&self, device: &mut dyn TestDevice) -> Result<Self, PrepareError> {
         self.streams.make_again(device)?;
         let live = self.live.iter().map(|_| None).collect();
@@ -237,24 +216,20 @@ impl<L> Executor<L> {
         Ok(Self { operations, live, left, streams, pressure: Bytes::ZERO })
     }
 
-    /// Gives the allocations of the ids that are live at the start, in the order of [`Executor::with_live`].
+    /// Sets the allocations of the ids that are live at the start, in the order of [`Executor::with_live`].
     pub fn start_with(&mut self, live: impl IntoIterator<Item = L>) {
-        // Nothing was allocated before them, so their slots are the first ones, in their order.
+        // These ids were numbered first, so they have the first slots.
         for (slot, allocation) in self.live.iter_mut().zip(live) {
             *slot = Some(allocation);
         }
     }
 
-    /// The streams of the trace.
     #[must_use]
     pub const fn streams(&self) -> &Streams {
         &self.streams
     }
 
-    /// Runs the trace once, and frees what it leaves live, so that the next pass finds what this one found.
-    ///
-    /// # Errors
-    /// [`Stopped`].
+    /// Runs the trace once and frees all live allocations, so the next pass starts from the same state.
     #[inline]
     pub fn pass<T: Target<Live = L>, O: Observer<T>>(&mut self, target: &mut T, observer: &mut O) -> Result<Counts, Stopped<O::Error>> {
         let mut counts = self.run(target, observer)?;
@@ -267,10 +242,7 @@ impl<L> Executor<L> {
         Ok(counts)
     }
 
-    /// Runs the trace once. What it leaves live stays.
-    ///
-    /// # Errors
-    /// [`Stopped`].
+    /// Runs the trace once. Keeps allocations that the trace does not free.
     #[inline(always)]
     pub fn run<T: Target<Live = L>, O: Observer<T>>(&mut self, target: &mut T, observer: &mut O) -> Result<Counts, Stopped<O::Error>> {
         let mut counts = Counts::default();
@@ -312,9 +284,9 @@ impl<L> Executor<L> {
     }
 }
 
-/// An allocation that was refused is an outcome, unless the device is broken.
+/// Returns a refused allocation as an outcome. Only a failed device is an error.
 #[cold]
-#[expect(clippy::boxed_local, reason = "the loop hands on what it got, and moves no error through its own frame")]
+#[expect(clippy::boxed_local, reason = "the loop returns the result unchanged, without moving errors through its frame")]
 fn refused(error: Box<AllocatorError>) -> Result<Outcome, DeviceError> {
     match *error {
         AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Ok(Outcome::OutOfMemory),
@@ -322,7 +294,6 @@ fn refused(error: Box<AllocatorError>) -> Result<Outcome, DeviceError> {
     }
 }
 
-/// Why one of the rare operations failed.
 enum Failed {
     Device(DeviceError),
     Pool(PrivatePoolError),
@@ -343,7 +314,6 @@ impl From<PrivatePoolError> for Failed {
     }
 }
 
-/// Does what is no allocation and no free.
 #[inline(never)]
 fn rare<T: Target, O: Observer<T>>(
     index: usize,
@@ -374,7 +344,7 @@ fn rare<T: Target, O: Observer<T>>(
     }
 }
 
-/// Does what concerns no allocation.
+/// Runs an operation that involves no allocation.
 fn other<T: Target>(target: &mut T, pressure: &mut Bytes, event: TraceEvent) -> Result<Outcome, Failed> {
     match event {
         TraceEvent::SynchronizeStream(stream) => target.with_device(|device| device.synchronize_stream(stream))?,
@@ -392,25 +362,25 @@ fn other<T: Target>(target: &mut T, pressure: &mut Bytes, event: TraceEvent) -> 
             let wanted = Bytes(pressure.0.saturating_add_signed(change));
             *pressure = target.with_device(|device| device.set_pressure(wanted))?;
         }
-        // These have operations of their own.
+        // Other variants handle these.
         TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {}
     }
     Ok(Outcome::Done)
 }
 
-/// The slots of ids while a trace is prepared.
+/// Assigns slots while a trace is prepared.
 #[derive(Default)]
 struct Slots {
     count: u32,
-    /// Given back, the last one to be taken next.
+    /// Free slots. The last one is reused first.
     vacant: Vec<u32>,
-    /// Of ids that may be live, with the place of their allocation among all allocations.
+    /// Ids that may be live: each with its slot and the position of its allocation among all allocations.
     of_ids: BTreeMap<u64, (u32, usize)>,
     allocations: usize,
 }
 
 impl Slots {
-    /// A slot for an id that is allocated; `None` where it may be live already.
+    /// Assigns a slot to an allocated id, or returns `None` if the id may be live.
     fn take(&mut self, id: u64) -> Option<u32> {
         if self.of_ids.contains_key(&id) {
             return None;
@@ -424,7 +394,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// The slot of an id that is freed.
+    /// Releases the slot of a freed id.
     fn give_back(&mut self, id: u64) -> Option<u32> {
         let (slot, _) = self.of_ids.remove(&id)?;
         self.vacant.push(slot);
@@ -435,7 +405,7 @@ impl Slots {
         self.of_ids.get(&id).map(|&(slot, _)| slot)
     }
 
-    /// The slots of what is never freed, in the order of allocation.
+    /// The slots of ids that are never freed, in order of allocation.
     fn left(self) -> Vec<u32> {
         let mut left: Vec<_> = self.of_ids.into_values().collect();
         left.sort_unstable_by_key(|&(_, allocation)| allocation);

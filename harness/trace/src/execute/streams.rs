@@ -1,4 +1,4 @@
-//! The streams that a trace names, and those of the device that stand for them: [`Streams`].
+//! Maps the streams of a trace to streams of the device.
 
 use std::collections::BTreeSet;
 
@@ -6,25 +6,23 @@ use super::PrepareError;
 use crate::trace::TraceEvent;
 use harness_allocator::device::{Device, DeviceError, StreamId};
 
-/// How many streams a trace may name beside the default stream. The simulated device tells races by what each stream has seen of each other
-/// one, so its time and memory grow with the square of their number. PyTorch makes 32 of a priority
-/// (`kStreamsPerPool` in <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDAStream.cpp>).
+/// Maximum number of streams besides the default stream. The simulated device tracks races between every two streams, so its time
+/// and memory grow with the square of the number. PyTorch creates 32 per priority (`kStreamsPerPool` in
+/// <https://github.com/pytorch/pytorch/blob/v2.11.0/c10/cuda/CUDAStream.cpp>).
 pub const MAX_STREAMS: usize = 1024;
 
-/// One stream of the device for each stream that a trace names, whatever their numbers: a trace may name two, the second of them 3000000000.
+/// Maps each stream number of a trace, however large, to one device stream.
 ///
-/// They are made in the order of the trace's numbers, because allocators go through streams in order. The default stream stands for itself.
+/// The streams are created in the order of the trace's numbers, because allocators visit streams in order. The default stream
+/// maps to itself.
 #[derive(Clone, Debug)]
 pub struct Streams {
-    /// By the trace's number, ascending: what the trace calls it, and what the device does.
+    /// Pairs of the trace's number and the device's stream, in ascending order.
     streams: Vec<(StreamId, StreamId)>,
 }
 
 impl Streams {
-    /// Makes these streams and those that the trace names. Takes time and memory for these, and none for the numbers between them.
-    ///
-    /// # Errors
-    /// [`PrepareError::TooManyStreams`]; [`PrepareError::Device`] where the device cannot make that many.
+    /// Creates the given streams and those of the trace. Numbers between them cost no time or memory.
     pub fn make(streams: &[StreamId], events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, PrepareError> {
         let mut named: BTreeSet<StreamId> = streams.iter().copied().filter(|&stream| stream != StreamId::DEFAULT).collect();
         for (index, &(mut event)) in events.iter().enumerate() {
@@ -40,7 +38,7 @@ impl Streams {
         Ok(Self { streams })
     }
 
-    /// Makes the same streams on another device, which numbers them in the same way.
+    /// Creates the same streams on another device, which must number them the same way.
     pub(super) fn make_again(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
         for expected in self.made() {
             let made = device.create_stream()?;
@@ -51,7 +49,7 @@ impl Streams {
         Ok(())
     }
 
-    /// The same event, with the device's stream. One that names a stream that the trace did not is left as it is.
+    /// Replaces the event's stream by the device's. Streams that the trace does not name stay unchanged.
     #[must_use]
     pub fn on_device(&self, mut event: TraceEvent) -> TraceEvent {
         if let Some(stream) = stream_of(&mut event)
@@ -62,12 +60,12 @@ impl Streams {
         event
     }
 
-    /// The device's streams that were made, the default stream not among them.
+    /// The created streams, without the default stream.
     pub fn made(&self) -> impl Iterator<Item = StreamId> + '_ {
         self.streams.iter().skip(1).map(|&(_, made)| made)
     }
 
-    /// What the trace calls a stream of the device.
+    /// Returns the trace's number for a device stream.
     #[must_use]
     pub fn in_trace(&self, made: StreamId) -> StreamId {
         self.streams.iter().find(|&&(_, there)| there == made).map_or(made, |&(named, _)| named)

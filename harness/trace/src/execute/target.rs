@@ -1,4 +1,4 @@
-//! What a trace runs on: [`Target`], and the two ways in which programs use an allocator.
+//! Allocators that a trace can run on, through the two interfaces that programs use.
 
 use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, Request};
@@ -7,69 +7,46 @@ use harness_allocator::stats::{MemoryStats, SegmentInfo};
 
 /// An allocator on a device.
 pub trait Target {
-    /// What an allocation is freed by.
+    /// The handle that frees an allocation.
     type Live;
 
-    /// Allocates. The error is in a box, so that what is returned fits registers.
-    ///
-    /// # Errors
-    /// [`AllocatorError`].
+    /// The error is boxed, so the result fits into registers.
     fn allocate(&mut self, request: Request) -> Result<Self::Live, Box<AllocatorError>>;
 
-    /// Frees.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Fails only if the device fails.
     fn free(&mut self, live: Self::Live) -> Result<(), DeviceError>;
 
-    /// Tells of a use by another stream.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Records the use of an allocation on another stream. Fails only if the device fails.
     fn record_stream(&mut self, live: &Self::Live, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Gives cached memory back to the driver.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Returns cached memory to the driver. Fails only if the device fails.
     fn empty_cache(&mut self) -> Result<(), DeviceError>;
 
-    /// Limits the allocator to a share of the device.
+    /// Limits the allocator to a fraction of the device memory.
     fn set_memory_fraction(&mut self, fraction: MemoryFraction);
 
-    /// Makes the present values the high-water marks.
+    /// Resets the peak statistics to the current values.
     fn reset_peaks(&mut self);
 
-    /// Opens a private pool's context. Does nothing where the allocator has no private pools.
-    ///
-    /// # Errors
-    /// [`PrivatePoolError`].
+    /// Enters a private pool. Does nothing if the allocator has no private pools.
     fn begin_pool(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 
-    /// Closes a private pool's context. Does nothing where the allocator has no private pools.
-    ///
-    /// # Errors
-    /// [`PrivatePoolError`].
+    /// Leaves a private pool. Does nothing if the allocator has no private pools.
     fn end_pool(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 
-    /// Releases a private pool. Does nothing where the allocator has no private pools.
-    ///
-    /// # Errors
-    /// [`PrivatePoolError`].
+    /// Releases a private pool. Does nothing if the allocator has no private pools.
     fn release_pool(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 
-    /// The running counters.
     fn stats(&self) -> MemoryStats;
 
-    /// The structure: all segments in address order.
+    /// All segments in address order.
     fn snapshot(&self) -> Vec<SegmentInfo>;
 
     /// Calls the device. `call` must not use the allocator.
     fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn TestDevice) -> R) -> R;
 }
 
-/// A plain allocator: the device is passed in, and an allocation is freed by the handle in it.
-#[allow(missing_docs, reason = "the names say what they are")]
+/// A plain allocator: calls pass the device, and handles free allocations.
 pub struct ByHandle<'a, A: ?Sized> {
     pub device: &'a mut dyn TestDevice,
     pub allocator: &'a mut A,
@@ -129,7 +106,7 @@ impl<A: Allocator + ?Sized> Target for ByHandle<'_, A> {
     }
 }
 
-/// The shared front: every operation locked, every free by address.
+/// The shared allocator: every operation takes a lock, and addresses free allocations.
 #[derive(Debug)]
 pub struct ByPointer<'a, D: TestDevice>(pub &'a SharedAllocator<D>);
 

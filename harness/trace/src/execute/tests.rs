@@ -7,7 +7,7 @@ use harness_allocator::stats::MemoryStats;
 use super::*;
 use crate::trace;
 
-/// Writes down what it sees.
+/// Records its calls.
 #[derive(Default)]
 struct Seen {
     begun: usize,
@@ -39,7 +39,7 @@ fn events(text: &str) -> Vec<TraceEvent> {
     trace::parse(text).expect("the test's own trace")
 }
 
-/// Runs two passes on a plain allocator, and what the second one saw.
+/// Runs two passes on a plain allocator and returns the observations of the second one.
 fn second_pass(text: &str) -> (Counts, Seen, MemoryStats) {
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
     let mut executor = Executor::new(&events(text), &mut device).expect("the trace can be prepared");
@@ -53,8 +53,8 @@ fn second_pass(text: &str) -> (Counts, Seen, MemoryStats) {
 }
 
 #[test]
-fn a_pass_counts_what_it_did_and_frees_what_the_trace_leaves() {
-    // The second request is larger than the device, so its free and its use are ignored; 3 is never freed.
+fn a_pass_counts_operations_and_frees_live_blocks() {
+    // The second request exceeds the device, so its free and use are ignored. The trace never frees 3.
     let (counts, seen, stats) = second_pass("a 1 512 0\na 2 999999999 0\nr 2 1\nf 2\nr 1 1\nf 1\nf 1\nd\na 3 2048 1\n");
     assert_eq!(counts, Counts { allocations: 3, refused: 1, frees: 2 });
     assert_eq!(counts.operations(), 5);
@@ -63,11 +63,11 @@ fn a_pass_counts_what_it_did_and_frees_what_the_trace_leaves() {
     use Outcome::{Done, Ignored, OutOfMemory};
     assert_eq!(outcomes, [Done, OutOfMemory, Ignored, Ignored, Done, Done, Ignored, Done, Done]);
     assert!(seen.ended.iter().map(|&(index, ..)| index).eq(0..9), "each operation is seen once, in order");
-    assert_eq!(seen.begun, 6, "what is ignored reaches no allocator");
+    assert_eq!(seen.begun, 6, "ignored operations do not reach the allocator");
 }
 
 #[test]
-fn ids_that_are_freed_share_slots_and_keep_what_is_theirs() {
+fn freed_ids_share_slots() {
     let text = "a 10 512 0\na 11 1024 0\nf 10\na 12 2048 0\nf 11\nf 12\n";
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
     let mut executor = Executor::<harness_allocator::allocator::Allocation>::new(&events(text), &mut device).expect("it can be prepared");
@@ -88,7 +88,7 @@ fn ids_that_are_freed_share_slots_and_keep_what_is_theirs() {
 }
 
 #[test]
-fn an_id_that_may_be_live_is_not_allocated_again() {
+fn live_ids_cannot_be_allocated() {
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
     let mut prepare = |text: &str| Executor::<DevicePtr>::new(&events(text), &mut device).map(|_| ());
     assert_eq!(prepare("a 7 512 0\nd\na 7 512 0\n"), Err(PrepareError::IdReused { operation: 3, id: 7 }));
@@ -96,7 +96,7 @@ fn an_id_that_may_be_live_is_not_allocated_again() {
 }
 
 #[test]
-fn a_trace_with_more_streams_than_are_let_in_is_refused_at_the_first_one_more() {
+fn too_many_streams_are_an_error_at_the_first_extra_one() {
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
     let mut prepare = |streams: usize| {
         let text: String = (0..=streams).map(|stream| format!("a {stream} 512 {stream}\nf {stream}\n")).collect();
@@ -105,20 +105,23 @@ fn a_trace_with_more_streams_than_are_let_in_is_refused_at_the_first_one_more() 
     assert_eq!(prepare(MAX_STREAMS), Ok(MAX_STREAMS));
     let refused = prepare(20_000).expect_err("that many are not let in");
     assert_eq!(refused, PrepareError::TooManyStreams { operation: 2 * MAX_STREAMS + 3 });
-    assert_eq!(refused.to_string(), "operation 2051: a trace names at most 1024 streams beside the default stream, and this is one more");
+    assert_eq!(
+        refused.to_string(),
+        "operation 2051: a trace may use at most 1024 streams besides the default stream, and this is one more"
+    );
 }
 
 #[test]
-fn misuse_of_private_pools_is_passed_over_and_told_to_the_observer() {
+fn misused_private_pools_are_reported_to_the_observer() {
     let (counts, seen, stats) = second_pass("g- 5\ng+ 1\na 1 512 0\ng- 1\ngr 9\nf 1\ngr 1\n");
     assert_eq!(counts, Counts { allocations: 1, refused: 0, frees: 1 });
     assert_eq!(seen.misused, [0], "it is not open");
     assert_eq!((seen.ended[0].2, seen.ended[4].2), (Outcome::Ignored, Outcome::Ignored), "there is no pool 9");
-    assert_eq!(stats.segment.all.current, 0, "the pool's memory went back when it was released");
+    assert_eq!(stats.segment.all.current, 0, "releasing the pool freed its memory");
 }
 
 #[test]
-fn the_shared_front_does_what_the_handle_front_does() {
+fn both_interfaces_give_the_same_results() {
     let text = "a 1 512 0\na 2 3000000 1\nr 1 1\nf 1\nx 1048576\nm 0.9\ns 1\nd\ne\np\na 3 512 0\n";
     let (counts, handle, stats) = second_pass(text);
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
@@ -132,7 +135,7 @@ fn the_shared_front_does_what_the_handle_front_does() {
 }
 
 #[test]
-fn an_observer_stops_a_run_and_a_failure_names_its_operation() {
+fn observers_stop_runs_and_failures_name_their_operation() {
     struct Stop;
     impl<T: Target> Observer<T> for Stop {
         type Error = &'static str;
@@ -145,7 +148,7 @@ fn an_observer_stops_a_run_and_a_failure_names_its_operation() {
     let mut allocator = CachingAllocator::new(Config::default());
     let stopped = executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut Stop);
     assert_eq!(stopped, Err(Stopped::Observer("enough")));
-    // A stream that nobody made.
+    // A stream that does not exist.
     executor.operations =
         vec![Operation::Rare(Rare::Ignored), Operation::Rare(Rare::Other(TraceEvent::SynchronizeStream(StreamId(99))))].into();
     let failed = executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut Unobserved);

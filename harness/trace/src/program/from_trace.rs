@@ -1,4 +1,4 @@
-//! A program from a plain allocation trace.
+//! Converts an allocation trace into a recorded program.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +12,11 @@ use crate::snapshot::{PoolId, StackId};
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
-    /// The program of an allocation trace: nothing is held before it, and nothing is known of where memory was. The ids of allocations are counted anew,
-    /// in their order. Streams and private pools get numbers in the order of the trace's own.
+    /// Converts an allocation trace. The program starts with no memory and has no addresses. Allocations, streams and private
+    /// pools are renumbered in order.
     ///
     /// # Errors
-    /// [`ProgramError::Prepare`] where an id is allocated while it is live.
+    /// [`ProgramError::Prepare`] if the trace allocates an id that is live.
     pub fn from_trace(events: &[TraceEvent], config: Config) -> Result<Self, ProgramError> {
         let (streams, pools) = names(events);
         let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
@@ -37,7 +37,7 @@ impl RecordedProgram {
                 }
                 TraceEvent::Free { id } => match ids.remove(&id) {
                     Some(id) => TraceEvent::Free { id },
-                    // Nothing of that id is live: there is nothing to do.
+                    // The id is not live, so the free has no effect.
                     None => continue,
                 },
                 TraceEvent::RecordStream { id, stream } => match ids.get(&id) {
@@ -77,7 +77,7 @@ impl RecordedProgram {
     }
 }
 
-/// The streams, as if their numbers were handles, and the private pools that a trace names, in order.
+/// The trace's streams, whose numbers serve as handles, and its private pools, both in order.
 fn names(events: &[TraceEvent]) -> (Vec<u64>, Vec<PrivatePoolId>) {
     let (mut streams, mut pools) = (BTreeSet::from([0]), BTreeSet::new());
     for event in events {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_streams_and_pools_are_counted_anew_in_their_order() {
+    fn ids_streams_and_pools_are_renumbered_in_order() {
         let program = program("a 70 512 9\nf 3\ng+ 5\na 7 1024 3000000000\ng- 5\nr 70 4\nf 70\ns 4\na 70 5 0\n");
         let text: Vec<String> = program.operations.iter().map(TraceEvent::to_string).collect();
         assert_eq!(text, ["a 0 512 2", "g+ 0", "a 1 1024 3", "g- 0", "r 0 1", "f 0", "s 1", "a 2 5 0"]);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_runs_out_of_memory_where_it_asks_for_too_much() {
+    fn a_trace_runs_out_of_memory_on_a_small_device() {
         let program = program("a 1 31457280 0\na 2 20971520 0\nf 1\na 3 31457280 0\n");
         let prepared = program.prepare().expect("it can run");
         let setup =

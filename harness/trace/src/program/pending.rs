@@ -1,6 +1,6 @@
-//! Frees that waited for events of other streams. A snapshot does not tell which streams those were, so each such free waits for a made-up
-//! stream, which is waited for where the recording completed the free. Frees that were completed together share one, and a stream whose frees are
-//! all completed is used again: few are needed.
+//! Frees that waited for events of other streams. A snapshot does not name these streams, so each free waits for a synthetic
+//! stream, which is synchronized when the recording completes the free. Frees that complete together share a stream, and streams
+//! are reused, so few are needed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -8,32 +8,33 @@ use harness_allocator::device::StreamId;
 
 use crate::snapshot::{Action, Event};
 
-/// The made-up streams of one recording.
+/// The synthetic streams of one recording.
 #[derive(Debug, Default)]
 pub(super) struct PendingFrees {
-    /// By the index of a `free_requested` that was put off, and by address where it came before the recording.
+    /// By the index of the `free_requested` event, or by address for frees before the recording.
     requested: HashMap<usize, StreamId>,
     before: HashMap<u64, StreamId>,
-    /// By the index of a `free_completed` that came late.
+    /// By the index of the `free_completed` event.
     completed: HashMap<usize, StreamId>,
-    /// How many streams there are, the program's included.
+    /// The number of streams, including the program's.
     pub(super) streams: u32,
 }
 
-/// Frees that were completed together.
+/// Frees that completed together.
 #[derive(Debug, Default)]
 struct Batch {
-    /// Indices of the requests; those from before the recording by address.
+    /// Indices of the `free_requested` events. Earlier frees are in `before`, by address.
     requests: Vec<usize>,
     before: Vec<u64>,
     completions: Vec<usize>,
 }
 
 impl PendingFrees {
-    /// Finds the frees that were put off, given those from before the recording and how many streams the program has.
+    /// Finds the deferred frees. `before` lists blocks whose free was requested before the recording.
     pub(super) fn find(events: &[Event], before: &HashSet<u64>, program_streams: u32) -> Self {
         let batches = batches(events, before);
-        // Requests in the order of the recording, those from before it first, and with each the place where its stream is free again.
+        // Sorted by the first request; frees from before the recording come first. Each also has the index of its last
+        // completion.
         let mut order: Vec<(Option<usize>, usize, &Batch)> = batches
             .iter()
             .map(|batch| {
@@ -43,7 +44,7 @@ impl PendingFrees {
             .collect();
         order.sort_by_key(|&(first, last, _)| (first, last));
         let mut found = Self { streams: program_streams, ..Self::default() };
-        // Streams in use, by the place where they are free again; and free ones.
+        // Streams in use, with the index of their last completion, and idle streams.
         let (mut busy, mut idle) = (BTreeSet::new(), BTreeSet::new());
         for (first, last, batch) in order {
             while let Some(&(until, stream)) = busy.first()
@@ -64,17 +65,17 @@ impl PendingFrees {
         found
     }
 
-    /// The stream that a `free_requested` waits for; `None` where it waits for nothing.
+    /// The synthetic stream of a `free_requested` event. `None` if the free is not deferred.
     pub(super) fn of_request(&self, event: usize) -> Option<StreamId> {
         self.requested.get(&event).copied()
     }
 
-    /// The stream that a block waits for whose free was requested before the recording.
+    /// The synthetic stream of a block whose free was requested before the recording.
     pub(super) fn of_block_before(&self, address: u64) -> Option<StreamId> {
         self.before.get(&address).copied()
     }
 
-    /// The stream that a `free_completed` tells to be done; `None` where the free had not waited.
+    /// The synthetic stream that a `free_completed` event completes. `None` if the free was not deferred.
     pub(super) fn of_completion(&self, event: usize) -> Option<StreamId> {
         self.completed.get(&event).copied()
     }

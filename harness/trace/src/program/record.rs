@@ -1,4 +1,4 @@
-//! A replay recorded as PyTorch records itself.
+//! Records a replay as a memory snapshot.
 
 use std::ops::ControlFlow;
 
@@ -6,11 +6,9 @@ use super::{Placement, Prepared, ProgramError, RecordedProgram, Setup};
 use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
 impl Prepared<'_> {
-    /// Replays the program from an empty allocator, on a device that puts segments at rising addresses, up to the first request that is refused and was served
-    /// in the recording. Returns what PyTorch would have recorded of it. `place` says where in the program an operation is, counted from 0.
-    ///
-    /// # Errors
-    /// As [`Prepared::replay`].
+    /// Replays the program from an empty allocator with rising addresses and returns the snapshot that PyTorch would write. Stops
+    /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation, counted
+    /// from 0.
     pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, ProgramError> {
         let setup = Setup { placement: Placement::Rising, ..setup.clone() };
         let settings = setup.allocator.effective().map(|config| Settings { conf: config.to_string(), all: Vec::new() });
@@ -32,7 +30,7 @@ impl Prepared<'_> {
     }
 }
 
-/// Gives streams the handles that they have in the program.
+/// Replaces stream numbers by the program's handles.
 fn name_streams(snapshot: &mut Snapshot, program: &RecordedProgram) {
     let handle = |number: &mut u64| *number = program.streams.get(*number as usize).copied().unwrap_or(*number);
     snapshot.traces.iter_mut().flatten().for_each(|event| handle(&mut event.stream));

@@ -1,11 +1,13 @@
-//! Recovering a program from a snapshot: the recording is followed event by event, with PyTorch's allocator beside it ([`super::shadow`]).
+//! Recovers a program from a snapshot. Follows the recording event by event, with PyTorch's allocator next to it
+//! ([`super::shadow`]).
 //!
-//! What a recording tells is what the allocator did. What the program did is what explains it:
+//! A recording contains the allocator's actions. The program's actions are inferred from them:
 //!
-//! * A segment goes back because a request found no memory, because of its age, or because the program emptied its cache. The allocator is tried
-//!   with each, and what gives the recorded calls is what happened.
-//! * A free that is completed late waited for another stream (see [`super::pending`]). It is completed when the next request looks, or when the allocator waits for all.
-//! * A request goes to the private pool in whose segment its block lies.
+//! * A segment is released after a failed request, because of its age, or by `empty_cache`. The shadow allocator tries each; the
+//!   recorded driver calls decide.
+//! * A free that completes late waited for another stream (see [`super::pending`]). It completes when the next request checks its
+//!   events, or when the allocator synchronizes.
+//! * A request uses the private pool whose segment contains its block.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -26,19 +28,13 @@ use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
-    /// Recovers what the program asked for on one device.
-    ///
-    /// # Errors
-    /// [`ProgramError`].
+    /// Recovers the program of one device.
     pub fn recover(snapshot: &Snapshot, device: u32) -> Result<Self, ProgramError> {
         Self::recover_with(snapshot, device, None)
     }
 
-    /// The same where it is known how much memory the program could have, in case no out-of-memory of the recording tells it. Then it is also known
-    /// which requests found none.
-    ///
-    /// # Errors
-    /// [`ProgramError`].
+    /// Recovers the program of one device. `memory` is the memory available to it, used if the recording contains no OOM. Known
+    /// memory also shows which requests failed at first.
     pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, ProgramError> {
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
         check_device(snapshot, device, events)?;
@@ -69,16 +65,16 @@ fn check_device(snapshot: &Snapshot, device: u32, events: &[Event]) -> Result<()
     if events.is_empty() && !known.contains(&device) { Err(ProgramError::NoSuchDevice { device, known }) } else { Ok(()) }
 }
 
-/// Which private pool events belong to.
+/// Maps events to private pools.
 struct PrivatePools {
-    /// Of segments, by their addresses: where they end, and which.
+    /// The end and the pool of each segment, by its start address.
     of_segments: BTreeMap<u64, (u64, PrivatePoolId)>,
-    /// By event, where the file tells it.
+    /// By event index, if the file records the pool.
     told: HashMap<usize, PrivatePoolId>,
 }
 
 impl PrivatePools {
-    /// The private pool of an event: the one that the file tells, or that of the segment at its address.
+    /// The private pool of an event: the recorded one, or the pool of the segment at its address.
     fn at(&self, address: u64, event: usize) -> Option<PrivatePoolId> {
         let around = || self.of_segments.range(..=address).next_back().filter(|&(_, &(end, _))| address < end);
         self.told.get(&event).copied().or_else(|| around().map(|(_, &(_, pool))| pool))
@@ -88,48 +84,49 @@ impl PrivatePools {
 struct Recovery<'a> {
     events: &'a [Event],
     program: RecordedProgram,
-    /// As long as the allocator does what the recording has.
+    /// Present while it matches the recording.
     shadow: Option<ShadowAllocator>,
     pending: PendingFrees,
     /// The ids of live blocks by address.
     ids: HashMap<u64, u64>,
     private: PrivatePools,
-    /// For requests that were refused: where the next memory was mapped for their pool and stream. Addresses may have been reserved for it by then.
+    /// By failed request: the address of the next mapping for its pool and stream, because the request may already have reserved
+    /// addresses.
     mapped_next: HashMap<usize, DevicePtr>,
-    /// The last event of each private pool's requests.
+    /// The last request event of each private pool.
     last_use: BTreeMap<PrivatePoolId, usize>,
-    /// The private pool whose context is open.
+    /// The open private pool.
     open: Option<PrivatePoolId>,
     memory_is_known: bool,
-    /// The last event that is a request, served or refused.
+    /// The last request event, successful or not.
     last_request: usize,
-    /// Held from the driver up to the present event, and the most that ever was.
+    /// The currently reserved memory and its peak.
     reserved: Bytes,
     most_reserved: Bytes,
-    /// The least that a request did not find: the program had less.
+    /// The smallest amount that did not fit: the program had less memory.
     refused_at: Option<Bytes>,
     taken_for_empty_cache: usize,
 }
 
-/// What happened since the last operation: calls to the driver, and frees that were completed.
+/// Driver calls and completed frees since the last operation.
 #[derive(Default)]
 struct Group {
-    /// Events of memory that went back to the driver.
+    /// Events that return memory to the driver.
     frees: Vec<usize>,
-    /// Events of memory that came from it.
+    /// Events that take memory from the driver.
     takes: Vec<usize>,
-    /// Made-up streams that were waited for, each with the first event that tells it.
+    /// Synthetic streams that completed, each with its first event.
     completed: BTreeMap<StreamId, usize>,
 }
 
-/// One way of explaining a group.
+/// A hypothesis that explains a group.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    /// The completed frees were complete before the request.
+    /// The frees completed before the request.
     seen_before: bool,
     /// The program emptied its cache before the request.
     empty_cache: bool,
-    /// The driver had not enough memory at first, though how much it had is not known.
+    /// The driver's first attempt failed, although its memory is unknown.
     refused: bool,
 }
 
@@ -144,7 +141,7 @@ impl<'a> Recovery<'a> {
     ) -> Result<Self, ProgramError> {
         let (streams, pools, private) = number_all(snapshot, device, events, &start.segments);
         if let Some(first) = events.first().filter(|first| first.action == Action::FreeCompleted) {
-            // The other half of a free that waited for nothing: it is done with the first event.
+            // The free waited for nothing; its first half was not recorded. It happens at the first event.
             start.pending.remove(&first.address);
         }
         let pending = PendingFrees::find(events, &start.pending, streams.len() as u32);
@@ -196,7 +193,6 @@ impl<'a> Recovery<'a> {
         Ok(recovery)
     }
 
-    /// Follows the recording to its end.
     fn follow(&mut self) -> Result<(), ProgramError> {
         self.free_pending_blocks()?;
         let mut group = Group::default();
@@ -234,7 +230,7 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    /// Frees what was freed before the recording, and waits.
+    /// Frees blocks whose free was requested before the recording.
     fn free_pending_blocks(&mut self) -> Result<(), ProgramError> {
         let mut waiting: Vec<(u64, StreamId)> =
             self.ids.iter().filter_map(|(&address, &id)| Some((id, self.pending.of_block_before(address)?))).collect();
@@ -249,7 +245,6 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
-    /// The program gave a block back.
     fn free(&mut self, index: usize) -> Result<(), ProgramError> {
         let address = self.events[index].address;
         let Some(id) = self.ids.remove(&address) else {
@@ -265,7 +260,7 @@ impl<'a> Recovery<'a> {
         self.ask(|shadow| shadow.free(id, waits_for))
     }
 
-    /// Memory went back to the driver, or frees were completed, and no request followed.
+    /// Explains driver frees and completed frees that no request follows.
     fn explain_without_request(&mut self, group: Group) -> Result<(), ProgramError> {
         let frees = self.release_pools(&group.frees)?;
         if !frees.is_empty() {
@@ -275,13 +270,13 @@ impl<'a> Recovery<'a> {
             self.synchronize(stream, event)?;
         }
         if !group.takes.is_empty() {
-            // Memory was taken for a request that was not recorded.
+            // The recording lacks the request that took this memory.
             self.shadow = None;
         }
         Ok(())
     }
 
-    /// A request was served or refused, behind what is in the group.
+    /// Explains the group of events before a request, then the request.
     fn explain_request(&mut self, index: usize, group: Group) -> Result<(), ProgramError> {
         let event = self.events[index];
         let frees = self.release_pools(&group.frees)?;
@@ -322,14 +317,15 @@ impl<'a> Recovery<'a> {
             self.refused(index, id);
         }
         if !plan.seen_before {
-            // The allocator waited for them itself. Under other settings it may not have to: then they are complete from here on.
+            // The allocator waited for these frees itself. Other settings may not require that, so they complete here at the
+            // latest.
             synchronized(self);
         }
         self.note_reservations();
         Ok(())
     }
 
-    /// A request was refused. The program did without it, so the memory is of no use to it where it fits.
+    /// Records a failed request. The program continued without the block, so a replay frees it if the request succeeds.
     fn refused(&mut self, index: usize, id: u64) {
         let event = self.events[index];
         let operation = self.program.operations.len() - 1;
@@ -341,12 +337,11 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The ways of explaining a request, the likeliest first: by whether memory went back before it, whether it took memory or was refused, and
-    /// whether frees were completed.
+    /// The possible explanations of a request, most likely first.
     fn plans(&self, frees: bool, asked_driver: bool, completed: bool) -> Vec<Plan> {
         let both = if completed { &[true, false][..] } else { &[true] };
         let ways: &[(bool, bool)] = match (frees, asked_driver) {
-            // Memory that goes back can be enough by itself: the request then takes what is free beside it.
+            // Returning memory to the driver can be sufficient: the request then uses a free block.
             (true, _) if self.memory_is_known => &[(false, false), (true, false)],
             (true, _) => &[(false, false), (true, false), (false, true)],
             (false, _) => &[(false, false)],
@@ -357,7 +352,7 @@ impl<'a> Recovery<'a> {
         ways.iter().flat_map(plans).collect()
     }
 
-    /// The first plan under which the allocator does what is recorded; the most likely one where none is.
+    /// Returns the first hypothesis that reproduces the recording, or the most likely one if none does.
     fn choose(
         &mut self,
         plans: &[Plan],
@@ -399,12 +394,12 @@ impl<'a> Recovery<'a> {
         Ok(likely)
     }
 
-    /// What goes back or comes with these events.
+    /// The total size of these events.
     fn bytes(&self, events: &[usize]) -> Bytes {
         events.iter().map(|&index| self.events[index].size).sum()
     }
 
-    /// The bounds of the program's memory, where requests that it did not find at first tell them.
+    /// Bounds of the program's memory, from requests that failed at first.
     fn memory_between(&self) -> Option<(Bytes, Bytes)> {
         let at_most = self.refused_at?.saturating_sub(GRANULARITY);
         (self.most_reserved <= at_most).then_some((self.most_reserved, at_most))
@@ -420,7 +415,7 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// Cached memory went back, and the program had asked for it.
+    /// The program emptied the cache.
     fn empty_cache(&mut self, frees: &[usize]) -> Result<(), ProgramError> {
         self.leave_pool(frees[0]);
         self.add(TraceEvent::EmptyCache, frees[0]);
@@ -428,7 +423,7 @@ impl<'a> Recovery<'a> {
         self.compare(|shadow| shadow.empty_cache(&recorded))
     }
 
-    /// Private pools whose memory goes back were let go. Returns the other memory that goes back.
+    /// Records released private pools. Returns the events that free other memory.
     fn release_pools(&mut self, frees: &[usize]) -> Result<Vec<usize>, ProgramError> {
         let mut of_pools: BTreeMap<PrivatePoolId, Vec<usize>> = BTreeMap::new();
         let mut others = Vec::new();
@@ -462,13 +457,13 @@ impl<'a> Recovery<'a> {
         self.add(TraceEvent::SynchronizeStream(stream), event);
     }
 
-    /// Lets the shadow do something.
+    /// Runs an action on the shadow allocator, if it still matches.
     fn ask(&mut self, what: impl FnOnce(&mut ShadowAllocator) -> Result<(), DeviceError>) -> Result<(), ProgramError> {
         let operation = self.program.operations.len();
         self.shadow.as_mut().map_or(Ok(()), what).map_err(|source| ProgramError::Replay { operation, source })
     }
 
-    /// The same, where the recording has it, too: goes on without a shadow where the two differ.
+    /// Runs an action on the shadow allocator, and drops the allocator if the action does not match the recording.
     fn compare(&mut self, what: impl FnOnce(&mut ShadowAllocator) -> Result<bool, DeviceError>) -> Result<(), ProgramError> {
         let operation = self.program.operations.len();
         let same = self.shadow.as_mut().map_or(Ok(true), what).map_err(|source| ProgramError::Replay { operation, source })?;
@@ -483,7 +478,7 @@ impl<'a> Recovery<'a> {
         self.program.origin.push(origin as u32);
     }
 
-    /// Sends the next request to a pool.
+    /// Switches to the pool of the next request.
     fn enter_pool(&mut self, pool: Option<PrivatePoolId>, event: usize) {
         if self.open != pool {
             self.leave_pool(event);
@@ -500,7 +495,7 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The private pool that a request went to.
+    /// The private pool of a request.
     fn pool_of(&self, index: usize) -> Option<PrivatePoolId> {
         let event = self.events[index];
         match event.action {
@@ -552,7 +547,7 @@ impl<'a> Recovery<'a> {
     }
 }
 
-/// The streams and the private pools of a recording, each in order, which numbers them; and which of the pools events belong to.
+/// Returns the streams and private pools of a recording, both in order, and the pool of each event.
 fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segment]) -> (Vec<u64>, Vec<PoolId>, PrivatePools) {
     let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(held);
     let of_events = events.iter().filter(|event| !matches!(event.action, Action::Snapshot)).map(|event| event.stream);
@@ -571,7 +566,7 @@ fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segmen
     (streams.into_iter().collect(), pools, private)
 }
 
-/// What the program could have at its last out-of-memory: what it held then, and what the device had free.
+/// The program's memory at its last OOM: the reserved memory plus the device's free memory.
 fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
     let last = events.iter().rposition(|event| event.action == Action::Oom)?;
     let at_end: Bytes = snapshot.segments.iter().filter(|segment| segment.device == device).map(|segment| segment.size).sum();
@@ -584,7 +579,7 @@ fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<B
 }
 
 impl RecordedProgram {
-    /// Adds the blocks that are live at the start to the allocations; returns their ids by address.
+    /// Adds the blocks that are live at the start to the allocations. Returns their ids by address.
     fn add_start(&mut self) -> HashMap<u64, u64> {
         let mut ids = HashMap::new();
         for segment in &self.start {

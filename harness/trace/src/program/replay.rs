@@ -1,4 +1,4 @@
-//! Replaying a program: under any settings, by any allocator, with any memory. [`Prepared`] is a program that is ready to run many times.
+//! Replays a program with any settings, allocator and memory. [`Prepared`] is a program that can run many times.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -16,8 +16,7 @@ use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped};
 use crate::snapshot::{Block, ExtraId, Segment, StackId};
 use crate::trace::TraceEvent;
 
-/// A program that is ready to run. Prepared once, it runs any number of times, on several threads at once, and each run takes memory for what the
-/// program has live, not for its operations.
+/// A program that can run many times, also on several threads. Each run takes memory for the live blocks, not for the operations.
 #[derive(Debug)]
 pub struct Prepared<'a> {
     program: &'a RecordedProgram,
@@ -25,46 +24,42 @@ pub struct Prepared<'a> {
     start: Vec<SegmentInfo>,
 }
 
-/// What a program is replayed on.
+/// The allocator and device of a replay.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Setup {
     pub allocator: AllocatorSpec,
-    /// What the program can have.
+    /// The memory available to the program.
     pub memory: Bytes,
     pub placement: Placement,
 }
 
-/// Where the driver puts segments.
+/// The addresses of new segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// At rising addresses, none of them twice.
+    /// Rising addresses, without reuse.
     Rising,
-    /// Where the recording has them, one after the other.
+    /// The recorded addresses in order.
     Recorded,
 }
 
-/// What a replay did.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Replayed {
-    /// The request that stopped it: one that was refused, though the recording went on with it, or that ended the recording too.
+    /// The request that stopped the replay: it succeeded in the recording, or it is the recording's final OOM.
     pub oom: Option<Refused>,
-    /// Requests that were refused as in the recording, which went on after them.
+    /// Requests that failed both here and in the recording, which continued.
     pub survived_ooms: u64,
-    /// At the end; peaks and sums with those of the state at the start.
+    /// Statistics at the end. Peaks and totals include the state at the start.
     pub stats: MemoryStats,
-    /// Without those that set up the state at the start.
+    /// Device calls, without those for the state at the start.
     pub calls: DeviceCalls,
-    /// The model's time of the calls to the driver.
+    /// The modeled time of the driver calls.
     pub driver_time: Nanos,
-    /// The most that was reserved and not allocated when the driver had just been asked for more: memory that was there and did not fit.
+    /// The most memory that was reserved but not allocated directly after a driver call: free memory that did not fit.
     pub peak_unused: Bytes,
 }
 
-/// A request that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Refused {
     /// Counted from 0.
     pub operation: usize,
@@ -74,10 +69,7 @@ pub struct Refused {
 }
 
 impl RecordedProgram {
-    /// Makes the program ready to run.
-    ///
-    /// # Errors
-    /// [`ProgramError::Prepare`] where it has more streams than can be made.
+    /// Prepares the program. Fails if it has more streams than a replay supports.
     pub fn prepare(&self) -> Result<Prepared<'_>, ProgramError> {
         let made_up = self.operations.iter().filter_map(|operation| match *operation {
             TraceEvent::RecordStream { stream, .. } => Some(stream.0),
@@ -85,13 +77,13 @@ impl RecordedProgram {
         });
         let streams = made_up.max().map_or(0, |last| last + 1).max(self.streams.len() as u32);
         let streams: Vec<StreamId> = (0..streams).map(StreamId).collect();
-        // Any simulated device numbers its streams in the same way.
+        // All simulated devices number streams the same way.
         let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
         let executor = Executor::with_live(0..self.live_at_start(), &streams, &self.operations, &mut device)?;
         Ok(Prepared { program: self, executor, start: self.start_for_allocator() })
     }
 
-    /// The segments at the start as the allocator tells them.
+    /// The segments at the start, in the allocator's format.
     #[must_use]
     pub fn start_for_allocator(&self) -> Vec<SegmentInfo> {
         self.start.iter().map(|segment| self.for_allocator(segment)).collect()
@@ -117,8 +109,8 @@ impl RecordedProgram {
         }
     }
 
-    /// A segment of an allocator as a snapshot tells it, given the stacks of its blocks by address. Where a segment serves several streams, that of its
-    /// first block stands for them.
+    /// Converts an allocator's segment for a snapshot. `stacks` maps block addresses to stacks. A segment with several streams
+    /// gets the stream of its first block.
     pub(super) fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
         let stream = segment.stream.or_else(|| segment.blocks.first().map(|block| block.stream)).unwrap_or_default();
         let blocks = segment.blocks.iter().map(|block| {
@@ -141,7 +133,7 @@ impl RecordedProgram {
         }
     }
 
-    /// The number that stands for a stream of the program.
+    /// The number of a stream, given its handle.
     #[must_use]
     pub fn stream_number(&self, handle: u64) -> StreamId {
         StreamId(self.streams.binary_search(&handle).unwrap_or(0) as u32)
@@ -149,19 +141,18 @@ impl RecordedProgram {
 }
 
 impl Prepared<'_> {
-    /// The program.
     #[must_use]
     pub const fn program(&self) -> &RecordedProgram {
         self.program
     }
 
-    /// Replays the program to its end, or to the first request that is refused and was served in the recording.
+    /// Replays the program up to its end, or up to the first request that fails but succeeded in the recording.
     ///
-    /// PyTorch's allocator starts in the recorded state, whatever its settings. Other allocators cannot: they begin by allocating what was live,
-    /// in the order of addresses.
+    /// PyTorch's allocator starts in the recorded state, with any settings. Other allocators first allocate the blocks that were
+    /// live, in address order.
     ///
     /// # Errors
-    /// [`ProgramError::TooLittleMemory`], [`ProgramError::Replay`].
+    /// [`ProgramError::TooLittleMemory`] or [`ProgramError::Replay`].
     pub fn replay(&self, setup: &Setup) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         match setup.allocator.effective() {
@@ -177,10 +168,7 @@ impl Prepared<'_> {
         }
     }
 
-    /// The same, and shows each operation to `watch`, which may stop it there.
-    ///
-    /// # Errors
-    /// As [`Prepared::replay`].
+    /// Replays like [`Prepared::replay`] and shows each operation to `watch`, which can stop the replay.
     pub fn watch(&self, setup: &Setup, mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         let (allocator, live): (Box<dyn Allocator>, _) = match setup.allocator.effective() {
@@ -203,11 +191,8 @@ impl Prepared<'_> {
         })
     }
 
-    /// The segments after an operation, counted from 0, or after the request that stops the replay earlier, in address order. Blocks have the stacks of
-    /// those who asked for them.
-    ///
-    /// # Errors
-    /// As [`Prepared::replay`].
+    /// The segments after an operation, counted from 0, or after an earlier request that stops the replay. In address order, with
+    /// the stacks of the blocks.
     pub fn segments_after(&self, setup: &Setup, operation: usize) -> Result<(Replayed, Vec<Segment>), ProgramError> {
         let restored = setup.allocator.effective().is_some();
         let at_start = self.program.allocations.iter().take(if restored { self.program.live_at_start() as usize } else { 0 });
@@ -226,7 +211,6 @@ impl Prepared<'_> {
         Ok((replayed, segments.iter().map(|segment| self.program.for_snapshot(segment, &stacks)).collect()))
     }
 
-    /// The device that a setup asks for.
     pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, ProgramError> {
         let held = self.program.reserved_at_start();
         if held > setup.memory {
@@ -235,7 +219,7 @@ impl Prepared<'_> {
         Ok(SimDevice::new(SimConfig { cost: CostModel::PUBLISHED, ..SimConfig::replay(setup.memory) }))
     }
 
-    /// PyTorch's allocator in the recorded state, on a device with its memory.
+    /// Restores PyTorch's allocator in the recorded state and reserves its memory on the device.
     fn restore(
         &self,
         config: Config,
@@ -250,7 +234,7 @@ impl Prepared<'_> {
         Ok(CachingAllocator::restore(config, &self.start, &self.program.reserved_at_start)?)
     }
 
-    /// What was live at the start, allocated.
+    /// Allocates the blocks that are live at the start.
     fn allocate_start(
         &self,
         allocator: &mut dyn Allocator,
@@ -293,7 +277,8 @@ impl Prepared<'_> {
     }
 }
 
-/// Makes a device hold the memory of these segments. Expandable ones are mapped in the smallest pages, so that they can go back in any.
+/// Reserves the memory of these segments on a device. Maps expandable segments in the smallest pages, which can be unmapped in
+/// any order.
 pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservations: &[MemoryRange]) -> Result<(), DeviceError> {
     device.place_allocations(segments.iter().filter(|segment| !segment.expandable).map(|segment| segment.address));
     device.place_reservations(reservations.iter().map(|range| range.start));
@@ -310,18 +295,18 @@ pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservation
     Ok(())
 }
 
-/// Follows a run: what was refused, and how much lay unused when the driver was asked for more.
+/// Observes a run: the failed request, and unused memory at driver calls.
 struct Follow<'a, F> {
     program: &'a RecordedProgram,
     each: F,
-    /// The driver was called so often up to the last operation.
+    /// The number of driver calls up to the last operation.
     calls: u64,
     oom: Option<Refused>,
     survived_ooms: u64,
     peak_unused: Bytes,
 }
 
-/// A run is over.
+/// Ends a run.
 struct Stop;
 
 impl<A: Allocator, F: FnMut(usize, Outcome, &mut A) -> ControlFlow<()>> Observer<ByHandle<'_, A>> for Follow<'_, F> {
@@ -343,7 +328,7 @@ impl<A: Allocator, F: FnMut(usize, Outcome, &mut A) -> ControlFlow<()>> Observer
 }
 
 impl<F> Follow<'_, F> {
-    /// An allocation made the driver do something.
+    /// Updates the peak of unused memory after a driver call.
     #[cold]
     fn look_at_unused(&mut self, allocator: &impl Allocator) {
         let stats = allocator.stats();
@@ -351,7 +336,7 @@ impl<F> Follow<'_, F> {
         self.peak_unused = self.peak_unused.max(Bytes(unused));
     }
 
-    /// A request was refused. Says whether the recording tells what the program did after it.
+    /// Records a failed request. Returns whether the recording shows how the program continued.
     #[cold]
     fn goes_on_after(&mut self, index: usize) -> bool {
         let TraceEvent::Allocate { id, .. } = self.program.operations[index] else { return true };

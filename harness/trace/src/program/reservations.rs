@@ -1,9 +1,9 @@
-//! The addresses reserved for expandable segments before the recording. A snapshot tells mapped memory only.
+//! Finds the addresses reserved for expandable segments, because a snapshot contains only mapped memory.
 //!
-//! A reservation belongs to a *pool*: one pool on one stream. It is an eighth larger than the device's memory. New memory is mapped at the first place
-//! in it that is large enough. So where the recording maps memory below all that a pool had, the reservation begins there; where it maps elsewhere for
-//! a request that one page would have served, nothing in front was free, and the reservation begins with its first mapped page.
-//! Where no such event tells, the beginning is bounded by the reservation that follows, and otherwise taken to be the first mapped page.
+//! Each reservation serves one pool on one stream and is an eighth larger than the device memory. The allocator maps new memory
+//! at the first sufficient gap. So if the recording maps memory below all other memory of a pool, the reservation starts there.
+//! If it maps memory elsewhere for a request that fits one page, nothing in front was free, and the reservation starts with its
+//! first mapped page. Otherwise the next reservation bounds the start, and the first mapped page is assumed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,32 +23,32 @@ struct StreamPool {
     pool: PoolId,
 }
 
-/// What is known of the reservations.
+/// The reservations and their uncertainty.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
-    /// Those at the start, in address order.
+    /// Reservations before the recording, in address order.
     pub(super) at_start: Vec<MemoryRange>,
-    /// The most memory that a device can have on which reservations lie so near to each other. `None` where there are not two of them.
+    /// The largest device memory that allows two neighboring reservations this close. `None` with fewer than two reservations.
     pub(super) memory_at_most: Option<Bytes>,
-    /// How many of those at the start may begin earlier.
+    /// The number of reservations in `at_start` that may start earlier.
     pub(super) unsure: usize,
 }
 
-/// One reservation, as far as the recording has shown it.
+/// The known part of a reservation.
 #[derive(Debug)]
 struct Reservation {
     pool: StreamPool,
     start: u64,
-    /// The end of the last memory that was mapped in it.
+    /// The end of the memory that was mapped last.
     end: u64,
     mapped: u64,
-    /// Whether it may begin earlier.
+    /// True if it may start earlier.
     unsure: bool,
-    /// Whether it was there before the recording.
+    /// True if it existed before the recording.
     at_start: bool,
-    /// The event that gave its last memory back, and with it the addresses.
+    /// The event that unmapped its last page and released the addresses.
     gone: usize,
-    /// The event that made it.
+    /// The event that created it.
     made: usize,
 }
 
@@ -58,17 +58,17 @@ impl Reservation {
     }
 }
 
-/// Follows what is mapped and unmapped.
+/// Follows map and unmap events.
 struct Search<'a> {
     config: &'a Config,
     memory: Option<Bytes>,
-    /// In address order of their first memory.
+    /// In order of their first mapped address.
     found: Vec<Reservation>,
     held: u64,
     most_held: u64,
 }
 
-/// Finds the reservations. `pool_of` tells the private pool of an address, given an event.
+/// Finds the reservations. `pool_of` returns the private pool of an event.
 pub(super) fn find(
     start: &[Segment],
     events: &[Event],
@@ -93,12 +93,12 @@ pub(super) fn find(
     search.finish()
 }
 
-/// The pool that mapped memory is for: the small one maps one page at a time.
+/// The pool kind of mapped memory. The small pool maps single pages.
 fn kind_of_map(size: Bytes) -> PoolKind {
     if size == GRANULARITY { PoolKind::Small } else { PoolKind::Large }
 }
 
-/// For each refused request the place where memory is mapped next for its pool.
+/// For each failed request, the address of the next mapping for its pool.
 pub(super) fn mapped_next(events: &[Event], config: &Config, pool_of: impl Fn(usize, &Event) -> PoolId) -> HashMap<usize, DevicePtr> {
     let mut next: BTreeMap<StreamPool, u64> = BTreeMap::new();
     let mut found = HashMap::new();
@@ -118,7 +118,7 @@ pub(super) fn mapped_next(events: &[Event], config: &Config, pool_of: impl Fn(us
     found
 }
 
-/// What the request asked for that memory was mapped for, rounded.
+/// The rounded size of the request that follows a mapping.
 fn request_behind(events: &[Event], index: usize, config: &Config) -> Option<u64> {
     let request = events[index..].iter().find(|event| matches!(event.action, Action::Alloc | Action::Oom))?;
     config.round(request.size.0)
@@ -129,7 +129,7 @@ impl Search<'_> {
         let pool = StreamPool { stream: segment.stream, kind: segment.pool, pool: segment.private_pool };
         let end = segment.address + segment.size.0;
         let size = self.size(pool.kind).unwrap_or(u64::MAX);
-        // Between two stretches of one reservation there is nothing of another.
+        // Ranges of one reservation have no other reservation between them.
         match self.found.last_mut().filter(|last| last.pool == pool && end - last.start <= size) {
             Some(last) => {
                 last.end = end;
@@ -142,7 +142,7 @@ impl Search<'_> {
         }
     }
 
-    /// The size of a reservation, where the device's memory is known.
+    /// The size of a reservation, if the device memory is known.
     fn size(&self, kind: PoolKind) -> Option<u64> {
         self.memory.map(|memory| reservation_size(memory, kind, self.config))
     }
@@ -203,7 +203,7 @@ impl Search<'_> {
         Reservations { at_start: at_start.iter().zip(ends).map(range).collect(), memory_at_most, unsure }
     }
 
-    /// Moves the beginning of each reservation to where it ends in front of the next.
+    /// Moves each uncertain start so that the reservation ends directly before the next one.
     fn make_room(&mut self) {
         for index in (0..self.found.len()).rev() {
             let Reservation { pool, start, unsure, gone, .. } = self.found[index];
@@ -214,7 +214,7 @@ impl Search<'_> {
             if missing > 0 && start.saturating_sub(missing) >= floor {
                 self.found[index].start = start - missing;
             }
-            // Reservations that lie side by side to the byte begin where they seem to.
+            // Reservations that touch start at their first mapped page.
             self.found[index].unsure = self.found[index].start + size != next;
         }
     }
@@ -229,7 +229,7 @@ impl Search<'_> {
     }
 }
 
-/// The size of PyTorch's reservations for a pool: an eighth more than the device has, in whole pages.
+/// The size of PyTorch's reservations: 9/8 of the device memory, in whole pages.
 fn reservation_size(memory: Bytes, kind: PoolKind, config: &Config) -> u64 {
     (memory.0 + memory.0 / 8).next_multiple_of(config.page(kind))
 }

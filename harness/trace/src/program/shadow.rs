@@ -1,4 +1,5 @@
-//! PyTorch's allocator beside the recording: what it would do at each operation tells what the program did and the recording does not say.
+//! Runs PyTorch's allocator next to the recording. Its reaction to each operation reveals actions of the program that the
+//! recording lacks.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ use super::replay::hold;
 use super::watch::{DriverCall, Log, Logged};
 use super::{ProgramError, RecordedProgram};
 
-/// The allocator in the state that the recording has reached.
+/// PyTorch's allocator in the state that the recording has reached.
 pub(super) struct ShadowAllocator {
     device: Logged<SimDevice>,
     log: Log,
@@ -23,18 +24,18 @@ pub(super) struct ShadowAllocator {
     pool: Option<PrivatePoolId>,
 }
 
-/// What the recording has of an operation.
+/// The recorded effects of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Recorded {
-    /// Calls to the driver, in order.
+    /// Driver calls in order.
     pub(super) driver: Vec<DriverCall>,
-    /// Where an allocation went.
+    /// The address of the allocation.
     pub(super) address: Option<DevicePtr>,
-    /// Where the addresses are that a refused request reserved, if it did.
+    /// The addresses that a failed request reserved, if any.
     pub(super) mapped_next: Option<DevicePtr>,
 }
 
-/// A state to go back to.
+/// A state that can be restored.
 pub(super) struct Checkpoint {
     device: Logged<SimDevice>,
     allocator: CachingAllocator,
@@ -42,7 +43,7 @@ pub(super) struct Checkpoint {
 }
 
 impl ShadowAllocator {
-    /// The allocator in the state before the recording, on a device with that much memory and so many streams.
+    /// Restores the allocator before the recording, on a device with the given memory and number of streams.
     pub(super) fn new(program: &RecordedProgram, start: &[SegmentInfo], memory: Bytes, streams: u32) -> Result<Self, ProgramError> {
         let mut device = SimDevice::new(SimConfig::replay(memory));
         let failed = |source| ProgramError::Replay { operation: 0, source };
@@ -55,22 +56,21 @@ impl ShadowAllocator {
         Ok(Self { device, log, allocator, live: (0..).zip(live).collect(), pool: None })
     }
 
-    /// A copy of the state.
     pub(super) fn checkpoint(&self) -> Checkpoint {
         Checkpoint { device: self.device.clone(), allocator: self.allocator.clone(), pool: self.pool }
     }
 
-    /// Goes back to a state.
+    /// Restores a state.
     pub(super) fn go_back(&mut self, to: Checkpoint) {
         Checkpoint { device: self.device, allocator: self.allocator, pool: self.pool } = to;
         self.log.take();
     }
 
-    /// Lets the driver have a little less than this for the next request, or all there is.
+    /// Leaves the driver slightly less than `wanted` for the next request, or all memory.
     pub(super) fn refuse(&mut self, wanted: Option<Bytes>) {
         self.device.refused = None;
         let device = self.device.inner_mut();
-        // The simulated device answers both.
+        // The simulated device supports both calls.
         let _ = device.set_pressure(Bytes::ZERO);
         if let Some(wanted) = wanted {
             let free = device.free_memory().unwrap_or_default();
@@ -78,12 +78,12 @@ impl ShadowAllocator {
         }
     }
 
-    /// What would be held if the first call to the driver that was refused since [`Self::refuse`] had been served.
+    /// The memory that would be reserved if the first failed driver call since [`Self::refuse`] had succeeded.
     pub(super) const fn refused(&self) -> Option<Bytes> {
         self.device.refused
     }
 
-    /// Allocates, with what is taken from the driver where the recording has it. Says whether all went as recorded, and where memory was reserved.
+    /// Allocates at the recorded addresses. Returns whether the result matches the recording.
     pub(super) fn allocate(
         &mut self,
         id: u64,
@@ -119,14 +119,14 @@ impl ShadowAllocator {
         Device::synchronize_stream(&mut self.device, stream)
     }
 
-    /// Gives cached memory back. Says whether the recording has the same.
+    /// Empties the cache. Returns whether the driver calls match the recording.
     pub(super) fn empty_cache(&mut self, recorded: &[DriverCall]) -> Result<bool, DeviceError> {
         self.enter(None);
         self.allocator.empty_cache(&mut self.device)?;
         Ok(self.log.take() == recorded)
     }
 
-    /// Lets go of a private pool. Says whether the recording has the same.
+    /// Releases a private pool. Returns whether the driver calls match the recording.
     pub(super) fn release_pool(&mut self, pool: PrivatePoolId, recorded: &[DriverCall]) -> bool {
         self.enter(None);
         self.allocator.release(&mut self.device, pool).is_ok() && self.log.take() == recorded
@@ -140,12 +140,12 @@ impl ShadowAllocator {
             self.allocator.end(open).expect("the shadow opened it");
         }
         if let Some(pool) = pool {
-            // A pool that was released is not opened again: its requests go to the default pool then.
+            // A released pool cannot be opened, so its requests use the default pool.
             self.pool = self.allocator.begin(pool).is_ok().then_some(pool);
         }
     }
 
-    /// Lets the driver answer as the recording has it.
+    /// Places the next driver allocations at the recorded addresses.
     fn place(&mut self, recorded: &Recorded) {
         let device = self.device.inner_mut();
         device.forget_placements();
@@ -160,7 +160,7 @@ impl ShadowAllocator {
         }));
     }
 
-    /// Where addresses were reserved so far.
+    /// The start addresses of all reservations so far.
     pub(super) fn reserved(&self) -> &[DevicePtr] {
         &self.device.reserved
     }

@@ -1,10 +1,12 @@
-//! The state before the recording: which segments were held, and in which blocks.
+//! Reconstructs the segments and blocks before the recording.
 //!
-//! A snapshot tells the state at its end and what happened before, so the segments are found by going back from the end. Live were the blocks that
-//! the recording frees without having allocated them, and those at the end that it did not allocate. What lies between them was free.
+//! A snapshot contains the final state and the events before it, so undoing the events from the end gives the segments. A block
+//! was live if the recording frees it without allocating it, or if it is live at the end and was not allocated. All other memory
+//! was free.
 //!
-//! A block of the large pool may be longer than was asked for, by up to 1 MiB, because so little is not cut off. So a gap behind a live block that
-//! is not larger belongs to the block. Where it is larger, the first allocation that lands in it tells where the free piece began.
+//! A block of the large pool can exceed its requested size by up to 1 MiB, because smaller remainders are not split off. So a gap
+//! of at most 1 MiB after a live block belongs to the block. In a larger gap, the first later allocation shows where the free
+//! block started.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,17 +17,17 @@ use harness_allocator::units::Bytes;
 use super::ProgramError;
 use crate::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 
-/// What is not cut off a large block.
+/// The largest remainder that stays with a large block.
 const LARGEST_REMAINDER: u64 = 1 << 20;
-/// Segments of this size serve the small pool.
+/// The size of segments in the small pool.
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
 /// The state before the recording.
 #[derive(Debug, Default)]
 pub(super) struct Start {
-    /// In address order, in blocks that are allocated or free.
+    /// In address order. Blocks are allocated or free.
     pub(super) segments: Vec<Segment>,
-    /// The live blocks that were freed already, but waited for events.
+    /// Live blocks that were freed but waited for other streams.
     pub(super) pending: HashSet<u64>,
 }
 
@@ -38,7 +40,6 @@ struct Before {
 }
 
 impl Start {
-    /// Finds the state before the recording of one device.
     pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, ProgramError> {
         let last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
         let (mut live, pending) = live_before(&last, events, config);
@@ -57,7 +58,7 @@ impl Start {
     }
 }
 
-/// The blocks that were live before the recording, and those of them that were freed already.
+/// Finds the blocks that were live before the recording, and those of them that were already freed.
 fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMap<u64, Before>, HashSet<u64>) {
     let mut before = BTreeMap::new();
     let mut was_pending = HashSet::new();
@@ -98,7 +99,7 @@ fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMa
     (before, was_pending)
 }
 
-/// The segments that were held before the recording, without their blocks.
+/// Finds the segments before the recording, without blocks.
 fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: &[Event], config: &Config) -> Vec<Segment> {
     let bare = |segment: &Segment| Segment { blocks: Vec::new(), ..segment.clone() };
     let (mapped, ordinary): (Vec<&Segment>, Vec<&Segment>) = last.iter().partition(|segment| segment.expandable);
@@ -123,7 +124,7 @@ fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: 
     held.into_values().collect()
 }
 
-/// The pools of the blocks that were handed out or freed, by address, if mapped memory goes back.
+/// The pool of each recorded block by address. Empty if nothing was unmapped.
 fn pools_of_blocks(events: &[Event], config: &Config) -> BTreeMap<u64, PoolKind> {
     if !events.iter().any(|event| event.action == Action::SegmentUnmap) {
         return BTreeMap::new();
@@ -133,8 +134,8 @@ fn pools_of_blocks(events: &[Event], config: &Config) -> BTreeMap<u64, PoolKind>
     blocks.map(|event| (event.address, pool(event))).collect()
 }
 
-/// A segment that the recording gives back. Of which pool it was follows from its size; of mapped memory, from what lay in it, or from whether it is
-/// in pages of the large pool.
+/// Reconstructs a released segment. Its size determines the pool. For unmapped memory, a block inside determines the pool, or
+/// else the page size.
 fn gone(snapshot: &Snapshot, device: u32, event: &Event, pools: &BTreeMap<u64, PoolKind>, config: &Config) -> Segment {
     let expandable = event.action == Action::SegmentUnmap;
     let by_size = |small: bool| if small { PoolKind::Small } else { PoolKind::Large };
@@ -158,13 +159,13 @@ fn gone(snapshot: &Snapshot, device: u32, event: &Event, pools: &BTreeMap<u64, P
     }
 }
 
-/// Mapped stretches of expandable segments, by address.
+/// Mapped ranges of expandable segments, by address.
 struct Mapped {
     stretches: BTreeMap<u64, Segment>,
 }
 
 impl Mapped {
-    /// Takes a range out of the stretch that it lies in.
+    /// Removes a range from the mapped range that contains it.
     fn remove(&mut self, address: u64, size: Bytes) {
         let end = address + size.0;
         let around = self.stretches.range(..=address).next_back();
@@ -180,7 +181,7 @@ impl Mapped {
         }
     }
 
-    /// Adds a range, and joins it with the stretches that it touches: those know what it was.
+    /// Adds a range and merges it with its neighbors, whose pool is known.
     fn insert(&mut self, range: Segment) {
         let (mut start, mut end) = (range.address, range.address + range.size.0);
         let mut like = range;
@@ -198,14 +199,14 @@ impl Mapped {
     }
 }
 
-/// What lies behind live blocks of the large pool, where it is not known how much of it is theirs.
+/// Gaps after live blocks of the large pool whose owner is unknown.
 #[derive(Default)]
 struct Gaps {
-    /// By its start: its end, and the block in front of it.
+    /// By start address: the end, and the address of the block before the gap.
     open: BTreeMap<u64, (u64, u64)>,
-    /// The start of the gap behind a block.
+    /// The start of the gap after each block.
     behind: HashMap<u64, u64>,
-    /// What belongs to the block: its address and its size.
+    /// The address and final size of each resolved block.
     settled: Vec<(u64, u64)>,
 }
 
@@ -227,7 +228,7 @@ impl Gaps {
         }
     }
 
-    /// Decides each gap by the first allocation that lands in it while the block in front of it is live.
+    /// Resolves each gap by the first allocation in it while the block before it is live.
     fn settle(mut self, events: &[Event], live: &mut BTreeMap<u64, Before>) {
         for event in events {
             if self.open.is_empty() {
@@ -258,7 +259,7 @@ impl Gaps {
     }
 }
 
-/// The blocks of a segment: the live ones, and what lies between them.
+/// Builds the blocks of a segment: the live ones and the free memory between them.
 fn blocks(segment: &Segment, live: &BTreeMap<u64, Before>) -> Result<Vec<Block>, ProgramError> {
     let end = segment.address + segment.size.0;
     let free = |address: u64, until: u64| Block {

@@ -1,5 +1,5 @@
-//! A program, replayed, as a memory snapshot again: [`RecordedProgram::to_snapshot`]. Of a program as it was recovered that is the recording; of a program that was changed since, what
-//! PyTorch would record of the changed program.
+//! Converts a program back into a memory snapshot: [`RecordedProgram::to_snapshot`]. An unchanged program gives the original
+//! recording; a changed program gives the snapshot that PyTorch would write.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
@@ -17,11 +17,8 @@ use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId}
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
-    /// Replays the program under its own settings, and tells what it did as a snapshot. What a replay does not know (times, stacks of frees and segments, further
-    /// keys, other devices) is that of `recorded`, the snapshot that the program was recovered from, wherever the same happened there.
-    ///
-    /// # Errors
-    /// [`ProgramError`] where it cannot be replayed.
+    /// Replays the program with its own settings and returns a snapshot. `recorded` is the original snapshot. Matching events and
+    /// segments take their times, stacks and unknown keys from it; other devices are copied.
     pub fn to_snapshot(&self, recorded: &Snapshot) -> Result<Snapshot, ProgramError> {
         let setup =
             Setup { allocator: AllocatorSpec::caching(self.config.clone()), memory: self.device_memory(), placement: Placement::Recorded };
@@ -39,7 +36,7 @@ impl RecordedProgram {
     }
 }
 
-/// A block that lives, or a segment, as an event tells it.
+/// A live block or a segment in the form of an event.
 #[derive(Clone, Copy)]
 struct Range {
     address: u64,
@@ -47,7 +44,7 @@ struct Range {
     stream: u64,
 }
 
-/// What the recording has of the same event.
+/// The recorded data of the same event.
 #[derive(Clone, Copy, Default)]
 struct Known {
     place: usize,
@@ -56,26 +53,26 @@ struct Known {
     extra: ExtraId,
 }
 
-/// What tells events apart that are not the same.
+/// Identifies matching events.
 type Key = (Action, u64, Bytes, u64);
 
-/// A snapshot that is being told.
+/// Builds the events of a snapshot.
 struct EventWriter<'a> {
     program: &'a RecordedProgram,
     recorded: &'a Snapshot,
     memory: Bytes,
-    /// By what happened, in order: what the recording has of it.
+    /// The recorded events, by identity, in order.
     known: HashMap<Key, VecDeque<Known>>,
     events: Vec<Event>,
-    /// By id: what was allocated.
+    /// Live blocks by id.
     live: HashMap<u64, Range>,
-    /// Where blocks of the start are that live still.
+    /// Addresses of blocks that are live since before the recording.
     before: HashSet<u64>,
-    /// Frees that wait for events, oldest first.
+    /// Frees that wait for other streams, oldest first.
     pending: Vec<Range>,
     /// The streams of segments, by address.
     segments: BTreeMap<u64, u64>,
-    /// By address: who asked for the block, or made the segment, that was there last.
+    /// By address: the stack of the last allocation of a block or segment there.
     blocks_by: HashMap<u64, StackId>,
     segments_by: HashMap<u64, StackId>,
 }
@@ -114,7 +111,7 @@ impl<'a> EventWriter<'a> {
         told
     }
 
-    /// What an operation did, in the order in which PyTorch tells it: its frees that became complete, then the driver, then the block.
+    /// Adds the events of an operation in PyTorch's order: completed frees, driver calls, then the block.
     fn step(&mut self, step: &Step<'_>) {
         let freed = match self.program.operations[step.operation] {
             TraceEvent::Free { id } if step.outcome == Outcome::Done => self.live.remove(&id),
@@ -149,7 +146,7 @@ impl<'a> EventWriter<'a> {
         }
     }
 
-    /// Whether a free was asked for in the recording: not that of a block that was freed before it, and completed in it.
+    /// Returns true if the recording contains the `free_requested` event of this free. It lacks those from before the recording.
     fn was_requested(&self, operation: usize, block: Range) -> bool {
         let trace = self.recorded.traces.get(self.program.device as usize);
         let event = trace.and_then(|events| events.get(self.program.origin[operation] as usize));
@@ -157,7 +154,7 @@ impl<'a> EventWriter<'a> {
         event.is_none_or(|event| event.action == Action::FreeRequested && !is_older(event))
     }
 
-    /// Frees that wait no more.
+    /// Adds events of frees that have completed.
     fn complete(&mut self, allocator: &dyn Allocator) {
         let waits = |block: &Range| {
             let segment = allocator.segment_at(DevicePtr(block.address));
@@ -166,14 +163,14 @@ impl<'a> EventWriter<'a> {
         };
         let (pending, mut complete): (Vec<Range>, Vec<Range>) = std::mem::take(&mut self.pending).into_iter().partition(waits);
         self.pending = pending;
-        // Which of them PyTorch looks at first follows from the hashes of their streams, so the recording's order is taken.
+        // PyTorch's order depends on hashes of streams, so the recorded order is used.
         complete.sort_by_key(|block| self.place_of(Action::FreeCompleted, block));
         for block in complete {
             self.add(Action::FreeCompleted, block, None);
         }
     }
 
-    /// Where the recording has the same event.
+    /// The position of the same event in the recording.
     fn place_of(&self, action: Action, Range { address, size, stream }: &Range) -> Option<usize> {
         self.known.get(&(action, *address, *size, *stream))?.front().map(|known| known.place)
     }
@@ -200,7 +197,7 @@ impl<'a> EventWriter<'a> {
         }
     }
 
-    /// Adds an event with what the recording has of the same, and tells its stack: `stack`, where that is known.
+    /// Adds an event with the data of the same recorded event. Returns its stack, which is `stack` if given.
     fn add(&mut self, action: Action, Range { address, size, stream }: Range, stack: Option<StackId>) -> StackId {
         let known = self.known.get_mut(&(action, address, size, stream)).and_then(VecDeque::pop_front).unwrap_or_default();
         let stack = stack.unwrap_or(known.stack);
@@ -208,7 +205,7 @@ impl<'a> EventWriter<'a> {
         stack
     }
 
-    /// The snapshot, with these segments at its end.
+    /// Returns the snapshot with the replay's final segments.
     fn into_snapshot(self, last: &[SegmentInfo]) -> Snapshot {
         let mut snapshot = self.recorded.clone();
         let there: HashMap<u64, &Segment> = self.of_device().map(|segment| (segment.address, segment)).collect();
@@ -229,7 +226,7 @@ impl<'a> EventWriter<'a> {
                 }
             }
         }
-        // Where the file has the segments of the recording in another order, the same order.
+        // Keeps the order of segments in the file.
         let places: HashMap<u64, usize> = self.of_device().map(|segment| segment.address).zip(0..).collect();
         segments.sort_by_key(|segment| (places.get(&segment.address).copied().unwrap_or(usize::MAX), segment.address));
         snapshot.segments.retain(|segment| segment.device != self.program.device);
@@ -246,11 +243,11 @@ impl<'a> EventWriter<'a> {
     }
 }
 
-/// The events with the moments at which a snapshot was taken: nothing that a program does, so a replay does not tell them. Each stands behind as many
-/// other events as in the recording.
+/// Inserts the recorded `snapshot` events, which a replay does not produce. Each follows the same number of other events as in
+/// the recording.
 fn with_moments(mut events: Vec<Event>, recorded: &[Event]) -> Vec<Event> {
     if events.iter().any(|event| event.time_us.is_none()) {
-        // Times of some events alone would be no clock.
+        // Times are only comparable if all events have one.
         events.iter_mut().for_each(|event| event.time_us = None);
     }
     let mut told = Vec::with_capacity(recorded.len());

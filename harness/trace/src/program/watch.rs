@@ -1,4 +1,4 @@
-//! What a watched replay shows of each operation: [`Step`].
+//! Observes each operation of a replay: [`Step`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,22 +12,20 @@ use harness_allocator::units::Bytes;
 
 use crate::execute::Outcome;
 
-/// One operation of a watched replay.
-#[allow(missing_docs, reason = "the names say what they are")]
+/// One operation of an observed replay.
 pub struct Step<'a> {
     /// Counted from 0.
     pub operation: usize,
     pub outcome: Outcome,
-    /// Of what was allocated.
+    /// The address of the new allocation.
     pub address: Option<DevicePtr>,
-    /// What the operation took from the driver and gave back, in order.
+    /// Driver calls of the operation, in order.
     pub driver: &'a [DriverCall],
     pub allocator: &'a dyn Allocator,
 }
 
-/// A call that changed what is held from the driver.
+/// A driver call that changes the reserved memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum DriverCall {
     Malloc(MemoryRange),
     Free(MemoryRange),
@@ -35,12 +33,12 @@ pub enum DriverCall {
     Unmap(MemoryRange),
 }
 
-/// What a [`Logged`] device was asked, to be read while the device is in use.
+/// The driver calls of a [`Logged`] device, readable while the device is in use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log(Arc<Mutex<Vec<DriverCall>>>);
 
 impl Log {
-    /// The calls since the last time.
+    /// Returns the calls since the last `take`.
     pub(super) fn take(&self) -> Vec<DriverCall> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -50,22 +48,22 @@ impl Log {
     }
 }
 
-/// A device that keeps a log of what is held from it.
+/// A device that logs driver calls for memory.
 #[derive(Clone, Debug)]
 pub(super) struct Logged<D> {
     inner: D,
     log: Log,
-    /// Allocations that live.
+    /// The sizes of live allocations.
     sizes: BTreeMap<DevicePtr, Bytes>,
     held: Bytes,
-    /// What would have been held if the first call that was refused since this was cleared had been served.
+    /// The memory that would be reserved if the first failed call since the last reset had succeeded.
     pub(super) refused: Option<Bytes>,
-    /// Where addresses were reserved, in order.
+    /// The start addresses of reservations, in order.
     pub(super) reserved: Vec<DevicePtr>,
 }
 
 impl<D: Device> Logged<D> {
-    /// A device that holds these segments already.
+    /// Wraps a device that already holds these segments.
     pub(super) fn new(inner: D, held: &[SegmentInfo]) -> (Self, Log) {
         let log = Log::default();
         let sizes = held.iter().map(|segment| (segment.address, segment.size)).collect();
@@ -83,7 +81,7 @@ impl<D: Device> Logged<D> {
         self.log.push(call);
     }
 
-    /// Notes what a call was refused for lack of memory.
+    /// Updates `refused` if a call fails for lack of memory.
     fn note_refusal<T>(&mut self, answer: Result<T, DeviceError>, size: Bytes) -> Result<T, DeviceError> {
         if answer.as_ref().is_err_and(DeviceError::is_out_of_memory) {
             self.refused.get_or_insert(self.held + size);
@@ -157,7 +155,7 @@ impl<D: Device> Logged<D> {
     }
 }
 
-/// An allocator that notes where the last allocation went.
+/// An allocator that remembers the address of its last allocation.
 pub(super) struct AddressLog {
     inner: Box<dyn Allocator>,
     address: Option<DevicePtr>,
@@ -168,7 +166,7 @@ impl AddressLog {
         Self { inner, address: None }
     }
 
-    /// Where the last allocation went, if there was one since the last time.
+    /// Returns the address of the last allocation since the last call.
     pub(super) const fn take_address(&mut self) -> Option<DevicePtr> {
         self.address.take()
     }

@@ -1,27 +1,27 @@
-//! What a snapshot holds beyond the known keys: kept as it is in the file, so that writing it again loses nothing. PyTorch adds keys with most
-//! versions (`compile_context`, `user_metadata`, `pool_id` …), and nearly all events have the same values there: equal sets of keys are kept once.
+//! Stores keys of a snapshot that this crate does not know, so writing the snapshot again preserves them. Most PyTorch versions
+//! add keys (`compile_context`, `user_metadata`, `pool_id` …). Their values repeat in nearly all events, so each distinct set of
+//! keys is stored once.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A value of a pickle that is none of the known keys.
+/// A value of an unknown key in a pickle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Value {
     None,
     Bool(bool),
     Int(i128),
-    /// As its bits where it is serialized: JSON has no number that is none.
+    /// Serialized as its bits, because JSON has no NaN.
     Float(#[serde(with = "float_bits")] f64),
     Text(String),
     Bytes(Vec<u8>),
     List(Vec<Value>),
     Tuple(Vec<Value>),
     Set(Vec<Value>),
-    /// In the order of the file.
+    /// In file order.
     Dict(Vec<(Value, Value)>),
 }
 
@@ -39,7 +39,6 @@ mod float_bits {
 }
 
 impl Value {
-    /// The text, if it is one.
     #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         match self {
@@ -48,7 +47,7 @@ impl Value {
         }
     }
 
-    /// The whole number, if it is one that fits.
+    /// The whole number, if the value is one and fits.
     #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         match self {
@@ -58,20 +57,19 @@ impl Value {
     }
 }
 
-/// Names a set of keys of [`Extras`]. [`ExtraId::NONE`] has no keys.
+/// Identifies a set of keys in [`Extras`]. [`ExtraId::NONE`] has no keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExtraId(pub u32);
 
 impl ExtraId {
-    /// No further keys.
     pub const NONE: Self = Self(0);
 }
 
-/// The further keys of segments, blocks, events, frames and annotations, each set of them once.
+/// The distinct sets of unknown keys of segments, blocks, events, frames and annotations.
 #[derive(Clone)]
 pub struct Extras {
     sets: Vec<Vec<(String, Value)>>,
-    /// By what [`fingerprint`] makes of it.
+    /// Keyed by [`fingerprint`].
     ids: HashMap<Vec<u8>, ExtraId>,
 }
 
@@ -96,34 +94,33 @@ impl PartialEq for Extras {
 }
 
 impl Extras {
-    /// The keys of a set with their values, in the order of the file. None for an id of other [`Extras`].
+    /// The keys and values of a set, in file order. Empty for an unknown id.
     #[must_use]
     pub fn get(&self, id: ExtraId) -> &[(String, Value)] {
         self.sets.get(id.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// The value of one key of a set.
     #[must_use]
     pub fn value(&self, id: ExtraId, key: &str) -> Option<&Value> {
         self.get(id).iter().find_map(|(name, value)| (name == key).then_some(value))
     }
 
-    /// How many different sets there are, the one without keys included. Their ids are the numbers below.
+    /// The number of distinct sets, including the empty one. Ids are smaller than this.
     #[must_use]
     pub fn len(&self) -> usize {
         self.sets.len()
     }
 
-    /// Whether there is no set but the one without keys.
+    /// Returns true if only the empty set exists.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 1
     }
 
-    /// The id of a set of keys, which is kept if it is new.
+    /// Stores a set of keys if it is new, and returns its id.
     ///
     /// # Panics
-    /// At 2^32 different sets.
+    /// Panics at 2^32 distinct sets.
     pub fn intern(&mut self, set: Vec<(String, Value)>) -> ExtraId {
         let key = fingerprint(&set);
         if let Some(&id) = self.ids.get(&key) {
@@ -136,7 +133,7 @@ impl Extras {
     }
 }
 
-/// Bytes that are equal for equal sets only.
+/// Encodes a set. Different sets have different encodings.
 fn fingerprint(set: &[(String, Value)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (key, value) in set {

@@ -1,9 +1,11 @@
 //! Memory snapshots of PyTorch (`torch.cuda.memory._dump_snapshot`) as plain data: [`Snapshot`].
 //!
-//! A snapshot holds the allocator's segments with their blocks at the moment when it was taken, and for each device the last events of the
-//! allocator ([`Event`]), oldest first. The keys are those of `torch/csrc/cuda/memory_snapshot.cpp` and `torch/csrc/cuda/Module.cpp`:
-//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/cuda/memory_snapshot.cpp>. Texts and stacks repeat a lot and are kept once.
+//! A snapshot contains the allocator's segments with their blocks at one moment and, for each device, the allocator's last
+//! [`Event`]s. The keys match `torch/csrc/cuda/memory_snapshot.cpp` and `torch/csrc/cuda/Module.cpp`:
+//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/cuda/memory_snapshot.cpp>. Texts and stacks repeat often and are
+//! stored once.
 
+mod budget;
 mod error;
 mod extras;
 mod pickle;
@@ -29,29 +31,28 @@ pub use self::run::RunInfo;
 pub use self::settings::Settings;
 pub use self::stacks::{Frame, FrameId, StackId, Stacks};
 
-/// A whole snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Of all devices, in the order of the file.
+    /// The segments of all devices, in file order.
     pub segments: Vec<Segment>,
-    /// The events of each device, by its index. Empty where nothing was recorded.
+    /// The events of each device by its index, oldest first. Empty if nothing was recorded.
     pub traces: Vec<Vec<Event>>,
     /// `None` in files of old versions.
     pub settings: Option<Settings>,
-    /// What the program told PyTorch about its phases, in the order of the file.
+    /// Phases that the program marked, in file order.
     pub annotations: Vec<Annotation>,
-    /// The call stacks that segments, blocks and events name.
+    /// The call stacks of segments, blocks and events.
     pub stacks: Stacks,
-    /// The further keys that the snapshot, its segments, blocks, events, frames and annotations name.
+    /// The unknown keys of the snapshot, its segments, blocks, events, frames and annotations.
     pub extras: Extras,
-    /// Further keys of the whole.
+    /// Unknown keys of the top-level dictionary.
     pub extra: ExtraId,
-    /// What was left out of the file while it was read, in plain sentences. Empty for nearly all files.
+    /// Sentences about data that reading left out. Empty for nearly all files.
     pub notes: Vec<String>,
 }
 
 impl Snapshot {
-    /// The private pool that an event belongs to, where the file says it: versions of PyTorch after 2.11 do.
+    /// The private pool of an event. Versions after PyTorch 2.11 record it.
     #[must_use]
     pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
         match self.extras.value(event.extra, "pool_id")? {
@@ -67,38 +68,36 @@ impl Snapshot {
 /// The states of blocks that are in use.
 const ACTIVE: [BlockState; 2] = [BlockState::Allocated, BlockState::PendingFree];
 
-/// A private pool's id as PyTorch writes it; `(0, 0)` is the default pool.
+/// The id of a private pool as PyTorch writes it. `(0, 0)` is the default pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u64, pub u64);
 
 impl PoolId {
-    /// The pool of whatever is in no private pool.
+    /// The pool of all other memory.
     pub const DEFAULT: Self = Self(0, 0);
 }
 
-/// A contiguous range held from the driver. Of expandable memory, one mapped range.
+/// A contiguous range reserved from the driver. In expandable segments, one mapped range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Segment {
     pub device: u32,
     pub address: u64,
     pub size: Bytes,
-    /// The stream's handle: 0 is the default stream.
+    /// The stream's handle. 0 is the default stream.
     pub stream: u64,
     pub pool: PoolKind,
-    /// [`PoolId::DEFAULT`] where the file does not say.
+    /// [`PoolId::DEFAULT`] if the file has no pool.
     pub private_pool: PoolId,
     pub expandable: bool,
-    /// Who asked for it, where that was recorded.
+    /// The call stack of the allocation, if recorded.
     pub stack: StackId,
     /// In address order, without gaps.
     pub blocks: Vec<Block>,
-    /// Further keys.
     pub extra: ExtraId,
 }
 
 impl Segment {
-    /// The bytes of the blocks in these states: as held, and as requested. What is more than [`Bytes::MAX`] counts as that.
+    /// The sizes and the requested sizes of the blocks in these states. The sums saturate.
     #[must_use]
     pub fn bytes_in(&self, states: &[BlockState]) -> (Bytes, Bytes) {
         let blocks = self.blocks.iter().filter(|block| states.contains(&block.state));
@@ -107,63 +106,56 @@ impl Segment {
     }
 }
 
-/// A slice of a segment.
+/// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Block {
     pub address: u64,
     pub size: Bytes,
-    /// What its owner asked for; of a free block, its last owner.
+    /// The requested size. For a free block, the size that its last owner requested.
     pub requested: Bytes,
-    /// Both spellings of a pending free (`active_pending_free` and `active_awaiting_free`) are [`BlockState::PendingFree`].
+    /// `active_pending_free` and `active_awaiting_free` are both [`BlockState::PendingFree`].
     pub state: BlockState,
     pub stack: StackId,
-    /// Further keys.
     pub extra: ExtraId,
 }
 
-/// One event of the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Event {
     pub action: Action,
-    /// For [`Action::Oom`] the device's free memory in bytes.
+    /// The address, or for [`Action::Oom`] the device's free memory in bytes.
     pub address: u64,
-    /// As requested for blocks, not rounded; as held for segments; what was asked for an [`Action::Oom`].
+    /// The requested size for blocks and OOMs, without rounding. The reserved size for segments.
     pub size: Bytes,
     pub stream: u64,
-    /// Microseconds since 1970, in RMM's logs since midnight; `None` in files of old versions.
+    /// Microseconds since 1970, or since midnight in RMM logs. `None` in files of old versions.
     pub time_us: Option<u64>,
     pub stack: StackId,
-    /// Further keys: `compile_context`, `user_metadata`; in new versions `pool_id`, see [`Snapshot::pool_of`].
+    /// Keys such as `compile_context`, `user_metadata` and, in new versions, `pool_id` (see [`Snapshot::pool_of`]).
     pub extra: ExtraId,
 }
 
-/// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// A block was handed out.
+    /// The allocator returned a block to the program.
     Alloc,
-    /// The program gave a block back.
+    /// The program freed a block.
     FreeRequested,
-    /// The block can be used again: all its events are done.
+    /// The block can be reused: all its events are complete.
     FreeCompleted,
-    /// Memory was taken from the driver.
+    /// The driver allocated memory.
     SegmentAlloc,
-    /// Memory was given back to the driver.
+    /// Memory was returned to the driver.
     SegmentFree,
     /// Pages of an expandable segment were mapped.
     SegmentMap,
     /// Pages of an expandable segment were unmapped.
     SegmentUnmap,
-    /// A snapshot was taken.
     Snapshot,
-    /// A request was refused.
+    /// A request failed.
     Oom,
 }
 
 impl Action {
-    /// All of them.
     pub const ALL: [Self; 9] = [
         Self::Alloc,
         Self::FreeRequested,
@@ -176,7 +168,7 @@ impl Action {
         Self::Oom,
     ];
 
-    /// PyTorch's name of it.
+    /// PyTorch's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -193,14 +185,12 @@ impl Action {
     }
 }
 
-/// A phase that began or ended.
+/// The start or end of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Annotation {
     pub begins: bool,
     pub name: String,
     pub device: u32,
     pub time_us: u64,
-    /// Further keys.
     pub extra: ExtraId,
 }

@@ -1,4 +1,4 @@
-//! From the objects of a pickle to a [`Snapshot`].
+//! Converts the objects of a pickle into a [`Snapshot`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -12,27 +12,23 @@ use harness_base::words::count;
 
 use super::error::SnapshotError;
 use super::pickle::{self, Item, Object, Objects, TextId, Wrong};
-use super::values::Values;
-use super::{ACTIVE, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, rmm};
+use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value, rmm};
+use super::{budget, values};
 
-/// Most bytes of a snapshot, unpacked: some 40 million events.
+/// Maximum size of a file after unpacking.
 const MAX_UNPACKED: u64 = 4 << 30;
 
 impl Snapshot {
-    /// Reads a file that `torch.cuda.memory._dump_snapshot()` wrote, a pickle of `torch.cuda.memory_snapshot()`, or a log of RMM; packed by gzip or not. The
-    /// content tells which it is.
-    /// Memory and time are in proportion to the events: some 100 bytes and half a microsecond each.
+    /// Reads a file written by `torch.cuda.memory._dump_snapshot()`, a pickle of `torch.cuda.memory_snapshot()`, or an RMM log.
+    /// Detects the format and gzip from the content. Takes about 170 bytes of memory and half a microsecond per event.
     ///
     /// # Errors
-    /// [`SnapshotError`]: it does not name the file.
+    /// [`SnapshotError`], without the file name.
     pub fn read(path: &Path) -> Result<Self, SnapshotError> {
         Self::read_unpacked(unpack(File::open(path)?, MAX_UNPACKED)?)
     }
 
-    /// Reads a snapshot from the content of such a file.
-    ///
-    /// # Errors
-    /// [`SnapshotError`]
+    /// Reads a snapshot from the content of a file.
     pub fn parse(bytes: &[u8]) -> Result<Self, SnapshotError> {
         Self::read_unpacked(unpack(bytes, MAX_UNPACKED)?)
     }
@@ -57,7 +53,7 @@ impl Snapshot {
     }
 }
 
-/// What is not there, or not as it should be, with its place.
+/// Adds the place to an error.
 fn at(path: impl std::fmt::Display) -> impl FnOnce(Wrong) -> SnapshotError {
     move |Wrong { key, expected, found }| {
         let path = if key.is_empty() { path.to_string() } else { format!("{path}.{key}") };
@@ -65,21 +61,20 @@ fn at(path: impl std::fmt::Display) -> impl FnOnce(Wrong) -> SnapshotError {
     }
 }
 
-/// Puts a snapshot together. Stacks and further keys are numbered in the order in which segments, blocks, events and annotations name them, so a
-/// snapshot that was written and read again is equal to the first.
+/// Builds a snapshot. Numbers stacks and unknown keys in the order in which segments, blocks, events and annotations use them.
+/// Reading a written snapshot therefore gives an equal one.
 struct Builder {
     objects: Objects,
     snapshot: Snapshot,
-    values: Values,
-    /// Ids of the snapshot by ids of the pickle.
+    /// Maps ids of the pickle to ids of the snapshot.
     stacks: HashMap<StackId, StackId>,
     frames: HashMap<u32, FrameId>,
     extras: HashMap<ExtraId, ExtraId>,
-    /// Actions that are not known, with their number.
+    /// The number of events with each unknown action.
     unknown_actions: BTreeMap<String, u64>,
-    /// Earlier owners of blocks, which only very old files have.
+    /// The number of former owners of blocks, which only very old files list.
     earlier_owners: u64,
-    /// Sums of segments that their blocks do not add up to.
+    /// The number of sizes in segments that contradict their blocks.
     other_sums: u64,
 }
 
@@ -88,7 +83,6 @@ impl Builder {
         Self {
             objects,
             snapshot: Snapshot::default(),
-            values: Values::default(),
             stacks: HashMap::from([(StackId::EMPTY, StackId::EMPTY)]),
             frames: HashMap::new(),
             extras: HashMap::from([(ExtraId::NONE, ExtraId::NONE)]),
@@ -105,13 +99,13 @@ impl Builder {
             return Ok(());
         }
         let Some(pairs) = self.objects.dict(top).map(<[Item]>::to_vec) else {
-            return Err(SnapshotError::NotSnapshot { what: format!("it holds {}", self.objects.wrong(top, "").found) });
+            return Err(SnapshotError::NotSnapshot { what: format!("it contains {}", self.objects.wrong(top, "").found) });
         };
         let value = |key: TextId| pairs.chunks_exact(2).rev().find_map(|pair| (pair[0] == Item::Text(key)).then_some(pair[1]));
         let Some(segments) = value(TextId::SEGMENTS) else {
             let keys: Vec<&str> = pairs.chunks_exact(2).filter_map(|pair| self.objects.text(pair[0])).take(8).collect();
-            let keys = if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") };
-            return Err(SnapshotError::NotSnapshot { what: format!("its dictionary has no key `segments`, but {keys}") });
+            let keys = if keys.is_empty() { "(none)".to_owned() } else { keys.join(", ") };
+            return Err(SnapshotError::NotSnapshot { what: format!("its dictionary has the keys {keys}, but not `segments`") });
         };
         self.segments(segments)?;
         if let Some(traces) = value(TextId::DEVICE_TRACES) {
@@ -121,12 +115,8 @@ impl Builder {
             self.annotations(annotations)?;
         }
         if let Some(settings) = value(TextId::ALLOCATOR_SETTINGS) {
-            let pairs = self
-                .objects
-                .dict(settings)
-                .ok_or_else(|| self.objects.wrong(settings, "a dictionary"))
-                .map_err(at("allocator_settings"))?;
-            self.snapshot.settings = Some(Settings::new(self.values.pairs(&self.objects, pairs)?));
+            let pairs = self.dict(settings, "a dictionary", "allocator_settings")?;
+            self.snapshot.settings = Some(Settings::new(self.convert(&pairs)?));
         }
         const KNOWN: [TextId; 4] = [TextId::SEGMENTS, TextId::DEVICE_TRACES, TextId::EXTERNAL_ANNOTATIONS, TextId::ALLOCATOR_SETTINGS];
         let unknown = pairs.chunks_exact(2).filter(|pair| !KNOWN.iter().any(|&key| pair[0] == Item::Text(key)));
@@ -136,9 +126,26 @@ impl Builder {
         Ok(())
     }
 
+    /// Copies the items of a list.
+    fn list(&mut self, item: Item, expected: &'static str, path: impl std::fmt::Display) -> Result<Vec<Item>, SnapshotError> {
+        self.objects.list(item).map(<[Item]>::to_vec).ok_or_else(|| self.objects.wrong(item, expected)).map_err(at(path))
+    }
+
+    /// Copies the keys and values of a dictionary. Counts the copy, because many items can share a large dictionary.
+    fn dict(&mut self, item: Item, expected: &'static str, path: impl std::fmt::Display) -> Result<Vec<Item>, SnapshotError> {
+        let pairs = self.objects.dict(item).ok_or_else(|| self.objects.wrong(item, expected)).map_err(at(path))?.to_vec();
+        self.take(size_of_val(&pairs[..]))?;
+        Ok(pairs)
+    }
+
+    /// Counts memory that the snapshot is about to take.
+    fn take(&mut self, bytes: usize) -> Result<(), SnapshotError> {
+        self.objects.budget.take(bytes)
+    }
+
     fn segments(&mut self, segments: Item) -> Result<(), SnapshotError> {
-        let list =
-            self.objects.list(segments).ok_or_else(|| self.objects.wrong(segments, "a list of segments")).map_err(at("segments"))?.to_vec();
+        let list = self.list(segments, "a list of segments", "segments")?;
+        self.take(list.len() * size_of::<Segment>())?;
         for (index, item) in list.into_iter().enumerate() {
             let segment = self.segment(item, index)?;
             self.snapshot.segments.push(segment);
@@ -148,14 +155,14 @@ impl Builder {
 
     fn segment(&mut self, item: Item, index: usize) -> Result<Segment, SnapshotError> {
         let place = format!("segments[{index}]");
-        let pairs = self.objects.dict(item).ok_or_else(|| self.objects.wrong(item, "a segment's dictionary")).map_err(at(&place))?.to_vec();
+        let pairs = self.dict(item, "a segment's dictionary", &place)?;
         let fields = SegmentFields::read(&mut self.objects, &pairs).map_err(at(&place))?;
         let (stack, extra) = (self.stack(fields.stack)?, self.keep(&fields.unknown)?);
         let blocks = self.blocks(fields.blocks, fields.address, &place)?;
-        // The addresses of the blocks did not overflow, so their sizes do not.
+        // The addresses of the blocks did not overflow, so their sum does not either.
         let whole: u64 = blocks.iter().map(|block| block.size.0).sum();
         if whole != fields.size {
-            let found = format!("{}, where its blocks add up to {whole}", fields.size);
+            let found = format!("{}, while its blocks add up to {whole}", fields.size);
             return Err(SnapshotError::WrongType { path: format!("{place}.total_size"), expected: "the sum of its blocks", found });
         }
         let segment = Segment {
@@ -178,28 +185,19 @@ impl Builder {
     }
 
     fn blocks(&mut self, blocks: Item, start: u64, place: &str) -> Result<Vec<Block>, SnapshotError> {
-        let list = self
-            .objects
-            .list(blocks)
-            .ok_or_else(|| self.objects.wrong(blocks, "a list of blocks"))
-            .map_err(at(format!("{place}.blocks")))?
-            .to_vec();
+        let list = self.list(blocks, "a list of blocks", format_args!("{place}.blocks"))?;
+        self.take(list.len() * size_of::<Block>())?;
         let mut address = start;
         let mut blocks = Vec::with_capacity(list.len());
         for (index, item) in list.into_iter().enumerate() {
             let path = || format!("{place}.blocks[{index}]");
-            let pairs = self
-                .objects
-                .dict(item)
-                .ok_or_else(|| self.objects.wrong(item, "a block's dictionary"))
-                .map_err(|wrong| at(path())(wrong))?
-                .to_vec();
+            let pairs = self.dict(item, "a block's dictionary", format_args!("{place}.blocks[{index}]"))?;
             let (fields, earlier) = BlockFields::read(&mut self.objects, &pairs).map_err(|wrong| at(path())(wrong))?;
             if fields.address.is_some_and(|said| said != address) {
-                let found = format!("{}, where the blocks before it end at {address}", fields.address.unwrap_or_default());
+                let found = format!("{}, while the previous block ends at {address}", fields.address.unwrap_or_default());
                 return Err(SnapshotError::WrongType {
                     path: format!("{}.address", path()),
-                    expected: "the end of the block before",
+                    expected: "the end of the previous block",
                     found,
                 });
             }
@@ -216,10 +214,12 @@ impl Builder {
 
     fn traces(&mut self, traces: Item) -> Result<(), SnapshotError> {
         const EXPECTED: &str = "a list of events for each device";
-        let list = self.objects.list(traces).ok_or_else(|| self.objects.wrong(traces, EXPECTED)).map_err(at("device_traces"))?.to_vec();
+        let list = self.list(traces, EXPECTED, "device_traces")?;
+        self.take(list.len() * size_of::<Vec<Event>>())?;
         for (device, trace) in list.into_iter().enumerate() {
             let place = format!("device_traces[{device}]");
-            let items = self.objects.list(trace).ok_or_else(|| self.objects.wrong(trace, "a list of events")).map_err(at(&place))?.to_vec();
+            let items = self.list(trace, "a list of events", &place)?;
+            self.take(items.len() * size_of::<Event>())?;
             let mut events = Vec::with_capacity(items.len());
             for (index, item) in items.into_iter().enumerate() {
                 if let Some(event) = self.event(item, device, || format!("{place}[{index}]"))? {
@@ -231,13 +231,13 @@ impl Builder {
         Ok(())
     }
 
-    /// `None` for what is told otherwise: the marks of phases that old versions put among the events, and actions that are not known.
+    /// Returns `None` for events that are stored elsewhere: phase marks of old versions, and unknown actions.
     #[inline]
     fn event(&mut self, item: Item, device: usize, place: impl Fn() -> String) -> Result<Option<Event>, SnapshotError> {
         let raw = match self.objects.object(item) {
             Some(Object::Event(index)) => *self.objects.event(index),
             Some(Object::Dict(_)) => {
-                let pairs = self.objects.dict(item).unwrap_or_default().to_vec();
+                let pairs = self.dict(item, "an event's dictionary", "")?;
                 match self.objects.event_of(&pairs) {
                     Ok(event) => event,
                     Err(Wrong { key: "action", .. }) if self.is_other_action(&pairs, device)? => return Ok(None),
@@ -246,14 +246,15 @@ impl Builder {
             }
             _ => return Err(at(place())(self.objects.wrong(item, "an event's dictionary"))),
         };
+        check_event(&raw).map_err(|wrong| at(place())(wrong))?;
         Ok(Some(Event { stack: self.stack(raw.stack)?, extra: self.extra(raw.extra)?, ..raw }))
     }
 
-    /// Whether it is an event whose action is a text, but none of those that are known; what it tells is then kept or counted.
+    /// Stores a phase mark, or counts an unknown action. Returns whether the event is one of these.
     fn is_other_action(&mut self, pairs: &[Item], device: usize) -> Result<bool, SnapshotError> {
         let value = |key: TextId| pairs.chunks_exact(2).find_map(|pair| (pair[0] == Item::Text(key)).then_some(pair[1]));
         let Some(Item::Text(action)) = value(TextId::ACTION) else { return Ok(false) };
-        // Versions of early 2024 put the marks of phases here: https://github.com/pytorch/pytorch/pull/124179
+        // PyTorch versions of early 2024 store phase marks here: https://github.com/pytorch/pytorch/pull/124179
         if action == TextId::USER_DEFINED {
             let stack = self.objects.stack(value(TextId::FRAMES).unwrap_or(Item::None)).map_err(at("device_traces"))?;
             let frame = self.objects.stack_frames(stack).first().map(|&frame| self.objects.frame(frame));
@@ -261,6 +262,7 @@ impl Builder {
             if let (Some(frame), Some(time_us)) = (frame, time_us) {
                 let name = self.objects.text(Item::Text(frame.file)).unwrap_or_default().to_owned();
                 let device = u32::try_from(device).unwrap_or(u32::MAX);
+                self.objects.budget.take(size_of::<Annotation>() + name.len())?;
                 self.snapshot.annotations.push(Annotation {
                     begins: frame.name == TextId::START,
                     name,
@@ -277,24 +279,19 @@ impl Builder {
 
     fn annotations(&mut self, annotations: Item) -> Result<(), SnapshotError> {
         let path = "external_annotations";
-        let list = self
-            .objects
-            .list(annotations)
-            .ok_or_else(|| self.objects.wrong(annotations, "a list of annotations"))
-            .map_err(at(path))?
-            .to_vec();
+        let list = self.list(annotations, "a list of annotations", path)?;
         for (index, item) in list.into_iter().enumerate() {
             let place = format!("{path}[{index}]");
-            let pairs =
-                self.objects.dict(item).ok_or_else(|| self.objects.wrong(item, "an annotation's dictionary")).map_err(at(&place))?.to_vec();
+            let pairs = self.dict(item, "an annotation's dictionary", &place)?;
             let (annotation, unknown) = annotation(&self.objects, &pairs).map_err(at(&place))?;
+            self.take(size_of::<Annotation>() + annotation.name.len())?;
             let extra = self.keep(&unknown)?;
             self.snapshot.annotations.push(Annotation { extra, ..annotation });
         }
         Ok(())
     }
 
-    /// The snapshot's id of a stack.
+    /// Returns the snapshot's id of a stack.
     fn stack(&mut self, raw: StackId) -> Result<StackId, SnapshotError> {
         if let Some(&known) = self.stacks.get(&raw) {
             return Ok(known);
@@ -307,6 +304,7 @@ impl Builder {
                 None => self.frame(frame)?,
             });
         }
+        self.take(2 * size_of_val(&ids[..]))?;
         let id = self.snapshot.stacks.intern(&ids);
         self.stacks.insert(raw, id);
         Ok(id)
@@ -316,44 +314,72 @@ impl Builder {
         let frame = self.objects.frame(raw);
         let extra = self.extra(frame.extra)?;
         let text = |id| self.objects.text(Item::Text(id)).unwrap_or_default().to_owned();
-        let id = self.snapshot.stacks.intern_frame(Frame { name: text(frame.name), file: text(frame.file), line: frame.line, extra });
+        let frame = Frame { name: text(frame.name), file: text(frame.file), line: frame.line, extra };
+        self.take(2 * (size_of::<Frame>() + frame.name.len() + frame.file.len()))?;
+        let id = self.snapshot.stacks.intern_frame(frame);
         self.frames.insert(raw, id);
         Ok(id)
     }
 
-    /// The snapshot's id of further keys.
+    /// Returns the snapshot's id of a set of unknown keys.
     fn extra(&mut self, raw: ExtraId) -> Result<ExtraId, SnapshotError> {
         if let Some(&known) = self.extras.get(&raw) {
             return Ok(known);
         }
-        let set = self.values.pairs(&self.objects, self.objects.extra(raw))?;
+        let set = self.convert(&self.objects.extra(raw).to_vec())?;
         let id = self.snapshot.extras.intern(set);
         self.extras.insert(raw, id);
         Ok(id)
     }
 
-    /// Keeps keys and values, which come in turn.
+    /// Converts keys and values, which alternate in `pairs`.
+    fn convert(&mut self, pairs: &[Item]) -> Result<Vec<(String, Value)>, SnapshotError> {
+        let mut budget = std::mem::take(&mut self.objects.budget);
+        let set = values::pairs(&self.objects, pairs, &mut budget);
+        self.objects.budget = budget;
+        set
+    }
+
+    /// Stores keys and values, which alternate in `unknown`.
     fn keep(&mut self, unknown: &[Item]) -> Result<ExtraId, SnapshotError> {
         let raw = self.objects.keep(unknown);
         self.extra(raw)
     }
 
-    /// Says what was left out.
+    /// Adds notes about data that was left out.
     fn note(&mut self) {
         let notes = &mut self.snapshot.notes;
         for (action, events) in &self.unknown_actions {
-            notes.push(format!("Left out: {} with the action `{action}`, which is not known.", count(*events, "event")));
+            notes.push(format!("Ignored {} with the unknown action `{action}`.", count(*events, "event")));
         }
         if self.earlier_owners > 0 {
-            notes.push(format!("Left out: {} of blocks (`history`).", count(self.earlier_owners, "earlier owner")));
+            notes.push(format!("Ignored {} of blocks (`history`).", count(self.earlier_owners, "former owner")));
         }
         if self.other_sums > 0 {
-            notes.push(format!("{} of segments differ from what the blocks add up to: the blocks count.", count(self.other_sums, "sum")));
+            notes.push(format!("{} of segments contradict their blocks. The blocks are used.", count(self.other_sums, "sum")));
         }
     }
 }
 
-/// The values of a segment's dictionary.
+/// Refuses sizes and addresses that no device has: replaying them would not end. A request that ran out of memory may have any size.
+fn check_event(event: &Event) -> Result<(), Wrong> {
+    match event.action {
+        Action::Oom => check_size(event.address, "device_free").map(drop),
+        Action::Snapshot => Ok(()),
+        _ => {
+            let size = check_size(event.size.0, "size")?;
+            let end = event.address.checked_add(size);
+            end.map(drop).ok_or_else(|| Wrong { key: "size", expected: "within the address space", found: size.to_string() })
+        }
+    }
+}
+
+fn check_size(size: u64, key: &'static str) -> Result<u64, Wrong> {
+    let found = || format!("{size}, more than any device has");
+    if size > budget::DEVICE.0 { Err(Wrong { key, expected: "at most 1 TiB", found: found() }) } else { Ok(size) }
+}
+
+/// The known keys of a segment.
 struct SegmentFields {
     device: u32,
     address: u64,
@@ -400,7 +426,7 @@ impl SegmentFields {
         Ok(Self {
             device,
             address: address.ok_or_else(|| Wrong::missing("address"))?,
-            size: size.ok_or_else(|| Wrong::missing("total_size"))?,
+            size: check_size(size.ok_or_else(|| Wrong::missing("total_size"))?, "total_size")?,
             stream,
             pool: pool.ok_or_else(|| Wrong::missing("segment_type"))?,
             private_pool,
@@ -438,7 +464,7 @@ fn private_pool_of(objects: &Objects, value: Item) -> Result<PoolId, Wrong> {
     }
 }
 
-/// The values of a block's dictionary.
+/// The known keys of a block.
 struct BlockFields {
     address: Option<u64>,
     size: u64,
@@ -449,10 +475,10 @@ struct BlockFields {
 }
 
 impl BlockFields {
-    /// The block, and how many owners its `history` has before the present one.
+    /// Reads a block, and the number of former owners in its `history`.
     fn read(objects: &mut Objects, pairs: &[Item]) -> Result<(Self, u64), Wrong> {
         let (mut address, mut size, mut requested, mut state, mut stack) = (None, None, None, None, None);
-        let (mut owners, mut unknown) = (Vec::new(), Vec::new());
+        let (mut owner, mut owners, mut unknown) = (None, 0, Vec::new());
         for pair in pairs.chunks_exact(2) {
             let value = pair[1];
             match pair[0] {
@@ -462,13 +488,14 @@ impl BlockFields {
                 Item::Text(TextId::STATE) => state = Some(state_of(objects, value)?),
                 Item::Text(TextId::FRAMES) => stack = Some(objects.stack(value).map_err(|wrong| wrong.of("frames"))?),
                 Item::Text(TextId::HISTORY) => {
-                    owners = objects.list(value).ok_or_else(|| objects.wrong(value, "a list of owners").of("history"))?.to_vec();
+                    let list = objects.list(value).ok_or_else(|| objects.wrong(value, "a list of owners").of("history"))?;
+                    (owner, owners) = (list.first().copied(), list.len());
                 }
                 key => unknown.extend([key, value]),
             }
         }
-        // Before PyTorch 2.1 a block's last owner is told by the first entry of its `history`.
-        if let Some(&owner) = owners.first() {
+        // Before PyTorch 2.1, the first entry of `history` describes the block's last owner.
+        if let Some(owner) = owner {
             let pairs = objects.dict(owner).ok_or_else(|| objects.wrong(owner, "a dictionary").of("history[0]"))?.to_vec();
             for pair in pairs.chunks_exact(2) {
                 match pair[0] {
@@ -491,7 +518,7 @@ impl BlockFields {
             stack: stack.unwrap_or(StackId::EMPTY),
             unknown,
         };
-        Ok((block, owners.len().saturating_sub(1) as u64))
+        Ok((block, owners.saturating_sub(1) as u64))
     }
 }
 
@@ -504,7 +531,7 @@ fn state_of(objects: &Objects, value: Item) -> Result<BlockState, Wrong> {
     }
 }
 
-/// An annotation, and its further keys with their values, in turn.
+/// Reads an annotation. Also returns its unknown keys and values, which alternate.
 fn annotation(objects: &Objects, pairs: &[Item]) -> Result<(Annotation, Vec<Item>), Wrong> {
     let (mut begins, mut name, mut device, mut time_us, mut unknown) = (None, None, 0, None, Vec::new());
     for pair in pairs.chunks_exact(2) {

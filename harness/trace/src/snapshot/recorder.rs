@@ -1,8 +1,8 @@
-//! Records what an allocator does as PyTorch's own history does: [`Recorder::around`] puts a [`Recorded`] around the allocator, and
-//! [`Recorder::snapshot`] gives the events so far with the present state.
+//! Records an allocator's events like PyTorch's memory history. [`Recorder::around`] wraps an allocator in [`Recorded`];
+//! [`Recorder::snapshot`] returns the events and the current state.
 //!
-//! The allocator says what it hands out. What it takes from the driver and gives back is seen by comparing its segments wherever its counters of driver
-//! calls have moved: a segment that is given back and made again at the same place within one operation is not seen.
+//! Driver calls are found by comparing the allocator's segments before and after each operation whose counters changed. A segment
+//! that one operation frees and allocates again at the same address is therefore missed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,12 +17,12 @@ use harness_allocator::units::Bytes;
 
 use super::{Action, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value};
 
-/// What an allocator has done. Clones are handles of the same recording.
+/// The history of an allocator. Clones share one history.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder(Arc<Mutex<Log>>);
 
 impl Recorder {
-    /// A recording that is still empty, of an allocator with these settings.
+    /// Creates an empty history with the allocator's settings.
     #[must_use]
     pub fn new(settings: Option<Settings>) -> Self {
         let recorder = Self::default();
@@ -30,7 +30,7 @@ impl Recorder {
         recorder
     }
 
-    /// An allocator that is recorded from now on. What it already holds is taken for older than the recording.
+    /// Wraps an allocator. Its existing blocks count as allocated before the recording.
     pub fn around<A: Allocator>(&self, allocator: A) -> Recorded<A> {
         let mut log = self.log();
         log.counted = counted(&allocator);
@@ -39,14 +39,14 @@ impl Recorder {
         Recorded { allocator, recorder: self.clone() }
     }
 
-    /// Where the program is from now on, the innermost frame first.
+    /// Sets the current call stack, innermost frame first.
     pub fn set_place(&self, frames: impl IntoIterator<Item = Frame>) {
         let mut log = self.log();
         let ids: Vec<FrameId> = frames.into_iter().map(|frame| log.snapshot.stacks.intern_frame(frame)).collect();
         log.stack = log.snapshot.stacks.intern(&ids);
     }
 
-    /// Puts a frame inside of the place where the program is.
+    /// Pushes a frame onto the current call stack.
     pub fn set_inner_place(&self, frame: Frame) {
         let mut log = self.log();
         let inner = log.snapshot.stacks.intern_frame(frame);
@@ -54,30 +54,31 @@ impl Recorder {
         log.stack = log.snapshot.stacks.intern(&ids);
     }
 
-    /// Where the program is, to go back there.
+    /// Returns the current call stack, for [`Recorder::go_back_to`].
     #[must_use]
     pub fn place(&self) -> StackId {
         self.log().stack
     }
 
-    /// The program is where it was.
+    /// Restores a call stack.
     pub fn go_back_to(&self, place: StackId) {
         self.log().stack = place;
     }
 
-    /// When the next events are: microseconds since any moment.
+    /// Sets the time of the next events in microseconds.
     pub fn set_time(&self, time_us: u64) {
         self.log().time_us = Some(time_us);
     }
 
-    /// What the next blocks are for: their events have it as `user_metadata`.
+    /// Sets the `user_metadata` of the next events.
     pub fn set_label(&self, label: Option<&str>) {
         let mut log = self.log();
         log.label = label.map(str::to_owned);
         log.extras_known = None;
     }
 
-    /// The events so far, and what the recorded allocator holds now. Streams have their numbers as handles; private pool N is `(0, N + 1)`.
+    /// Returns the events so far and the allocator's current segments. Stream numbers serve as handles; private pool N becomes
+    /// `(0, N + 1)`.
     #[must_use]
     pub fn snapshot(&self, allocator: &dyn Allocator) -> Snapshot {
         let mut log = self.log();
@@ -88,13 +89,12 @@ impl Recorder {
         snapshot
     }
 
-    /// A panic of another thread leaves a recording that is still whole.
+    /// The history stays consistent if a thread panics.
     fn log(&self) -> MutexGuard<'_, Log> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An allocator that is recorded.
 #[derive(Debug)]
 pub struct Recorded<A> {
     allocator: A,
@@ -102,7 +102,7 @@ pub struct Recorded<A> {
 }
 
 impl<A: Allocator> Recorded<A> {
-    /// Records what the last operation has done besides handing out and taking back blocks.
+    /// Records driver calls and completed frees of the last operation.
     fn settle(&self) {
         self.recorder.log().settle(&self.allocator);
     }
@@ -194,13 +194,13 @@ impl<A: Allocator> PrivatePools for Recorded<A> {
 }
 
 impl<A: Allocator> Recorded<A> {
-    /// The allocator's own. There are some wherever a caller could ask for them.
+    /// The allocator's own extension, if it has one.
     fn pools(&mut self, pool: PrivatePoolId) -> Result<&mut dyn PrivatePools, PrivatePoolError> {
         self.allocator.private_pools().ok_or(PrivatePoolError::Unknown(pool))
     }
 }
 
-/// What was free on the device when a request failed.
+/// The device's free memory when a request failed.
 fn free_memory(error: &AllocatorError, device: &mut dyn Device) -> Bytes {
     match error {
         AllocatorError::OutOfMemory(failed) => match failed.cause {
@@ -211,7 +211,7 @@ fn free_memory(error: &AllocatorError, device: &mut dyn Device) -> Bytes {
     }
 }
 
-/// What moves with every call to the driver for memory.
+/// Counters that change with every driver call for memory.
 type Counted = [u64; 3];
 
 fn counted(allocator: &dyn Allocator) -> Counted {
@@ -219,7 +219,7 @@ fn counted(allocator: &dyn Allocator) -> Counted {
     [stats.num_device_alloc, stats.num_device_free, stats.reserved_bytes.all.current]
 }
 
-/// A block as it was requested; of a refused request with the device's free memory as its address.
+/// A requested block. For a failed request, `address` is the device's free memory.
 #[derive(Clone, Copy, Debug)]
 struct Live {
     address: u64,
@@ -227,7 +227,7 @@ struct Live {
     stream: StreamId,
 }
 
-/// A range held from the driver.
+/// A range reserved from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     size: Bytes,
@@ -235,7 +235,7 @@ struct Range {
     private_pool: Option<u32>,
 }
 
-/// Who allocated a block.
+/// The allocation of a block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
     stack: StackId,
@@ -244,21 +244,21 @@ struct Owner {
 
 #[derive(Debug, Default)]
 struct Log {
-    /// Stacks and settings.
+    /// Holds the stacks and settings.
     snapshot: Snapshot,
     events: Vec<Event>,
     stack: StackId,
     time_us: Option<u64>,
     label: Option<String>,
-    /// Private pools whose context is open, the innermost last.
+    /// Open private pools, innermost last.
     open_pools: Vec<PrivatePoolId>,
-    /// The further keys of what is allocated now, as long as neither label nor pool changes.
+    /// The unknown keys of new events, cached until the label or pool changes.
     extras_known: Option<(Option<PrivatePoolId>, ExtraId)>,
     counted: Counted,
     held: Held,
-    /// Blocks that were freed and wait for events of other streams, oldest first.
+    /// Freed blocks that wait for other streams, oldest first.
     pending: Vec<Live>,
-    /// By address: who allocated the block, or made the segment, that was there last.
+    /// By address: the last allocation of a block or segment there.
     blocks: BTreeMap<u64, Owner>,
     segments: BTreeMap<u64, StackId>,
 }
@@ -280,13 +280,13 @@ impl Log {
         self.add(Action::Oom, request, extra);
     }
 
-    /// A step of a block's free. What it was for is known from its allocation.
+    /// Records a step of a free, with the metadata of the allocation.
     fn freed(&mut self, action: Action, block: Live) {
         let Owner { extra, .. } = self.blocks.get(&block.address).copied().unwrap_or_default();
         self.add(action, block, extra);
     }
 
-    /// A range was taken from the driver or given back.
+    /// Records a range reserved from the driver or returned to it.
     fn moved(&mut self, action: Action, address: u64, Range { size, stream, private_pool }: Range) {
         if matches!(action, Action::SegmentAlloc | Action::SegmentMap) {
             self.segments.insert(address, self.stack);
@@ -295,7 +295,7 @@ impl Log {
         self.add(action, Live { address, size, stream }, extra);
     }
 
-    /// The further keys of a request that is made now.
+    /// The unknown keys of a request that is made now.
     fn extra_of_request(&mut self) -> ExtraId {
         let pool = self.open_pools.last().copied();
         if let Some((_, known)) = self.extras_known.filter(|(known, _)| *known == pool) {
@@ -307,7 +307,7 @@ impl Log {
         extra
     }
 
-    /// Frees that are complete now, then what went back to the driver, then what was taken from it.
+    /// Records completed frees, then memory returned to the driver, then new memory from it.
     fn settle(&mut self, allocator: &dyn Allocator) {
         let is_pending = |live: &Live| {
             let segment = allocator.segment_at(DevicePtr(live.address));
@@ -337,7 +337,7 @@ impl Log {
         }
     }
 
-    /// A segment as it is now, with the stacks of those who made it and its blocks.
+    /// Converts a segment, with the stacks of its allocations.
     fn segment(&self, segment: &SegmentInfo) -> Segment {
         let block = |block: &BlockInfo| Block {
             address: block.address.0,
@@ -365,18 +365,18 @@ impl Log {
     }
 }
 
-/// Private pool N is `(0, N + 1)`.
+/// Converts private pool N to `(0, N + 1)`.
 fn pool_id(private_pool: Option<u32>) -> PoolId {
     private_pool.map_or(PoolId::DEFAULT, |pool| PoolId(0, u64::from(pool) + 1))
 }
 
-/// The key of an event that tells its pool, as versions of PyTorch after 2.11 write it.
+/// The key `pool_id`, as PyTorch versions after 2.11 write it.
 fn pool_key(private_pool: Option<u32>) -> (String, Value) {
     let PoolId(first, second) = pool_id(private_pool);
     ("pool_id".to_owned(), Value::Tuple(vec![Value::Int(first.into()), Value::Int(second.into())]))
 }
 
-/// What is held from the driver, by address.
+/// Memory reserved from the driver, by address.
 #[derive(Clone, Debug, Default)]
 struct Held {
     segments: BTreeMap<u64, Range>,
@@ -395,13 +395,13 @@ impl Held {
         held
     }
 
-    /// The segments that the other one does not have.
+    /// The segments that `other` lacks.
     fn segments_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let beyond = self.segments.iter().filter(|&(address, segment)| other.segments.get(address) != Some(segment));
         beyond.map(|(&address, &segment)| (address, segment)).collect()
     }
 
-    /// The parts of mapped ranges that the other one does not have.
+    /// The mapped ranges that `other` lacks.
     fn mapped_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let mut beyond = Vec::new();
         for (&start, &range) in &self.mapped {

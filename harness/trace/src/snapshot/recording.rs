@@ -1,24 +1,24 @@
-//! What the trace of a snapshot leaves out, as its own contents show: [`Recording`].
+//! Finds which events a snapshot's trace lacks: [`Recording`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{ACTIVE, Action, Event, Segment, Snapshot, StackId};
 
-/// What a trace covers. PyTorch does not write it down, so all of this is concluded from the events and the final state, and what leaves no mark there is
-/// not noticed: a recording that began late, when nothing was held; actions that were skipped and never happened twice at one address.
+/// The completeness of a trace, inferred from its events and final state, because PyTorch does not store it. Some gaps leave no
+/// evidence: a late start while nothing was reserved, or a skipped action that happened only once per address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
-    /// All that is held at the end, or was freed on the way, was allocated in the trace.
+    /// The trace contains the allocation of everything that was freed in it or is live at its end.
     pub from_start: bool,
-    /// Earlier events were recorded and are not there: something is held that has the stack of its allocation, but no event of it. Later events have
-    /// overwritten them (`max_entries` was reached), or an earlier recording was stopped.
+    /// Earlier events are missing: a live block has an allocation stack but no event. Later events overwrote them
+    /// (`max_entries`), or an earlier recording was stopped.
     pub events_lost: bool,
-    /// Actions that happened and were not recorded (`skip_actions`), in the order of [`Action::ALL`].
+    /// Actions that happened but were not recorded (`skip_actions`), in the order of [`Action::ALL`].
     pub missing: Vec<Action>,
 }
 
 impl Snapshot {
-    /// What the trace of a device covers. `None` where nothing was recorded. Time is linear in the events.
+    /// Examines the trace of a device. Returns `None` if nothing was recorded. Takes linear time.
     #[must_use]
     pub fn recording(&self, device: u32) -> Option<Recording> {
         let events = self.traces.get(device as usize)?;
@@ -34,7 +34,7 @@ impl Snapshot {
     }
 }
 
-/// Where a block is in its life, by the last event at its address.
+/// The state of a block after the last event at its address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
     Allocated,
@@ -45,13 +45,13 @@ enum Life {
 #[derive(Default)]
 struct Seen {
     blocks: HashMap<u64, Life>,
-    /// Segments that were made and not given back: beginnings with sizes.
+    /// Sizes of segments that were allocated and not freed, by address.
     made: BTreeMap<u64, u64>,
     /// Mapped ranges of expandable segments.
     mapped: Ranges,
-    /// Segments that were given back without having been made.
+    /// Segments that were freed but never allocated.
     given_back: HashSet<u64>,
-    /// Something is older than the trace.
+    /// Something was allocated before the trace begins.
     before: bool,
     events_lost: bool,
     missing: HashSet<Action>,
@@ -99,7 +99,7 @@ impl Seen {
         }
     }
 
-    /// Compares what is left with what is held at the end.
+    /// Compares the state after the last event with the final segments.
     fn end(&mut self, segments: &[&Segment]) {
         let held: HashSet<u64> = segments.iter().map(|segment| segment.address).collect();
         if self.made.keys().any(|address| !held.contains(address)) {
@@ -124,7 +124,7 @@ impl Seen {
     }
 }
 
-/// Ranges of addresses that neither touch nor overlap: beginnings with ends.
+/// Disjoint ranges that do not touch. Maps each start to its end.
 #[derive(Default)]
 struct Ranges(BTreeMap<u64, u64>);
 

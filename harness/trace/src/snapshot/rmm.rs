@@ -1,28 +1,30 @@
-//! Logs of RMM's `logging_resource_adaptor` as snapshots: the CSV `Thread,Time,Action,Pointer,Size,Stream`,
+//! Reads logs of RMM's `logging_resource_adaptor` as snapshots. They are CSV files with the columns
+//! `Thread,Time,Action,Pointer,Size,Stream`:
 //! <https://github.com/rapidsai/rmm/blob/branch-25.10/cpp/include/rmm/mr/device/logging_resource_adaptor.hpp>.
 //!
-//! RMM frees in stream order, so a line `free` is both events of a free. The log knows no segments, so the snapshot has none; nor does it say how much
-//! memory was free when a request failed.
+//! RMM frees in stream order, so one `free` line becomes both events of a free. The log contains neither segments nor the free
+//! memory at a failed request.
 
 use std::io::{BufRead, BufReader, Read};
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
+use super::budget::{self, Budget};
 use super::error::SnapshotError;
 use super::{Action, Event, ExtraId, Snapshot, StackId, Value};
 
 /// The first line of every log.
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
-/// Longest line, in bytes. RMM's have some 80.
+/// Maximum length of a line in bytes. RMM writes about 80.
 const MAX_LINE: u64 = 4096;
 
-/// Reads a log from its first line on.
+/// Reads a log, including its header.
 pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
     let mut source = BufReader::new(source);
     let (mut snapshot, mut events, mut failures) = (Snapshot::default(), Vec::new(), 0_u64);
-    let mut text = Vec::new();
+    let (mut budget, mut text) = (Budget::default(), Vec::new());
     for line in 1.. {
         text.clear();
         if source.by_ref().take(MAX_LINE).read_until(b'\n', &mut text)? == 0 {
@@ -30,21 +32,21 @@ pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
         }
         let text = String::from_utf8_lossy(&text);
         let text = text.trim();
-        // Logs of several processes are put together with their headers.
+        // Merged logs of several processes repeat the header.
         if text.is_empty() || text == HEADER {
             continue;
         }
         let row = Row::parse(text).map_err(|expected| SnapshotError::LogLine { line, text: text.chars().take(120).collect(), expected })?;
-        let extra = snapshot.extras.intern(vec![("thread".to_owned(), Value::Text(row.thread.to_owned()))]);
         failures += u64::from(row.actions == [Action::Oom]);
+        let threads = snapshot.extras.len();
+        let extra = snapshot.extras.intern(vec![("thread".to_owned(), Value::Text(row.thread.to_owned()))]);
+        budget.add(if snapshot.extras.len() > threads { 256 + 2 * row.thread.len() } else { 0 });
+        budget.take(row.actions.len() * size_of::<Event>())?;
         events.extend(row.actions.iter().map(|&action| row.event(action, extra)));
     }
-    snapshot.notes.push("An RMM log has no segments and no call stacks.".to_owned());
+    snapshot.notes.push("An RMM log contains no segments and no call stacks.".to_owned());
     if failures > 0 {
-        snapshot.notes.push(format!(
-            "{} failed; an RMM log does not say how much memory was free then: it is given as 0.",
-            count(failures, "request")
-        ));
+        snapshot.notes.push(format!("{} failed. An RMM log does not contain the free memory, so 0 is shown.", count(failures, "request")));
     }
     snapshot.traces.push(events);
     Ok(snapshot)
@@ -61,8 +63,7 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// # Errors
-    /// What would be accepted.
+    /// Returns a description of the accepted form on error.
     fn parse(line: &'a str) -> Result<Self, &'static str> {
         let fields: Vec<&str> = line.split(',').collect();
         let [thread, time, action, pointer, size, stream] = fields[..] else {
@@ -74,16 +75,17 @@ impl<'a> Row<'a> {
             "allocate failure" => &[Action::Oom],
             _ => return Err("the action `allocate`, `free` or `allocate failure`"),
         };
+        let is_oom = actions == [Action::Oom];
         Ok(Self {
             thread,
             time_us: time_us(time),
             actions,
-            address: if action == "allocate failure" {
-                0
-            } else {
-                number(pointer).ok_or("an address like 0x7f8a40000000 in the fourth field")?
-            },
-            size: size.parse().map_err(|_| "a size in bytes in the fifth field")?,
+            address: if is_oom { 0 } else { number(pointer).ok_or("an address like 0x7f8a40000000 in the fourth field")? },
+            size: size
+                .parse()
+                .ok()
+                .filter(|&size| is_oom || size <= budget::DEVICE.0)
+                .ok_or("a size of at most 1 TiB, in bytes, in the fifth field")?,
             stream: number(stream).ok_or("a stream like 0x2 or 0 in the sixth field")?,
         })
     }
@@ -101,7 +103,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A pointer as `%p` writes it, or a plain number.
+/// Parses a pointer as `%p` prints it, or a decimal number.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -110,7 +112,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Microseconds of `HH:MM:SS.ffffff`, since midnight, or of seconds since 1970. `None` for another form.
+/// Parses `HH:MM:SS.ffffff` since midnight, or seconds since 1970, into microseconds.
 fn time_us(text: &str) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let seconds = whole.split(':').try_fold(0_u64, |sum, part| sum.checked_mul(60)?.checked_add(part.parse().ok()?))?;

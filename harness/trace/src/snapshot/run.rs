@@ -1,4 +1,4 @@
-//! What a snapshot that one of our own runs wrote tells of the run: [`RunInfo`], under a key of the whole that PyTorch does not have and passes over.
+//! Describes the harness run that wrote a snapshot: [`RunInfo`]. It is stored under a top-level key that PyTorch ignores.
 
 use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
@@ -11,22 +11,22 @@ const KEY: &str = "harness_run";
 /// The run that a snapshot was recorded from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunInfo {
-    /// The name of the scenario.
+    /// The scenario's name.
     pub scenario: String,
-    /// The name of the allocator's arm.
+    /// The name of the configuration.
     pub allocator: String,
-    /// Whether that is PyTorch's allocator, under whatever settings.
+    /// True if the run used PyTorch's allocator, with any settings.
     pub is_pytorchs: bool,
-    /// The name of the device.
+    /// The device's name.
     pub device: String,
-    /// All of the device's memory, with what the CUDA context and others hold.
+    /// The device's total memory, including the CUDA context and other processes.
     pub memory: Bytes,
-    /// Whether the times of the events are those of a cost model.
+    /// True if event times come from a cost model.
     pub clock: Clock,
 }
 
 impl Snapshot {
-    /// The run that this was recorded from, where it is one of ours.
+    /// Returns the run, if the harness wrote this snapshot.
     #[must_use]
     pub fn run(&self) -> Option<RunInfo> {
         let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else { return None };
@@ -46,7 +46,7 @@ impl Snapshot {
         })
     }
 
-    /// Tells the run that this was recorded from. Other further keys of the whole stay.
+    /// Stores the run. Other top-level keys stay unchanged.
     pub fn set_run(&mut self, run: &RunInfo) {
         let text = |text: &str| Value::Text(text.to_owned());
         let pairs = [

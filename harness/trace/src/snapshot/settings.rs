@@ -1,19 +1,17 @@
-//! The allocator's settings in a snapshot, and the string that gives them.
+//! The allocator settings of a snapshot.
 
 use super::extras::Value;
 
-/// The allocator's settings as the file has them.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Settings {
-    /// `PYTORCH_CUDA_ALLOC_CONF` as the program had it. Old files do not have it; then it is made of the other settings.
+    /// The program's `PYTORCH_CUDA_ALLOC_CONF`. In old files, derived from the individual settings.
     pub conf: String,
-    /// All settings of the file, in its order.
+    /// All settings, in file order.
     pub all: Vec<(String, Value)>,
 }
 
 impl Settings {
-    /// Settings as a file has them.
+    /// Derives the settings from the keys of a file.
     #[must_use]
     pub fn new(all: Vec<(String, Value)>) -> Self {
         let recorded = all.iter().find(|(key, _)| key.ends_with("ALLOC_CONF")).and_then(|(_, value)| value.as_text());
@@ -21,14 +19,13 @@ impl Settings {
         Self { conf, all }
     }
 
-    /// The value of one key.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.all.iter().find_map(|(name, value)| (name == key).then_some(value))
     }
 }
 
-/// The string that gives these settings: of those that decide where blocks lie, what is not the default.
+/// Builds `PYTORCH_CUDA_ALLOC_CONF` from settings that affect placement and differ from the default.
 fn conf_of(all: &[(String, Value)]) -> String {
     let mut parts = Vec::new();
     for (key, value) in all {
@@ -45,7 +42,7 @@ fn conf_of(all: &[(String, Value)]) -> String {
     parts.join(",")
 }
 
-/// `roundup_power2_divisions` of a dictionary with the divisions of each size in MiB. `None` where nothing is rounded up.
+/// Converts a dictionary of divisions by size in MiB. Returns `None` if sizes are not rounded.
 fn roundup_of(divisions: &[(Value, Value)]) -> Option<String> {
     let of = |(size, divisions): &(Value, Value)| {
         let size = size.as_text().map_or_else(|| size.as_u64(), |text| text.parse().ok())?;

@@ -1,36 +1,35 @@
-//! Call stacks, each kept once: [`Stacks`] holds [`Frame`]s and stacks of them, and names them by [`FrameId`] and [`StackId`].
+//! Stores each distinct call stack once. [`Stacks`] holds [`Frame`]s, identified by [`FrameId`], and stacks, identified by
+//! [`StackId`].
 
 use std::collections::HashMap;
 use std::fmt;
 
 use super::extras::ExtraId;
 
-/// Names a stack of [`Stacks`]. The empty stack is [`StackId::EMPTY`].
+/// Identifies a stack in [`Stacks`]. The empty stack is [`StackId::EMPTY`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
 impl StackId {
-    /// No frames were recorded.
+    /// The stack without frames.
     pub const EMPTY: Self = Self(0);
 }
 
-/// One frame of a call stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Frame {
     pub name: String,
     pub file: String,
-    /// Counted from 1; of C++ code that was not symbolized the address in the library. 0 where the file has none.
+    /// Counted from 1; 0 if the file has none. For unsymbolized C++ code, the address in the library.
     pub line: u32,
-    /// Further keys of the frame, as `torch.compile` adds them.
+    /// Unknown keys, for example from `torch.compile`.
     pub extra: ExtraId,
 }
 
-/// Names a frame of [`Stacks`].
+/// Identifies a frame in [`Stacks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
-/// Call stacks, each kept once, the innermost frame first.
+/// The distinct call stacks, innermost frame first.
 #[derive(Clone)]
 pub struct Stacks {
     frames: Vec<Frame>,
@@ -62,48 +61,46 @@ impl PartialEq for Stacks {
 impl Eq for Stacks {}
 
 impl Stacks {
-    /// The frames of a stack, the innermost first. None for an id of other [`Stacks`].
+    /// The frames of a stack, innermost first. Empty for an unknown id.
     pub fn frames(&self, stack: StackId) -> impl ExactSizeIterator<Item = &Frame> + DoubleEndedIterator + '_ {
         self.ids(stack).iter().map(|&id| self.frame(id))
     }
 
-    /// The ids of a stack's frames, the innermost first. None for an id of other [`Stacks`].
+    /// The ids of a stack's frames, innermost first. Empty for an unknown id.
     #[must_use]
     pub fn ids(&self, stack: StackId) -> &[FrameId] {
         self.stacks.get(stack.0 as usize).map_or(&[], |ids| ids)
     }
 
-    /// One frame.
-    ///
     /// # Panics
-    /// For an id of other [`Stacks`].
+    /// Panics for an unknown id.
     #[must_use]
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
     }
 
-    /// How many different stacks there are, the empty one included. Their ids are the numbers below.
+    /// The number of distinct stacks, including the empty one. Ids are smaller than this.
     #[must_use]
     pub fn len(&self) -> usize {
         self.stacks.len()
     }
 
-    /// Whether there is no stack but the empty one.
+    /// Returns true if only the empty stack exists.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 1
     }
 
-    /// How many different frames there are. Their ids are the numbers below.
+    /// The number of distinct frames. Ids are smaller than this.
     #[must_use]
     pub fn frame_count(&self) -> usize {
         self.frames.len()
     }
 
-    /// The id of a frame, which is kept if it is new.
+    /// Stores a frame if it is new, and returns its id.
     ///
     /// # Panics
-    /// At 2^32 different frames.
+    /// Panics at 2^32 distinct frames.
     pub fn intern_frame(&mut self, frame: Frame) -> FrameId {
         if let Some(&id) = self.frame_ids.get(&frame) {
             return id;
@@ -114,10 +111,10 @@ impl Stacks {
         id
     }
 
-    /// The id of a stack, the innermost frame first, which is kept if it is new.
+    /// Stores a stack, innermost frame first, if it is new, and returns its id.
     ///
     /// # Panics
-    /// At 2^32 different stacks.
+    /// Panics at 2^32 distinct stacks.
     pub fn intern(&mut self, frames: &[FrameId]) -> StackId {
         if let Some(&id) = self.stack_ids.get(frames) {
             return id;

@@ -1,5 +1,6 @@
-//! A [`Snapshot`] as a pickle that `python -m torch.cuda._memory_viz`, <https://docs.pytorch.org/memory_viz> and [`Snapshot::read`] read. Of protocol 4;
-//! without framing, and with the opcodes only that PyTorch's own page knows (`torch/utils/viz/MemoryViz.js`).
+//! Writes a [`Snapshot`] as a pickle for `python -m torch.cuda._memory_viz`, <https://docs.pytorch.org/memory_viz> and
+//! [`Snapshot::read`]. Uses protocol 4 without frames, and only opcodes that PyTorch's viewer supports
+//! (`torch/utils/viz/MemoryViz.js`).
 
 use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
@@ -9,14 +10,11 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use super::pickle::opcode;
 use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, FrameId, PoolId, Segment, Snapshot, StackId, Value};
 
-/// How many items are put into a list at once, as Python does.
+/// The number of items per APPENDS, as in Python.
 const BATCH: usize = 1000;
 
 impl Snapshot {
-    /// Writes the snapshot as the pickle of a dictionary, not packed. Reading it gives an equal snapshot, but for its notes.
-    ///
-    /// # Errors
-    /// Of the writer.
+    /// Writes an unpacked pickle. Reading it returns an equal snapshot, except for [`Snapshot::notes`].
     pub fn write(&self, out: impl Write) -> io::Result<()> {
         let out = BufWriter::with_capacity(1 << 16, out);
         let mut pickle = Pickle { snapshot: self, out, memoized: 0, texts: HashMap::new(), frames: HashMap::new(), stacks: HashMap::new() };
@@ -30,7 +28,7 @@ impl Snapshot {
 struct Pickle<'a, W> {
     snapshot: &'a Snapshot,
     out: W,
-    /// How many objects have a number, and the numbers of those that come again.
+    /// The number of memoized objects. The maps hold the numbers of objects that can repeat.
     memoized: u32,
     texts: HashMap<&'a str, u32>,
     frames: HashMap<FrameId, u32>,
@@ -112,7 +110,7 @@ impl<'a, W: Write> Pickle<'a, W> {
                 pickle.number("time_us", time_us)?;
             }
             pickle.extra(event.extra)?;
-            // PyTorch has none for the moment of a snapshot.
+            // PyTorch writes no stack for a snapshot event.
             if event.action == Action::Snapshot && event.stack == StackId::EMPTY { Ok(()) } else { pickle.stack(event.stack) }
         })
     }
@@ -129,7 +127,7 @@ impl<'a, W: Write> Pickle<'a, W> {
         })
     }
 
-    /// The key `frames` and the stack.
+    /// Writes the key `frames` and the stack.
     fn stack(&mut self, stack: StackId) -> io::Result<()> {
         self.text("frames")?;
         if let Some(&number) = self.stacks.get(&stack) {
@@ -151,7 +149,7 @@ impl<'a, W: Write> Pickle<'a, W> {
             pickle.text(&frame.name)?;
             pickle.text("filename")?;
             pickle.text(&frame.file)?;
-            // A line that is no line of a file stands among the further keys.
+            // An invalid line number is stored among the unknown keys.
             if pickle.snapshot.extras.value(frame.extra, "line").is_none() {
                 pickle.number("line", frame.line.into())?;
             }
@@ -162,7 +160,7 @@ impl<'a, W: Write> Pickle<'a, W> {
         Ok(())
     }
 
-    /// Further keys and their values.
+    /// Writes unknown keys and their values.
     fn extra(&mut self, extra: ExtraId) -> io::Result<()> {
         self.pairs(self.snapshot.extras.get(extra))
     }
@@ -231,7 +229,7 @@ impl<'a, W: Write> Pickle<'a, W> {
         Ok(())
     }
 
-    /// A key with a number. Numbers above 2^63 are written as negative ones, as PyTorch does.
+    /// Writes a key with a number. Like PyTorch, writes numbers from 2^63 as negative.
     fn number(&mut self, key: &'static str, number: u64) -> io::Result<()> {
         self.text(key)?;
         self.int(number.cast_signed().into())
@@ -273,7 +271,7 @@ impl<'a, W: Write> Pickle<'a, W> {
         Ok(())
     }
 
-    /// Gives the last object the next number.
+    /// Memoizes the last object and returns its number.
     fn memoize(&mut self) -> io::Result<u32> {
         self.op(opcode::MEMOIZE)?;
         self.memoized += 1;

@@ -1,19 +1,19 @@
-//! The bytes of a pickle, read in pieces, so that a file need not fit into memory.
+//! Reads the bytes of a pickle in pieces, so the file need not fit into memory.
 
 use std::io::{ErrorKind, Read};
 
 use super::super::error::SnapshotError;
 
-/// How much is read at once.
+/// The number of bytes per read.
 const PIECE: usize = 1 << 16;
 
-/// Bytes with the offset of the next one.
+/// Buffered bytes and their offset.
 pub(super) struct Input<R> {
     source: R,
     buffer: Box<[u8]>,
     at: usize,
     end: usize,
-    /// Of the buffer's first byte in the whole.
+    /// The offset of the buffer's first byte.
     start: u64,
 }
 
@@ -22,12 +22,12 @@ impl<R: Read> Input<R> {
         Self { source, buffer: vec![0; PIECE].into_boxed_slice(), at: 0, end: 0, start: 0 }
     }
 
-    /// Of the next byte.
+    /// The offset of the next byte.
     pub(super) fn offset(&self) -> u64 {
         self.start + self.at as u64
     }
 
-    /// What is there of the first bytes, without taking them.
+    /// Returns up to 64 of the first bytes without consuming them.
     pub(super) fn peek(&mut self) -> Result<&[u8], SnapshotError> {
         while self.end < 64 && self.refill()? {}
         Ok(&self.buffer[self.at..self.end.min(self.at + 64)])
@@ -52,7 +52,7 @@ impl<R: Read> Input<R> {
         Ok(bytes)
     }
 
-    /// Puts so many bytes into a buffer. A length that the file does not have takes no more memory than the file.
+    /// Reads `count` bytes into a buffer. A wrong length takes no more memory than the file.
     pub(super) fn bytes(&mut self, count: u64, into: &mut Vec<u8>) -> Result<(), SnapshotError> {
         into.clear();
         let mut left = count;
@@ -68,7 +68,7 @@ impl<R: Read> Input<R> {
         Ok(())
     }
 
-    /// Puts the rest of the line into a buffer, without its end.
+    /// Reads the rest of the line into a buffer, without the line end.
     pub(super) fn line(&mut self, into: &mut Vec<u8>) -> Result<(), SnapshotError> {
         into.clear();
         loop {
@@ -83,7 +83,7 @@ impl<R: Read> Input<R> {
         Ok(())
     }
 
-    /// Reads to the end, so that a packed file is checked as a whole.
+    /// Reads to the end, so the checksum of a packed file is verified.
     pub(super) fn finish(mut self) -> Result<(), SnapshotError> {
         loop {
             self.at = self.end;
@@ -93,7 +93,7 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Reads more behind what is left. `false` at the end of the file.
+    /// Reads more bytes. Returns `false` at the end of the file.
     fn refill(&mut self) -> Result<bool, SnapshotError> {
         self.buffer.copy_within(self.at..self.end, 0);
         self.start += self.at as u64;

@@ -1,19 +1,14 @@
-//! The stack machine that a pickle is a program of.
+//! The stack machine that executes a pickle.
 
 use std::io::Read;
 
+use super::super::budget;
 use super::super::error::{SnapshotError, not_pickle};
 use super::input::Input;
 use super::objects::{Item, Object, Objects};
 use super::opcode;
 
-/// Most items on the stack, and most objects and items that are kept: 67 million each, of some 30 million events.
-const LIMIT: usize = 1 << 26;
-
-/// Reads one pickle to its end.
-///
-/// # Errors
-/// What is no pickle, is damaged or cut off, or calls code.
+/// Reads one pickle to its end. Fails if it is not a pickle, is damaged or truncated, or calls code.
 pub(in super::super) fn read(source: impl Read) -> Result<(Item, Objects), SnapshotError> {
     let mut machine = Machine {
         input: Input::new(source),
@@ -24,7 +19,7 @@ pub(in super::super) fn read(source: impl Read) -> Result<(Item, Objects), Snaps
         scratch: Vec::new(),
     };
     let first = machine.input.peek()?;
-    // A pickle begins with its protocol, or, in protocol 1, with its outermost object.
+    // A pickle starts with its protocol or, in protocol 1, with its outermost object.
     if !matches!(first.first(), Some(&(opcode::PROTO | opcode::EMPTY_DICT | opcode::EMPTY_LIST | opcode::MARK))) {
         return Err(not_pickle(first));
     }
@@ -37,10 +32,10 @@ struct Machine<R> {
     input: Input<R>,
     objects: Objects,
     stack: Vec<Item>,
-    /// The lengths of the stack where a MARK was met.
+    /// The stack length at each MARK.
     marks: Vec<usize>,
     memo: Vec<Option<Item>>,
-    /// The bytes of the text that is being read.
+    /// The bytes of the current text.
     scratch: Vec<u8>,
 }
 
@@ -77,7 +72,7 @@ impl<R: Read> Machine<R> {
             }
             opcode::MARK => {
                 self.marks.push(self.stack.len());
-                if self.marks.len() > LIMIT { Err(SnapshotError::TooLarge { what: "marks", limit: LIMIT as u64 }) } else { Ok(()) }
+                self.check_size()
             }
             opcode::BININT1 => {
                 let number = self.input.byte()?;
@@ -111,14 +106,14 @@ impl<R: Read> Machine<R> {
         }
     }
 
-    /// What nearly no snapshot has more than once.
+    /// Executes opcodes that are rare in snapshots.
     fn execute_rare(&mut self, opcode: u8) -> Result<(), SnapshotError> {
         match opcode {
             opcode::PROTO => match self.input.byte()? {
                 0..=5 => Ok(()),
-                newer => Err(self.damaged(format!("pickle protocol {newer} is not known (1 to 5 are)"))),
+                newer => Err(self.damaged(format!("pickle protocol {newer} is unknown (protocols 1 to 5 are supported)"))),
             },
-            // How the rest is divided says nothing about what it means.
+            // Frames do not change the meaning of a pickle.
             opcode::FRAME => self.input.array::<8>().map(drop),
             opcode::LONG4 => {
                 let length = u32::from_le_bytes(self.input.array()?);
@@ -173,14 +168,14 @@ impl<R: Read> Machine<R> {
             return SnapshotError::CallsCode { opcode: name, name: self.called(opcode), offset };
         }
         let what = if opcode::is_text(opcode) {
-            "it is of pickle protocol 0, which PyTorch never writes: write it with protocol 2 or newer".to_owned()
+            "it uses pickle protocol 0, which PyTorch never writes; use protocol 2 or newer".to_owned()
         } else {
-            format!("{opcode:#04x} is no opcode of a pickle")
+            format!("{opcode:#04x} is not a pickle opcode")
         };
         SnapshotError::Damaged { offset, what }
     }
 
-    /// What would be called: two lines behind the opcode, or the two texts on the stack. Empty where the pickle names nothing.
+    /// The name of the function that would be called: the next two lines, or the two texts on the stack. Empty if unknown.
     fn called(&mut self, opcode: u8) -> String {
         let mut parts = Vec::new();
         if matches!(opcode, opcode::GLOBAL | opcode::INST) {
@@ -204,11 +199,8 @@ impl<R: Read> Machine<R> {
 
     #[inline]
     fn push(&mut self, item: Item) -> Result<(), SnapshotError> {
-        if self.stack.len() == LIMIT {
-            return Err(SnapshotError::TooLarge { what: "items", limit: LIMIT as u64 });
-        }
         self.stack.push(item);
-        Ok(())
+        self.check_size()
     }
 
     fn pop(&mut self) -> Result<Item, SnapshotError> {
@@ -218,26 +210,26 @@ impl<R: Read> Machine<R> {
         Ok(item)
     }
 
-    /// Where the last `count` items begin that stand above the last mark.
+    /// The position of the last `count` items, which must be above the last mark.
     #[inline]
     fn below(&self, count: usize) -> Result<usize, SnapshotError> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
             Some(start) if start >= floor => Ok(start),
-            _ => Err(self.damaged("an opcode needs more than the stack holds")),
+            _ => Err(self.damaged("an opcode needs more items than the stack has")),
         }
     }
 
     #[inline]
     fn pop_mark(&mut self) -> Result<usize, SnapshotError> {
-        self.marks.pop().ok_or_else(|| self.damaged("an opcode needs a mark, and there is none"))
+        self.marks.pop().ok_or_else(|| self.damaged("an opcode needs a mark, but the stack has none"))
     }
 
     #[inline]
     fn get(&mut self, index: u32) -> Result<(), SnapshotError> {
         match self.memo.get(index as usize) {
             Some(&Some(item)) => self.push(item),
-            _ => Err(self.damaged(format!("it refers to object {index}, which it does not have"))),
+            _ => Err(self.damaged(format!("it refers to object {index}, which does not exist"))),
         }
     }
 
@@ -245,15 +237,16 @@ impl<R: Read> Machine<R> {
     fn put(&mut self, index: usize) -> Result<(), SnapshotError> {
         let top = self.below(1)?;
         let item = self.stack[top];
-        if index == self.memo.len() && index < LIMIT {
+        if index == self.memo.len() {
             self.memo.push(Some(item));
-            return Ok(());
+            return self.check_size();
         }
-        // Writers count without gaps, so a number above that of the bytes is none of theirs.
-        if index as u64 >= self.input.offset() || index >= LIMIT {
-            return Err(self.damaged(format!("it numbers an object {index}, more than it can have")));
+        // Writers number objects without gaps, so no number exceeds the offset.
+        if index as u64 >= self.input.offset() {
+            return Err(self.damaged(format!("it assigns the impossible number {index} to an object")));
         }
         if index >= self.memo.len() {
+            self.objects.budget.check((index + 1) * size_of::<Option<Item>>())?;
             self.memo.resize(index + 1, None);
         }
         self.memo[index] = Some(item);
@@ -263,19 +256,16 @@ impl<R: Read> Machine<R> {
     #[inline]
     fn new_object(&mut self, object: Object) -> Result<(), SnapshotError> {
         let item = self.objects.add(object);
-        self.check_size()?;
         self.push(item)
     }
 
     #[inline]
     fn check_size(&self) -> Result<(), SnapshotError> {
-        if self.objects.held() > LIMIT {
-            return Err(SnapshotError::TooLarge { what: "objects", limit: LIMIT as u64 });
-        }
-        Ok(())
+        let items = self.stack.len() + self.memo.len();
+        self.objects.budget.check(items * size_of::<Item>() + self.marks.len() * size_of::<usize>())
     }
 
-    /// Puts the items above the mark into the dictionary below it.
+    /// Moves the items above the mark into the dictionary below it.
     #[inline]
     fn set_items(&mut self, end: usize) -> Result<(), SnapshotError> {
         let start = self.pop_mark()?;
@@ -283,7 +273,7 @@ impl<R: Read> Machine<R> {
             return Err(self.damaged("a dictionary has a key without a value"));
         }
         let Some(Item::Object(dict)) = start.checked_sub(1).map(|index| self.stack[index]) else {
-            return Err(self.damaged("a key is set of something that is no dictionary"));
+            return Err(self.damaged("an opcode sets a key, but the target is not a dictionary"));
         };
         let done = self.objects.set_items(dict, &self.stack[start..end]);
         self.stack.truncate(start);
@@ -291,12 +281,12 @@ impl<R: Read> Machine<R> {
         self.check_size()
     }
 
-    /// Puts the items above the mark into the list or set below it.
+    /// Moves the items above the mark into the list or set below it.
     #[inline]
     fn append_items(&mut self, end: usize) -> Result<(), SnapshotError> {
         let start = self.pop_mark()?;
         let Some(Item::Object(list)) = start.checked_sub(1).map(|index| self.stack[index]) else {
-            return Err(self.damaged("something is appended to what is no list"));
+            return Err(self.damaged("an opcode appends, but the target is not a list"));
         };
         let done = self.objects.append(list, &self.stack[start..end]);
         self.stack.truncate(start);
@@ -304,7 +294,7 @@ impl<R: Read> Machine<R> {
         self.check_size()
     }
 
-    /// Does what an opcode for many items does, for the last ones without a mark.
+    /// Applies an opcode for many items to the last `items` ones, without a mark.
     fn one_item(&mut self, items: usize, put: fn(&mut Self, usize) -> Result<(), SnapshotError>) -> Result<(), SnapshotError> {
         let start = self.below(items)?;
         self.marks.push(start);
@@ -314,7 +304,6 @@ impl<R: Read> Machine<R> {
     fn tuple(&mut self, start: usize) -> Result<(), SnapshotError> {
         let item = self.objects.new_tuple(&self.stack[start..]);
         self.stack.truncate(start);
-        self.check_size()?;
         self.push(item)
     }
 
@@ -325,10 +314,17 @@ impl<R: Read> Machine<R> {
             opcode::BINUNICODE8 => u64::from_le_bytes(self.input.array()?),
             _ => u64::from(u32::from_le_bytes(self.input.array()?)),
         };
-        self.input.bytes(length, &mut self.scratch)?;
-        let text = self.objects.texts.intern(&self.scratch);
-        self.check_size()?;
-        self.push(Item::Text(text))
+        self.read_text(length)?;
+        let item = self.objects.new_text(&self.scratch);
+        self.push(item)
+    }
+
+    fn read_text(&mut self, length: u64) -> Result<(), SnapshotError> {
+        self.input.bytes(length.min(budget::TEXT + 1), &mut self.scratch)?;
+        if length > budget::TEXT {
+            return Err(SnapshotError::TooLarge { what: "bytes in one text", limit: budget::TEXT });
+        }
+        Ok(())
     }
 
     fn bytes(&mut self, opcode: u8) -> Result<(), SnapshotError> {
@@ -337,28 +333,26 @@ impl<R: Read> Machine<R> {
             opcode::BINBYTES => u64::from(u32::from_le_bytes(self.input.array()?)),
             _ => u64::from_le_bytes(self.input.array()?),
         };
-        self.input.bytes(length, &mut self.scratch)?;
+        self.read_text(length)?;
         let item = self.objects.bytes(&self.scratch);
-        self.check_size()?;
         self.push(item)
     }
 
-    /// A whole number of so many bytes, the lowest first, in two's complement.
+    /// Reads a little-endian two's complement number of `length` bytes.
     #[inline]
     fn long(&mut self, length: u32) -> Result<(), SnapshotError> {
         if length == 8 {
             let number = i64::from_le_bytes(self.input.array()?);
             return self.push(Item::Int(number));
         }
-        self.input.bytes(length.into(), &mut self.scratch)?;
+        self.read_text(length.into())?;
         if self.scratch.len() > 16 {
-            return Err(self.damaged("it has a whole number of more than 128 bits"));
+            return Err(self.damaged("it contains a whole number of more than 128 bits"));
         }
         let is_negative = self.scratch.last().is_some_and(|byte| byte & 0x80 != 0);
         let mut bytes = [if is_negative { 0xff } else { 0 }; 16];
         bytes[..self.scratch.len()].copy_from_slice(&self.scratch);
         let item = self.objects.number(i128::from_le_bytes(bytes));
-        self.check_size()?;
         self.push(item)
     }
 }

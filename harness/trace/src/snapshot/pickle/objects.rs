@@ -1,36 +1,41 @@
-//! What a pickle has built. Objects refer to each other by number, so shared and circular ones need no care.
+//! The objects that a pickle builds. They refer to each other by number, so shared and circular objects need no special case.
 //!
-//! Events, frames and stacks are nearly all of a snapshot. They are turned into what the snapshot keeps of them as soon as they are complete, so that
-//! two million events never stand in memory as two million dictionaries.
+//! Most objects of a snapshot are events, frames and stacks. They are converted as soon as they are complete, so two million
+//! events never exist as two million dictionaries.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use harness_allocator::units::Bytes;
 
+use super::super::budget::Budget;
 use super::super::extras::ExtraId;
 use super::super::stacks::StackId;
 use super::super::{Action, Event};
 use super::texts::{TextId, Texts};
 
-/// A value. Texts, large numbers and bytes are kept once and named.
+/// The approximate overhead of a table entry: a hash map slot and two pointers.
+const ENTRY: usize = 64;
+
+/// A value. Texts, large numbers and byte strings are indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) enum Item {
     None,
     Bool(bool),
     Int(i64),
-    /// Of [`Objects::numbers`].
+    /// An index into [`Objects::numbers`].
     Big(u32),
-    /// The bits of it.
+    /// The bits of the number.
     Float(u64),
     Text(TextId),
-    /// Of [`Objects::byte_strings`].
+    /// An index into [`Objects::byte_strings`].
     Bytes(u32),
-    /// Of [`Objects::tuples`].
+    /// An index into [`Objects::tuples`].
     Tuple(u32),
     Object(u32),
 }
 
-/// What an [`Item::Object`] is. The numbers are indices into the lists of [`Objects`].
+/// The kind of an [`Item::Object`], with an index into the lists of [`Objects`].
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Object {
     EmptyList,
@@ -38,15 +43,15 @@ pub(in super::super) enum Object {
     List(u32),
     Dict(u32),
     Set(u32),
-    /// A dictionary that is an event of the allocator.
+    /// A dictionary that is an allocator event.
     Event(u32),
-    /// A dictionary that is a frame of a call stack.
+    /// A dictionary that is a stack frame.
     Frame(u32),
     /// A list of frames.
     Stack(StackId),
 }
 
-/// A frame, whose texts are those of [`Objects`].
+/// A frame with indices of texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct RawFrame {
     pub(in super::super) name: TextId,
@@ -55,7 +60,7 @@ pub(in super::super) struct RawFrame {
     pub(in super::super) extra: ExtraId,
 }
 
-/// A key whose value is not what it should be. The key is empty where the whole is wrong.
+/// An unexpected value. The key is empty if the whole object is unexpected.
 #[derive(Debug)]
 pub(in super::super) struct Wrong {
     pub(in super::super) key: &'static str,
@@ -63,13 +68,13 @@ pub(in super::super) struct Wrong {
     pub(in super::super) found: String,
 }
 
-/// All that a pickle has built. In what is kept of events and frames, ids of stacks and further keys are numbers of the lists here.
+/// All objects of a pickle. Events and frames refer to its tables of stacks and unknown keys.
 #[derive(Default)]
 pub(in super::super) struct Objects {
     pub(super) texts: Texts,
     objects: Vec<Object>,
     lists: Vec<Vec<Item>>,
-    /// Keys and values in turn.
+    /// Keys and values alternate.
     dicts: Vec<Vec<Item>>,
     tuples: Unique<Item>,
     sets: Vec<Vec<Item>>,
@@ -80,33 +85,45 @@ pub(in super::super) struct Objects {
     frame_ids: HashMap<RawFrame, u32>,
     stacks: Unique<u32>,
     extras: Unique<Item>,
-    /// Keys and values in turn: those of the event or frame in hand that are none of the known ones.
+    /// The unknown keys and values of the current event or frame, which alternate.
     unknown: Vec<Item>,
-    /// How many items lists, dictionaries and sets have.
-    items: usize,
+    /// The memory of all objects.
+    pub(in super::super) budget: Budget,
 }
 
 impl Objects {
-    /// Objects, items and texts together: what memory grows with.
-    pub(super) fn held(&self) -> usize {
-        self.objects.len() + self.items + self.texts.len()
+    /// Counts the items of a list, dictionary or set. Building the snapshot copies each list once, so an item counts twice.
+    #[inline]
+    const fn count_items(&mut self, items: usize) {
+        self.budget.add(2 * items * size_of::<Item>());
+    }
+
+    pub(super) fn new_text(&mut self, bytes: &[u8]) -> Item {
+        let before = self.texts.len();
+        let id = self.texts.intern(bytes);
+        if self.texts.len() > before {
+            self.budget.add(self.texts.get(id).len() + ENTRY);
+        }
+        Item::Text(id)
     }
 
     #[inline]
     pub(super) fn add(&mut self, object: Object) -> Item {
         let id = self.objects.len() as u32;
         self.objects.push(object);
+        self.budget.add(size_of::<Object>());
         Item::Object(id)
     }
 
     pub(super) fn new_set(&mut self, items: &[Item]) -> Object {
-        self.items += items.len();
+        self.budget.add(ENTRY);
+        self.count_items(items.len());
         self.sets.push(items.to_vec());
         Object::Set(self.sets.len() as u32 - 1)
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> Item {
-        self.items += 1 + bytes.len() / size_of::<Item>();
+        self.budget.add(bytes.len() + ENTRY);
         self.byte_strings.push(bytes.into());
         Item::Bytes(self.byte_strings.len() as u32 - 1)
     }
@@ -115,22 +132,22 @@ impl Objects {
         if let Ok(number) = i64::try_from(number) {
             return Item::Int(number);
         }
-        self.items += 1;
+        self.budget.add(size_of::<i128>());
         self.numbers.push(number);
         Item::Big(self.numbers.len() as u32 - 1)
     }
 
-    /// A tuple never changes, so equal ones are kept once.
+    /// Tuples are immutable, so equal ones are stored once.
     pub(super) fn new_tuple(&mut self, items: &[Item]) -> Item {
         let before = self.tuples.len();
         let id = self.tuples.id(items);
         if self.tuples.len() > before {
-            self.items += items.len();
+            self.budget.add(size_of_val(items) + ENTRY);
         }
         Item::Tuple(id)
     }
 
-    /// Adds keys and values, which come in turn, to a dictionary.
+    /// Adds alternating keys and values to a dictionary.
     #[inline]
     pub(super) fn set_items(&mut self, dict: u32, pairs: &[Item]) -> Result<(), &'static str> {
         match self.objects[dict as usize] {
@@ -138,19 +155,20 @@ impl Objects {
                 self.objects[dict as usize] = match self.compact(pairs) {
                     Some(object) => object,
                     None => {
-                        self.items += pairs.len();
+                        self.budget.add(ENTRY);
+                        self.count_items(pairs.len());
                         self.dicts.push(pairs.to_vec());
                         Object::Dict(self.dicts.len() as u32 - 1)
                     }
                 };
             }
             Object::Dict(index) => {
-                self.items += pairs.len();
+                self.count_items(pairs.len());
                 self.dicts[index as usize].extend_from_slice(pairs);
             }
             Object::Event(_) | Object::Frame(_) if pairs.is_empty() => {}
-            Object::Event(_) | Object::Frame(_) => return Err("an event or a frame gets further keys after it was complete"),
-            _ => return Err("a key is set of something that is no dictionary"),
+            Object::Event(_) | Object::Frame(_) => return Err("an opcode adds keys to a complete event or frame"),
+            _ => return Err("an opcode sets a key, but the target is not a dictionary"),
         }
         Ok(())
     }
@@ -164,32 +182,33 @@ impl Objects {
                 self.objects[list as usize] = match self.as_stack(&[], items) {
                     Some(stack) => Object::Stack(stack),
                     None => {
-                        self.items += items.len();
+                        self.budget.add(ENTRY);
+                        self.count_items(items.len());
                         self.lists.push(items.to_vec());
                         Object::List(self.lists.len() as u32 - 1)
                     }
                 };
             }
             Object::List(index) => {
-                self.items += items.len();
+                self.count_items(items.len());
                 self.lists[index as usize].extend_from_slice(items);
             }
             Object::Set(index) => {
-                self.items += items.len();
+                self.count_items(items.len());
                 self.sets[index as usize].extend_from_slice(items);
             }
-            // A stack of more than a thousand frames comes in several pieces.
+            // A stack of more than a thousand frames is appended in several batches.
             Object::Stack(stack) => {
                 let frames = self.stacks.get(stack.0).to_vec();
-                let longer = self.as_stack(&frames, items).ok_or("a call stack has something that is no frame")?;
+                let longer = self.as_stack(&frames, items).ok_or("a call stack contains an item that is not a frame")?;
                 self.objects[list as usize] = Object::Stack(longer);
             }
-            _ => return Err("something is appended to what is no list"),
+            _ => return Err("an opcode appends, but the target is not a list"),
         }
         Ok(())
     }
 
-    /// The stack of these frames, if all items are frames.
+    /// Converts items to a stack if all of them are frames.
     #[inline]
     fn as_stack(&mut self, begin: &[u32], items: &[Item]) -> Option<StackId> {
         let mut frames = Vec::with_capacity(begin.len() + items.len());
@@ -210,18 +229,19 @@ impl Objects {
         let before = self.stacks.len();
         let id = self.stacks.id(frames);
         if self.stacks.len() > before {
-            self.items += frames.len();
+            self.budget.add(size_of_val(frames) + ENTRY);
         }
         StackId(id)
     }
 
-    /// What is kept of a dictionary that is an event or a frame.
+    /// Converts a dictionary that is an event or a frame.
     #[inline]
     fn compact(&mut self, pairs: &[Item]) -> Option<Object> {
         let has = |key: TextId| pairs.chunks_exact(2).any(|pair| pair[0] == Item::Text(key));
         if has(TextId::ACTION) {
             let event = self.event_of(pairs).ok()?;
             self.events.push(event);
+            self.budget.add(size_of::<Event>());
             Some(Object::Event(self.events.len() as u32 - 1))
         } else if has(TextId::FILENAME) {
             self.frame_of(pairs).ok().map(Object::Frame)
@@ -230,7 +250,7 @@ impl Objects {
         }
     }
 
-    /// The event of a dictionary.
+    /// Converts a dictionary to an event.
     pub(in super::super) fn event_of(&mut self, pairs: &[Item]) -> Result<Event, Wrong> {
         let (mut action, mut address, mut size, mut stream, mut time_us, mut stack) = (None, None, None, 0, None, StackId::EMPTY);
         self.unknown.clear();
@@ -269,11 +289,11 @@ impl Objects {
             Item::Text(TextId::SEGMENT_UNMAP) => Action::SegmentUnmap,
             Item::Text(TextId::SNAPSHOT) => Action::Snapshot,
             Item::Text(TextId::OOM) => Action::Oom,
-            _ => return Err(self.wrong(item, "alloc, free_requested, segment_alloc or another of PyTorch's actions").of("action")),
+            _ => return Err(self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").of("action")),
         })
     }
 
-    /// The frame of a dictionary.
+    /// Converts a dictionary to a frame.
     fn frame_of(&mut self, pairs: &[Item]) -> Result<u32, Wrong> {
         let (mut name, mut file, mut line) = (None, None, None);
         self.unknown.clear();
@@ -286,7 +306,7 @@ impl Objects {
                 (Item::Text(TextId::FILENAME), other) => return Err(self.wrong(other, "a text").of("filename")),
                 (Item::Text(TextId::LINE), Item::Int(number)) if u32::try_from(number).is_ok() => line = Some(number as u32),
                 _ => {
-                    // A line that is no line is kept as it is.
+                    // An invalid line number is stored unchanged.
                     self.unknown.extend([key, value]);
                 }
             }
@@ -297,31 +317,32 @@ impl Objects {
             line: line.unwrap_or(0),
             extra: self.unknown_keys(),
         };
-        let frames = &mut self.frames;
+        let (frames, budget) = (&mut self.frames, &mut self.budget);
         Ok(*self.frame_ids.entry(frame).or_insert_with(|| {
+            budget.add(size_of::<RawFrame>() + ENTRY);
             frames.push(frame);
             frames.len() as u32 - 1
         }))
     }
 
-    /// Keeps the keys in hand that are none of the known ones.
+    /// Stores the current unknown keys.
     fn unknown_keys(&mut self) -> ExtraId {
         let before = self.extras.len();
         let id = self.extras.id(&self.unknown);
         if self.extras.len() > before {
-            self.items += self.unknown.len();
+            self.budget.add(size_of_val(&self.unknown[..]) + ENTRY);
         }
         ExtraId(id)
     }
 
-    /// Keeps keys and values, which come in turn.
+    /// Stores alternating keys and values.
     pub(in super::super) fn keep(&mut self, pairs: &[Item]) -> ExtraId {
         self.unknown.clear();
         self.unknown.extend_from_slice(pairs);
         self.unknown_keys()
     }
 
-    /// A list of frames.
+    /// Converts a list of frames.
     pub(in super::super) fn stack(&mut self, item: Item) -> Result<StackId, Wrong> {
         const EXPECTED: &str = "a list of frames with name, filename and line";
         match item {
@@ -344,7 +365,10 @@ impl Objects {
                             _ => return Err(self.wrong(item, EXPECTED)),
                         });
                     }
-                    return Ok(self.stack_of(&frames));
+                    let stack = self.stack_of(&frames);
+                    // Converts an object once, even if several events share it.
+                    self.objects[object as usize] = Object::Stack(stack);
+                    return Ok(stack);
                 }
                 _ => {}
             },
@@ -353,7 +377,7 @@ impl Objects {
         Err(self.wrong(item, EXPECTED))
     }
 
-    /// An address or a handle. C++ writes those above 2^63 as negative numbers.
+    /// Reads an address or handle. C++ writes values from 2^63 as negative numbers.
     #[inline]
     pub(in super::super) fn address(&self, item: Item) -> Result<u64, Wrong> {
         match item {
@@ -362,7 +386,7 @@ impl Objects {
         }
     }
 
-    /// A number that is not negative.
+    /// Reads a non-negative number.
     #[inline]
     pub(in super::super) fn amount(&self, item: Item) -> Result<u64, Wrong> {
         let number = match item {
@@ -370,10 +394,9 @@ impl Objects {
             Item::Big(index) => u64::try_from(self.numbers[index as usize]).ok(),
             _ => None,
         };
-        number.ok_or_else(|| self.wrong(item, "a whole number, not negative"))
+        number.ok_or_else(|| self.wrong(item, "a non-negative whole number"))
     }
 
-    /// The text, if it is one.
     pub(in super::super) fn text(&self, item: Item) -> Option<&str> {
         match item {
             Item::Text(id) => Some(self.texts.get(id)),
@@ -388,7 +411,7 @@ impl Objects {
         }
     }
 
-    /// The items of a list, if it is one that is no call stack.
+    /// The items of a list, except for call stacks.
     pub(in super::super) fn list(&self, item: Item) -> Option<&[Item]> {
         match self.object(item)? {
             Object::EmptyList => Some(&[]),
@@ -401,7 +424,7 @@ impl Objects {
         self.tuples.get(index)
     }
 
-    /// Keys and values of a dictionary in turn, if it is one that is neither event nor frame.
+    /// The alternating keys and values of a dictionary, except for events and frames.
     pub(in super::super) fn dict(&self, item: Item) -> Option<&[Item]> {
         match self.object(item)? {
             Object::EmptyDict => Some(&[]),
@@ -434,7 +457,7 @@ impl Objects {
         if stack == StackId::EMPTY { &[] } else { self.stacks.get(stack.0) }
     }
 
-    /// The further keys of an event or a frame and their values, in turn.
+    /// The alternating unknown keys and values of an event or frame.
     pub(in super::super) fn extra(&self, extra: ExtraId) -> &[Item] {
         self.extras.get(extra.0)
     }
@@ -469,21 +492,21 @@ impl Wrong {
     }
 
     pub(in super::super) fn missing(key: &'static str) -> Self {
-        Self { key, expected: "there", found: "missing".to_owned() }
+        Self { key, expected: "present", found: "missing".to_owned() }
     }
 }
 
-/// Sequences, each once, by number. The empty one is 0.
+/// Distinct sequences by number. Number 0 is the empty one.
 struct Unique<T> {
-    all: Vec<Box<[T]>>,
-    ids: HashMap<Box<[T]>, u32>,
-    /// Asked for last: it is often the same again.
+    all: Vec<Rc<[T]>>,
+    ids: HashMap<Rc<[T]>, u32>,
+    /// The result of the last lookup, which often repeats.
     last: u32,
 }
 
 impl<T: Copy + Eq + std::hash::Hash> Default for Unique<T> {
     fn default() -> Self {
-        let empty: Box<[T]> = Box::new([]);
+        let empty: Rc<[T]> = Rc::new([]);
         Self { all: vec![empty.clone()], ids: HashMap::from([(empty, 0)]), last: 0 }
     }
 }
@@ -498,8 +521,9 @@ impl<T: Copy + Eq + std::hash::Hash> Unique<T> {
             Some(&id) => id,
             None => {
                 let id = self.all.len() as u32;
-                self.all.push(items.into());
-                self.ids.insert(items.into(), id);
+                let items: Rc<[T]> = items.into();
+                self.all.push(Rc::clone(&items));
+                self.ids.insert(items, id);
                 id
             }
         };

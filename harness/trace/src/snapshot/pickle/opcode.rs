@@ -1,4 +1,4 @@
-//! The opcodes of pickles by their numbers, <https://github.com/python/cpython/blob/v3.13.0/Lib/pickletools.py>.
+//! The opcodes of pickles: <https://github.com/python/cpython/blob/v3.13.0/Lib/pickletools.py>.
 
 pub(in super::super) const PROTO: u8 = 0x80;
 pub(in super::super) const FRAME: u8 = 0x95;
@@ -53,7 +53,7 @@ pub(in super::super) const MEMOIZE: u8 = 0x94;
 pub(in super::super) const GLOBAL: u8 = b'c';
 pub(in super::super) const INST: u8 = b'i';
 
-/// The name of an opcode that calls code, or asks the program for an object.
+/// The name of an opcode that calls code or requests an external object.
 pub(super) fn calls_code(opcode: u8) -> Option<&'static str> {
     Some(match opcode {
         GLOBAL => "GLOBAL",
@@ -75,7 +75,7 @@ pub(super) fn calls_code(opcode: u8) -> Option<&'static str> {
     })
 }
 
-/// Whether it is one of the opcodes in text that only protocol 0, or integers of protocol 1, use.
+/// Returns true if it is a text opcode of protocol 0 or 1.
 pub(super) fn is_text(opcode: u8) -> bool {
     b"FILSVgpdl".contains(&opcode)
 }

@@ -1,18 +1,18 @@
-//! The texts of a pickle, each once. The first ones are the keys and words of a snapshot, so that a key is recognized by its number.
+//! The distinct texts of a pickle. The first ones are known keys and words, so keys are recognized by number.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
-/// Names a text of [`Texts`].
+/// Identifies a text of [`Texts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct TextId(pub(in super::super) u32);
 
 macro_rules! words {
     ($($name:ident $text:literal)*) => {
-        /// In the order of their numbers.
+        /// Ordered by number.
         const WORDS: &[&str] = &[$($text),*];
 
         /// The keys and words that PyTorch writes.
-        #[allow(missing_docs, reason = "the names say what they are")]
         impl TextId {
             words!(@ 0, $($name)*);
         }
@@ -37,10 +37,10 @@ words! {
     STAGE "stage" START "START" END "END"
 }
 
-/// Texts, each once.
+/// The distinct texts.
 pub(in super::super) struct Texts {
-    texts: Vec<Box<str>>,
-    ids: HashMap<Box<str>, TextId>,
+    texts: Vec<Rc<str>>,
+    ids: HashMap<Rc<str>, TextId>,
 }
 
 impl Default for Texts {
@@ -54,15 +54,16 @@ impl Default for Texts {
 }
 
 impl Texts {
-    /// What is not UTF-8 is replaced: Python writes halves of surrogate pairs for file names that are none.
+    /// Replaces invalid UTF-8. Python writes lone surrogates for such file names.
     pub(super) fn intern(&mut self, bytes: &[u8]) -> TextId {
         let text = String::from_utf8_lossy(bytes);
         if let Some(&id) = self.ids.get(&*text) {
             return id;
         }
         let id = TextId(u32::try_from(self.texts.len()).expect("the machine bounds what it holds"));
-        self.texts.push((*text).into());
-        self.ids.insert((*text).into(), id);
+        let text: Rc<str> = text.into();
+        self.texts.push(Rc::clone(&text));
+        self.ids.insert(text, id);
         id
     }
 

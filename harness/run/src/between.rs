@@ -1,13 +1,14 @@
-//! What goes on between the operations of a step.
+//! Work that runs between the operations of a step.
 
 use crate::rig::Stop;
 use crate::world::World;
 
-/// What is done between the operations of a storm or a replay, between the iterations of a training, between the steps of an inference, and when a program has started: the scenario's own
-/// invariants, and steps that run meanwhile. Whoever enters another program in it goes back to the one that was entered. `None`: nothing, at no cost.
+/// A callback that runs between the operations of a step: it checks the scenario's own invariants and runs `meanwhile`
+/// steps.
+/// Storms and replays call it between operations, trainings between iterations, inferences between steps, and programs
+/// after their start. A callback that enters another program must enter the previous one again. `None` costs nothing.
 pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut World) -> Result<(), Stop>>;
 
-/// Does what is to be done between two operations.
 pub(crate) fn pause(between: &mut Between<'_>, world: &mut World) -> Result<(), Stop> {
     between.as_mut().map_or(Ok(()), |act| act(world))
 }

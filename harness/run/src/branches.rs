@@ -1,7 +1,7 @@
-//! [`Branches`]: a run that goes on in copies of this process, in each of which another call fails, so that what comes before the failures is run once for all.
-//!
-//! The run itself has no failures. In front of each operation in which a call is to fail, and of each launch that is to fail, it makes a copy, in which that call
-//! fails and the run goes on to its end, and waits for the copy. Behind the last one nothing is left to do for the run itself: its process ends.
+//! [`Branches`]: a run that forks itself, so that a different call fails in each copy. The steps before a failure run
+//! only once.
+//! || The run itself has no failures. Before each operation or launch that should fail, the process forks. The chosen
+//! call fails in the copy, which runs to its end while the original waits. After the last copy, the original exits.
 
 use std::cmp;
 use std::collections::VecDeque;
@@ -12,53 +12,48 @@ use harness_exec::forked::{Forked, fork, leave};
 use harness_exec::process::End;
 use serde::{Deserialize, Serialize};
 
-/// A call that is to fail, and the operation of allocators in which it is made.
+/// A call to fail, and the allocator operation that makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// Which one it is to whoever chose it.
+    /// The caller's index of this point.
     pub place: usize,
-    /// The process that makes it, by its place in the scenario; `None`: the main one.
+    /// The index of the process that makes the call; `None` for the main one.
     pub process: Option<usize>,
-    /// The call.
     pub made: Made,
-    /// How many operations have begun by then.
+    /// The number of operations that have begun by then.
     pub operation: u64,
 }
 
 impl Point {
-    /// Whether it is work on a stream, which is in no operation of an allocator.
+    /// Whether the call launches work on a stream. Launches belong to no allocator operation.
     fn is_launch(&self) -> bool {
         self.made.call == DeviceCall::LaunchKernel
     }
 }
 
-/// What fails in a copy: so many calls from that one on.
+/// The failing calls of a copy: `count` calls, starting with `point`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failing {
-    /// The first of them.
     pub point: Point,
-    /// How many.
     pub count: u64,
 }
 
-/// When the copies of a point are made.
 enum Due {
     Now,
     Later,
-    /// Never: the run is behind it, and nothing is told of it.
+    /// Never: the run is past it, and nothing is reported for it.
     Missed,
 }
 
-/// How a copy ends: whether the call behind those that failed is to fail too.
+/// Whether a copy asks for another copy, in which one more call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// No more of this point.
     Enough,
-    /// In the next copy one more call fails.
+    /// The next copy fails one more call.
     OneMore,
 }
 
-/// The exit code of a copy that wants [`Ended::OneMore`].
+/// The exit code of a copy that asks for [`Ended::OneMore`].
 const ONE_MORE: u8 = 2;
 
 /// See the module. Clones share their state.
@@ -67,15 +62,15 @@ pub struct Branches(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// Where the run is to be copied, in the order of operations; in each, launches last.
+    /// The remaining points in the order of operations; within one operation, launches come last.
     points: VecDeque<Point>,
     injector: Injector,
-    /// What fails here, where this is a copy.
+    /// The failing calls, if this process is a copy.
     failing: Option<Failing>,
 }
 
 impl Branches {
-    /// Those of a run whose device has this injector, which has no faults of its own.
+    /// `injector` belongs to the run's device and has no faults yet.
     #[must_use]
     pub fn new(points: impl IntoIterator<Item = Point>, injector: Injector) -> Self {
         let mut points: Vec<Point> = points.into_iter().collect();
@@ -83,19 +78,20 @@ impl Branches {
         Self(Arc::new(Mutex::new(State { points: points.into(), injector, failing: None })))
     }
 
-    /// What fails in this process; `None` where it is no copy.
+    /// The failing calls of this process; `None` if it is the original.
     #[must_use]
     pub fn failing(&self) -> Option<Failing> {
         self.state().failing
     }
 
-    /// Makes copies, right here, for the calls up to the end of an operation. Whether this is one of them.
+    /// Forks for the calls up to the end of an operation. Returns whether this process is a copy.
     #[must_use]
     pub fn make_up_to(&self, operation: u64) -> bool {
         self.state().make(|point| if point.operation <= operation { Due::Now } else { Due::Later })
     }
 
-    /// An operation begins: makes copies for the calls in it. Whether this is a copy, which is to check what comes from here on.
+    /// Forks for the calls of an operation that begins now. Returns whether this process is a copy, which must check
+    /// the run from here on.
     #[must_use]
     pub fn reach_operation(&self, operation: u64) -> bool {
         self.state().make(|point| match point.operation.cmp(&operation) {
@@ -105,14 +101,13 @@ impl Branches {
         })
     }
 
-    /// The next call is a launch: makes a copy if it is to fail.
+    /// Forks if the next launch should fail.
     pub fn reach_launch(&self) {
         let mut state = self.state();
         let launches = state.injector.calls_of(DeviceCall::LaunchKernel);
         state.make(|point| if point.is_launch() && point.made.number == launches + 1 { Due::Now } else { Due::Later });
     }
 
-    /// Ends this copy.
     pub fn end(ended: Ended) -> ! {
         leave(match ended {
             Ended::Enough => 0,
@@ -121,14 +116,14 @@ impl Branches {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked with the lock in hand left a whole value.
+        // The state is valid even if a thread panicked while holding the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Makes copies for the first points, up to one that is due later. Whether this is a copy, made here or before. Behind the last point it does not return
-    /// but in copies.
+    /// Forks for the next points, up to the first one that is due later. Returns whether this process is a copy, made
+    /// now or earlier. After the last point, the original exits here.
     fn make(&mut self, due: impl Fn(&Point) -> Due) -> bool {
         if self.failing.is_some() {
             return true;
@@ -144,7 +139,7 @@ impl State {
         false
     }
 
-    /// Makes the copies of a point, one after the other. Whether this is one of them.
+    /// Forks the copies of a point one after the other. Returns whether this process is one of them.
     fn branch(&mut self, point: Point) -> bool {
         for count in 1.. {
             match fork() {
@@ -157,7 +152,7 @@ impl State {
                     Ok(End::Code(ONE_MORE)) => {}
                     _ => break,
                 },
-                // Whoever chose the point hears nothing of it.
+                // Nothing is reported for this point if the fork fails.
                 Err(_) => break,
             }
         }

@@ -1,4 +1,4 @@
-//! [`Control`]: what a run shares with the thread that watches its time limits: where the run is, and whether it should stop.
+//! [`Control`]: state shared between a run and the thread that enforces its time limits.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -7,24 +7,22 @@ use std::time::{Duration, Instant};
 
 use harness_allocator::units::Nanos;
 
-/// The time limit of a step that names none, of opening the device before the first step, and of giving everything back after the last one.
+/// The time limit of a step without its own limit, of opening the device, and of the cleanup after the last step.
 pub const DEFAULT_TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// How long a run may take to stop once its time limit has passed. One that takes longer waits in a call that does not return.
+/// The time that a run gets to stop after its time limit. After that, it counts as stuck in a call.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Declares the calls once: variant, and its name in messages.
+/// Declares each call once: its variant and its name in messages.
 macro_rules! calls {
     ($($variant:ident = $name:literal,)*) => {
-        /// What a run asks of its allocator or its device, and may have to wait for.
+        /// A call to the allocator or the device that may block.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs, reason = "each variant's name in messages says what it is")]
         pub enum Call { $($variant,)* }
 
         impl Call {
             const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// Its name in messages.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
@@ -45,24 +43,20 @@ calls! {
     Memory = "a query of the memory used (driver and NVML)",
     Host = "a call for memory of the host",
     Copy = "a copy between host and device",
-    Pressure = "an allocation in the place of other programs",
+    Pressure = "an allocation on behalf of other programs",
 }
 
-/// What a run is doing.
+/// The phase of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Before the first step: the device is opened.
     Opening,
-    /// A step is done.
     Step {
         /// Counted from 1 over the whole run.
         number: u32,
-        /// The line of the step in the scenario.
         line: u32,
-        /// The step in a few words.
+        /// A short description of the step.
         text: String,
     },
-    /// After the last step: everything is given back.
     Closing,
 }
 
@@ -71,7 +65,7 @@ impl fmt::Display for Place {
         match self {
             Self::Opening => f.write_str("opening the device"),
             Self::Step { number, line, text } => write!(f, "step {number} (line {line}: {text})"),
-            Self::Closing => f.write_str("giving everything back after the last step"),
+            Self::Closing => f.write_str("releasing everything after the last step"),
         }
     }
 }
@@ -79,30 +73,26 @@ impl fmt::Display for Place {
 /// A time limit that was exceeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overrun {
-    /// What took too long.
     pub place: Place,
-    /// The time that it may take.
     pub limit: Duration,
-    /// The time that it has taken so far.
     pub taken: Duration,
-    /// The last call that it began: where the run may be waiting.
+    /// The last call that the run began. It may still be waiting in it.
     pub call: Option<Call>,
 }
 
 impl Overrun {
-    /// What should have been seen, for the record.
     #[must_use]
     pub fn expected(&self) -> String {
         format!("{} to take at most {}", self.place, duration(self.limit))
     }
 
-    /// What was seen, for a run that has stopped since.
+    /// The result for a run that has stopped since.
     #[must_use]
     pub fn seen(&self) -> String {
         format!("it was stopped after {}{}", duration(self.taken), self.last_call())
     }
 
-    /// What was seen, for a run that does not answer.
+    /// The result for a run that does not respond.
     #[must_use]
     pub fn seen_stuck(&self) -> String {
         format!("it has not ended after {} and does not stop{}", duration(self.taken), self.last_call())
@@ -117,27 +107,26 @@ fn duration(duration: Duration) -> String {
     Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)).to_string()
 }
 
-/// What the watching thread sees of a run.
+/// The state of a run, as the watching thread sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Watched {
-    /// It is within its time limit, or has been asked to stop and still has time to do so.
+    /// The run is within its time limit, or still has time to stop.
     Running,
-    /// It was asked to stop and does not.
+    /// The run was asked to stop and did not.
     Stuck(Overrun),
 }
 
-/// See the module. Times are the host's: they decide when a run exceeds a limit, and nothing else.
+/// See the module. It uses the host's clock, only to decide whether a run exceeds its limit.
 #[derive(Debug, Default)]
 pub struct Control {
     interrupt: Arc<AtomicBool>,
-    /// Whether the time limit of the present place has passed.
+    /// Whether the current phase has exceeded its time limit.
     expired: AtomicBool,
     /// The last call that began: 1 + its index in [`Call::ALL`], or 0.
     call: AtomicU8,
     present: Mutex<Option<Present>>,
 }
 
-/// What the run does now, and since when.
 #[derive(Clone, Debug)]
 struct Present {
     place: Place,
@@ -146,25 +135,24 @@ struct Present {
 }
 
 impl Control {
-    /// `interrupt` is set from elsewhere when everything should stop, for example by Ctrl-C.
+    /// `interrupt` is set from outside to stop everything, for example by Ctrl-C.
     #[must_use]
     pub fn new(interrupt: Arc<AtomicBool>) -> Self {
         Self { interrupt, ..Self::default() }
     }
 
-    /// Whether the run should stop: the user wants it, or a time limit has passed.
+    /// Whether the user interrupted the run or a time limit has passed.
     #[must_use]
     pub fn should_stop(&self) -> bool {
         self.is_interrupted() || self.expired.load(Ordering::Relaxed)
     }
 
-    /// Whether the user wants everything to stop.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         self.interrupt.load(Ordering::Relaxed)
     }
 
-    /// The run begins with something that may take so long.
+    /// Starts a phase with this time limit.
     pub(crate) fn enter(&self, place: Place, limit: Duration) {
         self.call.store(0, Ordering::Relaxed);
         let mut present = self.present();
@@ -172,19 +160,19 @@ impl Control {
         *present = Some(Present { place, began: Instant::now(), limit });
     }
 
-    /// The run is over.
+    /// Ends the last phase.
     pub(crate) fn leave(&self) {
         let mut present = self.present();
         self.expired.store(false, Ordering::Relaxed);
         *present = None;
     }
 
-    /// A call to the allocator or the device begins.
+    /// Notes that a call to the allocator or the device begins.
     pub(crate) fn calls(&self, call: Call) {
         self.call.store(call as u8 + 1, Ordering::Relaxed);
     }
 
-    /// What the run does, if it has taken longer than it may.
+    /// Returns the current phase if it has exceeded its time limit.
     #[must_use]
     pub fn overrun(&self) -> Option<Overrun> {
         let Present { place, began, limit } = self.present().clone()?;
@@ -193,12 +181,12 @@ impl Control {
         (taken > limit).then_some(Overrun { place, limit, taken, call })
     }
 
-    /// Asks the run to stop where it has exceeded its time limit. To be called again and again by the watching thread.
+    /// Asks the run to stop if it has exceeded its time limit. The watching thread calls it repeatedly.
     #[must_use]
     pub fn watch(&self) -> Watched {
         let Some(overrun) = self.overrun() else { return Watched::Running };
         let present = self.present();
-        // It may have gone on since.
+        // The run may have entered another phase in the meantime.
         if present.as_ref().is_some_and(|present| present.place == overrun.place) {
             self.expired.store(true, Ordering::Relaxed);
         }
@@ -207,7 +195,7 @@ impl Control {
     }
 
     fn present(&self) -> MutexGuard<'_, Option<Present>> {
-        // A thread that panicked with the lock in hand left a whole value.
+        // The value is valid even if a thread panicked while holding the lock.
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -225,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_beyond_its_limit_is_told_to_stop_and_the_next_one_is_not() {
+    fn only_the_step_that_exceeds_its_limit_is_asked_to_stop() {
         let control = Control::default();
         control.enter(Place::Closing, Duration::ZERO);
         control.calls(Call::Free);
@@ -238,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overrun_says_where_the_run_stands_and_what_it_waits_for() {
+    fn an_overrun_names_the_step_and_the_last_call() {
         let place = Place::Step { number: 3, line: 12, text: "free activations".to_owned() };
         let (limit, taken) = (Duration::from_millis(50), Duration::from_secs(2));
         let overrun = Overrun { place, limit, taken, call: Some(Call::Free) };

@@ -1,7 +1,7 @@
-//! Leaks: what grows from iteration to iteration, by site; and what has grown between two moments.
-//!
-//! How much a site holds goes up and down where batches differ in size or a cache is emptied now and then. So the least that it held in the first half of the iterations is
-//! compared with the least that it held in the second half: a leak raises that by as much an iteration as it keeps, and nothing else does for long.
+//! Leak detection: growth by site, from iteration to iteration or since a measure.
+//! A site's memory fluctuates if batches differ in size or the cache is emptied. So the check compares each site's
+//! minimum over the first half of the iterations with its minimum over the second half. A leak raises the minimum by a
+//! constant amount per iteration; fluctuation does not.
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
@@ -14,32 +14,32 @@ use harness_scenario::MeasureName;
 use harness_scenario::steps::leaks::LeakCheck;
 use harness_scenario::{Position, ReportKey};
 
-/// Stretches of iterations of which the least is kept. A longer loop has longer stretches, so that memory does not grow with its length.
+/// The number of intervals whose minimum is kept. Longer loops use longer intervals, so memory use stays bounded.
 const MOST_STRETCHES: usize = 128;
-/// Sites that a finding names.
+/// The number of sites that a finding names.
 const MOST_NAMED: usize = 3;
-/// Sites that a table lists.
+/// The number of sites that a table lists.
 const MOST_ROWS: usize = 10;
 
-/// Looks at what each site holds, after each iteration of one loop or training.
+/// Tracks each site's memory over the iterations of one loop or training.
 #[derive(Clone, Debug)]
 pub(crate) struct Watch {
     check: LeakCheck,
     at: Position,
     iterations: u64,
     lows: Lows,
-    /// What was held at the end of the warm-up, and what at the last look.
+    /// Each site's bytes at the end of the warm-up and in the last sample.
     first: Vec<u64>,
     last: Vec<u64>,
 }
 
-/// The least that each site held, in each stretch of so many looks. A site that is missing held nothing.
+/// Each site's minimum per interval. Sites that appear later held nothing before.
 #[derive(Clone, Debug)]
 struct Lows {
-    /// Looks of a stretch.
+    /// Samples per interval.
     length: u64,
     stretches: Vec<Vec<u64>>,
-    /// Looks in the last stretch.
+    /// Samples in the last interval.
     looks: u64,
 }
 
@@ -63,7 +63,7 @@ impl Lows {
         }
     }
 
-    /// By how much the least of each of so many sites rose, and in how many looks. `None`: there are too few.
+    /// Each site's growth of the minimum, and the number of samples it took. `None`: there are too few samples.
     fn growth(&self, sites: usize) -> Option<(Vec<i128>, u64)> {
         let whole = self.stretches.len().saturating_sub(usize::from(self.looks < self.length));
         let half = whole / 2;
@@ -75,7 +75,7 @@ impl Lows {
     }
 }
 
-/// The least of each site; one that either does not know held nothing.
+/// The minimum of each site; a site missing from either list counts as 0.
 fn least(one: &[u64], other: &[u64]) -> Vec<u64> {
     one.iter().zip(other).map(|(one, other)| *one.min(other)).collect()
 }
@@ -87,11 +87,11 @@ struct Growing {
     last: Bytes,
     /// Rounded to whole bytes.
     per_iteration: Bytes,
-    /// By what a limit is exceeded.
+    /// Whether the site exceeds a limit.
     violates: bool,
 }
 
-/// What was found of one loop or training.
+/// The result of the leak check of one loop or training.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     notes: Vec<String>,
@@ -106,25 +106,24 @@ impl Found {
         result.unmet.extend(self.unmet);
     }
 
-    /// What fails the run.
+    /// The failed expectation, if any.
     pub(crate) fn into_unmet(self) -> Option<Unmet> {
         self.unmet
     }
 }
 
 impl Watch {
-    /// Begins in front of the first iteration. `None` where nothing is to be looked at, or where nobody knows what sites hold.
+    /// Starts before the first iteration. `None` if there is no check, or if sites are not tracked.
     pub(crate) fn begin(world: &World, check: Option<&LeakCheck>, at: Position) -> Option<Self> {
         world.rig.site_bytes()?;
         let check = check?.clone();
         Some(Self { check, at, iterations: 0, lows: Lows::new(), first: Vec::new(), last: Vec::new() })
     }
 
-    /// An iteration has ended.
     pub(crate) fn iteration_ended(&mut self, world: &World) {
         self.iterations += 1;
-        let Some(behind) = self.iterations.checked_sub(self.check.warmup) else { return };
-        if behind.is_multiple_of(self.check.every)
+        let Some(since_warmup) = self.iterations.checked_sub(self.check.warmup) else { return };
+        if since_warmup.is_multiple_of(self.check.every)
             && let Some(held) = world.rig.site_bytes()
         {
             if self.lows.stretches.is_empty() {
@@ -135,11 +134,11 @@ impl Watch {
         }
     }
 
-    /// What has been seen so far.
+    /// Judges the iterations so far.
     pub(crate) fn judge(&self, world: &mut World) -> Result<Found, Stop> {
         let Some((growth, looks)) = self.lows.growth(self.last.len()) else {
             let note = format!(
-                "leaks were not looked for: {} ended, with a warm-up of {}",
+                "leaks were not checked: only {} ended, with a warm-up of {}",
                 count(self.iterations, "iteration"),
                 self.check.warmup
             );
@@ -164,7 +163,7 @@ impl Watch {
         growing.sort_by(|one, other| other.per_iteration.cmp(&one.per_iteration).then_with(|| one.name.cmp(&other.name)));
         let looked_at = self.iterations - self.check.warmup;
         if growing.is_empty() {
-            let note = format!("no site grows in {} behind a warm-up of {}", count(looked_at, "iteration"), self.check.warmup);
+            let note = format!("no site grows in {} after a warm-up of {}", count(looked_at, "iteration"), self.check.warmup);
             return Ok(Found { notes: vec![note], ..Found::default() });
         }
         let mut found = Found { tables: vec![self.table(&growing, looked_at)], ..Found::default() };
@@ -177,10 +176,10 @@ impl Watch {
     }
 
     fn expected(&self) -> String {
-        let per_iteration = self.check.per_iteration.map(|most| format!("{most} an iteration"));
-        let total = self.check.total.map(|most| format!("{most} in all"));
+        let per_iteration = self.check.per_iteration.map(|most| format!("{most} per iteration"));
+        let total = self.check.total.map(|most| format!("{most} in total"));
         let most: Vec<String> = per_iteration.into_iter().chain(total).collect();
-        format!("no site to grow by more than {}, behind a warm-up of {}", most.join(" or "), count(self.check.warmup, "iteration"))
+        format!("no site to grow by more than {}, after a warm-up of {}", most.join(" or "), count(self.check.warmup, "iteration"))
     }
 
     fn table(&self, growing: &[Growing], looked_at: u64) -> Table {
@@ -188,12 +187,12 @@ impl Watch {
             |site: &Growing| [site.name.clone(), site.first.to_string(), site.last.to_string(), site.per_iteration.to_string()].to_vec();
         Table {
             title: format!(
-                "Sites that grow, in {} behind a warm-up of {}{}",
+                "Sites that grow, in {} after a warm-up of {}{}",
                 count(looked_at, "iteration"),
                 self.check.warmup,
                 unlisted(growing.len())
             ),
-            columns: ["site", "behind the warm-up", "at the end", "an iteration"].map(str::to_owned).to_vec(),
+            columns: ["site", "after the warm-up", "at the end", "per iteration"].map(str::to_owned).to_vec(),
             rows: growing.iter().take(MOST_ROWS).map(row).collect(),
         }
     }
@@ -203,9 +202,9 @@ fn unlisted(rows: usize) -> String {
     if rows > MOST_ROWS { format!(", the first {MOST_ROWS} of {rows}") } else { String::new() }
 }
 
-/// The sites that grow most, in words.
+/// Describes the sites that grow fastest.
 fn named(sites: &[&Growing]) -> String {
-    let one = |site: &&Growing| format!("{} grows by {} an iteration, from {} to {}", site.name, site.per_iteration, site.first, site.last);
+    let one = |site: &&Growing| format!("{} grows by {} per iteration, from {} to {}", site.name, site.per_iteration, site.first, site.last);
     let mut words: Vec<String> = sites.iter().take(MOST_NAMED).map(one).collect();
     if sites.len() > MOST_NAMED {
         words.push(format!("{} more", sites.len() - MOST_NAMED));
@@ -213,21 +212,22 @@ fn named(sites: &[&Growing]) -> String {
     words.join(", ")
 }
 
-/// When memory would be gone, if all went on as it did: with what is free on the device and in the allocator's cache, in whatever pieces.
+/// Estimates when memory runs out at this rate, given the memory that is free on the device and in the allocator's
+/// cache.
 fn time_left(world: &mut World, growing: &[Growing]) -> Result<String, Stop> {
     let rate: Bytes = growing.iter().map(|site| site.per_iteration).sum();
     let now = world.readings(true)?;
     let cached = now.stats.reserved_bytes.all.current.saturating_sub(now.stats.allocated_bytes.all.current);
     let Some(free) = now.memory.map(|memory| Bytes(memory.free.0 + cached)).filter(|_| rate.0 > 0) else {
-        return Ok("that is less than a byte an iteration".to_owned());
+        return Ok("that is less than one byte per iteration".to_owned());
     };
     Ok(match free.0 / rate.0 {
-        0 => format!("at {rate} an iteration there is no memory for one more"),
-        more => format!("at {rate} an iteration memory is gone after {} at the latest", count(more, "more iteration")),
+        0 => format!("at {rate} per iteration, no memory is left for another iteration"),
+        more => format!("at {rate} per iteration, memory runs out after at most {}", count(more, "more iteration")),
     })
 }
 
-/// What has grown since a measure, as a table; nothing in a timed run.
+/// A table of the sites that have grown since a measure; empty in a timed run.
 pub(crate) fn compare(world: &World, since: &MeasureName) -> StepResult {
     let Some(now) = world.rig.site_bytes() else { return StepResult::default() };
     let before = world.sites_at(since);
@@ -267,21 +267,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_steady_leak_is_told_exactly_however_many_iterations_there_are(by in 0_u64..1 << 30, looks in 2_u64..5_000, base in 0_u64..1 << 40) {
+        fn a_steady_leak_is_measured_exactly_for_any_number_of_iterations(by in 0_u64..1 << 30, looks in 2_u64..5_000, base in 0_u64..1 << 40) {
             let (growth, iterations) = growth_of((0..looks).map(|look| base + by * look)).expect("there are two looks");
             prop_assert_eq!(growth, i128::from(by) * i128::from(iterations));
             prop_assert!(iterations >= looks / 4, "{} of {} iterations", iterations, looks);
         }
 
         #[test]
-        fn what_goes_up_and_down_does_not_grow(held in prop::collection::vec(0_u64..1 << 40, 1..20), times in 4_usize..100) {
+        fn fluctuation_is_not_growth(held in prop::collection::vec(0_u64..1 << 40, 1..20), times in 4_usize..100) {
             let all: Vec<u64> = held.iter().copied().cycle().take(held.len() * times).collect();
-            // Where stretches are long, the last one may not be whole: what is looked at still has each value in each half.
+            // With long intervals, the last one may be incomplete and ignored. Each half still contains each value.
             prop_assert_eq!(growth_of(all).map(|(growth, _)| growth), Some(0));
         }
 
         #[test]
-        fn a_leak_is_found_below_what_goes_up_and_down(by in 1_u64..1 << 20, held in prop::collection::vec(0_u64..1 << 30, 1..10), times in 4_u64..50) {
+        fn a_leak_is_found_under_fluctuation(by in 1_u64..1 << 20, held in prop::collection::vec(0_u64..1 << 30, 1..10), times in 4_u64..50) {
             let period = held.len() as u64;
             let all = (0..period * times).map(|look| held[(look % period) as usize] + by * look);
             let (growth, _) = growth_of(all).expect("there are two looks");
@@ -290,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn one_look_tells_nothing() {
+    fn one_sample_is_not_enough() {
         assert_eq!(growth_of([]), None);
         assert_eq!(growth_of([7]), None);
         assert_eq!(growth_of([7, 9]), Some((2, 1)));
     }
 
     #[test]
-    fn a_site_that_comes_later_held_nothing_before() {
+    fn a_site_that_appears_later_held_nothing_before() {
         let mut lows = Lows::new();
         lows.add(&[]);
         lows.add(&[5]);

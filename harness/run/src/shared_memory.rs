@@ -1,4 +1,5 @@
-//! [`SharedMemory`]: the memory of the scenario's device, as programs see it that are run on a simulated GPU of its size, or on the GPU of the run under that limit.
+//! [`SharedMemory`]: the device memory that a scenario shares with the programs it runs, on a simulated GPU or on a
+//! limited real one.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,37 +8,35 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{Account, Ledger};
 use tempfile::TempDir;
 
-/// The number of the device that is shared.
+/// The ordinal of the shared device.
 const DEVICE: u32 = 0;
-/// The file that says who holds how much.
+/// The file that records the memory of each process.
 const LEDGER: &str = "ledger";
 
-/// The memory that programs share with the scenario's own allocators.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     folder: TempDir,
-    /// What the scenario itself holds.
+    /// The account of the scenario itself.
     account: Account,
 }
 
 impl SharedMemory {
-    /// Nobody holds anything.
-    ///
-    /// # Errors
-    /// That its file cannot be made.
+    /// Creates an empty ledger.
+    /// || # Errors
+    /// If its file cannot be created.
     pub(crate) fn new() -> io::Result<Self> {
         let folder = harness_exec::launch::folder_of_run()?;
         let account = Account::new(Some(Ledger::create(&folder.path().join(LEDGER))?));
         Ok(Self { folder, account })
     }
 
-    /// The scenario itself holds so much from now on.
+    /// Sets the memory that the scenario itself holds.
     pub(crate) fn hold(&mut self, held: Bytes) {
         let nothing_fails: Result<(), std::convert::Infallible> = self.account.change(DEVICE, |_| (Ok(()), held));
         let Ok(()) = nothing_fails;
     }
 
-    /// The ledger, for programs.
+    /// The path of the ledger, for programs.
     pub(crate) fn ledger(&self) -> PathBuf {
         self.folder.path().join(LEDGER)
     }

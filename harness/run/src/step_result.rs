@@ -1,4 +1,4 @@
-//! [`StepResult`]: what a step leaves behind.
+//! [`StepResult`]: the outcome of a step and everything it reports.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,6 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_record::{Cause, CauseKind, Outcome, Recovery, Shortage, Table, causes};
 use harness_scenario::{Position, ReportKey, Step};
 
-/// What a step did.
 #[derive(Clone, Debug)]
 pub(crate) struct StepResult {
     pub(crate) outcome: Outcome,
@@ -15,9 +14,9 @@ pub(crate) struct StepResult {
     pub(crate) tables: Vec<Table>,
     pub(crate) unmet: Vec<Unmet>,
     pub(crate) shortage: Option<Shortage>,
-    /// What the size of a request came to.
+    /// The evaluated size of a request.
     pub(crate) size: Option<Bytes>,
-    /// Of a step with recovery policies, what they did.
+    /// The recovery record of a step with policies.
     pub(crate) recovery: Option<Recovery>,
 }
 
@@ -29,7 +28,7 @@ impl Default for StepResult {
 }
 
 impl StepResult {
-    /// What the step reports. Its times are reported by a timed run only: in a checked run they are those of the checks too.
+    /// The figures that the step reports. Only timed runs report times: in a checked run they include the checks.
     pub(crate) fn reports_with(&self, duration: Option<Nanos>) -> BTreeMap<ReportKey, u64> {
         let mut reports = self.reports.clone();
         match duration {
@@ -40,7 +39,7 @@ impl StepResult {
     }
 }
 
-/// Something that was expected and not seen.
+/// An expectation that was not met.
 #[derive(Clone, Debug)]
 pub(crate) struct Unmet {
     pub(crate) at: Position,
@@ -53,14 +52,14 @@ impl Unmet {
         Self { at: step.position, expected: expected.into(), seen: seen.into() }
     }
 
-    /// A request failed, and not for the cause that is expected. A timed run does not look for causes.
+    /// Checks that a failed request has the expected cause. Timed runs do not look for causes.
     pub(crate) fn other_cause(step: &Step, expected: CauseKind, shortage: Option<&Shortage>) -> Option<Self> {
         let causes: Vec<CauseKind> = causes(shortage?).iter().map(Cause::kind).collect();
         if causes.contains(&expected) {
             return None;
         }
         let names: Vec<String> = causes.iter().map(|cause| format!("`{cause}` ({})", cause.about())).collect();
-        let seen = if names.is_empty() { "no cause that the figures show".to_owned() } else { names.join(", ") };
+        let seen = if names.is_empty() { "no cause that the figures confirm".to_owned() } else { names.join(", ") };
         Some(Self::at(step, format!("the cause `{expected}`: {}", expected.about()), seen))
     }
 }

@@ -1,9 +1,9 @@
-//! Processes of a scenario beside the main one: each a program of this kind with a context, an allocator and an audit of its own, on the same device.
-//!
-//! The main process reads the scenario, and tells another one step by step what to do, waiting for each answer: so a run is the same each time.
-//!
-//! * `wire`: what they say to each other; `serve`: the other side;
-//! * `shared`: the device, whose memory they share by a ledger.
+//! Processes of a scenario other than the main one. Each is a separate harness process with its own context, allocator
+//! and audit on the same device.
+//! || The main process reads the scenario and sends orders to the others, step by step. It waits for each answer, so
+//! every run behaves the same.
+//! || * `wire`: the messages; `serve`: the side of the other process;
+//! * `shared`: the device, whose memory the processes share through a ledger.
 
 mod serve;
 mod shared;
@@ -39,43 +39,42 @@ use crate::faults::Faults;
 use crate::rig::{Finding, Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
 
-/// The subcommand of the program that a process runs. Whoever runs scenarios answers it by [`serve`].
+/// The subcommand that starts such a process. Programs that run scenarios must handle it with [`serve`].
 pub const SUBCOMMAND: &str = "scenario-process";
 
-/// The file that says who holds how much.
+/// The file that records the memory of each process.
 const LEDGER: &str = "ledger";
-/// How often one looks whether a wait should be given up.
+/// The interval between checks whether to stop waiting.
 const PERIOD: Duration = Duration::from_millis(50);
-/// For how many of these periods one waits for the end of a process that is about to end.
+/// The number of these intervals to wait for an exiting process.
 const MOST_PERIODS: u32 = 100;
-/// How often one looks after a GPU's memory, and for how many times, when a process was killed: the driver gives it back by itself.
+/// The interval and number of checks of a GPU's memory after a process was killed, because the driver releases memory
+/// asynchronously.
 const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 
-/// How processes are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// As programs, which read the scenario once more.
+    /// As new programs, which read the scenario again.
     Exec,
-    /// As copies of this process, which has one thread alone: faster, for the simulated device.
+    /// By forking this process, which must have a single thread. Faster; only for the simulated device.
     Fork,
 }
 
-/// What the processes of one run have in common.
+/// The data shared by the processes of one run.
 #[derive(Debug)]
 pub struct Family {
     folder: TempDir,
     ledger: Ledger,
-    /// What each of them is started with, but for its name, the step and its faults.
+    /// The start message, without the process's name, step and faults.
     start: Start,
-    /// What a copy of this process need not read, where they are copies.
+    /// The data that forked processes inherit.
     known: Option<Known>,
 }
 
 impl Family {
-    /// Of a scenario, as it is run with an allocator; `None` where it has no processes.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] where the ledger cannot be made.
+    /// Prepares the processes of a scenario; `None` if it has none.
+    /// || # Errors
+    /// [`DeviceError::Unavailable`] if the ledger cannot be created.
     pub fn of(
         scenario: &Scenario,
         allocator: &AllocatorSpec,
@@ -107,28 +106,27 @@ impl Family {
         Ok(Some(Self { folder, ledger: shared, start, known }))
     }
 
-    /// The device of the main process.
-    ///
-    /// # Errors
-    /// [`DeviceError`] where the ledger cannot be opened, or the device cannot be limited.
+    /// Wraps the device of the main process.
+    /// || # Errors
+    /// [`DeviceError`] if the ledger cannot be opened or the device cannot be limited.
     pub fn share(&self, device: Box<dyn TestDevice>, memory: Bytes) -> Result<Box<dyn TestDevice>, DeviceError> {
         let ledger = Ledger::open(&self.folder.path().join(LEDGER)).map_err(|error| unavailable(&error))?;
         Ok(Box::new(Shared::new(device, memory, ledger)?))
     }
 }
 
-/// The processes of a run, as the main one sees them. Those that still run are killed with this.
+/// The processes of a run, as the main one manages them. They are killed on drop.
 pub(crate) struct Processes {
     family: Family,
     running: BTreeMap<ProcessName, Process>,
-    /// Where each of them stood when it answered last.
+    /// The readings in the last answer of each process.
     readings: BTreeMap<ProcessName, Readings>,
-    /// Requests that ran out of memory in any of them.
+    /// OOMs of all these processes.
     ooms: u64,
     faults: Option<Faults>,
 }
 
-/// Which process does the step at hand, and the loops around it, by their numbers, with their complete iterations.
+/// The process of the current step, and the loops around the step: their step numbers and completed iterations.
 #[derive(Clone, Debug)]
 pub(crate) struct Inside {
     pub(crate) process: ProcessName,
@@ -140,14 +138,14 @@ struct Process {
     socket: BufReader<UnixStream>,
 }
 
-/// A process that runs, and is killed with this.
+/// A running process, killed on drop.
 enum Running {
     Program(Started),
     Copy(Copied),
 }
 
 impl Running {
-    /// Waits for its end, which is at hand.
+    /// Waits for an exiting process.
     fn ending(self) -> io::Result<End> {
         match self {
             Self::Program(started) => started.ending(),
@@ -155,7 +153,7 @@ impl Running {
         }
     }
 
-    /// Ends it by SIGKILL, and waits for its end.
+    /// Kills the process with SIGKILL and waits for its end.
     fn kill(self) -> io::Result<()> {
         match self {
             Self::Program(started) => started.kill().map(drop),
@@ -167,16 +165,15 @@ impl Running {
     }
 }
 
-/// What became of an order.
+/// The result of an order.
 enum Heard {
     Reply(Reply),
-    /// The process has ended before it answered.
+    /// The process ended before it answered.
     Gone(Option<End>),
-    /// Nobody wanted to wait any longer: the process was killed.
+    /// Waiting was aborted, and the process was killed.
     GivenUp,
 }
 
-/// Whether nothing has come yet.
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
@@ -188,7 +185,7 @@ impl Process {
         let running = match known {
             None => {
                 let mut command = Command::new(program()?);
-                // Standard output has the results of the harness.
+                // Standard output is reserved for the harness's results.
                 command.arg(SUBCOMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr()));
                 Running::Program(Started::start(&mut command)?)
             }
@@ -203,7 +200,7 @@ impl Process {
         Ok(Self { running, socket: BufReader::new(ours) })
     }
 
-    /// The next answer. `None` where it has gone or `give_up` says so.
+    /// Waits for the next answer. `None` if the process is gone or `give_up` returns true.
     fn hear(&mut self, give_up: &mut dyn FnMut() -> bool) -> Option<Answer> {
         let mut line = Vec::new();
         loop {
@@ -218,9 +215,9 @@ impl Process {
         }
     }
 
-    /// How it ended by itself; `None` where it has not.
+    /// Waits until the process exits; `None` if it does not.
     fn end(mut self) -> Option<End> {
-        // Its end closes the connection.
+        // Its exit closes the connection.
         for _ in 0..MOST_PERIODS {
             match self.socket.read_to_end(&mut Vec::new()) {
                 Ok(_) => return self.running.ending().ok(),
@@ -233,17 +230,16 @@ impl Process {
 }
 
 impl Processes {
-    /// What goes wrong on the device of each is in these faults, which take over what it sends.
     pub(crate) const fn new(family: Family, faults: Option<Faults>) -> Self {
         Self { family, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
     }
 
-    /// Where a process stood when it answered last.
+    /// The readings in the last answer of a process.
     pub(crate) fn readings(&self, process: &ProcessName) -> Option<&Readings> {
         self.readings.get(process)
     }
 
-    /// How many requests ran out of memory in any of them.
+    /// The OOMs of all these processes.
     pub(crate) const fn ooms(&self) -> u64 {
         self.ooms
     }
@@ -252,7 +248,8 @@ impl Processes {
         self.faults.as_ref()?.of(Some(process))
     }
 
-    /// Gives a process an order and waits for the answer. A process that does not run is started first, in the step with this number.
+    /// Sends an order to a process and waits for the answer. Starts the process first if it is not running, as part of
+    /// the step with this number.
     fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
         if !self.running.contains_key(name) {
             let process = Process::start(self.family.known.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
@@ -274,7 +271,7 @@ impl Processes {
     fn tell(&mut self, name: &ProcessName, order: &Order, give_up: &mut dyn FnMut() -> bool) -> Heard {
         let Some(process) = self.running.get_mut(name) else { return Heard::Gone(None) };
         let mut given_up = false;
-        // One that has gone is noticed by the answer that does not come.
+        // A missing answer reveals a dead process.
         let _ = wire::send(process.socket.get_mut(), order);
         let answer = process.hear(&mut || {
             given_up = give_up();
@@ -295,23 +292,23 @@ impl Processes {
         }
     }
 
-    /// Has a process end in some way, where it runs, and gives back what it held.
+    /// Ends a process, if it runs, with the given function, and releases its memory in the ledger.
     fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
         let ended = self.running.remove(name).map(end);
         self.family.ledger.give_back_of_the_dead();
         ended
     }
 
-    /// Notes where a process stands.
+    /// Stores the readings in an answer.
     fn note(&mut self, name: &ProcessName, done: &Done) {
         let now = done.readings();
         let before = self.readings.insert(name.clone(), now).map_or(0, |before| before.stats.num_ooms);
-        // One that is started anew begins with none.
+        // The counter of a restarted process starts at zero.
         self.ooms += now.stats.num_ooms.saturating_sub(before);
     }
 }
 
-/// Has a process do a step.
+/// Runs a step in another process.
 pub(crate) fn run(
     processes: &mut Option<Processes>,
     rig: &mut Rig,
@@ -321,18 +318,18 @@ pub(crate) fn run(
 ) -> Result<StepResult, Stop> {
     let order = Order::Do(wire::Do { number, step: step_number, loops: inside.loops.clone() });
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-    let doing = format!("it did step {number} (line {}: {} {})", step.position.line, step.action.kind(), step.action);
+    let doing = format!("it ran step {number} (line {}: {} {})", step.position.line, step.action.kind(), step.action);
     match hear(processes, rig, &inside.process, &order, (number, limit), &doing)? {
         Some(result) => Ok(result),
         None => {
             let time = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
             let expected = format!("the process `{}` to do the step in {time}", inside.process);
-            Ok(StepResult { unmet: vec![Unmet::at(step, expected, "it went on, and was killed")], ..StepResult::default() })
+            Ok(StepResult { unmet: vec![Unmet::at(step, expected, "it continued and was killed")], ..StepResult::default() })
         }
     }
 }
 
-/// Has a process do something in the step of a number. `None` where its time was over, and it was killed.
+/// Sends an order and converts the answer. `None` if the process exceeded the limit and was killed.
 fn hear(
     processes: &mut Option<Processes>,
     rig: &mut Rig,
@@ -342,7 +339,7 @@ fn hear(
     doing: &str,
 ) -> Result<Option<StepResult>, Stop> {
     let Some(processes) = processes else {
-        return Err(cannot_start(name, "processes of a scenario are started by `harness run` and by its tests alone"));
+        return Err(cannot_start(name, "only `harness run` and its tests start the processes of a scenario"));
     };
     let began = Instant::now();
     let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
@@ -362,7 +359,7 @@ fn hear(
             None => Stop::Violated(findings.into_iter().map(|finding| named(name, finding)).collect()),
         }),
         Heard::Reply(Reply::Refused(why)) => Err(cannot_start(name, &why)),
-        Heard::Gone(end) => Err(failed(format!("the process `{name}` to do its steps"), format!("{} while {doing}", how(end)))),
+        Heard::Gone(end) => Err(failed(format!("the process `{name}` to run its steps"), format!("{} while {doing}", how(end)))),
         Heard::GivenUp if rig.is_interrupted() => Err(Stop::Interrupted),
         Heard::GivenUp => Ok(None),
     }
@@ -376,32 +373,31 @@ fn cannot_start(name: &ProcessName, why: &str) -> Stop {
     failed(format!("the process `{name}` to start"), why.to_owned())
 }
 
-/// What is expected in a process says so.
 fn in_process(name: &ProcessName, expected: &str) -> String {
     format!("in the process `{name}`: {expected}")
 }
 
-/// What was found in a process says so.
+/// Converts a finding of a process into one that names the process.
 fn named(name: &ProcessName, (invariant, expected, seen): (harness_record::Invariant, String, String)) -> Finding {
     Finding { invariant, expected: in_process(name, &expected), seen }
 }
 
-/// How a process ended that should not have, in words.
+/// Describes the unexpected end of a process.
 fn how(end: Option<End>) -> String {
     match end {
         None => "it closed its connection".to_owned(),
         Some(End::Code(code)) => format!("it ended with exit code {code}"),
-        Some(End::Signal(9)) => "SIGKILL ended it (as the system does where the host's memory runs out)".to_owned(),
+        Some(End::Signal(9)) => "SIGKILL ended it (the kernel's OOM killer sends it if host memory runs out)".to_owned(),
         Some(End::Signal(signal)) => format!("signal {signal} ended it"),
     }
 }
 
-/// Ends a process by SIGKILL, and waits until the device has its memory back.
+/// Kills a process with SIGKILL and waits until the device has released its memory.
 pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step, kill: &Kill) -> Result<StepResult, Stop> {
     let name = &kill.process;
     let Some(processes) = processes.as_mut().filter(|processes| processes.running.contains_key(name)) else {
         return Ok(StepResult {
-            unmet: vec![Unmet::at(step, format!("the process `{name}` to run"), "it does not")],
+            unmet: vec![Unmet::at(step, format!("the process `{name}` to be running"), "it is not")],
             ..StepResult::default()
         });
     };
@@ -411,9 +407,9 @@ pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step
     let attributed = readings.and_then(|readings| readings.memory?.process);
     processes.end(name, |process| process.running.kill()).transpose().map_err(|error| cannot_kill(name, &error))?;
     await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
-    let came_back = before.used.saturating_sub(rig.memory()?.used);
-    let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of the device were attributed to it"));
-    let note = format!("SIGKILL ended it: {reserved} were reserved in it{told}, and {came_back} came back");
+    let released = before.used.saturating_sub(rig.memory()?.used);
+    let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of device memory were attributed to it"));
+    let note = format!("SIGKILL ended it: {reserved} were reserved in it{told}, and {released} were released");
     Ok(StepResult { notes: vec![note], ..StepResult::default() })
 }
 
@@ -421,7 +417,8 @@ fn cannot_kill(name: &ProcessName, error: &io::Error) -> Stop {
     failed(format!("the process `{name}` to be killed"), error.to_string())
 }
 
-/// Waits, on a GPU, until no more than this is used of it, within its tolerance. Where it stays more, what the scenario expects says so.
+/// Waits on a real GPU until at most `used` is in use, within its tolerance. If it stays higher, the scenario's
+/// expectations report that.
 pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
     let tolerance = rig.info().used_tolerance;
     for _ in 0..LOOK.1 {
@@ -433,16 +430,16 @@ pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Has all processes that run free everything, check their ends, and end, in the step with this number.
+/// Finishes all running processes: each frees everything, checks its final state and exits.
 pub(crate) fn finish(processes: &mut Option<Processes>, rig: &mut Rig, number: u32) -> Result<(), Stop> {
     for name in running(processes) {
-        order_to_end(processes, rig, &name, &Order::Finish(number), "it freed everything")?;
+        order_to_end(processes, rig, &name, &Order::Finish(number), "it freed all memory")?;
         close_one(processes, rig, &name)?;
     }
     Ok(())
 }
 
-/// Has the processes that still run behind a failure give everything back and end, where calls were made to fail and the device is in order. Why not, of each.
+/// Closes the processes that still run after an injected failure, if their devices still work. Returns the errors.
 pub(crate) fn close(processes: &mut Option<Processes>, rig: &mut Rig) -> Vec<Stop> {
     let is_in_order = |name: &ProcessName| {
         let faults = processes.as_ref().and_then(|processes| processes.faults_of(name));
@@ -458,15 +455,15 @@ fn running(processes: &Option<Processes>) -> Vec<ProcessName> {
 
 fn order_to_end(processes: &mut Option<Processes>, rig: &mut Rig, name: &ProcessName, order: &Order, doing: &str) -> Result<(), Stop> {
     let done = hear(processes, rig, name, order, (0, DEFAULT_TIME_LIMIT), doing)?;
-    done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it went on, and was killed".to_owned()))
+    done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it continued and was killed".to_owned()))
 }
 
-/// It ends whether it could give everything back or not.
+/// Closes a process, which exits even if it cannot release everything.
 fn close_one(processes: &mut Option<Processes>, rig: &mut Rig, name: &ProcessName) -> Result<(), Stop> {
-    let closed = order_to_end(processes, rig, name, &Order::Close, "it gave everything back");
+    let closed = order_to_end(processes, rig, name, &Order::Close, "it released everything");
     let end = processes.as_mut().and_then(|processes| processes.end(name, Process::end));
     closed.and_then(|()| match end.flatten() {
         Some(End::Code(0)) => Ok(()),
-        end => Err(failed(format!("the process `{name}` to end well"), how(end))),
+        end => Err(failed(format!("the process `{name}` to exit with code 0"), how(end))),
     })
 }

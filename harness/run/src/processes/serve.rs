@@ -1,5 +1,5 @@
-//! The other side: what a process of a scenario does, which the main one started. It has a device, an allocator and an audit of its own, and does the steps
-//! that it is told.
+//! The other side: a process of a scenario that the main one started. It has its own device, allocator and audit, and
+//! runs the steps that it receives.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
@@ -29,30 +29,29 @@ use crate::world::World;
 /// The exit code of a program that panicked.
 const PANICKED: u8 = 101;
 
-/// Does what the main process orders on standard input, to the end of this process.
+/// Serves the main process, connected to standard input, until it closes the connection.
 #[must_use]
 pub fn serve() -> ExitCode {
     let orders = || io::stdin().as_fd().try_clone_to_owned();
     ExitCode::from(exit_code(|| converse(File::from(orders()?), read)))
 }
 
-/// What a copy of the main process has without reading it.
+/// The data that a forked process inherits.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub(super) scenario: Scenario,
-    /// The arm of the run.
     pub(super) arm: AllocatorSpec,
 }
 
-/// Does what the main process orders by a socket, to the end of this process, which is a copy of it.
+/// Serves the main process in a forked copy of it, then exits.
 pub(super) fn serve_in_copy(socket: UnixStream, known: &Known) -> ! {
     let orders = File::from(OwnedFd::from(socket));
     let served = catch_unwind(AssertUnwindSafe(|| exit_code(|| converse(orders, |_| Ok(known.clone())))));
-    // What goes on behind a panic is the main process's own.
+    // A panic must not unwind into the main process's code.
     leave(served.unwrap_or(PANICKED))
 }
 
-/// Whoever waits for an answer sees the exit code, and an error on standard error.
+/// Converts an error to an exit code and prints it to standard error.
 fn exit_code(converse: impl FnOnce() -> io::Result<()>) -> u8 {
     match converse() {
         Ok(()) => 0,
@@ -65,7 +64,7 @@ fn exit_code(converse: impl FnOnce() -> io::Result<()>) -> u8 {
 
 fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Known, String>) -> io::Result<()> {
     let mut from = BufReader::new(to.try_clone()?);
-    let Some(Order::Start(start)) = next(&mut from)? else { return Err(io::Error::other("it is started by `harness run` alone")) };
+    let Some(Order::Start(start)) = next(&mut from)? else { return Err(io::Error::other("only `harness run` starts this process")) };
     let faults = start.faults.clone().map(Injector::from_state);
     let mut answer = |reply| wire::send(&mut to, &Answer { reply, faults: faults.as_ref().map(Injector::take_state) });
     let mut process = match Process::start(&start, read, faults.as_ref()) {
@@ -84,14 +83,14 @@ fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Known, String>) ->
     Ok(())
 }
 
-/// The next order; `None` where the main process is gone.
+/// The next order; `None` if the main process is gone.
 fn next(from: &mut BufReader<File>) -> io::Result<Option<Order>> {
     let mut line = Vec::new();
     from.read_until(b'\n', &mut line)?;
     if line.is_empty() { Ok(None) } else { wire::read(&line).map(Some) }
 }
 
-/// This process.
+/// The state of this process.
 struct Process {
     scenario: Scenario,
     world: World,
@@ -99,10 +98,10 @@ struct Process {
 }
 
 impl Process {
-    /// Learns the scenario and opens the device. Why not, as an answer.
+    /// Reads the scenario and opens the device. An error is the reply to send.
     fn start(start: &Start, read: impl FnOnce(&Start) -> Result<Known, String>, faults: Option<&Injector>) -> Result<Self, Reply> {
         let Known { mut scenario, arm } = read(start).map_err(Reply::Refused)?;
-        // Other programs are those of the main process.
+        // Only the main process runs external programs.
         scenario.programs.clear();
         let device = open(start, &scenario, faults).map_err(|error| Reply::Refused(error.to_string()))?;
         let checks = if start.audit { Checks::Audit } else { Checks::Accounts };
@@ -112,7 +111,7 @@ impl Process {
         Ok(Self { scenario, world, faults: faults.cloned() })
     }
 
-    /// Does a step as a run does it.
+    /// Runs a step in the same way as the main process.
     fn act(&mut self, order: &Do) -> Reply {
         let Some(step) = self.scenario.step_with_number(order.step) else {
             return Reply::Refused(format!("there is no step with the number {}", order.step));
@@ -128,7 +127,7 @@ impl Process {
         self.done(result.and_then(|result| ended.map(|_| result)))
     }
 
-    /// What is said of something that was done.
+    /// The reply to an order.
     fn done(&mut self, result: Result<StepResult, Stop>) -> Reply {
         let done = result.and_then(|result| Ok((result, self.world.readings(true)?)));
         match done {
@@ -137,14 +136,12 @@ impl Process {
         }
     }
 
-    /// Frees everything and checks the end.
     fn finish(&mut self, number: u32) -> Reply {
         self.world.rig.begin_step(number);
         let freed = self.world.free_everything().and_then(|()| self.world.rig.finish());
         self.done(freed.map(|()| StepResult::default()))
     }
 
-    /// Gives everything back.
     fn close(self) -> Reply {
         match self.world.close() {
             Ok(()) => Reply::Closed,
@@ -170,7 +167,7 @@ fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
     Reply::Stopped { findings: findings.into_iter().map(wire::of_finding).collect(), failed }
 }
 
-/// Reads the scenario once more.
+/// Reads the scenario again.
 fn read(start: &Start) -> Result<Known, String> {
     let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters).map_err(|error| error.to_string())?;
     let scenario = points.pop().ok_or("the scenario has no points")?;
@@ -179,7 +176,6 @@ fn read(start: &Start) -> Result<Known, String> {
     Ok(Known { scenario, arm })
 }
 
-/// The variable of a loop and its value.
 fn value(step: &Step, iterations: u64) -> Option<(&harness_scenario::VariableName, harness_scenario::Number)> {
     match &step.action {
         Action::For(steps) | Action::Repeat(steps) => steps.rounds.value(iterations),
@@ -187,7 +183,7 @@ fn value(step: &Step, iterations: u64) -> Option<(&harness_scenario::VariableNam
     }
 }
 
-/// The device with what the process may have of it, and with what goes wrong on it.
+/// Opens the device with the limits and faults of this process.
 fn open(start: &Start, scenario: &Scenario, faults: Option<&Injector>) -> Result<Box<dyn TestDevice>, DeviceError> {
     let device = DeviceSource::of_arguments(&start.device)?.open()?;
     let ledger = Ledger::open(&start.ledger).map_err(|error| unavailable(&error))?;

@@ -1,5 +1,5 @@
-//! [`Shared`]: a device as one of the processes of a run sees it. All of them together have the memory that the scenario needs, on whatever device:
-//! a ledger says what each of them holds.
+//! [`Shared`]: a device that several processes of a run share. A ledger records each one's memory. Together they may
+//! use the memory that the scenario needs.
 
 use std::io;
 
@@ -11,9 +11,9 @@ use harness_allocator::device::{
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{Account, Ledger};
 
-/// The number in the ledger of the memory that the scenario needs, which the processes share.
+/// The ledger entry for memory that the scenario needs, which the processes share.
 const MEMORY: u32 = 0;
-/// The number of what contexts take of the device beside it.
+/// The ledger entry for the memory of contexts, which comes on top.
 const CONTEXTS: u32 = 1;
 
 pub(super) struct Shared {
@@ -21,22 +21,21 @@ pub(super) struct Shared {
     account: Account,
 }
 
-/// What is said where the ledger or the limits of the device cannot do what is needed.
 pub(super) fn unavailable(why: &io::Error) -> DeviceError {
     DeviceError::Unavailable { what: "memory that processes share".to_owned(), why: why.to_string() }
 }
 
 impl Shared {
-    /// A device of which all processes of the ledger together get so much.
+    /// Limits all processes of the ledger to `memory` in total.
     pub(super) fn new(device: Box<dyn TestDevice>, memory: Bytes, ledger: Ledger) -> Result<Self, DeviceError> {
-        // Where nothing tells the context from what others hold, it is not counted.
+        // Contexts are not counted if the device cannot report them separately.
         let context = device.own_context().unwrap_or_default();
         let mut account = Account::new(Some(ledger));
         account.change(CONTEXTS, |_| (Ok::<(), DeviceError>(()), context))?;
         Ok(Self { inner: Limited::shared(device, memory)?, account })
     }
 
-    /// Does what may take memory, beside what others hold of it.
+    /// Runs a call that may allocate, limited by the memory of the other processes.
     fn take<T>(&mut self, mut act: impl FnMut(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let Self { inner, account } = self;
         account.change(MEMORY, |others| {
@@ -49,14 +48,15 @@ impl Shared {
         })
     }
 
-    /// Does what may give memory back.
+    /// Runs a call that may release memory.
     fn give<T>(&mut self, act: impl FnOnce(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let done = act(&mut self.inner)?;
         self.account.gave_back(MEMORY, self.inner.held()?);
         Ok(done)
     }
 
-    /// What other processes hold, without and with their contexts. The main process gives back what one held that has ended.
+    /// The memory of other processes, without and with their contexts. The main process releases the entries of dead
+    /// processes.
     fn elsewhere(&mut self) -> (Bytes, Bytes) {
         let [memory, contexts] = [MEMORY, CONTEXTS].map(|number| self.account.entered_by_others(number));
         self.inner.set_held_elsewhere(memory);
@@ -88,7 +88,7 @@ impl wrapper::DeviceWrapper for Shared {
         self.give(|device| Device::free(device, ptr))
     }
 
-    // A pool of the driver may give memory back at a wait.
+    // A driver pool may release memory during a wait.
 
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         self.give(|device| Device::synchronize_event(device, event))
@@ -115,7 +115,7 @@ impl wrapper::TestDeviceWrapper for Shared {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let (_, processes) = self.elsewhere();
         let memory = TestDevice::memory(&mut self.inner)?;
-        // A real device sees the others itself.
+        // A real device already includes the others.
         let is_simulated = Device::info(&self.inner).clock == Clock::Simulated;
         let used = if is_simulated { memory.used + processes } else { memory.used };
         Ok(DeviceMemory { used, processes, ..memory })

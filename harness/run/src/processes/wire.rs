@@ -1,4 +1,5 @@
-//! What the main process and another one say to each other: a line of JSON each, over a socket that is the other one's standard input.
+//! The messages between the main process and another one: one line of JSON each, over a socket that is the other one's
+//! standard input.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,42 +18,39 @@ use serde::{Deserialize, Serialize};
 use crate::rig::Finding;
 use crate::step_result::{StepResult, Unmet};
 
-/// What the main process wants.
+/// A message of the main process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Comes first, and once.
+    /// Sent first, and only once.
     Start(Box<Start>),
-    /// A step.
     Do(Do),
-    /// Everything is freed, and the end is checked, in the step with this number.
+    /// Frees everything and checks the final state, as the step with this number.
     Finish(u32),
-    /// Everything is given back, whatever state the process is in, and it ends.
+    /// Releases everything in any state, then exits.
     Close,
 }
 
-/// What a process is to be.
+/// The parameters of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Start {
     /// Its name in the scenario.
     pub(super) process: String,
-    /// The text of the scenario, and the file that it is from.
+    /// The text and the path of the scenario.
     pub(super) source: String,
     pub(super) path: PathBuf,
-    /// The values of its parameters.
     pub(super) parameters: BTreeMap<String, String>,
-    /// What all processes have together.
+    /// The memory of all processes together.
     pub(super) memory: Bytes,
-    /// The arm, by its name.
     pub(super) allocator: String,
     pub(super) seed: u64,
-    /// Whether each operation is audited.
+    /// Whether every operation is audited.
     pub(super) audit: bool,
-    /// The arguments of the command line that choose the device.
+    /// The command line arguments that select the device.
     pub(super) device: Vec<OsString>,
     pub(super) ledger: PathBuf,
     /// The number of the step that starts it.
     pub(super) step: u32,
-    /// What goes wrong on its device, where anything does in the run.
+    /// The faults of its device, if the run has faults.
     pub(super) faults: Option<InjectorState>,
 }
 
@@ -62,49 +60,48 @@ pub(super) struct Do {
     /// The number of the step in the run.
     pub(super) number: u32,
     pub(super) step: usize,
-    /// The loops around it, by their numbers, with their complete iterations.
+    /// The loops around it: their step numbers and completed iterations.
     pub(super) loops: Vec<(usize, u64)>,
 }
 
-/// What a process answers.
+/// A message of a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Answer {
     pub(super) reply: Reply,
-    /// What has become of its calls since its last answer, where the run has faults.
+    /// The calls and faults since the last answer, if the run has faults.
     pub(super) faults: Option<InjectorState>,
 }
 
-/// What has become of an order.
+/// The result of an order.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// It cannot start.
+    /// The process cannot start.
     Refused(String),
-    /// It has done what was ordered.
     Done(Box<Done>),
-    /// It cannot go on: invariants that do not hold, or what failed.
+    /// The process cannot continue because of violated invariants or a failure.
     Stopped { findings: Vec<(Invariant, String, String)>, failed: Option<Failed> },
-    /// It has given everything back.
+    /// Everything was released.
     Closed,
 }
 
-/// What failed in a process.
+/// A failure in a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Failed {
     pub(super) rule: Rule,
     pub(super) expected: String,
     pub(super) seen: String,
-    /// The fault that it comes from, by its place among those of the process.
+    /// The index of the injected fault that caused it, if any.
     pub(super) fault: Option<usize>,
 }
 
-/// What a step left behind, and where the process stands.
+/// The result of a step and the process's readings.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     outcome: Outcome,
     reports: BTreeMap<String, u64>,
     notes: Vec<String>,
     tables: Vec<Table>,
-    /// Line, column and length of the place, what was expected, and what was seen.
+    /// The line, column and length of each failed expectation, its text, and the actual result.
     unmet: Vec<((u32, u32, u32), String, String)>,
     shortage: Option<Box<Shortage>>,
     size: Option<Bytes>,
@@ -135,7 +132,7 @@ impl Done {
         }
     }
 
-    /// Where the process stands. Its clock is nobody else's.
+    /// The readings of the process. Its clock is not comparable with others.
     pub(super) const fn readings(&self) -> Readings {
         Readings { stats: self.stats, memory: self.memory, calls: self.calls, now: Nanos::ZERO }
     }
@@ -159,14 +156,12 @@ pub(super) fn of_finding(Finding { invariant, expected, seen }: Finding) -> (Inv
     (invariant, expected, seen)
 }
 
-/// Says something.
 pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     to.write_all(&line)
 }
 
-/// Understands a line.
 pub(super) fn read<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(line)?)
 }

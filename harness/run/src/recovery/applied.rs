@@ -1,17 +1,16 @@
-//! [`Applied`]: what a policy did.
+//! [`Applied`]: the effect of a policy.
 
 use harness_allocator::units::Bytes;
 use harness_scenario::Plan;
 
-/// What a policy did.
 pub(super) struct Applied {
-    /// How the next try is done.
+    /// The plan of the next attempt.
     pub(super) plan: Plan,
     /// Whether it found anything to do.
     pub(super) did_something: bool,
-    /// Cached bytes that went back to the driver.
+    /// Cached bytes released to the driver.
     pub(super) given_back: Bytes,
-    /// What it did, where its name does not tell.
+    /// A description of the effect, if the policy's name is not enough.
     pub(super) then: Option<String>,
 }
 

@@ -2,30 +2,29 @@
 
 use harness_scenario::{BatchRule, Plan};
 
-/// The next batch after one that failed, never below the floor; `None`: there is no smaller one.
+/// The next batch after a failed one, never below the floor; `None`: there is no smaller batch.
 pub(super) fn next(rule: BatchRule, plan: &Plan, floor: u64, known: &Known) -> Option<Plan> {
     let wanted = match rule {
         BatchRule::Halve => plan.batch / 2,
-        // Exact for every batch: nine tenths of it, rounded down.
+        // Exactly nine tenths of the batch, rounded down, for every batch.
         BatchRule::Shrink => plan.batch - plan.batch.div_ceil(10),
         BatchRule::Bisect => known.works + (plan.batch - known.works.min(plan.batch)) / 2,
     };
     let batch = wanted.max(floor).max(1);
-    // As many parts as before, but none of them empty.
+    // Keeps the number of micro-batches unless some would be empty.
     (batch < plan.batch).then(|| Plan { batch, micro_batches: plan.micro_batches.min(batch), ..plan.clone() })
 }
 
-/// What earlier iterations told of the largest batch that fits.
+/// What earlier iterations revealed about the largest batch that fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
-    /// The largest batch that worked; 0 where none has.
+    /// The largest batch that succeeded, or 0.
     works: u64,
-    /// The smallest that failed.
     fails: Option<u64>,
 }
 
 impl Known {
-    /// A batch failed. One that had worked before does no longer.
+    /// Notes that a batch failed. Larger successes no longer count.
     pub(super) fn failed(&mut self, batch: u64) {
         self.fails = Some(self.fails.map_or(batch, |fails| fails.min(batch)));
         if self.works >= batch {
@@ -33,7 +32,7 @@ impl Known {
         }
     }
 
-    /// A batch worked, and how the next iteration is done: half way to the smallest batch that failed.
+    /// Notes that a batch succeeded, and returns the plan of the next iteration: half way to the smallest failed batch.
     pub(super) fn worked(&mut self, plan: &Plan) -> Plan {
         self.works = self.works.max(plan.batch);
         match self.fails {
@@ -87,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_are_those_that_are_published() {
+    fn the_rules_match_the_published_ones() {
         let after = |rule, batch, floor| next(rule, &Plan::of_batch(batch), floor, &Known::default()).map(|plan| plan.batch);
         assert_eq!(after(BatchRule::Halve, 100, 16), Some(50), "max(16, 100 // 2)");
         assert_eq!(after(BatchRule::Halve, 17, 16), Some(16), "max(16, 17 // 2)");
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_had_worked_and_fails_later_is_forgotten() {
+    fn a_batch_that_fails_after_it_succeeded_is_forgotten() {
         let mut known = Known::default();
         assert_eq!(known.worked(&Plan::of_batch(64)), Plan::of_batch(64), "nothing has failed yet");
         known.failed(64);

@@ -1,8 +1,8 @@
-//! `checkpoint_more`: fewer activations are kept for the backward pass, and the others computed again.
+//! `checkpoint_more`: keeps fewer activations for the backward pass and recomputes the others.
 
 use harness_scenario::Plan;
 
-/// Of twice as many layers only one input is kept, at first of 2, at last of `most`; `None`: it is so already.
+/// Doubles the number of layers per checkpoint, from 2 up to `most`; `None`: `most` is reached.
 pub(super) fn next(plan: &Plan, most: u64) -> Option<Plan> {
     let every = plan.checkpoint_every.map_or(2, |every| every.saturating_mul(2)).min(most);
     plan.checkpoint_every.is_none_or(|now| every > now).then(|| Plan { checkpoint_every: Some(every), ..plan.clone() })
@@ -16,7 +16,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_kept_becomes_less_until_the_most_is_reached(most in 2_u64..10_000) {
+        fn checkpoints_become_fewer_until_the_limit_is_reached(most in 2_u64..10_000) {
             let mut plan = Plan::of_batch(8);
             for _ in 0..16 {
                 let Some(next) = next(&plan, most) else {

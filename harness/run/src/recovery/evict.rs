@@ -1,4 +1,4 @@
-//! `evict`: frees the buffer, or the cache of the request, that was used longest ago.
+//! `evict`: frees the least recently used buffer or request cache.
 
 use super::applied::Applied;
 use crate::rig::Stop;

@@ -1,4 +1,4 @@
-//! `free`: frees buffers of the scenario that are still live.
+//! `free`: frees live buffers of the scenario.
 
 use super::applied::Applied;
 use crate::rig::Stop;

@@ -1,6 +1,6 @@
-//! Recovery: what policies do between a failed request and the next try, and whether that try could succeed at all.
-//!
-//! Policies are data of the scenario ([`Policy`]). Each has a file of its own here; those that change the batch share one.
+//! Recovery: what policies do between a failed attempt and the next one, and whether the next one could succeed.
+//! || The scenario declares the policies ([`Policy`]). Each has its own file here; those that change the batch share
+//! one.
 
 mod applied;
 mod batch;
@@ -28,25 +28,25 @@ use crate::world::World;
 use harness_record::{Attempt, Invariant, Trained};
 use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
 
-/// What one request or one iteration came to, recovery included.
+/// The result of one request or iteration, including recovery.
 #[derive(Debug)]
 pub(crate) struct Recovered<T> {
-    /// The answer of the last try.
+    /// The result of the last attempt.
     pub(crate) answer: Result<T, AllocatorError>,
-    /// How the last try was done.
+    /// The plan of the last attempt.
     pub(crate) plan: Plan,
-    /// How the next iteration is to be done.
+    /// The plan of the next iteration.
     pub(crate) next: Plan,
-    /// Tries after the first.
+    /// Attempts after the first.
     pub(crate) retries: u64,
 }
 
-/// What a policy tries again.
+/// The operation that a policy retries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tried {
-    /// One request of this size, whatever the plan. The memory that it met is what was there after it failed.
+    /// One request of this size, whatever the plan. Its memory state is taken after it fails.
     Request(Bytes),
-    /// An iteration by the plan. It frees what it made when it fails, so the memory that it met is what was there before it began.
+    /// One iteration of a training. A failed iteration frees its blocks, so its memory state is taken before it begins.
     Iteration,
 }
 
@@ -59,7 +59,7 @@ impl Tried {
     }
 }
 
-/// The recovery of one step: its policies, and what they did so far. Policies may remember what earlier iterations told.
+/// The recovery of one step: its policies and their effects so far. Policies may use what earlier iterations revealed.
 pub(crate) struct Recovery<'p> {
     chain: Option<&'p Chain>,
     known: batch::Known,
@@ -68,16 +68,16 @@ pub(crate) struct Recovery<'p> {
     trained: Option<Trained>,
 }
 
-/// How a request or an iteration is tried, until a try succeeds or there is no other.
+/// The attempts at one request or iteration, until one succeeds or the policies give up.
 pub(crate) struct Trying {
-    /// How the next try is done.
+    /// The plan of the next attempt.
     pub(crate) plan: Plan,
-    /// Tries after the first.
+    /// Attempts after the first.
     pub(crate) retries: u64,
     turn: Turn,
-    /// The violation that the next try is, if it fails.
+    /// The finding to record if the next attempt fails.
     same_again: Option<Finding>,
-    /// Tries that were given up for others.
+    /// Attempts abandoned because another rank failed.
     agreed: u64,
 }
 
@@ -87,31 +87,31 @@ impl Trying {
     }
 }
 
-/// What a try began with.
+/// The state at the start of an attempt.
 pub(crate) struct Begun {
     memory: Option<MemoryState>,
     began: Nanos,
-    /// What was counted as lost then.
+    /// The lost time that was already counted.
     counted: Nanos,
     allocated: Bytes,
 }
 
 impl Begun {
-    /// Of the time since it began, only so much was its own, up to now.
+    /// Moves the start so that only `own` of the time until now counts.
     pub(crate) fn took(&mut self, world: &mut World, own: Nanos) {
         self.began = world.rig.now().saturating_sub(own);
     }
 }
 
-/// Whose turn it is after a failure.
+/// The policy that acts next after a failure.
 #[derive(Default)]
 struct Turn {
     policy: usize,
-    /// Its retries so far.
+    /// The number of its retries so far.
     used: u32,
 }
 
-/// The next try.
+/// The next attempt.
 struct Next {
     plan: Plan,
     policy: PolicyKind,
@@ -125,13 +125,13 @@ impl<'p> Recovery<'p> {
         Self { chain, known: batch::Known::default(), record, lost: Nanos::ZERO, trained: None }
     }
 
-    /// Tries until it succeeds or the policies give up. `plan` is how the first try is done. `between` is done while a policy waits.
-    ///
-    /// A retry makes progress if it succeeds, if it asks for less, or if the allocator's blocks or the free memory of the device differ from what
-    /// the failed try met. One that does not is a violation of [`Invariant::RetryMakesProgress`]; the run goes on all the same, so that the record
-    /// shows how it ends. A timed run does not ask the device for its memory, so it does not check for progress.
-    ///
-    /// With a policy, each failed try costs time linear in the allocator's blocks.
+    /// Retries until an attempt succeeds or the policies give up. `plan` is the plan of the first attempt. `between`
+    /// runs while a policy waits.
+    /// || A retry makes progress if it succeeds or asks for less. It also makes progress if the allocator's blocks or
+    /// the device's free memory have changed since the failed attempt. Other retries violate
+    /// [`Invariant::RetryMakesProgress`]; the run continues so that the record shows how it ends. Timed runs do not
+    /// query the device's memory, so they skip this check.
+    /// || With a policy, each failed attempt takes time linear in the allocator's blocks.
     pub(crate) fn run<T>(
         &mut self,
         world: &mut World,
@@ -161,7 +161,7 @@ impl<'p> Recovery<'p> {
         self.chain.is_some() && !world.rig.is_timed()
     }
 
-    /// A try begins.
+    /// Starts an attempt.
     pub(crate) fn begin(&self, world: &mut World, tried: Tried) -> Result<Begun, Stop> {
         let looks = self.checks_progress(world) && matches!(tried, Tried::Iteration);
         Ok(Begun {
@@ -172,7 +172,7 @@ impl<'p> Recovery<'p> {
         })
     }
 
-    /// A try failed: lets a policy prepare the next one, and tells whether there is one.
+    /// Handles a failed attempt: the next policy prepares another one. Returns whether there is another one.
     pub(crate) fn failed(
         &mut self,
         world: &mut World,
@@ -207,7 +207,7 @@ impl<'p> Recovery<'p> {
             self.verify_live(world)?;
             return Ok(false);
         };
-        // Requests of this try that the allocator itself tried again are counted already.
+        // Requests that the allocator itself retried are already counted.
         let of_these = world.rig.lost_to_retry().saturating_sub(begun.counted);
         world.rig.add_lost_time(spent.saturating_sub(of_these));
         let waited_for_others = next.policy == PolicyKind::Wait && others;
@@ -225,7 +225,7 @@ impl<'p> Recovery<'p> {
         self.chain.is_some_and(|chain| chain.policies().iter().any(|policy| policy.kind() == PolicyKind::BisectBatch))
     }
 
-    /// A try succeeded. Tells how the next iteration is to be done.
+    /// Handles a successful attempt and returns the plan of the next iteration.
     pub(crate) fn succeeded(&mut self, world: &mut World, tried: Tried, trying: &Trying, begun: &Begun) -> Result<Plan, Stop> {
         self.record.attempts += 1;
         let Trying { plan, retries, agreed, .. } = trying;
@@ -244,12 +244,13 @@ impl<'p> Recovery<'p> {
         Ok(next)
     }
 
-    /// A try of an iteration was given up because another rank ran out of memory. Where training goes on, all agree on how.
+    /// Handles an iteration that was abandoned because another rank ran out of memory. If training continues, all ranks
+    /// use the agreed plan.
     pub(crate) fn given_up(&mut self, world: &mut World, trying: &mut Trying, begun: &Begun, goes_on: bool) {
         self.record.attempts += 1;
         let spent = world.rig.now().saturating_sub(begun.began);
         self.lost += spent;
-        let then = goes_on.then(|| "the plan that all agreed on".to_owned());
+        let then = goes_on.then(|| "the plan that all ranks agreed on".to_owned());
         let time = world.rig.is_timed().then_some(spent);
         self.list(Tried::Iteration, &trying.plan, Some("another rank ran out of memory".to_owned()), then, time);
         if goes_on {
@@ -258,42 +259,42 @@ impl<'p> Recovery<'p> {
         }
     }
 
-    /// What failed tries of iterations left allocated, which their workload knows: what it keeps on purpose is no part of it.
+    /// Records the bytes that failed iterations left allocated, without those that the workload keeps on purpose.
     pub(crate) fn left_behind(&mut self, bytes: Bytes) {
         self.record.retained = self.record.retained.max(bytes);
     }
 
-    /// A failed request leaves nothing allocated behind.
+    /// Checks that a failed request leaves no bytes allocated.
     fn check_left_behind(&mut self, world: &mut World, before: Bytes) {
         let after = Bytes(world.rig.stats().allocated_bytes.all.current);
         self.left_behind(after.saturating_sub(before));
         if after != before {
             world.rig.note(Finding {
                 invariant: Invariant::OomChangesOnlyTheCache,
-                expected: format!("{} B allocated after a failed try as before it", before.0),
+                expected: format!("{} B allocated after a failed attempt, as before it", before.0),
                 seen: format!("{} B", after.0),
             });
         }
     }
 
-    /// The loop of tries ends by itself; this counts on its own that it does.
+    /// The loop of attempts is bounded by design; this checks the bound independently.
     fn check_bound(&self, world: &mut World, retries: u64) {
         let most = self.chain.map_or(1, Chain::most_attempts);
         if retries >= most {
             world.rig.note(Finding {
                 invariant: Invariant::AttemptsAreBounded,
-                expected: format!("at most {} of one request or iteration", count(most, "try")),
-                seen: format!("try {}", retries + 1),
+                expected: format!("at most {} at one request or iteration", count(most, "attempt")),
+                seen: format!("attempt {}", retries + 1),
             });
         }
     }
 
-    /// What the scenario holds by name still has its contents, after tries that failed.
+    /// Verifies the contents of the scenario's named buffers after failed attempts.
     fn verify_live(&self, world: &mut World) -> Result<(), Stop> {
         if self.chain.is_some() && !world.rig.is_timed() { world.verify_live() } else { Ok(()) }
     }
 
-    /// Lets the next policy that has a retry left and something to do prepare the next try; `None`: there is none.
+    /// Finds the next policy with a retry left and something to do, and applies it. `None`: the policies give up.
     fn prepare(&mut self, world: &mut World, turn: &mut Turn, plan: &Plan, between: &mut Between<'_>) -> Result<Option<Next>, Stop> {
         let Some(chain) = self.chain else { return Ok(None) };
         let is_alone = chain.policies().len() == 1;
@@ -312,7 +313,7 @@ impl<'p> Recovery<'p> {
         Ok(None)
     }
 
-    /// Does what the policy says before the next try, and tells how that try is done.
+    /// Applies a policy before the next attempt.
     fn apply(
         &self,
         world: &mut World,
@@ -352,7 +353,6 @@ impl<'p> Recovery<'p> {
         }
     }
 
-    /// The figures that the step reports.
     pub(crate) fn reports(&self) -> BTreeMap<ReportKey, u64> {
         let record = &self.record;
         let mut reports = BTreeMap::from([
@@ -370,7 +370,7 @@ impl<'p> Recovery<'p> {
         reports
     }
 
-    /// What a record keeps of a step with policies.
+    /// The record of a step with policies.
     pub(crate) fn into_record(self, world: &World) -> Option<harness_record::Recovery> {
         self.chain?;
         let lost = world.rig.is_timed().then_some(self.lost);
@@ -378,23 +378,24 @@ impl<'p> Recovery<'p> {
     }
 }
 
-/// Whether a policy that finds nothing to do, and has no other behind it, tries again all the same, as programs do that do not look: the
-/// record then shows that it makes no progress.
+/// Whether a policy retries even if it finds nothing to do and is the only policy. Programs that do not check behave
+/// like this. The record then shows that the retries make no progress.
 const fn retries_regardless(policy: &Policy) -> bool {
     matches!(policy, Policy::EmptyCache { .. } | Policy::Free { .. } | Policy::Batch { rule: BatchRule::Halve, .. })
 }
 
-/// Whether memory may change while a policy waits: by what goes on meanwhile, or on a device that others use.
+/// Whether memory may change while a policy waits: through `meanwhile` steps, or on a real device through other
+/// processes.
 fn others_may_change_memory(world: &World, between: &Between<'_>) -> bool {
     between.is_some() || world.rig.info().clock == Clock::Measured
 }
 
-/// What is to be said of a retry that asks for no less, where it meets the memory that the failed try met. `None`: it meets other memory.
+/// Returns a finding if a retry asks for no less and the memory state has not changed since the failed attempt.
 fn same_memory(world: &mut World, met: &MemoryState, tried: Tried, plan: &Plan) -> Result<Option<Finding>, Stop> {
     let now = world.rig.memory_state()?;
     Ok((now == *met).then(|| Finding {
         invariant: Invariant::RetryMakesProgress,
-        expected: "the retry to succeed, to ask for less, or to meet other memory than the failed try".to_owned(),
+        expected: "the retry to succeed, to ask for less, or to find memory changed since the failed attempt".to_owned(),
         seen: format!(
             "it asked for {} again and failed again: the allocator's blocks and the {} free on the device were the same",
             tried.describe(plan),

@@ -1,9 +1,9 @@
-//! `spill_to_host`: something of a training is kept in host memory.
+//! `spill_to_host`: keeps a part of a training in host memory.
 
 use harness_allocator::device::HostMemory;
 use harness_scenario::{Plan, SpilledPart};
 
-/// The part in that memory; `None`: it is there already, or in memory that is as easy to have.
+/// Moves the part to `memory`; `None`: it is already there, or in memory that is at least as plentiful.
 pub(super) fn next(plan: &Plan, part: SpilledPart, memory: &HostMemory) -> Option<Plan> {
     let next = Plan { spilled: plan.spilled.clone().with(part, memory.clone()), ..plan.clone() };
     let now = plan.spilled.part(part).map(HostMemory::rank);
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_goes_to_memory_that_is_easier_to_have_and_never_back() {
+    fn each_part_moves_only_to_more_plentiful_memory() {
         let file = HostMemory::MappedFile { folder: None };
         let kinds = [HostMemory::Pinned, HostMemory::Pageable, file];
         for part in [SpilledPart::Activations, SpilledPart::OptimizerState] {

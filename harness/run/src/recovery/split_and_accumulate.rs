@@ -1,8 +1,9 @@
-//! `split_and_accumulate`: the failed iteration is done again in twice as many parts, so that fewer samples are in memory at once.
+//! `split_and_accumulate`: repeats the failed iteration with twice as many micro-batches, so fewer samples are in
+//! memory.
 
 use harness_scenario::Plan;
 
-/// The same batch in more parts of at least `floor` samples; `None`: the parts cannot be smaller.
+/// Splits the batch further, into micro-batches of at least `floor` samples; `None`: they cannot be smaller.
 pub(super) fn next(plan: &Plan, floor: u64) -> Option<Plan> {
     let floor = floor.max(1);
     let most = plan.batch.div_ceil(floor);

@@ -5,7 +5,7 @@ use crate::rig::Stop;
 use crate::world::World;
 use harness_scenario::Plan;
 
-/// Whether a wait was of use shows when the allocator looks at its events, so it always counts as something.
+/// The effect of a wait is unknown until the allocator polls its events, so it always counts as progress.
 pub(super) fn apply(world: &mut World, plan: &Plan) -> Result<Applied, Stop> {
     world.rig.synchronize()?;
     Ok(Applied::changed(plan.clone()))

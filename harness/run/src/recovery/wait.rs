@@ -1,4 +1,4 @@
-//! `wait`: lets time pass, and what goes on meanwhile go on: others may give memory back.
+//! `wait`: waits and runs `meanwhile` steps, so that others may release memory.
 
 use harness_allocator::units::Nanos;
 
@@ -8,7 +8,7 @@ use crate::rig::Stop;
 use crate::world::World;
 use harness_scenario::Plan;
 
-/// `before` is how often it has waited already.
+/// `before` is the number of earlier waits.
 pub(super) fn apply(
     world: &mut World,
     plan: &Plan,
@@ -21,5 +21,5 @@ pub(super) fn apply(
     Ok(Applied { then: Some(format!("wait {duration}")), ..Applied::changed(plan.clone()) })
 }
 
-/// No wait is longer, as no duration in a scenario is.
+/// Equals the longest duration that a scenario may contain.
 const LONGEST: Nanos = Nanos(3_600 * 1_000_000_000);

@@ -1,6 +1,5 @@
-//! Figures of a run: the accounts, the device's memory, the allocator's counters and structure, and the points of the picture.
-//!
-//! The accounts and the picture of a run are those of the first program, beside the device's own word, which is of all programs together.
+//! The figures of a run: accounts, device memory, the allocator's counters and structure, and the memory curve.
+//! || The accounts and the curve describe the first program. The device's own figures cover all programs.
 
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory, DevicePtr, StreamId};
 use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};
@@ -10,34 +9,32 @@ use super::{ProgramId, Rig, Stop};
 use crate::control::Call;
 use harness_record::{Accounts, CurvePoint};
 
-/// What a request meets: the allocator's blocks, and what is free on the device.
+/// The memory state that a request meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryState {
-    /// Each block with its address, size, stream and state.
+    /// The address, size, stream and state of each block.
     blocks: Vec<(DevicePtr, Bytes, StreamId, BlockState)>,
-    /// Free on the device.
     pub device_free: Bytes,
 }
 
 impl Rig {
-    /// The time on the device's clock.
     pub fn now(&mut self) -> Nanos {
         self.device.now()
     }
 
-    /// The counters of the entered program's allocator.
+    /// The counters of the current program's allocator.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         self.program().allocator.stats()
     }
 
-    /// The structure of the entered program's allocator. Linear in blocks.
+    /// The structure of the current program's allocator. Linear in blocks.
     #[must_use]
     pub fn snapshot(&self) -> Vec<SegmentInfo> {
         self.program().allocator.snapshot()
     }
 
-    /// The device's memory. What the scenario's streams take is part of the context overhead.
+    /// The device's memory. Memory of the scenario's streams counts as context overhead.
     ///
     /// # Errors
     /// [`Stop::Device`].
@@ -47,7 +44,7 @@ impl Rig {
         Ok(self.with_streams(memory))
     }
 
-    /// What is free on the device, as the driver alone tells it.
+    /// The device's free memory according to the driver alone.
     ///
     /// # Errors
     /// [`Stop::Device`].
@@ -55,7 +52,7 @@ impl Rig {
         Ok(self.device.free_memory()?)
     }
 
-    /// What a request of the entered program would meet now. Linear in blocks.
+    /// The memory state that a request of the current program would meet. Linear in blocks.
     ///
     /// # Errors
     /// [`Stop::Device`].
@@ -66,19 +63,18 @@ impl Rig {
         Ok(MemoryState { blocks: blocks.map(|block| (block.address, block.size, block.stream, block.state)).collect(), device_free })
     }
 
-    /// What the device is.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         self.device.info()
     }
 
-    /// What the entered program's allocator takes from the device for a large request comes in whole multiples of this.
+    /// The current program's allocator reserves memory for large requests in multiples of this size.
     #[must_use]
     pub fn reserve_unit(&self) -> Bytes {
         self.program().allocator.reserve_unit(&*self.device)
     }
 
-    /// Calls made to the device since the rig took it, by all programs.
+    /// All programs' device calls since the rig took the device.
     #[must_use]
     pub fn calls(&self) -> DeviceCalls {
         let (now, start) = (self.device.calls(), self.calls_at_start);
@@ -96,7 +92,7 @@ impl Rig {
         }
     }
 
-    /// The accounts of the first program now.
+    /// The current accounts of the first program.
     ///
     /// # Errors
     /// [`Stop::Device`].
@@ -104,7 +100,7 @@ impl Rig {
         self.accounts_of(ProgramId::FIRST)
     }
 
-    /// The accounts of a program now. The device's memory is that of all programs.
+    /// The current accounts of a program. The device's memory covers all programs.
     ///
     /// # Errors
     /// [`Stop::Device`].
@@ -123,25 +119,24 @@ impl Rig {
         })
     }
 
-    /// The points of the picture: none of a timed run.
+    /// The points of the memory curve; empty for a timed run.
     #[must_use]
     pub fn take_curve(&mut self) -> Vec<CurvePoint> {
         std::mem::take(&mut self.curve).into_points()
     }
 
-    /// Asks the device for its memory, for the picture.
+    /// Queries the device's memory for the curve.
     pub(super) fn refresh_memory(&mut self) -> Result<(), Stop> {
         self.last_memory = self.memory()?;
         self.last_calls = self.device.calls();
         Ok(())
     }
 
-    /// The same with what the scenario's streams take in the context overhead.
+    /// Counts the memory of the scenario's streams as context overhead.
     fn with_streams(&self, memory: DeviceMemory) -> DeviceMemory {
         DeviceMemory { context_overhead: self.start.context_overhead, ..memory }
     }
 
-    /// Adds a point to the picture.
     pub(super) fn plot(&mut self) {
         let stats = self.stats_of(ProgramId::FIRST);
         self.curve.push(CurvePoint {

@@ -1,5 +1,6 @@
-//! After which operations a run is checked. A run without failures checks each. Where calls of the device fail, what comes before was checked in the run without;
-//! then the operation with the failure and [`BEHIND`] more are checked one by one, and everything at the ends of steps and of the run.
+//! Selects the operations to check. A run without failures checks every operation. In a run with an injected failure,
+//! the earlier operations were already checked in the run without failures. So only the operation with the failure and
+//! the next [`CHECKED_AFTER`] are checked one by one, and everything is checked at the ends of steps and of the run.
 
 use harness_allocator::device::faulty::Injector;
 
@@ -7,28 +8,29 @@ use super::program::Program;
 use super::{Audit, Rig, Stop};
 use crate::branches::Branches;
 
-/// Operations behind one with a failure that are checked one by one. What goes wrong behind them and is right again at the end of its step is not seen.
-const BEHIND: u64 = 16;
+/// The number of operations to check individually after a failure. A later error that disappears before the end of its
+/// step goes unnoticed.
+const CHECKED_AFTER: u64 = 16;
 
-/// From where on a run checks what happens.
+/// Where the checks of a run start.
 #[derive(Clone, Debug, Default)]
 pub enum CheckedFrom {
-    /// From its beginning, each operation.
+    /// At the first operation.
     #[default]
     Start,
-    /// From this operation of allocators on.
+    /// At this allocator operation.
     Operation(u64),
-    /// In a copy, from the next operation on that begins in it.
+    /// In a forked copy, at the first operation that begins in it.
     Branches(Branches),
 }
 
 impl CheckedFrom {
-    /// Whether there is anything that is not checked.
+    /// Whether some operations are not checked.
     pub(super) const fn is_later(&self) -> bool {
         !matches!(self, Self::Start)
     }
 
-    /// Whether it is this operation, which begins now.
+    /// Whether checks start at this operation, which begins now.
     fn is_reached(&self, operation: u64) -> bool {
         match self {
             Self::Start => true,
@@ -38,14 +40,13 @@ impl CheckedFrom {
     }
 }
 
-/// What is checked now.
+/// The current extent of the checks.
 #[derive(Debug)]
 pub(super) enum Checking {
-    /// Nothing yet.
     From(CheckedFrom),
-    /// Each operation, up to this one where there is one.
+    /// Each operation, up to this one if given.
     Operations { until: Option<u64> },
-    /// The ends of steps, as often as the audit's budget allows: what that costs is linear in operations and steps.
+    /// The ends of steps, limited by the audit's budget, so the total cost stays linear in operations and steps.
     Steps,
 }
 
@@ -55,11 +56,10 @@ impl Rig {
         !matches!(self.checking, Checking::Operations { .. })
     }
 
-    /// An operation of an allocator begins.
     pub(super) fn begin_operation(&mut self) -> Result<(), Stop> {
         let Some(operation) = self.faults.as_ref().map(Injector::begin_operation) else { return Ok(()) };
         match &self.checking {
-            Checking::From(from) if from.is_reached(operation) => self.wake(Some(operation + BEHIND)),
+            Checking::From(from) if from.is_reached(operation) => self.wake(Some(operation + CHECKED_AFTER)),
             Checking::Operations { until: Some(until) } if operation > *until => {
                 self.doze();
                 Ok(())
@@ -68,14 +68,14 @@ impl Rig {
         }
     }
 
-    /// Work is about to be given to a stream.
+    /// Called before each launch on a stream.
     pub(super) fn begin_launch(&self) {
         if let Checking::From(CheckedFrom::Branches(branches)) = &self.checking {
             branches.reach_launch();
         }
     }
 
-    /// Checks what is to be checked at the end of a step.
+    /// Runs the checks at the end of a step.
     pub(super) fn check_step(&mut self) -> Result<(), Stop> {
         if matches!(self.checking, Checking::Steps) {
             let mut audits = self.programs.iter_mut().filter_map(|program| program.audit.as_mut());
@@ -88,7 +88,7 @@ impl Rig {
         self.in_each_program(|rig| rig.check(|audit, allocator, device| audit.step_ended(allocator, device)))
     }
 
-    /// Checks everything once, and then each operation, up to that one where there is one.
+    /// Runs a full check, then checks each operation, up to `until` if given.
     pub(super) fn wake(&mut self, until: Option<u64>) -> Result<(), Stop> {
         self.checking = Checking::Operations { until };
         for program in self.programs() {
@@ -105,7 +105,7 @@ impl Rig {
         self.refresh_memory()
     }
 
-    /// From now on only the ends of steps are checked.
+    /// Reduces the checks to the ends of steps.
     fn doze(&mut self) {
         self.checking = Checking::Steps;
         self.programs.iter_mut().filter_map(|program| program.audit.as_mut()).for_each(Audit::sleep);

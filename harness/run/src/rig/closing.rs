@@ -1,4 +1,4 @@
-//! The end of a run: what must hold when everything was freed, and giving everything back.
+//! The end of a run: the final checks, and the release of everything.
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, OomCause, Request};
 use harness_allocator::device::faulty::Injector;
@@ -11,8 +11,8 @@ use harness_base::words::count;
 use harness_record::Invariant;
 
 impl Rig {
-    /// The end, when everything was freed: what was read is compared, private pools and caches go back, and then all that is free must fit in
-    /// one allocation, of each program in turn.
+    /// Checks the end state after everything was freed. Compares outstanding reads and releases private pools and
+    /// caches. Then, in each program, all free memory must fit in one allocation.
     ///
     /// # Errors
     /// [`Stop`].
@@ -25,13 +25,13 @@ impl Rig {
         self.device.set_pressure(Bytes::ZERO)?;
         self.in_each_program(Self::give_cache_back)?;
         if !self.host.is_empty() {
-            let seen = format!("{} of host memory", count(self.host.len(), "piece"));
+            let seen = format!("{} of host memory", count(self.host.len(), "allocation"));
             return self.violated(Invariant::EverythingGoesBack, "no host memory held after the last free", seen);
         }
         if self.is_timed() { Ok(()) } else { self.unstruck(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
     }
 
-    /// Gives back what the entered program has cached, and checks that nothing stays reserved.
+    /// Releases the current program's cache, and checks that nothing stays reserved.
     fn give_cache_back(&mut self) -> Result<(), Stop> {
         self.release_private_pools()?;
         self.set_memory_fraction(MemoryFraction::ALL);
@@ -49,7 +49,7 @@ impl Rig {
         self.check(Audit::everything)
     }
 
-    /// One allocation of all that is free, in whole units of what the allocator takes.
+    /// Allocates all free memory in one request, in whole reserve units.
     fn check_whole_limit_fits(&mut self) -> Result<(), Stop> {
         let free = self.device.free_memory()?;
         self.control.calls(Call::Allocate);
@@ -58,10 +58,10 @@ impl Rig {
         match program.allocator.allocate(device, Request::new(whole)) {
             Ok(allocation) => program.allocator.free(device, allocation)?,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
-            // Somebody else has taken it meanwhile.
+            // Another process has taken memory in the meantime.
             Err(AllocatorError::OutOfMemory(oom)) if matches!(oom.cause, OomCause::Device { free: left } if left < free) => {}
             Err(error) => {
-                let expected = format!("all that is free, {whole}, in one allocation");
+                let expected = format!("all free memory, {whole}, in one allocation");
                 return self.violated(Invariant::WholeLimitFitsAtTheEnd, expected, error.to_string());
             }
         }
@@ -70,12 +70,12 @@ impl Rig {
         Ok(program.allocator.empty_cache(device)?)
     }
 
-    /// Gives everything of all programs back, whatever state the run ended in.
+    /// Releases everything of all programs, however the run ended.
     ///
     /// # Errors
-    /// [`Stop`]: something could not be given back, or was left behind.
+    /// [`Stop`]: something could not be released, or leaked.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
-        // The same calls may have been made at the end of the run.
+        // The end of the run may already have made the same calls.
         self.faults.iter().for_each(Injector::changes);
         self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
@@ -89,11 +89,10 @@ impl Rig {
         if leaks.is_empty() {
             return Ok(());
         }
-        let (expected, seen) = ("nothing left on the device".to_owned(), leaks.to_string());
+        let (expected, seen) = ("no memory or handles left on the device".to_owned(), leaks.to_string());
         Err(Stop::Violated(vec![Finding { invariant: Invariant::NothingLeaks, expected, seen }]))
     }
 
-    /// The entered program violates an invariant.
     fn violated(&self, invariant: Invariant, expected: impl Into<String>, seen: String) -> Result<(), Stop> {
         Err(Stop::Violated(self.name_program(vec![Finding { invariant, expected: expected.into(), seen }])))
     }

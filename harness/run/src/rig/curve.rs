@@ -1,25 +1,25 @@
-//! The history of the accounts for a picture: true over the whole run, in bounded memory.
-//!
-//! Points are collected in buckets. Each bucket keeps its first and last point and its extremes, so no peak is lost and the counters of every
-//! bucket are exact. When there are too many buckets, neighbours are merged in pairs and the new buckets take twice as many points. So all
-//! buckets cover equally many points, the oldest as the newest: a long run is shown coarser, and equally coarse everywhere.
+//! The history of the accounts for a chart: exact over the whole run, in bounded memory.
+//! || Points are collected in buckets. Each bucket keeps its first point, its last point and its extremes. So no peak
+//! is lost, and the counters at the bucket's ends are exact. If there are too many buckets, neighbors are merged in
+//! pairs, and each new bucket takes twice as many points. So all buckets cover the same number of points: a longer run
+//! gets a coarser chart, evenly over its length.
 
 use harness_record::CurvePoint;
 
-/// More buckets than this are merged in pairs.
+/// With more buckets than this, neighbors are merged.
 const BUCKETS: usize = 1024;
 
-/// Some points that follow each other: the ones that a picture needs.
+/// The relevant points of a range.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     first: CurvePoint,
     last: CurvePoint,
-    /// The first point with the least, and with the most, allocated.
+    /// The first points with the lowest and the highest allocated memory.
     lowest: CurvePoint,
     highest: CurvePoint,
-    /// The first point with the most active.
+    /// The first point with the most active memory.
     most_active: CurvePoint,
-    /// The first point with the most reserved or used.
+    /// The first point with the most reserved or used memory.
     most_held: CurvePoint,
 }
 
@@ -28,7 +28,7 @@ impl Bucket {
         Self { first: point, last: point, lowest: point, highest: point, most_active: point, most_held: point }
     }
 
-    /// Takes in the one behind it.
+    /// Merges the next bucket into this one.
     fn append(&mut self, next: &Self) {
         let held = |point: &CurvePoint| point.reserved.max(point.used);
         self.last = next.last;
@@ -46,7 +46,7 @@ impl Bucket {
         }
     }
 
-    /// Its points in the order of the run.
+    /// Its points in time order.
     fn points(&self) -> Vec<CurvePoint> {
         let mut points = vec![self.first, self.lowest, self.highest, self.most_active, self.most_held, self.last];
         points.sort_by_key(|point| point.at);
@@ -57,13 +57,13 @@ impl Bucket {
 
 #[derive(Clone, Debug)]
 pub(super) struct Curve {
-    /// All of them full, but for the last one.
+    /// All full, except possibly the last one.
     buckets: Vec<Bucket>,
-    /// Points that a full bucket has.
+    /// The number of points in a full bucket.
     width: u64,
-    /// Points in the last bucket.
+    /// The number of points in the last bucket.
     filled: u64,
-    /// Points so far, those that were merged included.
+    /// The number of points so far, including merged ones.
     pushed: u64,
 }
 
@@ -74,7 +74,7 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// Adds a point, unless nothing has changed since the last one, and gives it its number.
+    /// Adds and numbers a point, unless nothing has changed since the last one.
     pub(super) fn push(&mut self, point: CurvePoint) {
         let point = CurvePoint { at: self.pushed, ..point };
         if self.buckets.last().is_some_and(|bucket| CurvePoint { at: point.at, ..bucket.last } == point) {
@@ -96,7 +96,7 @@ impl Curve {
         }
     }
 
-    /// Merges buckets in pairs. All of them are full, and their number is even.
+    /// Merges neighbors in pairs. All buckets are full, and their number is even.
     fn halve(&mut self) {
         let merged = |pair: &[Bucket]| {
             let mut bucket = pair[0];
@@ -107,7 +107,7 @@ impl Curve {
         self.width *= 2;
     }
 
-    /// At most six points for each bucket, in the order of the run.
+    /// At most six points per bucket, in time order.
     pub(super) fn into_points(self) -> Vec<CurvePoint> {
         self.buckets.iter().flat_map(Bucket::points).collect()
     }
@@ -122,7 +122,7 @@ mod tests {
     const POINT: CurvePoint =
         CurvePoint { at: 0, step: 1, allocated: Bytes(1), active: Some(Bytes(1)), reserved: Bytes(5), used: Bytes(5), ooms: 0, retries: 0 };
 
-    /// So many points of one allocation each, with so many OOMs so far.
+    /// Builds a curve from pairs of allocated bytes and OOMs so far.
     fn curve(points: u64, of: impl Fn(u64) -> (u64, u64)) -> Vec<CurvePoint> {
         let mut curve = Curve::default();
         for n in 0..points {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_change_takes_no_room() {
+    fn unchanged_points_take_no_room() {
         let mut curve = Curve::default();
         let point = POINT;
         (0..100).for_each(|_| curve.push(point));
@@ -156,13 +156,13 @@ mod tests {
     #[test]
     fn a_ramp_stays_a_ramp_from_its_beginning_to_its_end() {
         let kept = curve(LONG, |n| (n, 0));
-        assert!(kept.iter().all(|point| point.allocated.0 == point.at), "each point is one that was seen");
+        assert!(kept.iter().all(|point| point.allocated.0 == point.at), "each point was pushed");
         let widest = kept.windows(2).map(|pair| pair[1].at - pair[0].at).max();
-        assert!(widest <= Some(2 * LONG / BUCKETS as u64), "{widest:?} points in a row are not shown");
+        assert!(widest <= Some(2 * LONG / BUCKETS as u64), "{widest:?} consecutive points are missing");
     }
 
     #[test]
-    fn every_tooth_of_a_comb_reaches_its_top_and_its_ground_everywhere() {
+    fn every_part_of_a_comb_shows_its_extremes() {
         let kept = curve(LONG, |n| (if n % 16 == 0 { 1_000 } else { 1 }, 0));
         for part in kept.chunks(kept.len() / 64) {
             let (low, high) = (part.iter().map(|point| point.allocated.0).min(), part.iter().map(|point| point.allocated.0).max());
@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn one_high_point_of_a_long_run_is_kept() {
+    fn a_single_peak_in_a_long_run_is_kept() {
         let kept = curve(LONG, |n| (if n == 77_777 { 1_000_000 } else { n % 1_000 }, 0));
         assert!(kept.iter().any(|point| point.allocated == Bytes(1_000_000) && point.at == 77_777));
     }
 
     #[test]
-    fn ooms_that_come_evenly_are_shown_evenly() {
+    fn evenly_spread_ooms_stay_evenly_spread() {
         let every = 200;
         let kept = curve(LONG, |n| (n % 3, n / every));
         for eighth in 0..8 {

@@ -1,4 +1,4 @@
-//! Memory of the host, and copies to it and back. What a copy brings has the contents that were sent.
+//! Host memory and copies. A copy carries the contents of its source.
 
 use harness_allocator::device::{DeviceError, HostId, HostMemory, StreamId, Tag};
 use harness_allocator::units::Bytes;
@@ -6,26 +6,23 @@ use harness_allocator::units::Bytes;
 use super::{Buffer, Rig, Stop};
 use crate::control::Call;
 
-/// Host memory that a workload holds.
 #[derive(Debug)]
-#[must_use = "host memory goes back by `Rig::host_free`"]
+#[must_use = "free host memory with `Rig::host_free`"]
 pub struct HostBuffer {
-    /// `None`: it has no bytes.
+    /// `None` for zero bytes.
     id: Option<HostId>,
     size: Bytes,
     memory: HostMemory,
-    /// What was copied there last.
+    /// The contents that were copied last.
     content: Option<Tag>,
 }
 
 impl HostBuffer {
-    /// How large it is.
     #[must_use]
     pub const fn size(&self) -> Bytes {
         self.size
     }
 
-    /// Of which kind it is.
     #[must_use]
     pub const fn memory(&self) -> &HostMemory {
         &self.memory
@@ -33,7 +30,7 @@ impl HostBuffer {
 }
 
 impl Rig {
-    /// Takes host memory. The inner error is that there is none, which is data.
+    /// Allocates host memory. The inner error means that too little is available.
     ///
     /// # Errors
     /// [`Stop`].
@@ -54,7 +51,7 @@ impl Rig {
         Ok(Ok(HostBuffer { id, size, memory: memory.clone(), content: None }))
     }
 
-    /// Gives host memory back, behind the copies that are queued on it.
+    /// Frees host memory after the copies queued on it.
     ///
     /// # Errors
     /// [`Stop`].
@@ -85,7 +82,7 @@ impl Rig {
     /// [`Stop`].
     pub fn copy_to_device(&mut self, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         if let (Some(id), false) = (from.id, to.allocation.is_null()) {
-            // Where the device refuses, nobody knows what is there.
+            // After a failed copy, the contents are unknown.
             to.content = None;
             self.control.calls(Call::Copy);
             self.device.copy_to_device(stream, id, to.range())?;
@@ -94,7 +91,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Gives back what a run that ended early still holds.
+    /// Frees the host memory that a failed run still holds.
     pub(super) fn free_all_host(&mut self) -> Result<(), Stop> {
         std::mem::take(&mut self.host).into_iter().try_for_each(|id| Ok(self.device.host_free(id)?))
     }

@@ -1,4 +1,4 @@
-//! The rig's device, lent to an allocator that is not one of its programs.
+//! Lends the rig's device to an allocator outside of its programs.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::{Rig, Stop};
 use crate::control::Control;
 
 impl Rig {
-    /// Lends the device, with no work left on it, and takes it back so. Whoever has it gives everything back that it takes of the device: the audit sees where it
-    /// does not. Its calls are not counted, and faults do not strike them.
+    /// Lends the device, synchronized before and after. The borrower must release everything it allocates; the audit
+    /// detects a leak. Its calls are not counted and do not fail by injected faults.
     pub(crate) fn lend<T>(&mut self, act: impl FnOnce(&mut dyn TestDevice) -> Result<T, Stop>) -> Result<T, Stop> {
         self.synchronize()?;
         let counted = self.calls();
@@ -25,7 +25,7 @@ impl Rig {
         Ok(done)
     }
 
-    /// Says when the run should stop, to threads too.
+    /// The control of the run, for threads that must stop with it.
     pub(crate) fn control(&self) -> Arc<Control> {
         Arc::clone(&self.control)
     }

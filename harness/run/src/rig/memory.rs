@@ -1,4 +1,4 @@
-//! Operations on memory: requests, frees, contents, the cache, and the limits that others set.
+//! Memory operations: requests, frees, contents, the cache, and limits set from outside.
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, Request};
 use harness_allocator::device::faulty::Injector;
@@ -9,7 +9,7 @@ use super::{Audit, Buffer, Rig, Stop};
 use crate::control::Call;
 
 impl Rig {
-    /// Hands out memory. The inner error is the allocator's answer that there is none, which is data.
+    /// Allocates memory. The inner error means that the allocator refused the request.
     ///
     /// # Errors
     /// [`Stop`].
@@ -51,9 +51,10 @@ impl Rig {
         }
     }
 
-    /// Takes memory back, to the program that it is of. A checked run verifies its contents first, on the buffer's own stream, where the
-    /// memory is used next: reading it on the stream that wrote it would wait for a stream that the program forgot to wait for. It does not verify where that would wait for
-    /// queued `work`, which would put streams in an order that the program did not ask for.
+    /// Frees a buffer in its own program.
+    /// || A checked run first verifies the contents on the buffer's own stream, because the memory is reused there. A
+    /// read on the writing stream would hide a missing synchronization. The check is skipped if it would wait for
+    /// queued `work`, because that would order streams that the program did not order.
     ///
     /// # Errors
     /// [`Stop`].
@@ -61,8 +62,7 @@ impl Rig {
         self.within(buffer.program, |rig| rig.free_here(buffer))
     }
 
-    /// Compares what a buffer holds with what was written last, as [`Rig::free`] does: not in a timed run, and not where that would wait for
-    /// queued work.
+    /// Verifies a buffer's contents like [`Rig::free`]. Skipped in timed runs and if it would wait for queued work.
     ///
     /// # Errors
     /// [`Stop`].
@@ -87,7 +87,7 @@ impl Rig {
         self.control.calls(Call::Free);
         let (program, device) = self.program_on_device();
         if let Err(error) = program.allocator.free(device, buffer.allocation) {
-            // Whether the allocator still holds the block, nobody can say: what is seen of it from now on tells nothing.
+            // It is unknown whether the allocator still holds the block, so later audit findings would mean nothing.
             program.audit = None;
             return Err(error.into());
         }
@@ -102,7 +102,7 @@ impl Rig {
         self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
     }
 
-    /// Writes a tag of its own to every byte of a buffer.
+    /// Fills a buffer with a new tag.
     ///
     /// # Errors
     /// [`Stop`].
@@ -111,9 +111,10 @@ impl Rig {
             return Ok(());
         }
         self.tags += 1;
-        // An odd factor spreads the counter over all eight bytes, so that no two tags look alike and none looks like zeroed memory.
+        // The odd factor spreads the counter over all eight bytes. So all tags differ, and none looks like zeroed
+        // memory.
         let tag = Tag(self.tags.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        // Where the device refuses, nobody knows what is there.
+        // After a failed fill, the contents are unknown.
         buffer.content = None;
         self.control.calls(Call::Fill);
         self.begin_launch();
@@ -122,7 +123,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Reads every byte of a buffer on a stream and compares with what was written last. A buffer never written has nothing to compare.
+    /// Verifies a buffer's contents on a stream. A buffer without contents passes.
     ///
     /// # Errors
     /// [`Stop`].
@@ -134,8 +135,8 @@ impl Rig {
         self.stream_is_done(stream)
     }
 
-    /// Queues a read of every byte of a buffer on a stream, and does not wait. What is read is compared with what was written last when the
-    /// stream is waited for next, at the latest at the end of the run. A buffer never written has nothing to compare.
+    /// Queues a verification of a buffer's contents on a stream without waiting. The result is checked when the host
+    /// next waits for the stream, at the latest at the end of the run. A buffer without contents passes.
     ///
     /// # Errors
     /// [`Stop`].
@@ -148,7 +149,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Reports to the allocator that another stream uses the buffer too.
+    /// Reports to the allocator that another stream uses the buffer.
     ///
     /// # Errors
     /// [`Stop`].
@@ -159,7 +160,7 @@ impl Rig {
         Ok(program.allocator.record_stream(&buffer.allocation, stream)?)
     }
 
-    /// Gives the cache back to the driver, and returns how many bytes went.
+    /// Releases the cache to the driver and returns the number of released bytes.
     ///
     /// # Errors
     /// [`Stop`].
@@ -177,27 +178,27 @@ impl Rig {
             self.times.empty_cache.push(duration);
         } else {
             self.check(Audit::everything)?;
-            // A pool of the driver gives memory back without a call that is counted.
+            // A driver pool releases memory without a counted call.
             self.refresh_memory()?;
             self.plot();
         }
         Ok(Bytes(before.saturating_sub(self.stats().reserved_bytes.all.current)))
     }
 
-    /// Makes the present values the high-water marks.
+    /// Resets the peaks to the current values.
     pub fn reset_peaks(&mut self) {
         self.faults.iter().for_each(Injector::changes);
         self.program_on_device().0.allocator.reset_peaks();
     }
 
-    /// Limits what the allocator may hold.
+    /// Limits the allocator to a fraction of the device's memory.
     pub fn set_memory_fraction(&mut self, fraction: MemoryFraction) {
         self.faults.iter().for_each(Injector::changes);
         let (program, device) = self.program_on_device();
         program.allocator.set_memory_fraction(device, fraction);
     }
 
-    /// Makes others hold that much, and returns what they hold now.
+    /// Sets the memory used by simulated other processes, and returns the amount they could get.
     ///
     /// # Errors
     /// [`Stop`].

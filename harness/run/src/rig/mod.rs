@@ -1,19 +1,17 @@
-//! The rig: one device, the programs that allocate on it, and the accounts kept of them. Every operation of a run goes through here; nothing
-//! else in the harness touches the device while a scenario runs.
-//!
-//! A run is either checked or timed ([`Checks`]), never both. Checks ask the driver and NVML and read memory, and work that is queued on the
-//! device goes on meanwhile: taking the time of the checks off leaves that work out, and leaving it in counts the checks. So a timed run makes
-//! the scenario's own calls to the device, from its first step to its last, and no others.
-//!
-//! * `program`: who allocates: most runs have one program;
-//! * `memory`: requests, frees, contents; `private_pools`: pools apart from the default one;
-//! * `host`: memory of the host, and copies;
-//! * `lent`: the device for an allocator that is not one of a program;
+//! The rig: one device, the programs that allocate on it, and their accounts. Every operation of a run goes through the
+//! rig. Nothing else in the harness touches the device while a scenario runs.
+//! || A run is either checked or timed ([`Checks`]). Checks query the driver and NVML and read memory while queued work
+//! continues on the device. Subtracting their time would lose that work; keeping it would count the checks. So a timed
+//! run makes only the scenario's own device calls, from its first step to its last.
+//! || * `program`: the programs that allocate; most runs have only one;
+//! * `memory`: requests, frees, contents; `private_pools`: private memory pools;
+//! * `host`: host memory and copies;
+//! * `lent`: lends the device to an allocator outside of the programs;
 //! * `streams`: streams, events and queued work;
-//! * `audit`: what is checked after each operation; `checking`: after which operations, where calls of the device fail;
-//! * `sites`: what each place of the scenario holds;
-//! * `accounts`, `curve` and `shortage`: what records tell; `times`: what a timed run measures;
-//! * `recording`: what the main program's allocator does, as PyTorch's own history tells it;
+//! * `audit`: checks after each operation; `checking`: selects the operations to check if calls fail;
+//! * `sites`: bytes per allocation site;
+//! * `accounts`, `curve` and `shortage`: figures for records; `times`: measurements of a timed run;
+//! * `recording`: records the main program's allocator as a PyTorch memory snapshot;
 //! * `closing`: the end of a run.
 
 mod accounts;
@@ -69,35 +67,31 @@ use harness_record::{Accounts, Invariant, Rule};
 use harness_scenario::ProcessName;
 use harness_trace::snapshot::{Recorder, StackId};
 
-/// Why a run cannot go on.
+/// Why a run cannot continue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
-    /// An invariant does not hold.
     Violated(Vec<Finding>),
-    /// The device, or the allocator, failed otherwise than for lack of memory.
+    /// The device or the allocator failed for a reason other than OOM.
     Device(DeviceError),
-    /// A process of the scenario did not do what it should.
+    /// Another process of the scenario failed.
     Process {
-        /// What it comes under.
         rule: Rule,
-        /// What it should have done.
         expected: String,
-        /// What it did.
         seen: String,
-        /// The fault that it comes from: the process, and the fault's place among those of the process.
+        /// The injected fault that caused it: the process, and the fault's index in that process.
         fault: Option<(ProcessName, usize)>,
     },
-    /// It is to stop: the user wants it, or a step has run past its time limit.
+    /// The user interrupted the run, or a step exceeded its time limit.
     Interrupted,
 }
 
 impl From<DeviceError> for Stop {
-    /// Wrong contents and races are violations: somebody was given memory that another still uses.
+    /// Wrong contents and races are violations: the allocator handed out memory that was still in use.
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => Self::Violated(vec![Finding {
                 invariant: Invariant::ContentsAreIntact,
-                expected: "what was written, ordered behind what was written before".to_owned(),
+                expected: "the contents that were written last, ordered after earlier writes".to_owned(),
                 seen: error.to_string(),
             }]),
             error => Self::Device(error),
@@ -105,63 +99,60 @@ impl From<DeviceError> for Stop {
     }
 }
 
-/// What a run does besides the scenario's own calls.
+/// The work of a run besides the scenario's own calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checks {
-    /// Accounts are kept, buffers are verified when they are freed, and every operation is audited. Nothing is timed.
+    /// Keeps accounts, verifies buffers when they are freed, and audits every operation. Measures no times.
     #[default]
     Audit,
     /// The same without the audit, for programs whose audit takes too long.
     Accounts,
-    /// As [`Checks::Accounts`], with an audit that looks at counters only, and at everything when it is asked to ([`Rig::check_health`]).
+    /// Like [`Checks::Accounts`], with an audit of the counters, and a full audit on request ([`Rig::check_health`]).
     Health,
-    /// Nothing. Operations and steps are timed.
+    /// No checks. Measures operations and steps.
     Timing,
 }
 
-/// How a rig is run.
 #[derive(Clone, Debug, Default)]
 pub struct RigOptions {
-    /// What it does besides the scenario's own calls.
     pub checks: Checks,
-    /// For the choice of samples that are kept of many.
+    /// Selects the samples to keep.
     pub seed: u64,
-    /// Says when the run should stop; the rig reports to it each call that begins.
+    /// Stops the run, and receives each call that begins.
     pub control: Arc<Control>,
-    /// Records what the main program's allocator does.
+    /// Records the main program's allocator.
     pub recorder: Option<Recorder>,
-    /// The other half of the faults of the device, where it has any.
+    /// The fault injector that the device uses.
     pub faults: Option<Injector>,
-    /// From where on it checks, where the device has faults; what comes before was checked in another run.
+    /// Where checks start if the device has injected faults. Another run has checked the earlier operations.
     pub checked_from: CheckedFrom,
-    /// Is told the steps of a traced run and the main program's memory.
+    /// Receives the steps of a traced run and the main program's memory.
     pub tracer: Option<Tracer>,
 }
 
-/// What is known at the end of a step. A checked run knows the accounts, a timed run the duration.
+/// The result of a step. A checked run has accounts, a timed run has a duration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepEnd {
-    /// How long the step took.
     pub duration: Option<Nanos>,
-    /// The accounts behind it.
+    /// The accounts at the end of the step.
     pub accounts: Option<Accounts>,
 }
 
-/// A step that was left for others.
+/// A paused step, while others run.
 #[derive(Clone, Debug)]
-#[must_use = "the step goes on by `Rig::resume_step`"]
+#[must_use = "continue the step with `Rig::resume_step`"]
 pub struct PausedStep {
     number: u32,
     program: ProgramId,
     began: Nanos,
-    /// Whose its allocations are.
+    /// The owner of its allocations.
     owner: Option<Arc<names::Owner>>,
     site: Option<Site>,
-    /// Where a recording has it.
+    /// Its call stack in the recording.
     place: Option<StackId>,
 }
 
-/// As [`Rig::unstruck`], for whoever has more than the rig in hand.
+/// Like [`Rig::unstruck`], for callers without a rig.
 pub(crate) fn unstruck<T>(faults: Option<&Injector>, act: impl FnOnce() -> T) -> T {
     faults.iter().for_each(|faults| faults.pause());
     let answer = act();
@@ -172,45 +163,44 @@ pub(crate) fn unstruck<T>(faults: Option<&Injector>, act: impl FnOnce() -> T) ->
 /// See the module.
 pub struct Rig {
     device: Box<dyn TestDevice>,
-    /// By number. There is at least one.
+    /// By number; never empty.
     programs: Vec<Program>,
     entered: ProgramId,
     checks: Checks,
     control: Arc<Control>,
     recorder: Option<Recorder>,
     faults: Option<Injector>,
-    /// Whether somebody wants to know how things stand in front of each call.
+    /// Whether the injector wants a state hash before each call.
     calls_are_noted: bool,
     checking: Checking,
     tracer: Option<Tracer>,
     ranges: Option<Ranges>,
     step: u32,
-    /// Tags given so far: each fill writes one of its own.
+    /// The number of tags so far; each fill writes a new one.
     tags: u64,
     queued: Queued,
-    /// Host memory that is held.
+    /// Live host memory.
     host: BTreeSet<HostId>,
     findings: Vec<Finding>,
     names: Names,
-    /// Kept where a step asks for it.
+    /// Tracked only if a step needs them.
     sites: Option<Sites>,
     curve: Curve,
-    /// The device's memory when the scenario began. Its streams are part of the context overhead.
+    /// The device's memory when the scenario began. Memory of its streams counts as context overhead.
     start: DeviceMemory,
     last_memory: DeviceMemory,
-    /// Calls when the device was asked for its memory last.
+    /// The call counts at the last query of the device's memory.
     last_calls: DeviceCalls,
     calls_at_start: DeviceCalls,
     times: Times,
-    /// Programs of the scenario's steps that run beside this process.
+    /// External programs that currently run.
     running: u32,
 }
 
 impl Rig {
-    /// Takes a device before the first allocation, with one program on it.
-    ///
-    /// # Errors
-    /// [`DeviceError`] where the device does not tell its memory.
+    /// Takes a device before its first allocation, with one program.
+    /// || # Errors
+    /// [`DeviceError`] if the device cannot report its memory.
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
         let memory = unstruck(options.faults.as_ref(), || device.memory())?;
         let calls = device.calls();
@@ -249,28 +239,26 @@ impl Rig {
         })
     }
 
-    /// Does something that is the harness's own: the faults of the device neither count its calls nor strike them.
+    /// Runs the harness's own device calls: injected faults neither count nor fail them.
     pub(crate) fn unstruck<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         let faults = self.faults.clone();
         unstruck(faults.as_ref(), || act(self))
     }
 
-    /// The other half of the faults of the device, where it has any.
+    /// The fault injector of the device, if any.
     #[must_use]
     pub const fn faults(&self) -> Option<&Injector> {
         self.faults.as_ref()
     }
 
-    /// Whether this run is timed, and so makes no calls of its own to the device.
     #[must_use]
     pub fn is_timed(&self) -> bool {
         self.checks == Checks::Timing
     }
 
-    /// The scenario begins: what its streams take of the device belongs to the context overhead, and not to an allocator.
-    ///
-    /// # Errors
-    /// [`Stop::Device`] where the device does not tell its memory.
+    /// Starts the scenario after its streams were created. Their memory counts as context overhead.
+    /// || # Errors
+    /// [`Stop::Device`] if the device cannot report its memory.
     pub fn begin_scenario(&mut self) -> Result<(), Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
@@ -291,7 +279,7 @@ impl Rig {
         }
     }
 
-    /// Tells a profiler and a traced run what the step is that has just begun. [`Rig::end_step`] ends it there too.
+    /// Reports the current step to the profiler and the tracer, until [`Rig::end_step`].
     pub fn describe_step(&mut self, text: impl Fn() -> String) {
         if let Some(ranges) = &self.ranges {
             ranges.begin(&text());
@@ -301,14 +289,14 @@ impl Rig {
         }
     }
 
-    /// Tells a traced run the main program's memory.
+    /// Reports the main program's memory to the tracer.
     fn trace_memory(&mut self) {
         if let Some(tracer) = &self.tracer {
             tracer.memory(&self.programs[ProgramId::FIRST.index()].allocator.stats(), self.device.now());
         }
     }
 
-    /// Leaves a step for others that are done between its operations.
+    /// Pauses a step to run others between its operations.
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
         let place = self.recorder.as_ref().map(Recorder::place);
@@ -316,7 +304,7 @@ impl Rig {
         PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner(), site, place }
     }
 
-    /// Goes back to a step that was left.
+    /// Resumes a paused step.
     pub fn resume_step(&mut self, PausedStep { number, program, began, owner, site, place }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
@@ -328,7 +316,8 @@ impl Rig {
         self.device.set_place(Place(number));
     }
 
-    /// Ends a step: a checked run checks everything and takes the accounts, a timed run takes the time. One that was cut short left things half done, and is not checked.
+    /// Ends a step. A checked run checks everything and takes the accounts; a timed run takes the time. A step that was
+    /// cut short is not checked, because it left partial state.
     ///
     /// # Errors
     /// [`Stop`].
@@ -341,7 +330,7 @@ impl Rig {
         }
         if self.is_timed() {
             let duration = self.device.now().saturating_sub(self.times.step_began);
-            // What is done between the operations of another step is part of its time.
+            // Steps that run between the operations of another step are part of its time.
             if self.times.paused == 0 {
                 self.times.scenario += duration;
             }
@@ -356,13 +345,13 @@ impl Rig {
         Ok(StepEnd { duration: None, accounts: Some(accounts) })
     }
 
-    /// Whether the run should stop: the user wants it, or a step has run past its time limit.
+    /// Whether the user interrupted the run, or a step exceeded its time limit.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         self.control.should_stop()
     }
 
-    /// Checks everything in each program, whatever it costs. Linear in blocks. A timed run, and one without any audit, checks nothing.
+    /// Runs a full check of each program. Linear in blocks. Does nothing without an audit.
     ///
     /// # Errors
     /// [`Stop::Violated`].
@@ -370,7 +359,7 @@ impl Rig {
         self.in_each_program(|rig| rig.check(Audit::everything))
     }
 
-    /// Notes a violation that does not keep the step from going on; [`Rig::take_findings`] returns it.
+    /// Notes a violation that does not stop the step; [`Rig::take_findings`] returns it.
     pub fn note(&mut self, finding: Finding) {
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
@@ -382,36 +371,36 @@ impl Rig {
         std::mem::take(&mut self.findings)
     }
 
-    /// What other processes did on the device, in words, where that makes the accounts of this run worthless.
+    /// Describes what other processes did on the device, if that invalidates the accounts of this run.
     #[must_use]
     pub fn contention(&self) -> Option<&str> {
         self.programs.iter().find_map(|program| program.audit.as_ref()?.contention())
     }
 
-    /// The number of the device for other processes; `None` where only this one has it.
+    /// The device's ordinal for other processes; `None` if only this process has the device.
     #[must_use]
     pub fn ordinal(&self) -> Option<u32> {
         self.device.ordinal()
     }
 
-    /// A program was started that uses the device by itself. Until all of them have ended, nothing is audited: no allocator does anything meanwhile, and
-    /// on a GPU what such programs hold moves the device's figures.
+    /// Notes that an external program started. Audits pause until all of them have ended: the scenario's allocators are
+    /// idle, and the programs change the device's figures.
     pub const fn program_started(&mut self) {
         self.running += 1;
     }
 
-    /// It has ended.
+    /// Notes that an external program ended.
     pub const fn program_ended(&mut self) {
         self.running -= 1;
     }
 
-    /// How many such programs run.
+    /// The number of running external programs.
     #[must_use]
     pub const fn running_programs(&self) -> u32 {
         self.running
     }
 
-    /// Tells whoever notes every call what all programs hold.
+    /// Passes a hash of all programs' state to the injector.
     fn tell_how_it_stands(&self) {
         let Some(faults) = &self.faults else { return };
         let mut hasher = Mixer::default();
@@ -420,7 +409,7 @@ impl Rig {
         faults.stands(hasher.finish());
     }
 
-    /// Runs a check of the entered program's audit and adds a point to the picture. A timed run does neither.
+    /// Runs an audit check of the current program and adds a point to the curve. A timed run does neither.
     fn check(
         &mut self,
         check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,

@@ -1,4 +1,4 @@
-//! Names for a report: of streams, and of the buffers that pin segments.
+//! Names for reports: of streams, and of the buffers that pin segments.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,32 +10,32 @@ use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_record::{Holder, PinnedSegment, UnlistedSegments};
 
-/// Pinned segments that are listed.
+/// The number of pinned segments to list.
 const MOST_SEGMENTS: usize = 10;
-/// Holders that are listed of one segment.
+/// The number of holders to list per segment.
 const MOST_HOLDERS: usize = 10;
 
-/// Pages of expandable segments of small blocks: `kSmallBuffer` of PyTorch's allocator.
+/// The page size of expandable segments for small blocks: `kSmallBuffer` in PyTorch's allocator.
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
-/// Whose memory it is: a buffer, or all buffers of a workload, with the line of the step that made it.
+/// The owner of memory: a buffer, or all buffers of a workload, and the line of its step.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) name: String,
     line: u32,
 }
 
-/// The names of what is live. A timed run keeps none.
+/// The owners of live memory. Empty in a timed run.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     streams: BTreeMap<u32, String>,
-    /// Whose the next allocations are.
+    /// The owner of the next allocations.
     owner: Option<Arc<Owner>>,
     live: BTreeMap<DevicePtr, Arc<Owner>>,
 }
 
 impl Rig {
-    /// Tells the name of a stream, for reports.
+    /// Names a stream for reports.
     pub fn name_stream(&mut self, stream: StreamId, name: &str) {
         self.names.name_stream(stream, name);
         if let Some(tracer) = &self.tracer {
@@ -43,8 +43,8 @@ impl Rig {
         }
     }
 
-    /// Tells whose the following allocations are, for reports: the name of a buffer or of a workload, and the line of its step. A timed run
-    /// keeps no names.
+    /// Sets the owner of the following allocations for reports: a buffer or workload, and the line of its step. Timed
+    /// runs ignore it.
     pub fn name_buffers(&mut self, name: &dyn fmt::Display, line: u32) {
         if !self.is_timed() {
             let name = name.to_string();
@@ -56,7 +56,7 @@ impl Rig {
 }
 
 impl Names {
-    /// Whose the next allocations are, to go back to it.
+    /// The owner of the next allocations, for [`Self::go_back_to`].
     pub(super) fn owner(&self) -> Option<Arc<Owner>> {
         self.owner.clone()
     }
@@ -87,11 +87,11 @@ impl Names {
         self.live.remove(&address);
     }
 
-    /// The segments that hold free memory back because something in them is live, those with the most free memory first, and the sum over those
-    /// that are not listed. `page` is what expandable segments of large blocks are mapped by. Linear in blocks.
+    /// The segments whose live blocks pin free memory, those with the most free memory first, and the sum of the
+    /// unlisted ones. `page` is the page size of expandable segments for large blocks. Linear in blocks.
     pub(super) fn pinned(&self, segments: &[SegmentInfo], page: Bytes) -> (Vec<PinnedSegment>, UnlistedSegments) {
         let mut pinned: Vec<PinnedSegment> = segments.iter().filter_map(|segment| self.pinned_segment(segment, page)).collect();
-        // Stable, so that equal ones stay in the order of their addresses.
+        // A stable sort keeps equal segments in address order.
         pinned.sort_by_key(|segment| std::cmp::Reverse(segment.free));
         let rest = pinned.split_off(pinned.len().min(MOST_SEGMENTS));
         let unlisted = UnlistedSegments { count: rest.len() as u64, free: rest.iter().map(|segment| segment.free).sum() };
@@ -131,7 +131,7 @@ impl Names {
     }
 }
 
-/// What goes back to the driver as one: the segment, or a page of it. `page` is that of large blocks.
+/// The size of a driver release: the segment, or one of its pages. `page` is the page size for large blocks.
 pub(crate) fn release_unit(segment: &SegmentInfo, page: Bytes) -> Bytes {
     match (segment.expandable, segment.pool) {
         (false, _) => segment.size,
@@ -140,7 +140,7 @@ pub(crate) fn release_unit(segment: &SegmentInfo, page: Bytes) -> Bytes {
     }
 }
 
-/// What is free in a segment and cannot go back to the driver while something in the segment is live.
+/// The free bytes of a segment that cannot be released while something in it is live.
 pub(crate) fn held_back(segment: &SegmentInfo, page: Bytes) -> Bytes {
     let unit = release_unit(segment, page).0.max(1);
     let of = |block: &BlockInfo| {

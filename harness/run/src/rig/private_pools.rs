@@ -1,5 +1,5 @@
-//! Private pools of the entered program: pools apart from the default one, as `torch.cuda.MemPool` and CUDA graphs use them. While a pool's
-//! context is open, all requests of the program are served from it.
+//! Private pools of the current program, as `torch.cuda.MemPool` and CUDA graphs use them. While a pool's context is
+//! open, it serves all requests of the program.
 
 use harness_allocator::allocator::{PrivatePoolError, PrivatePoolId, PrivatePools};
 use harness_allocator::device::faulty::Injector;
@@ -7,13 +7,11 @@ use harness_allocator::device::faulty::Injector;
 use super::{Audit, Rig, Stop};
 use crate::control::Call;
 
-/// Why nothing was done to a private pool.
+/// Why an operation on a private pool had no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolRefused {
-    /// The allocator has none: choose another one.
-    #[error("the allocator `{0}` has no private pools")]
+    #[error("the allocator `{0}` does not support private pools")]
     NotThere(&'static str),
-    /// The pool is not in a state for this.
     #[error(transparent)]
     Misuse(PrivatePoolError),
 }
@@ -21,15 +19,15 @@ pub enum PoolRefused {
 type Answer<T> = Result<Result<T, PoolRefused>, Stop>;
 
 impl Rig {
-    /// A number for a private pool that the entered program has not used yet. The pool is made when it is begun.
+    /// Reserves an id for a new private pool. The pool itself is created by its first `begin`.
     pub fn name_private_pool(&mut self) -> PrivatePoolId {
         let (program, _) = self.program_on_device();
         program.named_pools += 1;
         PrivatePoolId(program.named_pools)
     }
 
-    /// Sends the entered program's requests to a private pool, which is made on first use. Contexts nest; the innermost one wins. The inner
-    /// error says why that is not possible.
+    /// Directs the current program's requests to a private pool, which is created on first use. Contexts nest; the
+    /// innermost one applies. The inner error is the allocator's refusal.
     ///
     /// # Errors
     /// [`Stop`].
@@ -43,7 +41,7 @@ impl Rig {
         Ok(begun)
     }
 
-    /// Stops sending requests to a private pool. Its memory stays its own.
+    /// Stops directing requests to a private pool. The pool keeps its memory.
     ///
     /// # Errors
     /// [`Stop`].
@@ -55,8 +53,8 @@ impl Rig {
         Ok(ended)
     }
 
-    /// Gives a private pool up, and its cached memory back to the driver. What is live in it stays valid until it is freed. A pool that is not
-    /// released goes at the end of the run.
+    /// Releases a private pool and its cached memory. Its live blocks stay valid until they are freed. Other pools are
+    /// released at the end of the run.
     ///
     /// # Errors
     /// [`Stop`].
@@ -76,11 +74,11 @@ impl Rig {
         Ok(released)
     }
 
-    /// Ends and releases the pools that the entered program still has.
+    /// Ends and releases the remaining pools of the current program.
     pub(super) fn release_private_pools(&mut self) -> Result<(), Stop> {
         let (program, _) = self.program_on_device();
         let (open, pools) = (program.open_pools.clone(), program.private_pools.clone());
-        // A pool that refuses keeps its memory, and that is found next.
+        // A pool that refuses keeps its memory, which the next check detects.
         open.into_iter().try_for_each(|pool| self.end_private_pool(pool).map(drop))?;
         pools.into_iter().try_for_each(|pool| self.release_private_pool(pool).map(drop))
     }

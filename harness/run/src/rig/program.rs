@@ -1,7 +1,7 @@
-//! Programs: who allocates on the rig's device. Each has an allocator, its counters and an audit of its own, as processes that share a GPU do.
-//!
-//! Every operation on memory is of the program that was entered last ([`Rig::enter`]), but for a buffer, which goes back to its own. To one
-//! program, what the others hold is memory held by others.
+//! The programs that allocate on the rig's device. Each has its own allocator, counters and audit, like processes that
+//! share a GPU.
+//! || Memory operations apply to the current program ([`Rig::enter`]). Only frees apply to the buffer's own program. To
+//! one program, the memory of the others counts as used by other processes.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,12 @@ use harness_allocator::units::Bytes;
 
 use super::{Audit, Checks, Finding, Held, Rig, Stop};
 
-/// A program on the rig's device, in the order in which they were added.
+/// A program on the rig's device, numbered in order of addition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProgramId(u32);
 
 impl ProgramId {
-    /// The one that the rig was made with.
+    /// The program that the rig was created with.
     pub const FIRST: Self = Self(0);
 
     pub(super) const fn index(self) -> usize {
@@ -28,18 +28,18 @@ impl ProgramId {
 pub(super) struct Program {
     pub(super) allocator: Box<dyn Allocator>,
     pub(super) audit: Option<Audit>,
-    /// Its allocator's retries so far, as far as they were looked at.
+    /// The allocator's retries that were already counted.
     pub(super) retries: u64,
     /// Private pools that were begun and not released.
     pub(super) private_pools: BTreeSet<PrivatePoolId>,
-    /// Those of them whose context is open, the innermost last.
+    /// The open private pools, the innermost last.
     pub(super) open_pools: Vec<PrivatePoolId>,
-    /// Private pools that were ever named.
+    /// The number of pool ids so far.
     pub(super) named_pools: u32,
 }
 
 impl Program {
-    /// A program that has not allocated yet. `start` is the device's memory when the scenario began.
+    /// A program without allocations. `start` is the device's memory when the scenario began.
     pub(super) fn new(
         allocator: Box<dyn Allocator>,
         device: &dyn TestDevice,
@@ -55,7 +55,7 @@ impl Program {
         Self { allocator, audit, retries: 0, private_pools: BTreeSet::new(), open_pools: Vec::new(), named_pools: 0 }
     }
 
-    /// What its allocator holds from the device, in whole granules. Linear in blocks.
+    /// The device memory that its allocator holds, in whole granules. Linear in blocks.
     pub(super) fn charged(&self, device: &mut dyn TestDevice) -> Bytes {
         let told = self.allocator.driver_pool().and_then(|pool| device.pooled()?.pool_reserved(pool).ok());
         told.unwrap_or_else(|| {
@@ -66,25 +66,24 @@ impl Program {
 }
 
 impl Rig {
-    /// Adds a program to the device. The one that is entered stays so.
+    /// Adds a program to the device. The current program stays.
     pub fn add_program(&mut self, allocator: Box<dyn Allocator>) -> ProgramId {
         let id = ProgramId(u32::try_from(self.programs.len()).unwrap_or(u32::MAX));
         self.programs.push(Program::new(allocator, &*self.device, self.start, (self.checks, self.is_asleep())));
         id
     }
 
-    /// The program whose allocator does what is asked for now.
+    /// The current program.
     #[must_use]
     pub const fn entered(&self) -> ProgramId {
         self.entered
     }
 
-    /// Goes over to a program: all operations on memory, and all figures of an allocator, are of this one from now on.
-    ///
-    /// # Panics
-    /// For a program of another rig.
+    /// Makes a program the current one: memory operations and allocator figures apply to it from now on.
+    /// || # Panics
+    /// If the program belongs to another rig.
     pub fn enter(&mut self, program: ProgramId) {
-        assert!(program.index() < self.programs.len(), "{program:?} is not a program of this rig");
+        assert!(program.index() < self.programs.len(), "{program:?} does not belong to this rig");
         if program == self.entered {
             return;
         }
@@ -103,13 +102,12 @@ impl Rig {
         (0..self.programs.len() as u32).map(ProgramId)
     }
 
-    /// The counters of one program's allocator.
     #[must_use]
     pub fn stats_of(&self, program: ProgramId) -> MemoryStats {
         self.programs[program.index()].allocator.stats()
     }
 
-    /// Does something in a program and goes back to the one that was entered.
+    /// Calls `act` in another program and returns to the current one.
     pub(super) fn within<T>(&mut self, program: ProgramId, act: impl FnOnce(&mut Self) -> T) -> T {
         let entered = self.entered;
         self.enter(program);
@@ -118,7 +116,7 @@ impl Rig {
         result
     }
 
-    /// Does something in each program, until the first error.
+    /// Calls `act` in each program, until the first error.
     pub(super) fn in_each_program(&mut self, mut act: impl FnMut(&mut Self) -> Result<(), Stop>) -> Result<(), Stop> {
         self.programs().try_for_each(|program| self.within(program, &mut act))
     }
@@ -127,7 +125,7 @@ impl Rig {
         &self.programs[self.entered.index()]
     }
 
-    /// The entered program and the device.
+    /// The current program and the device.
     pub(super) fn program_on_device(&mut self) -> (&mut Program, &mut dyn TestDevice) {
         (&mut self.programs[self.entered.index()], &mut *self.device)
     }
@@ -143,13 +141,13 @@ impl Rig {
         held
     }
 
-    /// What the other programs hold, as the device charges it. Linear in their blocks.
+    /// The device memory of the other programs, in whole granules. Linear in their blocks.
     pub(super) fn charged_to_other_programs(&mut self) -> Bytes {
         let others = self.programs.iter().enumerate().filter(|(index, _)| *index != self.entered.index());
         others.map(|(_, program)| program.charged(&mut *self.device)).sum()
     }
 
-    /// A finding says which program it is about where there are several.
+    /// Adds the number of the program to findings if there are several programs.
     pub(super) fn name_program(&self, mut findings: Vec<Finding>) -> Vec<Finding> {
         if self.programs.len() > 1 {
             let number = self.entered.index() + 1;

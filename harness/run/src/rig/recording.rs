@@ -1,4 +1,4 @@
-//! The recording of the main program's allocator, where the run has one: where the scenario is, whose memory it is, when; and the snapshot at the end.
+//! Records the main program's allocator: call stacks, owners, times, and the final snapshot.
 
 use harness_trace::snapshot::{ExtraId, Frame, Recorder, RunInfo, Snapshot, StackId};
 
@@ -6,15 +6,15 @@ use super::names::Owner;
 use super::{ProgramId, Rig};
 
 impl Rig {
-    /// Tells where the scenario is from now on, the innermost frame first, if that is recorded.
+    /// Sets the scenario's call stack for the recording, the innermost frame first.
     pub fn set_place<F: IntoIterator<Item = Frame>>(&mut self, frames: impl FnOnce() -> F) {
         if let Some(recorder) = &self.recorder {
             recorder.set_place(frames());
         }
     }
 
-    /// Tells, if that is recorded, that the next operations of a trace are from this line of the program, as `model.py:41 forward`, inside of a place
-    /// that [`Rig::place`] has told. What is no line of a program is passed over.
+    /// Sets the call site of the next operations of a trace in the recording, for example `model.py:41 forward`, inside
+    /// of `place`. Sites that name no line of code are ignored.
     pub fn set_site(&mut self, place: Option<StackId>, site: Option<&str>) {
         self.go_back_to(place);
         if let (Some(recorder), Some(frame)) = (&self.recorder, site.and_then(frame_of_site)) {
@@ -22,20 +22,20 @@ impl Rig {
         }
     }
 
-    /// Where the recording has the scenario; `None` without a recording.
+    /// The scenario's current call stack in the recording; `None` without a recording.
     #[must_use]
     pub fn place(&self) -> Option<StackId> {
         self.recorder.as_ref().map(Recorder::place)
     }
 
-    /// Goes back to where [`Rig::place`] has told that the scenario is.
+    /// Returns to a call stack from [`Rig::place`].
     fn go_back_to(&mut self, place: Option<StackId>) {
         if let (Some(recorder), Some(place)) = (&self.recorder, place) {
             recorder.go_back_to(place);
         }
     }
 
-    /// The recording so far, with what the main program's allocator holds now. `None` without a recording.
+    /// The recording so far with the main program's current memory. `None` without a recording.
     #[must_use]
     pub fn recorded(&self, scenario: &str, arm: &str, is_pytorchs: bool) -> Option<Snapshot> {
         let recorder = self.recorder.as_ref()?;
@@ -52,21 +52,21 @@ impl Rig {
         Some(snapshot)
     }
 
-    /// The next events happen now.
+    /// Sets the time of the next events.
     pub(super) fn record_time(&mut self) {
         if let Some(recorder) = &self.recorder {
             recorder.set_time(self.device.now().0 / 1_000);
         }
     }
 
-    /// The next blocks are this buffer's, or this workload's.
+    /// Labels the next blocks in the recording.
     pub(super) fn label_in_recording(&self, name: &str) {
         if let Some(recorder) = &self.recorder {
             recorder.set_label(Some(name));
         }
     }
 
-    /// The step goes on that was left.
+    /// Restores the label and the call stack of a resumed step.
     pub(super) fn go_back_in_recording(&mut self, owner: Option<&Owner>, place: Option<StackId>) {
         self.go_back_to(place);
         if let Some(recorder) = &self.recorder {
@@ -75,7 +75,7 @@ impl Rig {
     }
 }
 
-/// The place that a trace tells of an operation, as `model.py:41 forward`. `None` where it is no place.
+/// Parses a trace's site, for example `model.py:41 forward`. `None` if it names no line.
 fn frame_of_site(site: &str) -> Option<Frame> {
     let (file, rest) = site.rsplit_once(':')?;
     let (line, name) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_site_of_a_trace_is_a_frame_where_it_names_a_line() {
+    fn a_site_that_names_a_line_becomes_a_frame() {
         let frame = |site: &str| frame_of_site(site).map(|frame| (frame.file, frame.line, frame.name));
         let place = |file: &str, line, name: &str| Some((file.to_owned(), line, name.to_owned()));
         assert_eq!(frame("model.py:41 forward"), place("model.py", 41, "forward"));

@@ -1,4 +1,4 @@
-//! Durations of one operation, in bounded memory.
+//! Durations of one kind of operation, in bounded memory.
 
 use harness_allocator::units::Nanos;
 use rand::{Rng, SeedableRng};
@@ -9,7 +9,8 @@ use harness_record::Samples;
 /// Enough for a p99 that rests on a hundred samples.
 const MOST: usize = 10_000;
 
-/// Keeps all samples up to a bound, then a uniform choice of all seen (Vitter's algorithm R, <https://doi.org/10.1145/3147.3165>).
+/// Keeps all samples up to a bound, then a uniform selection (Vitter's algorithm R,
+/// <https://doi.org/10.1145/3147.3165>).
 #[derive(Clone, Debug)]
 pub(super) struct Reservoir {
     samples: Samples,

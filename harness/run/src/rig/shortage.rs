@@ -1,4 +1,4 @@
-//! What is known of a request that failed just now, for a report to say why.
+//! The facts about a request that has just failed, from which reports derive the causes.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use super::{Rig, Stop};
 use harness_record::{Lane, Pieces, RefusedCall, Shortage};
 
 impl Rig {
-    /// What is known of a request of the entered program that failed just now. `None` in a timed run, and where operations are not checked, for nobody is told. To
-    /// this program, what the other programs hold is memory held by others. Linear in blocks.
-    ///
-    /// # Errors
-    /// [`Stop::Device`] where the device does not tell its memory.
+    /// Collects the facts about a request of the current program that has just failed. `None` in a timed run and while
+    /// operations are not checked, because no report uses them. To this program, the memory of other programs counts as
+    /// used by other processes. Linear in blocks.
+    /// || # Errors
+    /// [`Stop::Device`] if the device cannot report its memory.
     pub fn shortage(&mut self, request: Request, error: &AllocatorError) -> Result<Option<Shortage>, Stop> {
         if self.is_timed() || self.is_asleep() {
             return Ok(None);
@@ -61,7 +61,7 @@ impl Rig {
     }
 }
 
-/// What is free in some segments, of all pools and streams.
+/// The free memory in these segments, over all pools and streams.
 fn free_in(segments: &[SegmentInfo]) -> Pieces {
     let mut free = Pieces::default();
     let blocks = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive);
@@ -69,7 +69,8 @@ fn free_in(segments: &[SegmentInfo]) -> Pieces {
     free
 }
 
-/// What is free in some segments, or waits to be, by pool and stream. A segment that serves several streams has blocks of all sizes.
+/// The free and pending memory in these segments, by pool and stream. A segment that serves several streams contains
+/// blocks of all sizes.
 fn lanes(segments: &[SegmentInfo]) -> Vec<Lane> {
     let mut lanes = BTreeMap::new();
     for segment in segments {

@@ -1,7 +1,6 @@
-//! Bytes by site: how much each place of a scenario holds that is allocated. A site is a step in its place with the name of its buffer, and with what the memory is for where a
-//! workload says it. Numbered buffers of a step are one site.
-//!
-//! Kept only where a step asks for it ([`Rig::watch_sites`]), and never in a timed run.
+//! Bytes by site: how much allocated memory each site of a scenario holds. A site is a step's line with its buffer's
+//! name and, in a workload, the purpose of the memory. Numbered buffers of a step share a site.
+//! || Tracked only if a step needs it ([`Rig::watch_sites`]), and never in a timed run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,13 +10,12 @@ use harness_allocator::units::Bytes;
 
 use super::Rig;
 
-/// A place that allocates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Site {
     line: u32,
-    /// Of the buffer, without a number, or of the workload.
+    /// The name of the buffer, without a number, or of the workload.
     name: String,
-    /// What the memory is for; empty where nobody says it.
+    /// The purpose of the memory, or empty.
     purpose: &'static str,
 }
 
@@ -30,20 +28,19 @@ impl fmt::Display for Site {
     }
 }
 
-/// What each site holds.
 #[derive(Debug, Default)]
 pub(super) struct Sites {
     numbers: BTreeMap<Site, usize>,
-    /// Allocated bytes, by number of the site.
+    /// Allocated bytes, by site number.
     bytes: Vec<u64>,
-    /// Whose each live block is, and its size.
+    /// The site number and size of each live block.
     live: BTreeMap<DevicePtr, (usize, Bytes)>,
-    /// Whose the next blocks are.
+    /// The site of the next blocks.
     current: Option<Site>,
 }
 
 impl Sites {
-    /// Whose the next allocations are, for who leaves the step and comes back.
+    /// The site of the next allocations, for [`Self::go_back_to`].
     pub(super) fn current(&self) -> Option<Site> {
         self.current.clone()
     }
@@ -52,7 +49,7 @@ impl Sites {
         self.current = site;
     }
 
-    /// The next allocations are of the buffer or workload of this name.
+    /// Starts the site of a buffer or workload.
     pub(super) fn begin(&mut self, name: &str, line: u32) {
         let name = name.split('[').next().unwrap_or_default().to_owned();
         self.current = Some(Site { line, name, purpose: "" });
@@ -80,20 +77,20 @@ impl Sites {
 }
 
 impl Rig {
-    /// Keeps the bytes of each site from here on. A timed run keeps none.
+    /// Tracks the bytes of each site from now on, except in timed runs.
     pub fn watch_sites(&mut self) {
         if !self.is_timed() {
             self.sites = Some(Sites::default());
         }
     }
 
-    /// Allocated bytes of all sites so far, by their numbers; `None` where nobody keeps them. Sites that come later get higher numbers.
+    /// The allocated bytes of all sites by number; `None` if sites are not tracked. Later sites have higher numbers.
     #[must_use]
     pub fn site_bytes(&self) -> Option<&[u64]> {
         self.sites.as_ref().map(|sites| sites.bytes.as_slice())
     }
 
-    /// The sites, by their numbers.
+    /// The sites by number.
     #[must_use]
     pub fn sites(&self) -> Vec<&Site> {
         let Some(sites) = &self.sites else { return Vec::new() };
@@ -102,7 +99,7 @@ impl Rig {
         all.into_iter().map(|(site, _)| site).collect()
     }
 
-    /// Tells what the following allocations of the step are for.
+    /// Sets the purpose of the step's next allocations.
     pub fn name_purpose(&mut self, purpose: &'static str) {
         if let Some(site) = self.sites.as_mut().and_then(|sites| sites.current.as_mut()) {
             site.purpose = purpose;

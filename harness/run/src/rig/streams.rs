@@ -1,4 +1,4 @@
-//! Streams and events, and the work that is queued on them.
+//! Streams, events and queued work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,31 +8,30 @@ use harness_allocator::units::Nanos;
 use super::{Rig, Stop};
 use crate::control::Call;
 
-/// What is queued on streams and was not waited for, as far as the rig has to know.
+/// Queued work that the host has not waited for, as far as the rig needs it.
 #[derive(Debug, Default)]
 pub(super) struct Queued {
-    /// Streams with queued `work` that nobody has waited for, or that wait for such a stream.
+    /// Streams with queued `work`, or that wait for a stream with queued `work`.
     working: BTreeSet<StreamId>,
-    /// Events that stand behind such work, by the stream that they were recorded on.
+    /// Events recorded after such work, with their streams.
     behind_work: BTreeMap<EventId, StreamId>,
-    /// Streams with reads whose contents were not compared yet.
+    /// Streams with reads that have not been compared yet.
     reading: BTreeSet<StreamId>,
 }
 
 impl Queued {
-    /// Whether the stream has `work` that nobody has waited for.
+    /// Whether the stream has `work` that the host has not waited for.
     pub(super) fn is_working(&self, stream: StreamId) -> bool {
         self.working.contains(&stream)
     }
 
-    /// A read was queued on the stream.
     pub(super) fn reads(&mut self, stream: StreamId) {
         self.reading.insert(stream);
     }
 }
 
 impl Rig {
-    /// Keeps a stream busy.
+    /// Queues work of this duration on a stream.
     ///
     /// # Errors
     /// [`Stop`].
@@ -43,7 +42,6 @@ impl Rig {
         Ok(self.device.busy(stream, duration)?)
     }
 
-    /// Lets time pass.
     ///
     /// # Errors
     /// [`Stop::Interrupted`].
@@ -52,7 +50,6 @@ impl Rig {
         if self.is_interrupted() { Err(Stop::Interrupted) } else { Ok(()) }
     }
 
-    /// Makes a stream.
     ///
     /// # Errors
     /// [`Stop`].
@@ -60,7 +57,6 @@ impl Rig {
         Ok(self.device.create_stream()?)
     }
 
-    /// Makes an event.
     ///
     /// # Errors
     /// [`Stop`].
@@ -68,7 +64,7 @@ impl Rig {
         Ok(self.device.create_event()?)
     }
 
-    /// Queues an event behind the stream's work.
+    /// Records an event after the stream's queued work.
     ///
     /// # Errors
     /// [`Stop`].
@@ -82,7 +78,6 @@ impl Rig {
         Ok(self.device.record_event(event, stream)?)
     }
 
-    /// Makes a stream wait for an event.
     ///
     /// # Errors
     /// [`Stop`].
@@ -95,7 +90,6 @@ impl Rig {
         Ok(self.device.wait_event(stream, event)?)
     }
 
-    /// Waits for an event.
     ///
     /// # Errors
     /// [`Stop`].
@@ -104,7 +98,7 @@ impl Rig {
         Ok(self.device.synchronize_event(event)?)
     }
 
-    /// Waits for a stream, and compares what was read on it.
+    /// Waits for a stream and compares what was read on it.
     ///
     /// # Errors
     /// [`Stop`].
@@ -114,7 +108,7 @@ impl Rig {
         self.stream_is_done(stream)
     }
 
-    /// Waits for everything, and compares what was read.
+    /// Waits for all streams and compares what was read.
     ///
     /// # Errors
     /// [`Stop`].
@@ -126,7 +120,7 @@ impl Rig {
         reading.into_iter().try_for_each(|stream| self.compare_reads(stream))
     }
 
-    /// The host has waited for the stream.
+    /// Called after the host has waited for the stream.
     pub(super) fn stream_is_done(&mut self, stream: StreamId) -> Result<(), Stop> {
         self.queued.working.remove(&stream);
         if self.queued.reading.remove(&stream) { self.compare_reads(stream) } else { Ok(()) }

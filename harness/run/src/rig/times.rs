@@ -1,4 +1,4 @@
-//! The times of a timed run.
+//! The measurements of a timed run.
 
 use harness_allocator::device::DeviceCalls;
 use harness_allocator::units::{Bytes, Nanos};
@@ -7,17 +7,17 @@ use super::samples::Reservoir;
 use super::{ProgramId, Rig};
 use harness_record::Timings;
 
-/// What a timed run measures, of all programs together. A checked run leaves it as it is.
+/// The measurements of a timed run, over all programs. Unused in a checked run.
 pub(super) struct Times {
     pub(super) allocate: Reservoir,
     pub(super) free: Reservoir,
     pub(super) empty_cache: Reservoir,
     pub(super) scenario: Nanos,
     pub(super) step_began: Nanos,
-    /// Steps that were left for others that are done between their operations.
+    /// The number of nested paused steps.
     pub(super) paused: u32,
     lost_to_retry: Nanos,
-    /// Calls when an allocator was asked for its counters last.
+    /// The call counts when an allocator's counters were last read.
     last_calls: DeviceCalls,
     /// Of the first program.
     peak_reserved: Bytes,
@@ -43,18 +43,18 @@ impl Times {
 }
 
 impl Rig {
-    /// Adds to the time that would not have been spent without a failed request.
+    /// Adds to the time lost to failed requests.
     pub fn add_lost_time(&mut self, lost: Nanos) {
         self.times.lost_to_retry += lost;
     }
 
-    /// Time so far that would not have been spent without a failed request.
+    /// The time lost to failed requests so far.
     #[must_use]
     pub const fn lost_to_retry(&self) -> Nanos {
         self.times.lost_to_retry
     }
 
-    /// The durations: all zero but of a timed run.
+    /// The durations; zero except in a timed run.
     #[must_use]
     pub fn take_timings(&mut self) -> Timings {
         let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).into_samples();
@@ -70,23 +70,24 @@ impl Rig {
         }
     }
 
-    /// What was reserved and not allocated when the first program's reserved memory was at its first peak. Only a timed run keeps it.
+    /// Reserved but unallocated bytes at the first program's first peak of reserved memory. Zero except in a timed run.
     #[must_use]
     pub const fn unused_at_peak(&self) -> Bytes {
         self.times.unused_at_peak
     }
 
-    /// The clock in a timed run. A checked run has no use for it.
+    /// The clock in a timed run, else zero.
     pub(super) fn start(&mut self) -> Nanos {
         if self.is_timed() { self.device.now() } else { Nanos::ZERO }
     }
 
-    /// The time since [`Rig::start`], in a timed run.
+    /// The time since [`Rig::start`] in a timed run, else zero.
     pub(super) fn since(&mut self, start: Nanos) -> Nanos {
         if self.is_timed() { self.device.now().saturating_sub(start) } else { Nanos::ZERO }
     }
 
-    /// A request was served. The allocator's counters are read only where the driver was called, so that a cache hit costs no more than it must.
+    /// Records a served request. Reads the allocator's counters only if the driver was called, so a cache hit stays
+    /// cheap.
     pub(super) fn timed_allocate(&mut self, duration: Nanos) {
         if !self.is_timed() {
             return;

@@ -1,4 +1,4 @@
-//! The figures of a scenario's claim, taken behind its last step.
+//! The figures of a scenario's claim, taken after its last step.
 
 use harness_allocator::units::Bytes;
 use harness_record::ClaimFigure;
@@ -7,7 +7,7 @@ use harness_scenario::{Dimension, Expression, Value};
 
 use crate::world::World;
 
-/// What can be had of them in this run, as text; nothing of a timed run, and of a device that does not answer any more.
+/// The figures that this run can provide, as text. Empty for a timed run or if the device no longer responds.
 pub(super) fn figures(world: &mut World, figures: &[Figure]) -> Vec<ClaimFigure> {
     if figures.is_empty() || world.rig.is_timed() {
         return Vec::new();

@@ -1,61 +1,59 @@
-//! Where a list of steps stands while it is done: loops are unrolled one iteration at a time, so that memory does not grow with their length.
+//! A position in a list of steps. Loops are unrolled one iteration at a time, so memory does not grow with their
+//! length.
 
 use harness_scenario::Number;
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{ProcessName, ProgramName, VariableName};
 
-/// What comes next.
 #[derive(Debug)]
 pub(super) enum Next<'s> {
-    /// A step without steps inside it.
+    /// A step without inner steps.
     Do(&'s Step),
-    /// A step with steps inside it begins.
+    /// A step with inner steps begins.
     Enter(&'s Step),
-    /// It has ended.
+    /// A step with inner steps has ended.
     Leave {
         step: &'s Step,
-        /// How many iterations of it are complete.
+        /// The number of completed iterations.
         iterations: u64,
-        /// Whether a request that ran out of memory ended it.
+        /// Whether an OOM ended it.
         ran_out: bool,
     },
-    /// One of several iterations of it has ended, where somebody looks at that: the last one too.
+    /// An iteration of a loop with a leak check has ended, including the last one.
     Iterated(&'s Step),
 }
 
-/// Steps, of which some may have been done.
 #[derive(Debug)]
 pub(super) struct Cursor<'s> {
-    /// Of steps that are done meanwhile: the blocks around them, as they stood when they began. Their loops go on when they are done.
+    /// For `meanwhile` steps: the enclosing blocks and their iterations when the `meanwhile` steps began.
     around: Vec<Frame<'s>>,
     frames: Vec<Frame<'s>>,
-    /// Blocks that were left early, the innermost first.
+    /// Blocks that an OOM ended, the innermost first.
     left: Vec<Next<'s>>,
 }
 
-/// Steps that are being done.
+/// A list of steps and the position in it.
 #[derive(Clone, Copy, Debug)]
 struct Frame<'s> {
-    /// The step that they are inside of; `None` for the outermost ones.
+    /// The block that contains the steps; `None` for the outermost ones.
     block: Option<&'s Step>,
     steps: &'s [Step],
-    /// The one that comes next.
+    /// The index of the next step.
     next: usize,
-    /// Of a loop: complete iterations.
+    /// The completed iterations of a loop.
     iterations: u64,
-    /// Whether the end of the present iteration has been told.
+    /// Whether [`Next::Iterated`] was returned for the current iteration.
     is_told: bool,
 }
 
 impl<'s> Frame<'s> {
-    /// The loop, where the end of its iteration is to be told and has not been yet.
+    /// Returns the loop the first time that it is called at the end of an iteration, if the loop has a leak check.
     fn ends_watched_iteration(&mut self) -> Option<&'s Step> {
         let step = self.block.filter(|step| step.action.leak_check().is_some() && !self.is_told)?;
         self.is_told = true;
         Some(step)
     }
 
-    /// How often the steps are done in all.
     fn rounds(&self) -> u64 {
         match self.block.map(|block| &block.action) {
             Some(Action::For(steps) | Action::Repeat(steps)) => steps.rounds.count(),
@@ -69,23 +67,22 @@ impl<'s> Frame<'s> {
 }
 
 impl<'s> Cursor<'s> {
-    /// Before the first of these steps.
     pub(super) fn new(steps: &'s [Step]) -> Self {
         Self { around: Vec::new(), frames: vec![Frame { block: None, steps, next: 0, iterations: 0, is_told: false }], left: Vec::new() }
     }
 
-    /// Before the first of the steps that are done while the step goes on that came last.
+    /// A cursor for the `meanwhile` steps of the step that [`Self::advance`] returned last.
     pub(super) fn meanwhile(&self, step: &'s Step) -> Self {
         let is_around = |frame: &&Frame<'_>| !frame.block.is_some_and(|block| std::ptr::eq(block, step));
         Self { around: self.blocks().filter(is_around).copied().collect(), ..Self::new(&step.meanwhile) }
     }
 
-    /// What stands around the next step, the outermost first.
+    /// The blocks around the next step, the outermost first.
     fn blocks(&self) -> impl DoubleEndedIterator<Item = &Frame<'s>> {
         self.around.iter().chain(&self.frames)
     }
 
-    /// Goes on to what comes next; `None` behind the last step.
+    /// Advances; `None` after the last step.
     pub(super) fn advance(&mut self) -> Option<Next<'s>> {
         if !self.left.is_empty() {
             return Some(self.left.remove(0));
@@ -113,7 +110,7 @@ impl<'s> Cursor<'s> {
         Some(Next::Leave { step, iterations, ran_out: false })
     }
 
-    /// A request ran out of memory: leaves everything up to the innermost loop that this ends.
+    /// Handles an OOM that ends a loop: leaves all blocks up to and including the innermost loop with `until_oom`.
     pub(super) fn leave_loop(&mut self) {
         while let Some(frame) = self.frames.pop() {
             let ran_out = frame.is_until_oom();
@@ -125,12 +122,12 @@ impl<'s> Cursor<'s> {
         }
     }
 
-    /// The steps that stand around this one, the innermost first.
+    /// The blocks around this step, the innermost first.
     pub(super) fn around(&self, step: &'s Step) -> impl Iterator<Item = &'s Step> {
         self.blocks().rev().filter_map(|frame| frame.block).filter(move |block| !std::ptr::eq(*block, step))
     }
 
-    /// The variables of all loops around the next step, the outermost first.
+    /// The variables of the loops around the next step, the outermost first.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&'s VariableName, Number)> {
         self.blocks().filter_map(|frame| match &frame.block?.action {
             Action::For(steps) | Action::Repeat(steps) => steps.rounds.value(frame.iterations),
@@ -138,7 +135,8 @@ impl<'s> Cursor<'s> {
         })
     }
 
-    /// The process of the next step and the iterations of all loops around it, the outermost first, in words: `i = 3`, or `iteration 3` counted from 1.
+    /// Describes the process of the next step and the iterations of the loops around it, the outermost first: `i = 3`,
+    /// or `iteration 3` counted from 1.
     pub(super) fn iteration(&self) -> Option<String> {
         let words: Vec<String> = self
             .blocks()
@@ -154,7 +152,7 @@ impl<'s> Cursor<'s> {
         (!words.is_empty()).then(|| words.join(", "))
     }
 
-    /// The process that the next step is of; `None` for the main one.
+    /// The process of the next step; `None` for the main one.
     pub(super) fn process(&self) -> Option<&'s ProcessName> {
         self.blocks().rev().find_map(|frame| match &frame.block?.action {
             Action::Process(process) => Some(&process.process),
@@ -162,7 +160,7 @@ impl<'s> Cursor<'s> {
         })
     }
 
-    /// The loops around the next step with their complete iterations, the outermost first.
+    /// The loops around the next step with their completed iterations, the outermost first.
     pub(super) fn loops(&self) -> impl Iterator<Item = (&'s Step, u64)> {
         self.blocks().filter_map(|frame| {
             let block = frame.block?;
@@ -170,7 +168,7 @@ impl<'s> Cursor<'s> {
         })
     }
 
-    /// The program that the next step is of; `None` for the main one.
+    /// The program of the next step; `None` for the main one.
     pub(super) fn program(&self) -> Option<&'s ProgramName> {
         self.blocks().rev().find_map(|frame| match &frame.block?.action {
             Action::Program(program) => Some(&program.program),

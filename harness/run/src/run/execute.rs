@@ -1,4 +1,4 @@
-//! What each step does. The match in [`execute`] is the checklist: a new step does not compile until it is here.
+//! Runs single steps. A new step does not compile until the match in [`execute`] covers it.
 
 use std::collections::BTreeMap;
 
@@ -27,13 +27,13 @@ use harness_scenario::{
     Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, Plan, ReportKey, Unit, Value,
 };
 
-/// Does one step that has no steps inside it, and nothing between its operations.
+/// Runs one step without inner steps and without work between its operations.
 pub(crate) fn execute_step(world: &mut World, step: &Step) -> Result<StepResult, Stop> {
     execute(world, step, None)
 }
 
-/// Does one step that has no steps inside it. `between` is done between the operations of a storm or a replay and the iterations of a training,
-/// and while a recovery policy waits.
+/// Runs one step without inner steps. `between` runs between the operations of a storm or a replay, between the
+/// iterations of a training, and while a recovery policy waits.
 pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(world, step, alloc, between),
@@ -80,7 +80,7 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
             }
             return Ok(result);
         }
-        // What is expected is looked at after this step and those behind it.
+        // The expectations are checked after this step and after each later one.
         Action::Eventually(_) => {}
         Action::ReleasePool(release) => {
             let pool = world.pool(&release.pool);
@@ -98,13 +98,13 @@ pub(super) fn execute(world: &mut World, step: &Step, between: Between<'_>) -> R
     Ok(StepResult::default())
 }
 
-/// What a step leaves behind that may have been refused.
+/// The result of a step that may have been refused.
 fn refused(step: &Step, expected: &str, why: Option<impl ToString>) -> StepResult {
     let unmet = why.map(|why| Unmet::at(step, expected, why.to_string()));
     StepResult { unmet: unmet.into_iter().collect(), ..StepResult::default() }
 }
 
-/// Does something with each of some buffers on a stream.
+/// Calls `act` with each of the buffers.
 fn use_buffers(
     world: &mut World,
     step: &Step,
@@ -133,21 +133,22 @@ fn use_buffer(
     Ok(if was_there { StepResult::default() } else { missing(world, step, &key) })
 }
 
-/// A buffer without a number may have been freed by a recovery policy; the check of the language saw to all else. A numbered one should be there.
+/// Explains a missing buffer. A recovery policy may have freed a buffer without a number, so that is no error. A
+/// numbered buffer must exist.
 fn missing(world: &World, step: &Step, (name, index): &BufferKey) -> StepResult {
     let Some(index) = index else { return StepResult::default() };
     let live = world.elements(name);
     let seen = match (live.first(), live.last()) {
         (Some(first), Some(last)) => format!("{} of that name are live, from {name}[{first}] to {name}[{last}]", live.len()),
-        _ => "none of that name is live".to_owned(),
+        _ => "no buffer of that name is live".to_owned(),
     };
     refused(step, &format!("{name}[{index}] to be live"), Some(seen))
 }
 
-/// Evaluates an expectation; where it does not hold, every figure in it.
-///
-/// Times are judged in timed runs alone, the device's memory, what sites hold and the progress of retries in checked runs alone, and all else in both. All
-/// metrics of the present are read at one moment. A growth that is seen for the first time is not judged.
+/// Evaluates an expectation. If it does not hold, the result lists every figure in it.
+/// || Only timed runs judge times. Only checked runs judge the device's memory, the bytes of sites and the progress of
+/// retries. Both judge everything else. All current metrics are read at the same moment. A growth without an earlier
+/// value is not judged.
 pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Result<Option<Unmet>, Stop> {
     if is_for_the_other_run(world, expectation.value.quantities()) {
         return Ok(None);
@@ -171,7 +172,7 @@ pub(super) fn check(world: &mut World, expectation: &Located<Expectation>) -> Re
     Ok(Some(Unmet { at: expectation.position(), expected: expectation.value.text.clone(), seen }))
 }
 
-/// What was seen of an expectation that does not hold: what computed sides came to, and every figure.
+/// Describes an expectation that does not hold: the values of its computed sides, then every figure.
 pub(crate) fn seen(expectation: &Expectation, evaluation: &Evaluation, mut figures: Vec<String>) -> String {
     let value = |value: &Value| if expectation.is_in_percent() { value.percent() } else { value.to_string() };
     let sides = [(&expectation.left, &evaluation.left), (&expectation.right, &evaluation.right)];
@@ -184,7 +185,7 @@ pub(crate) fn seen(expectation: &Expectation, evaluation: &Evaluation, mut figur
     }
 }
 
-/// Whether a timed run judges these metrics and this one is checked, or the other way round.
+/// Whether only the other kind of run, checked or timed, judges these metrics.
 fn is_for_the_other_run<'m>(world: &World, metrics: impl Iterator<Item = &'m Metric>) -> bool {
     let (mut needs_times, mut needs_memory, mut needs_checks) = (false, false, false);
     for metric in metrics {
@@ -197,7 +198,8 @@ fn is_for_the_other_run<'m>(world: &World, metrics: impl Iterator<Item = &'m Met
     if world.rig.is_timed() { needs_checks || (needs_memory && !needs_times) } else { needs_times }
 }
 
-/// Keeps the figures of this arm for an expectation between arms. Those that cannot be had are left out, and the expectation is then not judged.
+/// Stores this allocator's figures for a comparison between allocators. If a figure is unavailable, the comparison is
+/// not judged.
 fn keep_figures(world: &mut World, number: usize, expectation: &Expectation) -> Result<(), Stop> {
     let own = |metric: &Metric, arm: &str| match metric {
         Metric::Arm(of, metric) if of == arm => Some((**metric).clone()),
@@ -224,7 +226,7 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc, mut between: Between<
     let key = match world.key(&alloc.buffer)? {
         Ok(key) if world.is_live(&key) && !alloc.leak && alloc.buffer.index.is_some() => {
             let (name, index) = (&key.0, key.1.unwrap_or_default());
-            return Ok(refused(step, &format!("no buffer {name}[{index}]"), Some("it is live already; say `leak: true` to lose it")));
+            return Ok(refused(step, &format!("no buffer {name}[{index}]"), Some("it is already live; add `leak: true` to leak it")));
         }
         Ok(key) => key,
         Err(why) => return Ok(refused(step, "a whole number", Some(why))),
@@ -260,12 +262,12 @@ fn allocate(world: &mut World, step: &Step, alloc: &Alloc, mut between: Between<
     Ok(result)
 }
 
-/// A buffer as reports name it.
+/// A buffer's name in reports.
 fn buffer_name((name, index): &BufferKey) -> String {
     index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
 }
 
-/// An amount now; the inner error says in words why there is none.
+/// The current value of an amount. The inner error explains why it has none.
 pub(super) fn amount(world: &mut World, amount: &Amount) -> Result<Result<Bytes, String>, Stop> {
     if let Amount::Fixed(bytes) = amount {
         return Ok(Ok(*bytes));
@@ -310,7 +312,7 @@ fn free_some(world: &mut World, step: &Step, free: &Free) -> Result<StepResult, 
     Ok(result)
 }
 
-/// Frees a buffer; where it is not there, what is missed.
+/// Frees a buffer. Returns the failed expectation if it does not exist.
 fn free_one(world: &mut World, step: &Step, buffer: &BufferRef) -> Result<Option<Unmet>, Stop> {
     let key = match world.key(buffer)? {
         Ok(key) => key,
@@ -342,7 +344,7 @@ fn set_pressure(world: &mut World, step: &Step, held: &Amount) -> Result<StepRes
     let unit = world.rig.info().granularity;
     let mut result = StepResult::default();
     if held < wanted && wanted.saturating_sub(held) >= unit {
-        result.unmet.push(Unmet::at(step, format!("others to hold {wanted}"), format!("only {held} could be had")));
+        result.unmet.push(Unmet::at(step, format!("others to hold {wanted}"), format!("only {held} could be allocated")));
     }
     Ok(result)
 }

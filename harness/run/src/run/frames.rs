@@ -1,4 +1,4 @@
-//! Steps as frames of a call stack, as a recording has them: the file, the line, and the step in a few words.
+//! Converts steps to the stack frames of a recording: file, line and a short name.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn frame(path: &Path, step: &Step) -> Frame {
     Frame { name: name(step), file: path.to_string_lossy().into_owned(), line: step.position.line, extra: ExtraId::NONE }
 }
 
-/// The kind of the step with what it is about: the same words in every iteration of a loop.
+/// The kind and the subject of a step. The name is the same in every iteration of a loop.
 fn name(step: &Step) -> String {
     let kind = step.action.kind().name();
     let about = match &step.action {

@@ -1,16 +1,15 @@
-//! Health checks: everything is looked at after each so many steps and operations, for runs that are too long to be audited all the time.
+//! Health checks: a full check every N steps and operations, for runs that are too long for a continuous audit.
 
 use super::runner::Runner;
 use crate::rig::{Checks, Stop};
 use crate::world::World;
 
 impl Runner<'_, '_> {
-    /// Whether this run has health checks.
     pub(super) fn has_health_checks(&self) -> bool {
         self.checks != Checks::Timing && self.request.scenario.health_check.is_some()
     }
 
-    /// A step, or an operation of one, is over: checks everything if it is time to.
+    /// Counts a finished step or operation, and runs a full check every N of them.
     pub(super) fn check_health(&mut self, world: &mut World) -> Result<(), Stop> {
         let Some(every) = self.request.scenario.health_check.filter(|_| self.has_health_checks()) else { return Ok(()) };
         self.operations += 1;

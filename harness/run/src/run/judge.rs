@@ -1,4 +1,4 @@
-//! What fails a run: expectations that are not met, invariants that do not hold, time limits, failures of the device; and the verdict.
+//! Judges a run: expectations, invariants, time limits, device failures, and the final verdict.
 
 use harness_allocator::device::DeviceError;
 use harness_allocator::device::faulty::Struck;
@@ -14,43 +14,44 @@ use crate::rig::{Checks, Finding, Stop};
 use crate::step_result::Unmet;
 use crate::world::World;
 
-/// What an error of a device comes under, and what should have been.
+/// The rule that a device error violates, and the expectation that goes with it.
 pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
     let rule = if matches!(error, DeviceError::NeverReturns { .. }) { Rule::TimeLimit } else { Rule::DeviceFailure };
     (rule, expected_of_device(error))
 }
 
-/// What should have been, where a device says that something is wrong: whether to look at the allocator or at the machine.
+/// The expectation that a device error violates. It shows whether to suspect the allocator or the machine.
 const fn expected_of_device(error: &DeviceError) -> &'static str {
     match error {
         DeviceError::DoubleFree { .. } | DeviceError::InvalidFree { .. } | DeviceError::InvalidAccess { .. } => {
             "the allocator to hand out and free only memory that is allocated on the device"
         }
-        DeviceError::HostMemory { .. } => "host memory for what is kept there",
-        DeviceError::HostRange { .. } => "copies to be no larger than the host memory that they use",
+        DeviceError::HostMemory { .. } => "enough host memory",
+        DeviceError::HostRange { .. } => "copies to fit into their host memory",
         DeviceError::UnknownHandle { .. } | DeviceError::NotReady(_) => "streams and events to be used only while they exist",
         DeviceError::Race { .. } | DeviceError::InUse { .. } | DeviceError::Corrupted { .. } => "memory to hold what was written",
         DeviceError::OutOfMemory { .. } => "memory for the harness's own needs",
-        DeviceError::NeverReturns { .. } => "every wait to come to an end",
-        DeviceError::Library { .. } => "the library to do what it is asked for",
-        DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver to do as it is told",
+        DeviceError::NeverReturns { .. } => "every wait to end",
+        DeviceError::Library { .. } => "the library call to succeed",
+        DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver call to succeed",
     }
 }
 
-/// Why a fault struck nothing.
+/// Explains why a fault failed no call.
 fn not_struck(planned: &PlannedFault, matching: u64) -> String {
     match (matching, planned.fault.skip) {
-        (0, _) => "it was not reached: no such call was made".to_owned(),
+        (0, _) => "it was not reached: the run made no matching call".to_owned(),
         (made, skip) if made <= skip => {
             let who = planned.process.as_ref().map_or_else(|| "the run".to_owned(), |process| format!("the process `{process}`"));
-            format!("it was not reached: {who} made {}, and it strikes behind {skip} of them", count(made, "such call"))
+            format!("it was not reached: {who} made {}, and the fault skips the first {skip}", count(made, "matching call"))
         }
-        (made, _) => format!("none of {} was drawn", count(made, "such call")),
+        (made, _) => format!("the random draw selected none of {}", count(made, "matching call")),
     }
 }
 
 impl Runner<'_, '_> {
-    /// What took longer than it may has failed, unless it failed for another reason. `None` is the end behind the last step.
+    /// Records an exceeded time limit, unless the run has failed for another reason. `None` is the cleanup after the
+    /// last step.
     pub(super) fn check_time(&mut self, step: Option<&Step>) {
         if self.violations.is_empty()
             && !self.interrupted
@@ -66,7 +67,7 @@ impl Runner<'_, '_> {
         }
     }
 
-    /// Looks at what is awaited, and forgets what holds. A step that awaits something adds it first.
+    /// Checks the pending `eventually` expectations and drops those that hold. An `eventually` step adds its own first.
     pub(super) fn check_awaited(&mut self, world: &mut World, step: &Step) {
         if let Action::Eventually(eventually) = &step.action {
             let is_new = |expectation: &&Located<Expectation>| !self.awaited.iter().any(|other| other.position() == expectation.position());
@@ -82,7 +83,7 @@ impl Runner<'_, '_> {
         }
     }
 
-    /// At the end of the run: what never held is not met.
+    /// At the end of the run, reports the `eventually` expectations that never held.
     pub(super) fn judge_awaited(&mut self, world: &mut World) {
         for expectation in std::mem::take(&mut self.awaited) {
             if let Ok(Some(unmet)) = execute::check(world, &expectation) {
@@ -103,7 +104,7 @@ impl Runner<'_, '_> {
 
     pub(super) fn stop(&mut self, stop: Stop, step: Option<&Step>) {
         match stop {
-            // Where the user did not want it, the time of the step is over: `check_time` says so.
+            // If the user did not interrupt, the step exceeded its time limit; `check_time` reports that.
             Stop::Interrupted => self.interrupted = self.observer.control.is_interrupted(),
             Stop::Violated(findings) => findings.into_iter().for_each(|finding| self.find(finding, step)),
             Stop::Process { rule, expected, seen, fault } => {
@@ -117,7 +118,8 @@ impl Runner<'_, '_> {
         }
     }
 
-    /// Something failed, perhaps by a fault: its process, and its place among those of the process.
+    /// Records a failure. `fault` is the injected fault that caused it: its process, and its index among the faults of
+    /// that process.
     fn failed(&mut self, step: Option<&Step>, rule: Rule, expected: String, seen: String, fault: Option<(Option<&ProcessName>, usize)>) {
         let planned = fault.and_then(|(process, fault)| planned_of(self.request.scenario, process).nth(fault));
         self.ended_by = self.ended_by.or(planned.map(|(place, _)| place));
@@ -125,7 +127,7 @@ impl Runner<'_, '_> {
         self.violations.push(Violation { step: self.number, at, rule, expected, seen });
     }
 
-    /// The calls that faults struck since this was asked last, in words.
+    /// Describes the calls that faults have failed since the last call of this function.
     pub(super) fn struck_calls(&self) -> Vec<String> {
         let words = |process: Option<&ProcessName>, struck: &Struck| {
             let planned = planned_of(self.request.scenario, process).nth(struck.fault);
@@ -137,18 +139,20 @@ impl Runner<'_, '_> {
         all.flat_map(|(process, faults)| faults.take_struck().iter().map(|struck| words(process, struck)).collect::<Vec<_>>()).collect()
     }
 
-    /// Whether the device of the main process has to be given back whole though the run has failed: it failed by a call that was made to fail, and the device is in order.
+    /// Whether to check that the main process released everything, although the run failed. That is so if the failure
+    /// was injected and the device still works.
     pub(super) fn closing_is_judged(&self) -> bool {
         self.faults.as_ref().is_some_and(|faults| !faults.main().is_broken())
     }
 
-    /// Whether the run ended by the error of a fault that is to end it, and by nothing else.
+    /// Whether the run ended with the error of a fault that should end it, and with no other violation.
     fn ended_as_planned(&self) -> bool {
         let planned = self.ended_by.and_then(|fault| self.request.scenario.faults.get(fault));
         planned.is_some_and(|planned| planned.ends_run) && self.violations.len() == 1
     }
 
-    /// Faults that struck no call, and those that should have ended the run and did not. A timed run makes fewer calls, and does not look.
+    /// Reports faults that failed no call, and faults that should have ended the run but did not. A timed run makes
+    /// fewer calls, so it skips this check.
     fn judge_faults(&mut self) {
         let Some(faults) = self.faults.clone().filter(|_| self.checks != Checks::Timing) else { return };
         let scenario = self.request.scenario;
@@ -158,7 +162,7 @@ impl Runner<'_, '_> {
                 let (expected, seen) = if struck == 0 {
                     (format!("{planned} to strike a call of {}", planned.fault.calls), not_struck(planned, matching))
                 } else if planned.ends_run && self.ended_by != Some(place) {
-                    (format!("the run to end with the error of {planned}"), "it went on to its end".to_owned())
+                    (format!("the run to end with the error of {planned}"), "it continued to its end".to_owned())
                 } else {
                     continue;
                 };
@@ -174,7 +178,7 @@ impl Runner<'_, '_> {
         self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
     }
 
-    /// Something expected was not seen: a violation, or in a run that is only observed a note on the step.
+    /// Records a failed expectation: a violation, or only a note on the step if the run is observed.
     pub(super) fn unmet(&mut self, unmet: Unmet, notes: &mut Vec<String>) {
         let Unmet { expected, seen, at } = unmet;
         if self.observer.only_observed {
@@ -184,13 +188,13 @@ impl Runner<'_, '_> {
         self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
     }
 
-    /// Whether everything seen so far is what `expect_violation:` asks for.
+    /// Whether all violations so far are expected by `expect_violation:`.
     pub(super) fn only_expected_violations(&self) -> bool {
         let expected = self.request.scenario.expect_violation.as_ref().map(|violates| Rule::Invariant(violates.value));
         self.violations.iter().all(|violation| Some(&violation.rule) == expected.as_ref())
     }
 
-    /// Whether everything seen so far could be the doing of other processes on the device.
+    /// Whether other processes on the device could have caused all violations so far.
     pub(super) fn only_disturbable_violations(&self) -> bool {
         self.violations.iter().all(|violation| match &violation.rule {
             Rule::Expectation => true,
@@ -226,7 +230,7 @@ impl Runner<'_, '_> {
                     at: Some(self.request.scenario.place(violates.position())),
                     rule: Rule::ExpectedViolation,
                     expected,
-                    seen: "it holds all the time".to_owned(),
+                    seen: "it was never violated".to_owned(),
                 });
             } else if self.only_expected_violations() {
                 return Verdict::Passed;

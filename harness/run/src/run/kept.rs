@@ -1,15 +1,13 @@
-//! What a record keeps of a long run: its first and its last steps.
+//! Limits the steps of a long run in its record to the first and the last ones.
 
 use std::collections::VecDeque;
 
-/// Steps of a run that are recorded, from its beginning and from its end. Those between are counted.
+/// The numbers of steps to record from the beginning and from the end of a run. The steps between are counted.
 const FIRST_STEPS: usize = 5_000;
 /// See [`FIRST_STEPS`].
 const LAST_STEPS: usize = 5_000;
 
-/// What is kept of the first and the last steps of a run.
 pub(super) struct Steps<T> {
-    /// Whether any is kept.
     keeps: bool,
     first: Vec<T>,
     last: VecDeque<T>,
@@ -21,22 +19,21 @@ impl<T> Steps<T> {
         Self { keeps: true, first: Vec::new(), last: VecDeque::new(), unrecorded: 0 }
     }
 
-    /// Of a run of which nobody looks at the steps: they are counted.
+    /// Counts the steps without keeping any.
     pub(super) fn counted() -> Self {
         Self { keeps: false, ..Self::new() }
     }
 
-    /// Whether any is kept.
     pub(super) const fn keeps(&self) -> bool {
         self.keeps
     }
 
-    /// One more, which is not kept.
+    /// Counts a step without keeping it.
     pub(super) const fn count(&mut self) {
         self.unrecorded += 1;
     }
 
-    /// Whether the next one is among the first that are kept.
+    /// Whether the next step belongs to the first ones, which are kept.
     pub(super) fn has_room_in_front(&self) -> bool {
         self.first.len() < FIRST_STEPS
     }
@@ -53,7 +50,7 @@ impl<T> Steps<T> {
         self.last.push_back(step);
     }
 
-    /// Those that are kept, and how many are not.
+    /// The kept steps, and the number of the others.
     pub(super) fn into_parts(self) -> (Vec<T>, u64) {
         (self.first.into_iter().chain(self.last).collect(), self.unrecorded)
     }

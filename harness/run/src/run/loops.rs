@@ -1,4 +1,4 @@
-//! Loops that are looked at for leaks: what each site holds after each iteration.
+//! Leak checks of loops.
 
 use harness_scenario::steps::Step;
 
@@ -9,20 +9,19 @@ use crate::step_result::StepResult;
 use crate::world::World;
 
 impl Runner<'_, '_> {
-    /// A block begins, which may be such a loop.
+    /// Starts the leak check of a block that has one.
     pub(super) fn begin_watch(&mut self, world: &World, step: &Step) {
         let watch = Watch::begin(world, step.action.leak_check(), step.position);
         self.watches.extend(watch.map(|watch| (step.position, watch)));
     }
 
-    /// An iteration of such a loop has ended.
     pub(super) fn iteration_ended(&mut self, world: &World, step: &Step) {
         if let Some((_, watch)) = self.watches.iter_mut().find(|(at, _)| *at == step.position) {
             watch.iteration_ended(world);
         }
     }
 
-    /// The loop has ended, if it is one: says what it has found.
+    /// Ends the leak check of a block that has one, and adds its findings to the result.
     pub(super) fn end_watch(&mut self, world: &mut World, step: &Step, result: &mut StepResult) -> Result<(), Stop> {
         let Some(index) = self.watches.iter().position(|(at, _)| *at == step.position) else { return Ok(()) };
         let (_, watch) = self.watches.remove(index);
@@ -30,7 +29,8 @@ impl Runner<'_, '_> {
         Ok(())
     }
 
-    /// The run broke off inside of loops: what grew in them may be why. Where the device does not answer any more, nobody knows.
+    /// Judges the loops that a failed run left early, because their leaks may be the cause. Nothing is reported if the
+    /// device no longer responds.
     pub(super) fn judge_open_loops(&mut self, world: &mut World) {
         if self.interrupted {
             return;

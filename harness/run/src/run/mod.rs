@@ -1,8 +1,9 @@
-//! One run: a scenario, a device and an allocator in, a record out, and events on the way. Errors of the run are data in the record.
-//!
-//! * `runner`: steps in their order; `cursor`: where a list of steps stands; `execute`: what each step does;
-//! * `health`: everything is looked at from time to time; `loops`: what grows from iteration to iteration of a loop;
-//! * `judge`: what fails a run; `claim`: the figures of its claim; `kept`: what a record keeps of a long one; `frames`: what a recording calls the steps.
+//! One run of a scenario with an allocator on a device. It returns a record and emits events. Failures of the run are
+//! data in the record.
+//! || * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
+//! * `health`: periodic full checks; `loops`: leak checks of loops;
+//! * `judge`: failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
+//! * `frames`: names steps in a recording.
 
 mod claim;
 mod cursor;
@@ -40,49 +41,46 @@ use harness_scenario::{ReportKey, Scenario};
 use harness_trace::snapshot::{Recorder, Settings, Snapshot, Value};
 pub(crate) use judge::of_device;
 
-/// What is to be run, apart from the device.
+/// The parameters of a run, without the device.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct RunRequest<'a> {
     pub scenario: &'a Scenario,
     pub allocator: &'a AllocatorSpec,
-    /// Every random choice comes from this.
+    /// The seed of every random choice.
     pub seed: u64,
     /// Counted from 0.
     pub repetition: u32,
-    /// A command that does the same again.
+    /// A command that repeats this run.
     pub reproduce: String,
     /// Whether a checked run audits every operation.
     pub audit: bool,
-    /// Set by somebody else when the run should stop.
+    /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
 }
 
-/// Who watches a run while it goes on.
+/// Receives the events of a run and controls it.
 pub struct Observer<'a> {
-    /// Says when the run should stop, and is told where it stands.
+    /// Stops the run and reports its phase.
     pub control: Arc<Control>,
-    /// Whether the run is observed and not judged: what the scenario expects is then noted where it is not met, and fails nothing. The
-    /// always-checked invariants hold all the same.
+    /// Whether failed expectations become notes instead of failures. Invariants that always hold are still checked.
     pub only_observed: bool,
-    /// Is given [`Event::RunStarted`], and [`Event::StepEnded`] for the first steps that are recorded.
+    /// Receives [`Event::RunStarted`], and [`Event::StepEnded`] for the first recorded steps.
     pub emit: &'a mut dyn FnMut(Event),
-    /// Is given what the allocator did, as a memory snapshot of PyTorch, when the last step has ended, however it did: nothing of what the steps left
-    /// live was freed then. `None`: nothing is recorded, at no cost.
+    /// Receives a PyTorch memory snapshot after the last step, before the remaining blocks are freed. `None` costs
+    /// nothing.
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
-/// The scenario's faults, for one run of it.
 fn faults_of(request: &RunRequest<'_>) -> Option<Faults> {
     Faults::planned(request.scenario, request.seed)
 }
 
-/// What a run with faults leaves behind.
+/// The result of a run with injected faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FaultedRun {
-    /// Of the main process.
+    /// The record of the main process.
     pub record: RunRecord,
-    /// Requests that ran out of memory in the main process and in all others.
+    /// OOMs of all processes.
     pub ooms: u64,
 }
 
@@ -212,36 +210,32 @@ fn unobserved<'a>(request: &RunRequest<'_>, emit: &'a mut dyn FnMut(Event)) -> O
     Observer { control: Arc::new(Control::new(Arc::clone(&request.interrupt))), only_observed: false, emit, record: None }
 }
 
-/// What a timed run leaves behind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedRun {
-    /// How it ended. The device's memory was not looked at, so expectations on that are not judged.
+    /// The verdict. Expectations about the device's memory are not judged.
     pub verdict: Verdict,
-    /// How long operations took.
     pub timings: Timings,
-    /// How long each step took, by its number, with the times that it reports. Of a long run as many as a record keeps.
+    /// The duration of each step and the times it reports, by step number. As many steps as a record keeps.
     pub steps: BTreeMap<u32, StepTimes>,
-    /// The allocator's counters when the last step was done.
+    /// The allocator's counters after the last step.
     pub stats: MemoryStats,
-    /// What was reserved and not allocated when reserved was at its first peak.
+    /// Reserved but unallocated bytes at the first peak of reserved memory.
     pub unused_at_peak: Bytes,
-    /// Times for expectations between arms.
+    /// Times for comparisons between allocators.
     pub figures: Figures,
 }
 
-/// The times of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepTimes {
-    /// How long it took.
     pub duration: Nanos,
-    /// What it reports, by metric name: times in nanoseconds.
+    /// Reported figures by metric name; times are in nanoseconds.
     pub reports: BTreeMap<String, u64>,
-    /// Of a step with recovery policies, what they did, with times.
+    /// The recovery record of a step with policies, with times.
     pub recovery: Option<Recovery>,
 }
 
 impl TimedRun {
-    /// Puts the times into the record of a checked run of the same scenario. What was expected and not seen in the timed run fails the record.
+    /// Adds the times to the record of a checked run. Failed expectations of the timed run fail the record.
     pub fn add_to(self, record: &mut RunRecord) {
         record.timings = self.timings;
         record.timed = true;
@@ -332,7 +326,7 @@ pub fn trace_observed(
     Ok(tracer.timeline())
 }
 
-/// What any run leaves behind.
+/// The result of any run.
 struct Executed {
     verdict: Verdict,
     steps: Vec<StepRecord>,
@@ -348,7 +342,7 @@ struct Executed {
     claim_figures: Vec<ClaimFigure>,
 }
 
-/// Runs all steps, gives everything back, and judges.
+/// Runs all steps, releases everything, and judges the run.
 fn execute_all(
     request: &RunRequest<'_>,
     device: Box<dyn TestDevice>,
@@ -383,7 +377,7 @@ fn execute_all(
         Ok(world) => world,
         Err(failed) => {
             let (rig, streams, stop) = *failed;
-            // The run has failed already; what closing adds would only hide why.
+            // The run has already failed; errors of closing would hide the reason.
             let _ = rig.close(streams.into_iter().skip(1).collect(), Vec::new());
             return Err(device_error(stop));
         }
@@ -420,7 +414,7 @@ fn execute_all(
     })
 }
 
-/// Settings of PyTorch's allocator as its snapshots have them.
+/// The allocator settings as a PyTorch snapshot stores them.
 fn settings(conf: String) -> Settings {
     Settings::new(vec![("PYTORCH_CUDA_ALLOC_CONF".to_owned(), Value::Text(conf))])
 }

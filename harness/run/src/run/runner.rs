@@ -1,4 +1,4 @@
-//! The runner: does the steps of a scenario in their order, and those that go on meanwhile, and records what they leave behind.
+//! The runner: runs the steps of a scenario in order, interleaves `meanwhile` steps, and records the results.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -22,36 +22,36 @@ use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
 use crate::world::World;
 
-/// One run while it goes on.
+/// The state of one run.
 pub(super) struct Runner<'a, 'o> {
     pub(super) request: &'a RunRequest<'a>,
     pub(super) checks: Checks,
     pub(super) observer: Observer<'o>,
-    /// Of a checked run.
+    /// The steps of a checked run.
     pub(super) steps: Steps<StepRecord>,
-    /// Of a timed run.
+    /// The step times of a timed run.
     pub(super) times: Steps<(u32, StepTimes)>,
     pub(super) number: u32,
-    /// Steps and operations of steps so far, where there are health checks.
+    /// Steps and operations so far, if there are health checks.
     pub(super) operations: u64,
-    /// Of the loops that go on and are looked at for leaks.
+    /// The leak checks of open loops.
     pub(super) watches: Vec<(Position, Watch)>,
-    /// What should hold before the end of the run and has not held yet.
+    /// `eventually` expectations that have not held yet.
     pub(super) awaited: Vec<Located<Expectation>>,
     pub(super) violations: Vec<Violation>,
     /// What other processes did on the device.
     pub(super) contention: Option<String>,
     pub(super) interrupted: bool,
-    /// The other half of the faults of the devices.
+    /// The injected faults, shared with the devices.
     pub(super) faults: Option<Faults>,
-    /// The fault whose error ended the run, by its place among all faults.
+    /// The fault whose error ended the run, by its index in the scenario.
     pub(super) ended_by: Option<usize>,
 }
 
-/// Steps that are done one after another: those of the scenario, or those that are done meanwhile.
+/// A sequence of steps: the scenario's steps, or `meanwhile` steps.
 struct Task<'s> {
     cursor: Cursor<'s>,
-    /// What is done meanwhile, for each block around the next step that has such steps.
+    /// The `meanwhile` tasks of the blocks around the next step.
     meanwhile: Vec<(&'s Step, Task<'s>)>,
 }
 
@@ -60,26 +60,26 @@ impl<'s> Task<'s> {
         Self { cursor: Cursor::new(steps), meanwhile: Vec::new() }
     }
 
-    /// What is done while the step goes on that comes next.
+    /// The task of a step's own `meanwhile` steps.
     fn beside(&self, step: &'s Step) -> Self {
         Self { cursor: self.cursor.meanwhile(step), meanwhile: Vec::new() }
     }
 }
 
-/// A step that is over, with what it left behind.
+/// A finished step and its result.
 struct StepOver<'s> {
     step: &'s Step,
     number: u32,
-    /// The iterations of the loops around it, in words.
+    /// Describes the iterations of the loops around it.
     iteration: Option<String>,
     result: StepResult,
     failed: bool,
 }
 
-/// Whether a run, or a task of it, goes on.
+/// Whether a run or task continues.
 pub(super) type Flow = ControlFlow<()>;
 
-/// A step as a timeline shows it.
+/// The name of a step on a timeline.
 fn described(step: &Step, iteration: Option<&str>) -> String {
     let what = format!("{} {}", step.action.kind(), step.action);
     iteration.map_or_else(|| what.trim_end().to_owned(), |iteration| format!("{} ({iteration})", what.trim_end()))
@@ -115,7 +115,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         }
     }
 
-    /// Does all steps. Breaks off where the run cannot go on.
+    /// Runs all steps, or stops early if the run cannot continue.
     pub(super) fn run_all(&mut self, world: &mut World, steps: &[Step]) -> Flow {
         let mut task = Task::new(steps);
         loop {
@@ -132,9 +132,9 @@ impl<'a, 'o> Runner<'a, 'o> {
         if self.violations.is_empty() || self.only_expected_violations() { Flow::Continue(()) } else { Flow::Break(()) }
     }
 
-    /// Does one step of a task, and after it one of each task that goes on meanwhile. Tells whether there was one left.
+    /// Runs the next step of a task, then one step of each of its `meanwhile` tasks. Returns whether a step was left.
     fn advance<'s>(&mut self, world: &mut World, task: &mut Task<'s>) -> ControlFlow<(), bool> {
-        // Not every step allocates, and only an allocation looks by itself.
+        // Only allocations check for an interrupt themselves.
         if self.observer.control.is_interrupted() {
             self.interrupted = true;
             return ControlFlow::Break(());
@@ -154,12 +154,12 @@ impl<'a, 'o> Runner<'a, 'o> {
         ControlFlow::Continue(false)
     }
 
-    /// Does one step of each of some tasks.
+    /// Runs one step of each task.
     fn advance_meanwhile(&mut self, world: &mut World, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
         tasks.iter_mut().try_for_each(|(_, task)| self.advance(world, task).map_continue(drop))
     }
 
-    /// Makes the loops' variables and the program around a step those of the run, and its place that of the recording.
+    /// Restores the context of a step after another task ran: loop variables, program, process and call stack.
     fn resume<'s>(&self, world: &mut World, task: &Task<'s>, step: &'s Step) {
         world.set_variables(task.cursor.variables());
         world.enter(task.cursor.program());
@@ -213,7 +213,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         }
     }
 
-    /// Does one step that has no steps inside it. One that runs out of memory may end the loop around it.
+    /// Runs one step without inner steps. An OOM in it may end the loop around it.
     fn do_step<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
         self.resume(world, task, step);
         let iteration = task.cursor.iteration();
@@ -235,7 +235,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         Flow::Continue(())
     }
 
-    /// Does a step, with the scenario's invariants and a task that goes on meanwhile between its operations.
+    /// Runs a step. Between its operations it checks the scenario's invariants and advances `meanwhile`.
     fn run_step(
         &mut self,
         world: &mut World,
@@ -265,7 +265,7 @@ impl<'a, 'o> Runner<'a, 'o> {
                 runner.check_invariants(world, step, &mut Vec::new());
                 if let Some(task) = meanwhile.as_deref_mut() {
                     let paused = world.rig.pause_step();
-                    // Programs go on by themselves: all that are to run beside this one are begun at once.
+                    // External programs run by themselves, so all `meanwhile` programs start at the first pause.
                     let goes_on =
                         |flow: &ControlFlow<(), bool>| matches!(step.action, Action::Exec(_)) && *flow == ControlFlow::Continue(true);
                     let mut flow = runner.advance(world, task);
@@ -278,14 +278,14 @@ impl<'a, 'o> Runner<'a, 'o> {
                     }
                 }
                 let has_failed = runner.violations.len() > seen && !runner.only_expected_violations();
-                // What was found stands in the record already.
+                // The violations are already recorded.
                 if has_failed { Err(Stop::Violated(Vec::new())) } else { Ok(()) }
             };
             execute::execute(world, step, Some(&mut between))
         })
     }
 
-    /// Numbers, watches, checks and records what is done as a step.
+    /// Runs `act` as a numbered step, with a time limit, checks and a record.
     fn run_as_step(
         &mut self,
         world: &mut World,
@@ -315,7 +315,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         };
         let ended = match (world.rig.end_step(result.is_none()), &result) {
             (Ok(ended), _) => Some(ended),
-            // A step that failed already has said why; what the audit adds would only hide it.
+            // The failed step has already explained why; audit findings would hide that.
             (Err(_), None) => None,
             (Err(stop), Some(_)) => {
                 self.stop(stop, Some(step));
@@ -325,7 +325,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         for finding in world.rig.take_findings() {
             self.find(finding, Some(step));
         }
-        // A step that was cut short leaves things half done, so that whatever is seen behind it says nothing.
+        // A step that was cut short leaves partial state, so later checks would be meaningless.
         let cut_short = result.is_none() || ended.is_none();
         if let (Some(result), false) = (&mut result, cut_short) {
             self.check_invariants(world, step, &mut result.notes);
@@ -334,7 +334,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         self.check_time(Some(step));
         let failed = self.violations.len() > seen;
         let outcome = result.as_ref().map_or(Outcome::Failed, |result| result.outcome.clone());
-        // A step that was interrupted is neither done nor failed.
+        // An interrupted step has neither succeeded nor failed.
         if !self.interrupted {
             let mut result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
             result.notes.extend(self.struck_calls());
@@ -344,11 +344,11 @@ impl<'a, 'o> Runner<'a, 'o> {
         if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(outcome) }
     }
 
-    /// Records a step that is over. Of one that was cut short there may be no accounts.
+    /// Records a finished step. A step that was cut short may lack accounts.
     fn record(&mut self, world: &mut World, over: StepOver<'_>, ended: Option<StepEnd>) {
         let StepEnd { duration, accounts } = ended.unwrap_or_default();
         let reports = over.result.reports_with(duration);
-        // Without a name nobody asked for the figures.
+        // Only named steps report figures.
         let named = over.step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
         if let Some(id) = &over.step.id {
             world.report(id.clone(), reports);
@@ -391,7 +391,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         self.steps.push(step);
     }
 
-    /// Frees what is live, checks the end where all steps were done, and closes the device.
+    /// Frees all live memory, checks the final state if all steps ran, and closes the device.
     pub(super) fn finish(&mut self, mut world: World, completed: bool) {
         let mut clean = completed;
         if completed {

@@ -1,4 +1,4 @@
-//! Expectations between arms: judged when the last arm that one names has run, and told in the record of that one.
+//! Comparisons between allocators: judged when the last allocator that one names has run, and recorded in its record.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use harness_scenario::{Expectation, Located, Metric, Number, Scenario, Value};
 use crate::run::seen;
 use crate::world::Figures;
 
-/// The figures of the arms of one scenario that have run in one repetition.
+/// The figures of one scenario's allocators that have run in one repetition.
 #[derive(Debug, Default)]
 pub(super) struct Comparisons {
     of: Option<(String, u32)>,
@@ -16,7 +16,7 @@ pub(super) struct Comparisons {
 }
 
 impl Comparisons {
-    /// Takes the figures of an arm that has run, and judges what can be judged now.
+    /// Adds the figures of an allocator that has run, and judges the comparisons that are now complete.
     pub(super) fn add(&mut self, scenario: &Scenario, record: &mut RunRecord, figures: Figures) {
         let of = Some((record.scenario.name.clone(), record.repetition));
         if self.of != of {
@@ -46,7 +46,7 @@ impl Comparisons {
             Ok(evaluation) if evaluation.holds => return,
             Ok(evaluation) => seen(&expectation.value, &evaluation, figures),
             Err(why) => {
-                let note = format!("not compared: {}, because {why} is not known: its allocator did not run that far", expectation.value);
+                let note = format!("not compared: {}, because {why} is unknown: its allocator did not reach that step", expectation.value);
                 let behind = record.steps.iter_mut().rev().find(|step| step.kind == "expect" && step.line <= expectation.line);
                 behind.into_iter().for_each(|step| step.notes.push(note.clone()));
                 return;
@@ -66,7 +66,7 @@ impl Comparisons {
     }
 }
 
-/// Whether nothing but expectations between arms has failed so far.
+/// Whether the run passed, or only comparisons have failed so far.
 fn is_judged(verdict: &Verdict) -> bool {
     match verdict {
         Verdict::Passed => true,
@@ -82,18 +82,17 @@ fn arm_of(metric: &Metric) -> Option<&str> {
     }
 }
 
-/// The arms that an expectation names.
 fn arms(expectation: &Expectation) -> BTreeSet<&str> {
     expectation.quantities().filter_map(arm_of).collect()
 }
 
-/// The one of them that the scenario runs last.
+/// The last of the named allocators in the scenario's order.
 fn last_arm(scenario: &Scenario, expectation: &Expectation) -> Option<String> {
     let named = arms(expectation);
     scenario.allocators.iter().map(ToString::to_string).rfind(|arm| named.contains(arm.as_str()))
 }
 
-/// The arms whose figures are needed to judge a run with this one, in the order of the scenario, itself not among them.
+/// The other allocators whose figures a run with this one needs, in the scenario's order.
 pub(super) fn needed_for(scenario: &Scenario, arm: &str) -> Vec<String> {
     let of_this = scenario.comparisons.iter().filter(|expectation| last_arm(scenario, &expectation.value).as_deref() == Some(arm));
     let needed: BTreeSet<&str> = of_this.flat_map(|expectation| arms(&expectation.value)).filter(|other| *other != arm).collect();

@@ -1,15 +1,18 @@
-//! Every call of a scenario fails in its turn: [`every_fault`] runs it once to count the calls of the device that can fail, then once for each with
-//! this call failing, as SQLite tests itself out of memory (<https://www.sqlite.org/testing.html#out_of_memory_testing>).
-//!
-//! What a scenario expects may well not hold where a call fails. What must hold however calls fail is that the invariants do, that contents are intact,
-//! that nothing is left on the device, and that the run recovers, is out of memory, or ends with an error that names the call, and its process where that is not the main one.
-//!
-//! Three things make that fast. Up to the operation in which the call is made a run is the one without failures, which was checked, so it is checked from there on only.
-//! Where another process makes the call, all of the run is checked. On the simulated device what comes before the operation is not even run again, unless the scenario has
-//! processes (`copies`).
-//! And a call that *repeats* another one is not tried, unless each is wanted: the same call, in the same step, with the same held by allocators, the same other calls of the
-//! allocator's operation in front of it, and the same streams at work, where the failure of the other one ended the run at once. How such a run ends depends on
-//! nothing else: nothing is asked for or freed any more.
+//! Fails every device call of a scenario, one per run. [`every_fault`] first runs the scenario to count the calls that
+//! can fail, then once per call with that call failing. SQLite tests itself in the same way
+//! (<https://www.sqlite.org/testing.html#out_of_memory_testing>).
+//! || A failing call may break the scenario's expectations. It must not break invariants, corrupt contents or leak
+//! device memory. The run must recover, end with OOM, or end with an error that names the call and, in another process,
+//! that process.
+//! || Three optimizations make this fast:
+//! || * A run equals the run without failures up to the operation that makes the call, so checks start there. If
+//! another process makes the call, the whole run is checked.
+//! * On the simulated device, the steps before that operation run only once for many calls, unless the scenario has
+//!   processes (`copies`).
+//! * A call that *repeats* another one is skipped, unless [`Chosen::Each`] asks for it. A repeat is the same call in
+//!   the same step. The allocators' memory, the earlier calls of the operation and the busy streams must also be the
+//!   same, and the other call's failure must have ended the run immediately. The result then depends on nothing else,
+//!   because no further request or free follows.
 
 mod copies;
 
@@ -37,21 +40,20 @@ use crate::processes::{Family, StartedBy};
 use crate::rig::CheckedFrom;
 use crate::run::{FaultedRun, RunRequest, run_faulted};
 
-/// A run in which a call failed may make so many times the calls of the run without, and [`MORE_CALLS`]. One that makes more does not end.
+/// A run with a failure may make this many times the calls of the run without failures, plus [`MORE_CALLS`]. With more
+/// calls it counts as endless.
 const TIMES_THE_CALLS: u64 = 10;
 const MORE_CALLS: u64 = 1000;
 
-/// Which calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chosen {
-    /// These of the calls that repeat no other one.
+    /// A selection of the calls that repeat no other call.
     Different(Which),
-    /// Each, also one that repeats another.
+    /// Every call, including repeats.
     Each,
 }
 
-/// Why a text is not a choice.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` does not select calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`")]
 #[error("`{0}` is not a choice of calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`")]
 pub struct ChosenError(String);
 
@@ -75,25 +77,22 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// How the runs are made.
-#[allow(missing_docs, reason = "the names say what they are")]
+/// The parameters of [`every_fault`].
 pub struct Engine<'a> {
     pub plan: &'a Plan,
-    /// On which devices.
     pub source: &'a DeviceSource,
-    /// Which calls fail.
     pub chosen: Chosen,
-    /// Runs at one time.
+    /// The number of parallel runs.
     pub jobs: usize,
-    /// Set by somebody else when it should stop.
+    /// Set from outside to stop.
     pub stop: &'a AtomicBool,
-    /// Told of how many runs are to come.
+    /// Called with the number of runs that follow.
     pub begun: &'a (dyn Fn(usize) + Sync),
-    /// Told after each run.
+    /// Called after each run.
     pub progress: &'a (dyn Fn() + Sync),
 }
 
-/// The run of an arm without failures.
+/// A scenario and allocator, and their run without failures.
 struct Baseline<'a> {
     arm: ArmRun<'a>,
     seed: u64,
@@ -101,19 +100,17 @@ struct Baseline<'a> {
 }
 
 struct Ran {
-    /// Requests that ran out of memory.
     ooms: u64,
-    /// Of each process in its turn, the main one first.
+    /// The calls of each process, the main process first.
     calls: Vec<Call>,
-    /// Of each call, the first one in the same state, by its place: its own, where it repeats none.
+    /// For each call, the index of the first call in the same state, which may be the call itself.
     firsts: Vec<usize>,
     total: u64,
 }
 
-/// A call that was made.
 #[derive(Clone)]
 struct Call {
-    /// By which process; `None`: the main one.
+    /// The process that made the call; `None` for the main one.
     process: Option<ProcessName>,
     noted: Noted,
 }
@@ -135,17 +132,17 @@ impl Ran {
         Self { ooms, calls, firsts, total }
     }
 
-    /// How many calls a run may make in which one of these fails.
+    /// The maximum number of calls in a run with a failure.
     const fn budget(&self) -> u64 {
         self.total * TIMES_THE_CALLS + MORE_CALLS
     }
 
-    /// The places of the calls that repeat none.
+    /// The indexes of the calls that repeat no other call.
     fn different(&self) -> Vec<usize> {
         (0..self.calls.len()).filter(|place| self.firsts[*place] == *place).collect()
     }
 
-    /// The places of the calls that are tried first.
+    /// The indexes of the calls to fail first.
     fn chosen(&self, chosen: Chosen) -> Vec<usize> {
         let different = self.different();
         let Chosen::Different(which) = chosen else { return different };
@@ -154,17 +151,17 @@ impl Ran {
     }
 }
 
-/// A call that is to fail, of a run that was seen without failures.
+/// A call to fail.
 struct Case<'a> {
     baseline: &'a Baseline<'a>,
     ran: &'a Ran,
-    /// The place of the call.
+    /// The index of the call.
     place: usize,
     call: Call,
 }
 
 impl Case<'_> {
-    /// The first run, in which the call fails alone.
+    /// The first run, in which only this call fails.
     fn attempt(&self) -> Attempt<'_> {
         let Case { baseline, ran, call: Call { process, noted: Noted { made, operation, .. } }, .. } = self;
         Attempt {
@@ -180,69 +177,66 @@ impl Case<'_> {
     }
 }
 
-/// How a run is made.
+/// The variable parts of a run.
 struct Way {
     faults: Faults,
     checked_from: CheckedFrom,
-    /// How the processes of the scenario are started.
     started_by: StartedBy,
 }
 
-/// One run in which calls fail.
+/// One run with failing calls.
 #[derive(Clone, Copy)]
 struct Attempt<'a> {
     arm: &'a ArmRun<'a>,
     seed: u64,
-    /// The process that makes the calls; `None`: the main one.
+    /// The process that makes the calls; `None` for the main one.
     process: Option<&'a ProcessName>,
-    /// The first of them, and how many fail.
+    /// The first failing call; `count` is the number of failing calls.
     made: Made,
     count: u64,
-    /// The operation that it is part of.
+    /// The operation that makes the first failing call.
     operation: u64,
-    /// Requests that run out of memory where no call fails.
+    /// OOMs of the run without failures.
     ooms_without: u64,
-    /// After so many calls it does not end.
+    /// The maximum number of calls.
     budget: u64,
 }
 
 impl Attempt<'_> {
-    /// From where on the run is checked. What another process does is not in the order of this one's operations.
+    /// Where checks start. Another process's calls have no place in this one's sequence of operations, so then the
+    /// whole run is checked.
     const fn checked_from(&self) -> CheckedFrom {
         if self.process.is_none() { CheckedFrom::Operation(self.operation) } else { CheckedFrom::Start }
     }
 }
 
-/// What came of a call that failed.
+/// The results for one call.
 struct Tried {
     cases: Vec<FaultedCase>,
-    /// Whether the failure ended the run at once.
     ended_at_once: bool,
 }
 
-/// What came of one run.
+/// The result of one run.
 struct Outcome {
     case: FaultedCase,
-    /// Whether the failure ended the run at once.
+    /// Whether the failure ended the run immediately.
     ended_at_once: bool,
-    /// Whether the allocator got memory all the same, so that the next call is to fail too.
+    /// Whether the allocator still got memory, so that another run should fail the next call too.
     wants_one_more: bool,
 }
 
-/// How a run with a failure ended, as it was seen.
+/// How a run with a failure ended.
 enum Seen {
-    /// To the end, or to a violation.
+    /// It completed or recorded a violation.
     Run(Box<FaultedRun>),
-    /// It could not begin.
     NotBegun(DeviceError),
-    /// With a panic of this message.
+    /// It panicked with this message.
     Panicked(String),
 }
 
-/// Lets every chosen call of every arm of a plan fail in its turn.
-///
-/// # Errors
-/// [`DeviceError`] where no device can be opened.
+/// Fails each chosen call of each allocator of a plan, one per run.
+/// || # Errors
+/// [`DeviceError`] if no device can be opened.
 pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
     let arms: Vec<ArmRun<'_>> = engine.plan.arms().filter(|arm| arm.repetition == 0).collect();
     try_all(engine, &arms, &Servers::start(engine, &arms))
@@ -254,7 +248,8 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
     let mut tried: Vec<Ends> = baselines.iter().map(|_| Ends::new()).collect();
     engine.try_places(servers, &baselines, &mut tried, |ran, _| ran.chosen(engine.chosen))?;
     if engine.chosen == Chosen::Different(Which::All) {
-        // Where a run went on behind the failure of the first of several calls in one state, what comes of the others is another matter.
+        // If the run continued after the first of several equal calls failed, the others may end differently, so they
+        // run too.
         engine.try_places(servers, &baselines, &mut tried, |ran, ends| {
             let is_open = |place: &usize| {
                 let first = ran.firsts[*place];
@@ -271,7 +266,7 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
     Ok(runs)
 }
 
-/// What came of the calls of an arm, by place; `None` for those that an interrupt left out.
+/// The results of one allocator's calls, by the index of the call; `None` for calls skipped by an interrupt.
 type Ends = BTreeMap<usize, Option<Tried>>;
 
 impl<'a> Engine<'a> {
@@ -307,7 +302,7 @@ impl<'a> Engine<'a> {
         Ok(Ok(Ran::new(run.ooms, &faults, self.chosen)))
     }
 
-    /// Runs an arm on a fresh device; the inner errors: why it is skipped, and why it did not begin.
+    /// Runs an arm on a fresh device. The inner errors are the reason to skip it and the reason that it did not begin.
     fn run_with(&self, arm: &ArmRun<'_>, seed: u64, way: Way) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
         let Way { faults, checked_from, started_by } = way;
         let scenario = self.plan.sized(arm.scenario);
@@ -328,7 +323,7 @@ impl<'a> Engine<'a> {
         Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from, family)))
     }
 
-    /// Lets the calls at some places of each arm fail: in copies where that can be done, and each in a run of its own where not.
+    /// Fails the calls at some indexes of each arm: in forked copies if possible, otherwise in separate runs.
     fn try_places(
         &self,
         servers: &Servers,
@@ -355,7 +350,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// The cases of an arm as they are given to servers; none where its runs are not made in copies.
+    /// The cases of an arm as orders for servers; empty if the arm cannot run in forked copies.
     fn orders(&self, cases: &[(usize, Case<'_>)]) -> Vec<Order> {
         let is_copied = |(_, case): &&(usize, Case<'_>)| copies::can_run(self.source, &case.baseline.arm);
         let cases: Vec<_> = cases.iter().filter(is_copied).collect();
@@ -372,7 +367,7 @@ impl<'a> Engine<'a> {
         cases.chunks(copies::MOST_POINTS).filter_map(order).collect()
     }
 
-    /// What is told of an arm.
+    /// Summarizes the results of an arm.
     fn told_of(&self, baseline: &Baseline<'_>, ends: Ends) -> FaultedArm {
         let (calls, repeats, different) = match &baseline.ran {
             Err(_) => (0, 0, 0),
@@ -397,7 +392,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Lets one call fail, and where the allocator got memory all the same, the next of its kind too. `None` where the user interrupted.
+    /// Fails one call, and if the allocator still got memory, also the next call of its kind. `None` after an
+    /// interrupt.
     fn try_case(&self, case: &Case<'_>) -> Result<Option<Tried>, DeviceError> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
@@ -412,7 +408,7 @@ impl<'a> Engine<'a> {
         Ok(Some(Tried { cases, ended_at_once }))
     }
 
-    /// Lets calls fail in a run of its own, checked from there on.
+    /// Fails calls in a separate run with checks from `checked_from`.
     fn attempt(&self, attempt: Attempt<'_>, checked_from: CheckedFrom, started_by: StartedBy) -> Result<Outcome, DeviceError> {
         let Attempt { arm, seed, process, made, count, budget, .. } = attempt;
         let fault = Fault::failing(Calls::Of(made.call), Numbered { first: made.number, count, min_size: Bytes::ZERO });
@@ -424,7 +420,7 @@ impl<'a> Engine<'a> {
         Ok(self.outcome(attempt, &faults, &seen))
     }
 
-    /// Runs an arm, and sees how that ends.
+    /// Runs an arm and catches panics.
     fn see(&self, arm: &ArmRun<'_>, seed: u64, way: Way) -> Result<Seen, DeviceError> {
         match catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, way))) {
             Err(panic) => Ok(Seen::Panicked(message(&*panic))),
@@ -436,12 +432,12 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What came of a run in which calls failed.
+    /// Judges a run with failing calls.
     fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, seen: &Seen) -> Outcome {
         let Attempt { arm, seed, process, made, count, operation, ooms_without, .. } = attempt;
         let (struck, operations) = faults.of(process).map_or((0, 0), |faults| (faults.struck_by(0).0, faults.operations()));
         let end = match struck {
-            0 if !matches!(seen, Seen::Panicked(_)) => defect("the call was not made again, so that two runs of one scenario differ"),
+            0 if !matches!(seen, Seen::Panicked(_)) => defect("the call was not made again: two runs of the scenario differ"),
             _ => judge((process, made.call), arm.scenario, ooms_without, seen),
         };
         let times = if count == 1 { String::new() } else { format!(":{count}") };
@@ -464,15 +460,15 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Why a scenario is none for this.
+/// Why a scenario does not qualify.
 fn not_for_this(scenario: &Scenario) -> Option<&'static str> {
     if !scenario.execs().is_empty() {
-        return Some("its programs have GPUs of their own: `harness exec --every-fault` is for programs");
+        return Some("its programs have their own GPUs: use `harness exec --every-fault` for them");
     }
     if scenario.has_threads() {
-        return Some("how the threads of its storm meet differs from run to run, and with it the calls of the device");
+        return Some("its storm has threads, so the sequence of device calls differs from run to run");
     }
-    (!scenario.faults.is_empty()).then_some("it has faults of its own")
+    (!scenario.faults.is_empty()).then_some("it declares faults of its own")
 }
 
 fn defect(why: impl Into<String>) -> FaultedEnd {
@@ -484,10 +480,10 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// A call of a process, the main one being `None`.
+/// A call and its process; `None` is the main one.
 type Failing<'a> = (Option<&'a ProcessName>, DeviceCall);
 
-/// What came of a call that failed: a function of what was seen of the run, and of the run without.
+/// Judges a call's failure from the result of the run and the OOMs of the run without failures.
 fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &Seen) -> FaultedEnd {
     let run = match seen {
         Seen::Panicked(message) => return defect(format!("a panic: {message}")),
@@ -514,7 +510,7 @@ fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &Seen)
     }
 }
 
-/// An error has to say which call it is of, and what was expected in which process.
+/// Checks that an error names the call, and in another process that the violation names the process.
 fn told((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd {
     match process {
         _ if !error.contains(call.name()) => defect(format!("an error that does not name the call: {error}")),
@@ -526,8 +522,9 @@ fn told((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd
     }
 }
 
-/// Whether a violation is one however calls fail. That a retry of a policy makes progress is not: it asks a device that failed for no reason. Nor is that ranks
-/// call the same collectives: one whose device failed joins no more, and that the others would hang is told.
+/// Whether a violation is a defect under injected failures. A retry of a policy without progress is none, because the
+/// device failed without a reason. Ranks with different collectives are none either: a rank whose device failed stops
+/// joining, and the run reports that the others would hang.
 fn is_defect(violation: &Violation, scenario: &Scenario) -> bool {
     match &violation.rule {
         Rule::Invariant(Invariant::RetryMakesProgress | Invariant::CollectivesMatch) => false,

@@ -1,5 +1,5 @@
-//! A session: scenarios × allocators × repetitions on one device, arms interleaved, each on a device of its own. What happens is told as
-//! [events](Event); [`supervise`] runs a session in a thread of its own and watches over its time limits.
+//! A session: scenarios × allocators × repetitions. Arms are interleaved, and each gets a fresh device. The session
+//! reports [events](Event). [`supervise`] runs a session in a separate thread and enforces its time limits.
 
 mod comparisons;
 pub mod every_fault;
@@ -35,55 +35,56 @@ use harness_trace::snapshot::Snapshot;
 
 pub use self::supervise::{End, supervise};
 
-/// What is to be run.
+/// The runs of a session and their options.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// In this order.
     pub scenarios: Vec<Scenario>,
-    /// With which allocators.
     pub selection: Selection,
-    /// This seed instead of the scenarios' own.
+    /// Overrides the scenarios' seeds.
     pub seed: Option<u64>,
-    /// This memory instead of what the scenarios need.
+    /// Overrides the memory that the scenarios need.
     pub memory: Option<Bytes>,
-    /// How often each arm runs.
+    /// The number of runs of each arm.
     pub repetitions: u32,
-    /// Whether every operation is audited. Off only where the allocators' own speed is measured.
+    /// Whether every operation is audited. Only measurements of the allocators' speed turn this off.
     pub audit: bool,
-    /// Whether nothing more is started after a run that failed.
+    /// Whether to stop after the first failed run.
     pub fail_fast: bool,
-    /// How the user started this program, for the command that reproduces a run: `harness`, or `cargo run --release --`.
+    /// How the user started this program, for the reproduce command: `harness`, or `cargo run --release --`.
     pub program: String,
 }
 
-/// Who is given what runs leave behind besides their records. `None`: it is not made, at no cost.
+/// Receivers of additional output. `None` costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Sinks {
-    /// What each checked run's allocator did, before the run's [`Event::RunEnded`]; see [`AllocatorKind::not_recorded`] for whose does not.
+    /// A snapshot of each checked run, sent before its [`Event::RunEnded`]. [`AllocatorKind::not_recorded`] lists the
+    /// allocators that cannot be recorded.
     pub snapshots: Option<Sender<Snapshot>>,
-    /// What each arm did and when, in a run of its own behind the others.
+    /// A timeline of each arm, from an additional run.
     pub timelines: Option<Sender<Timeline>>,
 }
 
-/// Which of the arms that scenarios list are run, and which beside them.
+/// Selects and adds allocators.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Of those that a scenario lists, the ones of these names; `None`: all.
+    /// The names of the scenarios' allocators to run; `None`: all.
     pub only: Option<Vec<String>>,
-    /// Arms of PyTorch's allocator, for every scenario that lists it under whatever settings, and libraries, for every scenario.
+    /// Additional allocators: PyTorch's for every scenario that lists it with any settings, libraries for every
+    /// scenario.
     pub added: Vec<AllocatorSpec>,
-    /// Of all these, only the pairs of a scenario's name and an allocator's; `None`: all.
+    /// Restricts everything to these pairs of a scenario's key and an allocator's name; `None`: no restriction.
     pub pairs: Option<BTreeSet<(String, String)>>,
 }
 
 impl Selection {
-    /// Those of these names only.
+    /// Selects allocators by name.
     #[must_use]
     pub fn only(names: impl IntoIterator<Item = impl ToString>) -> Self {
         Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), ..Self::default() }
     }
 
-    /// The arms of a scenario, in its order; what is added comes behind. An added arm that the scenario lists itself is run as listed, and once.
+    /// The allocators of a scenario in its order, then the added ones. An added allocator that the scenario also lists
+    /// runs once, as listed.
     #[must_use]
     pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
         let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
@@ -101,13 +102,13 @@ impl Selection {
     }
 }
 
-/// The arm that the scenario lists itself which does the same as this one, and is run in its place.
+/// The allocator of the scenario that is equivalent to this one.
 #[must_use]
 pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'a AllocatorSpec> {
     scenario.allocators.iter().find(|listed| listed.is_equivalent_to(added))
 }
 
-/// Whether PyTorch's allocator is among those that the scenario lists.
+/// Whether the scenario lists PyTorch's allocator.
 #[must_use]
 pub fn has_pytorchs(scenario: &Scenario) -> bool {
     scenario.allocators.iter().any(|arm| arm.is_pytorch())
@@ -115,23 +116,19 @@ pub fn has_pytorchs(scenario: &Scenario) -> bool {
 
 /// One run of a plan, before it starts.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct ArmRun<'a> {
     pub scenario: &'a Scenario,
-    /// The allocator and its settings.
     pub allocator: &'a AllocatorSpec,
-    /// Counted from 0.
     pub repetition: u32,
 }
 
 impl ArmRun<'_> {
-    /// Whether the user added it: then what the scenario expects of its own arms is noted and not judged.
+    /// Whether the user added this allocator. The scenario's expectations are then noted, not judged.
     #[must_use]
     pub fn only_observed(&self) -> bool {
         !self.scenario.allocators.contains(self.allocator)
     }
 
-    /// Who watches a run of it.
     fn observer<'o>(
         &self,
         control: &Arc<Control>,
@@ -143,7 +140,7 @@ impl ArmRun<'_> {
 }
 
 impl Plan {
-    /// All runs in order: repetitions outermost, so that what drifts on the machine hits all arms alike.
+    /// All runs in order. Repetitions form the outer loop, so drift of the machine affects all arms alike.
     pub fn arms(&self) -> impl Iterator<Item = ArmRun<'_>> {
         let arms = move |repetition| {
             self.scenarios.iter().flat_map(move |scenario| {
@@ -153,7 +150,6 @@ impl Plan {
         (0..self.repetitions).flat_map(arms)
     }
 
-    /// All runs in order, by name.
     #[must_use]
     pub fn planned(&self) -> Vec<PlannedRun> {
         let planned = |arm: ArmRun<'_>| PlannedRun {
@@ -164,7 +160,7 @@ impl Plan {
         self.arms().map(planned).collect()
     }
 
-    /// Runs everything in this thread, as [`Plan::observe`] does.
+    /// Runs everything in this thread and collects the records.
     ///
     /// # Errors
     /// As [`Plan::observe`].
@@ -175,11 +171,11 @@ impl Plan {
         Ok(collector.into_records())
     }
 
-    /// Runs everything and tells what happens; stops early when the user interrupts. Where the device cannot be opened any more after runs
-    /// on it, that arm has failed and those behind it are skipped: what broke the device is most likely in the records that there are.
-    ///
-    /// # Errors
-    /// [`DeviceError`] where no device can be opened at all; a scenario that does not fit on the device is skipped, with the reason.
+    /// Runs everything and emits events; stops early on an interrupt. If the device fails to open after earlier runs,
+    /// that arm fails and the later ones are skipped. The existing records most likely show what broke the device.
+    /// || A scenario that does not fit on the device is skipped with the reason.
+    /// || # Errors
+    /// [`DeviceError`] if the first run cannot open a device.
     pub fn observe(
         &self,
         source: &DeviceSource,
@@ -222,11 +218,9 @@ impl Plan {
         Ok(())
     }
 
-    /// Runs one arm in this thread, as [`Plan::observe`] does. Those that it is compared with in the scenario's expectations between arms run
-    /// before it, for their figures.
-    ///
-    /// # Errors
-    /// [`DeviceError`] where the device cannot be opened.
+    /// Runs one arm in this thread. The allocators that it is compared with run before it.
+    /// || # Errors
+    /// [`DeviceError`] if the device cannot be opened.
     pub fn run_arm(&self, arm: &ArmRun<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
         let mut comparisons = Comparisons::default();
@@ -243,8 +237,8 @@ impl Plan {
         Ok(record)
     }
 
-    /// Runs one arm twice, each time on a device of its own: once with all checks, and if that passes once more for its times. Where somebody wants a
-    /// timeline, it is run once more for that, also if it fails.
+    /// Runs one arm twice on fresh devices: with all checks and, if it passes, for its times. A timeline takes another
+    /// run, even if the arm failed.
     fn observe_arm(
         &self,
         arm: &ArmRun<'_>,
@@ -266,13 +260,13 @@ impl Plan {
             interrupt: Arc::default(),
         };
         let recordings = sinks.snapshots.as_ref().filter(|_| arm.allocator.not_recorded().is_none());
-        // Nobody takes it any more where the session was given up.
+        // The receiver is gone if the session was aborted.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
         let family = Family::of(scenario, arm.allocator, (seed, self.audit), source, StartedBy::Exec)?;
         let (mut record, mut figures) = match open(source, scenario, arm.allocator, family.as_ref())? {
             Ok(device) => match observe_family(&request, device, arm.allocator.build(), arm.observer(control, emit, record), family) {
-                // A device that lets nothing begin because it was asked to is a run that failed, and no lost device.
+                // If an injected fault prevents the start, the run has failed; the device is not lost.
                 Err(error) if !scenario.faults.is_empty() => {
                     let info = source.open()?.info().clone();
                     return Ok((self.not_run(arm, source, info, did_not_begin(&error)), Figures::new()));
@@ -281,7 +275,7 @@ impl Plan {
             },
             Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
         };
-        // Programs and processes are run once: their times mean nothing.
+        // Programs and processes run only once, because their times mean nothing.
         let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
         if record.verdict == Verdict::Passed && is_alone && can_be_repeated(scenario, &record) {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
@@ -290,7 +284,7 @@ impl Plan {
                 repeated::judge(&mut record, &again);
             }
         }
-        // How threads meet differs from run to run, and with it how long they take.
+        // Thread interleaving differs from run to run, so times would too.
         let has_times =
             is_alone && !scenario.has_threads() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
         if record.verdict == Verdict::Passed && has_times {
@@ -305,14 +299,14 @@ impl Plan {
             control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
                 let timeline = trace_observed(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
-                // Nobody takes it any more where the session was given up.
+                // The receiver is gone if the session was aborted.
                 drop(timelines.send(timeline));
             }
         }
         Ok((record, figures))
     }
 
-    /// The scenario with the memory that it is given.
+    /// The scenario with the memory of the plan.
     fn sized<'s>(&self, scenario: &'s Scenario) -> Cow<'s, Scenario> {
         match self.memory {
             Some(memory) => Cow::Owned(Scenario { needs: Needs { memory, ..scenario.needs.clone() }, ..scenario.clone() }),
@@ -324,7 +318,7 @@ impl Plan {
         self.seed.unwrap_or(arm.scenario.seed)
     }
 
-    /// The record of an arm that never began.
+    /// The record of an arm that did not start.
     fn not_run(&self, arm: &ArmRun<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
         let mut scenario = arm.scenario.info();
         scenario.memory = self.memory.unwrap_or(scenario.memory);
@@ -370,16 +364,16 @@ impl Plan {
     }
 }
 
-/// Whether a second run is made, to see that recovery policies decide the same again. On a real device others use the memory too, and programs
-/// take their time as they like.
+/// Whether to repeat the run to check that recovery policies decide the same again. Other processes on a real device
+/// and external programs could change the decisions.
 fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
     record.device.clock == Clock::Simulated && scenario.execs().is_empty() && repeated::has_recovered(record)
 }
 
-/// A device for one arm, or what the device is and why the arm cannot run on it.
+/// The device of an arm, or its description and the reason why the arm cannot run on it.
 type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, String)>;
 
-/// A fresh device of the size that the scenario needs.
+/// Opens a fresh device of the size that the scenario needs.
 fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec, family: Option<&Family>) -> Result<Opened, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
@@ -411,7 +405,7 @@ const fn kind_of(info: &DeviceInfo) -> DeviceKind {
     }
 }
 
-/// What the scenario needs and does not find.
+/// The first unmet requirement of the scenario.
 fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -> Option<String> {
     let Needs { device: kind, devices, features, .. } = &scenario.needs;
     if kind.is_some_and(|kind| kind != kind_of(device.info())) {
@@ -420,7 +414,7 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
     }
     let there = source.devices();
     if *devices > there {
-        return Some(format!("the scenario needs {}, and there is {there}", count(*devices, "device")));
+        return Some(format!("the scenario needs {}, and {there} {} available", count(*devices, "device"), if there == 1 { "is" } else { "are" }));
     }
     for feature in features {
         let is_there = match feature {
@@ -441,14 +435,14 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
         return Some(why);
     }
     if scenario.has_threads() && allocator.effective().is_none() {
-        return Some(format!("`{allocator}` has no front for several threads, which a storm of the scenario needs"));
+        return Some(format!("a storm of the scenario needs threads, which `{allocator}` does not support"));
     }
     let uses_pools = scenario.uses_private_pools();
     (uses_pools && allocator.build().private_pools().is_none())
-        .then(|| format!("`{allocator}` has no private pools, which the scenario uses"))
+        .then(|| format!("the scenario uses private pools, which `{allocator}` does not support"))
 }
 
-/// A run that fails where the scenario says so is as expected, and one that passes is not. Expectations between arms have been judged before.
+/// Applies `expected_to_fail`. Comparisons between allocators have been judged before.
 fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
     let kind = kind_of(&record.device);
     let Some(reason) = arm.scenario.expected_to_fail.of(&record.allocator, kind).filter(|_| !arm.only_observed()) else { return };
@@ -461,7 +455,7 @@ fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
                 at: None,
                 rule: Rule::ExpectedFailure,
                 expected: format!("the run to fail: {reason}"),
-                seen: "it passes; take `expected_to_fail` out".to_owned(),
+                seen: "it passed; remove `expected_to_fail`".to_owned(),
             };
             Verdict::Failed { first, rest: Vec::new() }
         }
@@ -469,7 +463,7 @@ fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
     };
 }
 
-/// The verdict of the arm at which a device that others ran on was lost.
+/// The verdict of the first arm whose device did not open after earlier runs.
 fn device_failed(error: &DeviceError) -> Verdict {
     let first = Violation {
         step: 0,
@@ -481,19 +475,19 @@ fn device_failed(error: &DeviceError) -> Verdict {
     Verdict::Failed { first, rest: Vec::new() }
 }
 
-/// The verdict of a run that a fault kept from its first step.
+/// The verdict of a run that an injected fault stopped before its first step.
 fn did_not_begin(error: &DeviceError) -> Verdict {
     let first = Violation {
         step: 0,
         at: None,
         rule: Rule::DeviceFailure,
-        expected: "the scenario's streams and the device's figures, before the first step".to_owned(),
+        expected: "the device to create streams and report its memory before the first step".to_owned(),
         seen: error.to_string(),
     };
     Verdict::Failed { first, rest: Vec::new() }
 }
 
-/// The verdict of the arms behind it.
+/// The verdict of the arms after a lost device.
 fn device_was_lost() -> Verdict {
-    Verdict::Skipped { reason: "the device could not be opened for a run before this one, and was not tried again".to_owned() }
+    Verdict::Skipped { reason: "the device could not be opened for an earlier run".to_owned() }
 }

@@ -1,14 +1,14 @@
-//! A second run from the same seed recovers by the same attempts.
+//! Checks that a second run from the same seed recovers in the same way.
 
 use harness_base::words::count;
 use harness_record::{Invariant, Rule, RunRecord, Verdict, Violation};
 
-/// Whether something failed in a step with recovery policies, so that they decided something.
+/// Whether a recovery policy had to decide something.
 pub(super) fn has_recovered(record: &RunRecord) -> bool {
     record.steps.iter().any(|step| step.recovery.as_ref().is_some_and(|recovery| !recovery.listed.is_empty()))
 }
 
-/// Compares what the policies decided in two runs of the same arm from the same seed, and fails the record where they differ.
+/// Compares the decisions of the policies in two runs from the same seed. A difference fails the record.
 pub(super) fn judge(record: &mut RunRecord, again: &RunRecord) {
     let decisions = |run: &RunRecord| -> Vec<_> {
         run.steps.iter().filter_map(|step| Some((step.number, step.recovery.as_ref()?.decisions()))).collect()
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use crate::run::{RunRequest, run};
 
-    /// Two runs of a training that is saved by a smaller batch.
+    /// Runs a training that recovers with a smaller batch twice.
     fn twice() -> [RunRecord; 2] {
         let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - train: { id: t, parameters: 1MiB, activations_per_sample: 2MiB, \
                     batch: 32, iterations: 2, on_oom: shrink_batch }\n";
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_recovers_by_other_attempts_has_failed_and_tells_both() {
+    fn a_run_that_recovers_by_other_attempts_fails_and_reports_both() {
         let [mut first, mut second] = twice();
         second.steps[0].recovery.as_mut().unwrap().listed[1].asked = "a batch of 30".to_owned();
         judge(&mut first, &second);

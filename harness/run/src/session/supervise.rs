@@ -1,4 +1,4 @@
-//! A session in a thread of its own, so that a call that never returns does not keep the program from saying where it waits.
+//! Runs a session in a separate thread, so that the program can report a call that never returns.
 
 use std::panic;
 use std::sync::Arc;
@@ -14,35 +14,32 @@ use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Verdict, Vi
 use super::{Plan, Sinks};
 use crate::control::{Control, Overrun, Place, Watched};
 
-/// How often time limits are looked after.
+/// The interval between checks of the time limits.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// As large as a main thread's: what runs here could run there.
+/// Matches the stack size of a main thread.
 const STACK: usize = 8 << 20;
 
-/// How a session ended.
 #[derive(Debug)]
 pub enum End {
-    /// Everything was run, or the user stopped it.
+    /// Everything ran, or the user interrupted it.
     Done,
-    /// No device could be opened.
     Device(DeviceError),
-    /// A run does not end. Its thread still waits: the program should say so and exit.
+    /// A run is stuck. Its thread still waits, so the program should report that and exit.
     Stuck(Overrun),
 }
 
-/// Runs a plan in a thread of its own and hands its events to `on_event` in this one; what is recorded goes to `sinks`. Stops waiting where a step runs past its time limit
-/// and does not stop when told to; its run has failed then.
-///
-/// # Panics
-/// Where the plan's thread panics.
+/// Runs a plan in a separate thread, calls `on_event` in this one, and sends recordings to `sinks`. Returns if a step
+/// exceeds its time limit and does not stop; its run has then failed.
+/// || # Panics
+/// If the plan's thread panics.
 #[must_use]
 pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, sinks: Sinks, mut on_event: impl FnMut(Event)) -> End {
     let control = Arc::new(Control::new(interrupt));
     let (sender, events) = mpsc::channel();
     let worker = thread::Builder::new().name("session".to_owned()).stack_size(STACK).spawn({
         let control = Arc::clone(&control);
-        // Nobody listens any more where the session was given up.
+        // The receiver is gone if the session was aborted.
         move || plan.observe(&source, &control, &sinks, &mut |event| drop(sender.send(event)))
     });
     let worker = match worker {
@@ -77,7 +74,7 @@ pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, s
     }
 }
 
-/// The record of a run that does not end.
+/// The record of a stuck run.
 fn stuck(run: RunRecord, overrun: &Overrun) -> RunRecord {
     let (step, at) = match overrun.place {
         Place::Step { number, line, .. } => (number, Some(SourceLine { path: run.scenario.path.clone(), line, column: 1 })),

@@ -1,4 +1,4 @@
-//! A device that tells a timeline what is asked of it.
+//! A device wrapper that records calls and stream work on a timeline.
 
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
 use harness_allocator::device::{
@@ -10,20 +10,20 @@ use harness_record::timeline::{Entry, Track};
 
 use super::Tracer;
 
-/// Work that is looked after at once: each has two events of the device.
+/// The number of unfinished work items to track. Each needs two events.
 const MAX_PENDING: usize = 256;
 
-/// See the module. Work of streams is timed by an event before and one behind it, which the caller does not see.
+/// See the module. Two events, invisible to the caller, time each work item.
 pub struct TracedDevice {
     inner: Box<dyn TestDevice>,
     tracer: Tracer,
-    /// An event that is done, and the device's time then.
+    /// A completed event and its time on the device's clock.
     origin: (EventId, Nanos),
-    /// Work whose time is not known yet.
+    /// Work without a known duration yet.
     pending: Vec<Pending>,
-    /// Events to be used again.
+    /// Events to reuse.
     spare: Vec<EventId>,
-    /// Events that were made here, the origin included.
+    /// The number of events created here, including the origin.
     events: u64,
 }
 
@@ -36,10 +36,9 @@ struct Pending {
 }
 
 impl TracedDevice {
-    /// Around a device on which nothing was done yet.
-    ///
-    /// # Errors
-    /// [`DeviceError`] where an event cannot be made.
+    /// Wraps a device before its first use.
+    /// || # Errors
+    /// If an event cannot be created.
     pub fn new(mut inner: Box<dyn TestDevice>, tracer: Tracer) -> Result<Self, DeviceError> {
         let device = &mut *inner;
         let event = device.create_timed_event()?;
@@ -49,7 +48,7 @@ impl TracedDevice {
         Ok(Self { inner, tracer, origin, pending: Vec::new(), spare: Vec::new(), events: 1 })
     }
 
-    /// A call to the driver, with the time that it takes.
+    /// Times a driver call.
     fn call<T>(
         &mut self,
         name: &'static str,
@@ -64,7 +63,7 @@ impl TracedDevice {
         answer
     }
 
-    /// Work of a stream.
+    /// Times work on a stream.
     fn work<T>(
         &mut self,
         name: &'static str,
@@ -91,7 +90,7 @@ impl TracedDevice {
         self.inner_mut().create_timed_event()
     }
 
-    /// Tells the work that is done.
+    /// Records the work that has completed.
     fn collect(&mut self) -> Result<(), DeviceError> {
         let mut waiting = Vec::new();
         for work in std::mem::take(&mut self.pending) {
@@ -118,9 +117,9 @@ impl TracedDevice {
     }
 }
 
-/// The view of a device that [`Device::mapped`] or [`Device::pooled`] gives. It is asked for only where the device has it.
+/// The device's mapping or pool view, which the caller has checked to exist.
 fn view<T>(view: Option<T>) -> Result<T, DeviceError> {
-    view.ok_or_else(|| DeviceError::Unavailable { what: "the device".to_owned(), why: "it has no such memory any more".to_owned() })
+    view.ok_or_else(|| DeviceError::Unavailable { what: "the device".to_owned(), why: "it does not support this kind of memory".to_owned() })
 }
 
 impl DeviceWrapper for TracedDevice {

@@ -1,6 +1,7 @@
-//! Traced runs: what the device, the allocator and the steps do, and when. Recording that takes time of its own, so a traced run is neither checked nor timed.
-//!
-//! The rig tells steps and memory ([`Tracer`]); [`TracedDevice`] tells calls to the driver, and work of streams by events around it.
+//! Traced runs: a timeline of the steps, the driver calls, the stream work and the memory. Tracing takes time, so a
+//! traced run is neither checked nor timed.
+//! || The rig records steps and memory through [`Tracer`]. [`TracedDevice`] records driver calls and, with events, the
+//! work of streams.
 
 mod device;
 
@@ -13,28 +14,28 @@ use harness_record::timeline::{Entry, Timeline, Track};
 
 pub use device::TracedDevice;
 
-/// A timeline that several write to.
+/// A timeline with several writers.
 #[derive(Clone, Debug)]
 pub struct Tracer(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     timeline: Timeline,
-    /// Steps that have begun and not ended, the innermost last.
+    /// Open steps, the innermost last.
     open: Vec<(String, Nanos)>,
-    /// Allocated, active and reserved when they were noted last.
+    /// The last recorded allocated, active and reserved bytes.
     last: Option<[u64; 3]>,
 }
 
 impl Tracer {
-    /// Adds to this timeline, which says of which run it is.
+    /// Adds to this timeline, which names its run.
     #[must_use]
     pub fn new(timeline: Timeline) -> Self {
         Self(Arc::new(Mutex::new(State { timeline, open: Vec::new(), last: None })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Entries are whole whatever happened while one was added.
+        // The timeline is valid even if a thread panicked while adding an entry.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,17 +43,16 @@ impl Tracer {
         self.state().timeline.push(entry);
     }
 
-    /// A stream has this name.
     pub fn name_stream(&self, stream: StreamId, name: &str) {
         self.state().timeline.streams.push((stream, name.to_owned()));
     }
 
-    /// A step begins inside of those that are open.
+    /// Begins a step inside the open ones.
     pub fn begin_step(&self, name: String, now: Nanos) {
         self.state().open.push((name, now));
     }
 
-    /// The innermost step ends.
+    /// Ends the innermost step.
     pub fn end_step(&self, now: Nanos) {
         let mut state = self.state();
         if let Some((name, start)) = state.open.pop() {
@@ -61,7 +61,7 @@ impl Tracer {
         }
     }
 
-    /// The allocator's counters are these from now on.
+    /// Records the allocator's counters if they changed.
     pub fn memory(&self, stats: &MemoryStats, now: Nanos) {
         let values = [&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes].map(|bytes| bytes.all.current);
         let mut state = self.state();
@@ -71,12 +71,12 @@ impl Tracer {
         }
     }
 
-    /// A request was refused.
+    /// Records a refused request.
     pub fn refused(&self, size: Bytes, now: Nanos) {
         self.push(Entry::Refused { at: now, size });
     }
 
-    /// The timeline so far, without steps that have not ended.
+    /// The timeline so far, without unfinished steps.
     #[must_use]
     pub fn timeline(&self) -> Timeline {
         self.state().timeline.clone()

@@ -1,5 +1,5 @@
-//! Runs an unmodified PyTorch program on a simulated GPU that is as large as the scenario's device, or on the GPU of the run under that limit: beside what
-//! the scenario holds and beside other programs of its steps.
+//! Runs an unmodified PyTorch program on a simulated GPU with the memory of the scenario's device, or on the run's real
+//! GPU under that limit. The scenario and other programs share the memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -37,20 +37,19 @@ use crate::shared_memory::SharedMemory;
 use crate::step_result::{StepResult, Unmet};
 use crate::world::World;
 
-/// The file of the program's error output, in the folder of its run.
+/// The program's standard error, in the folder of its run.
 const ERROR_OUTPUT: &str = "stderr";
 
-/// Why a program cannot be run, or not be seen.
+/// Builds the error for a program that cannot run or be observed.
 fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
     let what = what.to_string();
     move |why| Stop::Device(DeviceError::Unavailable { what: what.clone(), why: why.to_string() })
 }
 
-/// What a program needs to run on a device, found.
+/// The installation that a program needs.
 enum Found {
-    /// On a simulated GPU.
     Simulated(Box<Setup>),
-    /// On a real one, limited.
+    /// For a real GPU with a limit.
     Gpu(Torch),
 }
 
@@ -67,7 +66,8 @@ impl Found {
         }
     }
 
-    /// The command that runs it with all of the scenario's memory, of which a ledger says who holds what; and the machine that it sees.
+    /// Prepares the command. All programs share the scenario's memory through `ledger`. Also returns the machine that
+    /// the program sees.
     fn prepare(&self, exec: &Exec, rig: &Rig, conf: Option<&str>, ledger: &Path) -> Result<(Prepared, Machine), LaunchError> {
         let (command, memory) = (&*with_python(&exec.command), rig.info().total);
         let (alloc_conf, ledger, snapshot) = (conf, Some(ledger), false);
@@ -80,7 +80,7 @@ impl Found {
             Self::Gpu(torch) => {
                 let device = rig.info().fingerprint.memory.unwrap_or(memory);
                 let limits = &Limits { device, memory: Some(memory), faults: exec.fail.clone(), latencies: Vec::new() };
-                // A real device has a number.
+                // A real device has an ordinal.
                 let ordinal = rig.ordinal().unwrap_or_default();
                 let launch = LimitedLaunch { command, ordinal, limits, alloc_conf, snapshot, libc: torch.libc, ledger };
                 Ok((launch.prepare()?, Machine::Real(ordinal, limits.clone())))
@@ -89,20 +89,20 @@ impl Found {
     }
 }
 
-/// Why a program cannot be run on this device and beside this allocator.
+/// Why a program cannot run on this device or with this allocator, if so.
 pub(crate) fn cannot_run(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) -> Option<String> {
     if !is_pytorchs {
-        return Some("`exec` runs programs with PyTorch's own allocator, and this is another one".to_owned());
+        return Some("`exec` runs programs with PyTorch's own allocator, and this allocator is a different one".to_owned());
     }
     let is_simulated = device.clock == Clock::Simulated;
     if let Some(gpu) = exec.gpu.filter(|gpu| !is_simulated && gpu.device != device.name) {
-        return Some(format!("`{exec}` is for the GPU {} ({}), and this one is {}", gpu.name, gpu.device, device.name));
+        return Some(format!("`{exec}` requires the GPU {} ({}), but this GPU is {}", gpu.name, gpu.device, device.name));
     }
     let error = Found::of(exec, device).err()?;
-    Some(format!("`{exec}` cannot be run on {}: {error}", if is_simulated { "a simulated GPU" } else { "a real GPU" }))
+    Some(format!("`{exec}` cannot run on {}: {error}", if is_simulated { "a simulated GPU" } else { "a real GPU" }))
 }
 
-/// Runs it to its end. `between` is done when it has started.
+/// Runs the program to its end. `between` is called once after the start.
 pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, between: Between<'_>) -> Result<StepResult, Stop> {
     if exec.optional
         && let Some(why) = cannot_run(exec, world.rig.info(), world.alloc_conf.is_some())
@@ -118,7 +118,7 @@ pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, between: Between<
     let (prepared, machine) = found.prepare(exec, &world.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
     let (end, prepared) = run_prepared(world, exec, prepared, limit, between)?;
-    // A driver may give the memory of a process back a moment after its end.
+    // The driver may release a process's memory shortly after its end.
     if world.rig.running_programs() == 0 {
         await_memory(&mut world.rig, memory.used)?;
     }
@@ -135,12 +135,12 @@ pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, between: Between<
     Ok(result(step, (exec.expected(&world.arm, world.device), limit), (&record, &observed), missed, again))
 }
 
-/// The ledger of the scenario's memory, in which the scenario's own part is entered.
+/// The ledger of the scenario's memory, with an entry for the scenario itself.
 fn shared_memory(world: &mut World, memory: DeviceMemory) -> io::Result<PathBuf> {
     if world.shared_memory.is_none() {
         world.shared_memory = Some(SharedMemory::new()?);
     }
-    // While other programs run, the scenario does nothing, and on a GPU it is not free what they hold.
+    // While other programs run, the scenario is idle, and on a real GPU their memory would be counted twice.
     let held = (world.rig.running_programs() == 0).then(|| memory.total.saturating_sub(memory.free));
     Ok(world.shared_memory.as_mut().map_or_else(PathBuf::new, |shared| {
         held.into_iter().for_each(|held| shared.hold(held));
@@ -148,7 +148,7 @@ fn shared_memory(world: &mut World, memory: DeviceMemory) -> io::Result<PathBuf>
     }))
 }
 
-/// Runs the command to its end; `None` where it took longer than it may, and was killed.
+/// Runs the command to its end; `None` if it exceeded the limit and was killed.
 fn run_prepared(
     world: &mut World,
     exec: &Exec,
@@ -165,7 +165,7 @@ fn run_prepared(
         is_over = age > limit;
         is_over || world.rig.is_interrupted()
     };
-    // Where what is beside it failed, it is killed with `started`.
+    // If `pause` failed, dropping `started` kills the program.
     let end = paused.and_then(|()| started.wait(give_up).map_err(|error| stop(&error)));
     world.rig.program_ended();
     match end? {
@@ -180,14 +180,14 @@ fn start(prepared: &mut Prepared, exec: &Exec) -> io::Result<Started> {
     Started::start(prepared.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors))
 }
 
-/// Counters of PyTorch's allocator, summed over the processes that told them. Empty where none did.
+/// Counters of PyTorch's allocator, summed over the processes that reported them. Empty if none did.
 fn torch_stats(record: &Record) -> BTreeMap<StatKey, u64> {
     let torches: Vec<_> = record.processes.iter().filter_map(|process| process.torch.as_ref()).collect();
     let sum = |key: &StatKey| torches.iter().map(|torch| torch.sum(&key.to_string())).sum();
     StatKey::all().filter(|_| !torches.is_empty()).map(|key| (key, sum(&key))).collect()
 }
 
-/// What is said of the program, and what is not as it should be.
+/// Reports the program's figures and compares its end with the expectations.
 fn result(
     step: &Step,
     (expected, limit): (ProgramEnd, Duration),
@@ -220,7 +220,7 @@ fn result(
         };
         unmet.push(Unmet::at(step, expected, seen(record, observed)));
     }
-    unmet.extend(missed.map(|fault| Unmet::at(step, format!("`{fault}` to be reached"), "the program made fewer attempts to get memory")));
+    unmet.extend(missed.map(|fault| Unmet::at(step, format!("`{fault}` to be reached"), "the program made too few allocation attempts")));
     let outcome = if observed.ended_out_of_memory { Outcome::OutOfMemory } else { Outcome::Done };
     let mut notes = vec![figures(observed)];
     if !unmet.is_empty() {
@@ -229,15 +229,15 @@ fn result(
     StepResult { outcome, reports, notes, unmet, ..StepResult::default() }
 }
 
-/// How it ended, in words.
+/// Describes the end of a program.
 fn seen(record: &Record, observed: &Observed) -> String {
     let end = match (observed.ending, record.signal) {
-        (Ending::Hang, _) => return "it went on, and was killed".to_owned(),
+        (Ending::Hang, _) => return "it continued and was killed".to_owned(),
         (Ending::By(_), Some(signal)) => format!("signal {signal} ended it"),
         (Ending::By(_), None) => format!("exit code {}", record.exit_code),
     };
     let oom = if observed.ended_out_of_memory { ", by an out of memory error" } else { "" };
-    // The lines stand below each other, as the program wrote them.
+    // The program's last lines, each on its own line.
     let lines: String = observed.last_lines.iter().map(|line| format!("\n            | {line}")).collect();
     format!("{end}{oom}{lines}")
 }
@@ -248,7 +248,7 @@ fn figures(observed: &Observed) -> String {
     format!("peak reserved {peak_reserved}, peak allocated {peak_allocated}, {retries}, {ooms}")
 }
 
-/// A command that does the same, alone on such a GPU.
+/// A command that repeats the program alone on such a GPU.
 fn reproduce(exec: &Exec, machine: &Machine, conf: Option<&str>) -> String {
     let env = exec.env.iter().map(|(name, value)| format!("{name}={} ", shell::quoted(value)));
     let faults = exec.fail.iter().map(|fault| format!(" --fail {fault}"));

@@ -1,5 +1,5 @@
-//! Inference as a pattern of allocations: requests come, their caches of keys and values grow with every word, and are given up at the end, or before it
-//! where memory runs out.
+//! Inference as a pattern of allocations. Requests arrive, their key-value caches grow with every token, and are freed
+//! at the end, or earlier if memory runs out.
 
 use std::collections::VecDeque;
 
@@ -34,14 +34,14 @@ struct Tally {
 struct Serving<'a> {
     infer: &'a Infer,
     stream: StreamId,
-    /// In the order of arrival; those that gave up their cache in front.
+    /// In the order of arrival, with evicted requests first.
     waiting: VecDeque<Sequence>,
     requests: Requests,
     recovery: Recovery<'a>,
     tally: Tally,
 }
 
-/// Serves all requests, with something else after each step of decoding.
+/// Serves all requests, and calls `between` after each decoding step.
 pub(crate) fn run(world: &mut World, step: &Step, infer: &Infer, mut between: Between<'_>) -> Result<StepResult, Stop> {
     world.rig.name_buffers(&infer.id, step.position.line);
     let (stream, waiting) = (world.stream(&infer.stream), arrivals(world.seed, infer));
@@ -62,7 +62,7 @@ pub(crate) fn run(world: &mut World, step: &Step, infer: &Infer, mut between: Be
     Ok(result)
 }
 
-/// The requests, drawn from the seed: each `infer` of a scenario draws from a sequence of its own.
+/// Draws the requests. Each `infer` of a scenario has its own random sequence.
 fn arrivals(seed: u64, infer: &Infer) -> VecDeque<Sequence> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_add(infer.id.index() as u64));
     let mut arrives = 0;
@@ -76,7 +76,8 @@ fn arrivals(seed: u64, infer: &Infer) -> VecDeque<Sequence> {
 }
 
 impl Serving<'_> {
-    /// One step: requests are begun as far as there is room, then each running one gets a word. Returns the error that ends serving, if one does.
+    /// Runs one decoding step: begins requests while there is room, then adds a token to each running one. Returns the
+    /// error that ends serving, if any.
     fn decode(&mut self, world: &mut World, now: u64) -> Result<Option<AllocatorError>, Stop> {
         let mut progress = self.waiting.front().is_some_and(|next| next.arrives > now);
         let mut refused = None;
@@ -94,7 +95,7 @@ impl Serving<'_> {
         self.tally.peak_running = self.tally.peak_running.max(self.requests.running.len() as u64);
         let numbers: Vec<u64> = self.requests.running.keys().copied().collect();
         for number in numbers {
-            // An earlier one may have made it give up its cache.
+            // An earlier request may have evicted this one.
             if !self.requests.running.contains_key(&number) {
                 continue;
             }
@@ -113,7 +114,7 @@ impl Serving<'_> {
         self.infer.on_oom.as_ref().is_some_and(Chain::evicts_requests)
     }
 
-    /// Begins the request in front: makes its cache. It makes no other one give up its own: it waits.
+    /// Begins the next request and allocates its cache. A new request waits instead of evicting others.
     fn begin(&mut self, world: &mut World, sequence: Sequence) -> Result<Result<(), AllocatorError>, Stop> {
         let (count, size) = match self.infer.cache {
             Cache::Growing => (2 * self.infer.layers, self.of_words(sequence.words)),
@@ -138,7 +139,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Makes a buffer with contents for a request, recovery included.
+    /// Allocates and fills a buffer for a request, with recovery.
     fn make(&mut self, world: &mut World, size: Bytes, number: u64) -> Result<Buffer, Failed> {
         let request = Request { size, stream: self.stream };
         self.requests.trying = Some(number);
@@ -163,7 +164,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Makes room for one more word. What was made of it stays where there is no memory for the rest.
+    /// Makes room for one more token. If memory runs out midway, the buffers made so far are kept.
     fn grow(&mut self, world: &mut World, number: u64) -> Result<Result<(), AllocatorError>, Stop> {
         let words = self.requests.running[&number].sequence.words + 1;
         let held = self.cache(number).len() as u64;
@@ -179,12 +180,13 @@ impl Serving<'_> {
         Ok(answer)
     }
 
-    /// The cache of a request that is served.
+    /// The cache of a running request.
     fn cache(&mut self, number: u64) -> &mut Vec<Buffer> {
-        &mut self.requests.running.get_mut(&number).expect("a request that tries to get memory keeps its cache").cache
+        &mut self.requests.running.get_mut(&number).expect("an allocating request keeps its cache").cache
     }
 
-    /// Each layer's keys, then values: a larger buffer is made, the old one read and freed. One that was grown before memory ran out is large enough.
+    /// Grows the keys and values of each layer: allocates a larger buffer, then reads and frees the old one. Skips
+    /// buffers that an earlier attempt has already grown.
     fn copy_to_larger(&mut self, world: &mut World, number: u64, words: u64) -> Result<(), Failed> {
         let size = self.of_words(words);
         for place in 0..self.cache(number).len() {
@@ -208,7 +210,7 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// Keys, or values, of so many words in one layer.
+    /// The size of the keys, or of the values, of this many tokens in one layer.
     fn of_words(&self, words: u64) -> Bytes {
         Bytes(self.infer.token.0.saturating_mul(words))
     }
@@ -217,7 +219,7 @@ impl Serving<'_> {
         Bytes(self.of_words(words).0.saturating_mul(2 * self.infer.layers))
     }
 
-    /// Takes a failure for lack of memory as data.
+    /// Separates OOM, which is data, from other failures.
     fn answer<T>(&mut self, done: Result<T, Failed>) -> Result<Result<T, AllocatorError>, Stop> {
         match done {
             Ok(value) => Ok(Ok(value)),

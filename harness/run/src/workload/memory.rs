@@ -1,4 +1,4 @@
-//! Buffers of workloads, for which there may be no memory.
+//! Buffers of workloads, whose allocation may fail.
 
 use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
@@ -8,12 +8,12 @@ use harness_record::Shortage;
 use crate::rig::{Buffer, Stop};
 use crate::world::World;
 
-/// Why something was not done to its end.
+/// Why an operation was not completed.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// There is no memory, which is data.
+    /// An OOM, which is data.
     OutOfMemory(AllocatorError, Option<Box<Shortage>>),
-    /// The run cannot go on.
+    /// The run cannot continue.
     Stop(Stop),
 }
 
@@ -23,14 +23,14 @@ impl From<Stop> for Failed {
     }
 }
 
-/// Makes a buffer with contents. Where there is no memory for it, notes why, before anything is freed.
+/// Allocates and fills a buffer. On OOM, collects the facts before anything is freed.
 pub(super) fn make(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
     let mut buffer = take(world, size, stream)?;
     world.rig.fill(&mut buffer, stream)?;
     Ok(buffer)
 }
 
-/// Makes a buffer without contents, in the same way.
+/// Like [`make`], without filling.
 pub(super) fn take(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
     let request = Request { size, stream };
     match world.rig.allocate(request)? {
@@ -42,7 +42,6 @@ pub(super) fn take(world: &mut World, size: Bytes, stream: StreamId) -> Result<B
     }
 }
 
-/// Frees buffers in their order.
 pub(super) fn free_all(world: &mut World, buffers: impl IntoIterator<Item = Buffer>) -> Result<(), Stop> {
     buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
 }

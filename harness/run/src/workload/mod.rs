@@ -1,4 +1,4 @@
-//! Workloads: short descriptions turned into many allocations.
+//! Workloads: short descriptions that expand to many allocations.
 
 pub(crate) mod exec;
 pub(crate) mod infer;
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_pauses_after_each_operation_and_does_the_same_with_and_without_pauses() {
+    fn a_storm_calls_between_after_each_operation_and_does_the_same_without() {
         let scenario = scenario(STORM);
         let mut pauses = 0;
         let mut count = |_: &mut World| {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_in_a_pause_can_stop_a_workload() {
+    fn a_callback_between_operations_can_stop_a_workload() {
         for step in [STORM, TRAIN, INFER] {
             let scenario = scenario(step);
             let mut left = 3;
@@ -98,9 +98,10 @@ mod tests {
         }
     }
 
-    /// Wherever an iteration fails, in whatever way it is done, it leaves nothing behind but what was there before, and the end of the training nothing.
+    /// A failing iteration leaves nothing allocated, wherever it fails and whatever its plan is. Neither does the
+    /// training.
     #[test]
-    fn a_training_gives_everything_back_wherever_it_fails() {
+    fn a_training_frees_everything_wherever_it_fails() {
         let options = [
             "",
             "checkpoint_every: 2, ",
@@ -130,7 +131,7 @@ mod tests {
         }
     }
 
-    /// The peak of allocated bytes of a training, with that of it on the host from the start.
+    /// The peak of allocated bytes of a training that spills these parts from the start.
     fn peak_of(fields: &str, spilled: harness_scenario::Spilled) -> u64 {
         let text = format!("about: A test.\nneeds: {{ memory: 16GiB }}\nsteps:\n  - train: {{ id: t, {fields} }}\n");
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/test.yaml");
@@ -141,20 +142,21 @@ mod tests {
         let mut world = world(&scenario);
         train::run(&mut world, &scenario.steps[0], &train, None).unwrap();
         assert_eq!(world.rig.take_findings(), [], "{fields}");
-        // The end of a run allocates all that is free.
+        // The end of a run allocates all free memory, so the peak is read first.
         let peak = world.rig.stats().allocated_bytes.all.peak;
         world.rig.finish().unwrap();
         peak
     }
 
-    /// What `torch.cuda.max_memory_allocated()` told of the same models in PyTorch 2.11 on a simulated H100, with and without `save_on_cpu`, pinned and
-    /// pageable alike: two iterations with SGD, in MiB.
+    /// The expected values are `torch.cuda.max_memory_allocated()` in MiB for the same models. They were measured with
+    /// PyTorch 2.11 on a simulated H100, with and without `save_on_cpu`, over two iterations with SGD. Pinned and
+    /// pageable memory gave the same values.
     #[test]
-    fn with_saved_activations_on_the_host_the_peak_is_that_of_pytorch() {
+    fn with_saved_activations_on_the_host_the_peak_matches_pytorch() {
         use harness_scenario::Spilled;
         let on_host = Spilled { activations: Some(harness_allocator::device::HostMemory::Pinned), ..Spilled::NOTHING };
-        // The programs sum up what these two networks make, and the gradients of that sum take one or two activations of 64 MiB, which their models, without a
-        // loss, leave out: in the smallest total they are an eighth.
+        // The programs sum the outputs of the MLPs. The gradients of that sum take one or two activations of 64 MiB,
+        // which the models without a loss omit: an eighth of the smallest total.
         for (model, batch, plain, saved, most) in
             [("mlp_8x2048", 16384, 1509.1, 833.1, 0.1), ("mlp_16x1024", 16384, 2373.1, 509.1, 0.13), ("gpt2", 4, 5304.6, 2898.5, 0.1)]
         {
@@ -170,10 +172,10 @@ mod tests {
 
     const DEEP: &str = "parameters: 64MiB, layers: 8, activations_per_sample: 8MiB, batch: 64, iterations: 3";
 
-    /// Of 8 layers of 64 MiB: in the forward pass the one that is read and the one that is made are on the device; in the backward pass one that came back and
-    /// its gradient, and then the gradients of all parameters.
+    /// There are 8 layers of 64 MiB. In the forward pass, the device holds a layer's input and output. In the backward
+    /// pass, it holds a fetched activation and its gradient, and then the gradients of all parameters.
     #[test]
-    fn with_saved_activations_on_the_host_one_layer_at_a_time_is_on_the_device() {
+    fn with_saved_activations_on_the_host_one_layer_is_on_the_device() {
         use harness_allocator::device::HostMemory;
         use harness_scenario::Spilled;
         let mib = |bytes: u64| bytes >> 20;
@@ -187,13 +189,13 @@ mod tests {
             );
             assert_eq!(mib(peak_of(&DEEP.replace("batch: 64", "batch: 128"), spilled(Some(memory), None))), 192 + 128 + 128 + 64);
         }
-        // The state goes before the first forward pass: only the device's peak of building it is left.
+        // The state is spilled before the first forward pass, so only its creation peaks on the device.
         let state = spilled(None, Some(HostMemory::Pinned));
         assert_eq!(mib(peak_of(DEEP, state)), 64 + 512 + 64 + 8);
     }
 
     #[test]
-    fn what_is_served_does_not_depend_on_how_caches_grow_or_on_evictions() {
+    fn cache_growth_and_evictions_do_not_change_the_served_requests() {
         let served = |memory: &str, fields: &str| {
             let step = format!(
                 "infer: {{ id: i, layers: 4, kv_heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 400 }}, output: {{ min: 5, max: 50 }}{fields} }}"
@@ -212,7 +214,7 @@ mod tests {
         assert!(done == 20 && evicted > 0 && running < 20 && again >= evicted * 50, "{done} {evicted} {running} {again}");
     }
 
-    /// Another program takes more memory after each iteration: in the end the training has too little.
+    /// Another program takes more memory after each iteration, until the training runs out.
     #[test]
     fn another_program_can_grow_while_a_training_runs() {
         let scenario = scenario(TRAIN);
@@ -231,7 +233,7 @@ mod tests {
         assert_eq!(result.outcome, Outcome::OutOfMemory);
         assert!(
             live.len() < 10 && live.iter().all(|bytes| *bytes == live[0] && *bytes > 0),
-            "parameters and optimizer state alone: {live:?}"
+            "only parameters and optimizer state: {live:?}"
         );
         let shortage = result.shortage.unwrap();
         let others: Bytes = held.iter().map(crate::rig::Buffer::size).sum();

@@ -1,7 +1,6 @@
-//! What pins segments: the live blocks of a storm that keep memory from going back to the driver. [`list`] names them, [`free_for`] frees as few of
-//! them as a request needs.
-//!
-//! A segment goes back to the driver as a whole, an expandable one page by page.
+//! Blocks that pin segments: live blocks of a storm that keep free memory from being released to the driver. [`list`]
+//! names them. [`free_for`] frees as few of them as a request needs.
+//! || The driver gets back whole segments, or whole pages of expandable segments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -17,26 +16,24 @@ use crate::world::World;
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 
-/// Rows of the table: the segments with the fewest live bytes for their size.
+/// The number of table rows: the segments with the lowest ratio of live bytes to size.
 const MOST_ROWS: usize = 16;
 
-/// A segment, with what is live in it and what is free.
+/// A segment with its live and free memory.
 #[derive(Debug)]
 struct Pinned {
     address: DevicePtr,
     size: Bytes,
     pool: PoolKind,
-    /// The stream that it serves. `None`: several.
+    /// The stream that it serves; `None` for several.
     stream: Option<u32>,
-    /// Live blocks of the storm.
     blocks: u64,
-    /// Live blocks that are not of the storm.
+    /// Live blocks outside of the storm.
     others: u64,
-    /// Bytes of the storm's live blocks.
     bytes: Bytes,
-    /// Free bytes that cannot go back to the driver.
+    /// Free bytes that cannot be released to the driver.
     free: Bytes,
-    /// The largest free piece.
+    /// The largest free block.
     largest_free: Bytes,
 }
 
@@ -58,28 +55,28 @@ impl Pinned {
         }
     }
 
-    /// Whether a block of the storm keeps it from going back to the driver.
+    /// Whether a block of the storm prevents its release to the driver.
     const fn is_pinned(&self) -> bool {
         self.blocks > 0
     }
 
-    /// Whether nothing is live in it, so that `empty_cache` gives it back.
+    /// Whether nothing in it is live, so `empty_cache` releases it.
     const fn is_free(&self) -> bool {
         self.blocks + self.others == 0
     }
 }
 
-/// All segments, those with the fewest live bytes for their size first.
+/// All segments, in ascending order of the ratio of live bytes to size.
 fn segments(world: &mut World, storm: &StepName) -> Vec<Pinned> {
     let blocks: BTreeSet<DevicePtr> = world.storm(storm).addresses().collect();
     let page = world.rig.reserve_unit();
     let mut segments: Vec<Pinned> = world.rig.snapshot().iter().map(|segment| Pinned::of(segment, &blocks, page)).collect();
-    // bytes / size, compared without division.
+    // A fixed-point ratio of bytes to size.
     segments.sort_by_key(|segment| (u128::from(segment.bytes.0) << 64) / u128::from(segment.size.0.max(1)));
     segments
 }
 
-/// Lists the segments that the storm pins, and adds up what they keep.
+/// Lists the segments that the storm pins, with totals.
 pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<StepResult, Stop> {
     let segments = segments(world, storm);
     let pinned: Vec<_> = segments.iter().filter(|segment| segment.is_pinned()).collect();
@@ -95,7 +92,7 @@ pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<StepResult, St
         (ReportKey::FreeSegments, whole as u64),
     ]);
     result.notes.push(format!(
-        "{} of {} segments are pinned: {pinning_bytes} of live blocks keep {free} of free memory from going back to the driver",
+        "{} of {} segments are pinned: {pinning_bytes} of live blocks keep {free} of free memory from being released to the driver",
         pinned.len(),
         segments.len()
     ));
@@ -106,7 +103,7 @@ pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<StepResult, St
 fn table(pinned: &[&Pinned]) -> Table {
     let more = pinned.len().saturating_sub(MOST_ROWS);
     let rest = if more > 0 { format!("; {more} more are not shown") } else { String::new() };
-    let columns = ["segment", "size", "pool", "stream", "pinning blocks", "pinning bytes", "free", "largest free piece"];
+    let columns = ["segment", "size", "pool", "stream", "pinning blocks", "pinning bytes", "free", "largest free block"];
     let row = |segment: &&Pinned| {
         let pool = match segment.pool {
             PoolKind::Small => "small",
@@ -124,39 +121,39 @@ fn table(pinned: &[&Pinned]) -> Table {
         ]
     };
     Table {
-        title: format!("What pins each segment, the emptiest first{rest}"),
+        title: format!("Pinned segments, the emptiest first{rest}"),
         columns: columns.map(str::to_owned).to_vec(),
         rows: pinned.iter().take(MOST_ROWS).map(row).collect(),
     }
 }
 
-/// Memory that goes back to the driver as one, once nothing in it is live: a segment, or a page of an expandable one.
+/// The unit of release to the driver: a segment, or a page of an expandable one.
 #[derive(Debug)]
 struct Part {
     size: Bytes,
-    /// Blocks of the storm in it, some of which may lie in its neighbours too.
+    /// Blocks of the storm in it; some may extend into its neighbors.
     blocks: BTreeSet<DevicePtr>,
-    /// Bytes of them in it.
+    /// Their bytes inside it.
     bytes: Bytes,
-    /// Whether something else is live in it.
+    /// Whether other blocks are live in it.
     others: bool,
 }
 
-/// What one freed block unpins.
+/// The effect of freeing one block.
 #[derive(Debug, Default)]
 struct Unpinned {
-    /// The size of the block.
+    /// The size of the freed block.
     freed: Bytes,
-    /// Parts in which nothing is live any more, in number and in bytes.
+    /// Parts without live blocks now, by number and bytes.
     parts: u64,
     bytes: Bytes,
 }
 
-/// All memory in parts, and the parts in which each block of the storm lies.
+/// All memory as parts, and the parts of each block of the storm.
 #[derive(Debug, Default)]
 struct Layout {
     parts: Vec<Part>,
-    /// The size of each block, and its parts.
+    /// The size and the parts of each block.
     blocks: BTreeMap<DevicePtr, (Bytes, RangeInclusive<usize>)>,
 }
 
@@ -191,7 +188,7 @@ impl Layout {
         }
     }
 
-    /// The parts that only the storm pins, by index, with the fewest live bytes for their size first.
+    /// The indexes of the parts that only the storm pins, in ascending order of the ratio of live bytes to size.
     fn cheapest(&self) -> Vec<usize> {
         let pinned = self.parts.iter().enumerate().filter(|(_, part)| !part.others && !part.blocks.is_empty());
         let mut pinned: Vec<(u128, usize)> =
@@ -200,7 +197,7 @@ impl Layout {
         pinned.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Takes a block out that is freed, and returns what goes back to the driver for it.
+    /// Removes a freed block and returns the memory that can now be released.
     fn free(&mut self, address: DevicePtr) -> Unpinned {
         let Some((size, range)) = self.blocks.remove(&address) else { return Unpinned::default() };
         let mut unpinned = Unpinned { freed: size, ..Unpinned::default() };
@@ -215,8 +212,8 @@ impl Layout {
     }
 }
 
-/// Frees blocks of the storm until the driver has room for a request of that size. Segments, or pages of expandable ones, with the fewest live bytes
-/// for their size come first. Returns a sentence about what was freed.
+/// Frees blocks of the storm until the driver has room for the request. Starts with the segments, or pages of
+/// expandable ones, with the lowest ratio of live bytes to size. Returns a summary.
 pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> Result<String, Stop> {
     let page = world.rig.reserve_unit();
     let wanted = request.checked_round_up(page).unwrap_or(request);
@@ -226,7 +223,7 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
     segments.iter().for_each(|segment| layout.add(segment, page, &addresses));
     let free = world.rig.free_memory()?;
     let back: Bytes = layout.parts.iter().filter(|part| !part.others && part.blocks.is_empty()).map(|part| part.size).sum();
-    // Only whole pages of what is free on the device can serve the request.
+    // Only whole pages of the device's free memory can serve the request.
     let mut room = Bytes(free.0 / page.0.max(1) * page.0) + back;
     let (mut freed, mut blocks, mut bytes) = (0, 0_u64, Bytes::ZERO);
     for part in layout.cheapest() {
@@ -244,7 +241,7 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
         }
     }
     let unit = if segments.iter().any(|segment| segment.expandable) { "page" } else { "segment" };
-    let enough = if room < wanted { format!(", not enough for {wanted}: what else is live pins the rest") } else { String::new() };
+    let enough = if room < wanted { format!(", not enough for {wanted}: other live blocks pin the rest") } else { String::new() };
     let (blocks, freed) = (count(blocks, "block"), count(freed, unit));
     Ok(format!("{blocks} ({bytes}) in {freed} freed: room for {room} in whole {unit}s{enough}"))
 }
@@ -274,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pins_keep_is_what_an_emptied_cache_still_has_free() {
+    fn free_memory_in_pinned_segments_stays_after_empty_cache() {
         let steps =
             "  - storm: { id: s, operations: 2000, sizes: { min: 256KiB, max: 64MiB }, live: 400MiB, lifetime: { min: 10, max: 200 } }
   - pins: { storm: s, id: p }
@@ -286,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn of_expandable_segments_no_more_is_freed_than_the_pages_take() {
+    fn freeing_for_a_request_frees_only_the_pages_it_needs() {
         let steps = "  - storm: { id: s, operations: 400, sizes: { min: 1MiB, max: 20MiB }, live: 480MiB, lifetime: { min: 10, max: 300 } }
   - free: { pinning: s, for: 60MiB, id: f }
   - expect: f.freed_bytes <= 120MiB

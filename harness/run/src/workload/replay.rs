@@ -1,4 +1,4 @@
-//! Replays: the operations of a trace, by the rig.
+//! Replays the operations of a trace on the rig.
 
 use std::collections::BTreeMap;
 
@@ -16,23 +16,22 @@ use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::replay::Replay;
 use harness_scenario::{Expected, ReportKey, Step};
 
-/// What is counted in a replay.
 #[derive(Debug, Default)]
 struct Tally {
     allocations: u64,
     frees: u64,
     ooms: u64,
     peak_live: u64,
-    /// The first request that was refused: its operation, counted from 1, its size, and why in words.
+    /// The first refused request: its operation, counted from 1, its size, and the error.
     refused: Option<(u64, Bytes, String)>,
-    /// What was known of the same request.
+    /// The facts about the same request.
     shortage: Option<Shortage>,
-    /// Private pools that were misused, in words: the first time.
+    /// The first misuse of a private pool.
     misused: Option<String>,
 }
 
-/// Does all operations of a trace, with something else between them. Logarithmic in live blocks for each operation, apart from the allocator and
-/// the audit.
+/// Replays all operations of a trace and calls `between` after each. Each operation takes time logarithmic in live
+/// blocks, plus the allocator and the audit.
 pub(crate) fn run(world: &mut World, step: &Step, replay: &Replay, mut between: Between<'_>) -> Result<StepResult, Stop> {
     let mut tally = Tally::default();
     let (line, place) = (step.position.line, world.rig.place());
@@ -47,13 +46,13 @@ pub(crate) fn run(world: &mut World, step: &Step, replay: &Replay, mut between: 
 struct Replayer<'a> {
     replay: &'a Replay,
     line: u32,
-    /// The rig's number of each private pool that the trace names.
+    /// The rig's id of each private pool in the trace.
     pools: BTreeMap<PrivatePoolId, PrivatePoolId>,
-    /// Memory that others hold now.
+    /// The current external memory.
     pressure: Bytes,
-    /// Where a recording has the step.
+    /// The step's call stack in the recording.
     place: Option<StackId>,
-    /// Whose the allocations are now; the outer `None` before the first.
+    /// The site of the current allocations; the outer `None` before the first one.
     named: Option<Option<&'a str>>,
 }
 
@@ -141,7 +140,7 @@ impl<'a> Replayer<'a> {
     }
 }
 
-/// A request was refused. The replay goes on, as the program did that was recorded, or would have done.
+/// Handles a refused request. The replay continues, as the recorded program did or would have done.
 fn refused(world: &mut World, operation: usize, request: Request, error: &AllocatorError, tally: &mut Tally) -> Result<(), Stop> {
     tally.ooms += 1;
     if tally.refused.is_none() {
@@ -151,7 +150,7 @@ fn refused(world: &mut World, operation: usize, request: Request, error: &Alloca
     Ok(())
 }
 
-/// An allocator without private pools serves everything from one place, and that is as it should be.
+/// Notes a misused pool. Allocators without private pools serve all requests from one pool, which is no misuse.
 fn note_misuse(answer: Result<(), PoolRefused>, operation: usize, tally: &mut Tally) {
     if let Err(PoolRefused::Misuse(why)) = answer {
         tally.misused.get_or_insert_with(|| format!("operation {}: {why}", operation + 1));
@@ -173,7 +172,7 @@ fn conclude(world: &mut World, step: &Step, replay: &Replay, tally: Tally) -> St
         (ReportKey::LiveBytes, live.bytes()),
         (ReportKey::PeakLiveBytes, tally.peak_live),
     ]);
-    result.unmet.extend(tally.misused.map(|why| Unmet::at(step, "private pools to be used by the rules", why)));
+    result.unmet.extend(tally.misused.map(|why| Unmet::at(step, "private pools to be used correctly", why)));
     result.shortage = tally.shortage;
     let expected = replay.expect.of(&world.arm, world.device);
     match (tally.refused, expected) {

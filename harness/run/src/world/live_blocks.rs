@@ -1,4 +1,4 @@
-//! [`LiveBlocks`]: what a storm or a replay holds.
+//! [`LiveBlocks`]: the live blocks of a storm or a replay.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use harness_allocator::units::Bytes;
 
 use crate::rig::Buffer;
 
-/// The live blocks of a storm or a replay, by the operation at which each is due, or by its id in the trace, and the order of their making.
+/// The live blocks of a storm, by the operation that frees them, or of a replay, by their id in the trace. Equal keys
+/// keep their order of creation.
 #[derive(Debug)]
 pub(crate) struct LiveBlocks<B = Buffer> {
     pub(super) blocks: BTreeMap<(u64, u64), B>,
@@ -15,9 +16,7 @@ pub(crate) struct LiveBlocks<B = Buffer> {
     made: u64,
 }
 
-/// A block that somebody asked for.
 pub(crate) trait Block {
-    /// How much was asked for.
     fn requested(&self) -> Bytes;
 }
 
@@ -34,12 +33,11 @@ impl<B> Default for LiveBlocks<B> {
 }
 
 impl LiveBlocks {
-    /// Where they lie.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = DevicePtr> {
         self.blocks.values().map(|buffer| buffer.range().start)
     }
 
-    /// Takes those out that a condition on their address selects.
+    /// Removes the blocks whose address satisfies a condition.
     pub(crate) fn take_where(&mut self, select: impl Fn(DevicePtr) -> bool) -> Vec<Buffer> {
         let keys: Vec<(u64, u64)> = self.blocks.iter().filter(|(_, buffer)| select(buffer.range().start)).map(|(&key, _)| key).collect();
         keys.into_iter().filter_map(|key| self.take(key)).collect()
@@ -47,17 +45,16 @@ impl LiveBlocks {
 }
 
 impl<B: Block> LiveBlocks<B> {
-    /// How many there are.
     pub(crate) fn count(&self) -> u64 {
         self.blocks.len() as u64
     }
 
-    /// Requested bytes of all of them.
+    /// The requested bytes of all blocks.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// All of them, those due first in front.
+    /// All blocks, in the order in which they are due.
     pub(crate) fn into_blocks(self) -> impl Iterator<Item = B> {
         self.blocks.into_values()
     }
@@ -68,13 +65,12 @@ impl<B: Block> LiveBlocks<B> {
         self.blocks.insert((due, self.made), buffer);
     }
 
-    /// The block due next, if it is due by then.
+    /// Removes the block that is due next, if its operation is at most `by`.
     pub(crate) fn take_due(&mut self, by: u64) -> Option<B> {
         let key = *self.blocks.first_key_value().filter(|((due, _), _)| *due <= by)?.0;
         self.take(key)
     }
 
-    /// The block with that id.
     pub(crate) fn take_of(&mut self, id: u64) -> Option<B> {
         let (&key, _) = self.blocks.range((id, 0)..=(id, u64::MAX)).next()?;
         self.take(key)

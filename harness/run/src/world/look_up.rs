@@ -1,34 +1,33 @@
-//! What the metrics of a scenario come to.
+//! Evaluates the metrics of a scenario.
 
 use harness_scenario::{Metric, Number, RankFigure, Readings};
 
 use super::World;
 
-/// Why a metric has no value: in words, for the failed expectation.
+/// Why a metric has no value. The text goes into the failed expectation.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LookUpError {
-    /// The device cannot tell.
-    #[error("{0} is not known: NVML does not tell what belongs to this process")]
+    #[error("{0} is unknown: NVML does not report the memory of this process")]
     Unknown(String),
-    /// The step did not report it.
     #[error("{0} was not reported")]
     NotReported(String),
-    /// No process of a program told it.
-    #[error("{0} is not known: no process of the program told counters of torch, since none imported it, or it was ended before it could")]
+    /// No process of a program reported it.
+    #[error("{0} is unknown: no process of the program reported counters of torch; either none imported torch, or it was killed before it could")]
     NotTold(String),
-    /// Its step was passed over: the program cannot be run here.
-    #[error("{0} is not known: the program was not run")]
+    /// The program was skipped: it cannot run here.
+    #[error("{0} is unknown: the program was not run")]
     NotRun(String),
-    /// A growth has nothing to be compared with yet.
-    #[error("{0} is seen for the first time")]
+    /// There is no earlier value to compare with.
+    #[error("{0} has no earlier value to compare with")]
     FirstTime(String),
-    /// It is of another arm.
-    #[error("{0} is known when all allocators have run")]
+    /// It belongs to another allocator.
+    #[error("{0} is known only after all allocators have run")]
     OtherArm(String),
 }
 
 impl World {
-    /// The value of a metric. Those of the present are taken from `now`, so that all of one expression are of one moment.
+    /// The value of a metric. Current values come from `now`, so all metrics of one expression describe the same
+    /// moment.
     pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<Number, LookUpError> {
         let value = match metric {
             Metric::Variable(name, _) => {
@@ -74,7 +73,7 @@ impl World {
         value.map(whole).ok_or_else(|| LookUpError::Unknown(metric.to_string()))
     }
 
-    /// Remembers what the growths of an expectation are to be compared with the next time.
+    /// Remembers the values that the `growth(…)` metrics of an expectation compare with next time.
     pub(crate) fn remember<'m>(&mut self, metrics: impl Iterator<Item = &'m Metric>, now: &Readings) {
         for metric in metrics {
             if let Metric::Growth(site, account) = metric

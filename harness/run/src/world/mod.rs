@@ -1,8 +1,7 @@
-//! What a scenario's names stand for while it runs: buffers, streams, events, measures, reports, storms.
-//!
-//! * `look_up`: what metrics come to;
-//! * `needs`: what has to be kept for them, as the steps ask for it;
-//! * `live_blocks` and `requests`: what storms, replays and inferences hold.
+//! The state of a running scenario: buffers, streams, events, measures, reports, storms.
+//! || * `look_up`: evaluates metrics;
+//! * `needs`: decides what must be tracked for them;
+//! * `live_blocks` and `requests`: the blocks of storms, replays and inferences.
 
 pub(crate) mod live_blocks;
 pub(crate) mod look_up;
@@ -28,80 +27,77 @@ use harness_scenario::{
     StepName, StreamName, VariableName,
 };
 
-/// See the module. The checks of the language have made sure that every name is used as it may be.
+/// See the module. The scenario has been checked, so every name refers to something of the right kind.
 pub(crate) struct World {
     pub(crate) rig: Rig,
-    /// The name of the allocator's arm.
     pub(crate) arm: String,
-    /// The kind of device that it runs on.
     pub(crate) device: DeviceKind,
     pub(crate) seed: u64,
-    /// Whether a size refers to the device's memory at a `measure` step: then a timed run has to ask for it there.
+    /// Whether a size refers to the device's memory at a `measure` step. If so, even a timed run queries the device
+    /// there.
     sizes_use_measured_memory: bool,
     buffers: BTreeMap<BufferKey, Buffer>,
-    /// When each buffer was used last: the number of that use. Buffers that are gone stay in it until their name is used again.
+    /// The number of each buffer's last use. Entries of freed buffers stay until their name is reused.
     last_used: BTreeMap<BufferKey, u64>,
     uses: u64,
-    /// Whether a policy asks for the buffer that was used longest ago: otherwise nobody counts uses.
+    /// Whether a policy evicts the least recently used buffer. Otherwise uses are not counted.
     evicts: bool,
     /// Buffers that lost their name to a later one.
     leaked: Vec<Buffer>,
-    /// By number of the name.
+    /// By index of the name.
     programs: Vec<ProgramId>,
-    /// Of each data-parallel training, the programs of its ranks but for the first.
+    /// The programs of the ranks of each data-parallel training, without the first rank.
     ranks: BTreeMap<StepName, Vec<ProgramId>>,
-    /// What was told of each rank.
     rank_figures: BTreeMap<StepName, Vec<RankFigures>>,
-    /// Each program numbers its private pools itself.
+    /// Each program numbers its own private pools.
     pools: BTreeMap<(ProgramId, PoolName), PrivatePoolId>,
-    /// Variables of the loops around the step at hand.
+    /// The loop variables of the current step.
     variables: BTreeMap<VariableName, Number>,
-    /// What `growth(…)` saw the last time, by place.
+    /// The last value of each `growth(…)`, by its position.
     last_seen: BTreeMap<GrowthSite, u64>,
-    /// What expectations between arms are to be judged by.
+    /// The figures for comparisons between allocators.
     figures: Figures,
-    /// By number of the name; number 0 is the default stream.
+    /// By index of the name; index 0 is the default stream.
     streams: Vec<StreamId>,
     events: BTreeMap<EventName, EventId>,
     measures: BTreeMap<MeasureName, Readings>,
-    /// What each site held at a measure, where sites are looked at.
+    /// The bytes of each site at a measure, if sites are tracked.
     sites_at: BTreeMap<MeasureName, Vec<u64>>,
     reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
     storms: BTreeMap<StepName, LiveBlocks>,
-    /// Those of the inference that is trying to get memory.
+    /// The requests of the running inference.
     pub(crate) requests: Requests,
-    /// Settings of PyTorch's allocator of the arm; `None` where it is another allocator.
+    /// The settings of PyTorch's allocator; `None` for other allocators.
     pub(crate) alloc_conf: Option<Config>,
-    /// Counters of the torch of programs that were run, by the name of their step. Empty where no process told them.
+    /// The torch counters of programs, by the name of their step. Empty if no process reported them.
     pub(crate) torch_stats: BTreeMap<StepName, BTreeMap<StatKey, u64>>,
-    /// Optional programs that could not be run here.
+    /// Optional programs that cannot run here.
     pub(crate) not_run: BTreeSet<StepName>,
-    /// What the programs share; made when the first one is run.
+    /// Device memory shared by the programs, created with the first one.
     pub(crate) shared_memory: Option<SharedMemory>,
-    /// The processes beside this one, where the scenario has any.
+    /// The scenario's other processes, if any.
     pub(crate) processes: Option<Processes>,
-    /// Which of them does the step at hand; `None` where this one does.
+    /// The process that runs the current step; `None` for this one.
     pub(crate) inside: Option<Inside>,
 }
 
-/// What is told of one rank of a data-parallel training.
+/// The figures of one rank of a data-parallel training.
 #[derive(Clone, Debug)]
 pub(crate) struct RankFigures {
-    /// The counters of its allocator, when the training was over.
+    /// The counters of its allocator at the end of the training.
     pub(crate) stats: MemoryStats,
-    /// What it counted of itself.
     pub(crate) reports: BTreeMap<ReportKey, u64>,
 }
 
-/// A buffer's name and, of numbered ones, its number.
+/// A buffer's name and, for a numbered one, its number.
 pub(crate) type BufferKey = (BufferName, Option<i64>);
 
-/// Figures of one arm for the scenario's [comparisons](Scenario::comparisons): by the number of the comparison and the place of the figure
-/// in it.
+/// The figures of one allocator for the scenario's [comparisons](Scenario::comparisons), by comparison and by index
+/// within it.
 pub(crate) type Figures = BTreeMap<(usize, usize), Number>;
 
 impl World {
-    /// Makes the scenario's streams and takes the measure `start`.
+    /// Creates the scenario's streams and takes the measure `start`.
     pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
         let mut streams = vec![StreamId::DEFAULT];
         if let Err(stop) = create_streams(&mut rig, &scenario.streams, &mut streams).and_then(|()| rig.unstruck(Rig::begin_scenario)) {
@@ -158,7 +154,7 @@ impl World {
         self.streams[name.index()]
     }
 
-    /// The event of that name, made on first use.
+    /// Returns the event, which it creates on first use.
     pub(crate) fn event(&mut self, name: &EventName) -> Result<EventId, Stop> {
         if let Some(&event) = self.events.get(name) {
             return Ok(event);
@@ -168,12 +164,12 @@ impl World {
         Ok(event)
     }
 
-    /// Enters a program; the main one if none is named.
+    /// Enters a program; `None` is the main one.
     pub(crate) fn enter(&mut self, program: Option<&ProgramName>) {
         self.rig.enter(program.map_or(ProgramId::FIRST, |name| self.programs[name.index()]));
     }
 
-    /// The entered program's private pool of that name, numbered on first use.
+    /// Returns the private pool of the current program, which it numbers on first use.
     pub(crate) fn pool(&mut self, name: &PoolName) -> PrivatePoolId {
         let key = (self.rig.entered(), name.clone());
         if let Some(&pool) = self.pools.get(&key) {
@@ -184,13 +180,13 @@ impl World {
         pool
     }
 
-    /// Gives the variables of loops their values.
+    /// Sets the loop variables.
     pub(crate) fn set_variables<'v>(&mut self, variables: impl Iterator<Item = (&'v VariableName, Number)>) {
         self.variables.clear();
         self.variables.extend(variables.map(|(name, value)| (name.clone(), value)));
     }
 
-    /// Which buffer is meant now. The inner error says in words why none is.
+    /// Evaluates the number of a buffer reference. The inner error explains why there is no such number.
     pub(crate) fn key(&mut self, buffer: &BufferRef) -> Result<Result<BufferKey, String>, Stop> {
         let Some(index) = &buffer.index else { return Ok(Ok((buffer.name.clone(), None))) };
         let now = self.readings(index.quantities().into_iter().any(asks_for_memory))?;
@@ -199,37 +195,36 @@ impl World {
             Err(why) => return Ok(Err(why.to_string())),
         };
         let whole = number.is_integer().then(|| i64::try_from(number.to_integer()).ok()).flatten();
-        Ok(whole.map(|index| (buffer.name.clone(), Some(index))).ok_or_else(|| format!("the number of `{buffer}` comes to {number}")))
+        Ok(whole.map(|index| (buffer.name.clone(), Some(index))).ok_or_else(|| format!("the number of `{buffer}` evaluates to {number}")))
     }
 
-    /// Keeps a buffer under a name; one that has the name already loses it and stays allocated.
+    /// Stores a buffer under a name. An older buffer of that name stays allocated without a name.
     pub(crate) fn keep(&mut self, key: BufferKey, buffer: Buffer) {
         self.used(&key);
         self.leaked.extend(self.buffers.insert(key, buffer));
     }
 
-    /// Whether a buffer of that name is live.
     pub(crate) fn is_live(&self, key: &BufferKey) -> bool {
         self.buffers.contains_key(key)
     }
 
-    /// Takes a buffer out; `None` where a recovery policy has freed it.
+    /// Removes a buffer; `None` if a recovery policy has already freed it.
     pub(crate) fn take(&mut self, key: &BufferKey) -> Option<Buffer> {
         self.buffers.remove(key)
     }
 
-    /// Takes all numbered buffers of a name out.
+    /// Removes all numbered buffers of a name.
     pub(crate) fn take_elements(&mut self, name: &BufferName) -> Vec<Buffer> {
         self.elements(name).into_iter().filter_map(|index| self.buffers.remove(&(name.clone(), Some(index)))).collect()
     }
 
-    /// The numbers of the live buffers of a name, in order.
+    /// The numbers of the live buffers of a name, in ascending order.
     pub(crate) fn elements(&self, name: &BufferName) -> Vec<i64> {
         let all = self.buffers.range((name.clone(), None)..).take_while(|((other, _), _)| other == name);
         all.filter_map(|((_, index), _)| *index).collect()
     }
 
-    /// Does something with a live buffer; nothing, and `false`, where there is none.
+    /// Calls `act` with a live buffer. Returns false if there is no live buffer of that name.
     pub(crate) fn with_buffer(
         &mut self,
         key: &BufferKey,
@@ -249,7 +244,7 @@ impl World {
         }
     }
 
-    /// Of the live buffers of some names, the one whose last use is the longest ago.
+    /// The least recently used of the live buffers with these names.
     pub(crate) fn least_recently_used(&self, names: &[BufferName]) -> Option<BufferKey> {
         let keys = names.iter().flat_map(|name| {
             let numbered = self.elements(name).into_iter().map(|index| (name.clone(), Some(index)));
@@ -258,13 +253,13 @@ impl World {
         keys.filter(|key| self.is_live(key)).min_by_key(|key| self.last_used.get(key).copied().unwrap_or(0))
     }
 
-    /// Compares what the buffers hold with what was written last, where their own stream wrote it and nothing is queued on it. Others are compared when they
-    /// are freed: until then the program may order their streams.
+    /// Verifies the contents of buffers that their own stream wrote last and that have no queued work. Other buffers
+    /// are verified when they are freed, because the program may still order their streams.
     pub(crate) fn verify_live(&mut self) -> Result<(), Stop> {
         self.buffers.values().filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
     }
 
-    /// The same of the live blocks of storms.
+    /// Like [`Self::verify_live`], for the blocks of storms.
     pub(crate) fn verify_storms(&mut self) -> Result<(), Stop> {
         let blocks = self.storms.values().flat_map(|storm| storm.blocks.values());
         blocks.filter(|buffer| buffer.is_own_work()).try_for_each(|buffer| self.rig.verify_at_rest(buffer))
@@ -274,7 +269,7 @@ impl World {
         self.storms.entry(id.clone()).or_default()
     }
 
-    /// Keeps all accounts as they are now. A timed run asks the device for its memory only where a size refers to it.
+    /// Stores all readings under a name. A timed run queries the device's memory only if a size refers to it.
     pub(crate) fn measure(&mut self, name: MeasureName) -> Result<(), Stop> {
         let readings = self.readings(!self.rig.is_timed() || self.sizes_use_measured_memory)?;
         self.sites_at.extend(self.rig.site_bytes().map(|held| (name.clone(), held.to_vec())));
@@ -282,7 +277,7 @@ impl World {
         Ok(())
     }
 
-    /// What each site held at a measure, by its number; nothing at one that was not taken, as at the start.
+    /// The bytes of each site at a measure; empty for the measure `start`.
     pub(crate) fn sites_at(&self, measure: &MeasureName) -> &[u64] {
         self.sites_at.get(measure).map_or(&[], Vec::as_slice)
     }
@@ -291,35 +286,32 @@ impl World {
         self.reports.insert(id, reports);
     }
 
-    /// The programs of a data-parallel training's ranks, but for the first.
+    /// The programs of a data-parallel training's ranks, without the first rank.
     pub(crate) fn programs_of_ranks(&self, id: &StepName) -> Vec<ProgramId> {
         self.ranks.get(id).cloned().unwrap_or_default()
     }
 
-    /// Keeps what is told of each rank.
     pub(crate) fn report_ranks(&mut self, id: StepName, figures: Vec<RankFigures>) {
         self.rank_figures.insert(id, figures);
     }
 
-    /// All accounts now, the device's memory only if it is wanted: its answer may take milliseconds. The clock comes last, so that a time since
-    /// this moment begins behind the answer.
+    /// Takes all readings. `memory` requests the device's memory too, which may take milliseconds. The clock is read
+    /// last, so a duration since these readings excludes that query.
     pub(crate) fn readings(&mut self, memory: bool) -> Result<Readings, Stop> {
         let (stats, calls) = (self.rig.stats(), self.rig.calls());
         let memory = if memory { Some(self.rig.memory()?) } else { None };
         Ok(Readings { stats, memory, calls, now: self.rig.now() })
     }
 
-    /// Keeps a figure of this arm for an expectation between arms.
+    /// Stores a figure for a comparison between allocators.
     pub(crate) fn keep_figure(&mut self, comparison: usize, place: usize, figure: Number) {
         self.figures.insert((comparison, place), figure);
     }
 
-    /// What expectations between arms are to be judged by.
     pub(crate) fn take_figures(&mut self) -> Figures {
         std::mem::take(&mut self.figures)
     }
 
-    /// Frees everything that is still live.
     pub(crate) fn free_everything(&mut self) -> Result<(), Stop> {
         for buffer in std::mem::take(&mut self.buffers).into_values().chain(std::mem::take(&mut self.leaked)) {
             self.rig.free(buffer)?;
@@ -332,16 +324,16 @@ impl World {
         Ok(())
     }
 
-    /// Gives the device's handles back, whatever state the run ended in.
+    /// Destroys the device's handles, however the run ended.
     pub(crate) fn close(self) -> Result<(), Stop> {
-        // Those that still run are killed: the run has failed.
+        // Kills processes that still run: the run has failed.
         drop(self.processes);
         let streams = self.streams.into_iter().skip(1).collect();
         self.rig.close(streams, self.events.into_values().collect())
     }
 }
 
-/// Makes the scenario's streams behind the default one. Those that were made are added, however it ends.
+/// Creates the scenario's streams after the default one. On failure, `streams` still contains those already created.
 fn create_streams(rig: &mut Rig, names: &[StreamName], streams: &mut Vec<StreamId>) -> Result<(), Stop> {
     if let Some(default) = names.first() {
         rig.name_stream(StreamId::DEFAULT, &default.to_string());
@@ -354,7 +346,7 @@ fn create_streams(rig: &mut Rig, names: &[StreamName], streams: &mut Vec<StreamI
     Ok(())
 }
 
-/// Adds the programs of each data-parallel training's ranks, but for the first.
+/// Adds the programs of each data-parallel training's ranks, without the first rank.
 fn add_ranks(rig: &mut Rig, scenario: &Scenario, arm: &AllocatorSpec) -> BTreeMap<StepName, Vec<ProgramId>> {
     let trainings = scenario.all_steps().into_iter().filter_map(|step| match &step.action {
         Action::Train(train) => train.ranks.as_ref().map(|ranks| (train.id.clone(), ranks.count())),

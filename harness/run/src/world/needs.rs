@@ -1,22 +1,22 @@
-//! What has to be kept while a scenario runs, as its steps ask for it.
+//! Decides from a scenario's steps what a run must track.
 
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
 use harness_scenario::{Account, Amount, Chain, DeviceMetric, Metric, PolicyKind, Scenario, Step};
 
-/// Whether a policy of the scenario frees the buffer that was used longest ago.
+/// Whether a policy evicts the least recently used buffer.
 pub(super) fn evicts(scenario: &Scenario) -> bool {
     let steps = scenario.all_steps();
     let mut policies = steps.iter().filter_map(|step| step.action.on_oom()).flat_map(Chain::policies);
     policies.any(|policy| policy.kind() == PolicyKind::Evict)
 }
 
-/// Whether a step wants to know what each site holds.
+/// Whether a step needs the bytes of each site.
 pub(super) const fn looks_at_sites(action: &Action) -> bool {
     matches!(action, Action::Compare(_)) || action.leak_check().is_some()
 }
 
-/// Whether some size refers to the device's memory as it was at a `measure` step.
+/// Whether a size refers to the device's memory at a `measure` step.
 pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     let of = |amount: &Amount| amount.quantities().into_iter().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
     steps.iter().any(|step| {
@@ -30,7 +30,7 @@ pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     })
 }
 
-/// Whether the device has to be asked for its memory to know the metric.
+/// Whether a metric needs a query of the device's memory.
 pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
     let metric = if let Metric::Arm(_, metric) = metric { metric } else { metric };
     match metric.account() {

@@ -1,45 +1,45 @@
-//! [`Requests`]: what an inference serves.
+//! [`Requests`]: the requests of an inference.
 
 use std::collections::BTreeMap;
 
 use crate::rig::Buffer;
 
-/// A request that is waited for or served.
+/// A waiting or running request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sequence {
-    /// Counted from 1, in the order of arrival.
+    /// Counted from 1 in the order of arrival.
     pub(crate) number: u64,
-    /// The step of decoding in which it comes.
+    /// The decoding step in which it arrives.
     pub(crate) arrives: u64,
-    /// Words that are there: those of the prompt, and of the answer so far.
+    /// Tokens in its cache: the prompt and the answer so far.
     pub(crate) words: u64,
-    /// Words that are still to be made.
+    /// Tokens still to generate.
     pub(crate) left: u64,
 }
 
-/// A request that is served, and its cache.
+/// A running request and its cache.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) sequence: Sequence,
-    /// For a growing cache the keys and the values of each layer, else pages.
+    /// The keys and values of each layer for a growing cache, otherwise pages.
     pub(crate) cache: Vec<Buffer>,
     /// The number of its last use.
     used: u64,
 }
 
-/// The requests that are served, by their numbers; and those that gave their caches up and are to wait again.
+/// The running requests by number, and the evicted requests that wait to run again.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     pub(crate) running: BTreeMap<u64, Running>,
     pub(crate) evicted: Vec<Sequence>,
-    /// Uses of caches so far.
     uses: u64,
-    /// The one that is trying to get memory: it does not give its own up.
+    /// The request that is allocating; it is never evicted itself.
     pub(crate) trying: Option<u64>,
 }
 
 impl Requests {
-    /// The request whose cache was used longest ago gives it up: its number, and what it held. `None`: there is no other.
+    /// Evicts the least recently used other request and returns its number and cache. `None`: no other request is
+    /// running.
     pub(crate) fn evict(&mut self) -> Option<(u64, Vec<Buffer>)> {
         let others = self.running.iter().filter(|(number, _)| Some(**number) != self.trying);
         let oldest = *others.min_by_key(|(_, running)| running.used)?.0;
@@ -53,7 +53,7 @@ impl Requests {
         self.running.insert(sequence.number, Running { sequence, cache, used: self.uses });
     }
 
-    /// A request has one word more.
+    /// Counts a generated token.
     pub(crate) fn grown(&mut self, number: u64) {
         self.uses += 1;
         if let Some(running) = self.running.get_mut(&number) {

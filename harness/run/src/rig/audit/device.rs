@@ -1,4 +1,4 @@
-//! The device's memory beside what programs hold of it.
+//! Compares the programs' accounts with the device's memory.
 
 use harness_allocator::device::{Clock, DeviceInfo, DeviceMemory, PoolMemory, TestDevice};
 use harness_allocator::stats::MemoryStats;
@@ -7,20 +7,19 @@ use harness_allocator::units::Bytes;
 use super::Finding;
 use harness_record::Invariant;
 
-/// What a program holds from the device.
+/// The device memory of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Bytes that its allocator has reserved.
     pub reserved: u64,
-    /// The same as the device charges them, in whole granules. `None`: not known, because the structure changed since it was read.
+    /// The same in whole granules of the device. `None`: unknown, because the structure has changed since it was read.
     pub charged: Option<u64>,
 }
 
 impl Held {
-    /// What a program holds before its first request.
+    /// A program before its first request.
     pub const NOTHING: Self = Self { reserved: 0, charged: Some(0) };
 
-    /// What two programs hold together.
+    /// The sum of two programs.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let charged = self.charged.zip(other.charged).map(|(one, other)| one.saturating_add(other));
@@ -28,20 +27,20 @@ impl Held {
     }
 }
 
-/// One look at an allocator: what is compared with the device.
+/// The figures to compare with the device.
 pub(super) struct Look<'a> {
     pub(super) stats: &'a MemoryStats,
     pub(super) pool: Option<PoolMemory>,
-    /// What the allocator holds, by the structure where it is up to date.
+    /// The allocator's memory, taken from the structure if that is up to date.
     pub(super) held: Held,
-    /// What the other programs on the device hold.
+    /// The memory of the other programs on the device.
     pub(super) others: Held,
 }
 
 #[derive(Debug)]
 pub(super) struct DeviceAccount {
     tolerance: Bytes,
-    /// Whether nobody else can be on the device.
+    /// Whether no other process can use the device.
     simulated: bool,
     contention: Option<String>,
     /// The device's memory before the first allocation.
@@ -54,23 +53,23 @@ impl DeviceAccount {
         Self { tolerance: info.used_tolerance, simulated, contention: None, start }
     }
 
-    /// The scenario begins: what was used of the device until now is not counted.
+    /// Starts the scenario: memory used until now is not counted.
     pub(super) fn begin(&mut self, start: DeviceMemory) {
         self.start = start;
     }
 
-    /// What other processes did on the device, if they moved its figures.
+    /// Describes how other processes changed the device's figures, if they did.
     pub(super) fn contention(&self) -> Option<&str> {
         self.contention.as_deref()
     }
 
-    /// Compares the accounts with the device. Looks twice before it blames the allocator or other processes: NVML's figures follow the
-    /// driver's calls with a delay, and not all at one moment.
+    /// Compares the accounts with the device. A mismatch is read twice, because NVML's figures follow driver calls with
+    /// a delay and do not change simultaneously.
     pub(super) fn check(&mut self, look: &Look<'_>, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let stats = look.stats;
         let mut pairs = account_pairs(stats);
         if let Some(pool) = look.pool {
-            let handed_out = ("used of the driver's pool", pool.used.0);
+            let handed_out = ("used in the driver's pool", pool.used.0);
             pairs.extend([(allocated(stats), handed_out), (handed_out, reserved(stats))]);
         }
         check_order(&pairs, findings);
@@ -85,19 +84,19 @@ impl DeviceAccount {
                 findings.append(&mut self.compare(look, memory));
             }
             Err(error) => {
-                let expected = "the device tells its memory";
+                let expected = "the device to report its memory";
                 findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
             }
         }
     }
 
-    /// Whether a reading of the device's memory has to be looked at again.
+    /// Whether a reading must be repeated.
     fn is_unexpected(&self, look: &Look<'_>, memory: DeviceMemory) -> bool {
         let others_moved = self.contention.is_none() && self.others_moved(memory).is_some();
         others_moved || !self.differences(look, memory).is_empty()
     }
 
-    /// Where other processes took memory or gave it back since the start: how much.
+    /// Describes how much memory other processes took or released since the start.
     fn others_moved(&self, memory: DeviceMemory) -> Option<String> {
         let others = |memory: &DeviceMemory| memory.process.map(|process| memory.used.saturating_sub(process + memory.processes));
         let (before, now) = (others(&self.start)?, others(&memory)?);
@@ -105,33 +104,34 @@ impl DeviceAccount {
         moved.then(|| format!("other processes held {before} of the device when the run began, and {now} later"))
     }
 
-    /// How far the device's figures moved since the start, others' pressure and other processes of the run apart. The first figure is that of this process, where the device
-    /// tells it; otherwise that of the whole device, which other processes move too.
+    /// The change of the device's figures since the start, without external memory and other processes of the run. Uses
+    /// this process's figure if the device reports it, else that of the whole device, which other processes change too.
     fn moved(&self, memory: DeviceMemory) -> i128 {
         let moved = |now: Bytes, before: Bytes| i128::from(now.0) - i128::from(before.0);
         let pressure = moved(memory.pressure, self.start.pressure);
         match (memory.process, self.start.process) {
-            // A real device makes pressure by allocations of this process.
+            // On a real device, this process itself allocates the external memory.
             (Some(now), Some(before)) if !self.simulated => moved(now, before) - pressure,
             _ => moved(memory.used, self.start.used) - pressure - moved(memory.processes, self.start.processes),
         }
     }
 
-    /// What is wrong between the accounts and the device. Where nothing tells whose memory moved, that is contention and no finding.
+    /// The differences between the accounts and the device. If their origin is unknown, they count as contention
+    /// instead.
     fn compare(&mut self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let findings = self.differences(look, memory);
         let is_known = self.simulated || (memory.process.is_some() && self.start.process.is_some());
         if is_known || findings.is_empty() {
             return findings;
         }
-        // Another process may have moved it, so it is no ground to accuse the allocator.
+        // Another process may have caused the difference, so it does not prove an allocator bug.
         let (moved, reserved) = (self.moved(memory), look.held.and(look.others).reserved);
-        let why = format!("device used moved by {moved} B while {reserved} B were reserved, and NVML does not tell whose memory it is");
+        let why = format!("device used moved by {moved} B while {reserved} B were reserved, and NVML does not report which process caused it");
         self.contention.get_or_insert(why);
         Vec::new()
     }
 
-    /// What all programs are charged, against how far the device's figures moved.
+    /// Compares the memory of all programs with the change of the device's figures.
     fn differences(&self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let mut findings = Vec::new();
         let (moved, tolerance) = (self.moved(memory), i128::from(self.tolerance.0));
@@ -164,8 +164,8 @@ const fn reserved(stats: &MemoryStats) -> NamedAmount {
     ("reserved", stats.reserved_bytes.all.current)
 }
 
-/// Accounts of which the first is never larger than the second. A block that waits for events is still charged to its request, though not
-/// allocated any more: requested is part of active.
+/// Pairs of accounts whose first is never larger than the second. A block that waits for events is no longer allocated
+/// but still requested and active.
 pub(super) fn account_pairs(stats: &MemoryStats) -> Vec<(NamedAmount, NamedAmount)> {
     let (requested, active) = (("requested", stats.requested_bytes.all.current), ("active", stats.active_bytes.all.current));
     vec![(requested, active), (allocated(stats), active), (active, reserved(stats))]

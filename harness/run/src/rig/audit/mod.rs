@@ -1,16 +1,14 @@
-//! The audit: a second account of everything that an allocator does, kept apart from its own, and compared with it and with the device.
-//!
-//! It remembers what was handed out ([`Audit::handed_out`], [`Audit::taken_back`]) and compares the allocator's counters with that after each
-//! operation. Of the structure it reads the one segment that an operation touched, or all of it when counters or driver calls moved otherwise
-//! than the operation explains.
-//!
-//! Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks to it, each step [`BLOCKS_PER_STEP`]. Where the budget is too small
-//! for a reading, the counters alone are compared, and the whole structure is read when the budget allows it, at the latest at the end of the
-//! run. So small structures are read after every operation, and the audit of a run takes time linear in its operations, however many blocks
-//! live.
-//!
-//! Where several programs share the device, each has an audit of its own. The device's memory is compared with what all of them hold together:
-//! [`Audit::resume`] tells an audit what the others hold.
+//! The audit: independent accounts of an allocator's operations, compared with the allocator's own counters and with
+//! the device.
+//! || It tracks live allocations ([`Audit::handed_out`], [`Audit::taken_back`]) and compares the counters with them
+//! after each operation. Usually it reads only the segment that an operation touched. It reads the whole structure if
+//! counters or driver calls changed in a way that the operation does not explain.
+//! || Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks, and each step adds
+//! [`BLOCKS_PER_STEP`]. If the budget is too small, only the counters are compared. The whole structure is read when
+//! the budget allows it, at the latest at the end of the run. So small structures are read after every operation, and
+//! an audit takes time linear in the operations for any number of live blocks.
+//! || If several programs share the device, each has its own audit. The device's memory is compared with the sum of all
+//! programs: [`Audit::resume`] passes the memory of the others.
 
 mod device;
 mod structure;
@@ -25,20 +23,15 @@ use self::device::{DeviceAccount, Look, account_pairs, check_order};
 use self::structure::{HandedOut, Live, Structure};
 use harness_record::Invariant;
 
-/// Blocks that each operation adds to the budget.
 const BLOCKS_PER_OPERATION: u64 = 64;
 
-/// Blocks that the end of each step adds to the budget.
 const BLOCKS_PER_STEP: u64 = 1024;
 
-/// An invariant that does not hold, before anybody knows in which step.
+/// A violated invariant, before its step is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The invariant that it is about.
     pub invariant: Invariant,
-    /// What should have been seen, in words or figures.
     pub expected: String,
-    /// What was seen instead.
     pub seen: String,
 }
 
@@ -48,7 +41,7 @@ impl Finding {
     }
 }
 
-/// What does not hold of a structure in which these are handed out, and of the counters beside it. Linear in blocks.
+/// Checks a structure with these live allocations, and the counters. Linear in blocks.
 pub(crate) fn check_structure<'a>(
     granularity: Bytes,
     segments: Vec<SegmentInfo>,
@@ -64,7 +57,7 @@ pub(crate) fn check_structure<'a>(
     findings
 }
 
-/// Of an allocator's counters those that are compared with what they were.
+/// The counters that are compared with their earlier values.
 #[derive(Debug, Default)]
 struct Counted {
     allocated: u64,
@@ -92,29 +85,29 @@ impl Counted {
 #[derive(Debug)]
 pub struct Audit {
     live: Live,
-    /// The sizes of what is handed out, added up.
+    /// The total size of the live allocations.
     live_bytes: u64,
     structure: Structure,
     /// Whether the allocator changed since the structure was read.
     outdated: bool,
-    /// Blocks that may be read now.
+    /// The number of blocks that may be read now.
     budget: u64,
-    /// Whether it reads the structure only when it is asked to check everything.
+    /// Whether it reads the structure only in full checks on request.
     when_asked: bool,
-    /// Whether it only notes what is handed out, until [`Audit::wake`].
+    /// Whether it only tracks allocations, until [`Audit::wake`].
     asleep: bool,
     device: DeviceAccount,
-    /// What the other programs on the device hold.
+    /// The memory of the other programs on the device.
     others: Held,
     last_counted: Counted,
     last_calls: DeviceCalls,
-    /// What the driver's pool holds, where the allocator's memory comes from one: the structure shows only what is handed out of it, so
-    /// the driver's figure takes the place of the sum over segments.
+    /// The memory of the driver's pool, if the allocator uses one. The structure then shows only live allocations, so
+    /// the driver's figure replaces the sum over segments.
     pool: Option<PoolMemory>,
 }
 
 impl Audit {
-    /// Begins before the first allocation, with the device's memory at that moment.
+    /// Starts before the first allocation, with the device's current memory.
     #[must_use]
     pub fn new(device: &dyn TestDevice, start: DeviceMemory) -> Self {
         let info = device.info();
@@ -134,37 +127,37 @@ impl Audit {
         }
     }
 
-    /// The same, but it reads the structure only when it is asked to check everything.
+    /// Restricts the audit to counters, except in full checks on request.
     #[must_use]
     pub fn when_asked(self) -> Self {
         Self { when_asked: true, ..self }
     }
 
-    /// Checks nothing until [`Audit::wake`].
+    /// Stops all checks until [`Audit::wake`].
     pub const fn sleep(&mut self) {
         (self.asleep, self.outdated) = (true, true);
     }
 
-    /// Checks from now on. Whoever wakes it has it check everything.
+    /// Resumes checks. The caller must run a full check next.
     pub const fn wake(&mut self) {
         self.asleep = false;
     }
 
-    /// The scenario begins: what its streams took of the device does not belong to the allocator.
+    /// Starts the scenario: memory used until now does not belong to the allocator.
     pub fn begin(&mut self, start: DeviceMemory) {
         self.device.begin(start);
     }
 
-    /// The program goes on after others ran, which hold so much now. Driver calls made meanwhile were theirs.
+    /// Continues after other programs ran, whose memory is now `others`. The driver calls since then were theirs.
     pub fn resume(&mut self, device: &dyn TestDevice, others: Held) {
         self.others = others;
         self.last_calls = device.calls();
     }
 
-    /// What the program holds from the device. A pool of the driver is asked.
+    /// The program's device memory. Queries the driver's pool if there is one.
     #[must_use]
     pub fn held(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Held {
-        // A pool that does not answer fails the program's own next check.
+        // An error is reported by the program's own next check.
         self.ask_pool(allocator, device, &mut Vec::new());
         self.held_now(&allocator.stats())
     }
@@ -172,22 +165,21 @@ impl Audit {
     fn held_now(&self, stats: &MemoryStats) -> Held {
         match self.pool {
             Some(pool) => Held { reserved: pool.reserved.0, charged: Some(pool.reserved.0) },
-            // The counter is compared with the structure when that is read again.
+            // The counter is compared with the structure at its next reading.
             None if self.outdated => Held { reserved: stats.reserved_bytes.all.current, charged: None },
             None => Held { reserved: self.structure.reserved(), charged: Some(self.structure.charged()) },
         }
     }
 
-    /// What other processes did on the device during the run, in words, where that moved its figures.
+    /// Describes how other processes changed the device's figures during the run.
     #[must_use]
     pub fn contention(&self) -> Option<&str> {
         self.device.contention()
     }
 
-    /// Notes what was handed out for a request and checks that it answers the request, and what it touched.
-    ///
-    /// # Errors
-    /// Each invariant that does not hold.
+    /// Tracks a new allocation, and checks that it matches the request and what it touched.
+    /// || # Errors
+    /// All violated invariants.
     pub fn handed_out(
         &mut self,
         allocator: &dyn Allocator,
@@ -197,8 +189,8 @@ impl Audit {
     ) -> Result<(), Vec<Finding>> {
         let answered = Request { size: allocation.requested(), stream: allocation.stream() };
         if answered != request || allocation.is_null() != (request.size == Bytes::ZERO) {
-            let expected = format!("{} for stream {}, as was asked for", request.size, request.stream.0);
-            let seen = format!("{} for stream {} at {} handed out", answered.size, answered.stream.0, allocation.ptr());
+            let expected = format!("{} for stream {}, as requested", request.size, request.stream.0);
+            let seen = format!("{} for stream {} at {} returned", answered.size, answered.stream.0, allocation.ptr());
             return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
         }
         if allocation.is_null() {
@@ -208,7 +200,7 @@ impl Audit {
         let (start, end) = (allocation.ptr(), allocation.ptr().offset(allocation.size()));
         let before = self.live.range(..end).next_back();
         if let Some((address, other)) = before.filter(|(address, other)| address.offset(other.size) > start) {
-            let expected = format!("{start} free when {} are handed out there", entry.requested);
+            let expected = format!("{start} to be free before {} are allocated there", entry.requested);
             let seen = format!("{} on stream {} are still in use at {address}", other.requested, other.stream.0);
             return Err(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]);
         }
@@ -217,20 +209,18 @@ impl Audit {
         self.after_operation(allocator, device, start, 1)
     }
 
-    /// Forgets what was taken back and checks what it touched.
-    ///
-    /// # Errors
-    /// Each invariant that does not hold.
+    /// Forgets a freed allocation and checks what it touched.
+    /// || # Errors
+    /// All violated invariants.
     pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
         let Some(entry) = self.live.remove(&address) else { return Ok(()) };
         self.live_bytes -= entry.size.0;
         self.after_operation(allocator, device, address, -1)
     }
 
-    /// Checks that an out-of-memory changed nothing but cached memory given back.
-    ///
-    /// # Errors
-    /// Each invariant that does not hold.
+    /// Checks that an OOM changed nothing except that cached memory was released.
+    /// || # Errors
+    /// All violated invariants.
     pub fn out_of_memory(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, counted: bool) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
@@ -253,10 +243,9 @@ impl Audit {
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
-    /// Checks at the end of a step: everything, if the budget allows it.
-    ///
-    /// # Errors
-    /// Each invariant that does not hold.
+    /// Runs a full check at the end of a step if the budget allows it.
+    /// || # Errors
+    /// All violated invariants.
     pub fn step_ended(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
@@ -265,16 +254,16 @@ impl Audit {
         self.check_within_budget(allocator, device)
     }
 
-    /// A step ends while this is asleep. Whether the operations since it checked everything, and the steps, have added enough to its budget to do that again.
+    /// Called at the end of a step while the audit sleeps. Whether the budget from operations and steps allows another
+    /// full check.
     pub fn may_check_everything(&mut self) -> bool {
         self.add_to_budget(BLOCKS_PER_OPERATION);
         self.all_blocks() <= self.budget
     }
 
-    /// Reads the whole structure and asks the device. Linear in blocks.
-    ///
-    /// # Errors
-    /// Each invariant that does not hold.
+    /// Reads the whole structure and queries the device. Linear in blocks.
+    /// || # Errors
+    /// All violated invariants.
     pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
@@ -292,17 +281,17 @@ impl Audit {
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
-    /// The budget never grows beyond one reading of everything.
+    /// Adds to the budget, which never exceeds one full reading.
     fn add_to_budget(&mut self, blocks: u64) {
         self.budget = (self.budget + blocks).min(self.all_blocks().max(blocks));
     }
 
-    /// Blocks that a reading of everything costs. What was handed out since the last one may be in blocks that are not known yet.
+    /// The cost of a full reading in blocks. Recent allocations may be in blocks that are not known yet.
     fn all_blocks(&self) -> u64 {
         self.structure.blocks().max(self.live.len() as u64)
     }
 
-    /// Checks everything if the budget allows it, and otherwise the counters alone.
+    /// Runs a full check if the budget allows it, otherwise checks the counters only.
     fn check_within_budget(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         if self.all_blocks() <= self.budget && !self.when_asked {
             return self.everything(allocator, device);
@@ -310,7 +299,7 @@ impl Audit {
         self.check_without_reading(allocator, device)
     }
 
-    /// Compares the counters with what was handed out, and the device with the counters. The structure is not read.
+    /// Compares the counters with the live allocations and the device with the counters, without reading the structure.
     fn check_without_reading(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         self.outdated = true;
         let stats = allocator.stats();
@@ -321,7 +310,7 @@ impl Audit {
         ];
         for (name, summed, counted) in handed_out {
             if counted != summed {
-                let expected = format!("{name} = {summed}, the sum of what was handed out");
+                let expected = format!("{name} = {summed}, the sum of the live allocations");
                 findings.push(Finding::new(Invariant::CountersEqualStructure, expected, counted.to_string()));
             }
         }
@@ -334,7 +323,8 @@ impl Audit {
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
-    /// One more or one less live block at an address: reads its segment only, unless counters or calls moved otherwise than that explains.
+    /// Handles one more or one fewer live block at an address. Reads only its segment, unless counters or calls changed
+    /// in another way.
     fn after_operation(
         &mut self,
         allocator: &dyn Allocator,
@@ -374,8 +364,8 @@ impl Audit {
         }
         self.structure.check_counters(&stats, self.pool, &mut findings);
         if serves_several && !findings.is_empty() {
-            // One stream took over what was free for another, which may merge blocks in any segment. The whole structure shows whether that
-            // is a mistake.
+            // One stream took over the free memory of another, which may merge blocks in any segment. The whole
+            // structure shows whether that is a bug.
             return self.check_within_budget(allocator, device);
         }
         if made + gone > 0 || self.pool.is_some() {
@@ -385,11 +375,11 @@ impl Audit {
         if findings.is_empty() { Ok(()) } else { Err(findings) }
     }
 
-    /// Asks the driver for its pool, if the allocator uses one.
+    /// Queries the driver's pool if the allocator uses one.
     fn ask_pool(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let told = allocator.driver_pool().and_then(|pool| device.pooled().map(|device| device.pool_memory(pool)));
         self.pool = told.transpose().unwrap_or_else(|error| {
-            let expected = "the driver tells what its pool holds";
+            let expected = "the driver to report the memory of its pool";
             findings.push(Finding::new(Invariant::DeviceUsedFollowsReserved, expected, error.to_string()));
             None
         });

@@ -1,4 +1,5 @@
-//! The structure of an allocator as the audit read it last: its segments, and the sums over their blocks that its counters must equal.
+//! The allocator's structure as the audit last read it: the segments, and sums over their blocks that must equal the
+//! counters.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use super::Finding;
 use harness_base::words::count;
 use harness_record::Invariant;
 
-/// What was handed out at an address.
+/// A live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HandedOut {
     pub(super) requested: Bytes,
@@ -26,17 +27,17 @@ impl HandedOut {
     }
 }
 
-/// What is handed out, by address.
+/// The live allocations by address.
 pub(super) type Live = BTreeMap<DevicePtr, HandedOut>;
 
-/// Sums over blocks, of one pool.
+/// Sums over the blocks of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
     requested: u64,
     allocated: u64,
     active: u64,
     reserved: u64,
-    /// Reserved bytes as the device charges them: each segment in whole granules.
+    /// Reserved bytes in whole granules of the device.
     charged: u64,
     inactive_split: u64,
     allocations: u64,
@@ -46,15 +47,15 @@ struct Sums {
 }
 
 impl Sums {
-    /// Those of a segment, but for its blocks.
+    /// The sums of a segment without its blocks.
     fn of_segment(segment: &SegmentInfo, granularity: Bytes) -> Self {
         let charged = segment.size.checked_round_up(granularity).unwrap_or(segment.size).0;
-        // PyTorch counts no segments where they are expandable.
+        // PyTorch does not count expandable segments.
         let segments = u64::from(!segment.expandable);
         Self { reserved: segment.size.0, charged, segments, ..Self::default() }
     }
 
-    /// Those of some of its blocks.
+    /// The sums of some of its blocks.
     fn of_blocks(segment: &SegmentInfo, blocks: &[BlockInfo]) -> Self {
         let mut sums = Self::default();
         let split = is_split(segment);
@@ -98,7 +99,7 @@ impl Sums {
     }
 }
 
-/// A segment as it was read last, and found right.
+/// A segment that was read and found correct.
 #[derive(Debug)]
 struct KnownSegment {
     sums: Sums,
@@ -106,7 +107,8 @@ struct KnownSegment {
 }
 
 impl KnownSegment {
-    /// Whether the same segment is read again; the blocks in it may be others. Whether free bytes count as split depends on how many there are.
+    /// Whether this is the same segment, possibly with other blocks. The number of blocks decides whether free bytes
+    /// count as split.
     fn is_read_again(&self, segment: &SegmentInfo) -> bool {
         let Self { read, .. } = self;
         let about = |segment: &SegmentInfo| (segment.size, segment.stream, segment.pool, segment.expandable, is_split(segment));
@@ -118,61 +120,59 @@ impl KnownSegment {
     }
 }
 
-/// Whether free bytes of the segment cannot go back to the driver.
+/// Whether the segment's free bytes cannot be released to the driver.
 fn is_split(segment: &SegmentInfo) -> bool {
     segment.blocks.len() > 1 && !segment.expandable
 }
 
 #[derive(Debug)]
 pub(super) struct Structure {
-    /// In the order of addresses. They come and go seldom, beside how often they are read again.
+    /// In address order. Segments rarely come and go compared with how often they are read.
     segments: Vec<KnownSegment>,
     small: Sums,
     large: Sums,
-    /// Blocks of all segments.
+    /// The total number of blocks.
     blocks: u64,
     granularity: Bytes,
 }
 
 impl Structure {
-    /// That of an allocator that holds nothing. The device charges whole multiples of `granularity`.
+    /// An empty structure. The device allocates in multiples of `granularity`.
     pub(super) fn new(granularity: Bytes) -> Self {
         Self { segments: Vec::new(), small: Sums::default(), large: Sums::default(), blocks: 0, granularity }
     }
 
-    /// Blocks of all segments.
     pub(super) const fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Blocks of the segment around an address; of one that was not read yet, one.
+    /// The number of blocks of the segment around an address; 1 if it is unknown.
     pub(super) fn blocks_around(&self, address: DevicePtr) -> u64 {
         self.around(address).map_or(1, |place| self.segments[place].blocks())
     }
 
-    /// The place of the last segment that begins at an address or in front of it.
+    /// The index of the last segment that starts at or before an address.
     fn around(&self, address: DevicePtr) -> Option<usize> {
         self.segments.partition_point(|known| known.read.address <= address).checked_sub(1)
     }
 
-    /// Where not as many blocks are handed out, of all segments, as there should be.
+    /// Compares the number of allocated blocks with the number of live allocations.
     pub(super) fn lacks(&self, live: &Live) -> Option<Finding> {
         let seen = self.small.allocations + self.large.allocations;
         let expected = || format!("{} in the structure", count(live.len(), "allocation"));
         (seen != live.len() as u64).then(|| Finding::new(Invariant::AllocationsAreDisjoint, expected(), seen.to_string()))
     }
 
-    /// Bytes of all segments.
     pub(super) const fn reserved(&self) -> u64 {
         self.small.reserved + self.large.reserved
     }
 
-    /// The same as the device charges them.
+    /// Reserved bytes in whole granules of the device.
     pub(super) const fn charged(&self) -> u64 {
         self.small.charged + self.large.charged
     }
 
-    /// Takes a segment that went back to the driver out of the sums.
+    /// Subtracts a released segment from the sums.
     pub(super) fn forget(&mut self, address: DevicePtr) {
         if let Some(place) = self.around(address) {
             let known = self.segments.remove(place);
@@ -186,7 +186,7 @@ impl Structure {
         self.blocks -= known.blocks();
     }
 
-    /// Checks all segments, which are in the order of addresses, and forgets what was known before. Linear in blocks.
+    /// Checks all segments, which are in address order, and replaces the known ones. Linear in blocks.
     pub(super) fn read_all(&mut self, segments: Vec<SegmentInfo>, live: &Live, findings: &mut Vec<Finding>) {
         *self = Self::new(self.granularity);
         let mut handed_out = live.iter();
@@ -214,8 +214,8 @@ impl Structure {
         }
     }
 
-    /// Checks one segment, in which an operation touched the block around an address, and replaces what was known of it in the sums. Blocks in front of those
-    /// that changed, and behind them, were checked when they were read last.
+    /// Checks one segment in which an operation touched the block around an address, and updates the sums. Unchanged
+    /// blocks at both ends were checked by the last reading.
     pub(super) fn read(&mut self, segment: SegmentInfo, touched: DevicePtr, live: &Live, findings: &mut Vec<Finding>) {
         let place = self.segments.binary_search_by_key(&segment.address, |known| known.read.address);
         let known = place.ok().map(|place| &self.segments[place]).filter(|known| known.is_read_again(&segment));
@@ -236,7 +236,7 @@ impl Structure {
         }
     }
 
-    /// The sums of a segment that is read again, where the blocks that changed, and the one that was touched, are right.
+    /// The new sums of a known segment, if the changed blocks and the touched one are correct.
     fn changed(&self, known: &KnownSegment, segment: &SegmentInfo, touched: DevicePtr, live: &Live) -> Option<Sums> {
         let (before, now) = (&known.read.blocks[..], &segment.blocks[..]);
         let at = now.partition_point(|block| block.address <= touched).checked_sub(1)?;
@@ -264,7 +264,7 @@ impl Structure {
         }
     }
 
-    /// The sums of a segment, by those over its blocks where they are sound. Where they are not, tells all that is wrong.
+    /// The sums of a segment, from the sums of its blocks if those are correct. Otherwise reports every error.
     fn sums_of(
         &self,
         segment: &SegmentInfo,
@@ -284,7 +284,7 @@ impl Structure {
         Sums::of_segment(segment, self.granularity).combine(of_blocks, |of_segment, of_blocks| of_segment + of_blocks)
     }
 
-    /// Where another segment reaches into this one.
+    /// A segment that overlaps this one.
     fn overlapping(&self, segment: &SegmentInfo) -> Option<Finding> {
         let (start, end) = (segment.address, segment.address.offset(segment.size));
         let (in_front, rest) = self.segments.split_at(self.segments.partition_point(|known| known.read.address < start));
@@ -293,7 +293,7 @@ impl Structure {
         reaches_in.or_else(begins_in).map(|known| overlap(segment, known.read.address, known.read.size))
     }
 
-    /// Compares the counters with the sums. What a pool of the driver holds is counted in the large pool.
+    /// Compares the counters with the sums. A driver pool counts as the large pool.
     pub(super) fn check_counters(&self, stats: &MemoryStats, pool: Option<PoolMemory>, findings: &mut Vec<Finding>) {
         let pooled = pool.map(|pool| pool.reserved.0);
         let sum = self.small.combine(self.large, |small, large| small + large);
@@ -332,14 +332,14 @@ impl Structure {
     }
 }
 
-/// The segment reaches into another one.
 fn overlap(segment: &SegmentInfo, other: DevicePtr, size: Bytes) -> Finding {
     let expected = format!("the segment of {} at {} apart from all others", segment.size, segment.address);
     Finding::new(Invariant::BlocksTileSegments, expected, format!("one of {size} at {other}"))
 }
 
-/// The sums over some blocks of a segment, where they tile it between their neighbours, are merged where they have to be, and are handed out as they stand:
-/// `handed_out` is what was handed out between the first and the last. `None` where anything is wrong: [`check_tiling`] and [`check_owners`] say what.
+/// The sums over some blocks of a segment, if the blocks tile it, are merged where necessary, and match the live
+/// allocations. `handed_out` contains the live allocations between the first and the last of these blocks. `None` if
+/// anything is wrong; [`check_tiling`] and [`check_owners`] report it.
 fn sums_where_sound<'a>(
     segment: &SegmentInfo,
     which: Range<usize>,
@@ -376,7 +376,7 @@ fn is_handed_out(block: &BlockInfo, (&address, owner): (&DevicePtr, &HandedOut))
     same && owner.requested <= owner.size && owner.stream == block.stream
 }
 
-/// Every allocated block was handed out as it stands, and everything that was handed out in this segment is an allocated block.
+/// Checks that the allocated blocks of a segment equal the live allocations in it.
 fn check_owners<'a>(
     segment: &SegmentInfo,
     mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a HandedOut)>,
@@ -386,9 +386,9 @@ fn check_owners<'a>(
         let owner = handed_out.next();
         if !owner.is_some_and(|owner| is_handed_out(block, owner)) {
             let what = format!("{} for {} on stream {}", block.size, block.requested, block.stream.0);
-            let expected = format!("the allocated block at {} ({what}) handed out as such", block.address);
+            let expected = format!("the allocated block at {} ({what}) to match a live allocation", block.address);
             let seen = owner.map_or_else(
-                || "nothing was handed out there".to_owned(),
+                || "no allocation was returned there".to_owned(),
                 |(address, owner)| format!("{} for {} on stream {} at {address}", owner.size, owner.requested, owner.stream.0),
             );
             findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, seen));
@@ -396,7 +396,7 @@ fn check_owners<'a>(
         }
     }
     if let Some((address, owner)) = handed_out.next() {
-        let expected = format!("{} at {address} in an allocated block of its own", owner.requested);
+            let expected = format!("{} at {address} to have its own allocated block", owner.requested);
         findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, "its block is not allocated"));
     }
 }
@@ -422,7 +422,7 @@ fn check_tiling(segment: &SegmentInfo, findings: &mut Vec<Finding>) {
         let seen = format!("{} of stream {} at {}", block.size, block.stream.0, block.address);
         findings.push(Finding::new(Invariant::BlocksTileSegments, expected, seen));
     }
-    // What is free for different streams has to stay apart until something orders the two.
+    // Free blocks of different streams must stay apart until an event orders the streams.
     let free = |block: &BlockInfo| block.state == BlockState::Inactive;
     let mergeable = |pair: &&[BlockInfo]| free(&pair[0]) && free(&pair[1]) && pair[0].stream == pair[1].stream;
     if let Some(pair) = segment.blocks.windows(2).find(mergeable) {

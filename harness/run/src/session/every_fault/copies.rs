@@ -1,8 +1,8 @@
-//! Runs in copies of this process ([`Branches`]): what comes before a failure is run once for many calls that fail behind it.
-//!
-//! A server is a fork server, as fuzzers have them: a copy of this process from before anything was run. It is small, so that copies of it are made quickly. For each
-//! [`Order`] it makes a copy that runs the arm, and that makes one for each call that is to fail. What came of those they tell by a line of JSON each. What nobody tells,
-//! because a copy ended otherwise or could not be made, has to be found out by a run in this process.
+//! Runs arms in forked copies of this process ([`Branches`]), so the steps before a failure run once for many calls.
+//! || A server is a fork server, as in fuzzers: a copy of this process made before any run. It is small, so forking it
+//! is fast. For each [`Order`] it forks a copy that runs the arm. That copy forks again for each call to fail. Each of
+//! these reports its result as a line of JSON. A call without a report, because a copy crashed or a fork failed, is
+//! tested in this process later.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -23,61 +23,58 @@ use crate::faults::Faults;
 use crate::processes::StartedBy;
 use crate::rig::CheckedFrom;
 
-/// Calls of one order at most: so many that the run up to them costs each of them little, and so few that all servers have something to do to the end.
+/// The maximum number of calls per order. It balances the cost of the shared steps against the load of the servers.
 pub(super) const MOST_POINTS: usize = 400;
 
-/// Calls of one arm that are to fail, each in a copy of its own, in the order of their operations.
+/// Calls of one arm to fail, one per copy, in the order of their operations.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
-    /// The place of the arm among all.
     pub(super) arm: usize,
-    /// Requests that run out of memory where no call fails.
+    /// OOMs of the run without failures.
     pub(super) ooms_without: u64,
-    /// After so many calls a run does not end.
+    /// The maximum number of calls of a run.
     pub(super) budget: u64,
     pub(super) points: Vec<Point>,
 }
 
-/// What a server says.
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    /// What came of a copy.
+    /// The result of one copy.
     Outcome { place: usize, case: FaultedCase, ended_at_once: bool, wants_one_more: bool },
-    /// Nothing more is said to this order.
+    /// The order is complete.
     Over,
 }
 
-/// Whether runs of an arm can be made in copies: only if nothing outside of the process takes part in them.
+/// Whether an arm can run in forked copies: nothing outside the process may take part.
 pub(super) fn can_run(source: &DeviceSource, arm: &ArmRun<'_>) -> bool {
     source.simulated_because().is_some() && arm.allocator.as_library().is_none()
 }
 
-/// Servers that wait for orders.
 pub(super) struct Servers(Mutex<Vec<Server>>);
 
 struct Server {
-    /// Killed with this.
+    /// Killed on drop.
     _copied: Copied,
     socket: BufReader<UnixStream>,
 }
 
 impl Servers {
-    /// One for each run that is made at one time, or as many as can be made; none where no arm has any use for them.
+    /// Starts one server per parallel run, or as many as possible. Starts none if no arm can use them.
     pub(super) fn start(engine: &Engine<'_>, arms: &[ArmRun<'_>]) -> Self {
         let wanted = if arms.iter().any(|arm| can_run(engine.source, arm)) { engine.jobs } else { 0 };
         if wanted > 0 {
-            // All copies share these pages. Where that cannot be done, they take more time.
+            // Copies share these pages. Without them, copies only take longer.
             let _ = use_for_code();
         }
         Self(Mutex::new((0..wanted).map_while(|_| Server::start(engine, arms)).collect()))
     }
 
-    /// Has an order done, and tells `progress` of each call. What was told of each place.
+    /// Executes an order and returns the results by index. Calls `progress` after each call.
     pub(super) fn ask(&self, order: &Order, stop: &AtomicBool, progress: &(dyn Fn() + Sync)) -> BTreeMap<usize, Tried> {
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut told = BTreeMap::new();
         let Some(mut server) = take().filter(|_| !stop.load(Ordering::Relaxed)) else { return told };
-        // One that broke off, or that nobody wants to wait for any more, is killed.
+        // A server that failed or was interrupted is killed.
         if server.ask(order, stop, &mut told, progress).is_some() {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).push(server);
         }
@@ -86,7 +83,7 @@ impl Servers {
 }
 
 impl Server {
-    /// `None` where there is no room for one.
+    /// `None` if it cannot be started.
     fn start(engine: &Engine<'_>, arms: &[ArmRun<'_>]) -> Option<Self> {
         let (ours, theirs) = UnixStream::pair().ok()?;
         match fork().ok()? {
@@ -98,10 +95,10 @@ impl Server {
         }
     }
 
-    /// `None` where it did not come to the end of the order.
+    /// `None` if the order did not complete.
     fn ask(&mut self, order: &Order, stop: &AtomicBool, told: &mut BTreeMap<usize, Tried>, progress: &(dyn Fn() + Sync)) -> Option<()> {
         send(self.socket.get_mut(), order)?;
-        // The first run of a call whose second one was not told yet.
+        // The first run of a call whose second run is still missing.
         let mut first: Option<(usize, Tried)> = None;
         let mut line = Vec::new();
         while !stop.load(Ordering::Relaxed) {
@@ -128,12 +125,12 @@ impl Server {
 
 #[cfg(test)]
 impl Servers {
-    /// None: each case is tried in a run of its own.
+    /// No servers: each case runs separately.
     pub(super) const fn none() -> Self {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// So many that end when they have heard their first order.
+    /// Servers that exit after they receive their first order.
     pub(super) fn breaking_off(count: usize) -> Self {
         let server = |_| {
             let (ours, theirs) = UnixStream::pair().ok()?;
@@ -149,14 +146,14 @@ impl Servers {
     }
 }
 
-/// Writes a line; `None` where nobody reads it.
+/// Writes a line; `None` if the reader is gone.
 fn send(to: &mut UnixStream, message: &impl Serialize) -> Option<()> {
     let mut line = serde_json::to_vec(message).ok()?;
     line.push(b'\n');
     to.write_all(&line).ok()
 }
 
-/// What a server does, to its end.
+/// The main loop of a server.
 fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! {
     let Ok(orders) = socket.try_clone().map(BufReader::new) else { leave(1) };
     for line in orders.split(b'\n') {
@@ -164,7 +161,7 @@ fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! 
         let Some((order, arm)) = order.and_then(|order| arms.get(order.arm).map(|arm| (order, arm))) else { break };
         match fork() {
             Ok(Forked::Copy) => try_points(engine, arm, order, &mut socket),
-            // However it ended, it tells nothing more.
+            // The copy has sent its reports, however it ended.
             Ok(Forked::Original(copied)) => drop(copied.wait()),
             Err(_) => {}
         }
@@ -175,7 +172,7 @@ fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! 
     leave(0)
 }
 
-/// Runs an arm, and in copies lets the calls fail; those tell what came of it. None returns.
+/// Runs an arm and fails the calls in forked copies, which report the results. Never returns.
 fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut UnixStream) -> ! {
     let Order { ooms_without, budget, points, .. } = order;
     let seed = engine.plan.seed_of(arm);
@@ -188,13 +185,14 @@ fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut 
     };
     let outcome = if arm.scenario.processes.is_empty() {
         let faults = Faults::each_by(arm.scenario, |_| injector.clone());
-        // What comes before the second operation is no work: those copies run all of it.
+        // The steps before the second operation cost nothing, so their copies run all of it.
         let checked_from = if branches.make_up_to(1) { CheckedFrom::Operation(1) } else { CheckedFrom::Branches(branches.clone()) };
         let way = Way { faults: faults.clone(), checked_from, started_by: StartedBy::Fork };
         let seen = engine.see(arm, seed, way).ok();
         attempt().zip(seen).map(|((place, attempt), seen)| (place, engine.outcome(attempt, &faults, &seen)))
     } else {
-        // The other processes are in no copy of this one: a copy for each call makes a run of its own, and of itself those processes.
+        // Other processes do not fork along with this one. So each call gets a copy that runs the whole arm and starts
+        // its processes by forking itself.
         let made = branches.make_up_to(u64::MAX).then(attempt).flatten();
         made.and_then(|(place, attempt)| Some((place, engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork).ok()?)))
     };

@@ -36,7 +36,7 @@ fn plan(text: &str) -> Plan {
     }
 }
 
-/// What comes of it, and how many runs were announced and made.
+/// Returns the results, and the numbers of announced and completed runs.
 fn run(plan: &Plan, chosen: Chosen, stop: bool) -> (FaultedRuns, usize, usize) {
     let (announced, made) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let begun = |runs: usize| {
@@ -53,7 +53,7 @@ fn run(plan: &Plan, chosen: Chosen, stop: bool) -> (FaultedRuns, usize, usize) {
 }
 
 #[test]
-fn each_call_fails_once_and_each_end_is_one_that_it_may_have() {
+fn each_call_fails_once_and_each_end_is_allowed() {
     let plan = plan(SCENARIO);
     let (runs, announced, made) = run(&plan, Chosen::Different(Which::All), false);
     assert!(runs.passed(), "{runs:#?}");
@@ -69,14 +69,14 @@ fn each_call_fails_once_and_each_end_is_one_that_it_may_have() {
     let ends = |arm: usize, call: &str| -> Vec<(u64, &FaultedEnd)> {
         runs.arms[arm].cases.iter().filter(|case| case.call == call).map(|case| (case.count, &case.end)).collect()
     };
-    // PyTorch asks again once, the policy once more; without a cache there is only the policy.
+    // PyTorch retries once and the policy once more; an allocator without a cache has only the policy.
     assert_eq!(ends(0, "cudaMalloc")[..2], [(1, &FaultedEnd::Healed), (2, &FaultedEnd::OutOfMemory)]);
     assert_eq!(ends(1, "cudaMalloc"), [(1, &FaultedEnd::OutOfMemory), (1, &FaultedEnd::Recovered)]);
     assert!(ends(1, "cudaFree").iter().all(|(_, end)| matches!(end, FaultedEnd::Told { error } if error.starts_with("cudaFree failed"))));
 }
 
 #[test]
-fn a_sample_says_so_and_an_interrupt_leaves_the_rest_out() {
+fn a_sample_is_labeled_and_an_interrupt_skips_the_rest() {
     let plan = plan(SCENARIO);
     let (all, ..) = run(&plan, Chosen::Different(Which::All), false);
     let (sampled, ..) = run(&plan, Chosen::Different(Which::Sample(2)), false);
@@ -89,7 +89,7 @@ fn a_sample_says_so_and_an_interrupt_leaves_the_rest_out() {
 }
 
 #[test]
-fn nothing_is_tried_where_the_run_without_failures_does_not_pass() {
+fn no_call_fails_if_the_run_without_failures_does_not_pass() {
     let fails = SCENARIO.replace("50MiB", "70MiB");
     let (runs, ..) = run(&plan(&fails), Chosen::Different(Which::All), false);
     let why = &runs.arms[0].not_tried.as_ref().unwrap();
@@ -97,17 +97,17 @@ fn nothing_is_tried_where_the_run_without_failures_does_not_pass() {
     assert!(!runs.passed());
     let own = SCENARIO.replace("steps:", "faults: [{ call: cudaMalloc }]\nsteps:");
     let (runs, ..) = run(&plan(&own), Chosen::Different(Which::All), false);
-    assert_eq!(runs.arms[0].not_tried, Some(NotTried { why: "it has faults of its own".to_owned(), failed: false }));
+    assert_eq!(runs.arms[0].not_tried, Some(NotTried { why: "it declares faults of its own".to_owned(), failed: false }));
     assert!(runs.passed());
     let storm = "steps:\n  - storm: { id: s, threads: 2, operations: 9, sizes: 1MiB, live: 4MiB, lifetime: { min: 1, max: 3 } }";
     let (runs, ..) = run(&plan(&SCENARIO.replace("steps:", storm)), Chosen::Different(Which::All), false);
-    let why = "how the threads of its storm meet differs from run to run, and with it the calls of the device".to_owned();
+    let why = "its storm has threads, so the sequence of device calls differs from run to run".to_owned();
     assert_eq!(runs.arms[0].not_tried, Some(NotTried { why, failed: false }));
     assert!(runs.passed());
 }
 
 #[test]
-fn what_may_not_happen_however_calls_fail_is_a_defect() {
+fn forbidden_results_are_defects() {
     let plan = plan(SCENARIO);
     let arm = plan.arms().next().unwrap();
     let record = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
@@ -132,7 +132,7 @@ fn what_may_not_happen_however_calls_fail_is_a_defect() {
 }
 
 #[test]
-fn what_a_process_was_told_names_it_and_an_oom_in_it_counts() {
+fn the_error_of_a_process_names_it_and_its_ooms_count() {
     let text = SCENARIO.replace("steps:", "processes: [worker]\nsteps:\n  - process: worker\n    steps: [ reset_peak_stats ]");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap();
     let plan = plan(SCENARIO);
@@ -146,15 +146,15 @@ fn what_a_process_was_told_names_it_and_an_oom_in_it_counts() {
         judge(call, &scenario, without.ooms, &Seen::Run(Box::new(FaultedRun { record, ..without.clone() })))
     };
     let error = "in the process `worker`: cudaFree failed".to_owned();
-    assert_eq!(failed("in the process `worker`: the driver to do as it is told"), FaultedEnd::Told { error });
-    assert!(matches!(failed("the driver to do as it is told"), FaultedEnd::Defect { .. }));
+    assert_eq!(failed("in the process `worker`: the driver call to succeed"), FaultedEnd::Told { error });
+    assert!(matches!(failed("the driver call to succeed"), FaultedEnd::Defect { .. }));
     let more = FaultedRun { ooms: without.ooms + 1, ..without.clone() };
     assert_eq!(judge(call, &scenario, without.ooms, &Seen::Run(Box::new(more))), FaultedEnd::Recovered);
     assert_eq!(judge(call, &scenario, without.ooms, &Seen::Run(Box::new(without.clone()))), FaultedEnd::Healed);
 }
 
 #[test]
-fn copies_and_runs_of_their_own_tell_the_same_and_what_copies_do_not_tell_is_tried_without_them() {
+fn copies_and_separate_runs_give_equal_results_and_missing_reports_are_replaced_by_separate_runs() {
     let plan = plan(LOOPS);
     let source = DeviceSource::simulated();
     let stop = AtomicBool::new(false);
@@ -168,25 +168,25 @@ fn copies_and_runs_of_their_own_tell_the_same_and_what_copies_do_not_tell_is_tri
     let in_copies = try_all(&engine, &arms, &Servers::start(&engine, &arms)).unwrap();
     let alone = try_all(&engine, &arms, &Servers::none()).unwrap();
     assert_eq!(in_copies, alone);
-    assert!(in_copies.cases().any(|case| case.count == 2), "the allocator heals the first failure of some call");
+    assert!(in_copies.cases().any(|case| case.count == 2), "some call fails once and the allocator recovers");
     let told_before = tried.load(Ordering::Relaxed) / 2;
     let broken = try_all(&engine, &arms, &Servers::breaking_off(3)).unwrap();
     assert_eq!(broken, alone);
-    assert_eq!(tried.load(Ordering::Relaxed), 3 * told_before, "each call is told once");
+    assert_eq!(tried.load(Ordering::Relaxed), 3 * told_before, "each call is reported once");
 }
 
 #[test]
-fn a_choice_is_read_back_as_it_is_shown_and_others_are_refused() {
+fn a_choice_survives_display_and_parse_and_others_are_refused() {
     for chosen in [Chosen::Each, Chosen::Different(Which::All), Chosen::Different(Which::Sample(3))] {
         assert_eq!(chosen.to_string().parse(), Ok(chosen));
     }
     assert_eq!(
         "every".parse::<Chosen>().unwrap_err().to_string(),
-        "`every` is not a choice of calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`"
+        "`every` does not select calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`"
     );
 }
 
-/// What a training that does the same over and over, and one that gets less and less memory, come to.
+/// A training that repeats the same operations, and one that gets less memory each time.
 const LOOPS: &str = "about: A test.
 needs: { memory: 64MiB }
 allocators: [caching, expandable, direct, rmm_pool, async_pool]
@@ -197,7 +197,7 @@ steps:
   - train: { id: less, parameters: 4MiB, layers: 3, activations_per_sample: 2MiB, batch: 16, iterations: 3, on_oom: { halve_batch: { empty_cache: true } } }
 ";
 
-/// A run of each call, with all checks from the beginning, beside what is told of those that are tried and of those that are not.
+/// Checks that skipped calls end like the calls that they repeat, by running every call separately with all checks.
 fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
     let plan = plan(text);
     let source = DeviceSource::simulated();
@@ -232,7 +232,7 @@ fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
 }
 
 #[test]
-fn a_call_that_repeats_another_one_comes_to_the_same() {
+fn a_repeated_call_ends_like_the_first_one() {
     assert!(assert_nothing_is_lost(LOOPS).unwrap() > 250);
 }
 
@@ -259,10 +259,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_a_scenario_does_a_call_that_repeats_another_one_comes_to_the_same(steps in steps()) {
+    fn in_any_scenario_a_repeated_call_ends_like_the_first_one(steps in steps()) {
         let steps: String = steps.iter().enumerate().map(|(number, step)| format!("  - {}\n", step.replace("ID", &format!("s{number}")))).collect();
         let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nallocators: [caching, expandable, bfc]\nstreams: [side]\nsteps:\n{steps}");
-        // A policy that could do nothing is refused.
+        // Policies that could never do anything are rejected.
         prop_assume!(Scenario::parse(&text, Path::new("test.yaml")).is_ok());
         assert_nothing_is_lost(&text)?;
     }

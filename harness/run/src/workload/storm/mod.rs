@@ -1,4 +1,4 @@
-//! Storms: many requests and frees of random sizes and lifetimes, all drawn from one seed (`requests`), by one thread or by several (`threads`).
+//! Storms: random requests and frees drawn from one seed (`requests`), run by one thread or by several (`threads`).
 
 mod requests;
 mod threads;
@@ -18,7 +18,6 @@ use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::storm::{Storm, Until};
 use harness_scenario::{ReportKey, Step};
 
-/// What is counted in a storm.
 #[derive(Debug, Default)]
 struct Tally {
     operations: u64,
@@ -27,11 +26,11 @@ struct Tally {
     ooms: u64,
     peak_live: u64,
     failure: Option<Failure>,
-    /// What was known of the same request.
+    /// The facts about the reported request.
     shortage: Option<Shortage>,
 }
 
-/// The request that is reported: the first that failed, or the one that ended the storm.
+/// The reported request: the first that failed, or the one that ended the storm.
 #[derive(Debug)]
 struct Failure {
     operation: u64,
@@ -60,13 +59,13 @@ impl Failure {
     }
 }
 
-/// Whether the memory was there, but in pieces.
+/// Whether enough memory was reserved but free, so only fragmentation made the request fail.
 fn is_fragmentation(reserved: Bytes, allocated: Bytes, requested: Bytes) -> bool {
     reserved.saturating_sub(allocated) >= requested
 }
 
-/// Runs a storm, with something else between its operations. Logarithmic in live blocks for each operation, apart from the allocator and the
-/// audit.
+/// Runs a storm and calls `between` after each operation. Each operation takes time logarithmic in live blocks, plus
+/// the allocator and the audit.
 pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
     if let Some(threads) = storm.threads {
         return threads::run(world, step, storm, threads);
@@ -84,7 +83,6 @@ pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Be
     Ok(conclude(world, step, storm, tally))
 }
 
-/// One operation.
 fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
     let now = tally.operations;
     let (request, lifetime) = match requests.next_operation(world.storm(&storm.id), now) {
@@ -110,7 +108,7 @@ fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally:
     }
 }
 
-/// A request failed. The storm goes on, unless it was to end at such a failure.
+/// Handles a failed request. The storm continues unless it should end at this failure.
 fn refused(world: &mut World, storm: &Storm, request: Request, error: &AllocatorError, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
     tally.ooms += 1;
     let stats = world.rig.stats();

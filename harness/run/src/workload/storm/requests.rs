@@ -1,4 +1,4 @@
-//! What a storm asks for and frees, drawn from its seed.
+//! The requests and frees of a storm, drawn from its seed.
 
 use harness_allocator::allocator::Request;
 use harness_allocator::device::StreamId;
@@ -11,37 +11,37 @@ use crate::world::World;
 use crate::world::live_blocks::{Block, LiveBlocks};
 use harness_scenario::steps::storm::{FreeOrder, Storm, StormSizes};
 
-/// What a storm does next.
+/// The next operation of a storm.
 pub(super) enum Operation<B> {
     Free(B),
-    /// A request, and after how many operations its block is due.
+    /// A request, and the number of operations until its block is due.
     Allocate(Request, u64),
 }
 
-/// The requests of a storm, drawn from its seed.
 pub(super) struct Requests<'a> {
     rng: ChaCha8Rng,
     storm: &'a Storm,
     streams: Vec<StreamId>,
-    /// Of a storm whose newest block goes first: the requests or frees that follow each other.
+    /// For a LIFO storm: the current run of requests or frees.
     row: Row,
 }
 
-/// Requests, or frees, in a row.
+/// A run of consecutive requests or frees.
 struct Row {
     frees: bool,
     left: u64,
 }
 
 impl<'a> Requests<'a> {
-    /// Each storm of a scenario draws from a sequence of its own, and so does each thread of one.
+    /// Each storm of a scenario, and each thread of a storm, has its own random sequence.
     pub(super) fn new(world: &World, storm: &'a Storm, thread: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
         rng.set_stream(thread);
         Self { rng, storm, streams: storm.streams.iter().map(|stream| world.stream(stream)).collect(), row: Row { frees: true, left: 0 } }
     }
 
-    /// What comes next: the block that is due goes, or else the next request is made; where that would be more than may live, the block that is due next goes.
+    /// Frees a block that is due. Otherwise allocates the next request, or frees the block due next if the request
+    /// would exceed the limit on live bytes.
     pub(super) fn next_operation<B: Block>(&mut self, live: &mut LiveBlocks<B>, now: u64) -> Operation<B> {
         let by = self.frees_what_is_due_by(now, live.count());
         if let Some(due) = by.and_then(|by| live.take_due(by)) {
@@ -57,7 +57,7 @@ impl<'a> Requests<'a> {
         Operation::Allocate(request, lifetime)
     }
 
-    /// The next request, and after how many operations its block is due.
+    /// The next request, and the number of operations until its block is due.
     fn next(&mut self) -> (Request, u64) {
         let size = draw_size(&mut self.rng, &self.storm.sizes);
         let stream = *self.streams.choose(&mut self.rng).unwrap_or(&StreamId::DEFAULT);
@@ -80,7 +80,7 @@ impl<'a> Requests<'a> {
         }
     }
 
-    /// When a block that is made now is due. Of those whose newest goes first, an older one is due behind every newer one.
+    /// When a new block is due. In a LIFO storm, newer blocks are due before older ones.
     pub(super) fn due(&self, now: u64, lifetime: u64) -> u64 {
         match self.storm.order {
             FreeOrder::Lifo => u64::MAX - now,
@@ -88,7 +88,7 @@ impl<'a> Requests<'a> {
         }
     }
 
-    /// A block that is due by then goes in this operation, if there is one; `None`: none does.
+    /// The latest due time of a block that this operation may free; `None` if it may free no block.
     fn frees_what_is_due_by(&mut self, now: u64, live: u64) -> Option<u64> {
         if self.storm.order != FreeOrder::Lifo {
             return Some(now);
@@ -105,8 +105,9 @@ impl<'a> Requests<'a> {
 fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
     match sizes {
         StormSizes::Choices(choices) => choices.choose(rng).copied().unwrap_or_default(),
-        // Each doubling, from one power of two to the next, is equally likely, and within it each size. Integers only, so that all machines
-        // draw the same. A doubling includes both ends: otherwise a largest size that is a power of two would be a doubling of its own.
+        // Each interval between two powers of two is equally likely, and each size within it. Only integers are used,
+        // so all machines draw the same sizes. An interval includes both ends; otherwise a maximum that is a power of
+        // two would have its own interval.
         StormSizes::LogUniform { min, max } => {
             let doubling = rng.random_range(min.0.ilog2()..=(max.0 - 1).max(min.0).ilog2());
             let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1_u64 << doubling).saturating_mul(2)));
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_uniform_sizes_stay_in_range_and_every_doubling_gets_its_share() {
+    fn log_uniform_sizes_stay_in_range_and_every_interval_gets_its_share() {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let sizes = StormSizes::LogUniform { min: Bytes::mib(1), max: Bytes::mib(64) };
         let mut shares = [0_u32; 6];

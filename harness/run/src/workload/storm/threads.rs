@@ -1,8 +1,8 @@
-//! Storms in threads: host threads that ask one allocator for memory at once, through PyTorch's front for several threads ([`SharedAllocator`]), on the rig's device.
-//!
-//! What each thread asks for comes from the seed, whatever becomes of its requests; how the threads meet does not. So what is checked holds however they meet: no
-//! address is handed out while somebody has it, blocks hold what was written, and when all threads have ended the structure and the counters are those of what they
-//! did together.
+//! Storms in threads: several host threads allocate concurrently from one [`SharedAllocator`], PyTorch's multithreaded
+//! front, on the rig's device.
+//! || The seed determines the requests of each thread, whether they succeed or not. The interleaving differs from run
+//! to run, so the checks must hold for every interleaving. No address is handed out twice, and blocks keep their
+//! contents. After all threads have ended, the structure and the counters match the sum of their operations.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -27,16 +27,15 @@ use harness_record::{Invariant, Outcome};
 use harness_scenario::steps::storm::Storm;
 use harness_scenario::{ReportKey, Step};
 
-/// The allocator of a storm, on the rig's device.
 type Front<'d> = SharedAllocator<&'d mut dyn TestDevice>;
 
-/// What was handed out, and what was written to it.
+/// A live allocation and its contents.
 struct Held {
     allocation: Allocation,
     tag: Option<Tag>,
 }
 
-/// A request, with what came of it. One that failed keeps its place, so that the requests behind it stay the same.
+/// A request and its result. A failed request keeps its entry, so later requests stay the same.
 struct Asked {
     requested: Bytes,
     held: Option<Held>,
@@ -48,14 +47,14 @@ impl Block for Asked {
     }
 }
 
-/// What one thread did, or all together.
+/// The counts of one thread, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     allocations: u64,
     frees: u64,
-    /// Requests for which there was no memory, which the allocator counts.
+    /// OOMs, which the allocator counts.
     ooms: u64,
-    /// Requests that no device could serve, which it does not count.
+    /// Requests beyond any device, which the allocator does not count.
     too_large: u64,
 }
 
@@ -70,21 +69,21 @@ impl Tally {
     }
 }
 
-/// What the threads share.
+/// The state shared by the threads.
 struct Shared<'a, 'd> {
     allocator: &'a Front<'d>,
     storm: &'a Storm,
     control: &'a Control,
-    /// What is handed out now: from each address on so many bytes.
+    /// The start and length of each live allocation.
     handed_out: Mutex<BTreeMap<DevicePtr, Bytes>>,
-    /// Set where a thread cannot go on, for the others.
+    /// Set by a thread that cannot continue, to stop the others.
     stops: AtomicBool,
 }
 
-/// Runs the storm in so many threads. Everything is freed and given back at its end.
+/// Runs the storm in this many threads, then frees and releases everything.
 pub(super) fn run(world: &mut World, step: &Step, storm: &Storm, threads: u64) -> Result<StepResult, Stop> {
     let Some(config) = world.alloc_conf.clone() else {
-        let unmet = Unmet::at(step, "an allocator with a front for several threads", format!("`{}` has none", world.arm));
+        let unmet = Unmet::at(step, "an allocator that supports threads", format!("`{}` does not", world.arm));
         return Ok(StepResult { unmet: vec![unmet], ..StepResult::default() });
     };
     let requests: Vec<Requests<'_>> = (0..threads).map(|thread| Requests::new(world, storm, thread)).collect();
@@ -99,11 +98,11 @@ pub(super) fn run(world: &mut World, step: &Step, storm: &Storm, threads: u64) -
         (ReportKey::Frees, tally.frees),
         (ReportKey::Ooms, ooms),
     ]);
-    result.notes.push(format!("{threads} threads asked one allocator at once: each for the same in every run, and how they met differs"));
+    result.notes.push(format!("{threads} threads used one allocator concurrently; their requests are the same in every run, their interleaving is not"));
     Ok(result)
 }
 
-/// One thread for each sequence of requests, on a device that has nothing else to do.
+/// Runs one thread per sequence of requests on an otherwise idle device.
 fn storm_on(
     device: &mut dyn TestDevice,
     config: Config,
@@ -115,18 +114,18 @@ fn storm_on(
     let allocator = SharedAllocator::new(device, config, Cores::PerStream);
     let shared = Shared { allocator: &allocator, storm, control, handed_out: Mutex::default(), stops: AtomicBool::new(false) };
     let done = shared.do_all(requests).and_then(|all| shared.conclude(all, granularity));
-    // Whatever came of it, the device goes back as it was.
+    // Releases everything, whether the storm succeeded or not.
     let closed = allocator.close().map_err(Stop::from);
     done.and_then(|tally| closed.map(|()| tally))
 }
 
 impl Shared<'_, '_> {
-    /// What each thread did and has left, when all have ended.
+    /// Runs all threads, and returns their counts and live blocks.
     fn do_all(&self, requests: Vec<Requests<'_>>) -> Result<Vec<(Tally, LiveBlocks<Asked>)>, Stop> {
         thread::scope(|scope| {
             let spawn = |(thread, requests)| scope.spawn(move || self.do_one(thread as u64, requests));
             let threads: Vec<_> = requests.into_iter().enumerate().map(spawn).collect();
-            // All are waited for before any error is told.
+            // Joins all threads before it returns an error.
             let all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect();
             all.into_iter().collect()
         })
@@ -151,7 +150,7 @@ impl Shared<'_, '_> {
         Ok((tally, live))
     }
 
-    /// One operation of a thread, which are numbered.
+    /// Runs one numbered operation of a thread.
     fn operate(
         &self,
         (thread, now): (u64, u64),
@@ -173,7 +172,7 @@ impl Shared<'_, '_> {
         Ok(())
     }
 
-    /// `None`: there is no memory.
+    /// `None`: out of memory.
     fn allocate(&self, request: Request, (thread, now): (u64, u64), tally: &mut Tally) -> Result<Option<Held>, Stop> {
         self.control.calls(Call::Allocate);
         let allocation = match self.allocator.allocate(request) {
@@ -192,7 +191,7 @@ impl Shared<'_, '_> {
         note_handed_out(&mut self.handed_out.lock().unwrap_or_else(PoisonError::into_inner), &allocation)?;
         let mut held = Held { allocation, tag: None };
         if self.storm.fill {
-            // An odd factor spreads thread and operation over all eight bytes, so that no two fills of the storm write the same.
+            // The odd factor spreads the thread and the operation over all eight bytes, so all tags differ.
             let tag = Tag((((thread + 1) << 32) | now).wrapping_mul(0x9e37_79b9_7f4a_7c15));
             self.control.calls(Call::Fill);
             self.allocator.device().fill(held.allocation.stream(), held.allocation.range(), tag)?;
@@ -201,19 +200,19 @@ impl Shared<'_, '_> {
         Ok(Some(held))
     }
 
-    /// Takes a block back by its address, as PyTorch does, when it holds what was written to it.
+    /// Verifies a block's contents and frees it by its address, as PyTorch does.
     fn free(&self, Held { allocation, tag }: Held) -> Result<(), Stop> {
         if let Some(tag) = tag {
             self.control.calls(Call::Verify);
             self.allocator.device().verify(allocation.stream(), allocation.range(), tag)?;
         }
-        // Before the free: behind it another thread may have the address.
+        // Removed before the free, because another thread may get the address right after it.
         self.handed_out.lock().unwrap_or_else(PoisonError::into_inner).remove(&allocation.ptr());
         self.control.calls(Call::Free);
         Ok(self.allocator.free(allocation.ptr())?)
     }
 
-    /// Checks what is there when all threads have ended, frees it, and checks that everything goes back.
+    /// Checks the state after all threads have ended, frees the live blocks, and checks that everything is released.
     fn conclude(&self, all: Vec<(Tally, LiveBlocks<Asked>)>, granularity: Bytes) -> Result<Tally, Stop> {
         let tally = all.iter().fold(Tally::default(), |sum, (tally, _)| sum.and(*tally));
         let left: Vec<Held> = all.into_iter().flat_map(|(_, live)| live.into_blocks()).filter_map(|asked| asked.held).collect();
@@ -234,11 +233,11 @@ fn violated(findings: Vec<Finding>) -> Result<(), Stop> {
     if findings.is_empty() { Ok(()) } else { Err(Stop::Violated(findings)) }
 }
 
-/// Notes what was handed out; a violation where any of it is handed out already.
+/// Tracks an allocation. An overlap with a live one is a violation.
 fn note_handed_out(handed_out: &mut BTreeMap<DevicePtr, Bytes>, allocation: &Allocation) -> Result<(), Stop> {
     let (start, end) = (allocation.ptr(), allocation.ptr().offset(allocation.size()));
     if let Some((address, size)) = handed_out.range(..end).next_back().filter(|(address, size)| address.offset(**size) > start) {
-        let expected = format!("{start} free when {} are handed out there", allocation.requested());
+        let expected = format!("{start} to be free before {} are allocated there", allocation.requested());
         let seen = format!("{size} are still in use at {address}, by one of the threads");
         return Err(Stop::Violated(vec![Finding { invariant: Invariant::AllocationsAreDisjoint, expected, seen }]));
     }
@@ -246,7 +245,7 @@ fn note_handed_out(handed_out: &mut BTreeMap<DevicePtr, Bytes>, allocation: &All
     Ok(())
 }
 
-/// Compares the counters with what the threads did together, of which so much is live.
+/// Compares the counters with the threads' counts. `live` is the total size of live blocks.
 fn check_counters(tally: &Tally, live: Bytes, stats: &MemoryStats) -> Vec<Finding> {
     let Tally { allocations, frees, ooms, .. } = *tally;
     let figures = [
@@ -258,13 +257,13 @@ fn check_counters(tally: &Tally, live: Bytes, stats: &MemoryStats) -> Vec<Findin
     let wrong = figures.into_iter().filter(|(_, did, counted)| did != counted);
     let finding = |(name, did, counted): (&str, u64, u64)| Finding {
         invariant: Invariant::CountersEqualStructure,
-        expected: format!("{name} = {did}, what all threads did together"),
+        expected: format!("{name} = {did}, the sum over all threads"),
         seen: counted.to_string(),
     };
     wrong.map(finding).collect()
 }
 
-/// After the last free and `empty_cache`.
+/// Checks that nothing is reserved after the last free and `empty_cache`.
 fn check_all_went_back(stats: &MemoryStats) -> Vec<Finding> {
     let reserved = stats.reserved_bytes.all.current;
     let (expected, seen) = ("0 B reserved after the last free and empty_cache".to_owned(), format!("{reserved} B ({})", Bytes(reserved)));

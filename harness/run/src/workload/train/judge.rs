@@ -1,4 +1,4 @@
-//! Whether a training ended as it should, in words too.
+//! Judges the end of a training.
 
 use harness_allocator::allocator::AllocatorError;
 use harness_base::words::count;
@@ -9,7 +9,7 @@ use harness_scenario::{Expected, Step};
 use crate::step_result::{StepResult, Unmet};
 use crate::world::World;
 
-/// Whether a training ended as it should: after so many iterations and retries, and what these made of its plan.
+/// Judges the end of a training: its iterations and retries, and a description of the final plan.
 pub(super) fn judge(
     world: &World,
     step: &Step,
@@ -37,16 +37,16 @@ pub(super) fn judge(
                 result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref()));
             }
             if expected == Expected::Fits {
-                result.unmet.push(Unmet::at(step, "training to its end", format!("{completed}, then {error}")));
+                result.unmet.push(Unmet::at(step, "training to finish", format!("{completed}, then {error}")));
             }
         }
     }
 }
 
-/// What retries came to, in words.
+/// Describes the effect of retries on the batch.
 pub(super) fn batch_became(train: &Train, batch: u64) -> String {
     match train.batches[0] {
-        first if first == batch => format!("the last batch was {batch}, as at first"),
+        first if first == batch => format!("the last batch was {batch}, like the first"),
         first => format!("batch {first} became {batch}"),
     }
 }

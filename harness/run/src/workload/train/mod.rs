@@ -1,12 +1,11 @@
-//! Training as a pattern of allocations: parameters and optimizer state live all the time, the forward pass makes activations, the backward pass
-//! frees them and makes gradients, and the optimizer reads and writes parameters and state. Contents are verified on the way, so that memory that
-//! was handed out twice is found.
-//!
-//! There is one implementation of an iteration ([`Training::iterate`]); it follows the [`Plan`] that it is given in all its parts.
-//!
-//! * `training`: what lives as long as the training, and its iterations; `pass`: the passes of one micro-batch; `spill`: what is kept on the host;
-//! * `ranks`: a training on several ranks;
-//! * `judge`: whether it ended as it should.
+//! Training as a pattern of allocations. Parameters and optimizer state live as long as the training. The forward pass
+//! makes activations, the backward pass frees them and makes gradients, and the optimizer reads and writes parameters
+//! and state. The training verifies contents along the way, which detects memory that was handed out twice.
+//! || There is one implementation of an iteration ([`Training::iterate`]). It follows every part of its [`Plan`].
+//! || * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`: memory on the
+//! host;
+//! * `ranks`: training on several ranks;
+//! * `judge`: judges the end.
 
 mod judge;
 mod pass;
@@ -28,7 +27,7 @@ use crate::world::World;
 use harness_scenario::steps::train::{Train, Trained};
 use harness_scenario::{Plan, ReportKey, Step};
 
-/// Runs a training, with something else after each of its iterations.
+/// Runs a training and calls `between` after each iteration.
 pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.id {
         Some(id) => world.rig.name_buffers(id, step.position.line),
@@ -54,7 +53,7 @@ pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Betwee
     Ok(result)
 }
 
-/// Does all iterations. Returns the error that ended them early, if one did.
+/// Runs all iterations. Returns the error that ended them early, if any.
 fn iterate(
     world: &mut World,
     training: &mut Training<'_>,
@@ -65,7 +64,7 @@ fn iterate(
 ) -> Result<Option<AllocatorError>, Stop> {
     let train = training.train;
     let mut plan = train.plan.clone();
-    // What a policy came down to stays: going back up would only fail again, unless the policy looks for the largest batch.
+    // A reduced batch stays: a larger one would only fail again, unless the policy searches for the largest batch.
     let mut most = u64::MAX;
     let began = world.rig.now();
     for iteration in 0..train.iterations {
@@ -78,16 +77,16 @@ fn iterate(
         tally.retries += recovered.retries;
         match recovered.answer {
             Ok(()) => {
+                tally.samples += recovered.plan.batch;
+                tally.final_batch = recovered.plan.batch;
+                tally.plan = Some(recovered.plan);
+                tally.iterations += 1;
                 plan = recovered.next;
                 if plan.batch != asked {
                     most = plan.batch;
                 }
-                tally.final_batch = recovered.plan.batch;
-                tally.plan = Some(recovered.plan);
-                tally.iterations += 1;
-                tally.samples += plan.batch;
                 if matches!(train.model, Trained::Model(_)) {
-                    // A program that looks at its loss waits for it.
+                    // A program that reads its loss waits for it.
                     world.rig.synchronize_stream(training.stream)?;
                 }
                 tally.time = world.rig.now().saturating_sub(began);
@@ -100,12 +99,12 @@ fn iterate(
     Ok(None)
 }
 
-/// What retries came to, in words: the batch, or all of the plan where the batch is the same.
+/// Describes the effect of retries: on the batch, or on the whole plan if the batch is unchanged.
 fn what_became(train: &Train, tally: &Tally) -> String {
     let first = train.batches[0];
     match &tally.plan {
         Some(plan) if plan.batch == first && *plan != train.plan => format!("{} became {plan}", train.plan),
-        Some(plan) if plan.batch == first => format!("{plan}, as at first"),
+        Some(plan) if plan.batch == first => format!("{plan}, as at the start"),
         _ => batch_became(train, tally.final_batch),
     }
 }

@@ -1,6 +1,6 @@
-//! The forward and backward pass of one micro-batch: the operations of a [`Program`], with its tensors and gradients as buffers.
-//!
-//! Tensors are freed by the rules of PyTorch's autograd: one lives as long as an operation to come reads it, or a backward pass has it saved.
+//! The forward and backward pass of one micro-batch: runs the operations of a [`Program`] with buffers for its tensors
+//! and gradients.
+//! || Tensors live as in PyTorch's autograd: as long as a later operation reads them or a backward pass has saved them.
 
 use std::ops::Range;
 
@@ -14,39 +14,38 @@ use crate::world::World;
 use harness_scenario::DeviceKind;
 use harness_scenario::model::{Gradient, ParameterId, Program, Segment, TensorId};
 
-/// Memory that cuBLAS takes once for each thread that calls it, and keeps: one for forward passes, one for backward passes.
+/// cuBLAS allocates a workspace once per calling thread and keeps it: one for forward and one for backward passes.
 #[derive(Debug, Default)]
 pub(super) struct Workspaces {
     pub(super) forward: Option<Buffer>,
     pub(super) backward: Option<Buffer>,
 }
 
-/// What PyTorch 2.11 has cuBLAS use on devices of compute capability 9.0 (`getChosenWorkspaceSize`,
+/// PyTorch 2.11's cuBLAS workspace on devices of compute capability 9.0 (`getChosenWorkspaceSize`,
 /// <https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/cuda/CublasHandlePool.cpp>).
 const CUBLAS_WORKSPACE: Bytes = Bytes::mib(32);
 
-/// Multiplications with additions that a simulated device does in a nanosecond: a model, half of the 67 TFLOPS in 32-bit numbers that the data sheet of the
-/// H100 SXM names (<https://www.nvidia.com/en-us/data-center/h100/>), whatever the precision.
+/// Multiply-adds per nanosecond on a simulated device, for every precision. This model uses half of the 67 TFLOPS
+/// (32-bit) in the data sheet of the H100 SXM (<https://www.nvidia.com/en-us/data-center/h100/>).
 const MULTIPLICATIONS_PER_NANOSECOND: u64 = 33_500;
 
-/// A tensor, where it has memory now.
 #[derive(Debug, Default)]
 struct Tensor {
     buffer: Option<Buffer>,
-    /// Operations to come that read it.
+    /// Later operations that read it.
     reads: u32,
-    /// Backward passes that have it saved, and checkpoints that begin with it.
+    /// Backward passes that saved it, and checkpoints that begin with it.
     saves: u32,
 }
 
-/// Memory that carries a gradient, of one tensor or of several.
+/// Memory of a gradient, shared by one or several tensors.
 #[derive(Debug)]
 struct Flow {
     buffer: Option<Buffer>,
     tensors: u32,
 }
 
-/// One pass. Whatever happens, [`Pass::free`] gives back what it holds.
+/// The state of one pass. [`Pass::into_buffers`] returns its remaining buffers, even after a failure.
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
     program: &'a Program,
@@ -54,15 +53,15 @@ pub(super) struct Pass<'a> {
     stream: StreamId,
     tensors: Vec<Tensor>,
     flows: Vec<Flow>,
-    /// Which flow carries the gradient of each tensor.
+    /// The flow that carries each tensor's gradient.
     gradients: Vec<Option<usize>>,
-    /// What the operation at hand needs only while it runs.
+    /// Temporary buffers of the current operation.
     scratch: Vec<Buffer>,
-    /// Whether saved tensors stay.
+    /// Whether saved tensors stay allocated.
     retains: bool,
-    /// Saved tensors that are kept on the host, if they are.
+    /// Saved tensors on the host, if they are spilled.
     on_host: Option<SavedOnHost<'a>>,
-    /// What came back from there for the operation at hand, and for the checkpointed segment that it is of.
+    /// Buffers fetched from the host for the current operation and its checkpointed segment.
     fetched: Vec<Buffer>,
 }
 
@@ -76,12 +75,11 @@ impl<'a> Pass<'a> {
         Self { program, makers: program.makers(), stream, tensors, flows, gradients, scratch, retains, on_host, fetched }
     }
 
-    /// The same with saved tensors on the host.
+    /// Spills saved tensors to the host.
     pub(super) fn saving_on_host(self, on_host: Option<SavedOnHost<'a>>) -> Self {
         Self { on_host, ..self }
     }
 
-    /// Does the forward pass.
     pub(super) fn forward_pass(
         &mut self,
         world: &mut World,
@@ -102,7 +100,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Does the backward pass, behind the forward pass.
+    /// Runs the backward pass, after the forward pass.
     pub(super) fn backward_pass(
         &mut self,
         world: &mut World,
@@ -117,8 +115,9 @@ impl<'a> Pass<'a> {
         Ok(self.compute(world, &segments)?)
     }
 
-    /// Keeps the stream of a simulated device busy for as long as the arithmetic takes: the forward pass once, twice as much for the backward pass, and
-    /// once more what is done again. A GPU fills and reads what it is given, and no arithmetic is done there. Where nothing is timed, it is left out.
+    /// Keeps a simulated device's stream busy for the duration of the arithmetic: once for the forward pass, twice for
+    /// the backward pass, and once more for recomputation. A real GPU only fills and reads memory. Untimed runs skip
+    /// this.
     fn compute(&self, world: &mut World, segments: &[Segment]) -> Result<(), Stop> {
         if !world.rig.is_timed() || world.device != DeviceKind::Simulated {
             return Ok(());
@@ -133,7 +132,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Does the operations of a segment. Of a checkpointed one only the inputs are kept.
+    /// Runs the operations of a segment. A checkpointed segment keeps only its inputs.
     fn forward(&mut self, world: &mut World, segment: &Segment, saves: bool, workspaces: &mut Workspaces) -> Result<(), Failed> {
         if segment.is_checkpointed {
             self.keep(world, segment.operations.start, &self.inputs_of(&segment.operations), &[])?;
@@ -141,7 +140,7 @@ impl<'a> Pass<'a> {
         segment.operations.clone().try_for_each(|index| self.forward_one(world, index, saves, None, workspaces))
     }
 
-    /// Tensors that operations read and that were made before them, each once.
+    /// The distinct tensors that these operations read and earlier operations made.
     fn inputs_of(&self, operations: &Range<usize>) -> Vec<TensorId> {
         let is_input = |tensor: &TensorId| self.makers[*tensor].is_none_or(|maker| maker < operations.start);
         let read = self.program.operations[operations.clone()].iter().flat_map(|operation| &operation.reads);
@@ -151,7 +150,7 @@ impl<'a> Pass<'a> {
         inputs
     }
 
-    /// Does one operation. Where it is done `again_from` an operation, reads count of what was made by that one or a later one.
+    /// Runs one operation. In a recomputation from `again_from`, only reads of tensors made since that operation count.
     fn forward_one(
         &mut self,
         world: &mut World,
@@ -170,7 +169,7 @@ impl<'a> Pass<'a> {
         self.work_in(world, operation.workspace)?;
         match (saves, again_from) {
             (true, None) => self.keep(world, index, &operation.saves, &operation.saves_parameters)?,
-            // What a checkpointed segment saves when it is done again is used soon.
+            // The backward pass soon uses what a recomputed segment saves, so it stays on the device.
             (true, Some(_)) => self.keep_on_device(&operation.saves),
             (false, _) => {}
         }
@@ -185,8 +184,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Keeps tensors for the backward pass of an operation, or of the segment that begins there: where they are, or on the host with the parameters that
-    /// are saved beside them.
+    /// Keeps tensors for the backward pass of an operation, or of the segment that begins there: on the device, or on
+    /// the host together with the saved parameters.
     fn keep(&mut self, world: &mut World, operation: usize, tensors: &[TensorId], parameters: &[ParameterId]) -> Result<(), Failed> {
         let Some(on_host) = &mut self.on_host else {
             self.keep_on_device(tensors);
@@ -202,13 +201,14 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Has back from the host what was kept there of an operation, or of the segment that begins there. Whether it was kept there.
+    /// Fetches the tensors of an operation, or of the segment that begins there, from the host. Returns whether they
+    /// were on the host.
     fn fetch(&mut self, world: &mut World, operation: usize) -> Result<bool, Failed> {
         let Some(on_host) = &mut self.on_host else { return Ok(false) };
         on_host.fetch(world, operation, &mut self.fetched, self.retains, self.stream)
     }
 
-    /// Lets tensors go that were kept, where they were, or what came back of them from the host.
+    /// Frees kept tensors, or their copies fetched from the host.
     fn let_kept_go(&mut self, world: &mut World, tensors: &[TensorId], fetched: Option<usize>) -> Result<(), Stop> {
         if let Some(first) = fetched {
             return free_all(world, self.fetched.drain(first..).collect::<Vec<_>>());
@@ -220,7 +220,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Takes memory for as long as something is computed.
+    /// Allocates a workspace for the duration of a computation.
     fn work_in(&mut self, world: &mut World, workspace: Bytes) -> Result<(), Failed> {
         if workspace > Bytes::ZERO {
             let buffer = make(world, workspace, self.stream)?;
@@ -237,7 +237,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Goes through a segment from its last operation to its first; a checkpointed one is done again before.
+    /// Runs a segment backward. A checkpointed segment is first recomputed.
     fn backward(
         &mut self,
         world: &mut World,
@@ -266,7 +266,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The backward pass of one operation: the gradients of what it read and of its parameters are made, what it saved is read and let go.
+    /// Runs the backward pass of one operation: makes the gradients of its inputs and parameters, and reads and frees
+    /// its saved tensors.
     fn backward_one(
         &mut self,
         world: &mut World,
@@ -295,7 +296,7 @@ impl<'a> Pass<'a> {
             parameters.make(world, parameter, self.stream)?;
             self.work_in(world, std::mem::take(&mut workspace))?;
         }
-        // A checked run verifies what is freed in any case.
+        // A checked run verifies buffers anyway when it frees them.
         if world.rig.is_timed() || self.retains {
             let there = operation.saves.iter().filter_map(|&saved| self.tensors[saved].buffer.as_ref());
             for buffer in there.chain(&self.fetched[first..]) {
@@ -312,7 +313,7 @@ impl<'a> Pass<'a> {
         outgoing.into_iter().try_for_each(|(tensor, flow)| self.arrive(world, tensor, flow))
     }
 
-    /// Makes the gradient of a tensor, or hands the incoming one on.
+    /// Makes the gradient of a tensor, or passes the incoming one on.
     fn gradient(
         &mut self,
         world: &mut World,
@@ -340,7 +341,7 @@ impl<'a> Pass<'a> {
         if flow.tensors == 0 { free_all(world, flow.buffer.take()) } else { Ok(()) }
     }
 
-    /// A gradient arrives at a tensor; where one is there already, they are added up: in place, where nobody else has that memory.
+    /// Adds a gradient to a tensor. A second gradient is added in place if no other tensor shares the memory.
     fn arrive(&mut self, world: &mut World, tensor: TensorId, flow: usize) -> Result<(), Failed> {
         let Some(there) = self.gradients[tensor] else {
             self.gradients[tensor] = Some(flow);
@@ -361,8 +362,9 @@ impl<'a> Pass<'a> {
         Ok(self.let_go(world, flow)?)
     }
 
-    /// What is left when the passes are over, in the order of the forward pass: with a retained graph what was saved, else the inputs; where a
-    /// pass failed all that it had made. `retain`: what it saved on the host stays there.
+    /// The remaining buffers in the order of the forward pass. After a success these are the saved tensors of a
+    /// retained graph, else the inputs; after a failure everything the pass made. `retain` keeps saved tensors on the
+    /// host.
     pub(super) fn into_buffers(mut self, retain: bool) -> impl Iterator<Item = Buffer> {
         self.on_host.take().into_iter().for_each(|on_host| on_host.end(retain));
         let tensors = self.tensors.into_iter().filter_map(|tensor| tensor.buffer);
@@ -371,19 +373,20 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The gradients of the parameters, as one iteration makes them.
+/// The gradients of the parameters during one iteration.
 pub(super) struct ParameterGradients<'a> {
     pub(super) sizes: &'a [Bytes],
-    /// Those there are.
+    /// The existing gradients.
     pub(super) buffers: &'a mut [Option<Buffer>],
-    /// Parameters whose gradients this iteration made.
+    /// Parameters whose gradients this iteration created.
     pub(super) made: &'a mut Vec<ParameterId>,
-    /// Parameters that a gradient came for, as often as one came: those of which several operations make a part come several times.
+    /// The parameter of each computed gradient, in order. A parameter that several operations use appears several
+    /// times.
     pub(super) arrived: &'a mut Vec<ParameterId>,
 }
 
 impl ParameterGradients<'_> {
-    /// Makes the gradient of a parameter; where there is one, the new one is added to it and goes.
+    /// Makes the gradient of a parameter. If there is one already, adds the new one to it and frees the new one.
     fn make(&mut self, world: &mut World, parameter: ParameterId, stream: StreamId) -> Result<(), Failed> {
         world.rig.name_purpose("gradients");
         let new = make(world, self.sizes[parameter], stream)?;

@@ -1,4 +1,4 @@
-//! What a training keeps in host memory: saved tensors while they wait for their backward pass, and the optimizer's state.
+//! The host memory of a training: saved tensors that wait for their backward pass, and the optimizer's state.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +11,25 @@ use crate::workload::memory::{Failed, take};
 use crate::world::World;
 use harness_record::HostUse;
 
-/// The host memory of a training. What is not needed any more is kept for the next of its size, as PyTorch's allocator of pinned memory does, and goes back
-/// after a failed attempt and at the end.
+/// The host memory of a training. Unused memory is cached for requests of the same size, as in PyTorch's allocator for
+/// pinned memory. It is freed after a failed attempt and at the end.
 #[derive(Debug, Default)]
 pub(super) struct HostStore {
     spare: BTreeMap<(HostMemory, Bytes), Vec<HostBuffer>>,
-    /// What graphs that are never given up keep.
+    /// Memory of retained graphs.
     retained: Vec<HostBuffer>,
-    /// Bytes of all of it, wherever it is.
+    /// The total size of live and cached memory.
     held: Bytes,
     usage: HostUse,
 }
 
 impl HostStore {
-    /// The most that was held, and what was copied.
+    /// The peak of live and cached memory, and the copied bytes.
     pub(super) const fn usage(&self) -> HostUse {
         self.usage
     }
 
-    /// Host memory of this size.
+    /// Returns host memory of this size, from the cache if possible.
     pub(super) fn take(&mut self, world: &mut World, size: Bytes, memory: &HostMemory) -> Result<HostBuffer, Failed> {
         if let Some(spare) = self.spare.get_mut(&(memory.clone(), size)).and_then(Vec::pop) {
             return Ok(spare);
@@ -44,7 +44,7 @@ impl HostStore {
         }
     }
 
-    /// Takes host memory back that is not needed any more.
+    /// Returns host memory to the cache.
     pub(super) fn put_back(&mut self, buffer: HostBuffer) {
         self.spare.entry((buffer.memory().clone(), buffer.size())).or_default().push(buffer);
     }
@@ -61,7 +61,7 @@ impl HostStore {
         world.rig.copy_to_device(from, to, stream)
     }
 
-    /// Gives back what is not needed.
+    /// Frees the cached memory.
     pub(super) fn give_back_spare(&mut self, world: &mut World) -> Result<(), Stop> {
         for buffer in std::mem::take(&mut self.spare).into_values().flatten() {
             self.held -= buffer.size();
@@ -70,33 +70,33 @@ impl HostStore {
         Ok(())
     }
 
-    /// Gives everything back but what was taken and not put back.
+    /// Frees everything except memory that was taken and not put back.
     pub(super) fn free(mut self, world: &mut World) -> Result<(), Stop> {
         std::mem::take(&mut self.retained).into_iter().for_each(|buffer| self.put_back(buffer));
         self.give_back_spare(world)
     }
 
-    /// How many buffers of graphs are retained.
+    /// The number of buffers of retained graphs.
     pub(super) const fn retained(&self) -> usize {
         self.retained.len()
     }
 
-    /// Gives up what was retained behind so many buffers.
+    /// Drops retained buffers until `kept` are left.
     pub(super) fn give_up_retained(&mut self, kept: usize) {
         let dropped: Vec<HostBuffer> = self.retained.drain(kept..).collect();
         dropped.into_iter().for_each(|buffer| self.put_back(buffer));
     }
 }
 
-/// The saved tensors of a pass on the host, as PyTorch's `save_on_cpu` keeps them: each that an operation saves is copied when it is saved, and the
-/// host waits for the copy.
+/// The saved tensors of a pass on the host, as with PyTorch's `save_on_cpu`: each is copied when an operation saves it,
+/// and the host waits for the copy.
 #[derive(Debug)]
 pub(super) struct SavedOnHost<'a> {
     memory: HostMemory,
     store: &'a mut HostStore,
-    /// What operations may save beside tensors.
+    /// Operations may save parameters as well as tensors.
     parameters: &'a [Buffer],
-    /// By operation that saves them, or by the first one of a checkpointed segment, whose inputs they are.
+    /// By the operation that saved them, or for the inputs of a checkpointed segment, by its first operation.
     saved: BTreeMap<usize, Vec<HostBuffer>>,
 }
 
@@ -105,7 +105,7 @@ impl<'a> SavedOnHost<'a> {
         Self { memory, store, parameters, saved: BTreeMap::new() }
     }
 
-    /// Saves what an operation saves, also if it is nothing.
+    /// Copies the saved tensors and parameters of an operation; there may be none.
     pub(super) fn save<'b>(
         &mut self,
         world: &mut World,
@@ -130,8 +130,8 @@ impl<'a> SavedOnHost<'a> {
         Ok(())
     }
 
-    /// Makes what was saved there again, one buffer after the other at the end of `into`. `keep`: it stays on the host to the end of the training.
-    /// Whether anything was saved for that operation.
+    /// Copies the saved buffers of an operation back to the device, and appends them to `into`. With `keep`, the host
+    /// copies stay to the end of the training. Returns whether the operation saved anything.
     pub(super) fn fetch(
         &mut self,
         world: &mut World,
@@ -153,7 +153,7 @@ impl<'a> SavedOnHost<'a> {
         Ok(true)
     }
 
-    /// The pass is over.
+    /// Ends the pass.
     pub(super) fn end(self, retain: bool) {
         let left = self.saved.into_values().flatten();
         if retain {

@@ -1,4 +1,4 @@
-//! [`Training`]: what lives as long as a training, and what an iteration does with it.
+//! [`Training`]: the long-lived memory of a training, and its iterations.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,49 +19,49 @@ use harness_scenario::{Plan, Precision};
 
 pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
-/// What lives as long as the training.
+/// The long-lived memory of a training.
 pub(super) struct Training<'a> {
     pub(super) train: &'a Train,
     pub(super) stream: StreamId,
     pub(super) sizes: Vec<Bytes>,
     parameters: Vec<Buffer>,
-    /// What is there beside them, and not trained.
+    /// Model buffers that are not trained.
     constants: Vec<Buffer>,
-    /// The optimizer's state, as far as it is on the device.
+    /// The part of the optimizer's state on the device.
     state: Vec<Buffer>,
-    /// The rest of it.
+    /// The part on the host.
     state_on_host: Vec<HostBuffer>,
     pub(super) host: HostStore,
-    /// The gradient of each parameter, where there is one between iterations.
+    /// The gradients that exist between iterations.
     gradients: Vec<Option<Buffer>>,
     workspaces: Workspaces,
-    /// What graphs that are never given up keep.
+    /// Memory of retained graphs.
     retained: Vec<Buffer>,
     programs: Programs<'a>,
 }
 
-/// What an iteration began with, and what it made.
+/// The state at the start of an iteration, and what it made since.
 pub(super) struct Begun {
-    /// Allocated beside what the training holds.
+    /// Allocated bytes apart from the training's own.
     allocated: u64,
     retained: usize,
     state: usize,
-    /// Buffers on the host: of retained graphs, and of the optimizer's state.
+    /// The numbers of buffers on the host: of retained graphs, and of the optimizer's state.
     on_host: (usize, usize),
-    /// Parameters whose gradients it made.
+    /// Parameters whose gradients it created.
     made: Vec<usize>,
-    /// Parameters that gradients came for.
+    /// The parameter of each computed gradient.
     pub(super) arrived: Vec<usize>,
 }
 
-/// Programs that were computed, to be used again.
+/// A cache of computed programs.
 struct Programs<'a> {
     model: &'a Trained,
     known: BTreeMap<(u64, u64, bool), Rc<Program>>,
 }
 
 impl Programs<'_> {
-    /// Most that are kept.
+    /// The size of the cache.
     const MOST: usize = 16;
 
     fn of(&mut self, samples: u64, length: u64, precision: Precision) -> Rc<Program> {
@@ -82,21 +82,21 @@ impl Programs<'_> {
 pub(super) struct Tally {
     pub(super) iterations: u64,
     pub(super) samples: u64,
-    /// Of all iterations, failed tries included.
+    /// Of all iterations, including failed attempts.
     pub(super) time: Nanos,
     pub(super) final_batch: u64,
-    /// How the last iteration that completed was done.
+    /// The plan of the last completed iteration.
     pub(super) plan: Option<Plan>,
     pub(super) retries: u64,
     pub(super) ooms: u64,
     pub(super) retained: u64,
     pub(super) host: HostUse,
-    /// Of the last request that failed.
+    /// Of the last failed request.
     pub(super) shortage: Option<Shortage>,
 }
 
 impl Tally {
-    /// Takes a failure for lack of memory as data.
+    /// Separates OOM, which is data, from other failures.
     pub(super) fn answer<T>(&mut self, done: Result<T, Failed>) -> Answer<T> {
         match done {
             Ok(value) => Ok(Ok(value)),
@@ -137,14 +137,15 @@ impl<'a> Training<'a> {
         for size in self.train.model.constants() {
             self.constants.push(make(world, size, self.stream)?);
         }
-        // PyTorch's optimizers make their state in the first update; one of which only sizes are known has it from the start.
+        // PyTorch's optimizers create their state in the first update. A model given only by sizes has it from the
+        // start.
         match &self.train.model {
             Trained::Uniform(_) => self.make_state(world, 1, self.train.optimizer.copies()),
             Trained::Model(_) => Ok(()),
         }
     }
 
-    /// Makes so many buffers for each parameter, each of so many copies of it.
+    /// Makes `buffers` buffers per parameter, each `copies` times its size.
     fn make_state(&mut self, world: &mut World, buffers: u64, copies: u64) -> Result<(), Failed> {
         world.rig.name_purpose("optimizer state");
         for &size in self.sizes.iter().filter(|_| copies > 0) {
@@ -155,14 +156,14 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// What it holds between iterations.
+    /// The bytes that the training holds between iterations.
     fn held(&self) -> u64 {
         let workspaces = self.workspaces.forward.iter().chain(&self.workspaces.backward);
         let lasting = self.parameters.iter().chain(&self.constants).chain(&self.state).chain(workspaces).chain(&self.retained);
         lasting.chain(self.gradients.iter().flatten()).map(|buffer| buffer.size().0).sum()
     }
 
-    /// Does one iteration by the plan.
+    /// Runs one iteration by the plan.
     pub(super) fn iterate(&mut self, world: &mut World, plan: &Plan, length: u64, tally: &mut Tally) -> Answer<()> {
         let mut begun = self.begin(world);
         let spilled = self.spill_state(world, plan);
@@ -178,7 +179,6 @@ impl<'a> Training<'a> {
         Ok(answer)
     }
 
-    /// An iteration begins.
     pub(super) fn begin(&self, world: &World) -> Begun {
         let allocated = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
         Begun {
@@ -191,7 +191,7 @@ impl<'a> Training<'a> {
         }
     }
 
-    /// An iteration is over. Where it failed, everything that it made is freed, and parameters and state are verified.
+    /// Ends an iteration. After a failure, frees everything it made and verifies parameters and state.
     pub(super) fn end(&mut self, world: &mut World, begun: Begun, failed: bool, tally: &mut Tally) -> Result<(), Stop> {
         let Begun { allocated: before, retained, state, on_host, made, .. } = begun;
         if failed {
@@ -209,7 +209,7 @@ impl<'a> Training<'a> {
         let after = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
         if failed {
             tally.retained = tally.retained.max(after.saturating_sub(before));
-            // A check that is no part of the training: a timed run goes without.
+            // This check is not part of the training, so timed runs skip it.
             if !world.rig.is_timed() {
                 self.verify(world)?;
             }
@@ -217,20 +217,20 @@ impl<'a> Training<'a> {
         if after != before {
             world.rig.note(Finding {
                 invariant: Invariant::OomChangesOnlyTheCache,
-                expected: format!("{before} B allocated after an iteration as before it, beside what the training keeps"),
+                expected: format!("{before} B allocated after an iteration, as before it, apart from the training's own memory"),
                 seen: format!("{after} B"),
             });
         }
         Ok(())
     }
 
-    /// What one micro-batch does, by its number: the larger ones come first.
+    /// The operations of one micro-batch. If the batch does not divide evenly, the first micro-batches are larger.
     pub(super) fn program(&mut self, plan: &Plan, part: u64, length: u64) -> Rc<Program> {
         let (each, rest) = (plan.batch / plan.micro_batches, plan.batch % plan.micro_batches);
         self.programs.of(each + u64::from(part < rest), length, plan.precision)
     }
 
-    /// The forward and the backward pass of one micro-batch.
+    /// Runs the forward and backward pass of one micro-batch.
     pub(super) fn pass(&mut self, world: &mut World, plan: &Plan, (part, length): (u64, u64), begun: &mut Begun) -> Result<(), Failed> {
         let program = self.program(plan, part, length);
         let saved = plan.spilled.activations.clone();
@@ -248,20 +248,20 @@ impl<'a> Training<'a> {
         done
     }
 
-    /// The forward pass of a rank, which meets the others behind it.
+    /// Runs the forward pass of a rank, which may agree with the others afterward.
     pub(super) fn forward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>) -> Result<(), Failed> {
         world.rig.name_purpose("activations");
         pass.forward_pass(world, plan.checkpoint_every, &mut self.workspaces)
     }
 
-    /// The backward pass of a rank.
+    /// Runs the backward pass of a rank.
     pub(super) fn backward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>, begun: &mut Begun) -> Result<(), Failed> {
         let Begun { made, arrived, .. } = begun;
         let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
         pass.backward_pass(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients)
     }
 
-    /// What a pass leaves is kept with its graph, or freed.
+    /// Keeps the remaining buffers of a pass with its graph, or frees them.
     pub(super) fn end_pass(&mut self, world: &mut World, left: Vec<Buffer>, keep: bool) -> Result<(), Stop> {
         if keep {
             self.retained.extend(left);
@@ -270,8 +270,9 @@ impl<'a> Training<'a> {
         free_all(world, left)
     }
 
-    /// The optimizer reads and writes parameters and state. That of a model makes its state the first time; Adam computes the roots of one of its
-    /// moments apart, in all parameters at once (`foreach`, PyTorch's choice on a GPU).
+    /// Runs the optimizer, which reads and writes parameters and state. A model's optimizer creates its state in the
+    /// first update. Adam computes the square roots of a moment separately, for all parameters together (`foreach`,
+    /// PyTorch's default on a GPU).
     pub(super) fn update(&mut self, world: &mut World) -> Result<(), Failed> {
         if matches!(self.train.model, Trained::Model(_)) {
             let copies = self.train.optimizer.copies();
@@ -289,7 +290,7 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// Moves the optimizer's state to the host, where the plan wants it there. What was moved stays there whether or not the attempt succeeds.
+    /// Moves the optimizer's state to the host if the plan says so. Moved state stays there even if the attempt fails.
     fn spill_state(&mut self, world: &mut World, plan: &Plan) -> Result<(), Failed> {
         let Some(memory) = &plan.spilled.optimizer_state else { return Ok(()) };
         while let Some(buffer) = self.state.last() {
@@ -303,8 +304,8 @@ impl<'a> Training<'a> {
         Ok(())
     }
 
-    /// The optimizer works on the host: gradients are copied there, and parameters back. What it computes is not done: a parameter comes back with what went
-    /// down as its gradient, so that its contents show whether both copies were right.
+    /// Runs the optimizer on the host: copies gradients there and parameters back. The arithmetic is skipped. Each
+    /// parameter receives the contents of its gradient, so verification covers both copies.
     fn update_on_host(&mut self, world: &mut World, memory: &HostMemory) -> Result<(), Failed> {
         if self.state_on_host.is_empty() {
             for &size in &self.sizes {
@@ -327,7 +328,7 @@ impl<'a> Training<'a> {
         done
     }
 
-    /// Copies all gradients to the host, and waits for them.
+    /// Copies all gradients to the host and waits.
     fn send_gradients(&mut self, world: &mut World, memory: &HostMemory, staged: &mut Vec<(usize, HostBuffer)>) -> Result<(), Failed> {
         for (parameter, gradient) in self.gradients.iter().enumerate() {
             let Some(gradient) = gradient else { continue };
@@ -339,7 +340,7 @@ impl<'a> Training<'a> {
         Ok(world.rig.synchronize_stream(self.stream)?)
     }
 
-    /// Holds a copy of every parameter for a moment.
+    /// Temporarily allocates a copy of every parameter.
     fn compute_apart(&self, world: &mut World) -> Result<(), Failed> {
         let mut copies = Vec::with_capacity(self.sizes.len());
         let done = self.sizes.iter().try_for_each(|&size| make(world, size, self.stream).map(|copy| copies.push(copy)));
@@ -351,7 +352,6 @@ impl<'a> Training<'a> {
         self.parameters.iter().chain(&self.state).try_for_each(|buffer| world.rig.verify(buffer, self.stream))
     }
 
-    /// Gives everything back.
     pub(super) fn free(mut self, world: &mut World) -> Result<(), Stop> {
         std::mem::take(&mut self.state_on_host).into_iter().for_each(|state| self.host.put_back(state));
         self.host.free(world)?;

@@ -18,7 +18,7 @@ use crate::session::{Plan, Selection};
 use crate::workload::storm;
 use crate::workload::tests::{scenario_in, simulated, world_on};
 
-/// A storm with these fields. No size takes more than the smallest segment, so that a device that lies about segments lies about blocks.
+/// Sizes are at most the smallest segment, so a device that lies about segments lies about blocks.
 fn storm_of(memory: &str, fields: &str) -> Scenario {
     let step = format!(
         "storm: {{ id: s, operations: 600, sizes: {{ min: 512B, max: 1MiB }}, live: 8MiB, lifetime: {{ min: 1, max: 60 }}, {fields} }}"
@@ -33,7 +33,7 @@ fn run_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions
     (world, result)
 }
 
-/// Runs it to its end, and checks that the device is left as it was. Returns what it reports, and the notes.
+/// Runs the storm and checks that the device is left unchanged. Returns the reports and the notes.
 fn passes(scenario: &Scenario) -> (BTreeMap<ReportKey, u64>, Vec<String>) {
     let (mut world, result) = run_on(Box::new(simulated(scenario)), scenario, &RigOptions::default());
     let StepResult { reports, notes, unmet, outcome, .. } = result.unwrap();
@@ -45,7 +45,7 @@ fn passes(scenario: &Scenario) -> (BTreeMap<ReportKey, u64>, Vec<String>) {
     (reports, notes)
 }
 
-/// What is found wrong in a storm on a device that is not right.
+/// The invariants violated by a storm on a faulty device.
 fn found(device: impl TestDevice + 'static, fields: &str) -> Vec<Invariant> {
     match run_on(Box::new(device), &storm_of("1GiB", fields), &RigOptions::default()).1 {
         Err(Stop::Violated(findings)) => findings.into_iter().map(|finding| finding.invariant).collect(),
@@ -54,7 +54,7 @@ fn found(device: impl TestDevice + 'static, fields: &str) -> Vec<Invariant> {
 }
 
 #[test]
-fn however_threads_meet_they_report_the_same_where_there_is_memory() {
+fn threads_report_the_same_in_every_run_if_memory_suffices() {
     for fields in ["threads: 4", "threads: 4, fill: false", "threads: 64, fill: false"] {
         let scenario = storm_of("2GiB", fields);
         let (once, again) = (passes(&scenario), passes(&scenario));
@@ -65,17 +65,17 @@ fn however_threads_meet_they_report_the_same_where_there_is_memory() {
 }
 
 #[test]
-fn a_request_that_fails_in_a_thread_is_counted_and_those_behind_it_stay_the_same() {
+fn a_failed_request_of_a_thread_is_counted_and_later_requests_stay_the_same() {
     let asked = |memory: &str| {
         let reports = passes(&storm_of(memory, "threads: 4")).0;
         (reports[&ReportKey::Ooms], reports[&ReportKey::Allocations] + reports[&ReportKey::Ooms])
     };
     let (ample, short) = (asked("1GiB"), asked("4MiB"));
     assert!(ample.0 == 0 && short.0 > 0, "{ample:?} {short:?}");
-    assert_eq!(ample.1, short.1, "each thread asks as often");
+    assert_eq!(ample.1, short.1, "each thread makes the same number of requests");
 }
 
-/// Gives the first segment's addresses out once more.
+/// Returns the first segment's address for every request.
 struct GivesTwice {
     inner: SimDevice,
     first: Option<DevicePtr>,
@@ -102,7 +102,7 @@ impl wrapper::DeviceWrapper for GivesTwice {
 
 impl TestDeviceWrapper for GivesTwice {}
 
-/// Forgets one write in a hundred.
+/// Loses every hundredth write.
 struct Forgets {
     inner: SimDevice,
     fills: u64,
@@ -128,19 +128,19 @@ impl TestDeviceWrapper for Forgets {
 }
 
 #[test]
-fn addresses_that_are_handed_out_twice_are_found() {
+fn addresses_handed_out_twice_are_found() {
     let device = GivesTwice { inner: SimDevice::new(SimConfig::default()), first: None };
     assert_eq!(found(device, "threads: 4, fill: false"), [Invariant::AllocationsAreDisjoint]);
 }
 
 #[test]
-fn contents_that_are_lost_are_found() {
+fn lost_contents_are_found() {
     let device = Forgets { inner: SimDevice::new(SimConfig::default()), fills: 0 };
     assert_eq!(found(device, "threads: 4"), [Invariant::ContentsAreIntact]);
 }
 
 #[test]
-fn what_reaches_into_another_block_is_found() {
+fn overlapping_blocks_are_found() {
     let mut devices = [(); 2].map(|()| SimDevice::new(SimConfig::default()));
     let mut allocators = [(); 2].map(|()| AllocatorKind::Caching.build());
     let mut ask = |which: usize, size: u64| allocators[which].allocate(&mut devices[which], Request::new(Bytes(size))).unwrap();
@@ -148,7 +148,7 @@ fn what_reaches_into_another_block_is_found() {
     for apart in [ask(0, 512), ask(0, 4096)] {
         assert_eq!(note_handed_out(&mut handed_out, &apart), Ok(()));
     }
-    // Two fresh devices have the same addresses.
+    // Two new devices have the same addresses.
     for again in [ask(1, 512), ask(1, 1024)] {
         let Err(Stop::Violated(findings)) = note_handed_out(&mut handed_out, &again) else { panic!("{again:?}") };
         assert_eq!(findings[0].invariant, Invariant::AllocationsAreDisjoint, "{findings:?}");
@@ -156,7 +156,7 @@ fn what_reaches_into_another_block_is_found() {
 }
 
 #[test]
-fn counters_that_lost_an_update_and_memory_that_stays_are_found() {
+fn a_lost_counter_update_and_memory_that_stays_reserved_are_found() {
     let mut device = SimDevice::new(SimConfig::default());
     let mut allocator = AllocatorKind::Caching.build();
     let held = allocator.allocate(&mut device, Request::new(Bytes::kib(1))).unwrap();
@@ -172,7 +172,7 @@ fn counters_that_lost_an_update_and_memory_that_stays_are_found() {
 }
 
 #[test]
-fn threads_stop_when_the_run_should_and_another_allocator_says_that_it_has_no_front() {
+fn threads_stop_with_the_run_and_other_allocators_are_refused() {
     let scenario = storm_of("1GiB", "threads: 4");
     let control = Control::new(Arc::new(AtomicBool::new(true)));
     let options = RigOptions { control: Arc::new(control), ..RigOptions::default() };
@@ -196,7 +196,7 @@ fn records(plan: &Plan) -> Records {
 }
 
 #[test]
-fn the_records_of_two_runs_are_the_same_to_the_byte_and_have_no_times() {
+fn the_records_of_two_runs_are_byte_identical_and_have_no_times() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/storm_threads.yaml");
     let plan = plan(Scenario::load(&path).unwrap(), Selection::default());
     let (once, again) = (records(&plan), records(&plan));
@@ -208,7 +208,7 @@ fn the_records_of_two_runs_are_the_same_to_the_byte_and_have_no_times() {
 }
 
 #[test]
-fn an_allocator_without_a_front_for_threads_is_skipped_with_the_reason() {
+fn an_allocator_without_thread_support_is_skipped_with_the_reason() {
     let text = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching, bfc, direct, rmm_pool, async_pool]\nsteps:\n  - storm: { id: s, threads: 2, operations: 50, sizes: 1MiB, live: 8MiB, lifetime: { min: 1, max: 9 } }\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap();
     let runs = records(&plan(scenario, Selection::default())).runs;
@@ -217,6 +217,6 @@ fn an_allocator_without_a_front_for_threads_is_skipped_with_the_reason() {
         verdict => format!("{verdict:?}"),
     };
     let told: Vec<String> = runs.iter().map(skipped).collect();
-    let reason = |arm| format!("`{arm}` has no front for several threads, which a storm of the scenario needs");
+    let reason = |arm| format!("a storm of the scenario needs threads, which `{arm}` does not support");
     assert_eq!(told, ["Passed".to_owned(), reason("bfc"), reason("direct"), reason("rmm_pool"), reason("async_pool")]);
 }

@@ -1,8 +1,9 @@
-//! Collectives matched as NCCL matches them: the first that each rank calls with the first of every other, and so on, whatever they are for.
-//!
-//! A collective ends when every rank has called it, with the same operation and the same number of bytes; where they differ, NCCL promises nothing, and waiting for ever is
-//! what mostly comes of it (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks tell what
-//! they call, and [`Matcher::advance`] says where they can go no further.
+//! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other rank, whatever its
+//! purpose.
+//! || A collective completes when every rank has called it with the same operation and byte count. If they differ, the
+//! behavior is undefined and usually a hang
+//! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
+//! report their calls, and [`Matcher::advance`] reports the first mismatch.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,20 +12,20 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_scenario::model::ParameterId;
 
-/// What a collective is for.
+/// The purpose of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// All ranks begin with the parameters of rank 0.
+    /// All ranks receive the parameters of rank 0.
     Parameters,
-    /// All ranks take the order of rank 0 for their buckets.
+    /// All ranks receive the bucket order of rank 0.
     Buckets,
-    /// All ranks take the buffers of rank 0, as the running means of `batch_norm`.
+    /// All ranks receive the model buffers of rank 0, for example the running means of `batch_norm`.
     Buffers,
-    /// The mean of the gradients in a bucket.
+    /// Averages the gradients of a bucket.
     Bucket(usize),
-    /// The mean of one gradient.
+    /// Averages one gradient.
     Gradient(ParameterId),
-    /// Whether a rank ran out of memory.
+    /// Agrees whether any rank ran out of memory.
     Agreement,
 }
 
@@ -47,24 +48,25 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// One collective, as one rank calls it.
+/// A collective as one rank calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Collective {
     pub(super) purpose: Purpose,
     pub(super) bytes: Bytes,
     /// Counted from 1; 0 before the first.
     pub(super) iteration: u64,
-    /// Which try of the iteration, counted from 1.
+    /// The attempt at the iteration, counted from 1.
     pub(super) attempt: u64,
 }
 
 impl Collective {
-    /// Whether NCCL takes the two for one.
+    /// Whether NCCL matches the two calls.
     fn meets(&self, other: &Self) -> bool {
         (self.purpose.is_broadcast(), self.bytes) == (other.purpose.is_broadcast(), other.bytes)
     }
 
-    /// Whether they belong together. Gradients of one iteration do, whichever try made them; agreements are about one try.
+    /// Whether they have the same purpose. Gradients of different attempts at one iteration do; agreements must be
+    /// about the same attempt.
     fn belongs_to(&self, other: &Self) -> bool {
         let attempt_counts = self.purpose == Purpose::Agreement;
         let is_same = (self.purpose, self.iteration) == (other.purpose, other.iteration);
@@ -82,11 +84,11 @@ impl fmt::Display for Collective {
     }
 }
 
-/// What one rank has called and others have not all joined yet.
+/// The calls of one rank that others have not joined yet.
 #[derive(Clone, Debug, Default)]
 struct Calls {
     waiting: VecDeque<Collective>,
-    /// Why it calls no more.
+    /// Why the rank stopped calling.
     ended: Option<String>,
 }
 
@@ -97,33 +99,33 @@ pub(super) struct Matcher {
     matched: u64,
 }
 
-/// Why the ranks cannot go on.
+/// The kind of a mismatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// Somebody waits for ever.
+    /// Some rank waits forever.
     Hang,
-    /// All go on, with a sum of what does not belong together.
+    /// All ranks continue, but with a sum of unrelated data.
     Mixed,
 }
 
-/// Where a rank stands then.
+/// The state of a rank at a mismatch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It has called a collective that these ranks do not join.
+    /// It called a collective that these ranks do not join.
     Called(Collective, Vec<usize>),
-    /// It calls no more.
+    /// It stopped calling.
     Ended(String),
-    /// It has not come that far.
+    /// It has not reached this collective.
     Behind,
 }
 
-/// The first place at which ranks differ.
+/// The first collective at which ranks differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     pub(super) trouble: Trouble,
-    /// The number of the collective, counted from 1: all ranks joined those before it.
+    /// The number of the collective, counted from 1. All ranks joined the earlier ones.
     pub(super) number: u64,
-    /// Of each rank.
+    /// The state of each rank.
     pub(super) ranks: Vec<Standing>,
 }
 
@@ -132,23 +134,22 @@ impl Matcher {
         Self { ranks: vec![Calls::default(); ranks], matched: 0 }
     }
 
-    /// Collectives that all ranks joined.
+    /// The number of collectives that all ranks joined.
     pub(super) const fn matched(&self) -> u64 {
         self.matched
     }
 
-    /// A rank calls a collective.
     pub(super) fn call(&mut self, rank: usize, collective: Collective) {
         self.ranks[rank].waiting.push_back(collective);
     }
 
-    /// A rank calls no more, for a reason in words.
+    /// Notes that a rank stops calling, with the reason.
     pub(super) fn end(&mut self, rank: usize, why: String) {
         self.ranks[rank].ended.get_or_insert(why);
     }
 
-    /// Does the collectives that every rank has called. Returns the first at which the ranks differ; the same one each time. A rank that has not ended may still call what others
-    /// wait in.
+    /// Completes the collectives that every rank has called. Returns the first mismatch, the same one each time. Waits
+    /// for ranks that have not ended.
     pub(super) fn advance(&mut self) -> Option<Mismatch> {
         loop {
             let fronts: Vec<Collective> = self.ranks.iter().filter_map(|rank| rank.waiting.front().copied()).collect();
@@ -186,24 +187,21 @@ impl Matcher {
 fn names(ranks: &[usize]) -> String {
     let all: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match all.as_slice() {
-        [] => "nobody".to_owned(),
+        [] => "no rank".to_owned(),
         [one] => format!("rank {one}"),
         [front @ .., last] => format!("ranks {} and {last}", front.join(", ")),
     }
 }
 
 impl fmt::Display for Mismatch {
-    /// One line for the whole, and one for each rank.
+    /// One line for the mismatch, and one line for each rank.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let before = count(self.number - 1, "collective");
         match self.trouble {
-            Trouble::Hang => write!(f, "a hang behind {before} that all ranks joined")?,
+            Trouble::Hang => write!(f, "a hang after {before} that all ranks joined")?,
             Trouble::Mixed => {
-                write!(
-                    f,
-                    "behind {before} that all ranks joined, one with the same operation and bytes on all of them, so that nobody waits, and "
-                )?;
-                f.write_str("what does not belong together is added up")?;
+                write!(f, "after {before} that all ranks joined, they call one with the same operation and byte count, so no rank waits, ")?;
+                f.write_str("but it adds up unrelated data")?;
             }
         }
         for (rank, standing) in self.ranks.iter().enumerate() {
@@ -215,7 +213,7 @@ impl fmt::Display for Mismatch {
                     write!(f, "\nrank {rank} is in {collective}, unlike {}", names(others))?;
                 }
                 (Standing::Ended(why), _) => write!(f, "\nrank {rank} {why}")?,
-                (Standing::Behind, _) => write!(f, "\nrank {rank} has not come that far")?,
+                (Standing::Behind, _) => write!(f, "\nrank {rank} has not reached this collective")?,
             }
         }
         Ok(())
@@ -232,7 +230,7 @@ mod tests {
         Collective { purpose: Purpose::Bucket(bucket), bytes: Bytes(bytes), iteration, attempt: 1 }
     }
 
-    /// What each rank calls, in the order of the ranks or in turns; the answer of the last look.
+    /// Matches these calls, rank by rank or interleaved, and returns the last result.
     fn matched(ranks: &[Vec<Collective>], in_turns: bool) -> (Matcher, Option<Mismatch>) {
         let mut matcher = Matcher::new(ranks.len());
         if in_turns {
@@ -245,7 +243,7 @@ mod tests {
         } else {
             ranks.iter().enumerate().for_each(|(rank, calls)| calls.iter().for_each(|call| matcher.call(rank, *call)));
         }
-        (0..ranks.len()).for_each(|rank| matcher.end(rank, "has done all its iterations".to_owned()));
+        (0..ranks.len()).for_each(|rank| matcher.end(rank, "completed all its iterations".to_owned()));
         let mismatch = matcher.advance();
         (matcher, mismatch)
     }
@@ -259,13 +257,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranks_that_call_the_same_never_wait(calls in sequences(), ranks in 2..6_usize, in_turns: bool) {
+        fn ranks_with_equal_calls_never_wait(calls in sequences(), ranks in 2..6_usize, in_turns: bool) {
             let (matcher, mismatch) = matched(&vec![calls.clone(); ranks], in_turns);
             prop_assert_eq!((matcher.matched(), mismatch), (calls.len() as u64, None));
         }
 
         #[test]
-        fn any_difference_is_found_at_its_first_place(
+        fn the_first_difference_is_found(
             calls in sequences(), ranks in 2..6_usize, odd in 0..6_usize, place: prop::sample::Index, kind in 0..4_u8, in_turns: bool,
         ) {
             let (odd, place) = (odd % ranks, place.index(calls.len()));
@@ -286,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_slower_is_waited_for_and_one_that_ended_is_not() {
+    fn a_slow_rank_is_awaited_but_an_ended_one_is_not() {
         let mut matcher = Matcher::new(2);
         matcher.call(0, collective(0, 1, 1));
         assert_eq!(matcher.advance(), None);
@@ -297,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn another_try_of_one_iteration_belongs_to_it_but_not_to_its_agreement() {
+    fn another_attempt_at_an_iteration_matches_it_but_not_its_agreement() {
         let of = |purpose, attempt| Collective { purpose, bytes: Bytes(8), iteration: 1, attempt };
         let trouble = |purpose| matched(&[vec![of(purpose, 1)], vec![of(purpose, 2)]], false).1.map(|mismatch| mismatch.trouble);
         assert_eq!((trouble(Purpose::Bucket(0)), trouble(Purpose::Agreement)), (None, Some(Trouble::Mixed)));

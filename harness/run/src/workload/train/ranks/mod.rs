@@ -1,13 +1,12 @@
-//! A data-parallel training: ranks that do the same on samples of their own, and average their gradients.
-//!
-//! The ranks take turns; each has a program of its own on the rig's device, with a limit, as in `programs:`. What one allocates never depends on what others do, but for the decision to try
-//! again: so a rank does its iteration to the end, with all its tries, and what it called is matched with the others behind it. Host code does not wait for an all-reduce either; it
-//! waits when it reads the loss.
-//!
-//! * `rank`: one rank, and the parts of a try;
-//! * `reducer`: which collectives it calls, and DDP's buckets;
-//! * `matcher`: whether the ranks' collectives match;
-//! * `outcome`: what is reported.
+//! Data-parallel training: each rank trains on its own samples, and the ranks average their gradients.
+//! || The ranks take turns. Each has its own program on the rig's device with a memory limit, as in `programs:`. A
+//! rank's allocations do not depend on other ranks, except for the decision to retry. So each rank runs its iteration
+//! with all attempts to the end, and its calls are matched with the others' afterward. Real host code does not wait for
+//! an all-reduce either; it waits when it reads the loss.
+//! || * `rank`: one rank, and the parts of an attempt;
+//! * `reducer`: the collectives that a rank calls, and DDP's buckets;
+//! * `matcher`: matches the collectives of the ranks;
+//! * `outcome`: the reports.
 
 mod matcher;
 mod outcome;
@@ -31,22 +30,21 @@ use harness_scenario::steps::ranks::Ranks;
 use harness_scenario::steps::train::Train;
 use harness_scenario::{Plan, Step};
 
-/// A rank's try, by the number of the rank.
+/// An attempt of a rank: the rank's number, the result, and the state at its start.
 type Tried = (usize, Tryout, recovery::Begun);
 
-/// The ranks while they train.
+/// The ranks of a running training.
 struct Group<'a> {
     train: &'a Train,
     agrees: bool,
     ranks: Vec<Rank<'a>>,
     matcher: Matcher,
-    /// Of each rank, the batch that a policy came down to.
+    /// The reduced batch of each rank.
     most: Vec<u64>,
     plans: Vec<Plan>,
     outcomes: Outcomes,
 }
 
-/// Trains on several ranks.
 pub(super) fn run(world: &mut World, step: &Step, train: &Train, ranks: &Ranks, mut between: Between<'_>) -> Result<StepResult, Stop> {
     let home = world.rig.entered();
     let programs = std::iter::once(home).chain(world.programs_of_ranks(&train.id)).collect::<Vec<_>>();
@@ -63,7 +61,7 @@ pub(super) fn run(world: &mut World, step: &Step, train: &Train, ranks: &Ranks, 
     group.build(world)?;
     let mut mismatch = group.matcher.advance();
     for iteration in 0..train.iterations {
-        // Where a rank has ended, the others go on until they miss it.
+        // If a rank has ended, the others continue until they wait for it.
         if mismatch.is_some() || group.active().is_empty() {
             break;
         }
@@ -100,7 +98,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Lets each rank do an iteration, counted from 0, with as many tries as it takes.
+    /// Runs an iteration, counted from 0, with all attempts on each rank.
     fn iterate(&mut self, world: &mut World, iteration: u64) -> Result<(), Stop> {
         let of = |list: &[u64]| list[iteration as usize % list.len()];
         let (batch, length) = (of(&self.train.batches), of(&self.train.lengths));
@@ -122,12 +120,12 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// The ranks that go on, by number.
+    /// The numbers of the ranks that continue.
     fn active(&self) -> Vec<usize> {
         self.ranks.iter().filter(|rank| rank.is_active()).map(Rank::number).collect()
     }
 
-    /// Each rank tries by its own policies alone. Of each that succeeded, how it does the next iteration.
+    /// Each rank retries independently. Returns the next plan of each rank that succeeded.
     fn alone(&mut self, world: &mut World, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
         let mut all = vec![None; self.ranks.len()];
         for number in self.active() {
@@ -143,7 +141,7 @@ impl<'a> Group<'a> {
         Ok(all)
     }
 
-    /// The ranks try together until none runs out of memory before they agree.
+    /// The ranks retry together until no rank runs out of memory before the agreement.
     fn together(&mut self, world: &mut World, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
         loop {
             let tryouts = self.attempt(world, &self.active(), length)?;
@@ -157,7 +155,7 @@ impl<'a> Group<'a> {
             for (number, tryout, begun) in tryouts {
                 match tryout {
                     Tryout::Succeeded => nexts.push(self.succeeded(world, number, begun)?),
-                    // Too late: the others have done the iteration, or wait in one of its all-reduces.
+                    // Too late: the others have finished the iteration or wait in one of its all-reduces.
                     Tryout::Failed(error) => {
                         if self.failed(world, number, begun, &error)? {
                             self.ranks[number].go_astray(&mut self.matcher);
@@ -171,7 +169,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Some ranks ran out of memory, and all know. Tells whether there is another try.
+    /// Handles an agreed failure of some ranks. Returns whether there is another attempt.
     fn try_again(&mut self, world: &mut World, tryouts: Vec<Tried>) -> Result<bool, Stop> {
         let (mut plans, mut given_up, mut goes_on) = (Vec::new(), Vec::new(), true);
         for (number, tryout, begun) in tryouts {
@@ -197,7 +195,8 @@ impl<'a> Group<'a> {
         Ok(agreed.is_some())
     }
 
-    /// One try of each of some ranks. Where they agree, they all give it up when one of them ran out of memory in the first part.
+    /// Runs one attempt on some ranks. If they agree on failures, a failure in the first part ends the attempt on all
+    /// of them.
     fn attempt(&mut self, world: &mut World, numbers: &[usize], length: u64) -> Result<Vec<Tried>, Stop> {
         let Self { ranks, matcher, agrees, outcomes, .. } = self;
         let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number())).collect();
@@ -229,7 +228,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The ranks wait for the slowest.
+/// Lets all ranks wait for the slowest one.
 fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
     let slowest = ranks.iter().map(|rank| rank.busy).max().unwrap_or_default();
     outcomes.time += slowest;
@@ -238,7 +237,7 @@ fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
     }
 }
 
-/// Of some plans, one that asks for the least.
+/// The plan that asks for the least.
 fn smallest(plans: Vec<Plan>) -> Option<Plan> {
     plans.into_iter().reduce(|least, plan| if plan.asks_for_less_than(&least) { plan } else { least })
 }
@@ -260,7 +259,8 @@ mod tests {
     use crate::workload::train;
     use crate::world::World;
 
-    /// A training on three ranks, of which rank 1 has so many MiB less than 128; what was found, and that everything was given back.
+    /// Trains on three ranks with 128 MiB each; rank 1 has `less` MiB less. Checks that everything is freed. Returns
+    /// the result and whether the ranks hung.
     fn trained(less: u64, options: &str, ranks: &str) -> (StepResult, bool) {
         let text = format!(
             "about: A test.\nneeds: {{ memory: 384MiB }}\nsteps:\n  - train: {{ id: t, parameters: 12MiB, layers: 6, activations_per_sample: 3MiB, batch: 12, iterations: 3, expect: any, {options}, ranks: {{ count: 3, memory: 128MiB, memory_override: {{ 1: {}MiB }}, {ranks} }} }}\n",
@@ -286,7 +286,7 @@ mod tests {
         ["on_oom: { halve_batch: { retries: 4 } }", "on_oom: split_and_accumulate", "zero_grad: zero, optimizer: momentum"];
 
     #[test]
-    fn wherever_a_rank_fails_everything_goes_back_and_a_failure_of_one_alone_is_a_hang() {
+    fn a_failing_rank_frees_everything_and_a_failure_without_agreement_hangs() {
         for reduce in ["ddp", "hooks", "after_backward"] {
             for agree in [false, true] {
                 let (mut hangs, mut ends) = (0, Vec::new());
@@ -301,9 +301,9 @@ mod tests {
         }
     }
 
-    /// Behind the backward pass there is nothing left that could fail: an optimizer that has its state allocates no more.
+    /// After the backward pass, nothing can fail: an optimizer with state allocates nothing.
     #[test]
-    fn ranks_that_agree_behind_the_backward_pass_never_hang_once_they_train() {
+    fn ranks_that_agree_after_the_backward_pass_never_hang() {
         let mut recovered = 0;
         for (less, policy) in (1..80).step_by(4).flat_map(|less| POLICIES.map(|policy| (less, policy))) {
             let (result, hangs) = trained(less, policy, "reduce: after_backward, sync_batch: true");
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_with_the_same_memory_do_the_same() {
+    fn ranks_with_equal_memory_behave_equally() {
         for ranks in ["sync_batch: false", "sync_batch: true", "reduce: hooks", "reduce: after_backward"] {
             let (result, hangs) = trained(1, "optimizer: sgd", ranks);
             let of = |row: usize, column: usize| result.tables[0].rows[row][column].clone();

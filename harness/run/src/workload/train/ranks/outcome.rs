@@ -1,4 +1,4 @@
-//! What a data-parallel training comes to.
+//! The reports of a data-parallel training.
 
 use std::collections::BTreeMap;
 
@@ -15,22 +15,22 @@ use harness_record::{Attempt, Invariant, Outcome, Recovery, Shortage, Table, Tra
 use harness_scenario::steps::train::Train;
 use harness_scenario::{ReportKey, Step};
 
-/// What is known of iterations that all ranks completed.
+/// Totals over the iterations that all ranks completed.
 #[derive(Default)]
 pub(super) struct Outcomes {
-    /// Of the slowest rank each time.
+    /// The time of the slowest rank in each iteration, summed.
     pub(super) time: Nanos,
     iterations: u64,
     samples: u64,
-    /// Samples of all ranks in the last one.
+    /// Samples of all ranks in the last iteration.
     effective_batch: u64,
-    /// In which the ranks' batches differed, and the first of these in words.
+    /// The number of iterations with different batches, and a description of the first one.
     unequal: u64,
     first_unequal: Option<String>,
 }
 
 impl Outcomes {
-    /// An iteration is over, counted from 1.
+    /// Counts a finished iteration; `number` starts at 1.
     pub(super) fn iteration_ended(&mut self, number: u64, ranks: &[Rank<'_>]) {
         if ranks.iter().any(|rank| rank.tally.iterations < number) {
             return;
@@ -46,25 +46,24 @@ impl Outcomes {
         self.first_unequal.get_or_insert_with(|| {
             let batches: Vec<String> = batches.iter().map(u64::to_string).collect();
             format!(
-                "since iteration {number} the ranks' batches differ ({}): the mean of the gradients over ranks is not that over samples, unless they are weighted, since a sample of a smaller batch counts more",
+                "since iteration {number} the ranks' batches differ ({}): the mean over ranks is not the mean over samples, because a sample of a smaller batch counts more, unless the gradients are weighted",
                 batches.join(", ")
             )
         });
     }
 }
 
-/// A training that is over.
+/// A finished training.
 pub(super) struct Ended {
-    /// Of each rank.
     pub(super) ends: Vec<RankEnd>,
-    /// Collectives that all ranks joined.
+    /// The number of collectives that all ranks joined.
     pub(super) matched: u64,
     pub(super) outcomes: Outcomes,
-    /// Where the ranks could not go on.
+    /// The mismatch that stopped the ranks, if any.
     pub(super) mismatch: Option<Mismatch>,
 }
 
-/// Reports, and tells the world the figures of each rank.
+/// Builds the reports and stores the figures of each rank.
 pub(super) fn conclude(world: &mut World, step: &Step, train: &Train, ended: Ended) -> StepResult {
     let Ended { mut ends, matched, outcomes, mismatch } = ended;
     let mut result = StepResult { reports: reports(train, &ends, matched, &outcomes), tables: vec![table(&ends)], ..StepResult::default() };
@@ -86,7 +85,7 @@ pub(super) fn conclude(world: &mut World, step: &Step, train: &Train, ended: End
     result
 }
 
-/// The request that ended the training, where one did.
+/// The failed request that ended the training, if any.
 fn first_failure(ends: &mut [RankEnd]) -> Option<(AllocatorError, Option<Shortage>)> {
     ends.iter_mut().find_map(|end| match &end.ended {
         Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.tally.shortage.take())),
@@ -121,7 +120,7 @@ fn reports(train: &Train, ends: &[RankEnd], matched: u64, outcomes: &Outcomes) -
     ])
 }
 
-/// What is told of one rank.
+/// The figures of one rank.
 fn figures(end: &RankEnd) -> RankFigures {
     let mut reports = end.recovery.clone();
     let own = [
@@ -136,7 +135,7 @@ fn figures(end: &RankEnd) -> RankFigures {
 }
 
 fn table(ends: &[RankEnd]) -> Table {
-    let columns = ["rank", "limit", "peak allocated", "peak reserved", "batch", "tries", "OOMs", "collectives called"];
+    let columns = ["rank", "limit", "peak allocated", "peak reserved", "batch", "attempts", "OOMs", "collectives called"];
     let row = |(rank, end): (usize, &RankEnd)| {
         let size = |bytes| Bytes(bytes).to_string();
         vec![
@@ -153,7 +152,7 @@ fn table(ends: &[RankEnd]) -> Table {
     Table { title: "Ranks".to_owned(), columns: columns.map(str::to_owned).to_vec(), rows: ends.iter().enumerate().map(row).collect() }
 }
 
-/// One record of what the policies of all ranks did: attempts name their rank.
+/// Merges the records of all ranks' policies into one; attempts name their rank.
 fn merged(records: Vec<Option<Recovery>>) -> Option<Recovery> {
     let records: Vec<Recovery> = records.into_iter().collect::<Option<_>>()?;
     let most = |of: fn(&Recovery) -> u64| records.iter().map(of).max().unwrap_or(0);
@@ -177,7 +176,7 @@ fn merged(records: Vec<Option<Recovery>>) -> Option<Recovery> {
     Some(all)
 }
 
-/// What all ranks achieved together; how, of the one with the smallest batch.
+/// The total over all ranks, with the plan of the rank with the smallest batch.
 fn trained(records: &[Recovery]) -> Option<Trained> {
     let all: Vec<&Trained> = records.iter().map(|record| record.trained.as_ref()).collect::<Option<_>>()?;
     let least = all.iter().min_by_key(|trained| trained.final_batch)?;

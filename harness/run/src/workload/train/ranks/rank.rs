@@ -1,4 +1,4 @@
-//! One rank: its training in a program of its own, its policies, and what it calls.
+//! One rank: its training in its own program, its policies, and its collectives.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -20,28 +20,27 @@ use harness_scenario::steps::ranks::{Ranks, Reduce};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{Plan, ReportKey};
 
-/// The flag of an agreement: one 64-bit number.
+/// The size of the agreement flag: one 64-bit number.
 const FLAG: Bytes = Bytes(8);
 
-/// Why a rank does no more.
+/// Why a rank stopped.
 #[derive(Clone, Debug)]
 pub(super) enum End {
-    /// All iterations are done.
+    /// All iterations are complete.
     Finished,
-    /// No policy had another try.
+    /// The policies gave up.
     GaveUp(AllocatorError),
-    /// DDP refuses to try again behind this failure.
+    /// DDP refuses another attempt after this failure.
     Refused(AllocatorError),
     /// Another rank gave up, and all agreed to stop.
     Stopped,
 }
 
-/// One rank.
 pub(super) struct Rank<'a> {
     number: usize,
     program: ProgramId,
     limit: Bytes,
-    /// As reports name it.
+    /// The name in reports.
     name: String,
     line: u32,
     reduce: Reduce,
@@ -52,40 +51,40 @@ pub(super) struct Rank<'a> {
     reducer: Reducer,
     flag: Option<Buffer>,
     pub(super) trying: Trying,
-    /// The iteration at hand and its try, counted from 1.
+    /// The current iteration and its attempt, counted from 1.
     iteration: u64,
     attempt: u64,
-    /// Samples of the last iteration that it completed.
+    /// The samples of the last completed iteration.
     pub(super) effective_batch: u64,
     pub(super) ended: Option<End>,
-    /// Whether it tries an iteration again that all others have done, and waits for them there.
+    /// Whether it retries an iteration that all others have finished, and waits for them there.
     pub(super) is_astray: bool,
-    /// Collectives that it called.
+    /// The number of collectives that it called.
     pub(super) called: u64,
-    /// Its own time since the ranks waited for each other the last time.
+    /// Its own time since the ranks last waited for each other.
     pub(super) busy: Nanos,
-    /// Its own time in the try at hand.
+    /// Its own time in the current attempt.
     in_try: Nanos,
-    /// What it waited for slower ranks.
+    /// The time it waited for slower ranks.
     pub(super) waited: Nanos,
 }
 
-/// A try of an iteration while it goes on.
+/// A running attempt at an iteration.
 pub(super) struct Try<'p> {
     program: &'p Program,
     pass: Pass<'p>,
     iteration: training::Begun,
     pub(super) recovery: recovery::Begun,
-    /// How far it came.
+    /// The result so far.
     pub(super) done: Result<(), Failed>,
 }
 
-/// How a try ended.
+/// The result of an attempt.
 pub(super) enum Tryout {
     Succeeded,
     /// It ran out of memory.
     Failed(AllocatorError),
-    /// Another rank ran out of memory, before any gradient was reduced.
+    /// Another rank ran out of memory before any gradient was reduced.
     GivenUp,
 }
 
@@ -123,18 +122,18 @@ impl<'a> Rank<'a> {
         self.number
     }
 
-    /// Whether it does the next iteration with the others.
+    /// Whether it takes part in the next iteration.
     pub(super) const fn is_active(&self) -> bool {
         self.ended.is_none() && !self.is_astray
     }
 
-    /// Does something in the rank's program, and counts the time.
+    /// Calls `act` in the rank's program and measures the time.
     pub(super) fn within<T>(&mut self, world: &mut World, act: impl FnOnce(&mut Self, &mut World) -> Result<T, Stop>) -> Result<T, Stop> {
         world.rig.enter(self.program);
         world.rig.name_buffers(&self.name, self.line);
         let began = world.rig.now();
         let done = act(self, world)?;
-        // What the rank queued is its own time, and not that of the next one.
+        // Queued work counts as the rank's own time.
         world.rig.synchronize_stream(self.training.stream)?;
         let spent = world.rig.now().saturating_sub(began);
         self.busy += spent;
@@ -149,12 +148,12 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Tells the others whether it ran out of memory.
+    /// Calls the agreement collective.
     pub(super) fn agree(&mut self, matcher: &mut Matcher) {
         self.call(matcher, [(Purpose::Agreement, FLAG)]);
     }
 
-    /// Makes what lives as long as the training.
+    /// Allocates the long-lived memory.
     pub(super) fn build(&mut self, world: &mut World, matcher: &mut Matcher) -> Result<(), Stop> {
         world.rig.set_memory_fraction(fraction(self.limit, world.rig.info().total));
         let mut calls = Vec::new();
@@ -170,19 +169,18 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// Begins an iteration.
     pub(super) fn begin_iteration(&mut self, number: u64, plan: Plan) {
         (self.iteration, self.attempt) = (number, 0);
         self.trying = Trying::new(plan);
     }
 
-    /// What the last part of the batch does.
+    /// The operations of the last micro-batch.
     pub(super) fn last_program(&mut self, length: u64) -> Rc<Program> {
         let plan = self.trying.plan.clone();
         self.training.program(&plan, plan.micro_batches - 1, length)
     }
 
-    /// A try up to where the ranks can agree: before anything of this try is reduced.
+    /// Runs an attempt up to the point where the ranks can agree: before any of its gradients is reduced.
     pub(super) fn first_part<'p>(
         &mut self,
         world: &mut World,
@@ -215,7 +213,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The rest of a try, unless it is to be given up. Whatever fails, what the try made is freed.
+    /// Runs the rest of an attempt unless the ranks give it up. After a failure, everything it made is freed.
     pub(super) fn second_part(
         &mut self,
         world: &mut World,
@@ -252,7 +250,7 @@ impl<'a> Rank<'a> {
         Ok((tryout, recovery))
     }
 
-    /// A try succeeded. Tells how the next iteration is to be done.
+    /// Handles a successful attempt and returns the plan of the next iteration.
     pub(super) fn succeeded(&mut self, world: &mut World, mut begun: recovery::Begun) -> Result<Plan, Stop> {
         begun.took(world, self.in_try);
         self.effective_batch = self.trying.plan.batch;
@@ -261,13 +259,13 @@ impl<'a> Rank<'a> {
         self.recovery.succeeded(world, Tried::Iteration, &self.trying, &begun)
     }
 
-    /// A try was given up for another rank's sake.
+    /// Handles an attempt that was given up because of another rank.
     pub(super) fn gave_up_try(&mut self, world: &mut World, mut begun: recovery::Begun, goes_on: bool) {
         begun.took(world, self.in_try);
         self.recovery.given_up(world, &mut self.trying, &begun, goes_on);
     }
 
-    /// A try failed. Tells whether there is another.
+    /// Handles a failed attempt. Returns whether there is another one.
     pub(super) fn failed(
         &mut self,
         world: &mut World,
@@ -275,9 +273,9 @@ impl<'a> Rank<'a> {
         error: &AllocatorError,
         matcher: &mut Matcher,
     ) -> Result<bool, Stop> {
-        let mut nobody = None;
+        let mut between = None;
         begun.took(world, self.in_try);
-        let again = self.recovery.failed(world, Tried::Iteration, &mut self.trying, begun, error, &mut nobody)?;
+        let again = self.recovery.failed(world, Tried::Iteration, &mut self.trying, begun, error, &mut between)?;
         match (again, self.reducer.refuses()) {
             (false, _) => self.end(End::GaveUp(error.clone()), matcher),
             (true, true) => self.end(End::Refused(error.clone()), matcher),
@@ -286,7 +284,8 @@ impl<'a> Rank<'a> {
         Ok(false)
     }
 
-    /// Tries an iteration again that the others have done, or are in the middle of. Only what it calls first is of interest: it gets no further.
+    /// Retries an iteration that the others have finished or are in. Only its first collectives matter: it gets no
+    /// further.
     pub(super) fn go_astray(&mut self, matcher: &mut Matcher) {
         self.is_astray = true;
         self.attempt += 1;
@@ -297,19 +296,19 @@ impl<'a> Rank<'a> {
     pub(super) fn end(&mut self, end: End, matcher: &mut Matcher) {
         let at = format!("in attempt {} of iteration {}", self.attempt, self.iteration);
         let why = match &end {
-            End::Finished => "has done all its iterations".to_owned(),
+            End::Finished => "completed all its iterations".to_owned(),
             End::GaveUp(error) if self.iteration == 0 => format!("gave up before the first iteration: {error}"),
             End::GaveUp(error) => format!("gave up {at}: {error}"),
             End::Refused(error) => format!(
-                "ended behind a failure in the backward pass {at}, as DDP refuses the next forward pass (“Expected to have finished reduction in the prior iteration before starting a new one”): {error}"
+                "ended after a failure in the backward pass {at}, because DDP refuses the next forward pass (“Expected to have finished reduction in the prior iteration before starting a new one”): {error}"
             ),
-            End::Stopped => format!("stopped {at}, as all agreed"),
+            End::Stopped => format!("stopped {at}, as all ranks agreed"),
         };
         matcher.end(self.number, why);
         self.ended = Some(end);
     }
 
-    /// Gives everything back; a rank with a program of its own the cache too, as a process does that ends.
+    /// Frees everything. A rank with its own program also empties its cache, like an exiting process.
     pub(super) fn free(self, world: &mut World) -> Result<RankEnd, Stop> {
         let Self { number, program, limit, training, tally, mut recovery, reducer, flag, effective_batch, ended, called, waited, .. } =
             self;
@@ -337,12 +336,12 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// What a rank leaves behind.
+/// The final state of a rank.
 pub(super) struct RankEnd {
     pub(super) limit: Bytes,
     pub(super) stats: MemoryStats,
     pub(super) tally: Tally,
-    /// What its policies report.
+    /// The reports of its policies.
     pub(super) recovery: BTreeMap<ReportKey, u64>,
     pub(super) record: Option<harness_record::Recovery>,
     pub(super) effective_batch: u64,
@@ -351,7 +350,7 @@ pub(super) struct RankEnd {
     pub(super) waited: Nanos,
 }
 
-/// The share of a device that is that much: half a byte more, so that the product comes down to it.
+/// The memory fraction that gives this limit. The half byte keeps the product from rounding below it.
 fn fraction(limit: Bytes, total: Bytes) -> MemoryFraction {
     MemoryFraction::new((limit.0 as f64 + 0.5) / total.0 as f64).unwrap_or(MemoryFraction::ALL)
 }

@@ -1,9 +1,10 @@
-//! How a rank averages its gradients with the others: which collectives it calls, and what DDP holds for that.
-//!
-//! What is said of DDP is that of PyTorch 2.11 with its own settings (`gradient_as_bucket_view=False`, `find_unused_parameters=False`):
-//! `_ddp_init_helper` of <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/nn/parallel/distributed.py>, and `initialize_buckets`, `rebuild_buckets`,
-//! `ensure_prior_reduction_finished` and `compute_bucket_assignment_by_size` of
-//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/distributed/c10d/reducer.cpp>. The copies of its broadcasts are left out, and so is what NCCL holds.
+//! How a rank averages its gradients: the collectives that it calls, and DDP's buckets.
+//! || The behavior of DDP is that of PyTorch 2.11 with default settings (`gradient_as_bucket_view=False`,
+//! `find_unused_parameters=False`). The sources are `_ddp_init_helper` in
+//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/nn/parallel/distributed.py>, and `initialize_buckets`,
+//! `rebuild_buckets`, `ensure_prior_reduction_finished` and `compute_bucket_assignment_by_size` in
+//! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/csrc/distributed/c10d/reducer.cpp>. The copies of its
+//! broadcasts and NCCL's own memory are omitted.
 
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
@@ -15,40 +16,41 @@ use crate::world::World;
 use harness_scenario::model::{ParameterId, Program};
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 
-/// Where the first bucket of the backward pass is closed, so that its all-reduce begins early: `_DEFAULT_FIRST_BUCKET_BYTES`.
+/// The size of the first bucket in the backward pass, small so that its all-reduce starts early:
+/// `_DEFAULT_FIRST_BUCKET_BYTES`.
 const FIRST_BUCKET: Bytes = Bytes::mib(1);
 
-/// What a rank calls, with its bytes.
+/// A collective and its size.
 pub(super) type Call = (Purpose, Bytes);
 
 /// See the module.
 pub(super) struct Reducer {
     reduce: Reduce,
-    /// Where buckets are closed, the first one first.
+    /// The sizes at which buckets are closed: the first one, then all others.
     caps: [Bytes; 2],
     sizes: Vec<Bytes>,
-    /// Buffers of the model, together.
+    /// The total size of the model's buffers.
     constants: Bytes,
-    /// DDP's buckets: the parameters of each, in the order in which their gradients come.
+    /// DDP's buckets: the parameters of each, in the order of their gradients.
     buckets: Vec<Vec<ParameterId>>,
     memory: Vec<Buffer>,
-    /// The order in which gradients came in the first iteration: DDP makes its buckets by it before the second.
+    /// The order of gradients in the first iteration. DDP builds its buckets from it before the second.
     order: Vec<ParameterId>,
     state: State,
 }
 
-/// What DDP has done about its buckets.
+/// The state of DDP's buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// One bucket for everything.
+    /// One bucket holds everything.
     First,
-    /// An iteration has told the order.
+    /// The first iteration has determined the order.
     OrderKnown,
     /// The ranks have the order of rank 0.
     OrderShared,
-    /// Buckets follow the order.
+    /// The buckets follow the order.
     Rebuilt,
-    /// A backward pass was begun and did not end, in whatever state: no other can begin.
+    /// A backward pass began and did not end, so no other one can begin.
     Interrupted,
 }
 
@@ -66,7 +68,7 @@ impl Reducer {
         }
     }
 
-    /// All ranks begin with the same parameters. DDP makes one bucket for all gradients, since it does not know yet in which order they come.
+    /// Broadcasts the parameters. DDP makes one bucket for all gradients, because their order is unknown.
     pub(super) fn build(&mut self, world: &mut World, stream: StreamId, calls: &mut Vec<Call>) -> Result<(), Failed> {
         calls.push((Purpose::Parameters, self.sizes.iter().copied().sum()));
         if self.reduce == Reduce::Ddp {
@@ -84,12 +86,12 @@ impl Reducer {
         Ok(())
     }
 
-    /// Whether DDP refuses the next forward pass, as it does when a backward pass was begun and did not end.
+    /// Whether DDP refuses the next forward pass, because a backward pass did not end.
     pub(super) fn refuses(&self) -> bool {
         self.state == State::Interrupted
     }
 
-    /// What is called before a forward pass: by DDP, which makes its buckets anew once, and hands the model's buffers round.
+    /// The collectives that DDP calls before a forward pass: the bucket order once, and the model's buffers each time.
     pub(super) fn opening(&self) -> Vec<Call> {
         if self.reduce != Reduce::Ddp {
             return Vec::new();
@@ -99,7 +101,7 @@ impl Reducer {
         order.into_iter().chain(buffers).collect()
     }
 
-    /// Makes the buckets anew, where the order is known and they do not follow it.
+    /// Rebuilds the buckets once, when the order is known.
     pub(super) fn before_forward(&mut self, world: &mut World, stream: StreamId) -> Result<(), Failed> {
         if matches!(self.state, State::OrderKnown | State::OrderShared) {
             self.state = State::OrderShared;
@@ -114,7 +116,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// What is called in the last backward pass of an iteration, or behind it, where gradients came for these parameters.
+    /// The collectives during the last backward pass of an iteration, or after it, given the computed gradients.
     pub(super) fn in_backward(&mut self, program: &Program, arrived: &[ParameterId], ended: bool, calls: &mut Vec<Call>) {
         let ready = ready(program, self.sizes.len(), arrived);
         match self.reduce {
@@ -133,7 +135,7 @@ impl Reducer {
         (Purpose::Gradient(parameter), self.sizes[parameter])
     }
 
-    /// DDP reduces its buckets in their order, each when its gradients and all buckets before it are there.
+    /// DDP reduces buckets in order, each when its gradients and all earlier buckets are complete.
     fn fill_buckets(&mut self, ready: Vec<ParameterId>, ended: bool, calls: &mut Vec<Call>) {
         let is_ready = |parameter: &ParameterId| ready.contains(parameter);
         let full = self.buckets.iter().enumerate().take_while(|(_, bucket)| ended || bucket.iter().all(is_ready));
@@ -145,13 +147,13 @@ impl Reducer {
         }
     }
 
-    /// Gives everything back.
     pub(super) fn free(self, world: &mut World) -> Result<(), Stop> {
         free_all(world, self.memory)
     }
 }
 
-/// The parameters whose gradients are complete, in that order: those of which several operations make a part are so with the last part.
+/// The parameters with complete gradients, in order of completion. A gradient with parts from several operations is
+/// complete with its last part.
 fn ready(program: &Program, parameters: usize, arrived: &[ParameterId]) -> Vec<ParameterId> {
     let mut missing = vec![0_u32; parameters];
     program.operations.iter().flat_map(|operation| &operation.backward.parameters).for_each(|&parameter| missing[parameter] += 1);
@@ -162,7 +164,7 @@ fn ready(program: &Program, parameters: usize, arrived: &[ParameterId]) -> Vec<P
     arrived.iter().copied().filter(completes).collect()
 }
 
-/// Cuts gradients into buckets: one is closed when it has reached the cap, so that its last gradient may go beyond it.
+/// Splits gradients into buckets. A bucket is closed when it reaches the cap, so its last gradient may exceed it.
 fn buckets(order: &[ParameterId], sizes: &[Bytes], [first, others]: [Bytes; 2]) -> Vec<Vec<ParameterId>> {
     let mut buckets: Vec<Vec<ParameterId>> = Vec::new();
     let (mut bucket, mut size) = (Vec::new(), Bytes::ZERO);
@@ -182,9 +184,10 @@ fn buckets(order: &[ParameterId], sizes: &[Bytes], [first, others]: [Bytes; 2]) 
 mod tests {
     use super::*;
 
-    /// PyTorch 2.11 makes these buckets of sixteen layers of 1,024 numbers (4 MiB and 4 KiB each): 1, 7, 7 and 1 layers.
+    /// PyTorch 2.11 builds these buckets for sixteen linear layers of 1,024 features (4 MiB and 4 KiB each): 1, 7, 7
+    /// and 1 layers.
     #[test]
-    fn buckets_close_behind_the_gradient_that_reaches_the_cap() {
+    fn a_bucket_closes_with_the_gradient_that_reaches_the_cap() {
         let sizes: Vec<Bytes> = (0..32).map(|number| if number % 2 == 0 { Bytes::kib(4) } else { Bytes::mib(4) }).collect();
         let order: Vec<ParameterId> = (0..32).collect();
         let lengths = |caps| buckets(&order, &sizes, caps).iter().map(Vec::len).collect::<Vec<_>>();

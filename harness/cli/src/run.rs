@@ -226,7 +226,7 @@ impl Run {
                 return if interrupt.load(Ordering::Relaxed) { Ok(Exit::Interrupted) } else { Err(CliError::from(error).into()) };
             }
             End::Stuck(overrun) => {
-                terminal::tell(format_args!("gave up: {}: {}; nothing more is run", overrun.place, overrun.seen_stuck()));
+                terminal::tell(format_args!("gave up: {}: {}; nothing more is run", overrun.phase, overrun.seen_stuck()));
                 true
             }
         };

@@ -888,7 +888,7 @@ fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
     skipped("  - exec: { command: [python3, -I, train.py] }\n", "has no torch");
     skipped(
         "  - exec: { command: [no-such-program] }\n",
-        "`no-such-program` cannot be run on a simulated GPU: `no-such-program` is not a program",
+        "`no-such-program` cannot run on a simulated GPU: `no-such-program` is not a program",
     );
 }
 
@@ -903,7 +903,7 @@ fn a_scenario_whose_program_is_for_another_gpu_is_skipped_on_this_one() {
     let ran = Ran::of(harness.output().unwrap());
     let text = format!("{}{}", ran.out, ran.err);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("`python3 train.py` is for the GPU a100-40 (NVIDIA A100-SXM4-40GB), and this one is Simulated GPU"), "{text}");
+    assert!(words.contains("`python3 train.py` requires the GPU a100-40 (NVIDIA A100-SXM4-40GB), but this GPU is Simulated GPU"), "{text}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn a_fault_of_a_process_strikes_its_calls_alone_counted_on_where_it_is_started_a
     let (code, said) = run(None, &faulty("  - { process: worker, call: cudaMalloc, skip: 2 }", "worker.num_ooms == 0"));
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("scenario.yaml:7:5: fault"), "{said}");
-    assert!(said.contains("the process `worker` made 2 such calls, and it strikes behind 2 of them"), "{said}");
+    assert!(said.contains("the process `worker` made 2 matching calls, and the fault skips the first 2"), "{said}");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn an_error_of_a_process_ends_the_run_as_its_fault_says_and_the_device_is_given_
     let twice = "  - { process: worker, call: cudaFree, expect: error }\n  - { process: worker, call: cudaStreamDestroy }";
     let (code, said) = run(None, &faulty(twice, "worker.num_ooms == 0"));
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("in the process `worker`: the driver to do as it is told"), "{said}");
+    assert!(said.contains("in the process `worker`: the driver call to succeed"), "{said}");
     assert!(said.contains("cudaFree failed") && said.contains("cudaStreamDestroy failed"), "{said}");
     let at_the_end = "  - { process: worker, call: cudaStreamDestroy, expect: error }";
     let (code, said) = run(None, &faulty(at_the_end, "worker.num_ooms == 0"));
@@ -108,7 +108,7 @@ fn an_error_of_a_process_ends_the_run_as_its_fault_says_and_the_device_is_given_
 fn a_process_that_a_fault_keeps_from_starting_says_by_which_call() {
     let (code, said) = run(None, &faulty("  - { process: worker, call: cudaStreamCreate, skip: 1 }", "worker.num_ooms == 0"));
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("in the process `worker`: the driver to do as it is told"), "{said}");
+    assert!(said.contains("in the process `worker`: the driver call to succeed"), "{said}");
     assert!(said.contains("cudaStreamCreate failed: CUDA_ERROR_UNKNOWN (999)"), "{said}");
     let (code, said) = run(
         None,
@@ -209,8 +209,8 @@ fn a_process_that_is_killed_from_outside_fails_the_run_with_the_signal_and_the_s
     let output = run.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("expected: the process `worker` to do its steps"), "{said}");
-    assert!(said.contains("SIGKILL ended it") && said.contains("while it did step 1 (line 7: storm"), "{said}");
+    assert!(said.contains("expected: the process `worker` to run its steps"), "{said}");
+    assert!(said.contains("SIGKILL ended it") && said.contains("while it ran step 1 (line 7: storm"), "{said}");
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! Work that runs between the operations of a step.
 
 use crate::rig::Stop;
-use crate::world::World;
+use crate::context::RunContext;
 
 /// A callback that runs between the operations of a step: it checks the scenario's own invariants and runs `meanwhile`
 /// steps.
 /// Storms and replays call it between operations, trainings between iterations, inferences between steps, and programs
 /// after their start. A callback that enters another program must enter the previous one again. `None` costs nothing.
-pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut World) -> Result<(), Stop>>;
+pub(crate) type Between<'a> = Option<&'a mut dyn FnMut(&mut RunContext) -> Result<(), Stop>>;
 
-pub(crate) fn pause(between: &mut Between<'_>, world: &mut World) -> Result<(), Stop> {
-    between.as_mut().map_or(Ok(()), |act| act(world))
+pub(crate) fn pause(between: &mut Between<'_>, ctx: &mut RunContext) -> Result<(), Stop> {
+    between.as_mut().map_or(Ok(()), |act| act(ctx))
 }

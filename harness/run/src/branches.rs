@@ -25,7 +25,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Whether the call launches work on a stream. Launches belong to no allocator operation.
+    /// Returns whether the call launches work on a stream. Launches belong to no allocator operation.
     fn is_launch(&self) -> bool {
         self.made.call == DeviceCall::LaunchKernel
     }
@@ -45,7 +45,7 @@ enum Due {
     Missed,
 }
 
-/// Whether a copy asks for another copy, in which one more call fails.
+/// True if a copy asks for another copy, in which one more call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Enough,

@@ -48,7 +48,7 @@ calls! {
 
 /// The phase of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Phase {
     Opening,
     Step {
         /// Counted from 1 over the whole run.
@@ -60,7 +60,7 @@ pub enum Place {
     Closing,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Opening => f.write_str("opening the device"),
@@ -73,7 +73,7 @@ impl fmt::Display for Place {
 /// A time limit that was exceeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overrun {
-    pub place: Place,
+    pub phase: Phase,
     pub limit: Duration,
     pub taken: Duration,
     /// The last call that the run began. It may still be waiting in it.
@@ -83,7 +83,7 @@ pub struct Overrun {
 impl Overrun {
     #[must_use]
     pub fn expected(&self) -> String {
-        format!("{} to take at most {}", self.place, duration(self.limit))
+        format!("{} to take at most {}", self.phase, duration(self.limit))
     }
 
     /// The result for a run that has stopped since.
@@ -120,7 +120,7 @@ pub enum Watched {
 #[derive(Debug, Default)]
 pub struct Control {
     interrupt: Arc<AtomicBool>,
-    /// Whether the current phase has exceeded its time limit.
+    /// True if the current phase has exceeded its time limit.
     expired: AtomicBool,
     /// The last call that began: 1 + its index in [`Call::ALL`], or 0.
     call: AtomicU8,
@@ -129,7 +129,7 @@ pub struct Control {
 
 #[derive(Clone, Debug)]
 struct Present {
-    place: Place,
+    phase: Phase,
     began: Instant,
     limit: Duration,
 }
@@ -141,7 +141,7 @@ impl Control {
         Self { interrupt, ..Self::default() }
     }
 
-    /// Whether the user interrupted the run or a time limit has passed.
+    /// Returns whether the user interrupted the run or a time limit has passed.
     #[must_use]
     pub fn should_stop(&self) -> bool {
         self.is_interrupted() || self.expired.load(Ordering::Relaxed)
@@ -153,11 +153,11 @@ impl Control {
     }
 
     /// Starts a phase with this time limit.
-    pub(crate) fn enter(&self, place: Place, limit: Duration) {
+    pub(crate) fn enter(&self, phase: Phase, limit: Duration) {
         self.call.store(0, Ordering::Relaxed);
         let mut present = self.present();
         self.expired.store(false, Ordering::Relaxed);
-        *present = Some(Present { place, began: Instant::now(), limit });
+        *present = Some(Present { phase, began: Instant::now(), limit });
     }
 
     /// Ends the last phase.
@@ -175,10 +175,10 @@ impl Control {
     /// Returns the current phase if it has exceeded its time limit.
     #[must_use]
     pub fn overrun(&self) -> Option<Overrun> {
-        let Present { place, began, limit } = self.present().clone()?;
+        let Present { phase, began, limit } = self.present().clone()?;
         let taken = began.elapsed();
         let call = usize::from(self.call.load(Ordering::Relaxed)).checked_sub(1).and_then(|index| Call::ALL.get(index).copied());
-        (taken > limit).then_some(Overrun { place, limit, taken, call })
+        (taken > limit).then_some(Overrun { phase, limit, taken, call })
     }
 
     /// Asks the run to stop if it has exceeded its time limit. The watching thread calls it repeatedly.
@@ -187,7 +187,7 @@ impl Control {
         let Some(overrun) = self.overrun() else { return Watched::Running };
         let present = self.present();
         // The run may have entered another phase in the meantime.
-        if present.as_ref().is_some_and(|present| present.place == overrun.place) {
+        if present.as_ref().is_some_and(|present| present.phase == overrun.phase) {
             self.expired.store(true, Ordering::Relaxed);
         }
         drop(present);
@@ -208,28 +208,28 @@ mod tests {
     fn a_step_within_its_limit_is_left_alone() {
         let control = Control::default();
         assert_eq!((control.watch(), control.overrun()), (Watched::Running, None));
-        control.enter(Place::Opening, Duration::from_secs(3600));
+        control.enter(Phase::Opening, Duration::from_secs(3600));
         assert_eq!((control.watch(), control.should_stop()), (Watched::Running, false));
     }
 
     #[test]
     fn only_the_step_that_exceeds_its_limit_is_asked_to_stop() {
         let control = Control::default();
-        control.enter(Place::Closing, Duration::ZERO);
+        control.enter(Phase::Closing, Duration::ZERO);
         control.calls(Call::Free);
         assert_eq!(control.watch(), Watched::Running, "it has some time to stop");
         assert!(control.should_stop() && !control.is_interrupted());
         let overrun = control.overrun().expect("the limit is exceeded");
-        assert_eq!((overrun.place, overrun.call), (Place::Closing, Some(Call::Free)));
-        control.enter(Place::Closing, Duration::from_secs(3600));
+        assert_eq!((overrun.phase, overrun.call), (Phase::Closing, Some(Call::Free)));
+        control.enter(Phase::Closing, Duration::from_secs(3600));
         assert!(!control.should_stop());
     }
 
     #[test]
     fn an_overrun_names_the_step_and_the_last_call() {
-        let place = Place::Step { number: 3, line: 12, text: "free activations".to_owned() };
+        let phase = Phase::Step { number: 3, line: 12, text: "free activations".to_owned() };
         let (limit, taken) = (Duration::from_millis(50), Duration::from_secs(2));
-        let overrun = Overrun { place, limit, taken, call: Some(Call::Free) };
+        let overrun = Overrun { phase, limit, taken, call: Some(Call::Free) };
         assert_eq!(overrun.expected(), "step 3 (line 12: free activations) to take at most 50.0 ms");
         assert_eq!(
             overrun.seen_stuck(),

@@ -8,7 +8,7 @@ use harness_base::words::count;
 
 use crate::rig::Stop;
 use crate::step_result::{StepResult, Unmet};
-use crate::world::World;
+use crate::context::RunContext;
 use harness_record::Table;
 use harness_scenario::MeasureName;
 use harness_scenario::steps::leaks::LeakCheck;
@@ -87,7 +87,7 @@ struct Growing {
     last: Bytes,
     /// Rounded to whole bytes.
     per_iteration: Bytes,
-    /// Whether the site exceeds a limit.
+    /// True if the site exceeds a limit.
     violates: bool,
 }
 
@@ -114,17 +114,17 @@ impl Found {
 
 impl Watch {
     /// Starts before the first iteration. `None` if there is no check, or if sites are not tracked.
-    pub(crate) fn begin(world: &World, check: Option<&LeakCheck>, at: Position) -> Option<Self> {
-        world.rig.site_bytes()?;
+    pub(crate) fn begin(ctx: &RunContext, check: Option<&LeakCheck>, at: Position) -> Option<Self> {
+        ctx.rig.site_bytes()?;
         let check = check?.clone();
         Some(Self { check, at, iterations: 0, lows: Lows::new(), first: Vec::new(), last: Vec::new() })
     }
 
-    pub(crate) fn iteration_ended(&mut self, world: &World) {
+    pub(crate) fn iteration_ended(&mut self, ctx: &RunContext) {
         self.iterations += 1;
         let Some(since_warmup) = self.iterations.checked_sub(self.check.warmup) else { return };
         if since_warmup.is_multiple_of(self.check.every)
-            && let Some(held) = world.rig.site_bytes()
+            && let Some(held) = ctx.rig.site_bytes()
         {
             if self.lows.stretches.is_empty() {
                 self.first = held.to_vec();
@@ -135,7 +135,7 @@ impl Watch {
     }
 
     /// Judges the iterations so far.
-    pub(crate) fn judge(&self, world: &mut World) -> Result<Found, Stop> {
+    pub(crate) fn judge(&self, ctx: &mut RunContext) -> Result<Found, Stop> {
         let Some((growth, looks)) = self.lows.growth(self.last.len()) else {
             let note = format!(
                 "leaks were not checked: only {} ended, with a warm-up of {}",
@@ -145,7 +145,7 @@ impl Watch {
             return Ok(Found { notes: vec![note], ..Found::default() });
         };
         let iterations = looks * self.check.every;
-        let names: Vec<String> = world.rig.sites().iter().map(ToString::to_string).collect();
+        let names: Vec<String> = ctx.rig.sites().iter().map(ToString::to_string).collect();
         let site = |(number, growth): (usize, i128)| {
             let first = self.first.get(number).copied().unwrap_or(0);
             let (last, grown) = (self.last[number], u64::try_from(growth).ok().filter(|grown| *grown > 0)?);
@@ -169,7 +169,7 @@ impl Watch {
         let mut found = Found { tables: vec![self.table(&growing, looked_at)], ..Found::default() };
         let violating: Vec<&Growing> = growing.iter().filter(|site| site.violates).collect();
         if !violating.is_empty() {
-            let seen = format!("{}; {}", named(&violating), time_left(world, &growing)?);
+            let seen = format!("{}; {}", named(&violating), time_left(ctx, &growing)?);
             found.unmet = Some(Unmet { at: self.at, expected: self.expected(), seen });
         }
         Ok(found)
@@ -214,9 +214,9 @@ fn named(sites: &[&Growing]) -> String {
 
 /// Estimates when memory runs out at this rate, given the memory that is free on the device and in the allocator's
 /// cache.
-fn time_left(world: &mut World, growing: &[Growing]) -> Result<String, Stop> {
+fn time_left(ctx: &mut RunContext, growing: &[Growing]) -> Result<String, Stop> {
     let rate: Bytes = growing.iter().map(|site| site.per_iteration).sum();
-    let now = world.readings(true)?;
+    let now = ctx.readings(true)?;
     let cached = now.stats.reserved_bytes.all.current.saturating_sub(now.stats.allocated_bytes.all.current);
     let Some(free) = now.memory.map(|memory| Bytes(memory.free.0 + cached)).filter(|_| rate.0 > 0) else {
         return Ok("that is less than one byte per iteration".to_owned());
@@ -228,10 +228,10 @@ fn time_left(world: &mut World, growing: &[Growing]) -> Result<String, Stop> {
 }
 
 /// A table of the sites that have grown since a measure; empty in a timed run.
-pub(crate) fn compare(world: &World, since: &MeasureName) -> StepResult {
-    let Some(now) = world.rig.site_bytes() else { return StepResult::default() };
-    let before = world.sites_at(since);
-    let names: Vec<String> = world.rig.sites().iter().map(ToString::to_string).collect();
+pub(crate) fn compare(ctx: &RunContext, since: &MeasureName) -> StepResult {
+    let Some(now) = ctx.rig.site_bytes() else { return StepResult::default() };
+    let before = ctx.sites_at(since);
+    let names: Vec<String> = ctx.rig.sites().iter().map(ToString::to_string).collect();
     let sites = names.into_iter().zip(now).enumerate().map(|(number, (name, now))| (name, before.get(number).copied().unwrap_or(0), *now));
     let mut grown: Vec<(String, u64, u64)> = sites.filter(|(_, before, now)| now > before).collect();
     grown.sort_by(|one, other| (other.2 - other.1).cmp(&(one.2 - one.1)).then_with(|| one.0.cmp(&other.0)));

@@ -23,4 +23,4 @@ mod shared_memory;
 mod step_result;
 pub mod timeline;
 mod workload;
-mod world;
+mod context;

@@ -62,7 +62,7 @@ pub enum StartedBy {
 
 /// The data shared by the processes of one run.
 #[derive(Debug)]
-pub struct Family {
+pub struct ProcessGroup {
     folder: TempDir,
     ledger: Ledger,
     /// The start message, without the process's name, step and faults.
@@ -71,7 +71,7 @@ pub struct Family {
     known: Option<Known>,
 }
 
-impl Family {
+impl ProcessGroup {
     /// Prepares the processes of a scenario; `None` if it has none.
     /// || # Errors
     /// [`DeviceError::Unavailable`] if the ledger cannot be created.
@@ -117,7 +117,7 @@ impl Family {
 
 /// The processes of a run, as the main one manages them. They are killed on drop.
 pub(crate) struct Processes {
-    family: Family,
+    group: ProcessGroup,
     running: BTreeMap<ProcessName, Process>,
     /// The readings in the last answer of each process.
     readings: BTreeMap<ProcessName, Readings>,
@@ -230,8 +230,8 @@ impl Process {
 }
 
 impl Processes {
-    pub(crate) const fn new(family: Family, faults: Option<Faults>) -> Self {
-        Self { family, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
+    pub(crate) const fn new(group: ProcessGroup, faults: Option<Faults>) -> Self {
+        Self { group, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
     }
 
     /// The readings in the last answer of a process.
@@ -252,10 +252,10 @@ impl Processes {
     /// the step with this number.
     fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
         if !self.running.contains_key(name) {
-            let process = Process::start(self.family.known.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
+            let process = Process::start(self.group.known.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
             self.running.insert(name.clone(), process);
             let faults = self.faults_of(name).map(Injector::state_of_new_process);
-            let start = Start { process: name.to_string(), step, faults, ..self.family.start.clone() };
+            let start = Start { process: name.to_string(), step, faults, ..self.group.start.clone() };
             match self.tell(name, &Order::Start(Box::new(start)), give_up) {
                 Heard::Reply(Reply::Done(_)) => {}
                 Heard::Gone(end) => return Err(cannot_start(name, &how(end))),
@@ -295,7 +295,7 @@ impl Processes {
     /// Ends a process, if it runs, with the given function, and releases its memory in the ledger.
     fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
         let ended = self.running.remove(name).map(end);
-        self.family.ledger.give_back_of_the_dead();
+        self.group.ledger.give_back_of_the_dead();
         ended
     }
 

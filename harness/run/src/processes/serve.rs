@@ -24,7 +24,7 @@ use super::wire::{self, Answer, Do, Done, Failed, Order, Reply, Start};
 use crate::rig::{Checks, Rig, RigOptions, Stop};
 use crate::run::{execute_step, of_device};
 use crate::step_result::StepResult;
-use crate::world::World;
+use crate::context::RunContext;
 
 /// The exit code of a program that panicked.
 const PANICKED: u8 = 101;
@@ -93,7 +93,7 @@ fn next(from: &mut BufReader<File>) -> io::Result<Option<Order>> {
 /// The state of this process.
 struct Process {
     scenario: Scenario,
-    world: World,
+    ctx: RunContext,
     faults: Option<Injector>,
 }
 
@@ -107,8 +107,8 @@ impl Process {
         let checks = if start.audit { Checks::Audit } else { Checks::Accounts };
         let options = RigOptions { checks, seed: start.seed, faults: faults.cloned(), ..RigOptions::default() };
         let rig = Rig::new(device, arm.build(), &options).map_err(|error| Reply::Refused(error.to_string()))?;
-        let world = World::new(rig, &scenario, &arm, start.seed).map_err(|failed| stopped(failed.2, faults))?;
-        Ok(Self { scenario, world, faults: faults.cloned() })
+        let ctx = RunContext::new(rig, &scenario, &arm, start.seed).map_err(|failed| stopped(failed.2, faults))?;
+        Ok(Self { scenario, ctx, faults: faults.cloned() })
     }
 
     /// Runs a step in the same way as the main process.
@@ -117,33 +117,33 @@ impl Process {
             return Reply::Refused(format!("there is no step with the number {}", order.step));
         };
         let loops = order.loops.iter().filter_map(|(number, iterations)| value(self.scenario.step_with_number(*number)?, *iterations));
-        self.world.set_variables(loops);
-        self.world.rig.begin_step(order.number);
-        let result = execute_step(&mut self.world, step);
-        let ended = self.world.rig.end_step(result.is_err());
+        self.ctx.set_variables(loops);
+        self.ctx.rig.begin_step(order.number);
+        let result = execute_step(&mut self.ctx, step);
+        let ended = self.ctx.rig.end_step(result.is_err());
         if let (Ok(result), Some(id)) = (&result, &step.id) {
-            self.world.report(id.clone(), result.reports_with(None));
+            self.ctx.report(id.clone(), result.reports_with(None));
         }
         self.done(result.and_then(|result| ended.map(|_| result)))
     }
 
     /// The reply to an order.
     fn done(&mut self, result: Result<StepResult, Stop>) -> Reply {
-        let done = result.and_then(|result| Ok((result, self.world.readings(true)?)));
+        let done = result.and_then(|result| Ok((result, self.ctx.readings(true)?)));
         match done {
-            Ok((result, readings)) => Reply::Done(Box::new(Done::new(result, self.world.rig.take_findings(), &readings))),
+            Ok((result, readings)) => Reply::Done(Box::new(Done::new(result, self.ctx.rig.take_findings(), &readings))),
             Err(stop) => stopped(stop, self.faults.as_ref()),
         }
     }
 
     fn finish(&mut self, number: u32) -> Reply {
-        self.world.rig.begin_step(number);
-        let freed = self.world.free_everything().and_then(|()| self.world.rig.finish());
+        self.ctx.rig.begin_step(number);
+        let freed = self.ctx.free_everything().and_then(|()| self.ctx.rig.finish());
         self.done(freed.map(|()| StepResult::default()))
     }
 
     fn close(self) -> Reply {
-        match self.world.close() {
+        match self.ctx.close() {
             Ok(()) => Reply::Closed,
             Err(stop) => stopped(stop, self.faults.as_ref()),
         }

@@ -43,7 +43,7 @@ pub(super) struct Start {
     pub(super) memory: Bytes,
     pub(super) allocator: String,
     pub(super) seed: u64,
-    /// Whether every operation is audited.
+    /// True if every operation is audited.
     pub(super) audit: bool,
     /// The command line arguments that select the device.
     pub(super) device: Vec<OsString>,

@@ -6,7 +6,7 @@ use harness_scenario::Plan;
 pub(super) struct Applied {
     /// The plan of the next attempt.
     pub(super) plan: Plan,
-    /// Whether it found anything to do.
+    /// True if it found anything to do.
     pub(super) did_something: bool,
     /// Cached bytes released to the driver.
     pub(super) given_back: Bytes,

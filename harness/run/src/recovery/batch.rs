@@ -1,4 +1,4 @@
-//! `halve_batch`, `shrink_batch` and `bisect_batch`: the failed iteration is tried again with another batch.
+//! `halve_batch`, `shrink_batch` and `bisect_batch`: the failed iteration is kind again with another batch.
 
 use harness_scenario::{BatchRule, Plan};
 

@@ -2,12 +2,12 @@
 
 use super::applied::Applied;
 use crate::rig::Stop;
-use crate::world::World;
+use crate::context::RunContext;
 use harness_allocator::units::Bytes;
 use harness_scenario::Plan;
 
 /// An empty cache counts as nothing to do.
-pub(super) fn apply(world: &mut World, plan: &Plan) -> Result<Applied, Stop> {
-    let freed = world.rig.empty_cache()?;
+pub(super) fn apply(ctx: &mut RunContext, plan: &Plan) -> Result<Applied, Stop> {
+    let freed = ctx.rig.empty_cache()?;
     Ok(Applied { plan: plan.clone(), did_something: freed > Bytes::ZERO, given_back: freed, then: None })
 }

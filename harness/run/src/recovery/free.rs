@@ -2,14 +2,14 @@
 
 use super::applied::Applied;
 use crate::rig::Stop;
-use crate::world::World;
+use crate::context::RunContext;
 use harness_scenario::{BufferName, Plan};
 
-pub(super) fn apply(world: &mut World, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {
+pub(super) fn apply(ctx: &mut RunContext, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {
     let mut freed = Vec::new();
     for name in buffers {
-        if let Some(buffer) = world.take(&(name.clone(), None)) {
-            world.rig.free(buffer)?;
+        if let Some(buffer) = ctx.take(&(name.clone(), None)) {
+            ctx.rig.free(buffer)?;
             freed.push(name.name());
         }
     }

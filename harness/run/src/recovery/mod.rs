@@ -24,7 +24,7 @@ use harness_base::words::count;
 use self::applied::Applied;
 use crate::between::Between;
 use crate::rig::{Finding, MemoryState, Stop};
-use crate::world::World;
+use crate::context::RunContext;
 use harness_record::{Attempt, Invariant, Trained};
 use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
 
@@ -43,14 +43,14 @@ pub(crate) struct Recovered<T> {
 
 /// The operation that a policy retries.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Tried {
+pub(crate) enum AttemptKind {
     /// One request of this size, whatever the plan. Its memory state is taken after it fails.
     Request(Bytes),
     /// One iteration of a training. A failed iteration frees its blocks, so its memory state is taken before it begins.
     Iteration,
 }
 
-impl Tried {
+impl AttemptKind {
     fn describe(self, plan: &Plan) -> String {
         match self {
             Self::Request(size) => size.to_string(),
@@ -69,7 +69,7 @@ pub(crate) struct Recovery<'p> {
 }
 
 /// The attempts at one request or iteration, until one succeeds or the policies give up.
-pub(crate) struct Trying {
+pub(crate) struct Attempts {
     /// The plan of the next attempt.
     pub(crate) plan: Plan,
     /// Attempts after the first.
@@ -81,14 +81,14 @@ pub(crate) struct Trying {
     agreed: u64,
 }
 
-impl Trying {
+impl Attempts {
     pub(crate) fn new(plan: Plan) -> Self {
         Self { plan, retries: 0, turn: Turn::default(), same_again: None, agreed: 0 }
     }
 }
 
 /// The state at the start of an attempt.
-pub(crate) struct Begun {
+pub(crate) struct AttemptStart {
     memory: Option<MemoryState>,
     began: Nanos,
     /// The lost time that was already counted.
@@ -96,10 +96,10 @@ pub(crate) struct Begun {
     allocated: Bytes,
 }
 
-impl Begun {
+impl AttemptStart {
     /// Moves the start so that only `own` of the time until now counts.
-    pub(crate) fn took(&mut self, world: &mut World, own: Nanos) {
-        self.began = world.rig.now().saturating_sub(own);
+    pub(crate) fn took(&mut self, ctx: &mut RunContext, own: Nanos) {
+        self.began = ctx.rig.now().saturating_sub(own);
     }
 }
 
@@ -134,90 +134,90 @@ impl<'p> Recovery<'p> {
     /// || With a policy, each failed attempt takes time linear in the allocator's blocks.
     pub(crate) fn run<T>(
         &mut self,
-        world: &mut World,
-        tried: Tried,
+        ctx: &mut RunContext,
+        kind: AttemptKind,
         plan: Plan,
         between: &mut Between<'_>,
-        mut attempt: impl FnMut(&mut World, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
+        mut attempt: impl FnMut(&mut RunContext, &Plan) -> Result<Result<T, AllocatorError>, Stop>,
     ) -> Result<Recovered<T>, Stop> {
-        let mut trying = Trying::new(plan);
+        let mut attempts = Attempts::new(plan);
         loop {
-            let begun = self.begin(world, tried)?;
-            let error = match attempt(world, &trying.plan)? {
+            let begun = self.begin(ctx, kind)?;
+            let error = match attempt(ctx, &attempts.plan)? {
                 Ok(value) => {
-                    let next = self.succeeded(world, tried, &trying, &begun)?;
-                    return Ok(Recovered { answer: Ok(value), plan: trying.plan, next, retries: trying.retries });
+                    let next = self.succeeded(ctx, kind, &attempts, &begun)?;
+                    return Ok(Recovered { answer: Ok(value), plan: attempts.plan, next, retries: attempts.retries });
                 }
                 Err(error) => error,
             };
-            if !self.failed(world, tried, &mut trying, begun, &error, between)? {
-                let Trying { plan, retries, .. } = trying;
+            if !self.failed(ctx, kind, &mut attempts, begun, &error, between)? {
+                let Attempts { plan, retries, .. } = attempts;
                 return Ok(Recovered { answer: Err(error), next: plan.clone(), plan, retries });
             }
         }
     }
 
-    fn checks_progress(&self, world: &World) -> bool {
-        self.chain.is_some() && !world.rig.is_timed()
+    fn checks_progress(&self, ctx: &RunContext) -> bool {
+        self.chain.is_some() && !ctx.rig.is_timed()
     }
 
     /// Starts an attempt.
-    pub(crate) fn begin(&self, world: &mut World, tried: Tried) -> Result<Begun, Stop> {
-        let looks = self.checks_progress(world) && matches!(tried, Tried::Iteration);
-        Ok(Begun {
-            memory: if looks { Some(world.rig.memory_state()?) } else { None },
-            began: world.rig.now(),
-            counted: world.rig.lost_to_retry(),
-            allocated: Bytes(world.rig.stats().allocated_bytes.all.current),
+    pub(crate) fn begin(&self, ctx: &mut RunContext, kind: AttemptKind) -> Result<AttemptStart, Stop> {
+        let looks = self.checks_progress(ctx) && matches!(kind, AttemptKind::Iteration);
+        Ok(AttemptStart {
+            memory: if looks { Some(ctx.rig.memory_state()?) } else { None },
+            began: ctx.rig.now(),
+            counted: ctx.rig.lost_to_retry(),
+            allocated: Bytes(ctx.rig.stats().allocated_bytes.all.current),
         })
     }
 
     /// Handles a failed attempt: the next policy prepares another one. Returns whether there is another one.
     pub(crate) fn failed(
         &mut self,
-        world: &mut World,
-        tried: Tried,
-        trying: &mut Trying,
-        begun: Begun,
+        ctx: &mut RunContext,
+        kind: AttemptKind,
+        attempts: &mut Attempts,
+        begun: AttemptStart,
         error: &AllocatorError,
         between: &mut Between<'_>,
     ) -> Result<bool, Stop> {
         self.record.attempts += 1;
-        let plan = trying.plan.clone();
+        let plan = attempts.plan.clone();
         self.known.failed(plan.batch);
-        if let Tried::Request(_) = tried {
-            self.check_left_behind(world, begun.allocated);
+        if let AttemptKind::Request(_) = kind {
+            self.check_left_behind(ctx, begun.allocated);
         }
-        if let Some(finding) = trying.same_again.take() {
+        if let Some(finding) = attempts.same_again.take() {
             self.record.without_progress += 1;
-            world.rig.note(finding);
+            ctx.rig.note(finding);
         }
         let met = match begun.memory {
             Some(before) => Some(before),
-            None if self.checks_progress(world) => Some(world.rig.memory_state()?),
+            None if self.checks_progress(ctx) => Some(ctx.rig.memory_state()?),
             None => None,
         };
-        let others = others_may_change_memory(world, between);
-        let next = self.prepare(world, &mut trying.turn, &plan, between)?;
-        let spent = world.rig.now().saturating_sub(begun.began);
+        let others = others_may_change_memory(ctx, between);
+        let next = self.prepare(ctx, &mut attempts.turn, &plan, between)?;
+        let spent = ctx.rig.now().saturating_sub(begun.began);
         self.lost += spent;
         let then = next.as_ref().map(|next| next.then.clone());
-        self.list(tried, &plan, Some(error.to_string()), then, world.rig.is_timed().then_some(spent));
+        self.list(kind, &plan, Some(error.to_string()), then, ctx.rig.is_timed().then_some(spent));
         let Some(next) = next else {
-            self.verify_live(world)?;
+            self.verify_live(ctx)?;
             return Ok(false);
         };
         // Requests that the allocator itself retried are already counted.
-        let of_these = world.rig.lost_to_retry().saturating_sub(begun.counted);
-        world.rig.add_lost_time(spent.saturating_sub(of_these));
+        let of_these = ctx.rig.lost_to_retry().saturating_sub(begun.counted);
+        ctx.rig.add_lost_time(spent.saturating_sub(of_these));
         let waited_for_others = next.policy == PolicyKind::Wait && others;
         if let Some(met) = met.filter(|_| !waited_for_others && !next.plan.asks_for_less_than(&plan)) {
-            trying.same_again = same_memory(world, &met, tried, &next.plan)?;
+            attempts.same_again = same_memory(ctx, &met, kind, &next.plan)?;
         }
-        trying.plan = next.plan;
-        trying.retries += 1;
+        attempts.plan = next.plan;
+        attempts.retries += 1;
         self.record.retries += 1;
-        self.check_bound(world, trying.retries);
+        self.check_bound(ctx, attempts.retries);
         Ok(true)
     }
 
@@ -226,10 +226,10 @@ impl<'p> Recovery<'p> {
     }
 
     /// Handles a successful attempt and returns the plan of the next iteration.
-    pub(crate) fn succeeded(&mut self, world: &mut World, tried: Tried, trying: &Trying, begun: &Begun) -> Result<Plan, Stop> {
+    pub(crate) fn succeeded(&mut self, ctx: &mut RunContext, kind: AttemptKind, attempts: &Attempts, begun: &AttemptStart) -> Result<Plan, Stop> {
         self.record.attempts += 1;
-        let Trying { plan, retries, agreed, .. } = trying;
-        if let Tried::Iteration = tried {
+        let Attempts { plan, retries, agreed, .. } = attempts;
+        if let AttemptKind::Iteration = kind {
             let trained = self.trained.get_or_insert_default();
             (trained.final_batch, trained.effective_batch) = (plan.samples_at_once(), plan.batch);
             trained.samples += plan.batch;
@@ -237,24 +237,24 @@ impl<'p> Recovery<'p> {
         }
         let next = if self.bisects() { self.known.worked(plan) } else { plan.clone() };
         if retries + agreed > 0 {
-            let time = world.rig.is_timed().then(|| world.rig.now().saturating_sub(begun.began));
-            self.list(tried, plan, None, None, time);
-            self.verify_live(world)?;
+            let time = ctx.rig.is_timed().then(|| ctx.rig.now().saturating_sub(begun.began));
+            self.list(kind, plan, None, None, time);
+            self.verify_live(ctx)?;
         }
         Ok(next)
     }
 
     /// Handles an iteration that was abandoned because another rank ran out of memory. If training continues, all ranks
     /// use the agreed plan.
-    pub(crate) fn given_up(&mut self, world: &mut World, trying: &mut Trying, begun: &Begun, goes_on: bool) {
+    pub(crate) fn given_up(&mut self, ctx: &mut RunContext, attempts: &mut Attempts, begun: &AttemptStart, goes_on: bool) {
         self.record.attempts += 1;
-        let spent = world.rig.now().saturating_sub(begun.began);
+        let spent = ctx.rig.now().saturating_sub(begun.began);
         self.lost += spent;
         let then = goes_on.then(|| "the plan that all ranks agreed on".to_owned());
-        let time = world.rig.is_timed().then_some(spent);
-        self.list(Tried::Iteration, &trying.plan, Some("another rank ran out of memory".to_owned()), then, time);
+        let time = ctx.rig.is_timed().then_some(spent);
+        self.list(AttemptKind::Iteration, &attempts.plan, Some("another rank ran out of memory".to_owned()), then, time);
         if goes_on {
-            trying.agreed += 1;
+            attempts.agreed += 1;
             self.record.retries += 1;
         }
     }
@@ -265,11 +265,11 @@ impl<'p> Recovery<'p> {
     }
 
     /// Checks that a failed request leaves no bytes allocated.
-    fn check_left_behind(&mut self, world: &mut World, before: Bytes) {
-        let after = Bytes(world.rig.stats().allocated_bytes.all.current);
+    fn check_left_behind(&mut self, ctx: &mut RunContext, before: Bytes) {
+        let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
         self.left_behind(after.saturating_sub(before));
         if after != before {
-            world.rig.note(Finding {
+            ctx.rig.note(Finding {
                 invariant: Invariant::OomChangesOnlyTheCache,
                 expected: format!("{} B allocated after a failed attempt, as before it", before.0),
                 seen: format!("{} B", after.0),
@@ -278,10 +278,10 @@ impl<'p> Recovery<'p> {
     }
 
     /// The loop of attempts is bounded by design; this checks the bound independently.
-    fn check_bound(&self, world: &mut World, retries: u64) {
+    fn check_bound(&self, ctx: &mut RunContext, retries: u64) {
         let most = self.chain.map_or(1, Chain::most_attempts);
         if retries >= most {
-            world.rig.note(Finding {
+            ctx.rig.note(Finding {
                 invariant: Invariant::AttemptsAreBounded,
                 expected: format!("at most {} at one request or iteration", count(most, "attempt")),
                 seen: format!("attempt {}", retries + 1),
@@ -290,17 +290,17 @@ impl<'p> Recovery<'p> {
     }
 
     /// Verifies the contents of the scenario's named buffers after failed attempts.
-    fn verify_live(&self, world: &mut World) -> Result<(), Stop> {
-        if self.chain.is_some() && !world.rig.is_timed() { world.verify_live() } else { Ok(()) }
+    fn verify_live(&self, ctx: &mut RunContext) -> Result<(), Stop> {
+        if self.chain.is_some() && !ctx.rig.is_timed() { ctx.verify_live() } else { Ok(()) }
     }
 
     /// Finds the next policy with a retry left and something to do, and applies it. `None`: the policies give up.
-    fn prepare(&mut self, world: &mut World, turn: &mut Turn, plan: &Plan, between: &mut Between<'_>) -> Result<Option<Next>, Stop> {
+    fn prepare(&mut self, ctx: &mut RunContext, turn: &mut Turn, plan: &Plan, between: &mut Between<'_>) -> Result<Option<Next>, Stop> {
         let Some(chain) = self.chain else { return Ok(None) };
         let is_alone = chain.policies().len() == 1;
         while let Some(policy) = chain.policies().get(turn.policy) {
             if turn.used < policy.retries() {
-                let applied = self.apply(world, policy, plan, between, turn.used, is_alone)?;
+                let applied = self.apply(ctx, policy, plan, between, turn.used, is_alone)?;
                 self.record.given_back += applied.given_back;
                 if applied.did_something || (is_alone && retries_regardless(policy)) {
                     turn.used += 1;
@@ -316,7 +316,7 @@ impl<'p> Recovery<'p> {
     /// Applies a policy before the next attempt.
     fn apply(
         &self,
-        world: &mut World,
+        ctx: &mut RunContext,
         policy: &Policy,
         plan: &Plan,
         between: &mut Between<'_>,
@@ -326,14 +326,14 @@ impl<'p> Recovery<'p> {
         let or_nothing = |next: Option<Plan>| next.map_or_else(|| Applied::nothing(plan), Applied::changed);
         Ok(match policy {
             Policy::GiveUp => Applied::nothing(plan),
-            Policy::EmptyCache { .. } => empty_cache::apply(world, plan)?,
-            Policy::Free { buffers } => free::apply(world, plan, buffers)?,
-            Policy::Synchronize { .. } => synchronize::apply(world, plan)?,
+            Policy::EmptyCache { .. } => empty_cache::apply(ctx, plan)?,
+            Policy::Free { buffers } => free::apply(ctx, plan, buffers)?,
+            Policy::Synchronize { .. } => synchronize::apply(ctx, plan)?,
             Policy::Batch { rule, floor, empty_cache, .. } => {
                 let next = batch::next(*rule, plan, *floor, &self.known);
                 let given_back = match (&next, empty_cache) {
-                    (Some(_), true) => world.rig.empty_cache()?,
-                    (None, true) if is_alone && retries_regardless(policy) => world.rig.empty_cache()?,
+                    (Some(_), true) => ctx.rig.empty_cache()?,
+                    (None, true) if is_alone && retries_regardless(policy) => ctx.rig.empty_cache()?,
                     _ => Bytes::ZERO,
                 };
                 Applied { given_back, ..or_nothing(next) }
@@ -342,14 +342,14 @@ impl<'p> Recovery<'p> {
             Policy::CheckpointMore { most } => or_nothing(checkpoint_more::next(plan, *most)),
             Policy::HalfPrecision => or_nothing(half_precision::next(plan)),
             Policy::SpillToHost { part, memory } => or_nothing(spill_to_host::next(plan, *part, memory)),
-            Policy::Evict { buffers } => evict::apply(world, plan, buffers)?,
-            Policy::Wait { first, factor, .. } => wait::apply(world, plan, between, (*first, *factor, used))?,
+            Policy::Evict { buffers } => evict::apply(ctx, plan, buffers)?,
+            Policy::Wait { first, factor, .. } => wait::apply(ctx, plan, between, (*first, *factor, used))?,
         })
     }
 
-    fn list(&mut self, tried: Tried, plan: &Plan, failed: Option<String>, then: Option<String>, time: Option<Nanos>) {
+    fn list(&mut self, kind: AttemptKind, plan: &Plan, failed: Option<String>, then: Option<String>, time: Option<Nanos>) {
         if self.chain.is_some() {
-            self.record.list(Attempt { asked: tried.describe(plan), failed, then, time });
+            self.record.list(Attempt { asked: kind.describe(plan), failed, then, time });
         }
     }
 
@@ -371,34 +371,34 @@ impl<'p> Recovery<'p> {
     }
 
     /// The record of a step with policies.
-    pub(crate) fn into_record(self, world: &World) -> Option<harness_record::Recovery> {
+    pub(crate) fn into_record(self, ctx: &RunContext) -> Option<harness_record::Recovery> {
         self.chain?;
-        let lost = world.rig.is_timed().then_some(self.lost);
+        let lost = ctx.rig.is_timed().then_some(self.lost);
         Some(harness_record::Recovery { lost, trained: self.trained, ..self.record })
     }
 }
 
-/// Whether a policy retries even if it finds nothing to do and is the only policy. Programs that do not check behave
+/// Returns whether a policy retries even if it finds nothing to do and is the only policy. Programs that do not check behave
 /// like this. The record then shows that the retries make no progress.
 const fn retries_regardless(policy: &Policy) -> bool {
     matches!(policy, Policy::EmptyCache { .. } | Policy::Free { .. } | Policy::Batch { rule: BatchRule::Halve, .. })
 }
 
-/// Whether memory may change while a policy waits: through `meanwhile` steps, or on a real device through other
+/// Returns whether memory may change while a policy waits: through `meanwhile` steps, or on a real device through other
 /// processes.
-fn others_may_change_memory(world: &World, between: &Between<'_>) -> bool {
-    between.is_some() || world.rig.info().clock == Clock::Measured
+fn others_may_change_memory(ctx: &RunContext, between: &Between<'_>) -> bool {
+    between.is_some() || ctx.rig.info().clock == Clock::Measured
 }
 
 /// Returns a finding if a retry asks for no less and the memory state has not changed since the failed attempt.
-fn same_memory(world: &mut World, met: &MemoryState, tried: Tried, plan: &Plan) -> Result<Option<Finding>, Stop> {
-    let now = world.rig.memory_state()?;
+fn same_memory(ctx: &mut RunContext, met: &MemoryState, kind: AttemptKind, plan: &Plan) -> Result<Option<Finding>, Stop> {
+    let now = ctx.rig.memory_state()?;
     Ok((now == *met).then(|| Finding {
         invariant: Invariant::RetryMakesProgress,
         expected: "the retry to succeed, to ask for less, or to find memory changed since the failed attempt".to_owned(),
         seen: format!(
             "it asked for {} again and failed again: the allocator's blocks and the {} free on the device were the same",
-            tried.describe(plan),
+            kind.describe(plan),
             now.device_free
         ),
     }))

@@ -2,11 +2,11 @@
 
 use super::applied::Applied;
 use crate::rig::Stop;
-use crate::world::World;
+use crate::context::RunContext;
 use harness_scenario::Plan;
 
 /// The effect of a wait is unknown until the allocator polls its events, so it always counts as progress.
-pub(super) fn apply(world: &mut World, plan: &Plan) -> Result<Applied, Stop> {
-    world.rig.synchronize()?;
+pub(super) fn apply(ctx: &mut RunContext, plan: &Plan) -> Result<Applied, Stop> {
+    ctx.rig.synchronize()?;
     Ok(Applied::changed(plan.clone()))
 }

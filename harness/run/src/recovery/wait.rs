@@ -5,19 +5,19 @@ use harness_allocator::units::Nanos;
 use super::applied::Applied;
 use crate::between::{Between, pause};
 use crate::rig::Stop;
-use crate::world::World;
+use crate::context::RunContext;
 use harness_scenario::Plan;
 
 /// `before` is the number of earlier waits.
 pub(super) fn apply(
-    world: &mut World,
+    ctx: &mut RunContext,
     plan: &Plan,
     between: &mut Between<'_>,
     (first, factor, before): (Nanos, u32, u32),
 ) -> Result<Applied, Stop> {
     let duration = Nanos(first.0.saturating_mul(u64::from(factor).saturating_pow(before))).min(LONGEST);
-    world.rig.sleep(duration)?;
-    pause(between, world)?;
+    ctx.rig.sleep(duration)?;
+    pause(between, ctx)?;
     Ok(Applied { then: Some(format!("wait {duration}")), ..Applied::changed(plan.clone()) })
 }
 

@@ -35,9 +35,6 @@ impl Rig {
     }
 
     /// The device's memory. Memory of the scenario's streams counts as context overhead.
-    ///
-    /// # Errors
-    /// [`Stop::Device`].
     pub fn memory(&mut self) -> Result<DeviceMemory, Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;
@@ -45,17 +42,11 @@ impl Rig {
     }
 
     /// The device's free memory according to the driver alone.
-    ///
-    /// # Errors
-    /// [`Stop::Device`].
     pub fn free_memory(&mut self) -> Result<Bytes, Stop> {
         Ok(self.device.free_memory()?)
     }
 
     /// The memory state that a request of the current program would meet. Linear in blocks.
-    ///
-    /// # Errors
-    /// [`Stop::Device`].
     pub fn memory_state(&mut self) -> Result<MemoryState, Stop> {
         let device_free = self.unstruck(|rig| rig.device.free_memory())?;
         let segments = self.snapshot();
@@ -93,17 +84,11 @@ impl Rig {
     }
 
     /// The current accounts of the first program.
-    ///
-    /// # Errors
-    /// [`Stop::Device`].
     pub fn accounts(&mut self) -> Result<Accounts, Stop> {
         self.accounts_of(ProgramId::FIRST)
     }
 
     /// The current accounts of a program. The device's memory covers all programs.
-    ///
-    /// # Errors
-    /// [`Stop::Device`].
     pub fn accounts_of(&mut self, program: ProgramId) -> Result<Accounts, Stop> {
         let stats = self.stats_of(program);
         Ok(Accounts {

@@ -14,7 +14,7 @@ pub struct Buffer {
     pub(super) program: ProgramId,
     /// The last written tag and the stream that wrote it.
     pub(super) content: Option<(Tag, StreamId)>,
-    /// Whether another stream's use was reported to the allocator.
+    /// True if another stream's use was reported to the allocator.
     pub(super) shared: bool,
 }
 
@@ -46,7 +46,7 @@ impl Buffer {
         self.allocation.stream()
     }
 
-    /// Whether its own stream wrote its contents.
+    /// Returns whether its own stream wrote its contents.
     #[must_use]
     pub fn is_own_work(&self) -> bool {
         self.content.is_some_and(|(_, writer)| writer == self.stream())

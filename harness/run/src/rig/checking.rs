@@ -25,12 +25,12 @@ pub enum CheckedFrom {
 }
 
 impl CheckedFrom {
-    /// Whether some operations are not checked.
+    /// Returns whether some operations are not checked.
     pub(super) const fn is_later(&self) -> bool {
         !matches!(self, Self::Start)
     }
 
-    /// Whether checks start at this operation, which begins now.
+    /// Returns whether checks start at this operation, which begins now.
     fn is_reached(&self, operation: u64) -> bool {
         match self {
             Self::Start => true,
@@ -51,7 +51,7 @@ pub(super) enum Checking {
 }
 
 impl Rig {
-    /// Whether operations are not checked.
+    /// Returns whether operations are not checked.
     pub(super) const fn is_asleep(&self) -> bool {
         !matches!(self.checking, Checking::Operations { .. })
     }

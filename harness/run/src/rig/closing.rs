@@ -13,9 +13,6 @@ use harness_record::Invariant;
 impl Rig {
     /// Checks the end state after everything was freed. Compares outstanding reads and releases private pools and
     /// caches. Then, in each program, all free memory must fit in one allocation.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn finish(&mut self) -> Result<(), Stop> {
         if self.is_asleep() {
             self.wake(None)?;

@@ -31,9 +31,6 @@ impl HostBuffer {
 
 impl Rig {
     /// Allocates host memory. The inner error means that too little is available.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn host_allocate(&mut self, size: Bytes, memory: &HostMemory) -> Result<Result<HostBuffer, DeviceError>, Stop> {
         if self.is_interrupted() {
             return Err(Stop::Interrupted);
@@ -52,9 +49,6 @@ impl Rig {
     }
 
     /// Frees host memory after the copies queued on it.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn host_free(&mut self, buffer: HostBuffer) -> Result<(), Stop> {
         let Some(id) = buffer.id else { return Ok(()) };
         self.control.calls(Call::Host);
@@ -64,9 +58,6 @@ impl Rig {
     }
 
     /// Queues a copy of a buffer to host memory of its size.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn copy_to_host(&mut self, from: &Buffer, to: &mut HostBuffer, stream: StreamId) -> Result<(), Stop> {
         if let (Some(id), false) = (to.id, from.allocation.is_null()) {
             self.control.calls(Call::Copy);
@@ -77,9 +68,6 @@ impl Rig {
     }
 
     /// Queues a copy of host memory to a buffer of its size.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn copy_to_device(&mut self, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         if let (Some(id), false) = (from.id, to.allocation.is_null()) {
             // After a failed copy, the contents are unknown.

@@ -10,9 +10,6 @@ use crate::control::Call;
 
 impl Rig {
     /// Allocates memory. The inner error means that the allocator refused the request.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn allocate(&mut self, request: Request) -> Result<Result<Buffer, AllocatorError>, Stop> {
         if self.is_interrupted() {
             return Err(Stop::Interrupted);
@@ -55,17 +52,11 @@ impl Rig {
     /// || A checked run first verifies the contents on the buffer's own stream, because the memory is reused there. A
     /// read on the writing stream would hide a missing synchronization. The check is skipped if it would wait for
     /// queued `work`, because that would order streams that the program did not order.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn free(&mut self, buffer: Buffer) -> Result<(), Stop> {
         self.within(buffer.program, |rig| rig.free_here(buffer))
     }
 
     /// Verifies a buffer's contents like [`Rig::free`]. Skipped in timed runs and if it would wait for queued work.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn verify_at_rest(&mut self, buffer: &Buffer) -> Result<(), Stop> {
         if let Some((tag, writer)) = buffer.content
             && !self.is_timed()
@@ -103,9 +94,6 @@ impl Rig {
     }
 
     /// Fills a buffer with a new tag.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn fill(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         if buffer.allocation.is_null() {
             return Ok(());
@@ -124,9 +112,6 @@ impl Rig {
     }
 
     /// Verifies a buffer's contents on a stream. A buffer without contents passes.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn verify(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
         self.control.calls(Call::Verify);
@@ -137,9 +122,6 @@ impl Rig {
 
     /// Queues a verification of a buffer's contents on a stream without waiting. The result is checked when the host
     /// next waits for the stream, at the latest at the end of the run. A buffer without contents passes.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn read(&mut self, buffer: &Buffer, stream: StreamId) -> Result<(), Stop> {
         let Some((tag, _)) = buffer.content else { return Ok(()) };
         self.control.calls(Call::Verify);
@@ -150,9 +132,6 @@ impl Rig {
     }
 
     /// Reports to the allocator that another stream uses the buffer.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn record_stream(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         buffer.shared |= stream != buffer.stream();
         self.faults.iter().for_each(Injector::changes);
@@ -161,9 +140,6 @@ impl Rig {
     }
 
     /// Releases the cache to the driver and returns the number of released bytes.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
         self.begin_operation()?;
         let before = self.stats().reserved_bytes.all.current;
@@ -199,9 +175,6 @@ impl Rig {
     }
 
     /// Sets the memory used by simulated other processes, and returns the amount they could get.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Stop> {
         self.control.calls(Call::Pressure);
         self.faults.iter().for_each(Injector::changes);

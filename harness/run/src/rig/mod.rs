@@ -170,7 +170,7 @@ pub struct Rig {
     control: Arc<Control>,
     recorder: Option<Recorder>,
     faults: Option<Injector>,
-    /// Whether the injector wants a state hash before each call.
+    /// True if the injector wants a state hash before each call.
     calls_are_noted: bool,
     checking: Checking,
     tracer: Option<Tracer>,
@@ -318,9 +318,6 @@ impl Rig {
 
     /// Ends a step. A checked run checks everything and takes the accounts; a timed run takes the time. A step that was
     /// cut short is not checked, because it left partial state.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn end_step(&mut self, cut_short: bool) -> Result<StepEnd, Stop> {
         if let Some(ranges) = &self.ranges {
             ranges.end();
@@ -345,16 +342,13 @@ impl Rig {
         Ok(StepEnd { duration: None, accounts: Some(accounts) })
     }
 
-    /// Whether the user interrupted the run, or a step exceeded its time limit.
+    /// Returns whether the user interrupted the run, or a step exceeded its time limit.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         self.control.should_stop()
     }
 
     /// Runs a full check of each program. Linear in blocks. Does nothing without an audit.
-    ///
-    /// # Errors
-    /// [`Stop::Violated`].
     pub fn check_health(&mut self) -> Result<(), Stop> {
         self.in_each_program(|rig| rig.check(Audit::everything))
     }

@@ -28,9 +28,6 @@ impl Rig {
 
     /// Directs the current program's requests to a private pool, which is created on first use. Contexts nest; the
     /// innermost one applies. The inner error is the allocator's refusal.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn begin_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         let begun = self.with_pools(|pools| pools.begin(pool))?;
         if begun.is_ok() {
@@ -42,9 +39,6 @@ impl Rig {
     }
 
     /// Stops directing requests to a private pool. The pool keeps its memory.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn end_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         let ended = self.with_pools(|pools| pools.end(pool))?;
         if ended.is_ok() {
@@ -55,9 +49,6 @@ impl Rig {
 
     /// Releases a private pool and its cached memory. Its live blocks stay valid until they are freed. Other pools are
     /// released at the end of the run.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn release_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         self.begin_operation()?;
         self.faults.iter().for_each(Injector::changes);

@@ -20,7 +20,7 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    /// Whether the stream has `work` that the host has not waited for.
+    /// Returns whether the stream has `work` that the host has not waited for.
     pub(super) fn is_working(&self, stream: StreamId) -> bool {
         self.working.contains(&stream)
     }
@@ -32,9 +32,6 @@ impl Queued {
 
 impl Rig {
     /// Queues work of this duration on a stream.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn work(&mut self, stream: StreamId, duration: Nanos) -> Result<(), Stop> {
         self.queued.working.insert(stream);
         self.control.calls(Call::Work);
@@ -42,32 +39,20 @@ impl Rig {
         Ok(self.device.busy(stream, duration)?)
     }
 
-    ///
-    /// # Errors
-    /// [`Stop::Interrupted`].
     pub fn sleep(&mut self, duration: Nanos) -> Result<(), Stop> {
         self.device.sleep(duration);
         if self.is_interrupted() { Err(Stop::Interrupted) } else { Ok(()) }
     }
 
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn create_stream(&mut self) -> Result<StreamId, Stop> {
         Ok(self.device.create_stream()?)
     }
 
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn create_event(&mut self) -> Result<EventId, Stop> {
         Ok(self.device.create_event()?)
     }
 
     /// Records an event after the stream's queued work.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn record(&mut self, event: EventId, stream: StreamId) -> Result<(), Stop> {
         let Queued { working, behind_work, .. } = &mut self.queued;
         match working.contains(&stream) {
@@ -78,9 +63,6 @@ impl Rig {
         Ok(self.device.record_event(event, stream)?)
     }
 
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn wait(&mut self, stream: StreamId, event: EventId) -> Result<(), Stop> {
         let Queued { working, behind_work, .. } = &mut self.queued;
         if behind_work.get(&event).is_some_and(|worker| working.contains(worker)) {
@@ -90,18 +72,12 @@ impl Rig {
         Ok(self.device.wait_event(stream, event)?)
     }
 
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn synchronize_event(&mut self, event: EventId) -> Result<(), Stop> {
         self.control.calls(Call::Synchronize);
         Ok(self.device.synchronize_event(event)?)
     }
 
     /// Waits for a stream and compares what was read on it.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), Stop> {
         self.control.calls(Call::Synchronize);
         self.device.synchronize_stream(stream)?;
@@ -109,9 +85,6 @@ impl Rig {
     }
 
     /// Waits for all streams and compares what was read.
-    ///
-    /// # Errors
-    /// [`Stop`].
     pub fn synchronize(&mut self) -> Result<(), Stop> {
         self.control.calls(Call::Synchronize);
         self.device.synchronize()?;

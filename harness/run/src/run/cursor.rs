@@ -16,7 +16,7 @@ pub(super) enum Next<'s> {
         step: &'s Step,
         /// The number of completed iterations.
         iterations: u64,
-        /// Whether an OOM ended it.
+        /// True if an OOM ended it.
         ran_out: bool,
     },
     /// An iteration of a loop with a leak check has ended, including the last one.
@@ -42,7 +42,7 @@ struct Frame<'s> {
     next: usize,
     /// The completed iterations of a loop.
     iterations: u64,
-    /// Whether [`Next::Iterated`] was returned for the current iteration.
+    /// True if [`Next::Iterated`] was returned for the current iteration.
     is_told: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use super::runner::Runner;
 use crate::rig::{Checks, Stop};
-use crate::world::World;
+use crate::context::RunContext;
 
 impl Runner<'_, '_> {
     pub(super) fn has_health_checks(&self) -> bool {
@@ -10,14 +10,14 @@ impl Runner<'_, '_> {
     }
 
     /// Counts a finished step or operation, and runs a full check every N of them.
-    pub(super) fn check_health(&mut self, world: &mut World) -> Result<(), Stop> {
+    pub(super) fn check_health(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         let Some(every) = self.request.scenario.health_check.filter(|_| self.has_health_checks()) else { return Ok(()) };
         self.operations += 1;
         if !self.operations.is_multiple_of(every) {
             return Ok(());
         }
-        world.verify_live()?;
-        world.verify_storms()?;
-        world.rig.check_health()
+        ctx.verify_live()?;
+        ctx.verify_storms()?;
+        ctx.rig.check_health()
     }
 }

@@ -12,7 +12,7 @@ use super::runner::Runner;
 use crate::faults::{Faults, planned_of};
 use crate::rig::{Checks, Finding, Stop};
 use crate::step_result::Unmet;
-use crate::world::World;
+use crate::context::RunContext;
 
 /// The rule that a device error violates, and the expectation that goes with it.
 pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
@@ -68,14 +68,14 @@ impl Runner<'_, '_> {
     }
 
     /// Checks the pending `eventually` expectations and drops those that hold. An `eventually` step adds its own first.
-    pub(super) fn check_awaited(&mut self, world: &mut World, step: &Step) {
+    pub(super) fn check_awaited(&mut self, ctx: &mut RunContext, step: &Step) {
         if let Action::Eventually(eventually) = &step.action {
             let is_new = |expectation: &&Located<Expectation>| !self.awaited.iter().any(|other| other.position() == expectation.position());
             let new: Vec<_> = eventually.0.iter().filter(is_new).cloned().collect();
             self.awaited.extend(new);
         }
         for expectation in std::mem::take(&mut self.awaited) {
-            match execute::check(world, &expectation) {
+            match execute::check(ctx, &expectation) {
                 Ok(None) => {}
                 Ok(Some(_)) => self.awaited.push(expectation),
                 Err(stop) => self.stop(stop, Some(step)),
@@ -84,18 +84,18 @@ impl Runner<'_, '_> {
     }
 
     /// At the end of the run, reports the `eventually` expectations that never held.
-    pub(super) fn judge_awaited(&mut self, world: &mut World) {
+    pub(super) fn judge_awaited(&mut self, ctx: &mut RunContext) {
         for expectation in std::mem::take(&mut self.awaited) {
-            if let Ok(Some(unmet)) = execute::check(world, &expectation) {
+            if let Ok(Some(unmet)) = execute::check(ctx, &expectation) {
                 let (expected, seen) = (format!("eventually {}", unmet.expected), format!("at the end {}", unmet.seen));
                 self.unmet(Unmet { expected, seen, ..unmet }, &mut Vec::new());
             }
         }
     }
 
-    pub(super) fn check_invariants(&mut self, world: &mut World, step: &Step, notes: &mut Vec<String>) {
+    pub(super) fn check_invariants(&mut self, ctx: &mut RunContext, step: &Step, notes: &mut Vec<String>) {
         for invariant in &self.request.scenario.invariants {
-            match execute::check(world, invariant) {
+            match execute::check(ctx, invariant) {
                 Ok(unmet) => unmet.into_iter().for_each(|unmet| self.unmet(unmet, notes)),
                 Err(stop) => return self.stop(stop, Some(step)),
             }
@@ -145,7 +145,7 @@ impl Runner<'_, '_> {
         self.faults.as_ref().is_some_and(|faults| !faults.main().is_broken())
     }
 
-    /// Whether the run ended with the error of a fault that should end it, and with no other violation.
+    /// Returns whether the run ended with the error of a fault that should end it, and with no other violation.
     fn ended_as_planned(&self) -> bool {
         let planned = self.ended_by.and_then(|fault| self.request.scenario.faults.get(fault));
         planned.is_some_and(|planned| planned.ends_run) && self.violations.len() == 1
@@ -188,13 +188,13 @@ impl Runner<'_, '_> {
         self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
     }
 
-    /// Whether all violations so far are expected by `expect_violation:`.
+    /// Returns whether all violations so far are expected by `expect_violation:`.
     pub(super) fn only_expected_violations(&self) -> bool {
         let expected = self.request.scenario.expect_violation.as_ref().map(|violates| Rule::Invariant(violates.value));
         self.violations.iter().all(|violation| Some(&violation.rule) == expected.as_ref())
     }
 
-    /// Whether other processes on the device could have caused all violations so far.
+    /// Returns whether other processes on the device could have caused all violations so far.
     pub(super) fn only_disturbable_violations(&self) -> bool {
         self.violations.iter().all(|violation| match &violation.rule {
             Rule::Expectation => true,

@@ -6,37 +6,37 @@ use super::runner::Runner;
 use crate::leaks::Watch;
 use crate::rig::Stop;
 use crate::step_result::StepResult;
-use crate::world::World;
+use crate::context::RunContext;
 
 impl Runner<'_, '_> {
     /// Starts the leak check of a block that has one.
-    pub(super) fn begin_watch(&mut self, world: &World, step: &Step) {
-        let watch = Watch::begin(world, step.action.leak_check(), step.position);
+    pub(super) fn begin_watch(&mut self, ctx: &RunContext, step: &Step) {
+        let watch = Watch::begin(ctx, step.action.leak_check(), step.position);
         self.watches.extend(watch.map(|watch| (step.position, watch)));
     }
 
-    pub(super) fn iteration_ended(&mut self, world: &World, step: &Step) {
+    pub(super) fn iteration_ended(&mut self, ctx: &RunContext, step: &Step) {
         if let Some((_, watch)) = self.watches.iter_mut().find(|(at, _)| *at == step.position) {
-            watch.iteration_ended(world);
+            watch.iteration_ended(ctx);
         }
     }
 
     /// Ends the leak check of a block that has one, and adds its findings to the result.
-    pub(super) fn end_watch(&mut self, world: &mut World, step: &Step, result: &mut StepResult) -> Result<(), Stop> {
+    pub(super) fn end_watch(&mut self, ctx: &mut RunContext, step: &Step, result: &mut StepResult) -> Result<(), Stop> {
         let Some(index) = self.watches.iter().position(|(at, _)| *at == step.position) else { return Ok(()) };
         let (_, watch) = self.watches.remove(index);
-        watch.judge(world)?.add_to(result);
+        watch.judge(ctx)?.add_to(result);
         Ok(())
     }
 
     /// Judges the loops that a failed run left early, because their leaks may be the cause. Nothing is reported if the
     /// device no longer responds.
-    pub(super) fn judge_open_loops(&mut self, world: &mut World) {
+    pub(super) fn judge_open_loops(&mut self, ctx: &mut RunContext) {
         if self.interrupted {
             return;
         }
         for (_, watch) in std::mem::take(&mut self.watches) {
-            if let Some(unmet) = watch.judge(world).ok().and_then(|found| found.into_unmet()) {
+            if let Some(unmet) = watch.judge(ctx).ok().and_then(|found| found.into_unmet()) {
                 self.unmet(unmet, &mut Vec::new());
             }
         }

@@ -27,14 +27,14 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use self::kept::Steps;
 use self::runner::Runner;
-use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
+use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::faults::Faults;
-use crate::processes::{Family, Processes};
+use crate::processes::{ProcessGroup, Processes};
 use crate::rig::{CheckedFrom, Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::timeline::{TracedDevice, Tracer};
-use crate::world::{Figures, World};
+use crate::context::{Figures, RunContext};
 
-pub(crate) use execute::{execute_step, seen};
+pub(crate) use execute::{execute_step, describe_unmet};
 use harness_record::timeline::Timeline;
 use harness_record::{ClaimFigure, CurvePoint, Event, Recovery, RunRecord, StepRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario};
@@ -52,7 +52,7 @@ pub struct RunRequest<'a> {
     pub repetition: u32,
     /// A command that repeats this run.
     pub reproduce: String,
-    /// Whether a checked run audits every operation.
+    /// True if a checked run audits every operation.
     pub audit: bool,
     /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
@@ -62,7 +62,7 @@ pub struct RunRequest<'a> {
 pub struct Observer<'a> {
     /// Stops the run and reports its phase.
     pub control: Arc<Control>,
-    /// Whether failed expectations become notes instead of failures. Invariants that always hold are still checked.
+    /// True if failed expectations become notes instead of failures. Invariants that always hold are still checked.
     pub only_observed: bool,
     /// Receives [`Event::RunStarted`], and [`Event::StepEnded`] for the first recorded steps.
     pub emit: &'a mut dyn FnMut(Event),
@@ -85,7 +85,7 @@ pub struct FaultedRun {
 }
 
 /// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from there on. How
-/// the device was given back counts too, however the run ended. The record has no steps: they are counted. A scenario that has processes shares the device by a [`Family`].
+/// the device was given back counts too, however the run ended. The record has no steps: they are counted. A scenario that has processes shares the device by a [`ProcessGroup`].
 ///
 /// # Errors
 /// [`DeviceError`] where the scenario could not begin.
@@ -95,10 +95,10 @@ pub fn run_faulted(
     allocator: Box<dyn Allocator>,
     faults: Faults,
     checked_from: CheckedFrom,
-    family: Option<Family>,
+    group: Option<ProcessGroup>,
 ) -> Result<FaultedRun, DeviceError> {
     let mut ignore = |_| {};
-    let setup = Setup { faults: Some(faults), checked_from, family, tracer: None, counts_steps: true };
+    let setup = Setup { faults: Some(faults), checked_from, group, tracer: None, counts_steps: true };
     let (record, _, ooms) = observe_with(request, device, allocator, unobserved(request, &mut ignore), setup)?;
     Ok(FaultedRun { ooms: record.stats.num_ooms + ooms, record })
 }
@@ -112,24 +112,18 @@ pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunR
 }
 
 /// Runs a scenario with an allocator that somebody else made, in the place of the one that the request names.
-///
-/// # Errors
-/// As [`run`].
 pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
     observe(request, device, allocator, unobserved(request, &mut |_| {})).map(|(record, _)| record)
 }
 
 /// Runs a scenario, watched by somebody. Besides the record there are the figures for its expectations between arms.
-///
-/// # Errors
-/// As [`run`].
 pub fn observe(
     request: &RunRequest<'_>,
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
 ) -> Result<(RunRecord, Figures), DeviceError> {
-    observe_family(request, device, allocator, observer, None)
+    observe_group(request, device, allocator, observer, None)
 }
 
 /// What a run has besides its scenario, device and allocator.
@@ -140,25 +134,22 @@ struct Setup {
     /// From where on it is checked.
     checked_from: CheckedFrom,
     /// The processes beside the main one.
-    family: Option<Family>,
+    group: Option<ProcessGroup>,
     /// Is told what happens and when.
     tracer: Option<Tracer>,
     /// Nobody looks at the steps in the record: they are counted.
     counts_steps: bool,
 }
 
-/// As [`observe`], of a scenario that has processes beside the main one: the device is shared by this [`Family`].
-///
-/// # Errors
-/// As [`run`].
-pub fn observe_family(
+/// As [`observe`], of a scenario that has processes beside the main one: the device is shared by this [`ProcessGroup`].
+pub fn observe_group(
     request: &RunRequest<'_>,
     device: Box<dyn TestDevice>,
     allocator: Box<dyn Allocator>,
     observer: Observer<'_>,
-    family: Option<Family>,
+    group: Option<ProcessGroup>,
 ) -> Result<(RunRecord, Figures), DeviceError> {
-    let setup = Setup { faults: faults_of(request), family, ..Setup::default() };
+    let setup = Setup { faults: faults_of(request), group, ..Setup::default() };
     observe_with(request, device, allocator, observer, setup).map(|(record, figures, _)| (record, figures))
 }
 
@@ -262,25 +253,16 @@ impl TimedRun {
 
 /// Runs a scenario for its times, without any check: from the first step to the end of the last one, the device sees the scenario's own calls
 /// only.
-///
-/// # Errors
-/// As [`run`].
 pub fn time(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<TimedRun, DeviceError> {
     time_with(request, device, request.allocator.build())
 }
 
 /// As [`time`], with an allocator that somebody else made.
-///
-/// # Errors
-/// As [`run`].
 pub fn time_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<TimedRun, DeviceError> {
     time_observed(request, device, allocator, unobserved(request, &mut |_| {}))
 }
 
 /// As [`time_with`], watched by somebody. No event is told: between the steps of a timed run nothing else is done.
-///
-/// # Errors
-/// As [`run`].
 pub fn time_observed(
     request: &RunRequest<'_>,
     device: Box<dyn TestDevice>,
@@ -300,9 +282,6 @@ pub fn time_observed(
 }
 
 /// Runs a scenario for its timeline, whatever its verdict is. Recording takes time, so its times are not those of [`time`].
-///
-/// # Errors
-/// As [`run`].
 pub fn trace_observed(
     request: &RunRequest<'_>,
     device: Box<dyn TestDevice>,
@@ -349,7 +328,7 @@ fn execute_all(
     allocator: Box<dyn Allocator>,
     checks: Checks,
     observer: Observer<'_>,
-    Setup { faults, checked_from, family, tracer, counts_steps }: Setup,
+    Setup { faults, checked_from, group, tracer, counts_steps }: Setup,
 ) -> Result<Executed, DeviceError> {
     let device = match &faults {
         None => device,
@@ -373,8 +352,8 @@ fn execute_all(
     };
     let rig = Rig::new(device, allocator, &options)?;
     let mut runner = Runner::new(request, checks, observer, faults.clone(), if counts_steps { Steps::counted() } else { Steps::new() });
-    let mut world = match World::new(rig, request.scenario, request.allocator, request.seed) {
-        Ok(world) => world,
+    let mut ctx = match RunContext::new(rig, request.scenario, request.allocator, request.seed) {
+        Ok(ctx) => ctx,
         Err(failed) => {
             let (rig, streams, stop) = *failed;
             // The run has already failed; errors of closing would hide the reason.
@@ -382,20 +361,20 @@ fn execute_all(
             return Err(device_error(stop));
         }
     };
-    world.processes = family.map(|family| Processes::new(family, faults));
-    let completed = runner.run_all(&mut world, &request.scenario.steps).is_continue();
-    let claim_figures = if completed { claim::figures(&mut world, &request.scenario.figures) } else { Vec::new() };
-    let figures = world.take_figures();
-    let (stats, calls, unused_at_peak) = (world.rig.stats_of(ProgramId::FIRST), world.rig.calls(), world.rig.unused_at_peak());
-    let (timings, curve) = (world.rig.take_timings(), world.rig.take_curve());
-    let ooms_of_processes = world.processes.as_ref().map_or(0, Processes::ooms);
-    runner.observer.control.enter(Place::Closing, DEFAULT_TIME_LIMIT);
+    ctx.processes = group.map(|group| Processes::new(group, faults));
+    let completed = runner.run_all(&mut ctx, &request.scenario.steps).is_continue();
+    let claim_figures = if completed { claim::figures(&mut ctx, &request.scenario.figures) } else { Vec::new() };
+    let figures = ctx.take_figures();
+    let (stats, calls, unused_at_peak) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls(), ctx.rig.unused_at_peak());
+    let (timings, curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
+    let ooms_of_processes = ctx.processes.as_ref().map_or(0, Processes::ooms);
+    runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
     if let Some(record) = &mut runner.observer.record
-        && let Some(snapshot) = world.rig.recorded(&request.scenario.name, &world.arm, request.allocator.is_pytorch())
+        && let Some(snapshot) = ctx.rig.recorded(&request.scenario.name, &ctx.arm, request.allocator.is_pytorch())
     {
         record(snapshot);
     }
-    runner.finish(world, completed);
+    runner.finish(ctx, completed);
     let verdict = runner.verdict();
     let ((steps, unrecorded_steps), (times, _)) = (runner.steps.into_parts(), runner.times.into_parts());
     Ok(Executed {

@@ -14,13 +14,13 @@ use super::execute;
 use super::frames::frames;
 use super::kept::Steps;
 use super::{Observer, RunRequest, StepTimes};
-use crate::control::{DEFAULT_TIME_LIMIT, Place};
+use crate::control::{DEFAULT_TIME_LIMIT, Phase};
 use crate::faults::Faults;
 use crate::leaks::Watch;
 use crate::processes::{self, Inside};
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
-use crate::world::World;
+use crate::context::RunContext;
 
 /// The state of one run.
 pub(super) struct Runner<'a, 'o> {
@@ -76,7 +76,7 @@ struct StepOver<'s> {
     failed: bool,
 }
 
-/// Whether a run or task continues.
+/// True if a run or task continues.
 pub(super) type Flow = ControlFlow<()>;
 
 /// The name of a step on a timeline.
@@ -85,8 +85,8 @@ fn described(step: &Step, iteration: Option<&str>) -> String {
     iteration.map_or_else(|| what.trim_end().to_owned(), |iteration| format!("{} ({iteration})", what.trim_end()))
 }
 
-fn place_of(number: u32, step: &Step) -> Place {
-    Place::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
+fn phase_of(number: u32, step: &Step) -> Phase {
+    Phase::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
 }
 
 impl<'a, 'o> Runner<'a, 'o> {
@@ -116,24 +116,24 @@ impl<'a, 'o> Runner<'a, 'o> {
     }
 
     /// Runs all steps, or stops early if the run cannot continue.
-    pub(super) fn run_all(&mut self, world: &mut World, steps: &[Step]) -> Flow {
+    pub(super) fn run_all(&mut self, ctx: &mut RunContext, steps: &[Step]) -> Flow {
         let mut task = Task::new(steps);
         loop {
-            match self.advance(world, &mut task) {
+            match self.advance(ctx, &mut task) {
                 ControlFlow::Continue(true) => {}
                 ControlFlow::Continue(false) => break,
                 ControlFlow::Break(()) => {
-                    self.judge_open_loops(world);
+                    self.judge_open_loops(ctx);
                     return Flow::Break(());
                 }
             }
         }
-        self.judge_awaited(world);
+        self.judge_awaited(ctx);
         if self.violations.is_empty() || self.only_expected_violations() { Flow::Continue(()) } else { Flow::Break(()) }
     }
 
     /// Runs the next step of a task, then one step of each of its `meanwhile` tasks. Returns whether a step was left.
-    fn advance<'s>(&mut self, world: &mut World, task: &mut Task<'s>) -> ControlFlow<(), bool> {
+    fn advance<'s>(&mut self, ctx: &mut RunContext, task: &mut Task<'s>) -> ControlFlow<(), bool> {
         // Only allocations check for an interrupt themselves.
         if self.observer.control.is_interrupted() {
             self.interrupted = true;
@@ -142,56 +142,56 @@ impl<'a, 'o> Runner<'a, 'o> {
         while let Some(next) = task.cursor.advance() {
             match next {
                 Next::Do(step) => {
-                    self.do_step(world, task, step)?;
-                    self.advance_meanwhile(world, &mut task.meanwhile)?;
+                    self.do_step(ctx, task, step)?;
+                    self.advance_meanwhile(ctx, &mut task.meanwhile)?;
                     return ControlFlow::Continue(true);
                 }
-                Next::Enter(step) => self.enter_block(world, task, step)?,
-                Next::Iterated(step) => self.iteration_ended(world, step),
-                Next::Leave { step, iterations, ran_out } => self.leave_block(world, task, step, iterations, ran_out)?,
+                Next::Enter(step) => self.enter_block(ctx, task, step)?,
+                Next::Iterated(step) => self.iteration_ended(ctx, step),
+                Next::Leave { step, iterations, ran_out } => self.leave_block(ctx, task, step, iterations, ran_out)?,
             }
         }
         ControlFlow::Continue(false)
     }
 
     /// Runs one step of each task.
-    fn advance_meanwhile(&mut self, world: &mut World, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
-        tasks.iter_mut().try_for_each(|(_, task)| self.advance(world, task).map_continue(drop))
+    fn advance_meanwhile(&mut self, ctx: &mut RunContext, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
+        tasks.iter_mut().try_for_each(|(_, task)| self.advance(ctx, task).map_continue(drop))
     }
 
     /// Restores the context of a step after another task ran: loop variables, program, process and call stack.
-    fn resume<'s>(&self, world: &mut World, task: &Task<'s>, step: &'s Step) {
-        world.set_variables(task.cursor.variables());
-        world.enter(task.cursor.program());
+    fn resume<'s>(&self, ctx: &mut RunContext, task: &Task<'s>, step: &'s Step) {
+        ctx.set_variables(task.cursor.variables());
+        ctx.enter(task.cursor.program());
         let number = |step: &Step| self.request.scenario.step_number(step);
-        world.inside = task.cursor.process().map(|process| Inside {
+        ctx.inside = task.cursor.process().map(|process| Inside {
             process: process.clone(),
             loops: task.cursor.loops().filter_map(|(step, iterations)| Some((number(step)?, iterations))).collect(),
         });
-        world.rig.set_place(|| frames(&self.request.scenario.path, step, task.cursor.around(step)));
+        ctx.rig.set_place(|| frames(&self.request.scenario.path, step, task.cursor.around(step)));
     }
 
-    fn enter_block<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
+    fn enter_block<'s>(&mut self, ctx: &mut RunContext, task: &mut Task<'s>, step: &'s Step) -> Flow {
         if !step.meanwhile.is_empty() {
             task.meanwhile.push((step, task.beside(step)));
         }
-        self.begin_watch(world, step);
+        self.begin_watch(ctx, step);
         if let Action::PrivatePool(_) = step.action {
-            self.resume(world, task, step);
-            self.run_step(world, step, task.cursor.iteration(), None)?;
+            self.resume(ctx, task, step);
+            self.run_step(ctx, step, task.cursor.iteration(), None)?;
         }
         Flow::Continue(())
     }
 
-    fn leave_block<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step, iterations: u64, ran_out: bool) -> Flow {
+    fn leave_block<'s>(&mut self, ctx: &mut RunContext, task: &mut Task<'s>, step: &'s Step, iterations: u64, ran_out: bool) -> Flow {
         if let Some((_, mut rest)) = task.meanwhile.pop_if(|(block, _)| std::ptr::eq(*block, step)) {
-            while self.advance(world, &mut rest)? {}
+            while self.advance(ctx, &mut rest)? {}
         }
-        self.resume(world, task, step);
+        self.resume(ctx, task, step);
         match &step.action {
             Action::PrivatePool(block) => {
-                let pool = world.pool(&block.pool);
-                if let Err(stop) = world.rig.end_private_pool(pool) {
+                let pool = ctx.pool(&block.pool);
+                if let Err(stop) = ctx.rig.end_private_pool(pool) {
                     self.stop(stop, Some(step));
                     return Flow::Break(());
                 }
@@ -203,8 +203,8 @@ impl<'a, 'o> Runner<'a, 'o> {
                     let seen = format!("{} ended without that", count(iterations, "iteration"));
                     result.unmet.push(Unmet::at(step, "a request inside the loop to run out of memory", seen));
                 }
-                self.run_as_step(world, step, task.cursor.iteration(), |runner, world| {
-                    runner.end_watch(world, step, &mut result)?;
+                self.run_as_step(ctx, step, task.cursor.iteration(), |runner, ctx| {
+                    runner.end_watch(ctx, step, &mut result)?;
                     Ok(result)
                 })
                 .map_continue(drop)
@@ -214,14 +214,14 @@ impl<'a, 'o> Runner<'a, 'o> {
     }
 
     /// Runs one step without inner steps. An OOM in it may end the loop around it.
-    fn do_step<'s>(&mut self, world: &mut World, task: &mut Task<'s>, step: &'s Step) -> Flow {
-        self.resume(world, task, step);
+    fn do_step<'s>(&mut self, ctx: &mut RunContext, task: &mut Task<'s>, step: &'s Step) -> Flow {
+        self.resume(ctx, task, step);
         let iteration = task.cursor.iteration();
         let mut own = (!step.meanwhile.is_empty()).then(|| task.beside(step));
-        let outcome = self.run_step(world, step, iteration, own.as_mut())?;
+        let outcome = self.run_step(ctx, step, iteration, own.as_mut())?;
         if let Some(mut rest) = own {
-            while self.advance(world, &mut rest)? {}
-            self.resume(world, task, step);
+            while self.advance(ctx, &mut rest)? {}
+            self.resume(ctx, task, step);
         }
         let ends_loop = match &step.action {
             Action::Alloc(alloc) => alloc.expect.ends_loop,
@@ -238,16 +238,16 @@ impl<'a, 'o> Runner<'a, 'o> {
     /// Runs a step. Between its operations it checks the scenario's invariants and advances `meanwhile`.
     fn run_step(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         step: &Step,
         iteration: Option<String>,
         meanwhile: Option<&mut Task<'_>>,
     ) -> ControlFlow<(), Outcome> {
-        if let Some(inside) = world.inside.clone()
+        if let Some(inside) = ctx.inside.clone()
             && let Some(step_number) = self.request.scenario.step_number(step)
         {
-            return self.run_as_step(world, step, iteration, |runner, world| {
-                processes::run(&mut world.processes, &mut world.rig, &inside, step, (runner.number, step_number))
+            return self.run_as_step(ctx, step, iteration, |runner, ctx| {
+                processes::run(&mut ctx.processes, &mut ctx.rig, &inside, step, (runner.number, step_number))
             });
         }
         let waits = step.action.on_oom().is_some_and(Chain::waits);
@@ -255,24 +255,24 @@ impl<'a, 'o> Runner<'a, 'o> {
             waits || matches!(step.action, Action::Storm(_) | Action::Train(_) | Action::Infer(_) | Action::Replay(_) | Action::Exec(_));
         let has_invariants = self.checks != Checks::Timing && !self.request.scenario.invariants.is_empty();
         if !is_workload || (meanwhile.is_none() && !has_invariants && !self.has_health_checks()) {
-            return self.run_as_step(world, step, iteration, |_, world| execute::execute(world, step, None));
+            return self.run_as_step(ctx, step, iteration, |_, ctx| execute::execute(ctx, step, None));
         }
         let mut meanwhile = meanwhile;
-        self.run_as_step(world, step, iteration, |runner, world| {
-            let mut between = |world: &mut World| {
-                runner.check_health(world)?;
+        self.run_as_step(ctx, step, iteration, |runner, ctx| {
+            let mut between = |ctx: &mut RunContext| {
+                runner.check_health(ctx)?;
                 let seen = runner.violations.len();
-                runner.check_invariants(world, step, &mut Vec::new());
+                runner.check_invariants(ctx, step, &mut Vec::new());
                 if let Some(task) = meanwhile.as_deref_mut() {
-                    let paused = world.rig.pause_step();
+                    let paused = ctx.rig.pause_step();
                     // External programs run by themselves, so all `meanwhile` programs start at the first pause.
                     let goes_on =
                         |flow: &ControlFlow<(), bool>| matches!(step.action, Action::Exec(_)) && *flow == ControlFlow::Continue(true);
-                    let mut flow = runner.advance(world, task);
+                    let mut flow = runner.advance(ctx, task);
                     while goes_on(&flow) {
-                        flow = runner.advance(world, task);
+                        flow = runner.advance(ctx, task);
                     }
-                    world.rig.resume_step(paused);
+                    ctx.rig.resume_step(paused);
                     if flow.is_break() {
                         return Err(Stop::Violated(Vec::new()));
                     }
@@ -281,26 +281,26 @@ impl<'a, 'o> Runner<'a, 'o> {
                 // The violations are already recorded.
                 if has_failed { Err(Stop::Violated(Vec::new())) } else { Ok(()) }
             };
-            execute::execute(world, step, Some(&mut between))
+            execute::execute(ctx, step, Some(&mut between))
         })
     }
 
     /// Runs `act` as a numbered step, with a time limit, checks and a record.
     fn run_as_step(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         step: &Step,
         iteration: Option<String>,
-        act: impl FnOnce(&mut Self, &mut World) -> Result<StepResult, Stop>,
+        act: impl FnOnce(&mut Self, &mut RunContext) -> Result<StepResult, Stop>,
     ) -> ControlFlow<(), Outcome> {
         self.number += 1;
         let number = self.number;
         let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-        self.observer.control.enter(place_of(number, step), limit);
-        world.rig.begin_step(number);
-        world.rig.describe_step(|| described(step, iteration.as_deref()));
+        self.observer.control.enter(phase_of(number, step), limit);
+        ctx.rig.begin_step(number);
+        ctx.rig.describe_step(|| described(step, iteration.as_deref()));
         let seen = self.violations.len();
-        let done = act(self, world).and_then(|result| self.check_health(world).map(|()| result));
+        let done = act(self, ctx).and_then(|result| self.check_health(ctx).map(|()| result));
         let mut result = match done {
             Ok(mut result) => {
                 for unmet in std::mem::take(&mut result.unmet) {
@@ -313,7 +313,7 @@ impl<'a, 'o> Runner<'a, 'o> {
                 None
             }
         };
-        let ended = match (world.rig.end_step(result.is_none()), &result) {
+        let ended = match (ctx.rig.end_step(result.is_none()), &result) {
             (Ok(ended), _) => Some(ended),
             // The failed step has already explained why; audit findings would hide that.
             (Err(_), None) => None,
@@ -322,14 +322,14 @@ impl<'a, 'o> Runner<'a, 'o> {
                 None
             }
         };
-        for finding in world.rig.take_findings() {
+        for finding in ctx.rig.take_findings() {
             self.find(finding, Some(step));
         }
         // A step that was cut short leaves partial state, so later checks would be meaningless.
         let cut_short = result.is_none() || ended.is_none();
         if let (Some(result), false) = (&mut result, cut_short) {
-            self.check_invariants(world, step, &mut result.notes);
-            self.check_awaited(world, step);
+            self.check_invariants(ctx, step, &mut result.notes);
+            self.check_awaited(ctx, step);
         }
         self.check_time(Some(step));
         let failed = self.violations.len() > seen;
@@ -338,25 +338,25 @@ impl<'a, 'o> Runner<'a, 'o> {
         if !self.interrupted {
             let mut result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
             result.notes.extend(self.struck_calls());
-            self.record(world, StepOver { step, number, iteration, result, failed }, ended);
+            self.record(ctx, StepOver { step, number, iteration, result, failed }, ended);
         }
         let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());
         if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(outcome) }
     }
 
     /// Records a finished step. A step that was cut short may lack accounts.
-    fn record(&mut self, world: &mut World, over: StepOver<'_>, ended: Option<StepEnd>) {
+    fn record(&mut self, ctx: &mut RunContext, over: StepOver<'_>, ended: Option<StepEnd>) {
         let StepEnd { duration, accounts } = ended.unwrap_or_default();
         let reports = over.result.reports_with(duration);
         // Only named steps report figures.
         let named = over.step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
         if let Some(id) = &over.step.id {
-            world.report(id.clone(), reports);
+            ctx.report(id.clone(), reports);
         }
         if let Some(duration) = duration {
             self.times.push((over.number, StepTimes { duration, reports: named, recovery: over.result.recovery }));
         } else if self.checks != Checks::Timing
-            && let Some(accounts) = accounts.or_else(|| world.rig.accounts().ok())
+            && let Some(accounts) = accounts.or_else(|| ctx.rig.accounts().ok())
         {
             self.record_checked(over, named, accounts);
         }
@@ -392,21 +392,21 @@ impl<'a, 'o> Runner<'a, 'o> {
     }
 
     /// Frees all live memory, checks the final state if all steps ran, and closes the device.
-    pub(super) fn finish(&mut self, mut world: World, completed: bool) {
+    pub(super) fn finish(&mut self, mut ctx: RunContext, completed: bool) {
         let mut clean = completed;
         if completed {
-            world.rig.begin_step(self.number + 1);
-            let ended = processes::finish(&mut world.processes, &mut world.rig, self.number + 1)
-                .and_then(|()| world.free_everything())
-                .and_then(|()| world.rig.finish());
+            ctx.rig.begin_step(self.number + 1);
+            let ended = processes::finish(&mut ctx.processes, &mut ctx.rig, self.number + 1)
+                .and_then(|()| ctx.free_everything())
+                .and_then(|()| ctx.rig.finish());
             if let Err(stop) = ended {
                 clean = false;
                 self.stop(stop, None);
             }
         }
-        self.contention = world.rig.contention().map(str::to_owned);
-        processes::close(&mut world.processes, &mut world.rig).into_iter().for_each(|stop| self.stop(stop, None));
-        if let Err(stop) = world.close()
+        self.contention = ctx.rig.contention().map(str::to_owned);
+        processes::close(&mut ctx.processes, &mut ctx.rig).into_iter().for_each(|stop| self.stop(stop, None));
+        if let Err(stop) = ctx.close()
             && (clean || self.closing_is_judged())
         {
             self.stop(stop, None);

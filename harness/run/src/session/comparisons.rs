@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_record::{Rule, RunRecord, Verdict, Violation};
 use harness_scenario::{Expectation, Located, Metric, Number, Scenario, Value};
 
-use crate::run::seen;
-use crate::world::Figures;
+use crate::run::describe_unmet;
+use crate::context::Figures;
 
 /// The figures of one scenario's allocators that have run in one repetition.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl Comparisons {
         });
         let seen = match evaluated {
             Ok(evaluation) if evaluation.holds => return,
-            Ok(evaluation) => seen(&expectation.value, &evaluation, figures),
+            Ok(evaluation) => describe_unmet(&expectation.value, &evaluation, figures),
             Err(why) => {
                 let note = format!("not compared: {}, because {why} is unknown: its allocator did not reach that step", expectation.value);
                 let behind = record.steps.iter_mut().rev().find(|step| step.kind == "expect" && step.line <= expectation.line);
@@ -66,7 +66,7 @@ impl Comparisons {
     }
 }
 
-/// Whether the run passed, or only comparisons have failed so far.
+/// Returns whether the run passed, or only comparisons have failed so far.
 fn is_judged(verdict: &Verdict) -> bool {
     match verdict {
         Verdict::Passed => true,

@@ -1,5 +1,5 @@
 //! Fails every device call of a scenario, one per run. [`every_fault`] first runs the scenario to count the calls that
-//! can fail, then once per call with that call failing. SQLite tests itself in the same way
+//! can fail, then once per call with that call failing. SQLite tests itself in the same setup
 //! (<https://www.sqlite.org/testing.html#out_of_memory_testing>).
 //! || A failing call may break the scenario's expectations. It must not break invariants, corrupt contents or leak
 //! device memory. The run must recover, end with OOM, or end with an error that names the call and, in another process,
@@ -36,7 +36,7 @@ use self::copies::{Order, Servers};
 use super::{ArmRun, Plan, kind_of, open};
 use crate::branches::Point;
 use crate::faults::Faults;
-use crate::processes::{Family, StartedBy};
+use crate::processes::{ProcessGroup, StartedBy};
 use crate::rig::CheckedFrom;
 use crate::run::{FaultedRun, RunRequest, run_faulted};
 
@@ -53,8 +53,8 @@ pub enum Chosen {
     Each,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` does not select calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`")]
-#[error("`{0}` is not a choice of calls: write `all`, `each`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`")]
 pub struct ChosenError(String);
 
 impl FromStr for Chosen {
@@ -178,7 +178,7 @@ impl Case<'_> {
 }
 
 /// The variable parts of a run.
-struct Way {
+struct RunSetup {
     faults: Faults,
     checked_from: CheckedFrom,
     started_by: StartedBy,
@@ -211,7 +211,7 @@ impl Attempt<'_> {
 }
 
 /// The results for one call.
-struct Tried {
+struct CallResult {
     cases: Vec<FaultedCase>,
     ended_at_once: bool,
 }
@@ -219,14 +219,14 @@ struct Tried {
 /// The result of one run.
 struct Outcome {
     case: FaultedCase,
-    /// Whether the failure ended the run immediately.
+    /// True if the failure ended the run immediately.
     ended_at_once: bool,
-    /// Whether the allocator still got memory, so that another run should fail the next call too.
+    /// True if the allocator still got memory, so that another run should fail the next call too.
     wants_one_more: bool,
 }
 
 /// How a run with a failure ended.
-enum Seen {
+enum RunEnd {
     /// It completed or recorded a violation.
     Run(Box<FaultedRun>),
     NotBegun(DeviceError),
@@ -245,7 +245,7 @@ pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
 fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Result<FaultedRuns, DeviceError> {
     (engine.begun)(arms.len());
     let baselines = each(engine.jobs, arms, engine.progress, |arm| engine.baseline(*arm))?;
-    let mut tried: Vec<Ends> = baselines.iter().map(|_| Ends::new()).collect();
+    let mut tried: Vec<Results> = baselines.iter().map(|_| Results::new()).collect();
     engine.try_places(servers, &baselines, &mut tried, |ran, _| ran.chosen(engine.chosen))?;
     if engine.chosen == Chosen::Different(Which::All) {
         // If the run continued after the first of several equal calls failed, the others may end differently, so they
@@ -261,13 +261,13 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
     let mut runs = FaultedRuns::default();
     for (baseline, ends) in baselines.iter().zip(tried) {
         runs.left_out += ends.values().filter(|end| end.is_none()).count();
-        runs.arms.push(engine.told_of(baseline, ends));
+        runs.arms.push(engine.summary(baseline, ends));
     }
     Ok(runs)
 }
 
 /// The results of one allocator's calls, by the index of the call; `None` for calls skipped by an interrupt.
-type Ends = BTreeMap<usize, Option<Tried>>;
+type Results = BTreeMap<usize, Option<CallResult>>;
 
 impl<'a> Engine<'a> {
     fn baseline(&self, arm: ArmRun<'a>) -> Result<Baseline<'a>, DeviceError> {
@@ -281,8 +281,8 @@ impl<'a> Engine<'a> {
 
     fn run_without(&self, arm: &ArmRun<'_>, seed: u64) -> Result<Result<Ran, NotTried>, DeviceError> {
         let faults = Faults::each_by(arm.scenario, |_| Injector::new(&[], seed).logging());
-        let way = Way { faults: faults.clone(), checked_from: CheckedFrom::Start, started_by: StartedBy::Exec };
-        let run = match self.run_with(arm, seed, way)? {
+        let setup = RunSetup { faults: faults.clone(), checked_from: CheckedFrom::Start, started_by: StartedBy::Exec };
+        let run = match self.run_with(arm, seed, setup)? {
             Ok(run) => run?,
             Err(why) => return Ok(Err(NotTried { why, failed: false })),
         };
@@ -303,11 +303,11 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs an arm on a fresh device. The inner errors are the reason to skip it and the reason that it did not begin.
-    fn run_with(&self, arm: &ArmRun<'_>, seed: u64, way: Way) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
-        let Way { faults, checked_from, started_by } = way;
+    fn run_with(&self, arm: &ArmRun<'_>, seed: u64, setup: RunSetup) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
+        let RunSetup { faults, checked_from, started_by } = setup;
         let scenario = self.plan.sized(arm.scenario);
-        let family = Family::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source, started_by)?;
-        let device = match open(self.source, &scenario, arm.allocator, family.as_ref())? {
+        let group = ProcessGroup::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source, started_by)?;
+        let device = match open(self.source, &scenario, arm.allocator, group.as_ref())? {
             Ok(device) => device,
             Err((_, why)) => return Ok(Err(why)),
         };
@@ -320,7 +320,7 @@ impl<'a> Engine<'a> {
             audit: self.plan.audit,
             interrupt: Arc::default(),
         };
-        Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from, family)))
+        Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from, group)))
     }
 
     /// Fails the calls at some indexes of each arm: in forked copies if possible, otherwise in separate runs.
@@ -328,8 +328,8 @@ impl<'a> Engine<'a> {
         &self,
         servers: &Servers,
         baselines: &[Baseline<'_>],
-        tried: &mut [Ends],
-        places: impl Fn(&Ran, &Ends) -> Vec<usize>,
+        tried: &mut [Results],
+        places: impl Fn(&Ran, &Results) -> Vec<usize>,
     ) -> Result<(), DeviceError> {
         let mut cases = Vec::new();
         for (arm, (baseline, ends)) in baselines.iter().zip(&*tried).enumerate() {
@@ -368,7 +368,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Summarizes the results of an arm.
-    fn told_of(&self, baseline: &Baseline<'_>, ends: Ends) -> FaultedArm {
+    fn summary(&self, baseline: &Baseline<'_>, ends: Results) -> FaultedArm {
         let (calls, repeats, different) = match &baseline.ran {
             Err(_) => (0, 0, 0),
             Ok(ran) => {
@@ -394,7 +394,7 @@ impl<'a> Engine<'a> {
 
     /// Fails one call, and if the allocator still got memory, also the next call of its kind. `None` after an
     /// interrupt.
-    fn try_case(&self, case: &Case<'_>) -> Result<Option<Tried>, DeviceError> {
+    fn try_case(&self, case: &Case<'_>) -> Result<Option<CallResult>, DeviceError> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -405,7 +405,7 @@ impl<'a> Engine<'a> {
             let both = Attempt { count: 2, ..attempt };
             cases.push(self.attempt(both, both.checked_from(), StartedBy::Exec)?.case);
         }
-        Ok(Some(Tried { cases, ended_at_once }))
+        Ok(Some(CallResult { cases, ended_at_once }))
     }
 
     /// Fails calls in a separate run with checks from `checked_from`.
@@ -416,28 +416,28 @@ impl<'a> Engine<'a> {
             let own = if other == process { &[fault][..] } else { &[] };
             Injector::new(own, seed).with_budget(budget)
         });
-        let seen = self.see(arm, seed, Way { faults: faults.clone(), checked_from, started_by })?;
+        let seen = self.run_catching(arm, seed, RunSetup { faults: faults.clone(), checked_from, started_by })?;
         Ok(self.outcome(attempt, &faults, &seen))
     }
 
     /// Runs an arm and catches panics.
-    fn see(&self, arm: &ArmRun<'_>, seed: u64, way: Way) -> Result<Seen, DeviceError> {
-        match catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, way))) {
-            Err(panic) => Ok(Seen::Panicked(message(&*panic))),
+    fn run_catching(&self, arm: &ArmRun<'_>, seed: u64, setup: RunSetup) -> Result<RunEnd, DeviceError> {
+        match catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, setup))) {
+            Err(panic) => Ok(RunEnd::Panicked(message(&*panic))),
             Ok(run) => Ok(match run? {
-                Ok(Ok(run)) => Seen::Run(Box::new(run)),
-                Ok(Err(error)) => Seen::NotBegun(error),
-                Err(why) => Seen::NotBegun(DeviceError::Unavailable { what: "the device".to_owned(), why }),
+                Ok(Ok(run)) => RunEnd::Run(Box::new(run)),
+                Ok(Err(error)) => RunEnd::NotBegun(error),
+                Err(why) => RunEnd::NotBegun(DeviceError::Unavailable { what: "the device".to_owned(), why }),
             }),
         }
     }
 
     /// Judges a run with failing calls.
-    fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, seen: &Seen) -> Outcome {
+    fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, seen: &RunEnd) -> Outcome {
         let Attempt { arm, seed, process, made, count, operation, ooms_without, .. } = attempt;
         let (struck, operations) = faults.of(process).map_or((0, 0), |faults| (faults.struck_by(0).0, faults.operations()));
         let end = match struck {
-            0 if !matches!(seen, Seen::Panicked(_)) => defect("the call was not made again: two runs of the scenario differ"),
+            0 if !matches!(seen, RunEnd::Panicked(_)) => defect("the call was not made again: two runs of the scenario differ"),
             _ => judge((process, made.call), arm.scenario, ooms_without, seen),
         };
         let times = if count == 1 { String::new() } else { format!(":{count}") };
@@ -484,11 +484,11 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 type Failing<'a> = (Option<&'a ProcessName>, DeviceCall);
 
 /// Judges a call's failure from the result of the run and the OOMs of the run without failures.
-fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &Seen) -> FaultedEnd {
+fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &RunEnd) -> FaultedEnd {
     let run = match seen {
-        Seen::Panicked(message) => return defect(format!("a panic: {message}")),
-        Seen::NotBegun(error) => return told(call, "", &error.to_string()),
-        Seen::Run(run) => run,
+        RunEnd::Panicked(message) => return defect(format!("a panic: {message}")),
+        RunEnd::NotBegun(error) => return reported(call, "", &error.to_string()),
+        RunEnd::Run(run) => run,
     };
     let is_out_of_memory = run.ooms > ooms_without;
     match &run.record.verdict {
@@ -500,7 +500,7 @@ fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &Seen)
                 return defect(violation.to_string());
             }
             match all().find(|violation| violation.rule == Rule::DeviceFailure) {
-                Some(violation) => told(call, &violation.expected, &violation.seen),
+                Some(violation) => reported(call, &violation.expected, &violation.seen),
                 None if is_out_of_memory => FaultedEnd::OutOfMemory,
                 None => FaultedEnd::Healed,
             }
@@ -511,7 +511,7 @@ fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &Seen)
 }
 
 /// Checks that an error names the call, and in another process that the violation names the process.
-fn told((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd {
+fn reported((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd {
     match process {
         _ if !error.contains(call.name()) => defect(format!("an error that does not name the call: {error}")),
         Some(process) if !expected.contains(&format!("the process `{process}`")) => {
@@ -522,7 +522,7 @@ fn told((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd
     }
 }
 
-/// Whether a violation is a defect under injected failures. A retry of a policy without progress is none, because the
+/// Returns whether a violation is a defect under injected failures. A retry of a policy without progress is none, because the
 /// device failed without a reason. Ranks with different collectives are none either: a rank whose device failed stops
 /// joining, and the run reports that the others would hang.
 fn is_defect(violation: &Violation, scenario: &Scenario) -> bool {

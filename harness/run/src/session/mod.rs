@@ -21,11 +21,11 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use self::comparisons::Comparisons;
-use crate::control::{Control, DEFAULT_TIME_LIMIT, Place};
-use crate::processes::{Family, StartedBy};
-use crate::run::{Observer, RunRequest, observe, observe_family, time_observed, trace_observed};
+use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
+use crate::processes::{ProcessGroup, StartedBy};
+use crate::run::{Observer, RunRequest, observe, observe_group, time_observed, trace_observed};
 use crate::workload::exec;
-use crate::world::Figures;
+use crate::context::Figures;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::timeline::Timeline;
@@ -46,9 +46,9 @@ pub struct Plan {
     pub memory: Option<Bytes>,
     /// The number of runs of each arm.
     pub repetitions: u32,
-    /// Whether every operation is audited. Only measurements of the allocators' speed turn this off.
+    /// True if every operation is audited. Only measurements of the allocators' speed turn this off.
     pub audit: bool,
-    /// Whether to stop after the first failed run.
+    /// Stops after the first failed run.
     pub fail_fast: bool,
     /// How the user started this program, for the reproduce command: `harness`, or `cargo run --release --`.
     pub program: String,
@@ -108,7 +108,7 @@ pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'
     scenario.allocators.iter().find(|listed| listed.is_equivalent_to(added))
 }
 
-/// Whether the scenario lists PyTorch's allocator.
+/// Returns whether the scenario lists PyTorch's allocator.
 #[must_use]
 pub fn has_pytorchs(scenario: &Scenario) -> bool {
     scenario.allocators.iter().any(|arm| arm.is_pytorch())
@@ -123,7 +123,7 @@ pub struct ArmRun<'a> {
 }
 
 impl ArmRun<'_> {
-    /// Whether the user added this allocator. The scenario's expectations are then noted, not judged.
+    /// Returns whether the user added this allocator. The scenario's expectations are then noted, not judged.
     #[must_use]
     pub fn only_observed(&self) -> bool {
         !self.scenario.allocators.contains(self.allocator)
@@ -161,9 +161,6 @@ impl Plan {
     }
 
     /// Runs everything in this thread and collects the records.
-    ///
-    /// # Errors
-    /// As [`Plan::observe`].
     pub fn run(&self, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<Records, DeviceError> {
         let mut collector = Collector::default();
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
@@ -247,7 +244,7 @@ impl Plan {
         sinks: &Sinks,
         emit: &mut dyn FnMut(Event),
     ) -> Result<(RunRecord, Figures), DeviceError> {
-        control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+        control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
         let scenario = &*self.sized(arm.scenario);
         let seed = self.seed_of(arm);
         let request = RunRequest {
@@ -263,9 +260,9 @@ impl Plan {
         // The receiver is gone if the session was aborted.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
-        let family = Family::of(scenario, arm.allocator, (seed, self.audit), source, StartedBy::Exec)?;
-        let (mut record, mut figures) = match open(source, scenario, arm.allocator, family.as_ref())? {
-            Ok(device) => match observe_family(&request, device, arm.allocator.build(), arm.observer(control, emit, record), family) {
+        let group = ProcessGroup::of(scenario, arm.allocator, (seed, self.audit), source, StartedBy::Exec)?;
+        let (mut record, mut figures) = match open(source, scenario, arm.allocator, group.as_ref())? {
+            Ok(device) => match observe_group(&request, device, arm.allocator.build(), arm.observer(control, emit, record), group) {
                 // If an injected fault prevents the start, the run has failed; the device is not lost.
                 Err(error) if !scenario.faults.is_empty() => {
                     let info = source.open()?.info().clone();
@@ -278,7 +275,7 @@ impl Plan {
         // Programs and processes run only once, because their times mean nothing.
         let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
         if record.verdict == Verdict::Passed && is_alone && can_be_repeated(scenario, &record) {
-            control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+            control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
                 let (again, _) = observe(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
                 repeated::judge(&mut record, &again);
@@ -288,7 +285,7 @@ impl Plan {
         let has_times =
             is_alone && !scenario.has_threads() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
         if record.verdict == Verdict::Passed && has_times {
-            control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+            control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
                 let timed = time_observed(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
                 figures.extend(timed.figures.clone());
@@ -296,7 +293,7 @@ impl Plan {
             }
         }
         if let Some(timelines) = sinks.timelines.as_ref().filter(|_| has_times) {
-            control.enter(Place::Opening, DEFAULT_TIME_LIMIT);
+            control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
                 let timeline = trace_observed(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
                 // The receiver is gone if the session was aborted.
@@ -374,7 +371,7 @@ fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
 type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, String)>;
 
 /// Opens a fresh device of the size that the scenario needs.
-fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec, family: Option<&Family>) -> Result<Opened, DeviceError> {
+fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec, group: Option<&ProcessGroup>) -> Result<Opened, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
     let missing = scenario
@@ -387,9 +384,9 @@ fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec, f
         return Ok(Err((info, missing)));
     }
     let memory = scenario.needs.memory;
-    let limited = match family {
+    let limited = match group {
         None => source.limit(device, memory),
-        Some(family) => source.admit(&mut *device, memory).and_then(|()| family.share(device, memory)),
+        Some(group) => source.admit(&mut *device, memory).and_then(|()| group.share(device, memory)),
     };
     match limited {
         Ok(device) => Ok(Ok(device)),

@@ -3,7 +3,7 @@
 use harness_base::words::count;
 use harness_record::{Invariant, Rule, RunRecord, Verdict, Violation};
 
-/// Whether a recovery policy had to decide something.
+/// Returns whether a recovery policy had to decide something.
 pub(super) fn has_recovered(record: &RunRecord) -> bool {
     record.steps.iter().any(|step| step.recovery.as_ref().is_some_and(|recovery| !recovery.listed.is_empty()))
 }

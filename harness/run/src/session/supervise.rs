@@ -12,7 +12,7 @@ use harness_devices::DeviceSource;
 use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
 
 use super::{Plan, Sinks};
-use crate::control::{Control, Overrun, Place, Watched};
+use crate::control::{Control, Overrun, Phase, Watched};
 
 /// The interval between checks of the time limits.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -76,9 +76,9 @@ pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, s
 
 /// The record of a stuck run.
 fn stuck(run: RunRecord, overrun: &Overrun) -> RunRecord {
-    let (step, at) = match overrun.place {
-        Place::Step { number, line, .. } => (number, Some(SourceLine { path: run.scenario.path.clone(), line, column: 1 })),
-        Place::Opening | Place::Closing => (0, None),
+    let (step, at) = match overrun.phase {
+        Phase::Step { number, line, .. } => (number, Some(SourceLine { path: run.scenario.path.clone(), line, column: 1 })),
+        Phase::Opening | Phase::Closing => (0, None),
     };
     let first = Violation { step, at, rule: Rule::TimeLimit, expected: overrun.expected(), seen: overrun.seen_stuck() };
     RunRecord { verdict: Verdict::Failed { first, rest: Vec::new() }, ..run }

@@ -35,7 +35,7 @@ use crate::processes::await_memory;
 use crate::rig::{Rig, Stop};
 use crate::shared_memory::SharedMemory;
 use crate::step_result::{StepResult, Unmet};
-use crate::world::World;
+use crate::context::RunContext;
 
 /// The program's standard error, in the folder of its run.
 const ERROR_OUTPUT: &str = "stderr";
@@ -103,46 +103,46 @@ pub(crate) fn cannot_run(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) ->
 }
 
 /// Runs the program to its end. `between` is called once after the start.
-pub(crate) fn run(world: &mut World, step: &Step, exec: &Exec, between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Between<'_>) -> Result<StepResult, Stop> {
     if exec.optional
-        && let Some(why) = cannot_run(exec, world.rig.info(), world.alloc_conf.is_some())
+        && let Some(why) = cannot_run(exec, ctx.rig.info(), ctx.alloc_conf.is_some())
     {
-        world.not_run.extend(step.id.clone());
+        ctx.not_run.extend(step.id.clone());
         return Ok(StepResult { notes: vec![format!("not run: {why}")], ..StepResult::default() });
     }
     let stop = unavailable(exec);
-    let found = Found::of(exec, world.rig.info()).map_err(|error| stop(&error))?;
-    let memory = world.rig.memory()?;
-    let ledger = shared_memory(world, memory).map_err(|error| stop(&error))?;
-    let conf = exec.alloc_conf.clone().or_else(|| world.alloc_conf.as_ref().map(ToString::to_string));
-    let (prepared, machine) = found.prepare(exec, &world.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
+    let found = Found::of(exec, ctx.rig.info()).map_err(|error| stop(&error))?;
+    let memory = ctx.rig.memory()?;
+    let ledger = shared_memory(ctx, memory).map_err(|error| stop(&error))?;
+    let conf = exec.alloc_conf.clone().or_else(|| ctx.alloc_conf.as_ref().map(ToString::to_string));
+    let (prepared, machine) = found.prepare(exec, &ctx.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-    let (end, prepared) = run_prepared(world, exec, prepared, limit, between)?;
+    let (end, prepared) = run_prepared(ctx, exec, prepared, limit, between)?;
     // The driver may release a process's memory shortly after its end.
-    if world.rig.running_programs() == 0 {
-        await_memory(&mut world.rig, memory.used)?;
+    if ctx.rig.running_programs() == 0 {
+        await_memory(&mut ctx.rig, memory.used)?;
     }
     let ended = prepared.ended(end.unwrap_or(End::Signal(9)));
     let ending = (ended.end, end.map_or(Ending::Hang, Ending::By));
     let (record, observed) =
         machine.read(ended.folder(), ending, Some(&ended.folder().join(ERROR_OUTPUT))).map_err(|error| stop(&error))?;
     if let Some(id) = &step.id {
-        world.torch_stats.insert(id.clone(), torch_stats(&record));
+        ctx.torch_stats.insert(id.clone(), torch_stats(&record));
     }
     let timelines = machine.timelines(ended.folder()).map_err(|error| stop(&error))?;
     let missed = faults::not_reached(&exec.fail, &timelines).map(ToString::to_string);
     let again = reproduce(exec, &machine, conf.as_deref());
-    Ok(result(step, (exec.expected(&world.arm, world.device), limit), (&record, &observed), missed, again))
+    Ok(result(step, (exec.expected(&ctx.arm, ctx.device), limit), (&record, &observed), missed, again))
 }
 
 /// The ledger of the scenario's memory, with an entry for the scenario itself.
-fn shared_memory(world: &mut World, memory: DeviceMemory) -> io::Result<PathBuf> {
-    if world.shared_memory.is_none() {
-        world.shared_memory = Some(SharedMemory::new()?);
+fn shared_memory(ctx: &mut RunContext, memory: DeviceMemory) -> io::Result<PathBuf> {
+    if ctx.shared_memory.is_none() {
+        ctx.shared_memory = Some(SharedMemory::new()?);
     }
     // While other programs run, the scenario is idle, and on a real GPU their memory would be counted twice.
-    let held = (world.rig.running_programs() == 0).then(|| memory.total.saturating_sub(memory.free));
-    Ok(world.shared_memory.as_mut().map_or_else(PathBuf::new, |shared| {
+    let held = (ctx.rig.running_programs() == 0).then(|| memory.total.saturating_sub(memory.free));
+    Ok(ctx.shared_memory.as_mut().map_or_else(PathBuf::new, |shared| {
         held.into_iter().for_each(|held| shared.hold(held));
         shared.ledger()
     }))
@@ -150,7 +150,7 @@ fn shared_memory(world: &mut World, memory: DeviceMemory) -> io::Result<PathBuf>
 
 /// Runs the command to its end; `None` if it exceeded the limit and was killed.
 fn run_prepared(
-    world: &mut World,
+    ctx: &mut RunContext,
     exec: &Exec,
     mut prepared: Prepared,
     limit: Duration,
@@ -158,16 +158,16 @@ fn run_prepared(
 ) -> Result<(Option<End>, Prepared), Stop> {
     let stop = unavailable(exec);
     let started = start(&mut prepared, exec).map_err(|error| stop(&error))?;
-    world.rig.program_started();
-    let paused = pause(&mut between, world);
+    ctx.rig.program_started();
+    let paused = pause(&mut between, ctx);
     let mut is_over = false;
     let give_up = |age| {
         is_over = age > limit;
-        is_over || world.rig.is_interrupted()
+        is_over || ctx.rig.is_interrupted()
     };
     // If `pause` failed, dropping `started` kills the program.
     let end = paused.and_then(|()| started.wait(give_up).map_err(|error| stop(&error)));
-    world.rig.program_ended();
+    ctx.rig.program_ended();
     match end? {
         None if !is_over => Err(Stop::Interrupted),
         end => Ok((end, prepared)),

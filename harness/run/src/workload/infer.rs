@@ -11,18 +11,18 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::between::{Between, pause};
-use crate::recovery::{Recovery, Tried};
+use crate::recovery::{Recovery, AttemptKind};
 use crate::rig::{Buffer, Stop};
 use crate::step_result::{StepResult, Unmet};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::world::World;
-use crate::world::requests::{Requests, Running, Sequence};
+use crate::context::RunContext;
+use crate::context::requests::{Requests, Running, Sequence};
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::infer::{Cache, Infer};
 use harness_scenario::{Chain, Expected, Plan, ReportKey, Step};
 
 #[derive(Default)]
-struct Tally {
+struct Counts {
     served: u64,
     evicted: u64,
     peak_running: u64,
@@ -38,27 +38,27 @@ struct Serving<'a> {
     waiting: VecDeque<Sequence>,
     requests: Requests,
     recovery: Recovery<'a>,
-    tally: Tally,
+    counts: Counts,
 }
 
 /// Serves all requests, and calls `between` after each decoding step.
-pub(crate) fn run(world: &mut World, step: &Step, infer: &Infer, mut between: Between<'_>) -> Result<StepResult, Stop> {
-    world.rig.name_buffers(&infer.id, step.position.line);
-    let (stream, waiting) = (world.stream(&infer.stream), arrivals(world.seed, infer));
+pub(crate) fn run(ctx: &mut RunContext, step: &Step, infer: &Infer, mut between: Between<'_>) -> Result<StepResult, Stop> {
+    ctx.rig.name_buffers(&infer.id, step.position.line);
+    let (stream, waiting) = (ctx.stream(&infer.stream), arrivals(ctx.seed, infer));
     let recovery = Recovery::new(infer.on_oom.as_ref());
-    let mut serving = Serving { infer, stream, waiting, requests: Requests::default(), recovery, tally: Tally::default() };
+    let mut serving = Serving { infer, stream, waiting, requests: Requests::default(), recovery, counts: Counts::default() };
     let mut now = 0;
     let mut failed = None;
     while failed.is_none() && !(serving.waiting.is_empty() && serving.requests.running.is_empty()) {
-        failed = serving.decode(world, now)?;
+        failed = serving.decode(ctx, now)?;
         now += 1;
-        pause(&mut between, world)?;
+        pause(&mut between, ctx)?;
     }
     for running in serving.requests.running.into_values() {
-        free_all(world, running.cache)?;
+        free_all(ctx, running.cache)?;
     }
-    let mut result = conclude(&world.arm, world.device, step, infer, serving.tally, failed);
-    result.recovery = serving.recovery.into_record(world);
+    let mut result = conclude(&ctx.arm, ctx.device, step, infer, serving.counts, failed);
+    result.recovery = serving.recovery.into_record(ctx);
     Ok(result)
 }
 
@@ -78,13 +78,13 @@ fn arrivals(seed: u64, infer: &Infer) -> VecDeque<Sequence> {
 impl Serving<'_> {
     /// Runs one decoding step: begins requests while there is room, then adds a token to each running one. Returns the
     /// error that ends serving, if any.
-    fn decode(&mut self, world: &mut World, now: u64) -> Result<Option<AllocatorError>, Stop> {
+    fn decode(&mut self, ctx: &mut RunContext, now: u64) -> Result<Option<AllocatorError>, Stop> {
         let mut progress = self.waiting.front().is_some_and(|next| next.arrives > now);
         let mut refused = None;
         while (self.requests.running.len() as u64) < self.infer.max_running
             && let Some(next) = self.waiting.front().copied().filter(|next| next.arrives <= now)
         {
-            match self.begin(world, next)? {
+            match self.begin(ctx, next)? {
                 Ok(()) => progress = true,
                 Err(error) => {
                     refused = Some(error);
@@ -92,20 +92,20 @@ impl Serving<'_> {
                 }
             }
         }
-        self.tally.peak_running = self.tally.peak_running.max(self.requests.running.len() as u64);
+        self.counts.peak_running = self.counts.peak_running.max(self.requests.running.len() as u64);
         let numbers: Vec<u64> = self.requests.running.keys().copied().collect();
         for number in numbers {
             // An earlier request may have evicted this one.
             if !self.requests.running.contains_key(&number) {
                 continue;
             }
-            match self.grow(world, number)? {
+            match self.grow(ctx, number)? {
                 Ok(()) => progress = true,
                 Err(error) if self.infer.waits => refused = Some(error),
                 Err(error) => return Ok(Some(error)),
             }
         }
-        self.end_those_done(world)?;
+        self.end_those_done(ctx)?;
         let can_wait = self.infer.waits || self.evicts_requests();
         Ok(refused.filter(|_| !can_wait || !progress))
     }
@@ -115,7 +115,7 @@ impl Serving<'_> {
     }
 
     /// Begins the next request and allocates its cache. A new request waits instead of evicting others.
-    fn begin(&mut self, world: &mut World, sequence: Sequence) -> Result<Result<(), AllocatorError>, Stop> {
+    fn begin(&mut self, ctx: &mut RunContext, sequence: Sequence) -> Result<Result<(), AllocatorError>, Stop> {
         let (count, size) = match self.infer.cache {
             Cache::Growing => (2 * self.infer.layers, self.of_words(sequence.words)),
             Cache::Paged(words) => (sequence.words.div_ceil(words), self.page(words)),
@@ -123,7 +123,7 @@ impl Serving<'_> {
         let recovers = self.requests.running.is_empty() || !self.evicts_requests();
         let mut cache = Vec::new();
         let made = (0..count).try_for_each(|_| {
-            let made = if recovers { self.make(world, size, sequence.number) } else { make(world, size, self.stream) };
+            let made = if recovers { self.make(ctx, size, sequence.number) } else { make(ctx, size, self.stream) };
             made.map(|buffer| cache.push(buffer))
         });
         match self.answer(made)? {
@@ -133,45 +133,45 @@ impl Serving<'_> {
                 Ok(Ok(()))
             }
             Err(error) => {
-                free_all(world, cache)?;
+                free_all(ctx, cache)?;
                 Ok(Err(error))
             }
         }
     }
 
     /// Allocates and fills a buffer for a request, with recovery.
-    fn make(&mut self, world: &mut World, size: Bytes, number: u64) -> Result<Buffer, Failed> {
+    fn make(&mut self, ctx: &mut RunContext, size: Bytes, number: u64) -> Result<Buffer, Failed> {
         let request = Request { size, stream: self.stream };
         self.requests.trying = Some(number);
-        world.requests = std::mem::take(&mut self.requests);
+        ctx.requests = std::mem::take(&mut self.requests);
         let recovered =
-            self.recovery.run(world, Tried::Request(size), Plan::of_batch(1), &mut None, |world, _| world.rig.allocate(request));
-        self.requests = std::mem::take(&mut world.requests);
+            self.recovery.run(ctx, AttemptKind::Request(size), Plan::of_batch(1), &mut None, |ctx, _| ctx.rig.allocate(request));
+        self.requests = std::mem::take(&mut ctx.requests);
         for sequence in self.requests.evicted.drain(..) {
-            self.tally.evicted += 1;
-            self.tally.recomputed += sequence.words;
+            self.counts.evicted += 1;
+            self.counts.recomputed += sequence.words;
             self.waiting.push_front(sequence);
         }
         match recovered?.answer {
             Ok(mut buffer) => {
-                world.rig.fill(&mut buffer, self.stream)?;
+                ctx.rig.fill(&mut buffer, self.stream)?;
                 Ok(buffer)
             }
             Err(error) => {
-                let shortage = world.rig.shortage(request, &error)?;
+                let shortage = ctx.rig.shortage(request, &error)?;
                 Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
             }
         }
     }
 
     /// Makes room for one more token. If memory runs out midway, the buffers made so far are kept.
-    fn grow(&mut self, world: &mut World, number: u64) -> Result<Result<(), AllocatorError>, Stop> {
+    fn grow(&mut self, ctx: &mut RunContext, number: u64) -> Result<Result<(), AllocatorError>, Stop> {
         let words = self.requests.running[&number].sequence.words + 1;
         let held = self.cache(number).len() as u64;
         let done = match self.infer.cache {
             Cache::Paged(page) if held * page >= words => Ok(()),
-            Cache::Paged(page) => self.make(world, self.page(page), number).map(|buffer| self.cache(number).push(buffer)),
-            Cache::Growing => self.copy_to_larger(world, number, words),
+            Cache::Paged(page) => self.make(ctx, self.page(page), number).map(|buffer| self.cache(number).push(buffer)),
+            Cache::Growing => self.copy_to_larger(ctx, number, words),
         };
         let answer = self.answer(done)?;
         if answer.is_ok() {
@@ -187,25 +187,25 @@ impl Serving<'_> {
 
     /// Grows the keys and values of each layer: allocates a larger buffer, then reads and frees the old one. Skips
     /// buffers that an earlier attempt has already grown.
-    fn copy_to_larger(&mut self, world: &mut World, number: u64, words: u64) -> Result<(), Failed> {
+    fn copy_to_larger(&mut self, ctx: &mut RunContext, number: u64, words: u64) -> Result<(), Failed> {
         let size = self.of_words(words);
         for place in 0..self.cache(number).len() {
             if self.cache(number)[place].requested() < size {
-                let larger = self.make(world, size, number)?;
+                let larger = self.make(ctx, size, number)?;
                 let old = std::mem::replace(&mut self.cache(number)[place], larger);
-                world.rig.verify(&old, self.stream)?;
-                world.rig.free(old)?;
+                ctx.rig.verify(&old, self.stream)?;
+                ctx.rig.free(old)?;
             }
         }
         Ok(())
     }
 
-    fn end_those_done(&mut self, world: &mut World) -> Result<(), Stop> {
+    fn end_those_done(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         let done: Vec<Running> =
             self.requests.running.extract_if(.., |_, running| running.sequence.left == 0).map(|(_, running)| running).collect();
         for Running { cache, .. } in done {
-            self.tally.served += 1;
-            free_all(world, cache)?;
+            self.counts.served += 1;
+            free_all(ctx, cache)?;
         }
         Ok(())
     }
@@ -225,8 +225,8 @@ impl Serving<'_> {
             Ok(value) => Ok(Ok(value)),
             Err(Failed::Stop(stop)) => Err(stop),
             Err(Failed::OutOfMemory(error, shortage)) => {
-                self.tally.ooms += 1;
-                self.tally.shortage = shortage.map(|shortage| *shortage);
+                self.counts.ooms += 1;
+                self.counts.shortage = shortage.map(|shortage| *shortage);
                 Ok(Err(error))
             }
         }
@@ -238,18 +238,18 @@ fn conclude(
     device: harness_scenario::DeviceKind,
     step: &Step,
     infer: &Infer,
-    tally: Tally,
+    counts: Counts,
     failed: Option<AllocatorError>,
 ) -> StepResult {
     let mut result = StepResult::default();
     result.reports.extend([
-        (ReportKey::Served, tally.served),
-        (ReportKey::Evicted, tally.evicted),
-        (ReportKey::PeakRunning, tally.peak_running),
-        (ReportKey::RecomputedTokens, tally.recomputed),
-        (ReportKey::Ooms, tally.ooms),
+        (ReportKey::Served, counts.served),
+        (ReportKey::Evicted, counts.evicted),
+        (ReportKey::PeakRunning, counts.peak_running),
+        (ReportKey::RecomputedTokens, counts.recomputed),
+        (ReportKey::Ooms, counts.ooms),
     ]);
-    let served = format!("{} of {} served", tally.served, count(infer.requests, "request"));
+    let served = format!("{} of {} served", counts.served, count(infer.requests, "request"));
     match (failed, infer.expect.of(arm, device)) {
         (None, expected) => {
             if let Expected::Oom(_) = expected {
@@ -258,7 +258,7 @@ fn conclude(
         }
         (Some(error), expected) => {
             result.outcome = Outcome::OutOfMemory;
-            result.shortage = tally.shortage;
+            result.shortage = counts.shortage;
             result.notes.push(format!("{served}, then {error}"));
             match expected {
                 Expected::Fits => result.unmet.push(Unmet::at(step, "every request to be served", format!("{served}, then {error}"))),

@@ -6,7 +6,7 @@ use harness_allocator::units::Bytes;
 use harness_record::Shortage;
 
 use crate::rig::{Buffer, Stop};
-use crate::world::World;
+use crate::context::RunContext;
 
 /// Why an operation was not completed.
 #[derive(Debug)]
@@ -24,24 +24,24 @@ impl From<Stop> for Failed {
 }
 
 /// Allocates and fills a buffer. On OOM, collects the facts before anything is freed.
-pub(super) fn make(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
-    let mut buffer = take(world, size, stream)?;
-    world.rig.fill(&mut buffer, stream)?;
+pub(super) fn make(ctx: &mut RunContext, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
+    let mut buffer = take(ctx, size, stream)?;
+    ctx.rig.fill(&mut buffer, stream)?;
     Ok(buffer)
 }
 
 /// Like [`make`], without filling.
-pub(super) fn take(world: &mut World, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
+pub(super) fn take(ctx: &mut RunContext, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
     let request = Request { size, stream };
-    match world.rig.allocate(request)? {
+    match ctx.rig.allocate(request)? {
         Ok(buffer) => Ok(buffer),
         Err(error) => {
-            let shortage = world.rig.shortage(request, &error)?;
+            let shortage = ctx.rig.shortage(request, &error)?;
             Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
         }
     }
 }
 
-pub(super) fn free_all(world: &mut World, buffers: impl IntoIterator<Item = Buffer>) -> Result<(), Stop> {
-    buffers.into_iter().try_for_each(|buffer| world.rig.free(buffer))
+pub(super) fn free_all(ctx: &mut RunContext, buffers: impl IntoIterator<Item = Buffer>) -> Result<(), Stop> {
+    buffers.into_iter().try_for_each(|buffer| ctx.rig.free(buffer))
 }

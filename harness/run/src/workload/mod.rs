@@ -26,7 +26,7 @@ mod tests {
     use crate::between::Between;
     use crate::rig::{ProgramId, Rig, RigOptions, Stop};
     use crate::step_result::StepResult;
-    use crate::world::World;
+    use crate::context::RunContext;
 
     const STORM: &str =
         "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, lifetime: { min: 5, max: 50 }, fill: true }";
@@ -45,7 +45,7 @@ mod tests {
         Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    fn world(scenario: &Scenario) -> World {
+    fn ctx(scenario: &Scenario) -> RunContext {
         world_on(Box::new(simulated(scenario)), scenario, &RigOptions::default())
     }
 
@@ -55,17 +55,17 @@ mod tests {
         SimDevice::new(SimConfig { total: config.context_overhead + scenario.needs.memory, ..config })
     }
 
-    pub(super) fn world_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> World {
+    pub(super) fn world_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> RunContext {
         let rig = Rig::new(device, AllocatorKind::Caching.build(), options).unwrap();
-        let world = World::new(rig, scenario, &AllocatorKind::Caching.into(), 1);
-        world.unwrap_or_else(|failed| panic!("{:?}", failed.2))
+        let ctx = RunContext::new(rig, scenario, &AllocatorKind::Caching.into(), 1);
+        ctx.unwrap_or_else(|failed| panic!("{:?}", failed.2))
     }
 
-    fn run(world: &mut World, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
+    fn run(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
         match &step.action {
-            Action::Storm(storm) => storm::run(world, step, storm, between),
-            Action::Train(train) => train::run(world, step, train, between),
-            Action::Infer(infer) => infer::run(world, step, infer, between),
+            Action::Storm(storm) => storm::run(ctx, step, storm, between),
+            Action::Train(train) => train::run(ctx, step, train, between),
+            Action::Infer(infer) => infer::run(ctx, step, infer, between),
             action => panic!("{action}"),
         }
     }
@@ -74,11 +74,11 @@ mod tests {
     fn a_storm_calls_between_after_each_operation_and_does_the_same_without() {
         let scenario = scenario(STORM);
         let mut pauses = 0;
-        let mut count = |_: &mut World| {
+        let mut count = |_: &mut RunContext| {
             pauses += 1;
             Ok(())
         };
-        let (mut with, mut without) = (world(&scenario), world(&scenario));
+        let (mut with, mut without) = (ctx(&scenario), ctx(&scenario));
         let with = run(&mut with, &scenario.steps[0], Some(&mut count)).unwrap();
         let without = run(&mut without, &scenario.steps[0], None).unwrap();
         assert_eq!((pauses, with.reports), (200, without.reports));
@@ -89,11 +89,11 @@ mod tests {
         for step in [STORM, TRAIN, INFER] {
             let scenario = scenario(step);
             let mut left = 3;
-            let mut stop_at_third = |_: &mut World| {
+            let mut stop_at_third = |_: &mut RunContext| {
                 left -= 1;
                 if left == 0 { Err(Stop::Interrupted) } else { Ok(()) }
             };
-            let stopped = run(&mut world(&scenario), &scenario.steps[0], Some(&mut stop_at_third));
+            let stopped = run(&mut ctx(&scenario), &scenario.steps[0], Some(&mut stop_at_third));
             assert_eq!((stopped.map(drop), left), (Err(Stop::Interrupted), 0), "{step}");
         }
     }
@@ -119,13 +119,13 @@ mod tests {
                     "train: {{ id: t, parameters: 8MiB, layers: 6, activations_per_sample: 12MiB, batch: 11, {options}iterations: 4, expect: any }}"
                 );
                 let scenario = scenario_in(&format!("{memory}MiB"), &step);
-                let mut world = world(&scenario);
-                let result = run(&mut world, &scenario.steps[0], None).unwrap();
-                assert_eq!(world.rig.stats().allocated_bytes.all.current, 0, "{options} in {memory} MiB");
-                assert_eq!(world.rig.take_findings(), [], "{options} in {memory} MiB");
+                let mut ctx = ctx(&scenario);
+                let result = run(&mut ctx, &scenario.steps[0], None).unwrap();
+                assert_eq!(ctx.rig.stats().allocated_bytes.all.current, 0, "{options} in {memory} MiB");
+                assert_eq!(ctx.rig.take_findings(), [], "{options} in {memory} MiB");
                 assert_eq!(result.reports[&harness_scenario::ReportKey::RetainedAfterOom], 0, "{options} in {memory} MiB");
                 ends.push(result.outcome);
-                world.rig.finish().unwrap();
+                ctx.rig.finish().unwrap();
             }
             assert!(ends.contains(&Outcome::OutOfMemory), "{options}: {ends:?}");
         }
@@ -139,12 +139,12 @@ mod tests {
         let Action::Train(train) = &scenario.steps[0].action else { panic!("{fields}") };
         let mut train = train.clone();
         train.plan.spilled = spilled;
-        let mut world = world(&scenario);
-        train::run(&mut world, &scenario.steps[0], &train, None).unwrap();
-        assert_eq!(world.rig.take_findings(), [], "{fields}");
+        let mut ctx = ctx(&scenario);
+        train::run(&mut ctx, &scenario.steps[0], &train, None).unwrap();
+        assert_eq!(ctx.rig.take_findings(), [], "{fields}");
         // The end of a run allocates all free memory, so the peak is read first.
-        let peak = world.rig.stats().allocated_bytes.all.peak;
-        world.rig.finish().unwrap();
+        let peak = ctx.rig.stats().allocated_bytes.all.peak;
+        ctx.rig.finish().unwrap();
         peak
     }
 
@@ -201,10 +201,10 @@ mod tests {
                 "infer: {{ id: i, layers: 4, kv_heads: 8, head_dim: 64, requests: 20, prompt: {{ min: 50, max: 400 }}, output: {{ min: 5, max: 50 }}{fields} }}"
             );
             let scenario = scenario_in(memory, &step);
-            let mut world = world(&scenario);
-            let result = run(&mut world, &scenario.steps[0], None).unwrap();
-            assert_eq!(world.rig.stats().allocated_bytes.all.current, 0);
-            world.rig.finish().unwrap();
+            let mut ctx = ctx(&scenario);
+            let result = run(&mut ctx, &scenario.steps[0], None).unwrap();
+            assert_eq!(ctx.rig.stats().allocated_bytes.all.current, 0);
+            ctx.rig.finish().unwrap();
             use harness_scenario::ReportKey::{Evicted, PeakRunning, RecomputedTokens, Served};
             [Served, Evicted, PeakRunning, RecomputedTokens].map(|key| result.reports[&key])
         };
@@ -218,18 +218,18 @@ mod tests {
     #[test]
     fn another_program_can_grow_while_a_training_runs() {
         let scenario = scenario(TRAIN);
-        let mut world = world(&scenario);
-        let other = world.rig.add_program(AllocatorKind::Caching.build());
+        let mut ctx = ctx(&scenario);
+        let other = ctx.rig.add_program(AllocatorKind::Caching.build());
         let (mut held, mut live) = (Vec::new(), Vec::new());
-        let mut grow = |world: &mut World| {
-            live.push(world.rig.stats().allocated_bytes.all.current);
-            world.rig.empty_cache()?;
-            world.rig.enter(other);
-            held.extend(world.rig.allocate(Request::new(Bytes::mib(48)))?.ok());
-            world.rig.enter(ProgramId::FIRST);
+        let mut grow = |ctx: &mut RunContext| {
+            live.push(ctx.rig.stats().allocated_bytes.all.current);
+            ctx.rig.empty_cache()?;
+            ctx.rig.enter(other);
+            held.extend(ctx.rig.allocate(Request::new(Bytes::mib(48)))?.ok());
+            ctx.rig.enter(ProgramId::FIRST);
             Ok(())
         };
-        let result = run(&mut world, &scenario.steps[0], Some(&mut grow)).unwrap();
+        let result = run(&mut ctx, &scenario.steps[0], Some(&mut grow)).unwrap();
         assert_eq!(result.outcome, Outcome::OutOfMemory);
         assert!(
             live.len() < 10 && live.iter().all(|bytes| *bytes == live[0] && *bytes > 0),
@@ -238,7 +238,7 @@ mod tests {
         let shortage = result.shortage.unwrap();
         let others: Bytes = held.iter().map(crate::rig::Buffer::size).sum();
         assert_eq!(shortage.accounts.device.pressure, others);
-        held.into_iter().for_each(|buffer| world.rig.free(buffer).unwrap());
-        world.rig.finish().unwrap();
+        held.into_iter().for_each(|buffer| ctx.rig.free(buffer).unwrap());
+        ctx.rig.finish().unwrap();
     }
 }

@@ -12,7 +12,7 @@ use harness_base::words::count;
 
 use crate::rig::{Stop, held_back, release_unit};
 use crate::step_result::StepResult;
-use crate::world::World;
+use crate::context::RunContext;
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 
@@ -55,30 +55,30 @@ impl Pinned {
         }
     }
 
-    /// Whether a block of the storm prevents its release to the driver.
+    /// Returns whether a block of the storm prevents its release to the driver.
     const fn is_pinned(&self) -> bool {
         self.blocks > 0
     }
 
-    /// Whether nothing in it is live, so `empty_cache` releases it.
+    /// Returns whether nothing in it is live, so `empty_cache` releases it.
     const fn is_free(&self) -> bool {
         self.blocks + self.others == 0
     }
 }
 
 /// All segments, in ascending order of the ratio of live bytes to size.
-fn segments(world: &mut World, storm: &StepName) -> Vec<Pinned> {
-    let blocks: BTreeSet<DevicePtr> = world.storm(storm).addresses().collect();
-    let page = world.rig.reserve_unit();
-    let mut segments: Vec<Pinned> = world.rig.snapshot().iter().map(|segment| Pinned::of(segment, &blocks, page)).collect();
+fn segments(ctx: &mut RunContext, storm: &StepName) -> Vec<Pinned> {
+    let blocks: BTreeSet<DevicePtr> = ctx.storm(storm).addresses().collect();
+    let page = ctx.rig.reserve_unit();
+    let mut segments: Vec<Pinned> = ctx.rig.snapshot().iter().map(|segment| Pinned::of(segment, &blocks, page)).collect();
     // A fixed-point ratio of bytes to size.
     segments.sort_by_key(|segment| (u128::from(segment.bytes.0) << 64) / u128::from(segment.size.0.max(1)));
     segments
 }
 
 /// Lists the segments that the storm pins, with totals.
-pub(crate) fn list(world: &mut World, storm: &StepName) -> Result<StepResult, Stop> {
-    let segments = segments(world, storm);
+pub(crate) fn list(ctx: &mut RunContext, storm: &StepName) -> Result<StepResult, Stop> {
+    let segments = segments(ctx, storm);
     let pinned: Vec<_> = segments.iter().filter(|segment| segment.is_pinned()).collect();
     let whole = segments.iter().filter(|segment| segment.is_free()).count();
     let pinning_bytes: Bytes = pinned.iter().map(|segment| segment.bytes).sum();
@@ -135,7 +135,7 @@ struct Part {
     blocks: BTreeSet<DevicePtr>,
     /// Their bytes inside it.
     bytes: Bytes,
-    /// Whether other blocks are live in it.
+    /// True if other blocks are live in it.
     others: bool,
 }
 
@@ -214,14 +214,14 @@ impl Layout {
 
 /// Frees blocks of the storm until the driver has room for the request. Starts with the segments, or pages of
 /// expandable ones, with the lowest ratio of live bytes to size. Returns a summary.
-pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> Result<String, Stop> {
-    let page = world.rig.reserve_unit();
+pub(crate) fn free_for(ctx: &mut RunContext, storm: &StepName, request: Bytes) -> Result<String, Stop> {
+    let page = ctx.rig.reserve_unit();
     let wanted = request.checked_round_up(page).unwrap_or(request);
-    let addresses: BTreeSet<DevicePtr> = world.storm(storm).addresses().collect();
-    let segments = world.rig.snapshot();
+    let addresses: BTreeSet<DevicePtr> = ctx.storm(storm).addresses().collect();
+    let segments = ctx.rig.snapshot();
     let mut layout = Layout::default();
     segments.iter().for_each(|segment| layout.add(segment, page, &addresses));
-    let free = world.rig.free_memory()?;
+    let free = ctx.rig.free_memory()?;
     let back: Bytes = layout.parts.iter().filter(|part| !part.others && part.blocks.is_empty()).map(|part| part.size).sum();
     // Only whole pages of the device's free memory can serve the request.
     let mut room = Bytes(free.0 / page.0.max(1) * page.0) + back;
@@ -231,9 +231,9 @@ pub(crate) fn free_for(world: &mut World, storm: &StepName, request: Bytes) -> R
             break;
         }
         let inside = layout.parts[part].blocks.clone();
-        for buffer in world.storm(storm).take_where(|address| inside.contains(&address)) {
+        for buffer in ctx.storm(storm).take_where(|address| inside.contains(&address)) {
             let unpinned = layout.free(buffer.range().start);
-            world.rig.free(buffer)?;
+            ctx.rig.free(buffer)?;
             blocks += 1;
             bytes += unpinned.freed;
             freed += unpinned.parts;

@@ -58,7 +58,7 @@ pub(crate) fn cases() -> Vec<Case> {
     pairs.filter(|(arm, name, _)| can_be_told(arm, name)).map(case).collect()
 }
 
-/// Whether the interface of an arm has the words for all that a body tells it.
+/// Returns whether a library's interface supports everything that a body uses.
 fn can_be_told(arm: &AllocatorSpec, body: &str) -> bool {
     let Some(library) = arm.as_library() else { return true };
     match body {
@@ -66,7 +66,7 @@ fn can_be_told(arm: &AllocatorSpec, body: &str) -> bool {
         "memory_used_by_another_stream_is_not_handed_out_while_it_works" => {
             library.record_stream.is_some() || library.empty_cache.is_none()
         }
-        // Nobody tells a library that a stream goes.
+        // Libraries are not notified when a stream is destroyed.
         "a_destroyed_stream_that_used_memory_blocks_nothing"
         | "a_released_stream_leaves_nothing_behind"
         | "memory_that_is_live_when_its_stream_is_released_stays_valid" => false,
@@ -158,7 +158,7 @@ impl<'a> Fixture<'a> {
         Ok(Bytes(most.0 - most.0 % unit.0))
     }
 
-    /// Gives back what a body left, handles included.
+    /// Releases everything that a body left, including handles.
     fn finish(mut self) -> Outcome {
         self.device.synchronize()?;
         self.device.set_pressure(Bytes::ZERO)?;
@@ -218,7 +218,7 @@ fn an_out_of_memory_is_an_answer_that_changes_nothing_live(fixture: &mut Fixture
     let kept = fixture.must_allocate(Bytes::mib(8))?;
     fixture.device.fill(StreamId::DEFAULT, kept.range(), Tag(7))?;
     let before = fixture.allocator.stats();
-    // A driver that can move a pool's memory behind its addresses makes one piece of what is free and what is reserved but not allocated.
+    // A driver that can remap a pool's memory merges free and unallocated reserved memory.
     let unallocated = Bytes(fixture.reserved() - before.allocated_bytes.all.current);
     let too_much = fixture.device.memory()?.free + unallocated + Bytes::mib(2);
     let error = fixture.allocator.allocate(fixture.device, Request::new(too_much)).expect_err("more than there is");
@@ -440,7 +440,7 @@ fn close_waits_for_work_in_flight(fixture: &mut Fixture<'_>) -> Outcome {
     fixture.device.record_event(event, side)?;
     fixture.free(shared)?;
     fixture.allocator.close(fixture.device)?;
-    assert!(fixture.device.event_done(event)?, "the memory went back while a stream worked on it");
+    assert!(fixture.device.event_done(event)?, "the memory was released while a stream worked on it");
     fixture.device.destroy_event(event)
 }
 
@@ -488,7 +488,7 @@ fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, sid
     }
     allocator.empty_cache(device)?;
     for stream in [StreamId::DEFAULT, side] {
-        // They are given back when the allocator is closed.
+        // They are released when the allocator is closed.
         match allocator.allocate(device, Request { size: Bytes::mib(12), stream }) {
             Ok(allocation) => allocator.record_stream(&allocation, side)?,
             Err(error) if error.is_out_of_memory() => {}
@@ -506,7 +506,7 @@ fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<()
     let mut device = Faulty::new(&mut *fixture.device, faults.clone());
     let ended = small_program(&mut *allocator, &mut device, side);
     if faults.is_broken() {
-        // How giving back ends on a broken device does not matter, but that it ends.
+        // The result of releasing on a broken device does not matter, as long as it returns.
         let _ = allocator.close(&mut device);
     }
     allocator.close(fixture.device)?;

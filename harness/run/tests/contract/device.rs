@@ -1,7 +1,7 @@
-//! The contract of a [`Device`]: what each call promises, on hardware and simulated alike.
-//!
-//! What only a strict device tells (races, use after free) is tested with that device. Bodies get a device with nothing allocated and
-//! give everything back. Work that must still run when the host looks is made so long that a busy machine does not outrun it.
+//! The contract of a [`Device`]: the promises of each call, on real and simulated hardware.
+//! || Properties that only a strict device checks (races, use after free) are tested with that device. Bodies get a
+//! device without allocations and free everything. Work that must still run when the host looks is long enough for a
+//! busy machine.
 
 use harness_allocator::device::{DeviceCalls, DeviceError, DevicePtr, EventId, Leaks, MemoryRange, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
@@ -228,7 +228,7 @@ fn an_event_never_recorded_is_done(device: &mut dyn TestDevice) -> Outcome {
     device.destroy_event(event)
 }
 
-/// Two streams and two events, given back afterwards.
+/// Two streams and two events, destroyed afterward.
 fn with_handles(device: &mut dyn TestDevice, body: impl FnOnce(&mut dyn TestDevice, [StreamId; 2], [EventId; 2]) -> Outcome) -> Outcome {
     let streams = [device.create_stream()?, device.create_stream()?];
     let events = [device.create_event()?, device.create_event()?];
@@ -488,7 +488,7 @@ fn a_fill_changes_nothing_beside_its_range(device: &mut dyn TestDevice) -> Outco
     device.verify(StreamId::DEFAULT, range(0, 101), TAG)?;
     device.verify(StreamId::DEFAULT, range(101, 37), OTHER)?;
     device.verify(StreamId::DEFAULT, range(144, 880), TAG)?;
-    // Of two fills that meet, the second goes on with the first one's words: together they verify as one.
+    // When two fills overlap, the second continues with the words of the first one, so together they verify as one.
     let from_the_third_byte = Tag(TAG.0.rotate_right(16));
     device.fill(StreamId::DEFAULT, range(138, 6), from_the_third_byte)?;
     device.verify(StreamId::DEFAULT, range(138, 886), from_the_third_byte)?;
@@ -529,8 +529,8 @@ fn contents_cross_streams_behind_an_event(device: &mut dyn TestDevice) -> Outcom
     })
 }
 
-/// What the read meets is neither what memory holds when it is queued nor what it holds when the answer is asked for, and the memory is
-/// given back before that.
+/// The read observes neither the contents at queue time nor those when the result is requested, and the memory is freed
+/// before that.
 fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(device: &mut dyn TestDevice) -> Outcome {
     let (stream, ptr) = (device.create_stream()?, device.malloc(Bytes::mib(2))?);
     let range = MemoryRange::new(ptr.offset(Bytes(3)), Bytes(4099));

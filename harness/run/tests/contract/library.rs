@@ -1,4 +1,4 @@
-//! Shared libraries as allocators, those that cargo built beside this test. Their process is this program again.
+//! Shared libraries as allocators, built by cargo next to this test. Their process is this program.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use harness_allocator::allocator::library::LibrarySpec;
 /// The subcommand by which the harness starts a library's process.
 const SUBCOMMAND: &str = "library-host";
 
-/// One that calls the driver for each request; one that keeps what is freed, and is not told of uses by other streams; this project's own.
+/// A library that calls the driver for each request, one that caches and ignores other streams, and this project's own.
 pub(crate) fn allocators() -> Vec<AllocatorSpec> {
     let [plain, cached] = ["plain", "cached"].map(|prefix| LibrarySpec {
         path: built("libtest_allocators.so"),
@@ -29,7 +29,7 @@ pub(crate) fn allocators() -> Vec<AllocatorSpec> {
     [(plain, "library_plain"), (cached, "library_cached"), (own, "library_own")].map(named).into()
 }
 
-/// Where cargo puts shared libraries: beside this test.
+/// The folder for shared libraries, next to this test.
 fn built(name: &str) -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name(name)
 }

@@ -1,12 +1,10 @@
-//! Contracts: what every implementation of a trait must do, written once and run on all of them.
-//!
-//! A [`Case`] is a body and knows no implementation; a [`Row`] is an implementation of a device and knows no body. Every case runs on
-//! every row, on a device of its own, and must leave nothing behind on it. Adding a body is a line in its module's table, adding a
-//! module of bodies a line in [`cases`], adding an implementation a line in [`rows`].
-//!
-//! A row may need a process of its own, as a driver library that is loaded once for good does. Its cases run in a child: this program
-//! again, told by [`CHILD`] which case to run on which row. A row that is not available here is shown as ignored, with the reason
-//! printed (a run-time skip would be shown as passed by nextest).
+//! Contracts: the obligations of every implementation of a trait, written once and run on all of them.
+//! || A [`Case`] is a test body that knows no implementation. A [`Row`] is an implementation of a device that knows no
+//! body. Every case runs on every row with a fresh device, and must leave nothing on it. A new body is a line in its
+//! module's table, a new module of bodies a line in [`cases`], a new implementation a line in [`rows`].
+//! || Some rows need their own process, for example because a driver library is loaded permanently. Their cases run in
+//! a child process: this program, with the case and the row in [`CHILD`]. Unavailable rows are listed as ignored with
+//! the reason, because nextest would count a run-time skip as passed.
 
 mod allocator;
 mod device;
@@ -32,10 +30,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// Set for a child process: `row::case`.
 const CHILD: &str = "HARNESS_CONTRACT_CHILD";
 
-/// What each row's device has to allocate: small, so that filling it whole is quick.
+/// The memory of each row's device: small, so a test can fill it quickly.
 const MEMORY: Bytes = Bytes::mib(64);
 
-/// What a body says: an error of the device that it did not expect. What it does not find as promised, it panics about.
+/// A device error that the body did not expect. Broken promises panic instead.
 pub(crate) type Outcome = Result<(), DeviceError>;
 
 /// A body, bound to all it needs but the device.
@@ -65,7 +63,7 @@ enum Process {
     Child(Machine),
 }
 
-/// What a child process finds.
+/// The result of a child process.
 #[derive(Clone, Copy)]
 enum Machine {
     /// What there is.
@@ -87,7 +85,7 @@ fn rows() -> Vec<Row> {
         Row { name: "simulated", make: simulated, process: Process::Here, unavailable: None },
         Row { name: "simulated_limited", make: simulated_limited, process: Process::Here, unavailable: None },
         Row { name: "simulated_reusing_addresses", make: simulated_reusing_addresses, process: Process::Here, unavailable: None },
-        // What a child process adds is tested on a device that is always there.
+        // The child process itself is tested on a device that always exists.
         Row { name: "simulated_in_a_child", make: simulated, process: Process::Child(Machine::Real), unavailable: None },
         Row { name: "cuda_on_the_simulated_gpu", make: cuda, process: Process::Child(Machine::Simulated), unavailable: None },
         Row {
@@ -118,7 +116,7 @@ fn simulated() -> Result<Box<dyn TestDevice>, DeviceError> {
     Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
 }
 
-/// Hands out again what was given back, as drivers do.
+/// Reuses freed addresses, as drivers do.
 fn simulated_reusing_addresses() -> Result<Box<dyn TestDevice>, DeviceError> {
     let config = SimConfig { addresses: AddressOrder::Reuse, ..SimConfig::default() };
     Ok(Box::new(SimDevice::new(SimConfig { total: MEMORY + config.context_overhead, ..config })))
@@ -168,7 +166,8 @@ fn run(row: &Row, case: &Case) -> Result<(), Failed> {
     if leaks.is_empty() { Ok(()) } else { Err(format!("left behind: {leaks}").into()) }
 }
 
-/// Whether a device is made for these tests, and so has everything that a device can have. A real one may lack what virtual GPUs lack.
+/// Returns whether a device was made for these tests and supports everything. A real device may lack what virtual GPUs
+/// lack.
 pub(crate) fn is_made_for_tests(device: &dyn TestDevice) -> bool {
     device.info().clock == Clock::Simulated || device.info().name == "Simulated GPU"
 }
@@ -196,7 +195,7 @@ fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
     Err(format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
-/// Runs the one case that the parent wants; what it prints to standard error is the parent's message.
+/// Runs the case that the parent requested. Its standard error is the parent's message.
 fn child(wanted: &str) -> ExitCode {
     let (rows, cases) = (rows(), cases());
     let pairs = rows.iter().flat_map(|row| cases.iter().map(move |case| (row, case)));

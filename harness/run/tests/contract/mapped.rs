@@ -69,7 +69,7 @@ fn range(start: DevicePtr, offset: Bytes, len: Bytes) -> MemoryRange {
     MemoryRange::new(start.offset(offset), len)
 }
 
-/// A reservation of this size, given back afterwards; the body leaves nothing mapped.
+/// Reserves addresses and releases them afterward. The body must unmap everything.
 fn with_reservation(device: &mut dyn TestDevice, size: Bytes, body: impl FnOnce(&mut dyn TestDevice, DevicePtr) -> Outcome) -> Outcome {
     let start = mapped(device).reserve(size)?;
     body(device, start)?;
@@ -86,7 +86,7 @@ fn invalid_access(result: Outcome, of: MemoryRange) {
 
 fn a_reservation_takes_addresses_and_no_memory(device: &mut dyn TestDevice) -> Outcome {
     let before = device.memory()?;
-    // More addresses than there is memory: what a segment that can grow to the whole device reserves.
+    // More addresses than memory, as for a segment that can grow to the whole device.
     let size = Bytes(before.total.0 * 2).checked_round_up(PAGE).expect("it is no more than a device's memory twice");
     with_reservation(device, size, |device, start| {
         assert!(start != DevicePtr::NULL && start.0.is_multiple_of(device.info().granularity.0), "{start}");
@@ -272,7 +272,7 @@ fn contents_survive_what_happens_to_their_neighbours(device: &mut dyn TestDevice
         mapped(device).unmap(page(1))?;
         mapped(device).unmap(page(3))?;
         device.verify(StreamId::DEFAULT, page(2), TAG)?;
-        // Memory that is mapped anew is new: nobody relies on what it holds, and it is written like any other.
+        // Newly mapped memory has no defined contents, and is written like any other.
         mapped(device).map(page(1), PAGE)?;
         device.fill(StreamId::DEFAULT, page(1), OTHER)?;
         device.verify(StreamId::DEFAULT, page(1), OTHER)?;

@@ -1,7 +1,6 @@
-//! The contract of a [`PooledDevice`]: the driver's stream-ordered pools, on hardware and simulated alike.
-//!
-//! How much a pool reserves at a time is the driver's own, so bodies compare and never expect a figure. Bodies get a device without pools
-//! and give everything back.
+//! The contract of a [`PooledDevice`]: the driver's stream-ordered pools, on real and simulated hardware.
+//! || The driver decides how much a pool reserves, so bodies only compare. Bodies get a device without pools and free
+//! everything.
 
 use harness_allocator::device::{DeviceError, DevicePtr, Leaks, MemoryRange, PoolId, PooledDevice, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
@@ -140,7 +139,7 @@ fn a_pool_without_a_threshold_gives_unused_memory_back_at_a_wait(device: &mut dy
         for (index, wait) in waits.into_iter().enumerate() {
             let ptr = pooled(device).malloc_async(pool, Bytes::mib(20), stream)?;
             wait(device)?;
-            assert!(reserved(device, pool)? >= Bytes::mib(20), "what is in use stays");
+    assert!(reserved(device, pool)? >= Bytes::mib(20), "live memory stays reserved");
             device.busy(stream, LONG)?;
             pooled(device).free_async(ptr, stream)?;
             device.record_event(event, stream)?;

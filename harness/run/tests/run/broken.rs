@@ -115,7 +115,7 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
     }
 }
 
-/// Runs the program with a lie, checks where and how it is found, and returns what is said of it.
+/// Runs the program with a lie, checks how it is detected, and returns the message.
 fn check(case: &Case) -> String {
     let Case { lie, found, at, by } = case;
     let (allocator, reads) = Lying::new(*lie);

@@ -1,5 +1,5 @@
-//! Each cause of a failed request by a scenario on the simulated device, as far as an allocator can be brought there. The other causes are
-//! tested by figures, beside their code.
+//! Tests each cause of a failed request with a scenario on the simulated device, if an allocator can get there. Unit
+//! tests next to the code cover the other causes.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -179,7 +179,7 @@ fn what_pins_free_memory_is_named_by_buffer_or_workload_with_its_line() {
     };
     let named = |holders: &[(&str, u32)]| holders.iter().map(|(name, line)| ((*name).to_owned(), *line)).collect::<Vec<_>>();
     assert_eq!(pinned("512MiB", HOLES, AllocatorKind::Caching), [(mib(200), named(&[("b", 9), ("d", 11)]))]);
-    // Pages that went back leave three mapped pieces, each with one buffer.
+    // Releasing pages leaves three mapped ranges with one buffer each.
     let small = [("s1", 7), ("s2", 9), ("s3", 11)].map(|holder| (mib(18), named(&[holder])));
     assert_eq!(pinned("200MiB", LIVE_IN_EACH_PAGE, AllocatorKind::Expandable), small);
     let train = "train: { id: t, parameters: 64MiB, layers: 50, activations_per_sample: 32MiB, batch: 16, iterations: 1 }";

@@ -1,4 +1,5 @@
-//! Devices that others use: a run that is right passes, whoever comes or goes, and where nothing tells whose memory moved, nobody is accused.
+//! Devices with other users: a correct run passes whoever comes or goes. If NVML cannot attribute memory, no allocator
+//! is blamed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -68,7 +69,7 @@ fn contention_hides_no_other_violation() {
     assert!(matches!(run.verdict, Verdict::Failed { .. }), "{:?}", run.verdict);
 }
 
-/// NVML tells what a call did a moment later: the second look sees it.
+/// NVML reports the effect of a call with a delay, so only the second look sees it.
 #[test]
 fn figures_that_come_late_are_looked_at_twice() {
     let late = Stage {
@@ -122,6 +123,6 @@ fn all_metrics_of_an_expectation_are_read_at_one_moment() {
         assert_eq!(run(&request, Box::new(device)).unwrap().verdict, Verdict::Passed);
         asked.memory.load(Ordering::Relaxed)
     };
-    // One for the expectation, one for the accounts behind the step.
+    // One look for the expectation, one for the accounts after the step.
     assert_eq!(asked_before(2) - asked_before(1), 2);
 }

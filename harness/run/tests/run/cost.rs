@@ -1,4 +1,4 @@
-//! What the audit reads: counted, not timed.
+//! Counts the blocks that the audit reads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl wrapper::AllocatorWrapper for Counted {
     }
 }
 
-/// A storm over many live blocks: whatever segments an allocator keeps them in, the audit reads so many blocks an operation and no more.
+/// A storm with many live blocks: the audit reads a bounded number of blocks per operation, whatever the segments.
 #[test]
 fn a_storm_costs_the_audit_the_same_with_every_allocator() {
     const LIVE: usize = 3_000;
@@ -135,7 +135,8 @@ fn steps_with_many_live_buffers_cost_the_audit_time_linear_in_their_number() {
     machine.finish().unwrap();
 }
 
-/// Behind a failure that healed the same holds for far fewer blocks a step, and of such a run no step is kept, so that a copy of it stays small.
+/// After a recovered failure, the bound per step is much smaller. The record keeps no steps, so forked copies stay
+/// small.
 #[test]
 fn the_steps_behind_a_failed_call_cost_time_linear_in_their_number_and_no_memory() {
     const STEPS: u64 = 8_000;

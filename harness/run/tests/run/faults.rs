@@ -1,4 +1,5 @@
-//! Faults of scenarios: what they strike is noted, what they do not strike fails the run, and a run that failed by one gives everything back.
+//! Faults of scenarios: failed calls are noted, faults that fail no call fail the run, and a run that a fault ended
+//! releases everything.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,16 +45,16 @@ fn failure(run: &RunRecord) -> (&Violation, &[Violation]) {
 fn a_fault_that_strikes_no_call_fails_the_run_at_its_own_line() {
     let faults = "  - { call: cudaMalloc }\n  - { call: cudaMalloc, skip: 9 }\n  - { call: cudaMallocAsync }";
     let runs = records(faults, "  - alloc: { buffer: a, size: 8MiB, expect: any }");
-    for (run, made) in runs.iter().zip(["2 such calls", "1 such call"]) {
+    for (run, made) in runs.iter().zip(["2 matching calls", "1 matching call"]) {
         let (first, rest) = failure(run);
         let told: Vec<String> = std::iter::once(first).chain(rest).map(ToString::to_string).collect();
         assert_eq!(
             told,
             [
                 format!(
-                    "test.yaml:6:5: fault: expected the fault of line 6 to strike a call of cudaMalloc, seen it was not reached: the run made {made}, and it strikes behind 9 of them"
+                    "test.yaml:6:5: fault: expected the fault of line 6 to strike a call of cudaMalloc, seen it was not reached: the run made {made}, and the fault skips the first 9"
                 ),
-                "test.yaml:7:5: fault: expected the fault of line 7 to strike a call of cudaMallocAsync, seen it was not reached: no such call was made"
+                "test.yaml:7:5: fault: expected the fault of line 7 to strike a call of cudaMallocAsync, seen it was not reached: the run made no matching call"
                     .to_owned(),
             ]
         );
@@ -129,7 +130,7 @@ fn a_device_that_lets_nothing_begin_is_a_run_that_failed() {
     }
 }
 
-/// Forgets, once a free has failed, that there is anything to give back.
+/// Forgets its memory after a failed free.
 struct Forgetful {
     inner: Box<dyn Allocator>,
     has_failed: bool,

@@ -12,7 +12,7 @@ use harness_scenario::Scenario;
 use crate::lying::{Lie, Lying, TOLD};
 use crate::program::request;
 
-/// The lie is told in step 3.
+/// The lie happens in step 3.
 fn steps(health_check: &str) -> String {
     format!(
         "about: A test.

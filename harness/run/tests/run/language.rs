@@ -1,5 +1,5 @@
-//! What the forms of the language do when they run: loops with values, numbered buffers, leaks, causes, programs, private pools, steps at the
-//! same time, expectations between allocators, and scenarios that are skipped or known to fail.
+//! The behavior of the language at run time: loops with values, numbered buffers, leaks, causes, programs, private
+//! pools, concurrent steps, comparisons between allocators, skipped scenarios and expected failures.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ fn a_numbered_buffer_that_is_not_there_fails_the_step_and_those_that_are_are_tol
     let (_, expected, seen) = failure(&run("  - alloc: { buffer: \"kv[1]\", size: 1MiB }\n  - alloc: { buffer: \"kv[1]\", size: 1MiB }"));
     assert_eq!((expected.as_str(), seen.as_str()), ("no buffer kv[1]", "it is live already; say `leak: true` to lose it"));
     let (_, _, seen) = failure(&run("  - for: { i: [0.5] }\n    steps: [ alloc: { buffer: \"kv[i]\", size: 1MiB } ]"));
-    assert_eq!(seen, "the number of `kv[i]` comes to 1/2");
+    assert_eq!(seen, "the number of `kv[i]` evaluates to 1/2");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn what_is_made_in_a_private_pool_serves_nothing_else_until_the_pool_is_released
     );
     let text = "about: x\nneeds: { memory: 64MiB }\nallocators: [direct]\nsteps:\n  - private_pool: g\n    steps: [ reset_peak_stats ]\n";
     let skipped = records(text).runs.remove(0).verdict;
-    assert_eq!(skipped, Verdict::Skipped { reason: "`direct` has no private pools, which the scenario uses".to_owned() });
+    assert_eq!(skipped, Verdict::Skipped { reason: "the scenario uses private pools, which `direct` does not support".to_owned() });
 }
 
 #[test]

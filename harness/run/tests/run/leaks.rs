@@ -1,4 +1,4 @@
-//! Leaks, by site: which are found, what a finding says, and what does not count as one.
+//! Leaks by site: the detected ones, the text of a finding, and growth that is not a leak.
 
 use std::path::Path;
 use std::sync::Arc;

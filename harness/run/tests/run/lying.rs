@@ -1,4 +1,4 @@
-//! A caching allocator that tells one lie, and counts what the audit reads of it.
+//! A caching allocator that tells one lie, and counts the blocks that the audit reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use harness_allocator::units::Bytes;
 /// The request at which the lies begin that do not have an occasion of their own. No other request is of this size.
 pub(crate) const TOLD: Bytes = Bytes(1000);
 
-/// What a pending block is charged too much: more than all that is active.
+/// The excess in a pending block's size: more than all active memory.
 const PENDING_SURCHARGE: Bytes = Bytes::mib(32);
 
 /// One thing that is wrong.
@@ -27,7 +27,7 @@ pub(crate) enum Lie {
     Peak,
     /// A sum of increases is one too high.
     SumOfIncreases,
-    /// A free block begins behind its place, or in front of it.
+    /// A free block starts after its true address, or before it.
     Gap,
     Overlap,
     /// A free block is listed as two, and counted so.
@@ -44,7 +44,7 @@ pub(crate) enum Lie {
     TooSmall,
     WrongStream,
     Null,
-    /// A live allocation gets other memory behind its addresses.
+    /// A live allocation silently gets other memory at its address.
     LosesContents,
     /// `record_stream` is not heard: a block is handed out while another stream uses it.
     ForgetsStreams,
@@ -52,7 +52,7 @@ pub(crate) enum Lie {
     FromNowhere,
     /// Blocks that wait for events are charged more than they hold.
     ChargesPending,
-    /// A device allocation that no account shows, given back in the end.
+    /// A device allocation that no account shows, freed at the end.
     Hoards,
     /// An out-of-memory is not counted; or it drops everything that is live.
     OomUncounted,
@@ -67,7 +67,7 @@ pub(crate) enum Lie {
     LeaksItsSegments,
 }
 
-/// What the audit has read.
+/// The number of blocks that the audit read.
 #[derive(Debug, Default)]
 pub(crate) struct Reads {
     pub(crate) snapshots: AtomicU64,
@@ -110,7 +110,7 @@ impl Lying {
         (allocator, reads)
     }
 
-    /// What the lie makes of the request at which it begins.
+    /// The effect of the lie on the request at which it begins.
     fn tell(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
         match self.lie {
             // The twin knows nothing of what was handed out, and begins at the address of the first block.

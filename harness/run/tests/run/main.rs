@@ -1,5 +1,5 @@
-//! The harness catches what it promises to catch: scenarios that must fail say why in full, broken allocators are told by the invariant
-//! that they break, right allocators never are, and the audit does no more work than it says.
+//! The harness detects what it promises: failing scenarios explain themselves, broken allocators violate the right
+//! invariant, correct allocators violate none, and the audit stays within its budget.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod broken;

@@ -1,4 +1,4 @@
-//! Steps that are done meanwhile stand in the loops and programs around the step that they stand beside.
+//! `meanwhile` steps share the loops and programs of the step that they accompany.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Recovery policies in whole runs: what each does between a failure and the next try, in which order a chain tries them, and what the record
-//! keeps of it.
+//! Recovery policies in whole runs: the effect of each policy between attempts, the order within a chain, and the
+//! record.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn passes(steps: &str) -> RunRecord {
     passes_with("programs: [other]", steps)
 }
 
-/// The same with another line in front of the steps.
+/// The same with another line before the steps.
 fn passes_with(line: &str, steps: &str) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\n{line}\nsteps:\n{steps}\n");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -37,7 +37,7 @@ fn passes_with(line: &str, steps: &str) -> RunRecord {
     run
 }
 
-/// What the policies of the only step that has some did.
+/// The record of the only step with policies.
 fn recovery(run: &RunRecord) -> &Recovery {
     let mut all = run.steps.iter().filter_map(|step| step.recovery.as_ref());
     let recovery = all.next().unwrap();
@@ -45,7 +45,7 @@ fn recovery(run: &RunRecord) -> &Recovery {
     recovery
 }
 
-/// What each try asked for, and what was done after it.
+/// The request of each attempt, and the action after it.
 fn tries(run: &RunRecord) -> Vec<(&str, Option<&str>)> {
     recovery(run).listed.iter().map(|attempt| (attempt.asked.as_str(), attempt.then.as_deref())).collect()
 }

@@ -1,4 +1,4 @@
-//! An allocator over the driver's pool that tells lies about it: the driver's own figures give it away.
+//! An allocator that lies about the driver's pool: the driver's own figures reveal it.
 
 use harness_allocator::allocator::async_pool::AsyncPoolAllocator;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, Request};
@@ -14,7 +14,7 @@ enum Lie {
     Nothing,
     /// The counter of what is reserved is one byte too high.
     Reserved,
-    /// Nobody is told that there is a pool.
+    /// Hides the pool from the audit.
     HidesThePool,
     /// Another stream's use is not heard of.
     ForgetsStreams,
@@ -83,7 +83,7 @@ impl Allocator for Lying {
     }
 }
 
-/// The invariants that the first stop tells.
+/// The invariants in the first stop.
 fn found(lie: Lie, program: &[Op]) -> Vec<Invariant> {
     let stopped = Machine::new(Box::new(Lying(lie, AsyncPoolAllocator::default()))).run(program);
     let mut told: Vec<_> = stopped.err().iter().flat_map(|stopped| stopped.findings()).map(|finding| finding.invariant).collect();
@@ -100,7 +100,7 @@ fn lies_about_a_pool_of_the_driver_are_found() {
     assert_eq!(found(Lie::HidesThePool, &program), [Invariant::CountersEqualStructure]);
 }
 
-/// A free that is not behind every use of the memory: the free itself is the race, before anybody is handed the memory.
+/// A free that is not ordered after every use of the memory: the free itself is the race.
 #[test]
 fn a_free_to_the_pool_in_front_of_another_streams_work_is_found() {
     let program = [Op::Alloc(0, Bytes::mib(3), 0), Op::Fill(0), Op::HandOver(0, 1), Op::Free(0), Op::EndStep];

@@ -91,7 +91,7 @@ fn an_allocator_without_private_pools_says_so_and_nothing_happens() {
         for answer in [rig.begin_private_pool(pool).unwrap(), rig.end_private_pool(pool).unwrap(), rig.release_private_pool(pool).unwrap()]
         {
             let refused = answer.expect_err("there are none");
-            assert_eq!(refused.to_string(), format!("the allocator `{}` has no private pools", kind.name()));
+            assert_eq!(refused.to_string(), format!("the allocator `{}` does not support private pools", kind.name()));
         }
         let buffer = allocate(&mut rig, Bytes::mib(3));
         rig.free(buffer).unwrap();
@@ -125,7 +125,7 @@ fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
         let error = rig.allocate(request).unwrap().expect_err("the pool keeps a part of the device");
         rig.shortage(request, &error).unwrap().and_then(|shortage| shortage.lanes).unwrap()
     };
-    // While the pool is open, nothing of it goes back, and its memory is free for the request.
+    // An open pool releases nothing, and its memory serves the request.
     let largest = outcome(&mut rig).iter().map(|lane| lane.free.largest).max();
     assert_eq!(largest, Some(reserved(&rig)));
     rig.end_private_pool(pool).unwrap().unwrap();

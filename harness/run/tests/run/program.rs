@@ -12,7 +12,7 @@ use harness_run::rig::{Buffer, Finding, Rig, RigOptions, Stop};
 use harness_run::run::RunRequest;
 use harness_scenario::Scenario;
 
-/// An audited run of a scenario with seed 0, which nobody interrupts.
+/// Runs a scenario with an audit and seed 0, without interruption.
 pub(crate) fn request<'a>(scenario: &'a Scenario, allocator: &'a AllocatorSpec) -> RunRequest<'a> {
     RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: true, interrupt: Arc::default() }
 }
@@ -27,7 +27,7 @@ pub(crate) const STREAMS: usize = 2;
 pub(crate) enum Op {
     Alloc(usize, Bytes, usize),
     Fill(usize),
-    /// Another stream uses the buffer, ordered behind the stream that used it last.
+    /// Another stream uses the buffer, ordered after the last use.
     HandOver(usize, usize),
     Verify(usize),
     Work(usize, Nanos),
@@ -35,12 +35,12 @@ pub(crate) enum Op {
     Synchronize,
     EmptyCache,
     Pressure(Bytes),
-    /// Of [`MEMORY`], not of the device, which has a context too.
+    /// A fraction of [`MEMORY`], not of the device, which also holds a context.
     Fraction(f64),
     EndStep,
 }
 
-/// Where a program was stopped, and by what.
+/// The step and the reason of a stop.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Stopped {
     /// The operation, or `the end`, or `closing`.

@@ -1,5 +1,5 @@
-//! Several programs on one device: each has an allocator, counters and an audit of its own, the device's memory is compared with what all of them
-//! hold, and to each, what the others hold is memory held by others.
+//! Several programs on one device: each has its own allocator, counters and audit. The device's memory is compared with
+//! their sum. To each program, the memory of the others is in use by other processes.
 
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::StreamId;
@@ -96,7 +96,7 @@ fn what_another_program_holds_is_held_by_others_where_a_request_fails() {
         let shortage = rig.shortage(request, &error).unwrap().expect("a checked run knows");
         let held = reserved(&rig, other).checked_round_up(rig.info().granularity).unwrap() + Bytes::mib(2);
         assert!(held >= Bytes::mib(33), "{second:?}: {held}");
-        assert_eq!(shortage.accounts.device.pressure, held, "{second:?}: the program's memory and the pressure beside it");
+        assert_eq!(shortage.accounts.device.pressure, held, "{second:?}: the program's memory plus the external memory");
         assert_eq!((shortage.accounts.reserved, shortage.accounts.device.free), (Bytes::ZERO, MEMORY - held));
         rig.free(theirs).unwrap();
         rig.finish().unwrap();

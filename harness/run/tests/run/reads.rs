@@ -1,4 +1,4 @@
-//! Reads that the host does not wait for: compared in the order of their stream, told when the stream is waited for, and races found at once.
+//! Asynchronous reads: compared in stream order and reported at the next wait; races are reported immediately.
 
 use harness_allocator::allocator::{AllocatorKind, Request};
 use harness_allocator::device::StreamId;
@@ -80,7 +80,7 @@ fn memory_that_is_used_again_in_front_of_a_queued_read_is_a_race_found_at_once()
 
 type Wait = fn(&mut Rig) -> Result<(), Stop>;
 
-/// The allocator gives a live buffer other memory: the read meets it, whichever wait comes first.
+/// The allocator silently moves a live buffer: the read detects it at the first wait.
 #[test]
 fn wrong_contents_are_told_at_the_next_wait_for_the_stream_and_at_the_latest_at_the_end() {
     let waits: [Wait; 4] = [

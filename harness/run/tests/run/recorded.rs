@@ -109,7 +109,7 @@ fn each_event_has_its_stream_its_private_pool_and_a_time_that_never_goes_back() 
     assert_eq!(
         (pools(14), pools(15)),
         (vec![(0, 2), (0, 2)], vec![(0, 0), (0, 0)]),
-        "the memory and the block; what goes back first, and the refusal"
+        "the memory and the block; first the release, then the refusal"
     );
     let private = snapshot.segments.iter().find(|segment| (segment.private_pool.0, segment.private_pool.1) == (0, 2)).unwrap();
     assert_eq!(private.size, Bytes::mib(40));

@@ -9,7 +9,7 @@ use harness_record::{Outcome, RunRecord, Verdict};
 use harness_run::session::{Plan, Selection};
 use harness_scenario::Scenario;
 
-/// Runs a scenario beside a trace.
+/// Runs a scenario with a trace next to it.
 fn run(trace: &str, memory: Bytes, steps: &str, allocators: &str) -> Vec<RunRecord> {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("job.trace"), trace).expect("a file");

@@ -1,4 +1,5 @@
-//! Scenarios that must fail, and what they say when they do; scenarios that must pass beside them, so that it is the mistake that is told.
+//! Scenarios that must fail, with their messages, and similar scenarios that must pass, so the message is about the
+//! mistake.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -134,7 +135,7 @@ expect_violation: retry_makes_progress");
     assert_eq!(
         told(&run),
         ["test.yaml:6:11: expected violation: expected the run to violate `retry_makes_progress`: a retry succeeds, asks for less, or \
-          meets other memory than the try before it must not hold, seen it holds all the time"]
+          meets other memory than the try before it must not hold, seen it was never violated"]
     );
 }
 
@@ -216,7 +217,7 @@ expect_violation: retry_makes_progress";
 fn pressure_that_cannot_be_had_fails_with_what_could() {
     let run = run("  - alloc: { buffer: a, size: 40MiB }
   - external_memory: 30MiB");
-    assert_eq!(told(&run), ["test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be had"]);
+    assert_eq!(told(&run), ["test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be allocated"]);
     assert_eq!(last(&run).accounts.device.pressure, Bytes::mib(24));
 }
 
@@ -269,7 +270,7 @@ fn a_policy_that_changes_nothing_makes_no_progress() {
     );
 }
 
-/// What is cached in pieces becomes whole when it goes back: the total of what is free does not change, and the retry fits all the same.
+/// Releasing the cache joins its fragments: total free memory is the same, but the retry fits.
 #[test]
 fn a_retry_that_fits_because_emptying_the_cache_made_pieces_whole_makes_progress() {
     let pieces: String = (0..10).map(|n| format!("  - alloc: {{ buffer: p{n}, size: 3MiB, stream: side }}\n")).collect();
@@ -385,7 +386,8 @@ fn a_policy_that_frees_makes_progress() {
 
 #[test]
 fn a_policy_that_waits_for_deferred_frees_makes_progress() {
-    // The pending block lies beside a live one, so that its segment cannot go back; the failed request waits for the events, the next takes it.
+    // The pending block is next to a live one, so its segment stays. The failed request waits for the events, and the
+    // next one uses the block.
     passes(
         "  - alloc: { buffer: w, size: 16MiB }
   - alloc: { buffer: p, size: 30MiB }
@@ -507,7 +509,8 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
     }
 }
 
-/// One device call for the segment, one for the whole limit at the end, and both are given back: nothing of it is in the scenario's calls.
+/// One device call for the segment and one for the whole limit at the end, each with a free. The scenario's calls count
+/// none of them.
 #[test]
 fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let scenario = scenario(
@@ -672,7 +675,8 @@ fn a_storm_of_sizes_that_together_leave_64_bits_frees_what_is_due_next() {
     assert_eq!(run.unrecorded_steps, 0);
 }
 
-/// Of the storm's segment 3 MiB belong to another buffer; a segment of others only is neither free nor pinned by the storm.
+/// The storm's segment has 3 MiB of another buffer. A segment with only other buffers is neither free nor pinned by the
+/// storm.
 #[test]
 fn pins_tell_free_memory_from_memory_of_others() {
     let figures =

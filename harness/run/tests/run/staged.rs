@@ -15,11 +15,11 @@ type Others = Box<dyn Fn(u64) -> Bytes + Send>;
 
 /// How the device differs from the simulated one.
 pub(crate) struct Stage {
-    /// Other processes; `None`: nobody else can be on the device, as on a simulated one.
+    /// The memory of other processes; `None` if there can be none, as on a simulated device.
     pub(crate) others: Option<Others>,
-    /// Whether it tells what belongs to this process.
+    /// True if it reports the memory of this process.
     pub(crate) tells_process: bool,
-    /// What each stream takes.
+    /// The memory that each stream takes.
     pub(crate) stream_cost: Bytes,
     /// How long an answer of NVML takes.
     pub(crate) nvml_takes: Nanos,
@@ -31,7 +31,7 @@ impl Default for Stage {
     }
 }
 
-/// What was asked of the device besides memory and work.
+/// Other calls to the device, besides memory and work.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     /// Questions for the device's memory, which NVML answers.

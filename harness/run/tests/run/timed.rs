@@ -45,7 +45,7 @@ fn work_that_is_queued_is_in_the_time_however_long_nvml_takes() {
     assert_eq!(times, [times[0]; 3]);
 }
 
-/// Of 20 GiB each, the fills take milliseconds, and the free of `direct` waits for them.
+/// With 20 GiB each, the fills take milliseconds, and the free of `direct` waits for them.
 #[test]
 fn a_free_that_waits_for_fills_takes_as_long_as_they_do() {
     let steps = "  - alloc: { buffer: a, size: 20GiB }
@@ -68,7 +68,8 @@ fn a_free_that_waits_for_fills_takes_as_long_as_they_do() {
     assert_eq!(asked.counts()[2], 0, "nothing is read that the scenario does not read");
 }
 
-/// Everything that a checked run looks at stands in here: frees of filled buffers, requests that fail, recovery, expectations, measures, invariants.
+/// Contains everything that a checked run checks: frees of filled buffers, failing requests, recovery, expectations,
+/// measures and invariants.
 #[test]
 fn a_timed_run_asks_the_device_nothing_between_its_first_step_and_its_last() {
     let steps = "  - alloc: { buffer: a, size: 3MiB }

@@ -1,4 +1,4 @@
-//! A simulated device that says what is left on it when it is closed, can interrupt the run, and can fail to tell its memory.
+//! A simulated device that reports leaks when it is closed, can interrupt the run, and can fail memory queries.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ pub(crate) struct Watched {
     asked: u64,
 }
 
-/// What a question for the memory fails with.
+/// The error of a failing memory query.
 pub(crate) fn launch_failed() -> DeviceError {
     DeviceError::Driver { call: "cuMemGetInfo_v2", code: 719, name: "CUDA_ERROR_LAUNCH_FAILED".into(), advice: "start again" }
 }
@@ -43,14 +43,14 @@ impl Watched {
         (watched, left)
     }
 
-    /// One whose memory cannot be told once: at the n-th question in this step.
+    /// Fails the n-th memory query in this step.
     pub(crate) fn failing(memory: Bytes, step: u32, nth: u64) -> Self {
         let (mut watched, _) = Self::new(memory, Arc::default(), 0);
         watched.fails_at = Some((Place(step), nth));
         watched
     }
 
-    /// What was asked for, in order.
+    /// The calls in order.
     pub(crate) fn mallocs(&self) -> Arc<Mutex<Vec<Bytes>>> {
         Arc::clone(&self.mallocs)
     }

@@ -40,7 +40,7 @@ pub(super) struct Look<'a> {
 #[derive(Debug)]
 pub(super) struct DeviceAccount {
     tolerance: Bytes,
-    /// Whether no other process can use the device.
+    /// True if no other process can use the device.
     simulated: bool,
     contention: Option<String>,
     /// The device's memory before the first allocation.
@@ -90,7 +90,7 @@ impl DeviceAccount {
         }
     }
 
-    /// Whether a reading must be repeated.
+    /// Returns whether a reading must be repeated.
     fn is_unexpected(&self, look: &Look<'_>, memory: DeviceMemory) -> bool {
         let others_moved = self.contention.is_none() && self.others_moved(memory).is_some();
         others_moved || !self.differences(look, memory).is_empty()

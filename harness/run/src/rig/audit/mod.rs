@@ -88,13 +88,13 @@ pub struct Audit {
     /// The total size of the live allocations.
     live_bytes: u64,
     structure: Structure,
-    /// Whether the allocator changed since the structure was read.
+    /// True if the allocator changed since the structure was read.
     outdated: bool,
     /// The number of blocks that may be read now.
     budget: u64,
-    /// Whether it reads the structure only in full checks on request.
+    /// True if it reads the structure only in full checks on request.
     when_asked: bool,
-    /// Whether it only tracks allocations, until [`Audit::wake`].
+    /// True if it only tracks allocations, until [`Audit::wake`].
     asleep: bool,
     device: DeviceAccount,
     /// The memory of the other programs on the device.

@@ -107,7 +107,7 @@ struct KnownSegment {
 }
 
 impl KnownSegment {
-    /// Whether this is the same segment, possibly with other blocks. The number of blocks decides whether free bytes
+    /// Returns whether this is the same segment, possibly with other blocks. The number of blocks decides whether free bytes
     /// count as split.
     fn is_read_again(&self, segment: &SegmentInfo) -> bool {
         let Self { read, .. } = self;
@@ -120,7 +120,7 @@ impl KnownSegment {
     }
 }
 
-/// Whether the segment's free bytes cannot be released to the driver.
+/// Returns whether the segment's free bytes cannot be released to the driver.
 fn is_split(segment: &SegmentInfo) -> bool {
     segment.blocks.len() > 1 && !segment.expandable
 }

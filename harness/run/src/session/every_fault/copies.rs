@@ -17,7 +17,7 @@ use harness_exec::large_pages::use_for_code;
 use harness_record::FaultedCase;
 use serde::{Deserialize, Serialize};
 
-use super::{ArmRun, Attempt, Engine, Outcome, Tried, Way};
+use super::{ArmRun, Attempt, Engine, Outcome, CallResult, RunSetup};
 use crate::branches::{Branches, Ended, Failing, Point};
 use crate::faults::Faults;
 use crate::processes::StartedBy;
@@ -45,7 +45,7 @@ enum Answer {
     Over,
 }
 
-/// Whether an arm can run in forked copies: nothing outside the process may take part.
+/// Returns whether an arm can run in forked copies: nothing outside the process may take part.
 pub(super) fn can_run(source: &DeviceSource, arm: &ArmRun<'_>) -> bool {
     source.simulated_because().is_some() && arm.allocator.as_library().is_none()
 }
@@ -70,7 +70,7 @@ impl Servers {
     }
 
     /// Executes an order and returns the results by index. Calls `progress` after each call.
-    pub(super) fn ask(&self, order: &Order, stop: &AtomicBool, progress: &(dyn Fn() + Sync)) -> BTreeMap<usize, Tried> {
+    pub(super) fn ask(&self, order: &Order, stop: &AtomicBool, progress: &(dyn Fn() + Sync)) -> BTreeMap<usize, CallResult> {
         let take = || self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut told = BTreeMap::new();
         let Some(mut server) = take().filter(|_| !stop.load(Ordering::Relaxed)) else { return told };
@@ -96,10 +96,10 @@ impl Server {
     }
 
     /// `None` if the order did not complete.
-    fn ask(&mut self, order: &Order, stop: &AtomicBool, told: &mut BTreeMap<usize, Tried>, progress: &(dyn Fn() + Sync)) -> Option<()> {
+    fn ask(&mut self, order: &Order, stop: &AtomicBool, told: &mut BTreeMap<usize, CallResult>, progress: &(dyn Fn() + Sync)) -> Option<()> {
         send(self.socket.get_mut(), order)?;
         // The first run of a call whose second run is still missing.
-        let mut first: Option<(usize, Tried)> = None;
+        let mut first: Option<(usize, CallResult)> = None;
         let mut line = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             line.clear();
@@ -109,7 +109,7 @@ impl Server {
             };
             let mut tried = match first.take() {
                 Some((of, tried)) if of == place => tried,
-                _ => Tried { cases: Vec::new(), ended_at_once },
+                _ => CallResult { cases: Vec::new(), ended_at_once },
             };
             tried.cases.push(case);
             if wants_one_more {
@@ -187,8 +187,8 @@ fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut 
         let faults = Faults::each_by(arm.scenario, |_| injector.clone());
         // The steps before the second operation cost nothing, so their copies run all of it.
         let checked_from = if branches.make_up_to(1) { CheckedFrom::Operation(1) } else { CheckedFrom::Branches(branches.clone()) };
-        let way = Way { faults: faults.clone(), checked_from, started_by: StartedBy::Fork };
-        let seen = engine.see(arm, seed, way).ok();
+        let setup = RunSetup { faults: faults.clone(), checked_from, started_by: StartedBy::Fork };
+        let seen = engine.run_catching(arm, seed, setup).ok();
         attempt().zip(seen).map(|((place, attempt), seen)| (place, engine.outcome(attempt, &faults, &seen)))
     } else {
         // Other processes do not fork along with this one. So each call gets a copy that runs the whole arm and starts

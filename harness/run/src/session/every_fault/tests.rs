@@ -112,12 +112,12 @@ fn forbidden_results_are_defects() {
     let arm = plan.arms().next().unwrap();
     let record = plan.run_arm(&arm, &DeviceSource::simulated(), &Arc::default()).unwrap();
     let without = FaultedRun { ooms: record.stats.num_ooms, record };
-    let judged = |seen: &Seen| judge((None, DeviceCall::Free), arm.scenario, without.ooms, seen);
+    let judged = |seen: &RunEnd| judge((None, DeviceCall::Free), arm.scenario, without.ooms, seen);
     let violated = |rule: Rule, seen: &str| {
         let first = Violation { step: 1, at: None, rule, expected: "this".to_owned(), seen: seen.to_owned() };
         let verdict = Verdict::Failed { first, rest: Vec::new() };
         let record = RunRecord { verdict, ..without.record.clone() };
-        judged(&Seen::Run(Box::new(FaultedRun { record, ..without.clone() })))
+        judged(&RunEnd::Run(Box::new(FaultedRun { record, ..without.clone() })))
     };
     let is_defect = |end: &FaultedEnd| matches!(end, FaultedEnd::Defect { .. });
     for invariant in [Invariant::NothingLeaks, Invariant::ContentsAreIntact, Invariant::CountersEqualStructure] {
@@ -125,7 +125,7 @@ fn forbidden_results_are_defects() {
     }
     assert!(is_defect(&violated(Rule::TimeLimit, "no end")));
     assert!(is_defect(&violated(Rule::DeviceFailure, "something failed")));
-    assert!(is_defect(&judged(&Seen::Panicked("index out of bounds".to_owned()))));
+    assert!(is_defect(&judged(&RunEnd::Panicked("index out of bounds".to_owned()))));
     assert_eq!(violated(Rule::DeviceFailure, "cudaFree failed"), FaultedEnd::Told { error: "cudaFree failed".to_owned() });
     assert_eq!(violated(Rule::Expectation, "that"), FaultedEnd::Healed);
     assert_eq!(violated(Rule::Invariant(Invariant::RetryMakesProgress), "that"), FaultedEnd::Healed);
@@ -143,14 +143,14 @@ fn the_error_of_a_process_names_it_and_its_ooms_count() {
         let (expected, seen) = (expected.to_owned(), "cudaFree failed".to_owned());
         let first = Violation { step: 1, at: None, rule: Rule::DeviceFailure, expected, seen };
         let record = RunRecord { verdict: Verdict::Failed { first, rest: Vec::new() }, ..without.record.clone() };
-        judge(call, &scenario, without.ooms, &Seen::Run(Box::new(FaultedRun { record, ..without.clone() })))
+        judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(FaultedRun { record, ..without.clone() })))
     };
     let error = "in the process `worker`: cudaFree failed".to_owned();
     assert_eq!(failed("in the process `worker`: the driver call to succeed"), FaultedEnd::Told { error });
     assert!(matches!(failed("the driver call to succeed"), FaultedEnd::Defect { .. }));
     let more = FaultedRun { ooms: without.ooms + 1, ..without.clone() };
-    assert_eq!(judge(call, &scenario, without.ooms, &Seen::Run(Box::new(more))), FaultedEnd::Recovered);
-    assert_eq!(judge(call, &scenario, without.ooms, &Seen::Run(Box::new(without.clone()))), FaultedEnd::Healed);
+    assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(more))), FaultedEnd::Recovered);
+    assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(without.clone()))), FaultedEnd::Healed);
 }
 
 #[test]

@@ -13,13 +13,13 @@ use self::requests::{Operation, Requests};
 use crate::between::{Between, pause};
 use crate::rig::Stop;
 use crate::step_result::{StepResult, Unmet};
-use crate::world::World;
+use crate::context::RunContext;
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::storm::{Storm, Until};
 use harness_scenario::{ReportKey, Step};
 
 #[derive(Debug, Default)]
-struct Tally {
+struct Counts {
     operations: u64,
     allocations: u64,
     frees: u64,
@@ -59,82 +59,82 @@ impl Failure {
     }
 }
 
-/// Whether enough memory was reserved but free, so only fragmentation made the request fail.
+/// Returns whether enough memory was reserved but free, so only fragmentation made the request fail.
 fn is_fragmentation(reserved: Bytes, allocated: Bytes, requested: Bytes) -> bool {
     reserved.saturating_sub(allocated) >= requested
 }
 
 /// Runs a storm and calls `between` after each operation. Each operation takes time logarithmic in live blocks, plus
 /// the allocator and the audit.
-pub(crate) fn run(world: &mut World, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, mut between: Between<'_>) -> Result<StepResult, Stop> {
     if let Some(threads) = storm.threads {
-        return threads::run(world, step, storm, threads);
+        return threads::run(ctx, step, storm, threads);
     }
-    world.rig.name_buffers(&storm.id, step.position.line);
-    let mut requests = Requests::new(world, storm, 0);
-    let mut tally = Tally::default();
-    while tally.operations < storm.operations {
-        tally.operations += 1;
-        if operate(world, storm, &mut requests, &mut tally)?.is_break() {
+    ctx.rig.name_buffers(&storm.id, step.position.line);
+    let mut requests = Requests::new(ctx, storm, 0);
+    let mut counts = Counts::default();
+    while counts.operations < storm.operations {
+        counts.operations += 1;
+        if operate(ctx, storm, &mut requests, &mut counts)?.is_break() {
             break;
         }
-        pause(&mut between, world)?;
+        pause(&mut between, ctx)?;
     }
-    Ok(conclude(world, step, storm, tally))
+    Ok(conclude(ctx, step, storm, counts))
 }
 
-fn operate(world: &mut World, storm: &Storm, requests: &mut Requests<'_>, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
-    let now = tally.operations;
-    let (request, lifetime) = match requests.next_operation(world.storm(&storm.id), now) {
+fn operate(ctx: &mut RunContext, storm: &Storm, requests: &mut Requests<'_>, counts: &mut Counts) -> Result<ControlFlow<()>, Stop> {
+    let now = counts.operations;
+    let (request, lifetime) = match requests.next_operation(ctx.storm(&storm.id), now) {
         Operation::Free(block) => {
-            tally.frees += 1;
-            world.rig.free(block)?;
+            counts.frees += 1;
+            ctx.rig.free(block)?;
             return Ok(ControlFlow::Continue(()));
         }
         Operation::Allocate(request, lifetime) => (request, lifetime),
     };
-    match world.rig.allocate(request)? {
+    match ctx.rig.allocate(request)? {
         Ok(mut buffer) => {
             if storm.fill {
-                world.rig.fill(&mut buffer, request.stream)?;
+                ctx.rig.fill(&mut buffer, request.stream)?;
             }
-            let live = world.storm(&storm.id);
+            let live = ctx.storm(&storm.id);
             live.insert(requests.due(now, lifetime), buffer);
-            tally.allocations += 1;
-            tally.peak_live = tally.peak_live.max(live.bytes());
+            counts.allocations += 1;
+            counts.peak_live = counts.peak_live.max(live.bytes());
             Ok(ControlFlow::Continue(()))
         }
-        Err(error) => refused(world, storm, request, &error, tally),
+        Err(error) => refused(ctx, storm, request, &error, counts),
     }
 }
 
 /// Handles a failed request. The storm continues unless it should end at this failure.
-fn refused(world: &mut World, storm: &Storm, request: Request, error: &AllocatorError, tally: &mut Tally) -> Result<ControlFlow<()>, Stop> {
-    tally.ooms += 1;
-    let stats = world.rig.stats();
+fn refused(ctx: &mut RunContext, storm: &Storm, request: Request, error: &AllocatorError, counts: &mut Counts) -> Result<ControlFlow<()>, Stop> {
+    counts.ooms += 1;
+    let stats = ctx.rig.stats();
     let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
     let ends = storm.until == Some(Until::Fragmented) && is_fragmentation(reserved, allocated, request.size);
-    if ends || tally.failure.is_none() {
-        tally.failure = Some(Failure::new(tally.operations, request.size, reserved, allocated, error));
-        tally.shortage = world.rig.shortage(request, error)?;
+    if ends || counts.failure.is_none() {
+        counts.failure = Some(Failure::new(counts.operations, request.size, reserved, allocated, error));
+        counts.shortage = ctx.rig.shortage(request, error)?;
     }
     Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
 }
 
-fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> StepResult {
-    let live = world.storm(&storm.id);
+fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) -> StepResult {
+    let live = ctx.storm(&storm.id);
     let (live_blocks, live_bytes) = (live.count(), live.bytes());
     let mut result = StepResult::default();
     result.reports.extend([
-        (ReportKey::Operations, tally.operations),
-        (ReportKey::Allocations, tally.allocations),
-        (ReportKey::Frees, tally.frees),
-        (ReportKey::Ooms, tally.ooms),
+        (ReportKey::Operations, counts.operations),
+        (ReportKey::Allocations, counts.allocations),
+        (ReportKey::Frees, counts.frees),
+        (ReportKey::Ooms, counts.ooms),
         (ReportKey::LiveBlocks, live_blocks),
         (ReportKey::LiveBytes, live_bytes),
-        (ReportKey::PeakLiveBytes, tally.peak_live),
+        (ReportKey::PeakLiveBytes, counts.peak_live),
     ]);
-    let figure = |of: fn(&Failure) -> u64| tally.failure.as_ref().map_or(0, of);
+    let figure = |of: fn(&Failure) -> u64| counts.failure.as_ref().map_or(0, of);
     result.reports.extend([
         (ReportKey::FailedRequest, figure(|failure| failure.requested.0)),
         (ReportKey::FailedOperation, figure(|failure| failure.operation)),
@@ -143,15 +143,15 @@ fn conclude(world: &mut World, step: &Step, storm: &Storm, tally: Tally) -> Step
         (ReportKey::LargestFreeAtFailure, figure(|failure| failure.largest_free.0)),
         (ReportKey::DeviceFreeAtFailure, figure(|failure| failure.device_free.0)),
     ]);
-    let fragmented = tally.failure.as_ref().is_some_and(Failure::is_fragmentation);
-    if let Some(failure) = tally.failure {
+    let fragmented = counts.failure.as_ref().is_some_and(Failure::is_fragmentation);
+    if let Some(failure) = counts.failure {
         result.outcome = Outcome::OutOfMemory;
-        result.shortage = tally.shortage;
+        result.shortage = counts.shortage;
         result.notes.push(format!("operation {}: {}", failure.operation, failure.text));
     }
     match storm.until {
         Some(Until::Fragmented) if !fragmented => {
-            let seen = format!("{} with {}, none of them so", count(tally.operations, "operation"), count(tally.ooms, "failed request"));
+            let seen = format!("{} with {}, none because of fragmentation", count(counts.operations, "operation"), count(counts.ooms, "failed request"));
             let expected = "a request that fails although reserved − allocated is at least its size";
             result.unmet.push(Unmet::at(step, expected, seen));
         }

@@ -7,8 +7,8 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::world::World;
-use crate::world::live_blocks::{Block, LiveBlocks};
+use crate::context::RunContext;
+use crate::context::live_blocks::{Block, LiveBlocks};
 use harness_scenario::steps::storm::{FreeOrder, Storm, StormSizes};
 
 /// The next operation of a storm.
@@ -34,10 +34,10 @@ struct Row {
 
 impl<'a> Requests<'a> {
     /// Each storm of a scenario, and each thread of a storm, has its own random sequence.
-    pub(super) fn new(world: &World, storm: &'a Storm, thread: u64) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(world.seed.wrapping_add(storm.id.index() as u64));
+    pub(super) fn new(ctx: &RunContext, storm: &'a Storm, thread: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(ctx.seed.wrapping_add(storm.id.index() as u64));
         rng.set_stream(thread);
-        Self { rng, storm, streams: storm.streams.iter().map(|stream| world.stream(stream)).collect(), row: Row { frees: true, left: 0 } }
+        Self { rng, storm, streams: storm.streams.iter().map(|stream| ctx.stream(stream)).collect(), row: Row { frees: true, left: 0 } }
     }
 
     /// Frees a block that is due. Otherwise allocates the next request, or frees the block due next if the request

@@ -21,8 +21,8 @@ use super::requests::{Operation, Requests};
 use crate::control::{Call, Control};
 use crate::rig::{Finding, Stop, check_structure};
 use crate::step_result::{StepResult, Unmet};
-use crate::world::World;
-use crate::world::live_blocks::{Block, LiveBlocks};
+use crate::context::RunContext;
+use crate::context::live_blocks::{Block, LiveBlocks};
 use harness_record::{Invariant, Outcome};
 use harness_scenario::steps::storm::Storm;
 use harness_scenario::{ReportKey, Step};
@@ -49,7 +49,7 @@ impl Block for Asked {
 
 /// The counts of one thread, or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Tally {
+struct Counts {
     allocations: u64,
     frees: u64,
     /// OOMs, which the allocator counts.
@@ -58,7 +58,7 @@ struct Tally {
     too_large: u64,
 }
 
-impl Tally {
+impl Counts {
     fn and(self, other: Self) -> Self {
         Self {
             allocations: self.allocations + other.allocations,
@@ -81,21 +81,21 @@ struct Shared<'a, 'd> {
 }
 
 /// Runs the storm in this many threads, then frees and releases everything.
-pub(super) fn run(world: &mut World, step: &Step, storm: &Storm, threads: u64) -> Result<StepResult, Stop> {
-    let Some(config) = world.alloc_conf.clone() else {
-        let unmet = Unmet::at(step, "an allocator that supports threads", format!("`{}` does not", world.arm));
+pub(super) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, threads: u64) -> Result<StepResult, Stop> {
+    let Some(config) = ctx.alloc_conf.clone() else {
+        let unmet = Unmet::at(step, "an allocator that supports threads", format!("`{}` does not", ctx.arm));
         return Ok(StepResult { unmet: vec![unmet], ..StepResult::default() });
     };
-    let requests: Vec<Requests<'_>> = (0..threads).map(|thread| Requests::new(world, storm, thread)).collect();
-    let control = world.rig.control();
-    let tally = world.rig.lend(|device| storm_on(device, config, storm, requests, &control))?;
-    let ooms = tally.ooms + tally.too_large;
+    let requests: Vec<Requests<'_>> = (0..threads).map(|thread| Requests::new(ctx, storm, thread)).collect();
+    let control = ctx.rig.control();
+    let counts = ctx.rig.lend(|device| storm_on(device, config, storm, requests, &control))?;
+    let ooms = counts.ooms + counts.too_large;
     let outcome = if ooms > 0 { Outcome::OutOfMemory } else { Outcome::Done };
     let mut result = StepResult { outcome, ..StepResult::default() };
     result.reports.extend([
         (ReportKey::Operations, threads * storm.operations),
-        (ReportKey::Allocations, tally.allocations),
-        (ReportKey::Frees, tally.frees),
+        (ReportKey::Allocations, counts.allocations),
+        (ReportKey::Frees, counts.frees),
         (ReportKey::Ooms, ooms),
     ]);
     result.notes.push(format!("{threads} threads used one allocator concurrently; their requests are the same in every run, their interleaving is not"));
@@ -109,19 +109,19 @@ fn storm_on(
     storm: &Storm,
     requests: Vec<Requests<'_>>,
     control: &Control,
-) -> Result<Tally, Stop> {
+) -> Result<Counts, Stop> {
     let granularity = device.info().granularity;
     let allocator = SharedAllocator::new(device, config, Cores::PerStream);
     let shared = Shared { allocator: &allocator, storm, control, handed_out: Mutex::default(), stops: AtomicBool::new(false) };
     let done = shared.do_all(requests).and_then(|all| shared.conclude(all, granularity));
     // Releases everything, whether the storm succeeded or not.
     let closed = allocator.close().map_err(Stop::from);
-    done.and_then(|tally| closed.map(|()| tally))
+    done.and_then(|counts| closed.map(|()| counts))
 }
 
 impl Shared<'_, '_> {
     /// Runs all threads, and returns their counts and live blocks.
-    fn do_all(&self, requests: Vec<Requests<'_>>) -> Result<Vec<(Tally, LiveBlocks<Asked>)>, Stop> {
+    fn do_all(&self, requests: Vec<Requests<'_>>) -> Result<Vec<(Counts, LiveBlocks<Asked>)>, Stop> {
         thread::scope(|scope| {
             let spawn = |(thread, requests)| scope.spawn(move || self.do_one(thread as u64, requests));
             let threads: Vec<_> = requests.into_iter().enumerate().map(spawn).collect();
@@ -131,8 +131,8 @@ impl Shared<'_, '_> {
         })
     }
 
-    fn do_one(&self, thread: u64, mut requests: Requests<'_>) -> Result<(Tally, LiveBlocks<Asked>), Stop> {
-        let (mut tally, mut live) = (Tally::default(), LiveBlocks::default());
+    fn do_one(&self, thread: u64, mut requests: Requests<'_>) -> Result<(Counts, LiveBlocks<Asked>), Stop> {
+        let (mut counts, mut live) = (Counts::default(), LiveBlocks::default());
         for now in 1..=self.storm.operations {
             if self.stops.load(Ordering::Relaxed) {
                 break;
@@ -140,14 +140,14 @@ impl Shared<'_, '_> {
             let did = if self.control.should_stop() {
                 Err(Stop::Interrupted)
             } else {
-                self.operate((thread, now), &mut requests, &mut tally, &mut live)
+                self.operate((thread, now), &mut requests, &mut counts, &mut live)
             };
             if let Err(stop) = did {
                 self.stops.store(true, Ordering::Relaxed);
                 return Err(stop);
             }
         }
-        Ok((tally, live))
+        Ok((counts, live))
     }
 
     /// Runs one numbered operation of a thread.
@@ -155,17 +155,17 @@ impl Shared<'_, '_> {
         &self,
         (thread, now): (u64, u64),
         requests: &mut Requests<'_>,
-        tally: &mut Tally,
+        counts: &mut Counts,
         live: &mut LiveBlocks<Asked>,
     ) -> Result<(), Stop> {
         match requests.next_operation(live, now) {
             Operation::Free(Asked { held: None, .. }) => {}
             Operation::Free(Asked { held: Some(held), .. }) => {
                 self.free(held)?;
-                tally.frees += 1;
+                counts.frees += 1;
             }
             Operation::Allocate(request, lifetime) => {
-                let held = self.allocate(request, (thread, now), tally)?;
+                let held = self.allocate(request, (thread, now), counts)?;
                 live.insert(requests.due(now, lifetime), Asked { requested: request.size, held });
             }
         }
@@ -173,21 +173,21 @@ impl Shared<'_, '_> {
     }
 
     /// `None`: out of memory.
-    fn allocate(&self, request: Request, (thread, now): (u64, u64), tally: &mut Tally) -> Result<Option<Held>, Stop> {
+    fn allocate(&self, request: Request, (thread, now): (u64, u64), counts: &mut Counts) -> Result<Option<Held>, Stop> {
         self.control.calls(Call::Allocate);
         let allocation = match self.allocator.allocate(request) {
             Ok(allocation) => allocation,
             Err(AllocatorError::Device(error)) => return Err(error.into()),
             Err(AllocatorError::OutOfMemory(_)) => {
-                tally.ooms += 1;
+                counts.ooms += 1;
                 return Ok(None);
             }
             Err(AllocatorError::TooLarge { .. }) => {
-                tally.too_large += 1;
+                counts.too_large += 1;
                 return Ok(None);
             }
         };
-        tally.allocations += 1;
+        counts.allocations += 1;
         note_handed_out(&mut self.handed_out.lock().unwrap_or_else(PoisonError::into_inner), &allocation)?;
         let mut held = Held { allocation, tag: None };
         if self.storm.fill {
@@ -213,19 +213,19 @@ impl Shared<'_, '_> {
     }
 
     /// Checks the state after all threads have ended, frees the live blocks, and checks that everything is released.
-    fn conclude(&self, all: Vec<(Tally, LiveBlocks<Asked>)>, granularity: Bytes) -> Result<Tally, Stop> {
-        let tally = all.iter().fold(Tally::default(), |sum, (tally, _)| sum.and(*tally));
+    fn conclude(&self, all: Vec<(Counts, LiveBlocks<Asked>)>, granularity: Bytes) -> Result<Counts, Stop> {
+        let counts = all.iter().fold(Counts::default(), |sum, (counts, _)| sum.and(*counts));
         let left: Vec<Held> = all.into_iter().flat_map(|(_, live)| live.into_blocks()).filter_map(|asked| asked.held).collect();
         let stats = self.allocator.stats();
         let handed_out = left.iter().map(|held| &held.allocation);
         let mut findings = check_structure(granularity, self.allocator.snapshot(), handed_out.clone(), &stats);
-        findings.extend(check_counters(&tally, handed_out.map(Allocation::size).sum(), &stats));
+        findings.extend(check_counters(&counts, handed_out.map(Allocation::size).sum(), &stats));
         violated(findings)?;
         left.into_iter().try_for_each(|held| self.free(held))?;
         self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache()?;
         violated(check_all_went_back(&self.allocator.stats()))?;
-        Ok(tally)
+        Ok(counts)
     }
 }
 
@@ -246,8 +246,8 @@ fn note_handed_out(handed_out: &mut BTreeMap<DevicePtr, Bytes>, allocation: &All
 }
 
 /// Compares the counters with the threads' counts. `live` is the total size of live blocks.
-fn check_counters(tally: &Tally, live: Bytes, stats: &MemoryStats) -> Vec<Finding> {
-    let Tally { allocations, frees, ooms, .. } = *tally;
+fn check_counters(counts: &Counts, live: Bytes, stats: &MemoryStats) -> Vec<Finding> {
+    let Counts { allocations, frees, ooms, .. } = *counts;
     let figures = [
         ("allocation.all.allocated", allocations, stats.allocation.all.allocated),
         ("allocation.all.freed", frees, stats.allocation.all.freed),

@@ -7,11 +7,11 @@ use harness_scenario::steps::train::Train;
 use harness_scenario::{Expected, Step};
 
 use crate::step_result::{StepResult, Unmet};
-use crate::world::World;
+use crate::context::RunContext;
 
 /// Judges the end of a training: its iterations and retries, and a description of the final plan.
 pub(super) fn judge(
-    world: &World,
+    ctx: &RunContext,
     step: &Step,
     train: &Train,
     (iterations, retries, became): (u64, u64, String),
@@ -19,7 +19,7 @@ pub(super) fn judge(
     result: &mut StepResult,
 ) {
     let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
-    match (failed, train.expect.of(&world.arm, world.device)) {
+    match (failed, train.expect.of(&ctx.arm, ctx.device)) {
         (None, expected) => {
             result.outcome = Outcome::Fits { retries: retries as u32 };
             if retries > 0 {

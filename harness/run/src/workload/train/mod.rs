@@ -17,47 +17,47 @@ use harness_allocator::allocator::AllocatorError;
 use harness_allocator::units::Bytes;
 
 use self::judge::{batch_became, judge};
-use self::training::{Tally, Training};
+use self::training::{Counts, Training};
 use crate::between::{Between, pause};
 use crate::leaks::Watch;
-use crate::recovery::{Recovery, Tried};
+use crate::recovery::{Recovery, AttemptKind};
 use crate::rig::Stop;
 use crate::step_result::StepResult;
-use crate::world::World;
+use crate::context::RunContext;
 use harness_scenario::steps::train::{Train, Trained};
 use harness_scenario::{Plan, ReportKey, Step};
 
 /// Runs a training and calls `between` after each iteration.
-pub(crate) fn run(world: &mut World, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.id {
-        Some(id) => world.rig.name_buffers(id, step.position.line),
-        None => world.rig.name_buffers(&step.action.kind(), step.position.line),
+        Some(id) => ctx.rig.name_buffers(id, step.position.line),
+        None => ctx.rig.name_buffers(&step.action.kind(), step.position.line),
     }
     if let Some(ranks) = &train.ranks {
-        return ranks::run(world, step, train, ranks, between);
+        return ranks::run(ctx, step, train, ranks, between);
     }
-    let mut training = Training::new(train, world.stream(&train.stream));
-    let mut tally = Tally::default();
+    let mut training = Training::new(train, ctx.stream(&train.stream));
+    let mut counts = Counts::default();
     let mut recovery = Recovery::new(train.on_oom.as_ref());
-    let mut watch = Watch::begin(world, train.leak_check.as_ref(), step.position);
-    let built = training.build(world);
-    let failed = match tally.answer(built)? {
-        Ok(()) => iterate(world, &mut training, &mut tally, &mut recovery, watch.as_mut(), between)?,
+    let mut watch = Watch::begin(ctx, train.leak_check.as_ref(), step.position);
+    let built = training.build(ctx);
+    let failed = match counts.answer(built)? {
+        Ok(()) => iterate(ctx, &mut training, &mut counts, &mut recovery, watch.as_mut(), between)?,
         Err(error) => Some(error),
     };
-    let leaks = watch.map(|watch| watch.judge(world)).transpose()?;
-    tally.host = training.host.usage();
-    training.free(world)?;
-    let mut result = conclude(world, step, train, tally, recovery, failed);
+    let leaks = watch.map(|watch| watch.judge(ctx)).transpose()?;
+    counts.host = training.host.usage();
+    training.free(ctx)?;
+    let mut result = conclude(ctx, step, train, counts, recovery, failed);
     leaks.into_iter().for_each(|leaks| leaks.add_to(&mut result));
     Ok(result)
 }
 
 /// Runs all iterations. Returns the error that ended them early, if any.
 fn iterate(
-    world: &mut World,
+    ctx: &mut RunContext,
     training: &mut Training<'_>,
-    tally: &mut Tally,
+    counts: &mut Counts,
     recovery: &mut Recovery<'_>,
     mut watch: Option<&mut Watch>,
     mut between: Between<'_>,
@@ -66,32 +66,32 @@ fn iterate(
     let mut plan = train.plan.clone();
     // A reduced batch stays: a larger one would only fail again, unless the policy searches for the largest batch.
     let mut most = u64::MAX;
-    let began = world.rig.now();
+    let began = ctx.rig.now();
     for iteration in 0..train.iterations {
         plan.batch = train.batches[iteration as usize % train.batches.len()].min(most);
         plan.micro_batches = plan.micro_batches.min(plan.batch);
         let asked = plan.batch;
         let length = train.lengths[iteration as usize % train.lengths.len()];
-        let attempt = |world: &mut World, plan: &Plan| training.iterate(world, plan, length, tally);
-        let recovered = recovery.run(world, Tried::Iteration, plan, &mut between, attempt)?;
-        tally.retries += recovered.retries;
+        let attempt = |ctx: &mut RunContext, plan: &Plan| training.iterate(ctx, plan, length, counts);
+        let recovered = recovery.run(ctx, AttemptKind::Iteration, plan, &mut between, attempt)?;
+        counts.retries += recovered.retries;
         match recovered.answer {
             Ok(()) => {
-                tally.samples += recovered.plan.batch;
-                tally.final_batch = recovered.plan.batch;
-                tally.plan = Some(recovered.plan);
-                tally.iterations += 1;
+                counts.samples += recovered.plan.batch;
+                counts.final_batch = recovered.plan.batch;
+                counts.plan = Some(recovered.plan);
+                counts.iterations += 1;
                 plan = recovered.next;
                 if plan.batch != asked {
                     most = plan.batch;
                 }
                 if matches!(train.model, Trained::Model(_)) {
                     // A program that reads its loss waits for it.
-                    world.rig.synchronize_stream(training.stream)?;
+                    ctx.rig.synchronize_stream(training.stream)?;
                 }
-                tally.time = world.rig.now().saturating_sub(began);
-                watch.iter_mut().for_each(|watch| watch.iteration_ended(world));
-                pause(&mut between, world)?;
+                counts.time = ctx.rig.now().saturating_sub(began);
+                watch.iter_mut().for_each(|watch| watch.iteration_ended(ctx));
+                pause(&mut between, ctx)?;
             }
             Err(error) => return Ok(Some(error)),
         }
@@ -100,38 +100,38 @@ fn iterate(
 }
 
 /// Describes the effect of retries: on the batch, or on the whole plan if the batch is unchanged.
-fn what_became(train: &Train, tally: &Tally) -> String {
+fn what_became(train: &Train, counts: &Counts) -> String {
     let first = train.batches[0];
-    match &tally.plan {
+    match &counts.plan {
         Some(plan) if plan.batch == first && *plan != train.plan => format!("{} became {plan}", train.plan),
         Some(plan) if plan.batch == first => format!("{plan}, as at the start"),
-        _ => batch_became(train, tally.final_batch),
+        _ => batch_became(train, counts.final_batch),
     }
 }
 
 fn conclude(
-    world: &World,
+    ctx: &RunContext,
     step: &Step,
     train: &Train,
-    tally: Tally,
+    counts: Counts,
     mut recovery: Recovery<'_>,
     failed: Option<AllocatorError>,
 ) -> StepResult {
     let mut result = StepResult::default();
     result.reports.extend([
-        (ReportKey::Iterations, tally.iterations),
+        (ReportKey::Iterations, counts.iterations),
         (ReportKey::FirstBatch, train.batches[0]),
         (ReportKey::FinalBatch, 0),
         (ReportKey::EffectiveBatch, 0),
-        (ReportKey::Ooms, tally.ooms),
-        (ReportKey::HostPeak, tally.host.peak.0),
-        (ReportKey::HostCopied, tally.host.copied.0),
-        (ReportKey::Throughput, (u128::from(tally.samples) * 1_000_000_000 / u128::from(tally.time.0.max(1))) as u64),
+        (ReportKey::Ooms, counts.ooms),
+        (ReportKey::HostPeak, counts.host.peak.0),
+        (ReportKey::HostCopied, counts.host.copied.0),
+        (ReportKey::Throughput, (u128::from(counts.samples) * 1_000_000_000 / u128::from(counts.time.0.max(1))) as u64),
     ]);
-    recovery.left_behind(Bytes(tally.retained));
+    recovery.left_behind(Bytes(counts.retained));
     result.reports.extend(recovery.reports());
-    result.recovery = recovery.into_record(world).map(|record| harness_record::Recovery { host: tally.host, ..record });
-    let done = (tally.iterations, tally.retries, what_became(train, &tally));
-    judge(world, step, train, done, failed.map(|error| (error, tally.shortage)), &mut result);
+    result.recovery = recovery.into_record(ctx).map(|record| harness_record::Recovery { host: counts.host, ..record });
+    let done = (counts.iterations, counts.retries, what_became(train, &counts));
+    judge(ctx, step, train, done, failed.map(|error| (error, counts.shortage)), &mut result);
     result
 }

@@ -10,7 +10,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use super::spill::SavedOnHost;
 use crate::rig::{Buffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::world::World;
+use crate::context::RunContext;
 use harness_scenario::DeviceKind;
 use harness_scenario::model::{Gradient, ParameterId, Program, Segment, TensorId};
 
@@ -57,7 +57,7 @@ pub(super) struct Pass<'a> {
     gradients: Vec<Option<usize>>,
     /// Temporary buffers of the current operation.
     scratch: Vec<Buffer>,
-    /// Whether saved tensors stay allocated.
+    /// True if saved tensors stay allocated.
     retains: bool,
     /// Saved tensors on the host, if they are spilled.
     on_host: Option<SavedOnHost<'a>>,
@@ -82,20 +82,20 @@ impl<'a> Pass<'a> {
 
     pub(super) fn forward_pass(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         checkpoint_every: Option<u64>,
         workspaces: &mut Workspaces,
     ) -> Result<(), Failed> {
         let program = self.program;
         for &input in &program.inputs {
-            self.tensors[input].buffer = Some(make(world, program.tensors[input], self.stream)?);
+            self.tensors[input].buffer = Some(make(ctx, program.tensors[input], self.stream)?);
             self.tensors[input].saves += 1;
         }
         for &read in program.operations.iter().flat_map(|operation| &operation.reads) {
             self.tensors[read].reads += 1;
         }
         for segment in &program.segments(checkpoint_every) {
-            self.forward(world, segment, !segment.is_checkpointed, workspaces)?;
+            self.forward(ctx, segment, !segment.is_checkpointed, workspaces)?;
         }
         Ok(())
     }
@@ -103,23 +103,23 @@ impl<'a> Pass<'a> {
     /// Runs the backward pass, after the forward pass.
     pub(super) fn backward_pass(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         checkpoint_every: Option<u64>,
         workspaces: &mut Workspaces,
         parameters: &mut ParameterGradients<'_>,
     ) -> Result<(), Failed> {
         let segments = self.program.segments(checkpoint_every);
         for segment in segments.iter().rev() {
-            self.backward(world, segment, workspaces, parameters)?;
+            self.backward(ctx, segment, workspaces, parameters)?;
         }
-        Ok(self.compute(world, &segments)?)
+        Ok(self.compute(ctx, &segments)?)
     }
 
     /// Keeps a simulated device's stream busy for the duration of the arithmetic: once for the forward pass, twice for
     /// the backward pass, and once more for recomputation. A real GPU only fills and reads memory. Untimed runs skip
     /// this.
-    fn compute(&self, world: &mut World, segments: &[Segment]) -> Result<(), Stop> {
-        if !world.rig.is_timed() || world.device != DeviceKind::Simulated {
+    fn compute(&self, ctx: &mut RunContext, segments: &[Segment]) -> Result<(), Stop> {
+        if !ctx.rig.is_timed() || ctx.device != DeviceKind::Simulated {
             return Ok(());
         }
         let times = |segment: &Segment| if segment.is_checkpointed { 4 } else { 3 };
@@ -128,16 +128,16 @@ impl<'a> Pass<'a> {
         let work = work.fold(0, u64::saturating_add);
         match work / MULTIPLICATIONS_PER_NANOSECOND {
             0 => Ok(()),
-            duration => world.rig.work(self.stream, Nanos(duration)),
+            duration => ctx.rig.work(self.stream, Nanos(duration)),
         }
     }
 
     /// Runs the operations of a segment. A checkpointed segment keeps only its inputs.
-    fn forward(&mut self, world: &mut World, segment: &Segment, saves: bool, workspaces: &mut Workspaces) -> Result<(), Failed> {
+    fn forward(&mut self, ctx: &mut RunContext, segment: &Segment, saves: bool, workspaces: &mut Workspaces) -> Result<(), Failed> {
         if segment.is_checkpointed {
-            self.keep(world, segment.operations.start, &self.inputs_of(&segment.operations), &[])?;
+            self.keep(ctx, segment.operations.start, &self.inputs_of(&segment.operations), &[])?;
         }
-        segment.operations.clone().try_for_each(|index| self.forward_one(world, index, saves, None, workspaces))
+        segment.operations.clone().try_for_each(|index| self.forward_one(ctx, index, saves, None, workspaces))
     }
 
     /// The distinct tensors that these operations read and earlier operations made.
@@ -153,7 +153,7 @@ impl<'a> Pass<'a> {
     /// Runs one operation. In a recomputation from `again_from`, only reads of tensors made since that operation count.
     fn forward_one(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         index: usize,
         saves: bool,
         again_from: Option<usize>,
@@ -161,14 +161,14 @@ impl<'a> Pass<'a> {
     ) -> Result<(), Failed> {
         let operation = &self.program.operations[index];
         if operation.uses_cublas && workspaces.forward.is_none() {
-            workspaces.forward = Some(make(world, CUBLAS_WORKSPACE, self.stream)?);
+            workspaces.forward = Some(make(ctx, CUBLAS_WORKSPACE, self.stream)?);
         }
         for &made in &operation.makes {
-            self.tensors[made].buffer = Some(make(world, self.program.tensors[made], self.stream)?);
+            self.tensors[made].buffer = Some(make(ctx, self.program.tensors[made], self.stream)?);
         }
-        self.work_in(world, operation.workspace)?;
+        self.work_in(ctx, operation.workspace)?;
         match (saves, again_from) {
-            (true, None) => self.keep(world, index, &operation.saves, &operation.saves_parameters)?,
+            (true, None) => self.keep(ctx, index, &operation.saves, &operation.saves_parameters)?,
             // The backward pass soon uses what a recomputed segment saves, so it stays on the device.
             (true, Some(_)) => self.keep_on_device(&operation.saves),
             (false, _) => {}
@@ -179,20 +179,20 @@ impl<'a> Pass<'a> {
             }
         }
         for &tensor in operation.reads.iter().chain(&operation.makes) {
-            self.free_if_unused(world, tensor)?;
+            self.free_if_unused(ctx, tensor)?;
         }
         Ok(())
     }
 
     /// Keeps tensors for the backward pass of an operation, or of the segment that begins there: on the device, or on
     /// the host together with the saved parameters.
-    fn keep(&mut self, world: &mut World, operation: usize, tensors: &[TensorId], parameters: &[ParameterId]) -> Result<(), Failed> {
+    fn keep(&mut self, ctx: &mut RunContext, operation: usize, tensors: &[TensorId], parameters: &[ParameterId]) -> Result<(), Failed> {
         let Some(on_host) = &mut self.on_host else {
             self.keep_on_device(tensors);
             return Ok(());
         };
         let buffers = tensors.iter().filter_map(|&tensor| self.tensors[tensor].buffer.as_ref());
-        on_host.save(world, operation, buffers, parameters, self.stream)
+        on_host.save(ctx, operation, buffers, parameters, self.stream)
     }
 
     fn keep_on_device(&mut self, tensors: &[TensorId]) {
@@ -203,36 +203,36 @@ impl<'a> Pass<'a> {
 
     /// Fetches the tensors of an operation, or of the segment that begins there, from the host. Returns whether they
     /// were on the host.
-    fn fetch(&mut self, world: &mut World, operation: usize) -> Result<bool, Failed> {
+    fn fetch(&mut self, ctx: &mut RunContext, operation: usize) -> Result<bool, Failed> {
         let Some(on_host) = &mut self.on_host else { return Ok(false) };
-        on_host.fetch(world, operation, &mut self.fetched, self.retains, self.stream)
+        on_host.fetch(ctx, operation, &mut self.fetched, self.retains, self.stream)
     }
 
     /// Frees kept tensors, or their copies fetched from the host.
-    fn let_kept_go(&mut self, world: &mut World, tensors: &[TensorId], fetched: Option<usize>) -> Result<(), Stop> {
+    fn let_kept_go(&mut self, ctx: &mut RunContext, tensors: &[TensorId], fetched: Option<usize>) -> Result<(), Stop> {
         if let Some(first) = fetched {
-            return free_all(world, self.fetched.drain(first..).collect::<Vec<_>>());
+            return free_all(ctx, self.fetched.drain(first..).collect::<Vec<_>>());
         }
         for &tensor in tensors {
             self.tensors[tensor].saves -= 1;
-            self.free_if_unused(world, tensor)?;
+            self.free_if_unused(ctx, tensor)?;
         }
         Ok(())
     }
 
     /// Allocates a workspace for the duration of a computation.
-    fn work_in(&mut self, world: &mut World, workspace: Bytes) -> Result<(), Failed> {
+    fn work_in(&mut self, ctx: &mut RunContext, workspace: Bytes) -> Result<(), Failed> {
         if workspace > Bytes::ZERO {
-            let buffer = make(world, workspace, self.stream)?;
-            world.rig.free(buffer)?;
+            let buffer = make(ctx, workspace, self.stream)?;
+            ctx.rig.free(buffer)?;
         }
         Ok(())
     }
 
-    fn free_if_unused(&mut self, world: &mut World, tensor: TensorId) -> Result<(), Stop> {
+    fn free_if_unused(&mut self, ctx: &mut RunContext, tensor: TensorId) -> Result<(), Stop> {
         let tensor = &mut self.tensors[tensor];
         if tensor.reads == 0 && tensor.saves == 0 {
-            free_all(world, tensor.buffer.take())?;
+            free_all(ctx, tensor.buffer.take())?;
         }
         Ok(())
     }
@@ -240,7 +240,7 @@ impl<'a> Pass<'a> {
     /// Runs a segment backward. A checkpointed segment is first recomputed.
     fn backward(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         segment: &Segment,
         workspaces: &mut Workspaces,
         parameters: &mut ParameterGradients<'_>,
@@ -249,19 +249,19 @@ impl<'a> Pass<'a> {
         let mut inputs_fetched = None;
         if segment.is_checkpointed {
             let first = self.fetched.len();
-            inputs_fetched = self.fetch(world, operations.start)?.then_some(first);
+            inputs_fetched = self.fetch(ctx, operations.start)?.then_some(first);
             for &read in self.program.operations[operations.clone()].iter().flat_map(|operation| &operation.reads) {
                 if self.makers[read].is_some_and(|maker| maker >= operations.start) {
                     self.tensors[read].reads += 1;
                 }
             }
-            operations.clone().try_for_each(|index| self.forward_one(world, index, true, Some(operations.start), workspaces))?;
+            operations.clone().try_for_each(|index| self.forward_one(ctx, index, true, Some(operations.start), workspaces))?;
         }
         for index in operations.clone().rev() {
-            self.backward_one(world, (index, segment.is_checkpointed), workspaces, parameters)?;
+            self.backward_one(ctx, (index, segment.is_checkpointed), workspaces, parameters)?;
         }
         if segment.is_checkpointed {
-            self.let_kept_go(world, &self.inputs_of(&operations), inputs_fetched)?;
+            self.let_kept_go(ctx, &self.inputs_of(&operations), inputs_fetched)?;
         }
         Ok(())
     }
@@ -270,7 +270,7 @@ impl<'a> Pass<'a> {
     /// its saved tensors.
     fn backward_one(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         (index, is_checkpointed): (usize, bool),
         workspaces: &mut Workspaces,
         parameters: &mut ParameterGradients<'_>,
@@ -278,54 +278,54 @@ impl<'a> Pass<'a> {
         let operation = &self.program.operations[index];
         let backward = &operation.backward;
         let first = self.fetched.len();
-        let fetched = (!is_checkpointed && self.fetch(world, index)?).then_some(first);
+        let fetched = (!is_checkpointed && self.fetch(ctx, index)?).then_some(first);
         if operation.uses_cublas && workspaces.backward.is_none() {
-            workspaces.backward = Some(make(world, CUBLAS_WORKSPACE, self.stream)?);
+            workspaces.backward = Some(make(ctx, CUBLAS_WORKSPACE, self.stream)?);
         }
         let incoming = self.gradients[operation.output].take();
         for &size in &backward.scratch {
-            let buffer = make(world, size, self.stream)?;
+            let buffer = make(ctx, size, self.stream)?;
             self.scratch.push(buffer);
         }
         let mut outgoing = Vec::with_capacity(backward.gradients.len());
         for &gradient in &backward.gradients {
-            outgoing.extend(self.gradient(world, gradient, backward.workspace, incoming)?);
+            outgoing.extend(self.gradient(ctx, gradient, backward.workspace, incoming)?);
         }
         let mut workspace = backward.parameter_workspace;
         for &parameter in &backward.parameters {
-            parameters.make(world, parameter, self.stream)?;
-            self.work_in(world, std::mem::take(&mut workspace))?;
+            parameters.make(ctx, parameter, self.stream)?;
+            self.work_in(ctx, std::mem::take(&mut workspace))?;
         }
         // A checked run verifies buffers anyway when it frees them.
-        if world.rig.is_timed() || self.retains {
+        if ctx.rig.is_timed() || self.retains {
             let there = operation.saves.iter().filter_map(|&saved| self.tensors[saved].buffer.as_ref());
             for buffer in there.chain(&self.fetched[first..]) {
-                world.rig.verify(buffer, self.stream)?;
+                ctx.rig.verify(buffer, self.stream)?;
             }
         }
-        free_all(world, self.scratch.drain(..).collect::<Vec<_>>())?;
+        free_all(ctx, self.scratch.drain(..).collect::<Vec<_>>())?;
         if !self.retains || fetched.is_some() {
-            self.let_kept_go(world, &operation.saves, fetched)?;
+            self.let_kept_go(ctx, &operation.saves, fetched)?;
         }
         if let Some(incoming) = incoming {
-            self.let_go(world, incoming)?;
+            self.let_go(ctx, incoming)?;
         }
-        outgoing.into_iter().try_for_each(|(tensor, flow)| self.arrive(world, tensor, flow))
+        outgoing.into_iter().try_for_each(|(tensor, flow)| self.arrive(ctx, tensor, flow))
     }
 
     /// Makes the gradient of a tensor, or passes the incoming one on.
     fn gradient(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         gradient: Gradient,
         workspace: Bytes,
         incoming: Option<usize>,
     ) -> Result<Option<(TensorId, usize)>, Failed> {
         match gradient {
             Gradient::Made(tensor) => {
-                let buffer = make(world, self.program.tensors[tensor], self.stream)?;
+                let buffer = make(ctx, self.program.tensors[tensor], self.stream)?;
                 self.flows.push(Flow { buffer: Some(buffer), tensors: 1 });
-                self.work_in(world, workspace)?;
+                self.work_in(ctx, workspace)?;
                 Ok(Some((tensor, self.flows.len() - 1)))
             }
             Gradient::HandedOn(tensor) => Ok(incoming.map(|flow| {
@@ -335,14 +335,14 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn let_go(&mut self, world: &mut World, flow: usize) -> Result<(), Stop> {
+    fn let_go(&mut self, ctx: &mut RunContext, flow: usize) -> Result<(), Stop> {
         let flow = &mut self.flows[flow];
         flow.tensors -= 1;
-        if flow.tensors == 0 { free_all(world, flow.buffer.take()) } else { Ok(()) }
+        if flow.tensors == 0 { free_all(ctx, flow.buffer.take()) } else { Ok(()) }
     }
 
     /// Adds a gradient to a tensor. A second gradient is added in place if no other tensor shares the memory.
-    fn arrive(&mut self, world: &mut World, tensor: TensorId, flow: usize) -> Result<(), Failed> {
+    fn arrive(&mut self, ctx: &mut RunContext, tensor: TensorId, flow: usize) -> Result<(), Failed> {
         let Some(there) = self.gradients[tensor] else {
             self.gradients[tensor] = Some(flow);
             return Ok(());
@@ -350,16 +350,16 @@ impl<'a> Pass<'a> {
         let sum = if self.flows[there].tensors == 1 {
             there
         } else {
-            let buffer = make(world, self.program.tensors[tensor], self.stream)?;
+            let buffer = make(ctx, self.program.tensors[tensor], self.stream)?;
             self.flows.push(Flow { buffer: Some(buffer), tensors: 1 });
-            self.let_go(world, there)?;
+            self.let_go(ctx, there)?;
             self.flows.len() - 1
         };
         if let Some(buffer) = &mut self.flows[sum].buffer {
-            world.rig.fill(buffer, self.stream)?;
+            ctx.rig.fill(buffer, self.stream)?;
         }
         self.gradients[tensor] = Some(sum);
-        Ok(self.let_go(world, flow)?)
+        Ok(self.let_go(ctx, flow)?)
     }
 
     /// The remaining buffers in the order of the forward pass. After a success these are the saved tensors of a
@@ -387,14 +387,14 @@ pub(super) struct ParameterGradients<'a> {
 
 impl ParameterGradients<'_> {
     /// Makes the gradient of a parameter. If there is one already, adds the new one to it and frees the new one.
-    fn make(&mut self, world: &mut World, parameter: ParameterId, stream: StreamId) -> Result<(), Failed> {
-        world.rig.name_purpose("gradients");
-        let new = make(world, self.sizes[parameter], stream)?;
-        world.rig.name_purpose("activations");
+    fn make(&mut self, ctx: &mut RunContext, parameter: ParameterId, stream: StreamId) -> Result<(), Failed> {
+        ctx.rig.name_purpose("gradients");
+        let new = make(ctx, self.sizes[parameter], stream)?;
+        ctx.rig.name_purpose("activations");
         match &mut self.buffers[parameter] {
             Some(sum) => {
-                world.rig.fill(sum, stream)?;
-                world.rig.free(new)?;
+                ctx.rig.fill(sum, stream)?;
+                ctx.rig.free(new)?;
             }
             none => {
                 *none = Some(new);

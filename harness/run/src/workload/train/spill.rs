@@ -8,7 +8,7 @@ use harness_allocator::units::Bytes;
 
 use crate::rig::{Buffer, HostBuffer, Stop};
 use crate::workload::memory::{Failed, take};
-use crate::world::World;
+use crate::context::RunContext;
 use harness_record::HostUse;
 
 /// The host memory of a training. Unused memory is cached for requests of the same size, as in PyTorch's allocator for
@@ -30,11 +30,11 @@ impl HostStore {
     }
 
     /// Returns host memory of this size, from the cache if possible.
-    pub(super) fn take(&mut self, world: &mut World, size: Bytes, memory: &HostMemory) -> Result<HostBuffer, Failed> {
+    pub(super) fn take(&mut self, ctx: &mut RunContext, size: Bytes, memory: &HostMemory) -> Result<HostBuffer, Failed> {
         if let Some(spare) = self.spare.get_mut(&(memory.clone(), size)).and_then(Vec::pop) {
             return Ok(spare);
         }
-        match world.rig.host_allocate(size, memory)? {
+        match ctx.rig.host_allocate(size, memory)? {
             Ok(buffer) => {
                 self.held += size;
                 self.usage.peak = self.usage.peak.max(self.held);
@@ -50,30 +50,30 @@ impl HostStore {
     }
 
     /// Queues a copy to the host.
-    pub(super) fn copy_down(&mut self, world: &mut World, from: &Buffer, to: &mut HostBuffer, stream: StreamId) -> Result<(), Stop> {
+    pub(super) fn copy_down(&mut self, ctx: &mut RunContext, from: &Buffer, to: &mut HostBuffer, stream: StreamId) -> Result<(), Stop> {
         self.usage.copied += from.range().len;
-        world.rig.copy_to_host(from, to, stream)
+        ctx.rig.copy_to_host(from, to, stream)
     }
 
     /// Queues a copy to the device.
-    pub(super) fn copy_up(&mut self, world: &mut World, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
+    pub(super) fn copy_up(&mut self, ctx: &mut RunContext, from: &HostBuffer, to: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         self.usage.copied += to.range().len;
-        world.rig.copy_to_device(from, to, stream)
+        ctx.rig.copy_to_device(from, to, stream)
     }
 
     /// Frees the cached memory.
-    pub(super) fn give_back_spare(&mut self, world: &mut World) -> Result<(), Stop> {
+    pub(super) fn give_back_spare(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         for buffer in std::mem::take(&mut self.spare).into_values().flatten() {
             self.held -= buffer.size();
-            world.rig.host_free(buffer)?;
+            ctx.rig.host_free(buffer)?;
         }
         Ok(())
     }
 
     /// Frees everything except memory that was taken and not put back.
-    pub(super) fn free(mut self, world: &mut World) -> Result<(), Stop> {
+    pub(super) fn free(mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         std::mem::take(&mut self.retained).into_iter().for_each(|buffer| self.put_back(buffer));
-        self.give_back_spare(world)
+        self.give_back_spare(ctx)
     }
 
     /// The number of buffers of retained graphs.
@@ -108,7 +108,7 @@ impl<'a> SavedOnHost<'a> {
     /// Copies the saved tensors and parameters of an operation; there may be none.
     pub(super) fn save<'b>(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         operation: usize,
         tensors: impl IntoIterator<Item = &'b Buffer>,
         parameters: &[usize],
@@ -121,11 +121,11 @@ impl<'a> SavedOnHost<'a> {
         let all: &'a [Buffer] = self.parameters;
         let parameters = parameters.iter().filter_map(|&parameter| all.get(parameter));
         for buffer in tensors.into_iter().chain(parameters) {
-            let mut host = self.store.take(world, buffer.range().len, &self.memory)?;
-            let copied = self.store.copy_down(world, buffer, &mut host, stream);
+            let mut host = self.store.take(ctx, buffer.range().len, &self.memory)?;
+            let copied = self.store.copy_down(ctx, buffer, &mut host, stream);
             saved.push(host);
             copied?;
-            world.rig.synchronize_stream(stream)?;
+            ctx.rig.synchronize_stream(stream)?;
         }
         Ok(())
     }
@@ -134,7 +134,7 @@ impl<'a> SavedOnHost<'a> {
     /// copies stay to the end of the training. Returns whether the operation saved anything.
     pub(super) fn fetch(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         operation: usize,
         into: &mut Vec<Buffer>,
         keep: bool,
@@ -142,8 +142,8 @@ impl<'a> SavedOnHost<'a> {
     ) -> Result<bool, Failed> {
         let Some(saved) = self.saved.get(&operation) else { return Ok(false) };
         for host in saved {
-            let mut buffer = take(world, host.size(), stream)?;
-            let copied = self.store.copy_up(world, host, &mut buffer, stream);
+            let mut buffer = take(ctx, host.size(), stream)?;
+            let copied = self.store.copy_up(ctx, host, &mut buffer, stream);
             into.push(buffer);
             copied?;
         }

@@ -11,7 +11,7 @@ use super::pass::{ParameterGradients, Pass, Workspaces};
 use super::spill::{HostStore, SavedOnHost};
 use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::world::World;
+use crate::context::RunContext;
 use harness_record::{HostUse, Invariant, Shortage};
 use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
@@ -79,7 +79,7 @@ impl Programs<'_> {
 }
 
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct Counts {
     pub(super) iterations: u64,
     pub(super) samples: u64,
     /// Of all iterations, including failed attempts.
@@ -95,7 +95,7 @@ pub(super) struct Tally {
     pub(super) shortage: Option<Shortage>,
 }
 
-impl Tally {
+impl Counts {
     /// Separates OOM, which is data, from other failures.
     pub(super) fn answer<T>(&mut self, done: Result<T, Failed>) -> Answer<T> {
         match done {
@@ -129,28 +129,28 @@ impl<'a> Training<'a> {
         }
     }
 
-    pub(super) fn build(&mut self, world: &mut World) -> Result<(), Failed> {
-        world.rig.name_purpose("parameters");
+    pub(super) fn build(&mut self, ctx: &mut RunContext) -> Result<(), Failed> {
+        ctx.rig.name_purpose("parameters");
         for &size in &self.sizes {
-            self.parameters.push(make(world, size, self.stream)?);
+            self.parameters.push(make(ctx, size, self.stream)?);
         }
         for size in self.train.model.constants() {
-            self.constants.push(make(world, size, self.stream)?);
+            self.constants.push(make(ctx, size, self.stream)?);
         }
         // PyTorch's optimizers create their state in the first update. A model given only by sizes has it from the
         // start.
         match &self.train.model {
-            Trained::Uniform(_) => self.make_state(world, 1, self.train.optimizer.copies()),
+            Trained::Uniform(_) => self.make_state(ctx, 1, self.train.optimizer.copies()),
             Trained::Model(_) => Ok(()),
         }
     }
 
     /// Makes `buffers` buffers per parameter, each `copies` times its size.
-    fn make_state(&mut self, world: &mut World, buffers: u64, copies: u64) -> Result<(), Failed> {
-        world.rig.name_purpose("optimizer state");
+    fn make_state(&mut self, ctx: &mut RunContext, buffers: u64, copies: u64) -> Result<(), Failed> {
+        ctx.rig.name_purpose("optimizer state");
         for &size in self.sizes.iter().filter(|_| copies > 0) {
             for _ in 0..buffers {
-                self.state.push(make(world, Bytes(size.0 * copies), self.stream)?);
+                self.state.push(make(ctx, Bytes(size.0 * copies), self.stream)?);
             }
         }
         Ok(())
@@ -164,23 +164,23 @@ impl<'a> Training<'a> {
     }
 
     /// Runs one iteration by the plan.
-    pub(super) fn iterate(&mut self, world: &mut World, plan: &Plan, length: u64, tally: &mut Tally) -> Answer<()> {
-        let mut begun = self.begin(world);
-        let spilled = self.spill_state(world, plan);
+    pub(super) fn iterate(&mut self, ctx: &mut RunContext, plan: &Plan, length: u64, counts: &mut Counts) -> Answer<()> {
+        let mut begun = self.begin(ctx);
+        let spilled = self.spill_state(ctx, plan);
         begun.state = self.state.len();
         begun.on_host = (self.host.retained(), self.state_on_host.len());
-        let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(world, plan, (part, length), &mut begun)));
+        let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(ctx, plan, (part, length), &mut begun)));
         let done = done.and_then(|()| match &plan.spilled.optimizer_state {
-            Some(memory) => self.update_on_host(world, memory),
-            None => self.update(world),
+            Some(memory) => self.update_on_host(ctx, memory),
+            None => self.update(ctx),
         });
-        let answer = tally.answer(done)?;
-        self.end(world, begun, answer.is_err(), tally)?;
+        let answer = counts.answer(done)?;
+        self.end(ctx, begun, answer.is_err(), counts)?;
         Ok(answer)
     }
 
-    pub(super) fn begin(&self, world: &World) -> Begun {
-        let allocated = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+    pub(super) fn begin(&self, ctx: &RunContext) -> Begun {
+        let allocated = ctx.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
         Begun {
             allocated,
             retained: self.retained.len(),
@@ -192,30 +192,30 @@ impl<'a> Training<'a> {
     }
 
     /// Ends an iteration. After a failure, frees everything it made and verifies parameters and state.
-    pub(super) fn end(&mut self, world: &mut World, begun: Begun, failed: bool, tally: &mut Tally) -> Result<(), Stop> {
+    pub(super) fn end(&mut self, ctx: &mut RunContext, begun: Begun, failed: bool, counts: &mut Counts) -> Result<(), Stop> {
         let Begun { allocated: before, retained, state, on_host, made, .. } = begun;
         if failed {
             let new = self.retained.drain(retained..).chain(self.state.drain(state..));
-            free_all(world, new.collect::<Vec<_>>())?;
+            free_all(ctx, new.collect::<Vec<_>>())?;
             self.state_on_host.drain(on_host.1..).for_each(|state| self.host.put_back(state));
             self.host.give_up_retained(on_host.0);
-            self.host.give_back_spare(world)?;
+            self.host.give_back_spare(ctx)?;
         }
         if failed || self.train.zero_grad == ZeroGrad::SetToNone {
             for parameter in made {
-                free_all(world, self.gradients[parameter].take())?;
+                free_all(ctx, self.gradients[parameter].take())?;
             }
         }
-        let after = world.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
+        let after = ctx.rig.stats().allocated_bytes.all.current.saturating_sub(self.held());
         if failed {
-            tally.retained = tally.retained.max(after.saturating_sub(before));
+            counts.retained = counts.retained.max(after.saturating_sub(before));
             // This check is not part of the training, so timed runs skip it.
-            if !world.rig.is_timed() {
-                self.verify(world)?;
+            if !ctx.rig.is_timed() {
+                self.verify(ctx)?;
             }
         }
         if after != before {
-            world.rig.note(Finding {
+            ctx.rig.note(Finding {
                 invariant: Invariant::OomChangesOnlyTheCache,
                 expected: format!("{before} B allocated after an iteration, as before it, apart from the training's own memory"),
                 seen: format!("{after} B"),
@@ -231,132 +231,132 @@ impl<'a> Training<'a> {
     }
 
     /// Runs the forward and backward pass of one micro-batch.
-    pub(super) fn pass(&mut self, world: &mut World, plan: &Plan, (part, length): (u64, u64), begun: &mut Begun) -> Result<(), Failed> {
+    pub(super) fn pass(&mut self, ctx: &mut RunContext, plan: &Plan, (part, length): (u64, u64), begun: &mut Begun) -> Result<(), Failed> {
         let program = self.program(plan, part, length);
         let saved = plan.spilled.activations.clone();
         let on_host = saved.map(|memory| SavedOnHost::new(memory, &mut self.host, &self.parameters));
         let mut pass = Pass::new(&program, self.stream, self.train.retain_graph).saving_on_host(on_host);
         let Begun { made, arrived, .. } = begun;
         let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
-        world.rig.name_purpose("activations");
+        ctx.rig.name_purpose("activations");
         let (every, workspaces) = (plan.checkpoint_every, &mut self.workspaces);
-        let forward = pass.forward_pass(world, every, workspaces);
-        let done = forward.and_then(|()| pass.backward_pass(world, every, workspaces, &mut gradients));
+        let forward = pass.forward_pass(ctx, every, workspaces);
+        let done = forward.and_then(|()| pass.backward_pass(ctx, every, workspaces, &mut gradients));
         let keep = self.train.retain_graph && done.is_ok();
         let left = pass.into_buffers(keep).collect();
-        self.end_pass(world, left, keep)?;
+        self.end_pass(ctx, left, keep)?;
         done
     }
 
     /// Runs the forward pass of a rank, which may agree with the others afterward.
-    pub(super) fn forward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>) -> Result<(), Failed> {
-        world.rig.name_purpose("activations");
-        pass.forward_pass(world, plan.checkpoint_every, &mut self.workspaces)
+    pub(super) fn forward(&mut self, ctx: &mut RunContext, plan: &Plan, pass: &mut Pass<'_>) -> Result<(), Failed> {
+        ctx.rig.name_purpose("activations");
+        pass.forward_pass(ctx, plan.checkpoint_every, &mut self.workspaces)
     }
 
     /// Runs the backward pass of a rank.
-    pub(super) fn backward(&mut self, world: &mut World, plan: &Plan, pass: &mut Pass<'_>, begun: &mut Begun) -> Result<(), Failed> {
+    pub(super) fn backward(&mut self, ctx: &mut RunContext, plan: &Plan, pass: &mut Pass<'_>, begun: &mut Begun) -> Result<(), Failed> {
         let Begun { made, arrived, .. } = begun;
         let mut gradients = ParameterGradients { sizes: &self.sizes, buffers: &mut self.gradients, made, arrived };
-        pass.backward_pass(world, plan.checkpoint_every, &mut self.workspaces, &mut gradients)
+        pass.backward_pass(ctx, plan.checkpoint_every, &mut self.workspaces, &mut gradients)
     }
 
     /// Keeps the remaining buffers of a pass with its graph, or frees them.
-    pub(super) fn end_pass(&mut self, world: &mut World, left: Vec<Buffer>, keep: bool) -> Result<(), Stop> {
+    pub(super) fn end_pass(&mut self, ctx: &mut RunContext, left: Vec<Buffer>, keep: bool) -> Result<(), Stop> {
         if keep {
             self.retained.extend(left);
             return Ok(());
         }
-        free_all(world, left)
+        free_all(ctx, left)
     }
 
     /// Runs the optimizer, which reads and writes parameters and state. A model's optimizer creates its state in the
     /// first update. Adam computes the square roots of a moment separately, for all parameters together (`foreach`,
     /// PyTorch's default on a GPU).
-    pub(super) fn update(&mut self, world: &mut World) -> Result<(), Failed> {
+    pub(super) fn update(&mut self, ctx: &mut RunContext) -> Result<(), Failed> {
         if matches!(self.train.model, Trained::Model(_)) {
             let copies = self.train.optimizer.copies();
             if self.state.is_empty() {
-                self.make_state(world, copies, copies.min(1))?;
+                self.make_state(ctx, copies, copies.min(1))?;
             }
             if self.train.optimizer == Optimizer::Adam {
-                self.compute_apart(world)?;
+                self.compute_apart(ctx)?;
             }
         }
         for buffer in self.parameters.iter_mut().chain(&mut self.state) {
-            world.rig.verify(buffer, self.stream)?;
-            world.rig.fill(buffer, self.stream)?;
+            ctx.rig.verify(buffer, self.stream)?;
+            ctx.rig.fill(buffer, self.stream)?;
         }
         Ok(())
     }
 
     /// Moves the optimizer's state to the host if the plan says so. Moved state stays there even if the attempt fails.
-    fn spill_state(&mut self, world: &mut World, plan: &Plan) -> Result<(), Failed> {
+    fn spill_state(&mut self, ctx: &mut RunContext, plan: &Plan) -> Result<(), Failed> {
         let Some(memory) = &plan.spilled.optimizer_state else { return Ok(()) };
         while let Some(buffer) = self.state.last() {
-            let mut host = self.host.take(world, buffer.range().len, memory)?;
-            let copied = self.host.copy_down(world, buffer, &mut host, self.stream);
+            let mut host = self.host.take(ctx, buffer.range().len, memory)?;
+            let copied = self.host.copy_down(ctx, buffer, &mut host, self.stream);
             self.state_on_host.push(host);
             copied?;
-            world.rig.synchronize_stream(self.stream)?;
-            free_all(world, self.state.pop())?;
+            ctx.rig.synchronize_stream(self.stream)?;
+            free_all(ctx, self.state.pop())?;
         }
         Ok(())
     }
 
     /// Runs the optimizer on the host: copies gradients there and parameters back. The arithmetic is skipped. Each
     /// parameter receives the contents of its gradient, so verification covers both copies.
-    fn update_on_host(&mut self, world: &mut World, memory: &HostMemory) -> Result<(), Failed> {
+    fn update_on_host(&mut self, ctx: &mut RunContext, memory: &HostMemory) -> Result<(), Failed> {
         if self.state_on_host.is_empty() {
             for &size in &self.sizes {
                 for _ in 0..self.train.optimizer.copies() {
-                    self.state_on_host.push(self.host.take(world, size, memory)?);
+                    self.state_on_host.push(self.host.take(ctx, size, memory)?);
                 }
             }
         }
         let mut staged = Vec::with_capacity(self.sizes.len());
-        let sent = self.send_gradients(world, memory, &mut staged);
+        let sent = self.send_gradients(ctx, memory, &mut staged);
         let done = sent.and_then(|()| {
             for (parameter, host) in &staged {
                 let buffer = &mut self.parameters[*parameter];
-                world.rig.verify(buffer, self.stream)?;
-                self.host.copy_up(world, host, buffer, self.stream)?;
+                ctx.rig.verify(buffer, self.stream)?;
+                self.host.copy_up(ctx, host, buffer, self.stream)?;
             }
-            Ok(world.rig.synchronize_stream(self.stream)?)
+            Ok(ctx.rig.synchronize_stream(self.stream)?)
         });
         staged.into_iter().for_each(|(_, host)| self.host.put_back(host));
         done
     }
 
     /// Copies all gradients to the host and waits.
-    fn send_gradients(&mut self, world: &mut World, memory: &HostMemory, staged: &mut Vec<(usize, HostBuffer)>) -> Result<(), Failed> {
+    fn send_gradients(&mut self, ctx: &mut RunContext, memory: &HostMemory, staged: &mut Vec<(usize, HostBuffer)>) -> Result<(), Failed> {
         for (parameter, gradient) in self.gradients.iter().enumerate() {
             let Some(gradient) = gradient else { continue };
-            let mut host = self.host.take(world, gradient.range().len, memory)?;
-            let copied = self.host.copy_down(world, gradient, &mut host, self.stream);
+            let mut host = self.host.take(ctx, gradient.range().len, memory)?;
+            let copied = self.host.copy_down(ctx, gradient, &mut host, self.stream);
             staged.push((parameter, host));
             copied?;
         }
-        Ok(world.rig.synchronize_stream(self.stream)?)
+        Ok(ctx.rig.synchronize_stream(self.stream)?)
     }
 
     /// Temporarily allocates a copy of every parameter.
-    fn compute_apart(&self, world: &mut World) -> Result<(), Failed> {
+    fn compute_apart(&self, ctx: &mut RunContext) -> Result<(), Failed> {
         let mut copies = Vec::with_capacity(self.sizes.len());
-        let done = self.sizes.iter().try_for_each(|&size| make(world, size, self.stream).map(|copy| copies.push(copy)));
-        free_all(world, copies)?;
+        let done = self.sizes.iter().try_for_each(|&size| make(ctx, size, self.stream).map(|copy| copies.push(copy)));
+        free_all(ctx, copies)?;
         done
     }
 
-    fn verify(&self, world: &mut World) -> Result<(), Stop> {
-        self.parameters.iter().chain(&self.state).try_for_each(|buffer| world.rig.verify(buffer, self.stream))
+    fn verify(&self, ctx: &mut RunContext) -> Result<(), Stop> {
+        self.parameters.iter().chain(&self.state).try_for_each(|buffer| ctx.rig.verify(buffer, self.stream))
     }
 
-    pub(super) fn free(mut self, world: &mut World) -> Result<(), Stop> {
+    pub(super) fn free(mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         std::mem::take(&mut self.state_on_host).into_iter().for_each(|state| self.host.put_back(state));
-        self.host.free(world)?;
+        self.host.free(ctx)?;
         let lasting = self.parameters.into_iter().chain(self.constants).chain(self.state).chain(self.gradients.into_iter().flatten());
         let workspaces = self.workspaces.forward.into_iter().chain(self.workspaces.backward);
-        free_all(world, lasting.chain(workspaces).chain(self.retained))
+        free_all(ctx, lasting.chain(workspaces).chain(self.retained))
     }
 }

@@ -25,7 +25,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use self::writer::{Generated, genes, head, write};
 
-/// As many as take a few seconds where nothing is optimized.
+/// Takes a few seconds without optimization.
 const CASES: u32 = 600;
 /// What makes the scenarios that are run by default.
 const SEED: u8 = 1;
@@ -60,7 +60,7 @@ fn records(plan: &Plan) -> Result<Records, TestCaseError> {
     plan.run(&DeviceSource::simulated(), &Arc::default()).map_err(|error| TestCaseError::fail(error.to_string()))
 }
 
-/// Whether a retry without progress may be the scenario's own: the policy of its step may find nothing that it can do. One that frees a buffer
+/// Returns whether a retry without progress may be the scenario's own: the policy of its step may find nothing that it can do. One that frees a buffer
 /// finds something where that has memory: unless it is empty, or may be another program's, or its request failed and the run went on. One that
 /// halves the batch finds something until it is at its floor.
 fn may_find_nothing_to_do(violation: &Violation, text: &str, went_on: bool) -> bool {
@@ -76,7 +76,7 @@ fn may_find_nothing_to_do(violation: &Violation, text: &str, went_on: bool) -> b
     freed.is_none_or(|name| went_on || text.contains("\nprograms: ") || text.contains(&format!("buffer: {name}, size: 0,")))
 }
 
-/// What a run may not end with.
+/// The results that a run must not have.
 fn accusation<'v>(verdict: &'v Verdict, generated: &Generated, went_on: bool) -> Option<&'v Violation> {
     let violations = match verdict {
         Verdict::Failed { first, rest } | Verdict::FailedAsExpected { first, rest, .. } => std::iter::once(first).chain(rest),

@@ -11,7 +11,7 @@ fn scalar(text: &str) -> String {
     if text.contains([',', '[', ']', '{', '}', '#', ':']) { format!("\"{text}\"") } else { text.to_owned() }
 }
 
-/// How much may grow, of a loop of at least two iterations.
+/// The allowed growth, for a loop of at least two iterations.
 fn leak_check(picks: &mut Picks<'_>) -> &'static str {
     picks.of(&[
         "{ per_iteration: 1TiB, warmup: 1 }",
@@ -29,7 +29,7 @@ enum Ending {
 }
 
 impl Writer {
-    /// Writes a step and what it takes to stand here, or nothing where it cannot.
+    /// Writes a step with its prerequisites, or nothing if it is not allowed here.
     pub(super) fn step(&mut self, gene: &Gene, picks: &mut Picks<'_>) {
         let named_before = self.take_named();
         let steps = gene.inside.as_slice();
@@ -46,7 +46,7 @@ impl Writer {
                 false
             }
         };
-        // What it reports is known when what is done meanwhile has ended, too.
+        // Its report is available only after the `meanwhile` steps have ended.
         let reports = std::mem::take(&mut self.unfinished);
         self.meanwhile(if is_block { &gene.meanwhile } else { &[] }, named_before);
         self.reports.extend(reports);
@@ -164,16 +164,16 @@ impl Writer {
     /// A name for what a step reports; the step is written next.
     fn id(&mut self, prefix: &str, reports: &[(&str, Unit)]) -> String {
         let id = self.new_name(prefix);
-        // In a loop that is left early, or beside another step, it may not have been reported.
+        // A loop that ends early, or another step, may have kept it from being reported.
         if self.loops == 0 && !self.until_oom {
             self.unfinished.extend(reports.iter().map(|(report, unit)| (format!("{id}.{report}"), *unit)));
         }
         id
     }
 
-    /// A size that is small beside the memory, known beforehand.
+    /// A fixed size that is small compared with the memory.
     fn literal(&self, picks: &mut Picks<'_>) -> String {
-        // Where there is no room for a large segment, what is small enough for the small pool fits.
+        // Small requests fit even if a large segment does not.
         let most = if self.memory < 64 << 10 { 256 } else { u64::MAX };
         let kib = |kib: u64| format!("{}KiB", kib.clamp(1, most));
         match picks.below(12) {
@@ -210,7 +210,7 @@ impl Writer {
         }
     }
 
-    /// A size that is not small beside the memory, or does not exist.
+    /// A size that is large compared with the memory, or does not exist.
     fn much(&self, picks: &mut Picks<'_>) -> String {
         match picks.below(7) {
             0 => format!("{}KiB", self.memory / 2),
@@ -420,7 +420,7 @@ impl Writer {
         }
     }
 
-    /// The steps of a loop, behind its key. Inside, what was live before may be used by any stream: that of the iteration before.
+    /// The steps of a loop. Inside, any stream may use earlier buffers: the previous iteration's stream.
     fn write_iterations(&mut self, picks: &mut Picks<'_>, more: usize, until_oom: bool, steps: &[Gene]) {
         let outer = self.until_oom;
         self.until_oom |= until_oom;
@@ -467,7 +467,7 @@ impl Writer {
         true
     }
 
-    /// What stands beside the key of a loop. Its report is known behind the loop.
+    /// The other keys of a loop. Its report is available after the loop.
     fn write_beside(&mut self, picks: &mut Picks<'_>, until_oom: bool) -> Option<String> {
         if until_oom {
             self.beside("until: oom");

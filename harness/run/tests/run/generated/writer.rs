@@ -1,6 +1,6 @@
-//! Writes a scenario out of numbers, step by step, and keeps book of what the check would: what is live, what has a name, and which streams
-//! may still use a buffer. A step that cannot stand where its numbers put it is left out, so any part of the numbers makes a scenario too,
-//! and what fails can be made smaller.
+//! Writes a scenario from numbers, step by step. Tracks live buffers, names, and the streams that may still use a
+//! buffer, as the checks would. A step that is not allowed at its position is omitted. So every subset of the numbers
+//! is a scenario too, and failures can be shrunk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
@@ -37,7 +37,7 @@ pub(super) struct Generated {
 }
 
 impl fmt::Debug for Generated {
-    /// As it would stand in a file.
+    /// The text in a file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\n{}", self.text)
     }
@@ -50,7 +50,7 @@ pub(super) struct Gene {
     picks: [u16; 12],
     /// The steps inside, of those that have some.
     pub(super) inside: Vec<Gene>,
-    /// What is done meanwhile, where something can be.
+    /// The `meanwhile` steps, if the item may have any.
     pub(super) meanwhile: Vec<Gene>,
 }
 
@@ -90,7 +90,7 @@ pub(super) fn genes() -> impl Strategy<Value = Vec<Gene>> {
     prop::collection::vec(nested, 1..20)
 }
 
-/// What the keys in front of the steps are made of.
+/// The numbers for the keys before the steps.
 pub(super) fn head() -> impl Strategy<Value = (Vec<u16>, Vec<[u16; 12]>)> {
     (prop::collection::vec(any::<u16>(), 16), prop::collection::vec(prop::array::uniform12(any::<u16>()), 0..4))
 }
@@ -132,9 +132,9 @@ pub(super) struct Buffer {
     pub(super) stream: usize,
     /// Streams whose work on it the others may not have waited for.
     pub(super) users: BTreeSet<usize>,
-    /// How many loops stood around its request.
+    /// The number of loops around its request.
     pub(super) loops: usize,
-    /// Whether all requests for it say `leak: true`.
+    /// True if all requests for it have `leak: true`.
     pub(super) leaks: bool,
 }
 
@@ -178,7 +178,7 @@ pub(super) struct Writer {
     pub(super) reports: Vec<(String, Unit)>,
     pub(super) unfinished: Vec<(String, Unit)>,
     pub(super) pools: Vec<String>,
-    /// Whether there may be private pools, which most allocators do not have.
+    /// True if there may be private pools, which most allocators do not support.
     pub(super) has_pools: bool,
     /// Parameters and the variables of the loops around this place.
     pub(super) variables: Vec<(String, Unit)>,
@@ -188,7 +188,7 @@ pub(super) struct Writer {
     /// Buffers and storms that were named, and those that must not be.
     named: BTreeSet<String>,
     forbidden: BTreeSet<String>,
-    /// Whether some stream may still use a buffer at the end.
+    /// Returns whether some stream may still use a buffer at the end.
     pub(super) is_unsettled: bool,
 }
 
@@ -198,7 +198,7 @@ impl Writer {
         let _ = writeln!(self.text, "{:indent$}- {text}", "", indent = self.indent);
     }
 
-    /// A key beside that of the last item.
+    /// Another key of the last item.
     pub(super) fn beside(&mut self, text: &str) {
         let _ = writeln!(self.text, "{:indent$}  {text}", "", indent = self.indent);
     }
@@ -348,7 +348,7 @@ impl Writer {
         self.buffers.get_mut(name).expect("it is known").state = State::Dead;
     }
 
-    /// What is done while the last item goes on: it may not name what that names.
+    /// The steps that run during the last item; they must not name its buffers.
     pub(super) fn meanwhile(&mut self, genes: &[Gene], named_before: BTreeSet<String>) {
         if !genes.is_empty() {
             let outer = (self.until_oom, self.forbidden.clone());
@@ -369,7 +369,7 @@ impl Writer {
     }
 }
 
-/// One allocator with its settings; `number` tells it from the others.
+/// An allocator with its settings; `number` makes it distinct.
 fn arm(picks: &mut Picks<'_>, number: usize, arms: &mut Vec<String>) -> Option<String> {
     let kind = AllocatorKind::ALL[picks.below(AllocatorKind::ALL.len())].name();
     if picks.percent(60) {
@@ -396,7 +396,7 @@ fn arm(picks: &mut Picks<'_>, number: usize, arms: &mut Vec<String>) -> Option<S
     Some(format!("caching: {{ name: {name}, conf: \"{}\" }}", settings.join(",")))
 }
 
-/// Writes the scenario that these numbers stand for.
+/// Writes the scenario of these numbers.
 pub(super) fn write((picks, arms): &(Vec<u16>, Vec<[u16; 12]>), genes: &[Gene]) -> Generated {
     let mut writer = Writer::default();
     let picks = &mut Picks::new(picks);

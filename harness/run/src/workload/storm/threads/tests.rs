@@ -26,22 +26,22 @@ fn storm_of(memory: &str, fields: &str) -> Scenario {
     scenario_in(memory, &step)
 }
 
-fn run_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> (World, Result<StepResult, Stop>) {
-    let mut world = world_on(device, scenario, options);
+fn run_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> (RunContext, Result<StepResult, Stop>) {
+    let mut ctx = world_on(device, scenario, options);
     let Action::Storm(storm) = &scenario.steps[0].action else { panic!("{}", scenario.steps[0].action) };
-    let result = storm::run(&mut world, &scenario.steps[0], storm, None);
-    (world, result)
+    let result = storm::run(&mut ctx, &scenario.steps[0], storm, None);
+    (ctx, result)
 }
 
 /// Runs the storm and checks that the device is left unchanged. Returns the reports and the notes.
 fn passes(scenario: &Scenario) -> (BTreeMap<ReportKey, u64>, Vec<String>) {
-    let (mut world, result) = run_on(Box::new(simulated(scenario)), scenario, &RigOptions::default());
+    let (mut ctx, result) = run_on(Box::new(simulated(scenario)), scenario, &RigOptions::default());
     let StepResult { reports, notes, unmet, outcome, .. } = result.unwrap();
     assert_eq!(outcome == Outcome::OutOfMemory, reports[&ReportKey::Ooms] > 0);
-    assert_eq!((unmet.len(), world.rig.memory().unwrap().free), (0, scenario.needs.memory));
-    world.rig.end_step(false).unwrap();
-    world.rig.finish().unwrap();
-    world.close().unwrap();
+    assert_eq!((unmet.len(), ctx.rig.memory().unwrap().free), (0, scenario.needs.memory));
+    ctx.rig.end_step(false).unwrap();
+    ctx.rig.finish().unwrap();
+    ctx.close().unwrap();
     (reports, notes)
 }
 
@@ -160,13 +160,13 @@ fn a_lost_counter_update_and_memory_that_stays_reserved_are_found() {
     let mut device = SimDevice::new(SimConfig::default());
     let mut allocator = AllocatorKind::Caching.build();
     let held = allocator.allocate(&mut device, Request::new(Bytes::kib(1))).unwrap();
-    let (right, stats) = (Tally { allocations: 1, ..Tally::default() }, allocator.stats());
-    let check = |tally, live| check_counters(&tally, live, &stats).len();
+    let (right, stats) = (Counts { allocations: 1, ..Counts::default() }, allocator.stats());
+    let check = |counts, live| check_counters(&counts, live, &stats).len();
     assert_eq!(check(right, held.size()), 0);
     assert_eq!(check(right, Bytes::ZERO), 1);
-    assert_eq!(check(Tally { allocations: 2, ..right }, held.size()), 1);
-    assert_eq!(check(Tally { frees: 1, ooms: 1, ..right }, held.size()), 2);
-    assert_eq!(check(Tally { too_large: 1, ..right }, held.size()), 0, "the allocator does not count these");
+    assert_eq!(check(Counts { allocations: 2, ..right }, held.size()), 1);
+    assert_eq!(check(Counts { frees: 1, ooms: 1, ..right }, held.size()), 2);
+    assert_eq!(check(Counts { too_large: 1, ..right }, held.size()), 0, "the allocator does not count these");
     assert_eq!(check_all_went_back(&stats).len(), 1);
     assert_eq!(check_all_went_back(&MemoryStats::default()).len(), 0);
 }
@@ -176,13 +176,13 @@ fn threads_stop_with_the_run_and_other_allocators_are_refused() {
     let scenario = storm_of("1GiB", "threads: 4");
     let control = Control::new(Arc::new(AtomicBool::new(true)));
     let options = RigOptions { control: Arc::new(control), ..RigOptions::default() };
-    let (world, stopped) = run_on(Box::new(simulated(&scenario)), &scenario, &options);
+    let (ctx, stopped) = run_on(Box::new(simulated(&scenario)), &scenario, &options);
     assert_eq!(stopped.map(drop), Err(Stop::Interrupted));
-    world.close().unwrap();
-    let mut world = world_on(Box::new(simulated(&scenario)), &scenario, &RigOptions::default());
-    world.alloc_conf = None;
+    ctx.close().unwrap();
+    let mut ctx = world_on(Box::new(simulated(&scenario)), &scenario, &RigOptions::default());
+    ctx.alloc_conf = None;
     let Action::Storm(storm) = &scenario.steps[0].action else { panic!("{}", scenario.steps[0].action) };
-    let refused = storm::run(&mut world, &scenario.steps[0], storm, None).unwrap();
+    let refused = storm::run(&mut ctx, &scenario.steps[0], storm, None).unwrap();
     assert!(refused.reports.is_empty() && refused.unmet.len() == 1, "{refused:?}");
 }
 

@@ -60,12 +60,12 @@ pub(super) struct Collective {
 }
 
 impl Collective {
-    /// Whether NCCL matches the two calls.
+    /// Returns whether NCCL matches the two calls.
     fn meets(&self, other: &Self) -> bool {
         (self.purpose.is_broadcast(), self.bytes) == (other.purpose.is_broadcast(), other.bytes)
     }
 
-    /// Whether they have the same purpose. Gradients of different attempts at one iteration do; agreements must be
+    /// Returns whether they have the same purpose. Gradients of different attempts at one iteration do; agreements must be
     /// about the same attempt.
     fn belongs_to(&self, other: &Self) -> bool {
         let attempt_counts = self.purpose == Purpose::Agreement;

@@ -19,19 +19,19 @@ use harness_allocator::allocator::AllocatorError;
 
 use self::matcher::Matcher;
 use self::outcome::{Ended, Outcomes};
-use self::rank::{End, Rank, Try, Tryout};
+use self::rank::{End, Rank, Attempt, AttemptResult};
 use crate::between::{Between, pause};
 use crate::recovery;
 use crate::rig::Stop;
 use crate::step_result::StepResult;
-use crate::world::World;
+use crate::context::RunContext;
 use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::Ranks;
 use harness_scenario::steps::train::Train;
 use harness_scenario::{Plan, Step};
 
 /// An attempt of a rank: the rank's number, the result, and the state at its start.
-type Tried = (usize, Tryout, recovery::Begun);
+type RankAttempt = (usize, AttemptResult, recovery::AttemptStart);
 
 /// The ranks of a running training.
 struct Group<'a> {
@@ -45,10 +45,10 @@ struct Group<'a> {
     outcomes: Outcomes,
 }
 
-pub(super) fn run(world: &mut World, step: &Step, train: &Train, ranks: &Ranks, mut between: Between<'_>) -> Result<StepResult, Stop> {
-    let home = world.rig.entered();
-    let programs = std::iter::once(home).chain(world.programs_of_ranks(&train.id)).collect::<Vec<_>>();
-    let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, world);
+pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Ranks, mut between: Between<'_>) -> Result<StepResult, Stop> {
+    let home = ctx.rig.entered();
+    let programs = std::iter::once(home).chain(ctx.programs_of_ranks(&train.id)).collect::<Vec<_>>();
+    let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, ctx);
     let mut group = Group {
         train,
         agrees: ranks.sync_batch,
@@ -58,40 +58,40 @@ pub(super) fn run(world: &mut World, step: &Step, train: &Train, ranks: &Ranks, 
         plans: vec![train.plan.clone(); ranks.count()],
         outcomes: Outcomes::default(),
     };
-    group.build(world)?;
+    group.build(ctx)?;
     let mut mismatch = group.matcher.advance();
     for iteration in 0..train.iterations {
         // If a rank has ended, the others continue until they wait for it.
         if mismatch.is_some() || group.active().is_empty() {
             break;
         }
-        group.iterate(world, iteration)?;
+        group.iterate(ctx, iteration)?;
         mismatch = group.matcher.advance();
         if mismatch.is_none() {
             group.outcomes.iteration_ended(iteration + 1, &group.ranks);
         }
-        world.rig.enter(home);
-        pause(&mut between, world)?;
+        ctx.rig.enter(home);
+        pause(&mut between, ctx)?;
     }
     for rank in group.ranks.iter_mut().filter(|rank| rank.ended.is_none() && !rank.is_astray) {
         rank.end(End::Finished, &mut group.matcher);
     }
     let mismatch = mismatch.or_else(|| group.matcher.advance());
     let Group { ranks, matcher, outcomes, .. } = group;
-    let ends = ranks.into_iter().map(|rank| rank.free(world)).collect::<Result<Vec<_>, _>>()?;
-    world.rig.enter(home);
-    Ok(outcome::conclude(world, step, train, Ended { ends, matched: matcher.matched(), outcomes, mismatch }))
+    let ends = ranks.into_iter().map(|rank| rank.free(ctx)).collect::<Result<Vec<_>, _>>()?;
+    ctx.rig.enter(home);
+    Ok(outcome::conclude(ctx, step, train, Ended { ends, matched: matcher.matched(), outcomes, mismatch }))
 }
 
 impl<'a> Group<'a> {
-    fn build(&mut self, world: &mut World) -> Result<(), Stop> {
+    fn build(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         for (number, rank) in self.ranks.iter_mut().enumerate() {
             let matcher = &mut self.matcher;
-            rank.within(world, |rank, world| {
+            rank.within(ctx, |rank, ctx| {
                 if number > 0 {
-                    world.rig.reset_peaks();
+                    ctx.rig.reset_peaks();
                 }
-                rank.build(world, matcher)
+                rank.build(ctx, matcher)
             })?;
         }
         meet(&mut self.ranks.iter_mut().collect::<Vec<_>>(), &mut self.outcomes);
@@ -99,7 +99,7 @@ impl<'a> Group<'a> {
     }
 
     /// Runs an iteration, counted from 0, with all attempts on each rank.
-    fn iterate(&mut self, world: &mut World, iteration: u64) -> Result<(), Stop> {
+    fn iterate(&mut self, ctx: &mut RunContext, iteration: u64) -> Result<(), Stop> {
         let of = |list: &[u64]| list[iteration as usize % list.len()];
         let (batch, length) = (of(&self.train.batches), of(&self.train.lengths));
         for ((rank, plan), most) in self.ranks.iter_mut().zip(&mut self.plans).zip(&self.most) {
@@ -108,7 +108,7 @@ impl<'a> Group<'a> {
             rank.begin_iteration(iteration + 1, plan.clone());
         }
         let asked: Vec<u64> = self.plans.iter().map(|plan| plan.batch).collect();
-        let done = if self.agrees { self.together(world, length)? } else { self.alone(world, length)? };
+        let done = if self.agrees { self.together(ctx, length)? } else { self.alone(ctx, length)? };
         meet(&mut self.ranks.iter_mut().collect::<Vec<_>>(), &mut self.outcomes);
         for ((number, next), asked) in done.into_iter().enumerate().zip(asked) {
             let Some(next) = next else { continue };
@@ -126,14 +126,14 @@ impl<'a> Group<'a> {
     }
 
     /// Each rank retries independently. Returns the next plan of each rank that succeeded.
-    fn alone(&mut self, world: &mut World, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
+    fn alone(&mut self, ctx: &mut RunContext, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
         let mut all = vec![None; self.ranks.len()];
         for number in self.active() {
-            while let Some((_, tryout, begun)) = self.attempt(world, &[number], length)?.pop() {
-                match tryout {
-                    Tryout::Succeeded => all[number] = Some(self.succeeded(world, number, begun)?),
-                    Tryout::Failed(error) if self.failed(world, number, begun, &error)? => continue,
-                    Tryout::Failed(_) | Tryout::GivenUp => {}
+            while let Some((_, result, begun)) = self.attempt(ctx, &[number], length)?.pop() {
+                match result {
+                    AttemptResult::Succeeded => all[number] = Some(self.succeeded(ctx, number, begun)?),
+                    AttemptResult::Failed(error) if self.failed(ctx, number, begun, &error)? => continue,
+                    AttemptResult::Failed(_) | AttemptResult::GivenUp => {}
                 }
                 break;
             }
@@ -142,26 +142,26 @@ impl<'a> Group<'a> {
     }
 
     /// The ranks retry together until no rank runs out of memory before the agreement.
-    fn together(&mut self, world: &mut World, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
+    fn together(&mut self, ctx: &mut RunContext, length: u64) -> Result<Vec<Option<Plan>>, Stop> {
         loop {
-            let tryouts = self.attempt(world, &self.active(), length)?;
-            if !tryouts.iter().any(|(_, tryout, _)| matches!(tryout, Tryout::Succeeded)) {
-                if self.try_again(world, tryouts)? {
+            let results = self.attempt(ctx, &self.active(), length)?;
+            if !results.iter().any(|(_, result, _)| matches!(result, AttemptResult::Succeeded)) {
+                if self.try_again(ctx, results)? {
                     continue;
                 }
                 return Ok(Vec::new());
             }
             let mut nexts = Vec::new();
-            for (number, tryout, begun) in tryouts {
-                match tryout {
-                    Tryout::Succeeded => nexts.push(self.succeeded(world, number, begun)?),
+            for (number, result, begun) in results {
+                match result {
+                    AttemptResult::Succeeded => nexts.push(self.succeeded(ctx, number, begun)?),
                     // Too late: the others have finished the iteration or wait in one of its all-reduces.
-                    Tryout::Failed(error) => {
-                        if self.failed(world, number, begun, &error)? {
+                    AttemptResult::Failed(error) => {
+                        if self.failed(ctx, number, begun, &error)? {
                             self.ranks[number].go_astray(&mut self.matcher);
                         }
                     }
-                    Tryout::GivenUp => {}
+                    AttemptResult::GivenUp => {}
                 }
             }
             let next = smallest(nexts);
@@ -170,25 +170,25 @@ impl<'a> Group<'a> {
     }
 
     /// Handles an agreed failure of some ranks. Returns whether there is another attempt.
-    fn try_again(&mut self, world: &mut World, tryouts: Vec<Tried>) -> Result<bool, Stop> {
+    fn try_again(&mut self, ctx: &mut RunContext, results: Vec<RankAttempt>) -> Result<bool, Stop> {
         let (mut plans, mut given_up, mut goes_on) = (Vec::new(), Vec::new(), true);
-        for (number, tryout, begun) in tryouts {
-            match tryout {
-                Tryout::Failed(error) => {
-                    goes_on &= self.failed(world, number, begun, &error)?;
-                    plans.push(self.ranks[number].trying.plan.clone());
+        for (number, result, begun) in results {
+            match result {
+                AttemptResult::Failed(error) => {
+                    goes_on &= self.failed(ctx, number, begun, &error)?;
+                    plans.push(self.ranks[number].attempts.plan.clone());
                 }
-                Tryout::GivenUp | Tryout::Succeeded => given_up.push((number, begun)),
+                AttemptResult::GivenUp | AttemptResult::Succeeded => given_up.push((number, begun)),
             }
         }
         let agreed = smallest(plans).filter(|_| goes_on);
         for (number, begun) in given_up {
             let rank = &mut self.ranks[number];
-            rank.gave_up_try(world, begun, agreed.is_some());
+            rank.gave_up_attempt(ctx, begun, agreed.is_some());
         }
         for rank in self.ranks.iter_mut().filter(|rank| rank.is_active()) {
             match &agreed {
-                Some(plan) => rank.trying.plan = plan.clone(),
+                Some(plan) => rank.attempts.plan = plan.clone(),
                 None => rank.end(End::Stopped, &mut self.matcher),
             }
         }
@@ -197,13 +197,13 @@ impl<'a> Group<'a> {
 
     /// Runs one attempt on some ranks. If they agree on failures, a failure in the first part ends the attempt on all
     /// of them.
-    fn attempt(&mut self, world: &mut World, numbers: &[usize], length: u64) -> Result<Vec<Tried>, Stop> {
+    fn attempt(&mut self, ctx: &mut RunContext, numbers: &[usize], length: u64) -> Result<Vec<RankAttempt>, Stop> {
         let Self { ranks, matcher, agrees, outcomes, .. } = self;
         let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number())).collect();
         let programs: Vec<Rc<Program>> = ranks.iter_mut().map(|rank| rank.last_program(length)).collect();
-        let mut tries: Vec<Try<'_>> = Vec::with_capacity(programs.len());
+        let mut tries: Vec<Attempt<'_>> = Vec::with_capacity(programs.len());
         for (rank, program) in ranks.iter_mut().zip(&programs) {
-            tries.push(rank.within(world, |rank, world| rank.first_part(world, program, length, matcher))?);
+            tries.push(rank.within(ctx, |rank, ctx| rank.first_part(ctx, program, length, matcher))?);
         }
         let give_up = *agrees && tries.iter().any(|one| one.done.is_err());
         if *agrees {
@@ -211,20 +211,20 @@ impl<'a> Group<'a> {
             meet(&mut ranks, outcomes);
         }
         let rest = ranks.into_iter().zip(tries);
-        let second = |(rank, one): (&mut Rank<'_>, Try<'_>)| {
-            let (tryout, begun) = rank.within(world, |rank, world| rank.second_part(world, one, give_up, matcher))?;
-            Ok((rank.number(), tryout, begun))
+        let second = |(rank, one): (&mut Rank<'_>, Attempt<'_>)| {
+            let (result, begun) = rank.within(ctx, |rank, ctx| rank.second_part(ctx, one, give_up, matcher))?;
+            Ok((rank.number(), result, begun))
         };
         rest.map(second).collect()
     }
 
-    fn succeeded(&mut self, world: &mut World, number: usize, begun: recovery::Begun) -> Result<Plan, Stop> {
-        self.ranks[number].within(world, |rank, world| rank.succeeded(world, begun))
+    fn succeeded(&mut self, ctx: &mut RunContext, number: usize, begun: recovery::AttemptStart) -> Result<Plan, Stop> {
+        self.ranks[number].within(ctx, |rank, ctx| rank.succeeded(ctx, begun))
     }
 
-    fn failed(&mut self, world: &mut World, number: usize, begun: recovery::Begun, error: &AllocatorError) -> Result<bool, Stop> {
+    fn failed(&mut self, ctx: &mut RunContext, number: usize, begun: recovery::AttemptStart, error: &AllocatorError) -> Result<bool, Stop> {
         let Self { ranks, matcher, .. } = self;
-        ranks[number].within(world, |rank, world| rank.failed(world, begun, error, matcher))
+        ranks[number].within(ctx, |rank, ctx| rank.failed(ctx, begun, error, matcher))
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
     use crate::rig::{Rig, RigOptions};
     use crate::step_result::StepResult;
     use crate::workload::train;
-    use crate::world::World;
+    use crate::context::RunContext;
 
     /// Trains on three ranks with 128 MiB each; rank 1 has `less` MiB less. Checks that everything is freed. Returns
     /// the result and whether the ranks hung.
@@ -270,15 +270,15 @@ mod tests {
         let config = SimConfig::default();
         let config = SimConfig { total: config.context_overhead + scenario.needs.memory, ..config };
         let rig = Rig::new(Box::new(SimDevice::new(config)), AllocatorKind::Caching.build(), &RigOptions::default()).unwrap();
-        let mut world = World::new(rig, &scenario, &AllocatorKind::Caching.into(), 1).unwrap_or_else(|failed| panic!("{:?}", failed.2));
+        let mut ctx = RunContext::new(rig, &scenario, &AllocatorKind::Caching.into(), 1).unwrap_or_else(|failed| panic!("{:?}", failed.2));
         let Action::Train(training) = &scenario.steps[0].action else { panic!("{text}") };
-        let result = train::run(&mut world, &scenario.steps[0], training, None).unwrap_or_else(|stop| panic!("{stop:?}: {text}"));
-        for program in world.rig.programs() {
-            assert_eq!(world.rig.stats_of(program).allocated_bytes.all.current, 0, "{program:?}: {text}");
+        let result = train::run(&mut ctx, &scenario.steps[0], training, None).unwrap_or_else(|stop| panic!("{stop:?}: {text}"));
+        for program in ctx.rig.programs() {
+            assert_eq!(ctx.rig.stats_of(program).allocated_bytes.all.current, 0, "{program:?}: {text}");
         }
-        let findings = world.rig.take_findings();
+        let findings = ctx.rig.take_findings();
         assert!(findings.iter().all(|finding| finding.invariant == Invariant::CollectivesMatch), "{findings:?}: {text}");
-        world.rig.finish().unwrap();
+        ctx.rig.finish().unwrap();
         (result, !findings.is_empty())
     }
 

@@ -10,7 +10,7 @@ use super::rank::{End, Rank, RankEnd};
 use crate::rig::Finding;
 use crate::step_result::StepResult;
 use crate::workload::train::judge::{batch_became, judge};
-use crate::world::{RankFigures, World};
+use crate::context::{RankFigures, RunContext};
 use harness_record::{Attempt, Invariant, Outcome, Recovery, Shortage, Table, Trained};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{ReportKey, Step};
@@ -32,7 +32,7 @@ pub(super) struct Outcomes {
 impl Outcomes {
     /// Counts a finished iteration; `number` starts at 1.
     pub(super) fn iteration_ended(&mut self, number: u64, ranks: &[Rank<'_>]) {
-        if ranks.iter().any(|rank| rank.tally.iterations < number) {
+        if ranks.iter().any(|rank| rank.counts.iterations < number) {
             return;
         }
         let batches: Vec<u64> = ranks.iter().map(|rank| rank.effective_batch).collect();
@@ -64,22 +64,22 @@ pub(super) struct Ended {
 }
 
 /// Builds the reports and stores the figures of each rank.
-pub(super) fn conclude(world: &mut World, step: &Step, train: &Train, ended: Ended) -> StepResult {
+pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: Ended) -> StepResult {
     let Ended { mut ends, matched, outcomes, mismatch } = ended;
     let mut result = StepResult { reports: reports(train, &ends, matched, &outcomes), tables: vec![table(&ends)], ..StepResult::default() };
     result.recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
     let failed = first_failure(&mut ends);
-    world.report_ranks(train.id.clone(), ends.iter().map(figures).collect());
+    ctx.report_ranks(train.id.clone(), ends.iter().map(figures).collect());
     if let Some(mismatch) = mismatch {
         result.outcome = Outcome::Failed;
         let seen = mismatch.to_string();
         result.notes.extend(seen.lines().map(str::to_owned));
         let expected = "the same collectives in the same order from every rank".to_owned();
-        world.rig.note(Finding { invariant: Invariant::CollectivesMatch, expected, seen });
+        ctx.rig.note(Finding { invariant: Invariant::CollectivesMatch, expected, seen });
     } else {
         let retries = result.reports[&ReportKey::Retries];
         let became = batch_became(train, result.reports[&ReportKey::FinalBatch]);
-        judge(world, step, train, (outcomes.iterations, retries, became), failed, &mut result);
+        judge(ctx, step, train, (outcomes.iterations, retries, became), failed, &mut result);
     }
     result.notes.extend(outcomes.first_unequal);
     result
@@ -88,7 +88,7 @@ pub(super) fn conclude(world: &mut World, step: &Step, train: &Train, ended: End
 /// The failed request that ended the training, if any.
 fn first_failure(ends: &mut [RankEnd]) -> Option<(AllocatorError, Option<Shortage>)> {
     ends.iter_mut().find_map(|end| match &end.ended {
-        Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.tally.shortage.take())),
+        Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.counts.shortage.take())),
         Some(End::Finished | End::Stopped) | None => None,
     })
 }
@@ -108,7 +108,7 @@ fn reports(train: &Train, ends: &[RankEnd], matched: u64, outcomes: &Outcomes) -
         (ReportKey::Retries, most(ReportKey::Retries)),
         (ReportKey::RetriesWithoutProgress, sum(ReportKey::RetriesWithoutProgress)),
         (ReportKey::RetryTime, most(ReportKey::RetryTime)),
-        (ReportKey::Ooms, ends.iter().map(|end| end.tally.ooms).sum()),
+        (ReportKey::Ooms, ends.iter().map(|end| end.counts.ooms).sum()),
         (ReportKey::RetainedAfterOom, most(ReportKey::RetainedAfterOom)),
         (ReportKey::GivenBack, sum(ReportKey::GivenBack)),
         (ReportKey::HostPeak, 0),
@@ -125,7 +125,7 @@ fn figures(end: &RankEnd) -> RankFigures {
     let mut reports = end.recovery.clone();
     let own = [
         (ReportKey::EffectiveBatch, end.effective_batch),
-        (ReportKey::Ooms, end.tally.ooms),
+        (ReportKey::Ooms, end.counts.ooms),
         (ReportKey::Collectives, end.called),
         (ReportKey::WaitedForRanks, end.waited.0),
     ];
@@ -145,7 +145,7 @@ fn table(ends: &[RankEnd]) -> Table {
             size(end.stats.reserved_bytes.all.peak),
             end.effective_batch.to_string(),
             end.recovery.get(&ReportKey::Attempts).copied().unwrap_or(0).to_string(),
-            end.tally.ooms.to_string(),
+            end.counts.ooms.to_string(),
             end.called.to_string(),
         ]
     };

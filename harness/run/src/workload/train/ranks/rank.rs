@@ -9,12 +9,12 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::matcher::{Collective, Matcher, Purpose};
 use super::reducer::{Call, Reducer};
-use crate::recovery::{self, Recovery, Tried, Trying};
+use crate::recovery::{self, Recovery, AttemptKind, Attempts};
 use crate::rig::{Buffer, ProgramId, Stop};
 use crate::workload::memory::{Failed, free_all, make};
 use crate::workload::train::pass::Pass;
-use crate::workload::train::training::{self, Tally, Training};
-use crate::world::World;
+use crate::workload::train::training::{self, Counts, Training};
+use crate::context::RunContext;
 use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 use harness_scenario::steps::train::Train;
@@ -46,41 +46,41 @@ pub(super) struct Rank<'a> {
     reduce: Reduce,
     agrees: bool,
     pub(super) training: Training<'a>,
-    pub(super) tally: Tally,
+    pub(super) counts: Counts,
     pub(super) recovery: Recovery<'a>,
     reducer: Reducer,
     flag: Option<Buffer>,
-    pub(super) trying: Trying,
+    pub(super) attempts: Attempts,
     /// The current iteration and its attempt, counted from 1.
     iteration: u64,
     attempt: u64,
     /// The samples of the last completed iteration.
     pub(super) effective_batch: u64,
     pub(super) ended: Option<End>,
-    /// Whether it retries an iteration that all others have finished, and waits for them there.
+    /// True if it retries an iteration that all others have finished, and waits for them there.
     pub(super) is_astray: bool,
     /// The number of collectives that it called.
     pub(super) called: u64,
     /// Its own time since the ranks last waited for each other.
     pub(super) busy: Nanos,
     /// Its own time in the current attempt.
-    in_try: Nanos,
+    in_attempt: Nanos,
     /// The time it waited for slower ranks.
     pub(super) waited: Nanos,
 }
 
 /// A running attempt at an iteration.
-pub(super) struct Try<'p> {
+pub(super) struct Attempt<'p> {
     program: &'p Program,
     pass: Pass<'p>,
     iteration: training::Begun,
-    pub(super) recovery: recovery::Begun,
+    pub(super) recovery: recovery::AttemptStart,
     /// The result so far.
     pub(super) done: Result<(), Failed>,
 }
 
 /// The result of an attempt.
-pub(super) enum Tryout {
+pub(super) enum AttemptResult {
     Succeeded,
     /// It ran out of memory.
     Failed(AllocatorError),
@@ -89,8 +89,8 @@ pub(super) enum Tryout {
 }
 
 impl<'a> Rank<'a> {
-    pub(super) fn new(number: usize, program: ProgramId, train: &'a Train, ranks: &Ranks, line: u32, world: &World) -> Self {
-        let training = Training::new(train, world.stream(&train.stream));
+    pub(super) fn new(number: usize, program: ProgramId, train: &'a Train, ranks: &Ranks, line: u32, ctx: &RunContext) -> Self {
+        let training = Training::new(train, ctx.stream(&train.stream));
         let reducer = Reducer::new(ranks, &training.sizes, &train.model.constants());
         Self {
             number,
@@ -101,11 +101,11 @@ impl<'a> Rank<'a> {
             reduce: ranks.reduce,
             agrees: ranks.sync_batch,
             training,
-            tally: Tally::default(),
+            counts: Counts::default(),
             recovery: Recovery::new(train.on_oom.as_ref()),
             reducer,
             flag: None,
-            trying: Trying::new(train.plan.clone()),
+            attempts: Attempts::new(train.plan.clone()),
             iteration: 0,
             attempt: 0,
             effective_batch: 0,
@@ -113,7 +113,7 @@ impl<'a> Rank<'a> {
             is_astray: false,
             called: 0,
             busy: Nanos::ZERO,
-            in_try: Nanos::ZERO,
+            in_attempt: Nanos::ZERO,
             waited: Nanos::ZERO,
         }
     }
@@ -122,22 +122,22 @@ impl<'a> Rank<'a> {
         self.number
     }
 
-    /// Whether it takes part in the next iteration.
+    /// Returns whether it takes part in the next iteration.
     pub(super) const fn is_active(&self) -> bool {
         self.ended.is_none() && !self.is_astray
     }
 
     /// Calls `act` in the rank's program and measures the time.
-    pub(super) fn within<T>(&mut self, world: &mut World, act: impl FnOnce(&mut Self, &mut World) -> Result<T, Stop>) -> Result<T, Stop> {
-        world.rig.enter(self.program);
-        world.rig.name_buffers(&self.name, self.line);
-        let began = world.rig.now();
-        let done = act(self, world)?;
+    pub(super) fn within<T>(&mut self, ctx: &mut RunContext, act: impl FnOnce(&mut Self, &mut RunContext) -> Result<T, Stop>) -> Result<T, Stop> {
+        ctx.rig.enter(self.program);
+        ctx.rig.name_buffers(&self.name, self.line);
+        let began = ctx.rig.now();
+        let done = act(self, ctx)?;
         // Queued work counts as the rank's own time.
-        world.rig.synchronize_stream(self.training.stream)?;
-        let spent = world.rig.now().saturating_sub(began);
+        ctx.rig.synchronize_stream(self.training.stream)?;
+        let spent = ctx.rig.now().saturating_sub(began);
         self.busy += spent;
-        self.in_try += spent;
+        self.in_attempt += spent;
         Ok(done)
     }
 
@@ -154,16 +154,16 @@ impl<'a> Rank<'a> {
     }
 
     /// Allocates the long-lived memory.
-    pub(super) fn build(&mut self, world: &mut World, matcher: &mut Matcher) -> Result<(), Stop> {
-        world.rig.set_memory_fraction(fraction(self.limit, world.rig.info().total));
+    pub(super) fn build(&mut self, ctx: &mut RunContext, matcher: &mut Matcher) -> Result<(), Stop> {
+        ctx.rig.set_memory_fraction(fraction(self.limit, ctx.rig.info().total));
         let mut calls = Vec::new();
-        let built = self.training.build(world).and_then(|()| self.reducer.build(world, self.training.stream, &mut calls));
+        let built = self.training.build(ctx).and_then(|()| self.reducer.build(ctx, self.training.stream, &mut calls));
         let built = built.and_then(|()| {
-            self.flag = if self.agrees { Some(make(world, FLAG, self.training.stream)?) } else { None };
+            self.flag = if self.agrees { Some(make(ctx, FLAG, self.training.stream)?) } else { None };
             Ok(())
         });
         self.call(matcher, calls);
-        if let Err(error) = self.tally.answer(built)? {
+        if let Err(error) = self.counts.answer(built)? {
             self.end(End::GaveUp(error), matcher);
         }
         Ok(())
@@ -171,44 +171,44 @@ impl<'a> Rank<'a> {
 
     pub(super) fn begin_iteration(&mut self, number: u64, plan: Plan) {
         (self.iteration, self.attempt) = (number, 0);
-        self.trying = Trying::new(plan);
+        self.attempts = Attempts::new(plan);
     }
 
     /// The operations of the last micro-batch.
     pub(super) fn last_program(&mut self, length: u64) -> Rc<Program> {
-        let plan = self.trying.plan.clone();
+        let plan = self.attempts.plan.clone();
         self.training.program(&plan, plan.micro_batches - 1, length)
     }
 
     /// Runs an attempt up to the point where the ranks can agree: before any of its gradients is reduced.
     pub(super) fn first_part<'p>(
         &mut self,
-        world: &mut World,
+        ctx: &mut RunContext,
         program: &'p Program,
         length: u64,
         matcher: &mut Matcher,
-    ) -> Result<Try<'p>, Stop> {
+    ) -> Result<Attempt<'p>, Stop> {
         self.attempt += 1;
-        self.in_try = Nanos::ZERO;
-        let recovery = self.recovery.begin(world, Tried::Iteration)?;
+        self.in_attempt = Nanos::ZERO;
+        let recovery = self.recovery.begin(ctx, AttemptKind::Iteration)?;
         self.call(matcher, self.reducer.opening());
-        let prepared = self.reducer.before_forward(world, self.training.stream);
-        let iteration = self.training.begin(world);
+        let prepared = self.reducer.before_forward(ctx, self.training.stream);
+        let iteration = self.training.begin(ctx);
         let pass = Pass::new(program, self.training.stream, self.training.train.retain_graph);
-        let mut one = Try { program, pass, iteration, recovery, done: Ok(()) };
-        one.done = prepared.and_then(|()| self.forward(world, &mut one, length));
+        let mut one = Attempt { program, pass, iteration, recovery, done: Ok(()) };
+        one.done = prepared.and_then(|()| self.forward(ctx, &mut one, length));
         Ok(one)
     }
 
-    fn forward(&mut self, world: &mut World, one: &mut Try<'_>, length: u64) -> Result<(), Failed> {
-        let plan = self.trying.plan.clone();
+    fn forward(&mut self, ctx: &mut RunContext, one: &mut Attempt<'_>, length: u64) -> Result<(), Failed> {
+        let plan = self.attempts.plan.clone();
         for part in 0..plan.micro_batches - 1 {
-            self.training.pass(world, &plan, (part, length), &mut one.iteration)?;
+            self.training.pass(ctx, &plan, (part, length), &mut one.iteration)?;
         }
         one.iteration.arrived.clear();
-        self.training.forward(world, &plan, &mut one.pass)?;
+        self.training.forward(ctx, &plan, &mut one.pass)?;
         match self.reduce {
-            Reduce::AfterBackward => self.training.backward(world, &plan, &mut one.pass, &mut one.iteration),
+            Reduce::AfterBackward => self.training.backward(ctx, &plan, &mut one.pass, &mut one.iteration),
             Reduce::Ddp | Reduce::Hooks => Ok(()),
         }
     }
@@ -216,19 +216,19 @@ impl<'a> Rank<'a> {
     /// Runs the rest of an attempt unless the ranks give it up. After a failure, everything it made is freed.
     pub(super) fn second_part(
         &mut self,
-        world: &mut World,
-        one: Try<'_>,
+        ctx: &mut RunContext,
+        one: Attempt<'_>,
         give_up: bool,
         matcher: &mut Matcher,
-    ) -> Result<(Tryout, recovery::Begun), Stop> {
-        let Try { program, mut pass, mut iteration, recovery, done } = one;
+    ) -> Result<(AttemptResult, recovery::AttemptStart), Stop> {
+        let Attempt { program, mut pass, mut iteration, recovery, done } = one;
         let gives_up = give_up && done.is_ok();
         let goes_on = !give_up && done.is_ok();
         let mut done = done;
         if goes_on {
-            let plan = self.trying.plan.clone();
+            let plan = self.attempts.plan.clone();
             if matches!(self.reduce, Reduce::Ddp | Reduce::Hooks) {
-                done = self.training.backward(world, &plan, &mut pass, &mut iteration);
+                done = self.training.backward(ctx, &plan, &mut pass, &mut iteration);
             }
             let mut calls = Vec::new();
             self.reducer.in_backward(program, &iteration.arrived, done.is_ok(), &mut calls);
@@ -236,46 +236,46 @@ impl<'a> Rank<'a> {
         }
         let keep = self.training.train.retain_graph && goes_on && done.is_ok();
         let left = pass.into_buffers(keep).collect();
-        self.training.end_pass(world, left, keep)?;
+        self.training.end_pass(ctx, left, keep)?;
         if goes_on && done.is_ok() {
-            done = self.training.update(world);
+            done = self.training.update(ctx);
         }
-        let answer = self.tally.answer(done)?;
-        self.training.end(world, iteration, gives_up || answer.is_err(), &mut self.tally)?;
-        let tryout = match answer {
-            Ok(()) if gives_up => Tryout::GivenUp,
-            Ok(()) => Tryout::Succeeded,
-            Err(error) => Tryout::Failed(error),
+        let answer = self.counts.answer(done)?;
+        self.training.end(ctx, iteration, gives_up || answer.is_err(), &mut self.counts)?;
+        let result = match answer {
+            Ok(()) if gives_up => AttemptResult::GivenUp,
+            Ok(()) => AttemptResult::Succeeded,
+            Err(error) => AttemptResult::Failed(error),
         };
-        Ok((tryout, recovery))
+        Ok((result, recovery))
     }
 
     /// Handles a successful attempt and returns the plan of the next iteration.
-    pub(super) fn succeeded(&mut self, world: &mut World, mut begun: recovery::Begun) -> Result<Plan, Stop> {
-        begun.took(world, self.in_try);
-        self.effective_batch = self.trying.plan.batch;
-        self.tally.iterations += 1;
-        self.tally.samples += self.trying.plan.batch;
-        self.recovery.succeeded(world, Tried::Iteration, &self.trying, &begun)
+    pub(super) fn succeeded(&mut self, ctx: &mut RunContext, mut begun: recovery::AttemptStart) -> Result<Plan, Stop> {
+        begun.took(ctx, self.in_attempt);
+        self.effective_batch = self.attempts.plan.batch;
+        self.counts.iterations += 1;
+        self.counts.samples += self.attempts.plan.batch;
+        self.recovery.succeeded(ctx, AttemptKind::Iteration, &self.attempts, &begun)
     }
 
     /// Handles an attempt that was given up because of another rank.
-    pub(super) fn gave_up_try(&mut self, world: &mut World, mut begun: recovery::Begun, goes_on: bool) {
-        begun.took(world, self.in_try);
-        self.recovery.given_up(world, &mut self.trying, &begun, goes_on);
+    pub(super) fn gave_up_attempt(&mut self, ctx: &mut RunContext, mut begun: recovery::AttemptStart, goes_on: bool) {
+        begun.took(ctx, self.in_attempt);
+        self.recovery.given_up(ctx, &mut self.attempts, &begun, goes_on);
     }
 
     /// Handles a failed attempt. Returns whether there is another one.
     pub(super) fn failed(
         &mut self,
-        world: &mut World,
-        mut begun: recovery::Begun,
+        ctx: &mut RunContext,
+        mut begun: recovery::AttemptStart,
         error: &AllocatorError,
         matcher: &mut Matcher,
     ) -> Result<bool, Stop> {
         let mut between = None;
-        begun.took(world, self.in_try);
-        let again = self.recovery.failed(world, Tried::Iteration, &mut self.trying, begun, error, &mut between)?;
+        begun.took(ctx, self.in_attempt);
+        let again = self.recovery.failed(ctx, AttemptKind::Iteration, &mut self.attempts, begun, error, &mut between)?;
         match (again, self.reducer.refuses()) {
             (false, _) => self.end(End::GaveUp(error.clone()), matcher),
             (true, true) => self.end(End::Refused(error.clone()), matcher),
@@ -309,25 +309,25 @@ impl<'a> Rank<'a> {
     }
 
     /// Frees everything. A rank with its own program also empties its cache, like an exiting process.
-    pub(super) fn free(self, world: &mut World) -> Result<RankEnd, Stop> {
-        let Self { number, program, limit, training, tally, mut recovery, reducer, flag, effective_batch, ended, called, waited, .. } =
+    pub(super) fn free(self, ctx: &mut RunContext) -> Result<RankEnd, Stop> {
+        let Self { number, program, limit, training, counts, mut recovery, reducer, flag, effective_batch, ended, called, waited, .. } =
             self;
-        world.rig.enter(program);
-        training.free(world)?;
-        reducer.free(world)?;
-        free_all(world, flag)?;
-        world.rig.set_memory_fraction(MemoryFraction::ALL);
-        let stats = world.rig.stats();
+        ctx.rig.enter(program);
+        training.free(ctx)?;
+        reducer.free(ctx)?;
+        free_all(ctx, flag)?;
+        ctx.rig.set_memory_fraction(MemoryFraction::ALL);
+        let stats = ctx.rig.stats();
         if number > 0 {
-            world.rig.empty_cache()?;
+            ctx.rig.empty_cache()?;
         }
-        recovery.left_behind(Bytes(tally.retained));
+        recovery.left_behind(Bytes(counts.retained));
         Ok(RankEnd {
             limit,
             stats,
-            tally,
+            counts,
             recovery: recovery.reports(),
-            record: recovery.into_record(world),
+            record: recovery.into_record(ctx),
             effective_batch,
             ended,
             called,
@@ -340,7 +340,7 @@ impl<'a> Rank<'a> {
 pub(super) struct RankEnd {
     pub(super) limit: Bytes,
     pub(super) stats: MemoryStats,
-    pub(super) tally: Tally,
+    pub(super) counts: Counts,
     /// The reports of its policies.
     pub(super) recovery: BTreeMap<ReportKey, u64>,
     pub(super) record: Option<harness_record::Recovery>,

@@ -12,7 +12,7 @@ use harness_allocator::units::Bytes;
 use super::matcher::Purpose;
 use crate::rig::{Buffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::world::World;
+use crate::context::RunContext;
 use harness_scenario::model::{ParameterId, Program};
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 
@@ -69,24 +69,24 @@ impl Reducer {
     }
 
     /// Broadcasts the parameters. DDP makes one bucket for all gradients, because their order is unknown.
-    pub(super) fn build(&mut self, world: &mut World, stream: StreamId, calls: &mut Vec<Call>) -> Result<(), Failed> {
+    pub(super) fn build(&mut self, ctx: &mut RunContext, stream: StreamId, calls: &mut Vec<Call>) -> Result<(), Failed> {
         calls.push((Purpose::Parameters, self.sizes.iter().copied().sum()));
         if self.reduce == Reduce::Ddp {
             self.buckets = vec![(0..self.sizes.len()).collect()];
-            self.make_buckets(world, stream)?;
+            self.make_buckets(ctx, stream)?;
         }
         Ok(())
     }
 
-    fn make_buckets(&mut self, world: &mut World, stream: StreamId) -> Result<(), Failed> {
+    fn make_buckets(&mut self, ctx: &mut RunContext, stream: StreamId) -> Result<(), Failed> {
         for bucket in &self.buckets {
             let size = bucket.iter().map(|&parameter| self.sizes[parameter]).sum();
-            self.memory.push(make(world, size, stream)?);
+            self.memory.push(make(ctx, size, stream)?);
         }
         Ok(())
     }
 
-    /// Whether DDP refuses the next forward pass, because a backward pass did not end.
+    /// Returns whether DDP refuses the next forward pass, because a backward pass did not end.
     pub(super) fn refuses(&self) -> bool {
         self.state == State::Interrupted
     }
@@ -102,13 +102,13 @@ impl Reducer {
     }
 
     /// Rebuilds the buckets once, when the order is known.
-    pub(super) fn before_forward(&mut self, world: &mut World, stream: StreamId) -> Result<(), Failed> {
+    pub(super) fn before_forward(&mut self, ctx: &mut RunContext, stream: StreamId) -> Result<(), Failed> {
         if matches!(self.state, State::OrderKnown | State::OrderShared) {
             self.state = State::OrderShared;
-            free_all(world, self.memory.drain(..).collect::<Vec<_>>())?;
+            free_all(ctx, self.memory.drain(..).collect::<Vec<_>>())?;
             self.buckets = buckets(&self.order, &self.sizes, self.caps);
-            if let Err(failed) = self.make_buckets(world, stream) {
-                free_all(world, self.memory.drain(..).collect::<Vec<_>>())?;
+            if let Err(failed) = self.make_buckets(ctx, stream) {
+                free_all(ctx, self.memory.drain(..).collect::<Vec<_>>())?;
                 return Err(failed);
             }
             self.state = State::Rebuilt;
@@ -147,8 +147,8 @@ impl Reducer {
         }
     }
 
-    pub(super) fn free(self, world: &mut World) -> Result<(), Stop> {
-        free_all(world, self.memory)
+    pub(super) fn free(self, ctx: &mut RunContext) -> Result<(), Stop> {
+        free_all(ctx, self.memory)
     }
 }
 

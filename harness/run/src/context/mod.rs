@@ -28,19 +28,19 @@ use harness_scenario::{
 };
 
 /// See the module. The scenario has been checked, so every name refers to something of the right kind.
-pub(crate) struct World {
+pub(crate) struct RunContext {
     pub(crate) rig: Rig,
     pub(crate) arm: String,
     pub(crate) device: DeviceKind,
     pub(crate) seed: u64,
-    /// Whether a size refers to the device's memory at a `measure` step. If so, even a timed run queries the device
+    /// True if a size refers to the device's memory at a `measure` step. If so, even a timed run queries the device
     /// there.
     sizes_use_measured_memory: bool,
     buffers: BTreeMap<BufferKey, Buffer>,
     /// The number of each buffer's last use. Entries of freed buffers stay until their name is reused.
     last_used: BTreeMap<BufferKey, u64>,
     uses: u64,
-    /// Whether a policy evicts the least recently used buffer. Otherwise uses are not counted.
+    /// True if a policy evicts the least recently used buffer. Otherwise uses are not counted.
     evicts: bool,
     /// Buffers that lost their name to a later one.
     leaked: Vec<Buffer>,
@@ -96,7 +96,7 @@ pub(crate) type BufferKey = (BufferName, Option<i64>);
 /// within it.
 pub(crate) type Figures = BTreeMap<(usize, usize), Number>;
 
-impl World {
+impl RunContext {
     /// Creates the scenario's streams and takes the measure `start`.
     pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
         let mut streams = vec![StreamId::DEFAULT];
@@ -108,7 +108,7 @@ impl World {
         }
         let programs = scenario.programs.iter().map(|_| rig.add_program(arm.build())).collect();
         let ranks = add_ranks(&mut rig, scenario, arm);
-        let mut world = Self {
+        let mut ctx = Self {
             device: device_kind(rig.info().clock),
             rig,
             arm: arm.to_string(),
@@ -140,13 +140,13 @@ impl World {
             processes: None,
             inside: None,
         };
-        let faults = world.rig.faults().cloned();
-        match unstruck(faults.as_ref(), || world.readings(true)) {
+        let faults = ctx.rig.faults().cloned();
+        match unstruck(faults.as_ref(), || ctx.readings(true)) {
             Ok(readings) => {
-                world.measures.insert(MeasureName::start(), readings);
-                Ok(world)
+                ctx.measures.insert(MeasureName::start(), readings);
+                Ok(ctx)
             }
-            Err(stop) => Err(Box::new((world.rig, world.streams, stop))),
+            Err(stop) => Err(Box::new((ctx.rig, ctx.streams, stop))),
         }
     }
 

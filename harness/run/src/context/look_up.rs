@@ -2,7 +2,7 @@
 
 use harness_scenario::{Metric, Number, RankFigure, Readings};
 
-use super::World;
+use super::RunContext;
 
 /// Why a metric has no value. The text goes into the failed expectation.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub(crate) enum LookUpError {
     OtherArm(String),
 }
 
-impl World {
+impl RunContext {
     /// The value of a metric. Current values come from `now`, so all metrics of one expression describe the same
     /// moment.
     pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<Number, LookUpError> {

@@ -4,19 +4,19 @@ use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
 use harness_scenario::{Account, Amount, Chain, DeviceMetric, Metric, PolicyKind, Scenario, Step};
 
-/// Whether a policy evicts the least recently used buffer.
+/// Returns whether a policy evicts the least recently used buffer.
 pub(super) fn evicts(scenario: &Scenario) -> bool {
     let steps = scenario.all_steps();
     let mut policies = steps.iter().filter_map(|step| step.action.on_oom()).flat_map(Chain::policies);
     policies.any(|policy| policy.kind() == PolicyKind::Evict)
 }
 
-/// Whether a step needs the bytes of each site.
+/// Returns whether a step needs the bytes of each site.
 pub(super) const fn looks_at_sites(action: &Action) -> bool {
     matches!(action, Action::Compare(_)) || action.leak_check().is_some()
 }
 
-/// Whether a size refers to the device's memory at a `measure` step.
+/// Returns whether a size refers to the device's memory at a `measure` step.
 pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     let of = |amount: &Amount| amount.quantities().into_iter().any(|metric| matches!(metric, Metric::At(..)) && asks_for_memory(metric));
     steps.iter().any(|step| {
@@ -30,7 +30,7 @@ pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     })
 }
 
-/// Whether a metric needs a query of the device's memory.
+/// Returns whether a metric needs a query of the device's memory.
 pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
     let metric = if let Metric::Arm(_, metric) = metric { metric } else { metric };
     match metric.account() {

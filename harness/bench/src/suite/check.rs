@@ -145,7 +145,7 @@ impl Checker<'_> {
     fn recovery(&mut self, wire: &SizesWire) -> Result<(), Problem> {
         for (at, size) in self.sizes(&wire.sizes, 2)? {
             if self.memory.0 / size.0 > MAX_BLOCKS {
-                let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}, the limit of this measure", self.memory);
+                let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}", self.memory);
                 return Err(Problem::new(at, message).help("name a larger size"));
             }
             self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;

@@ -126,7 +126,9 @@ time:
     {
         assert!(Command::new("git").args(arguments).current_dir(world.folder.path()).status().unwrap().success(), "{arguments:?}");
     }
-    assert_eq!(world.report(&["accept", "HEAD"]).code, Some(0));
+    fs::create_dir(world.path("reports")).unwrap();
+    let accepted = world.report(&["accept", "HEAD"]);
+    assert!(accepted.code == Some(0), "{}", accepted.told());
     let bench = || world.bench(&["--device", "sim"]);
     let blind = bench();
     assert!(blind.code == Some(5), "an accepted build is configured, and was not measured: {}", blind.told());
@@ -157,7 +159,8 @@ time:
 fn without_an_accepted_build_a_lost_entry_fails_until_it_is_back() {
     let world = World::without_gpu().with("small.yaml", SMALL);
     let run = || world.bench(&["small.yaml", "--device", "sim"]).code;
-    assert_eq!((run(), run()), (Some(0), Some(0)));
+    assert_eq!(run(), Some(0));
+    world.rewrite_first_run(|_| {});
     fs::write(world.path("small.yaml"), SMALL.replace("caching, direct", "caching")).unwrap();
     assert_eq!((run(), run()), (Some(1), Some(1)), "the loss is not forgotten by the next run");
     fs::write(world.path("small.yaml"), SMALL).unwrap();

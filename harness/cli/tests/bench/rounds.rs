@@ -263,7 +263,7 @@ fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
     };
     assert!(matches!(outcome("miss", "caching"), Outcome::Measured(_)), "the others go on");
     let Outcome::Failed { reason } = outcome("miss", "direct") else { panic!("what leaks is broken") };
-    assert!(reason.starts_with("left on the device at the end: 2 MiB in 1 allocation"), "{reason}");
+    assert!(reason.starts_with("leaked on the device: 2 MiB in 1 allocation"), "{reason}");
     let Outcome::Skipped { reason } = outcome("fragmentation_storm", "direct") else { panic!("it is not listed") };
     assert!(reason.ends_with("fragmentation_storm.yaml` does not list `direct`"), "{reason}");
 }
@@ -298,7 +298,7 @@ fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
     assert_eq!(measured(&record.entries[0]).rounds.len(), 5, "half of the rounds are enough");
     let (record, visits) = ten_rounds(|visit| (7..=12).contains(&visit).then(taken));
     let Outcome::Skipped { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
-    assert!(reason.starts_with("skipped in 6 of 10 rounds, ") && reason.ends_with("others have it"), "{reason}");
+    assert!(reason.starts_with("skipped in 6 of 10 rounds; ") && reason.ends_with("others have it"), "{reason}");
     assert_eq!(visits, 12, "what could be done once is tried again");
 }
 

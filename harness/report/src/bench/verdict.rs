@@ -75,10 +75,13 @@ const fn word(verdict: Verdict) -> &'static str {
 /// One sentence: whether something became worse or better, and of how many entries that is known.
 #[must_use]
 pub fn verdict(run: &BenchRun) -> String {
+    let losses = if run.has_losses() { ". ENTRIES WERE LOST OR REDEFINED" } else { "" };
+    let inconclusive = run.inconclusive().map(|why| format!(". INCONCLUSIVE: {why}")).unwrap_or_default();
     let failed = run.failed();
     let Some(comparison) = &run.comparison else {
         let failed = if failed == 0 { "nothing failed".to_owned() } else { format!("{failed} FAILED") };
-        return format!("{} measured, {failed}. There is nothing to compare with yet.", words::entries(run.entries().count()));
+        let entries = words::entries(run.entries().count());
+        return format!("{entries} measured, {failed}. No earlier run to compare with{losses}{inconclusive}.");
     };
     let counts = Counts::of(&comparison.changes);
     let kinds = [
@@ -99,8 +102,6 @@ pub fn verdict(run: &BenchRun) -> String {
     } else {
         ". The machine was contended".to_owned()
     };
-    let losses = if run.has_losses() { ". ENTRIES WERE LOST OR REDEFINED" } else { "" };
-    let inconclusive = run.inconclusive().map(|why| format!(". INCONCLUSIVE: {why}")).unwrap_or_default();
     format!("{changed}, of {} compared{unsure}{losses}{inconclusive}{contended}.", words::entries(counts.compared()))
 }
 
@@ -201,6 +202,8 @@ pub fn comparison(run: &BenchRun) -> String {
     let mut lines = vec![verdict(run)];
     if run.comparison.is_some() {
         lines.extend(circumstances(run));
+    } else {
+        lines.extend(gate(&run.gate));
     }
     for change in run.comparison.iter().flat_map(by_importance) {
         let EntryName { suite, case, arm, .. } = &change.entry;

@@ -19,41 +19,41 @@ fn with(faults: &[Fault]) -> (OnSim, Injector) {
     (Faulty::new(SimDevice::new(SimConfig::default()), injector.clone()), injector)
 }
 
-/// Which of so many allocations of this size fail.
+/// For each allocation, whether it fails.
 fn failed(device: &mut OnSim, sizes: &[u64]) -> Vec<bool> {
     sizes.iter().map(|mib| device.malloc(Bytes::mib(*mib)).is_err()).collect()
 }
 
 #[test]
-fn the_calls_that_are_meant_fail_and_no_others() {
+fn only_the_planned_calls_fail() {
     let (mut device, injector) = with(&[failing("cudaMalloc:2:2:4MiB")]);
     assert_eq!(failed(&mut device, &[4, 1, 4, 1, 8, 4]), [false, false, true, false, true, false]);
-    let struck: Vec<String> = injector.take_struck().iter().map(ToString::to_string).collect();
+    let struck: Vec<String> = injector.take_injected().iter().map(ToString::to_string).collect();
     assert_eq!(struck, ["cudaMalloc 3 (4 MiB) fails with out_of_memory", "cudaMalloc 5 (8 MiB) fails with out_of_memory"]);
-    assert_eq!(injector.struck_by(0), (2, 4), "those that match are counted, struck or not");
+    assert_eq!(injector.injected_by(0), (2, 4), "all matching calls are counted");
     assert_eq!((device.calls().malloc, device.calls().malloc_failures, device.leaks().allocations), (6, 2, 4));
 }
 
 #[test]
-fn a_fault_of_a_stream_or_a_pool_goes_by_the_request_that_is_served() -> Result<(), DeviceError> {
+fn a_fault_can_match_the_stream_or_pool_of_a_request() -> Result<(), DeviceError> {
     let out_of_memory = Effect::Fails { error: InjectedError::OutOfMemory, sticky: false };
     let of_stream = Fault { stream: Some(1), ..fault(Calls::AnyMemory, out_of_memory) };
     let of_pool = Fault { pool: Some(PoolKind::Small), ..fault(Calls::Of(DeviceCall::Malloc), out_of_memory) };
     let (mut device, injector) = with(&[of_stream, of_pool]);
     let side = device.create_stream()?;
-    injector.serves(Some(Request::new(Bytes::mib(8))));
+    injector.set_request(Some(Request::new(Bytes::mib(8))));
     assert!(device.malloc(Bytes::mib(8)).is_ok());
-    injector.serves(Some(Request::new(Bytes::mib(8)).on(side)));
+    injector.set_request(Some(Request::new(Bytes::mib(8)).on(side)));
     assert!(device.malloc(Bytes::mib(8)).is_err());
-    injector.serves(Some(Request::new(Bytes::kib(4))));
+    injector.set_request(Some(Request::new(Bytes::kib(4))));
     assert!(device.malloc(Bytes::mib(2)).is_err());
-    injector.serves(None);
+    injector.set_request(None);
     assert!(device.malloc(Bytes::mib(2)).is_ok());
     Ok(())
 }
 
 #[test]
-fn a_probability_strikes_about_so_many_calls_and_the_same_ones_each_time() {
+fn a_probability_affects_the_expected_share_of_calls_reproducibly() {
     let some = Fault { probability: Some(0.25), count: None, ..failing("cudaMalloc:1") };
     let draw = || failed(&mut with(&[some]).0, &[2; 400]);
     let first = draw();
@@ -65,7 +65,7 @@ fn a_probability_strikes_about_so_many_calls_and_the_same_ones_each_time() {
 }
 
 #[test]
-fn a_call_that_fails_changes_nothing_and_a_sticky_error_is_that_of_every_later_call() -> Result<(), DeviceError> {
+fn a_sticky_error_fails_every_later_call() -> Result<(), DeviceError> {
     let lost = fault(Calls::Of(DeviceCall::Free), Effect::Fails { error: InjectedError::DeviceLost, sticky: true });
     let (mut device, injector) = with(&[lost]);
     let ptr = device.malloc(Bytes::mib(2))?;
@@ -96,7 +96,7 @@ fn a_call_that_fails_changes_nothing_and_a_sticky_error_is_that_of_every_later_c
 }
 
 #[test]
-fn latency_and_wrong_figures_are_told_by_clock_and_memory() -> Result<(), DeviceError> {
+fn latency_and_wrong_figures_can_be_injected() -> Result<(), DeviceError> {
     let slow = Fault { count: None, ..fault(Calls::Of(DeviceCall::Malloc), Effect::Takes(Nanos::millis(5))) };
     let wrong = Fault { count: None, ..fault(Calls::Of(DeviceCall::MemGetInfo), Effect::OffBy(-(1 << 20))) };
     let lying = fault(Calls::Of(DeviceCall::NvmlMemory), Effect::OffBy(3 << 20));
@@ -106,12 +106,12 @@ fn latency_and_wrong_figures_are_told_by_clock_and_memory() -> Result<(), Device
     assert!(device.now().saturating_sub(before) >= Nanos::millis(5));
     let (lied, true_figures) = (device.memory()?, device.memory()?);
     assert_eq!(device.free_memory()?, true_figures.free - Bytes::mib(1));
-    assert_eq!((lied.used - true_figures.used, lied.free), (Bytes::mib(3), true_figures.free), "once, and what is used alone");
+    assert_eq!((lied.used - true_figures.used, lied.free), (Bytes::mib(3), true_figures.free), "only once, and only the used bytes");
     Ok(())
 }
 
 #[test]
-fn an_event_that_never_completes_holds_up_what_waits_for_it_and_nothing_else() -> Result<(), DeviceError> {
+fn an_event_that_never_completes_blocks_only_its_waiters() -> Result<(), DeviceError> {
     let (mut device, injector) = with(&[fault(Calls::Of(DeviceCall::RecordEvent), Effect::NeverCompletes)]);
     let (side, other, third) = (device.create_stream()?, device.create_stream()?, device.create_stream()?);
     let (event, later) = (device.create_event()?, device.create_event()?);
@@ -121,7 +121,7 @@ fn an_event_that_never_completes_holds_up_what_waits_for_it_and_nothing_else() -
     assert_eq!((device.event_done(event)?, device.event_done(later)?), (false, true));
     device.wait_event(other, event)?;
     device.record_event(later, other)?;
-    assert!(!device.event_done(later)?, "it stands behind the wait");
+    assert!(!device.event_done(later)?, "it is ordered after the wait");
     device.synchronize_stream(third)?;
     let waits = [
         ("cudaEventSynchronize", device.synchronize_event(event)),
@@ -137,7 +137,7 @@ fn an_event_that_never_completes_holds_up_what_waits_for_it_and_nothing_else() -
 }
 
 #[test]
-fn a_page_that_is_refused_leaves_none_behind() -> Result<(), DeviceError> {
+fn a_refused_page_leaks_no_pages() -> Result<(), DeviceError> {
     let (mut device, _) = with(&[failing("cuMemCreate:3")]);
     let page = Bytes::mib(2);
     let free = device.free_memory()?;
@@ -152,7 +152,7 @@ fn a_page_that_is_refused_leaves_none_behind() -> Result<(), DeviceError> {
 }
 
 #[test]
-fn what_is_paused_is_neither_counted_nor_struck_and_calls_without_end_are_told() {
+fn paused_calls_are_not_counted_and_endless_calls_are_stopped() {
     let injector = Injector::new(&[failing("cudaMalloc:1")], 0).logging().with_budget(2);
     let mut device = Faulty::new(SimDevice::new(SimConfig::default()), injector.clone());
     injector.pause();
@@ -161,13 +161,13 @@ fn what_is_paused_is_neither_counted_nor_struck_and_calls_without_end_are_told()
     assert!(device.malloc(Bytes::mib(2)).is_err());
     assert!(device.malloc(Bytes::mib(2)).is_ok());
     let error = device.malloc(Bytes::mib(2)).expect_err("the third call is one too many").to_string();
-    assert_eq!(error, "the device: 2 calls were made to it, and they do not come to an end");
+    assert_eq!(error, "the device: stopped after 2 calls: the program seems to call it forever");
     let made: Vec<String> = injector.calls_made().iter().map(|noted| noted.made.to_string()).collect();
     assert_eq!(made, ["cudaMalloc 1 (2 MiB)", "cudaMalloc 2 (2 MiB)", "cudaMalloc 3 (2 MiB)"]);
 }
 
 #[test]
-fn a_text_says_which_calls_fail_or_what_it_should_say() {
+fn a_fault_is_parsed_or_refused_with_the_form() {
     let why = |text: &str| text.parse::<Fault>().expect_err("this is none").to_string();
     assert_eq!(failing("cudaFree:3").effect, Effect::Fails { error: InjectedError::Unknown, sticky: false });
     assert_eq!(failing("any:3:2").effect, Effect::Fails { error: InjectedError::OutOfMemory, sticky: false });
@@ -181,7 +181,7 @@ fn a_text_says_which_calls_fail_or_what_it_should_say() {
 }
 
 #[test]
-fn host_memory_and_copies_fail_by_the_drivers_names() -> Result<(), DeviceError> {
+fn calls_for_host_memory_and_copies_can_fail() -> Result<(), DeviceError> {
     let faults = ["cuMemHostAlloc:1", "mmap:1", "cuMemcpyDtoHAsync:1", "cuMemcpyHtoDAsync:1", "cuMemFreeHost:1"];
     let (mut device, injector) = with(&faults.map(failing));
     for memory in [HostMemory::Pinned, HostMemory::Pageable] {
@@ -196,13 +196,13 @@ fn host_memory_and_copies_fail_by_the_drivers_names() -> Result<(), DeviceError>
     named(device.copy_to_host(StreamId::DEFAULT, range, host), "cuMemcpyDtoHAsync");
     named(device.copy_to_device(StreamId::DEFAULT, host, range), "cuMemcpyHtoDAsync");
     named(device.host_free(host), "cuMemFreeHost");
-    assert_eq!((injector.take_struck().len(), device.leaks().host), (5, 1), "a call that fails changes nothing");
+    assert_eq!((injector.take_injected().len(), device.leaks().host), (5, 1), "a call that fails changes nothing");
     device.copy_to_host(StreamId::DEFAULT, range, host)?;
     device.host_free(host)
 }
 
 #[test]
-fn the_faults_of_a_process_count_on_in_the_next_one_and_what_struck_is_told_once() -> Result<(), serde_json::Error> {
+fn fault_counts_continue_in_the_next_process() -> Result<(), serde_json::Error> {
     let asking =
         Injector::new(&[failing("cudaMalloc:3:2"), Fault { probability: Some(0.5), count: None, ..failing("cudaFree:1") }], 7).logging();
     let send = |state: &InjectorState| serde_json::from_str(&serde_json::to_string(state)?);
@@ -215,15 +215,15 @@ fn the_faults_of_a_process_count_on_in_the_next_one_and_what_struck_is_told_once
         }
         asking.take_over(send(&making.take_state())?);
     }
-    let struck: Vec<String> = asking.take_struck().iter().map(ToString::to_string).collect();
+    let struck: Vec<String> = asking.take_injected().iter().map(ToString::to_string).collect();
     assert_eq!(struck, ["cudaMalloc 3 (2 MiB) fails with out_of_memory", "cudaMalloc 4 (2 MiB) fails with out_of_memory"]);
     let numbers: Vec<u64> = asking.calls_made().iter().map(|noted| noted.made.number).collect();
-    assert_eq!((numbers, asking.struck_by(0)), ((1..=6).collect(), (2, 6)));
+    assert_eq!((numbers, asking.injected_by(0)), ((1..=6).collect(), (2, 6)));
     Ok(())
 }
 
 #[test]
-fn a_device_that_a_process_broke_is_in_order_for_the_next_one() {
+fn a_sticky_error_ends_with_its_process() {
     let illegal = Effect::Fails { error: InjectedError::IllegalAddress, sticky: true };
     let asking = Injector::new(&[fault(Calls::Of(DeviceCall::Malloc), illegal)], 7);
     let making = Injector::from_state(asking.state_of_new_process());

@@ -1,4 +1,5 @@
-//! What only a strict device tells: misuse that real hardware forgives or corrupts in silence, with both places named.
+//! Errors that only a strict device reports: bugs that real hardware ignores or that corrupt memory silently. Each error names
+//! both places.
 
 use super::*;
 
@@ -13,7 +14,7 @@ fn range(start: DevicePtr, offset: u64, len: u64) -> MemoryRange {
 /// A tag that looks the same from every offset.
 const SEVENS: Tag = Tag(0x0707_0707_0707_0707);
 
-/// How the second of two accesses is ordered behind the first.
+/// The order between two accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Nothing,
@@ -58,7 +59,8 @@ fn access(device: &mut SimDevice, kind: AccessKind, stream: StreamId, range: Mem
     }
 }
 
-/// A first access on one stream, then an ordering, then a second access of bytes that overlap by one; returns what the second says.
+/// Makes an access on one stream, then an ordering, then a second access that overlaps the first by one byte. Returns the result
+/// of the second.
 fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(), DeviceError>, DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(4))?;
@@ -70,10 +72,10 @@ fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(),
     if order == Order::EventTooEarly {
         device.record_event(event, a)?;
     }
-    device.set_place(Place(1));
+    device.set_call_site(CallSite(1));
     access(&mut device, first, a, range(ptr, 0, 1000))?;
     device.busy(a, Nanos::millis(1))?;
-    device.set_place(Place(2));
+    device.set_call_site(CallSite(2));
     let mut second_stream = b;
     match order {
         Order::Nothing => {}
@@ -112,21 +114,21 @@ fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(),
         Order::AnotherAllocationFreed => device.free(other)?,
         Order::StreamDestroyed => device.destroy_stream(a)?,
     }
-    device.set_place(Place(3));
+    device.set_call_site(CallSite(3));
     Ok(access(&mut device, second, second_stream, range(ptr, 999, 1000)).inspect_err(|error| {
         if let DeviceError::Race { range: raced, first, second } = error {
             assert_eq!(*raced, range(ptr, 999, 1), "the race is on the bytes that both touch");
-            assert_eq!((first.stream, first.place), (a, Place(1)));
-            assert_eq!((second.stream, second.place), (second_stream, Place(3)));
+            assert_eq!((first.stream, first.place), (a, CallSite(1)));
+            assert_eq!((second.stream, second.place), (second_stream, CallSite(3)));
         }
     }))
 }
 
 #[test]
-fn two_streams_race_exactly_where_nothing_orders_them() {
+fn two_streams_race_exactly_if_nothing_orders_them() {
     for (order, orders) in ORDERS {
         for second in [AccessKind::Write, AccessKind::Read] {
-            // A verify waits for its answer, so the host orders everything behind it: only a write can come first in a race.
+            // A verify waits for its result, so the host orders everything after it. Only a write can come first in a race.
             for (first, races) in [(AccessKind::Write, !orders), (AccessKind::Read, false)] {
                 let result = run(order, first, second).expect("only the second access may fail");
                 let case = format!("{first:?}, {order:?}, {second:?}: {result:?}");
@@ -141,7 +143,7 @@ fn two_streams_race_exactly_where_nothing_orders_them() {
 }
 
 #[test]
-fn a_free_that_waits_for_nothing_orders_nothing() -> Result<(), DeviceError> {
+fn a_free_that_does_not_wait_orders_nothing() -> Result<(), DeviceError> {
     let mut device = SimDevice::new(SimConfig { free_synchronizes: false, ..SimConfig::default() });
     let (ptr, other) = (device.malloc(Bytes::mib(2))?, device.malloc(Bytes::mib(2))?);
     let (a, b) = (device.create_stream()?, device.create_stream()?);
@@ -156,9 +158,9 @@ fn a_race_names_both_accesses_and_changes_nothing() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     let stream = device.create_stream()?;
-    device.set_place(Place(4));
+    device.set_call_site(CallSite(4));
     device.fill(StreamId::DEFAULT, range(ptr, 0, 64), Tag(1))?;
-    device.set_place(Place(9));
+    device.set_call_site(CallSite(9));
     let error = device.fill(stream, range(ptr, 32, 64), Tag(2)).expect_err("nothing orders the two");
     assert_eq!(
         error.to_string(),
@@ -179,7 +181,7 @@ fn streams_that_touch_neighbouring_bytes_do_not_race() -> Result<(), DeviceError
 }
 
 #[test]
-fn a_stream_in_the_slot_of_a_destroyed_one_is_ordered_behind_it_and_races_like_any_other() -> Result<(), DeviceError> {
+fn a_stream_that_reuses_a_slot_is_ordered_after_the_destroyed_one() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     let bystander = device.create_stream()?;
@@ -194,12 +196,12 @@ fn a_stream_in_the_slot_of_a_destroyed_one_is_ordered_behind_it_and_races_like_a
 }
 
 #[test]
-fn touching_freed_memory_names_where_it_was_freed() -> Result<(), DeviceError> {
+fn an_access_to_freed_memory_names_the_place_of_the_free() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(3))?;
-    device.set_place(Place(5));
+    device.set_call_site(CallSite(5));
     device.free(ptr)?;
-    device.set_place(Place(6));
+    device.set_call_site(CallSite(6));
     let error = device.fill(StreamId::DEFAULT, range(ptr, 100, 8), Tag(1)).expect_err("it is freed");
     assert_eq!(
         error.to_string(),
@@ -209,27 +211,30 @@ fn touching_freed_memory_names_where_it_was_freed() -> Result<(), DeviceError> {
 }
 
 #[test]
-fn an_access_must_lie_in_one_allocation_as_it_was_asked_for() -> Result<(), DeviceError> {
+fn an_access_must_be_within_one_allocation() -> Result<(), DeviceError> {
     let mut device = device();
-    device.set_place(Place(1));
+    device.set_call_site(CallSite(1));
     let ptr = device.malloc(Bytes(1000))?;
     let next = device.malloc(Bytes(1000))?;
     device.fill(StreamId::DEFAULT, range(ptr, 0, 1000), Tag(1))?;
     let cases = [
-        (range(ptr, 0, 1001), "it ends 1 B behind the allocation of 1000 B at 0x700000000000, made at step 1"),
-        (range(ptr, 1000, 1), "it ends 1 B behind the allocation of 1000 B at 0x700000000000, made at step 1"),
-        (range(ptr, 0, Bytes::mib(2).0 + 8), "it ends 2.00 MiB behind the allocation of 1000 B at 0x700000000000, made at step 1"),
-        (range(next, Bytes::mib(2).0, 1), "nothing was ever allocated there"),
-        (range(DevicePtr(64), 0, 1), "nothing was ever allocated there"),
+        (range(ptr, 0, 1001), "it ends 1 B after the end of the allocation of 1000 B at 0x700000000000, made at step 1"),
+        (range(ptr, 1000, 1), "it ends 1 B after the end of the allocation of 1000 B at 0x700000000000, made at step 1"),
+        (
+            range(ptr, 0, Bytes::mib(2).0 + 8),
+            "it ends 2.00 MiB after the end of the allocation of 1000 B at 0x700000000000, made at step 1",
+        ),
+        (range(next, Bytes::mib(2).0, 1), "there was never an allocation"),
+        (range(DevicePtr(64), 0, 1), "there was never an allocation"),
         (range(ptr, 8, 0), "it is empty"),
-        (MemoryRange::new(ptr, Bytes(u64::MAX)), "it goes beyond the address space"),
+        (MemoryRange::new(ptr, Bytes(u64::MAX)), "it exceeds the address space"),
     ];
     for (range, expected) in cases {
         for kind in [AccessKind::Write, AccessKind::Read] {
             match access(&mut device, kind, StreamId::DEFAULT, range) {
                 Err(DeviceError::InvalidAccess { why, access, .. }) => {
                     assert_eq!(why, expected);
-                    assert_eq!(access, Access { kind, stream: StreamId::DEFAULT, place: Place(1) });
+                    assert_eq!(access, Access { kind, stream: StreamId::DEFAULT, place: CallSite(1) });
                 }
                 other => panic!("{expected}: {other:?}"),
             }
@@ -239,38 +244,41 @@ fn an_access_must_lie_in_one_allocation_as_it_was_asked_for() -> Result<(), Devi
 }
 
 #[test]
-fn freeing_twice_and_freeing_what_is_no_allocation_name_the_places() -> Result<(), DeviceError> {
+fn invalid_frees_name_their_places() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(4))?;
-    device.set_place(Place(2));
-    assert_eq!(device.free(ptr.offset(Bytes::mib(2))), Err(DeviceError::InvalidFree { ptr: ptr.offset(Bytes::mib(2)), place: Place(2) }));
-    assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: Place(2) }));
+    device.set_call_site(CallSite(2));
+    assert_eq!(
+        device.free(ptr.offset(Bytes::mib(2))),
+        Err(DeviceError::InvalidFree { ptr: ptr.offset(Bytes::mib(2)), place: CallSite(2) })
+    );
+    assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: CallSite(2) }));
     device.free(ptr)?;
-    device.set_place(Place(3));
-    assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: Place(2), second: Place(3) }));
+    device.set_call_site(CallSite(3));
+    assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: CallSite(2), second: CallSite(3) }));
     assert_ne!(device.malloc(Bytes::mib(4))?, ptr, "no address is used twice");
     Ok(())
 }
 
 #[test]
-fn a_wrong_tag_and_unwritten_memory_are_told_apart() -> Result<(), DeviceError> {
+fn a_wrong_tag_and_unwritten_memory_are_reported_differently() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
-    device.set_place(Place(8));
+    device.set_call_site(CallSite(8));
     device.fill(StreamId::DEFAULT, range(ptr, 0, 100), Tag(0x11))?;
     let found = |result| match result {
         Err(DeviceError::Corrupted { at, found, .. }) => (at, found),
         other => panic!("{other:?}"),
     };
     let wrong = device.verify(StreamId::DEFAULT, range(ptr, 0, 100), Tag(0x22));
-    assert_eq!(found(wrong), (ptr, "it is of tag 0x11, written on stream 0 at step 8".to_owned()));
+    assert_eq!(found(wrong), (ptr, "it has tag 0x11, written on stream 0 at step 8".to_owned()));
     let beyond = device.verify(StreamId::DEFAULT, range(ptr, 0, 101), Tag(0x11));
-    assert_eq!(found(beyond), (ptr.offset(Bytes(100)), "it was never written since it was allocated".to_owned()));
+    assert_eq!(found(beyond), (ptr.offset(Bytes(100)), "it was never written after its allocation".to_owned()));
     Ok(())
 }
 
 #[test]
-fn an_event_of_the_replay_device_is_done_only_when_waited_for() -> Result<(), DeviceError> {
+fn an_event_of_the_replay_device_completes_only_by_a_wait() -> Result<(), DeviceError> {
     let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
     let stream = device.create_stream()?;
     let (first, second, other) = (device.create_event()?, device.create_event()?, device.create_event()?);
@@ -293,14 +301,14 @@ fn an_event_of_the_replay_device_is_done_only_when_waited_for() -> Result<(), De
 }
 
 #[test]
-fn the_replay_device_charges_whole_granules_and_hands_out_growing_addresses() -> Result<(), DeviceError> {
+fn the_replay_device_charges_whole_granules_at_growing_addresses() -> Result<(), DeviceError> {
     let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(10)));
     assert_eq!(device.malloc(Bytes(1))?, DevicePtr(0x7000_0000_0000));
     assert_eq!(device.malloc(Bytes::mib(3))?, DevicePtr(0x7000_0020_0000));
     device.free(DevicePtr(0x7000_0020_0000))?;
     assert_eq!(device.malloc(Bytes::mib(4))?, DevicePtr(0x7000_0060_0000));
     assert_eq!(device.memory()?.free, Bytes::mib(4));
-    assert_eq!(device.set_pressure(Bytes(1_000_001))?, Bytes(1_000_001), "others are not rounded");
+    assert_eq!(device.set_external_memory(Bytes(1_000_001))?, Bytes(1_000_001), "others are not rounded");
     let error = device.malloc(Bytes::mib(4)).expect_err("others have a part of it");
     assert_eq!(error, DeviceError::OutOfMemory { requested: Bytes::mib(4), free: Bytes(Bytes::mib(4).0 - 1_000_001) });
     assert!(device.malloc(Bytes(u64::MAX)).is_err_and(|error| error.is_out_of_memory()));
@@ -308,7 +316,7 @@ fn the_replay_device_charges_whole_granules_and_hands_out_growing_addresses() ->
 }
 
 #[test]
-fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> {
+fn only_the_cost_model_advances_the_virtual_clock() -> Result<(), DeviceError> {
     let mut device = device();
     let cost = CostModel::PUBLISHED;
     let ptr = device.malloc(Bytes::mib(512))?;
@@ -332,15 +340,15 @@ fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> 
 }
 
 #[test]
-fn touching_memory_that_is_not_mapped_is_an_invalid_access_that_names_the_place() -> Result<(), DeviceError> {
+fn an_access_to_unmapped_memory_is_invalid() -> Result<(), DeviceError> {
     let mut device = device();
     let start = device.reserve(Bytes::mib(8))?;
     device.map(range(start, Bytes::mib(2).0, Bytes::mib(4).0), Bytes::mib(2))?;
-    device.set_place(Place(4));
+    device.set_call_site(CallSite(4));
     for bad in [range(start, 0, 8), range(start, Bytes::mib(2).0 - 1, 2), range(start, Bytes::mib(5).0, Bytes::mib(2).0)] {
         for kind in [AccessKind::Write, AccessKind::Read] {
-            let accessed = Access { kind, stream: StreamId::DEFAULT, place: Place(4) };
-            let why = "no memory is mapped to all of it".to_owned();
+            let accessed = Access { kind, stream: StreamId::DEFAULT, place: CallSite(4) };
+            let why = "part of it has no mapped memory".to_owned();
             let expected = DeviceError::InvalidAccess { range: bad, access: accessed, why };
             assert_eq!(access(&mut device, kind, StreamId::DEFAULT, bad), Err(expected));
         }
@@ -349,7 +357,7 @@ fn touching_memory_that_is_not_mapped_is_an_invalid_access_that_names_the_place(
 }
 
 #[test]
-fn what_was_unmapped_is_forgotten_with_its_contents_and_its_accesses() -> Result<(), DeviceError> {
+fn an_unmap_forgets_contents_and_accesses() -> Result<(), DeviceError> {
     let mut device = device();
     let (stream, other) = (device.create_stream()?, device.create_stream()?);
     let start = device.reserve(Bytes::mib(2))?;
@@ -368,14 +376,14 @@ fn what_was_unmapped_is_forgotten_with_its_contents_and_its_accesses() -> Result
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
 #[test]
-fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_would() -> Result<(), DeviceError> {
+fn reuse_by_a_pool_after_an_event_does_not_race() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let (first, second, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
     let size = Bytes::mib(20);
     let written = device.malloc_async(pool, size, first)?;
     device.fill(first, range(written, 0, size.0), Tag(1))?;
-    device.set_place(Place(3));
+    device.set_call_site(CallSite(3));
     device.free_async(written, first)?;
     device.record_event(event, first)?;
     device.wait_event(second, event)?;
@@ -383,8 +391,8 @@ fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_woul
     assert_eq!(again, written, "the piece fits best");
     device.fill(second, range(again, 0, size.0), Tag(2))?;
     device.verify(second, range(again, 0, size.0), Tag(2))?;
-    // A third stream that uses what the second was given is behind nothing.
-    device.set_place(Place(5));
+    // A third stream that uses the memory of the second one is not ordered after anything.
+    device.set_call_site(CallSite(5));
     let third = device.create_stream()?;
     device.fill(second, range(again, 0, 8), Tag(3))?;
     assert!(matches!(device.fill(third, range(again, 0, 8), Tag(4)), Err(DeviceError::Race { .. })));
@@ -392,13 +400,13 @@ fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_woul
 }
 
 #[test]
-fn a_stream_that_takes_over_memory_of_another_must_be_behind_its_free() -> Result<(), DeviceError> {
+fn a_stream_that_reuses_memory_must_be_ordered_after_its_free() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let (owner, user) = (device.create_stream()?, device.create_stream()?);
     let size = Bytes::mib(20);
     let before = device.malloc_async(pool, size, owner)?;
-    device.set_place(Place(7));
+    device.set_call_site(CallSite(7));
     device.free_async(before, owner)?;
     let again = device.malloc_async(pool, size, owner)?;
     assert_eq!(again, before);
@@ -411,7 +419,7 @@ fn a_stream_that_takes_over_memory_of_another_must_be_behind_its_free() -> Resul
 }
 
 #[test]
-fn a_free_that_is_not_behind_every_access_is_a_race_and_frees_nothing() -> Result<(), DeviceError> {
+fn a_free_that_is_not_ordered_after_every_access_is_a_race() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let (owner, user) = (device.create_stream()?, device.create_stream()?);
@@ -425,11 +433,11 @@ fn a_free_that_is_not_behind_every_access_is_a_race_and_frees_nothing() -> Resul
 }
 
 #[test]
-fn touching_what_was_freed_to_a_pool_names_where_that_was() -> Result<(), DeviceError> {
+fn an_access_to_memory_freed_to_a_pool_names_the_place_of_the_free() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let ptr = device.malloc_async(pool, Bytes(1000), StreamId::DEFAULT)?;
-    device.set_place(Place(5));
+    device.set_call_site(CallSite(5));
     device.free_async(ptr, StreamId::DEFAULT)?;
     let error = device.fill(StreamId::DEFAULT, range(ptr, 100, 8), Tag(1)).expect_err("it is freed");
     assert!(error.to_string().ends_with("but the allocation of 1000 B at 0x8000000000000 was freed at step 5"), "{error}");
@@ -437,12 +445,12 @@ fn touching_what_was_freed_to_a_pool_names_where_that_was() -> Result<(), Device
     assert_eq!(again, ptr);
     assert!(device.verify(StreamId::DEFAULT, range(again, 0, 8), Tag(1)).is_err(), "what it held is not known");
     let beyond = device.fill(StreamId::DEFAULT, range(again, 0, 501), Tag(1)).expect_err("beyond its end").to_string();
-    assert!(beyond.ends_with("it ends 1 B behind the allocation of 500 B at 0x8000000000000, made at step 5"), "{beyond}");
+    assert!(beyond.ends_with("it ends 1 B after the end of the allocation of 500 B at 0x8000000000000, made at step 5"), "{beyond}");
     Ok(())
 }
 
 #[test]
-fn a_pool_of_the_model_grows_by_whole_chunks_and_gives_whole_chunks_back() -> Result<(), DeviceError> {
+fn a_pool_grows_and_shrinks_by_whole_chunks() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let reserved = |device: &mut SimDevice| device.pool_memory(pool).map(|memory| memory.reserved);
@@ -462,23 +470,23 @@ fn a_pool_of_the_model_grows_by_whole_chunks_and_gives_whole_chunks_back() -> Re
 }
 
 #[test]
-fn memory_is_not_unmapped_before_the_host_has_waited_for_the_work_on_it() -> Result<(), DeviceError> {
+fn an_unmap_before_the_host_has_waited_is_refused() -> Result<(), DeviceError> {
     for kind in [AccessKind::Write, AccessKind::Read] {
         let mut device = device();
         let (stream, other, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
         let start = device.reserve(Bytes::mib(4))?;
         let (page, next) = (range(start, 0, Bytes::mib(2).0), range(start, Bytes::mib(2).0, Bytes::mib(2).0));
         device.map(range(start, 0, Bytes::mib(4).0), Bytes::mib(2))?;
-        device.set_place(Place(3));
+        device.set_call_site(CallSite(3));
         let part = range(start, 64, 8);
         match kind {
             AccessKind::Write => device.fill(stream, part, Tag(1))?,
-            // Queued, as a kernel would: `verify` waits for its answer.
+            // Queued, as a kernel would be: `verify` waits for its result.
             _ => device.access(stream, part, kind)?,
         }
-        device.set_place(Place(4));
-        let access = Access { kind, stream, place: Place(3) };
-        let in_use = Err(DeviceError::InUse { range: part, access, place: Place(4) });
+        device.set_call_site(CallSite(4));
+        let access = Access { kind, stream, place: CallSite(3) };
+        let in_use = Err(DeviceError::InUse { range: part, access, place: CallSite(4) });
         assert_eq!(device.unmap(page), in_use);
         device.synchronize_stream(other)?;
         device.record_event(event, stream)?;
@@ -494,7 +502,7 @@ fn memory_is_not_unmapped_before_the_host_has_waited_for_the_work_on_it() -> Res
 }
 
 #[test]
-fn work_that_the_host_has_not_waited_for_races_though_its_memory_should_have_been_unmapped() -> Result<(), DeviceError> {
+fn work_that_the_host_has_not_waited_for_still_races_after_a_forced_unmap() -> Result<(), DeviceError> {
     let mut device = device();
     let (stream, other) = (device.create_stream()?, device.create_stream()?);
     let page = MemoryRange::new(device.reserve(Bytes::mib(2))?, Bytes::mib(2));
@@ -506,7 +514,7 @@ fn work_that_the_host_has_not_waited_for_races_though_its_memory_should_have_bee
 }
 
 #[test]
-fn every_kind_of_addresses_that_runs_out_is_out_of_memory() -> Result<(), DeviceError> {
+fn an_exhausted_address_range_is_out_of_memory() -> Result<(), DeviceError> {
     let pib = |n: u64| Bytes::gib(n << 20);
     let total = pib(2000);
     let mut device = SimDevice::new(SimConfig { total, context_overhead: Bytes::ZERO, ..SimConfig::default() });
@@ -531,7 +539,7 @@ fn every_kind_of_addresses_that_runs_out_is_out_of_memory() -> Result<(), Device
 }
 
 #[test]
-fn addresses_never_run_out_where_enough_were_given_back() -> Result<(), DeviceError> {
+fn freed_addresses_are_reused_before_they_run_out() -> Result<(), DeviceError> {
     let total = Bytes::gib(1 << 20);
     let mut device = SimDevice::new(SimConfig { total, context_overhead: Bytes::ZERO, ..SimConfig::default() });
     let pool = device.create_pool(Bytes::ZERO)?;
@@ -552,19 +560,19 @@ fn reusing_addresses() -> SimDevice {
 }
 
 #[test]
-fn addresses_are_handed_out_again_where_that_is_chosen() -> Result<(), DeviceError> {
+fn addresses_are_reused_if_configured() -> Result<(), DeviceError> {
     let mut device = reusing_addresses();
     let (first, second) = (device.malloc(Bytes::mib(4))?, device.malloc(Bytes::mib(4))?);
     device.fill(StreamId::DEFAULT, range(first, 0, 64), Tag(1))?;
-    device.set_place(Place(2));
+    device.set_call_site(CallSite(2));
     device.free(first)?;
-    assert_eq!(device.free(first), Err(DeviceError::DoubleFree { ptr: first, first: Place(2), second: Place(2) }));
+    assert_eq!(device.free(first), Err(DeviceError::DoubleFree { ptr: first, first: CallSite(2), second: CallSite(2) }));
     let half = device.malloc(Bytes(1))?;
     assert_eq!(half, first, "the lowest that fits");
     let unwritten = device.verify(StreamId::DEFAULT, range(half, 0, 1), Tag(1)).expect_err("what it held before is gone");
     assert!(matches!(unwritten, DeviceError::Corrupted { .. }), "{unwritten}");
     let beyond = device.fill(StreamId::DEFAULT, range(half, 0, 64), Tag(1)).expect_err("it is smaller than before").to_string();
-    assert!(beyond.contains("behind the allocation of 1 B"), "{beyond}");
+    assert!(beyond.contains("after the end of the allocation of 1 B"), "{beyond}");
     assert_eq!(device.malloc(Bytes::mib(2))?, first.offset(Bytes::mib(2)));
     assert!(device.malloc(Bytes::mib(2))? > second);
     device.free(second)?;
@@ -584,7 +592,7 @@ fn addresses_are_handed_out_again_where_that_is_chosen() -> Result<(), DeviceErr
 }
 
 #[test]
-fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_used_again() -> Result<(), DeviceError> {
+fn a_borrowed_stream_is_released_with_its_work_in_flight() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     let (own, borrowed) = (device.create_stream()?, device.borrow_stream()?);
@@ -598,7 +606,7 @@ fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_u
     assert!(device.now().saturating_sub(begin) < Nanos::millis(5), "nothing waits");
     let unknown = DeviceError::UnknownHandle { kind: "stream", number: borrowed.0 };
     assert_eq!(device.fill(borrowed, range(ptr, 0, 1), Tag(1)), Err(unknown));
-    // The work goes on: a new stream races with it until the host has waited for the device.
+    // The work continues: a new stream races with it until the host has waited for the device.
     let next = device.create_stream()?;
     assert_ne!(next, borrowed);
     assert!(matches!(device.fill(next, range(ptr, 0, 1), Tag(2)), Err(DeviceError::Race { .. })));
@@ -607,9 +615,9 @@ fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_u
     device.fill(next, range(ptr, 0, 1), Tag(2))
 }
 
-/// Host memory is raced for as device memory is, and a copy for both.
+/// Host memory is checked for races like device memory, and a copy checks both.
 #[test]
-fn copies_race_where_nothing_orders_them_whether_or_not_the_host_waits() -> Result<(), DeviceError> {
+fn unordered_copies_race_even_if_the_host_waits() -> Result<(), DeviceError> {
     for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
         let mut device = device();
         let (ptr, other, side) = (device.malloc(Bytes::mib(2))?, device.malloc(Bytes::mib(2))?, device.create_stream()?);
@@ -637,7 +645,7 @@ fn copies_race_where_nothing_orders_them_whether_or_not_the_host_waits() -> Resu
 }
 
 #[test]
-fn a_copy_takes_as_long_as_its_kind_of_host_memory_and_the_host_waits_for_pageable_memory_alone() -> Result<(), DeviceError> {
+fn the_host_waits_only_for_copies_of_pageable_memory() -> Result<(), DeviceError> {
     for memory in [HostMemory::Pinned, HostMemory::Pageable] {
         let mut device = device();
         let (cost, size) = (CostModel::PUBLISHED, Bytes::gib(1));
@@ -657,7 +665,7 @@ fn a_copy_takes_as_long_as_its_kind_of_host_memory_and_the_host_waits_for_pageab
 }
 
 #[test]
-fn memory_that_was_never_written_comes_back_as_such() -> Result<(), DeviceError> {
+fn copies_keep_unwritten_memory_unwritten() -> Result<(), DeviceError> {
     let mut device = device();
     let (ptr, host) = (device.malloc(Bytes::mib(2))?, device.host_alloc(Bytes(64), &HostMemory::Pinned)?);
     device.fill(StreamId::DEFAULT, range(ptr, 0, 64), SEVENS)?;

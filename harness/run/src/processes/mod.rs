@@ -298,7 +298,7 @@ impl Processes {
     /// Has a process end in some way, where it runs, and gives back what it held.
     fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
         let ended = self.running.remove(name).map(end);
-        self.family.ledger.give_back_of_the_dead();
+        self.family.ledger.release_ended();
         ended
     }
 

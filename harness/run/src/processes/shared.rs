@@ -52,7 +52,7 @@ impl Shared {
     /// Does what may give memory back.
     fn give<T>(&mut self, act: impl FnOnce(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let done = act(&mut self.inner)?;
-        self.account.gave_back(MEMORY, self.inner.held()?);
+        self.account.released(MEMORY, self.inner.held()?);
         Ok(done)
     }
 

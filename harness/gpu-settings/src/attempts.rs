@@ -109,7 +109,7 @@ impl Attempt {
     }
 }
 
-/// Whether the process made so many attempts that the fault injected its first failure.
+/// Returns whether the process made enough attempts for the first failure of the fault.
 #[must_use]
 pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
     attempts.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64 >= fault.first

@@ -35,7 +35,7 @@ impl Latency {
         latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum()
     }
 
-    /// Whether it delays this call.
+    /// Returns whether it delays this call.
     #[must_use]
     pub fn is_of(&self, call: SlowCall) -> bool {
         match self.calls {

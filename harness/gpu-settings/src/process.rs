@@ -31,13 +31,13 @@ impl Program {
         (!has_ended).then_some(Self { started: field(22)?.parse().ok()?, stack })
     }
 
-    /// Whether both are the same program, as far as can be known.
+    /// Compares two programs. An unknown stack equals every stack.
     pub(crate) const fn is(self, other: Self) -> bool {
         self.started == other.started && (self.stack == other.stack || self.stack == 0 || other.stack == 0)
     }
 }
 
-/// State behind a lock, which [`keep_usable_after_fork`] keeps usable in forked children.
+/// State with a lock. [`keep_usable_after_fork`] keeps it usable in forked children.
 pub trait ForkedState: Sized + 'static {
     /// Locks the state of this process.
     fn lock() -> MutexGuard<'static, Self>;

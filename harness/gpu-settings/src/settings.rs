@@ -47,26 +47,25 @@ pub struct Settings {
     pub faults: Vec<Fault>,
     pub latencies: Vec<Latency>,
     pub kernels: Kernels,
-    /// Whether the driver supports virtual memory management.
+    /// Virtual memory management.
     pub mapping: bool,
-    /// Whether the driver supports stream-ordered pools.
+    /// Stream-ordered pools.
     pub pools: bool,
-    /// Whether NVML is installed.
     pub nvml: bool,
-    /// Whether NVML shows the devices as MIG instances.
+    /// NVML shows the devices as MIG instances.
     pub mig: bool,
-    /// Whether NVML shows other process numbers than the processes see, as in a container.
+    /// NVML shows other process numbers than the processes see, as in a container.
     pub container: bool,
     /// Memory of each device in use by a process outside of the run.
     pub others: Bytes,
-    /// Whether other processes use the devices at the same time; the ledger lists their memory.
+    /// Other processes use the devices at the same time; the ledger lists their memory.
     pub processes: bool,
     pub sensors: Sensors,
-    /// Whether calls of the driver and of NVML are listed in [`CALLS`].
+    /// Calls of the driver and of NVML are listed in [`CALLS`].
     pub list_calls: bool,
     pub refusals: Vec<Refusal>,
     pub wrong_write: Option<WrongWrite>,
-    /// Whether verify kernels never find a difference.
+    /// Verify kernels never find a difference.
     pub blind_verify: bool,
 }
 

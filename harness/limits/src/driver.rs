@@ -151,7 +151,7 @@ in_order!(cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync);
 in_order!(cuMemAllocAsync_ptsz, cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz);
 
 extern "C" fn cuMemCreate(handle: Out<'_, usize>, size: usize, properties: Option<&AllocationProperties>, flags: c_ulonglong) -> c_int {
-    let mut get = |handle: Out<'_, usize>| real!(cuMemCreate(handle, size, properties, flags));
+    let get = |handle: Out<'_, usize>| real!(cuMemCreate(handle, size, properties, flags));
     match properties.is_some_and(|properties| properties.location_kind == ON_DEVICE) {
         true => allocate((FaultyCall::Create, Kind::Physical), handle, size, get),
         false => get(handle),
@@ -211,7 +211,7 @@ extern "C" fn cuGetProcAddress_v2(
     status: *mut c_int,
 ) -> c_int {
     let find = |function: Option<&mut *mut c_void>| real!(cuGetProcAddress_v2(name, function, version, flags, status));
-    // For CUDA 11 this name stands for a function with fewer arguments than the wrapper.
+    // In CUDA 11 the function of this name has fewer arguments than the wrapper.
     let is_old_version_of_this = version < 12_000 && name.get() == Some(c"cuGetProcAddress");
     if is_old_version_of_this { find(function) } else { replace_found(name, function, flags, find) }
 }

@@ -16,7 +16,7 @@ use crate::limiter::{Refused, SUCCESS, limiter};
 /// The wrapper of a function.
 pub(crate) struct Wrapper {
     pub(crate) address: *mut c_void,
-    /// Whether it calls the real function that was found.
+    /// True if it calls the real function that was found.
     pub(crate) calls_this: bool,
 }
 
@@ -52,7 +52,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether one of CUDA's libraries made this call, for example `cudaMalloc` calls the driver. The outer call is already counted.
+/// Returns whether one of CUDA's libraries made this call. For example, `cudaMalloc` calls the driver. The outer call is already counted.
 pub(crate) fn is_nested() -> bool {
     DEPTH.get() > 0
 }

@@ -11,9 +11,6 @@ use std::thread;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::counters::ProcessCounters;
 use harness_gpu_settings::limits::{LIMITS, LIMITS_RUN, Limits};
-// Both are built for their shared libraries.
-use harness_limits as _;
-use harness_simulated_gpu as _;
 
 /// Names the program that a child process runs.
 const PROGRAM: &str = "LIMITS_TEST_PROGRAM";

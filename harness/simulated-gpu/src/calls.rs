@@ -18,7 +18,7 @@ pub(crate) struct Calls {
     /// The file for the names of all calls.
     list: Option<PathBuf>,
     counted: Mutex<BTreeMap<&'static str, u64>>,
-    /// Whether a call hangs. Then every later call hangs too, as in a real driver.
+    /// Set by a call that hangs. Then every later call hangs too, as in a real driver.
     hangs: AtomicBool,
 }
 

@@ -107,7 +107,6 @@ impl Streams {
         }
     }
 
-    /// Whether all work of a stream is done.
     pub(crate) fn is_idle(&mut self, handle: usize, current: usize, model: Events) -> Result<bool, Code> {
         let _ = self.stream(handle, current)?;
         Ok(model == Events::Instant)

@@ -16,7 +16,7 @@ static STORED: AtomicUsize = AtomicUsize::new(0);
 #[derive(Debug, Default)]
 pub(crate) struct CopiedBytes(BTreeMap<u64, Vec<u8>>);
 
-/// Whether a copy is stored.
+/// Returns whether any copy is stored.
 pub(crate) fn any() -> bool {
     STORED.load(Ordering::Relaxed) > 0
 }

@@ -140,7 +140,7 @@ impl Execution {
         self.queue.len()
     }
 
-    /// Whether the bytes are in the variable of a module.
+    /// Returns whether the bytes are in the variable of a module.
     pub(crate) fn is_variable(&self, address: u64, len: u64) -> bool {
         let contains = |(start, size): (u64, u64)| address >= start && len <= size && address - start <= size - len;
         self.modules.values().any(|module| contains(module.findings))

@@ -83,7 +83,6 @@ impl HostMemory {
         (address - start < range.size).then_some((start, range.size, range.kind))
     }
 
-    /// Whether an address is in page-locked memory.
     pub(crate) fn is_pinned(&self, address: usize) -> bool {
         self.around(address).is_some_and(|(.., kind)| !matches!(kind, Kind::Managed(_)))
     }

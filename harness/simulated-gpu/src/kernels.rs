@@ -94,7 +94,7 @@ impl Kernel {
         }
     }
 
-    /// Whether only one thread may run it.
+    /// Returns true if only one thread may run the kernel.
     pub(crate) const fn is_for_one_thread(self) -> bool {
         matches!(self, Self::FillBytes | Self::VerifyBytes | Self::Busy)
     }
@@ -118,7 +118,7 @@ impl Kernel {
 }
 
 impl Work {
-    /// Whether it is a fill of at least one byte.
+    /// Returns true for a fill of at least one byte.
     pub(crate) const fn is_fill(&self) -> bool {
         matches!(self, Self::Fill { len: 1.., .. })
     }

@@ -27,7 +27,7 @@ const RESERVATIONS_END: u64 = 1 << 60;
 pub(crate) struct DeviceMemory {
     sim: SimDevice,
     index: usize,
-    /// Whether this process has a context on the device. Its first use of memory creates one.
+    /// The first use of memory creates the context of this process.
     has_context: bool,
     shift: u64,
     /// Requested sizes by address.
@@ -49,14 +49,14 @@ pub(crate) struct DeviceMemory {
 struct Mapped {
     /// The handle of the physical memory.
     page: u64,
-    /// Whether the device may read and write it.
+    /// The device may read and write it.
     accessible: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Pooled {
     size: Bytes,
-    /// Whether a free is queued.
+    /// A free is queued.
     freed: bool,
 }
 
@@ -147,7 +147,7 @@ impl DeviceMemory {
         self.index
     }
 
-    /// Creates the context if there is none, and sets the memory of other processes.
+    /// Creates the context unless it exists, and sets the memory of other processes.
     pub(crate) fn open(&mut self, held_by_others: Bytes) -> Result<(), Code> {
         if !self.has_context && held_by_others > self.sim.info().total.saturating_sub(self.context()) {
             return Err(Code::OutOfMemory);
@@ -189,12 +189,12 @@ impl DeviceMemory {
         Ok(size)
     }
 
-    /// Whether an allocation starts at this address.
+    /// Returns whether an allocation starts at this address.
     pub(crate) fn is_allocation(&self, start: u64) -> bool {
         self.allocations.contains_key(&start)
     }
 
-    /// Whether the device may read and write all these bytes.
+    /// Returns whether the device may read and write all these bytes.
     pub(crate) fn is_accessible(&self, address: u64, len: u64) -> bool {
         let Some(end) = address.checked_add(len) else { return false };
         let mut pooled = self.pooled.range(..=(address, u64::MAX)).rev().map(|(&(start, _), pooled)| (start, pooled.size));

@@ -37,9 +37,9 @@ pub(crate) struct Machine {
     /// The real numbers of the devices in `CUDA_VISIBLE_DEVICES`.
     pub(crate) visible: Vec<u32>,
     pub(crate) calls: Calls,
-    /// Whether `cuInit` was called.
+    /// Set by `cuInit`.
     pub(crate) initialized: AtomicBool,
-    /// Whether this is a forked child of a process with a context. CUDA does not work in such a child.
+    /// Set in forked children of a process with a context, in which CUDA does not work.
     inherits_context: AtomicBool,
     /// The sum of injected latencies in nanoseconds.
     late_by: AtomicU64,
@@ -71,7 +71,7 @@ pub(crate) fn machine() -> &'static Machine {
     MACHINE.get_or_init(Machine::of_environment)
 }
 
-/// Whether an address is on a device. Host addresses of x86-64 are lower.
+/// Returns whether an address is on a device. Host addresses of x86-64 are lower.
 pub(crate) const fn is_device_memory(address: u64) -> bool {
     address >= FIRST_ADDRESS
 }

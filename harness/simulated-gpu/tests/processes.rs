@@ -73,7 +73,6 @@ fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
-/// Whether this process is the child of a test.
 fn is_program(test: &str) -> bool {
     env::var(PROGRAM).is_ok_and(|program| program == test)
 }

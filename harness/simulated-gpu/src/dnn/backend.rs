@@ -104,7 +104,6 @@ impl Object {
         elements * element
     }
 
-    /// Whether a tensor is channels-last.
     fn is_channels_last(&self) -> bool {
         let (sizes, strides) = (self.numbers(attribute::TENSOR_SIZES), self.numbers(attribute::TENSOR_STRIDES));
         strides.get(1) == Some(&1) && sizes.get(1).is_some_and(|channels| *channels > 1)

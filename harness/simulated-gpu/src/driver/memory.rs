@@ -101,7 +101,7 @@ fn pointer_attribute(number: c_int, address: usize) -> Result<Attribute, Code> {
         9 => Attribute::Word(u32::try_from(device).unwrap_or(0)),
         11 => Attribute::Long(range_of(address)?.0 as u64),
         12 => Attribute::Long(range_of(address)?.1 as u64),
-        // Whether the address is mapped; the pool of the allocation.
+        // The address is mapped (13), and the allocation has no pool (17).
         13 => Attribute::Word(1),
         17 => Attribute::Long(0),
         _ => return Err(Code::InvalidValue),
@@ -134,7 +134,7 @@ extern "C" fn cuMemFreeHost(address: usize) -> c_int {
     by_kernel_mode("cuMemFreeHost", || answer(free()), after_all_work)
 }
 
-/// Whether the device copies from or to this address without the host.
+/// Returns whether the device copies from or to this address without the host.
 fn is_pinned(address: usize) -> bool {
     machine().state().host.is_pinned(address)
 }

@@ -148,7 +148,11 @@ extern "C" fn cuCtxPushCurrent_v2(context: usize) -> c_int {
 /// The popped context may have no place.
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxPopCurrent_v2(context: Out<'_, usize>) -> c_int {
-    call("cuCtxPopCurrent_v2", || answer(pop_context().map(|popped| drop(write(context, popped)))))
+    call("cuCtxPopCurrent_v2", || {
+        answer(pop_context().map(|popped| {
+            write(context, popped);
+        }))
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -53,7 +53,9 @@ extern "C" fn cudaStreamGetCaptureInfo(
     remember(capture.map(|capture| {
         write(status, c_int::from(capture.is_some()));
         write(id, capture.unwrap_or(0));
-        [graph, dependencies, edges, count].into_iter().for_each(|output| drop(write(output, 0)));
+        for output in [graph, dependencies, edges, count] {
+            write(output, 0);
+        }
     }))
 }
 

@@ -116,7 +116,7 @@ extern "C" fn __cudaPopCallConfiguration(
     remember(top.and_then(|top| put(grid, top.0).and(put(block, top.1)).and(put(shared_memory, top.2)).and(put(stream, top.3))))
 }
 
-/// Whether a grid and a block have valid sizes
+/// Checks the sizes of a grid and a block
 /// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>).
 const fn allowed(grid: Dim3, block: Dim3) -> bool {
     let none = grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0;

@@ -1,7 +1,7 @@
 //! Recorded programs: `harness advise`, `shrink`, `import`, and `run` of a trace or a snapshot.
 //!
-//! Four real snapshots are part of the project; the others lie outside of it, in `../shared/snapshots`, and where they are not there, tests say so.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! The project contains four real snapshots. Others are outside of it, in `../shared/snapshots`; a test prints which of them are missing.
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -17,7 +17,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A segment of 40 MiB is pinned by a block of 4 MiB when 64 MiB are requested of 88.
+/// A block of 4 MiB pins a segment of 40 MiB. Then 64 MiB are requested on a device of 88 MiB.
 const PINNED: &str = "a 7 41943040 0 # model.py:10\nf 7\na 8 4194304 0 # model.py:20\na 9 1000 0\nf 9\na 10 67108864 0 # model.py:30\n";
 
 fn folder_with_trace() -> tempfile::TempDir {
@@ -26,7 +26,7 @@ fn folder_with_trace() -> tempfile::TempDir {
     folder
 }
 
-/// A snapshot that is part of the project.
+/// A snapshot in the project.
 fn recorded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots").join(format!("{name}.pickle.gz")).canonicalize().unwrap()
 }
@@ -35,13 +35,13 @@ fn recorded(name: &str) -> PathBuf {
 fn snapshot(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/snapshots").join(name);
     if !path.exists() {
-        println!("skipped: {} is not there", path.display());
+        println!("skipped: {} is missing", path.display());
     }
     path.exists().then(|| path.canonicalize().unwrap())
 }
 
 #[test]
-fn a_trace_runs_as_a_scenario_of_one_step_with_the_same_arms_causes_and_exit_codes() {
+fn a_trace_runs_as_a_scenario_of_one_step() {
     let folder = folder_with_trace();
     let run = |arguments: &[&str]| harness(&[&["run", "job.trace", "--device", "sim", "--no-report"], arguments].concat(), folder.path());
     let failed = run(&["--memory", "88MiB", "--alloc-conf", "expandable_segments:True", "--format", "json"]);
@@ -76,7 +76,7 @@ fn a_trace_is_reduced_to_a_scenario_that_fails_as_it_says() {
     assert_eq!(replayed.status.code(), Some(0));
 }
 
-/// The second arm fails: an adapter stays in the segment of the model.
+/// The second configuration fails: an adapter stays in the segment of the model.
 const PINNED_SCENARIO: &str = "\
 about: A model does not fit again.
 needs: { memory: 1GiB }
@@ -98,8 +98,11 @@ fn a_scenario_that_fails_is_reduced_to_one_that_is_a_test_as_it_is() {
     std::fs::write(folder.path().join("given.yaml"), PINNED_SCENARIO).unwrap();
     let shrunk = harness(&["shrink", "given.yaml", "--out", "small.yaml"], folder.path());
     assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
-    let told = text(&shrunk.stderr);
-    assert!(told.starts_with("7 steps came down to 4, by ") && told.contains(" runs with caching: a request runs out of memory"), "{told}");
+    let message = text(&shrunk.stderr);
+    assert!(
+        message.starts_with("7 steps came down to 4, by ") && message.contains(" runs with caching: a request runs out of memory"),
+        "{message}"
+    );
     insta::assert_snapshot!(std::fs::read_to_string(folder.path().join("small.yaml")).unwrap());
     for command in [&["run", "small.yaml", "--device", "sim", "--no-report"][..], &["check", "small.yaml"]] {
         assert_eq!(harness(command, folder.path()).status.code(), Some(0));
@@ -144,7 +147,7 @@ fn two_settings_that_end_differently_are_both_arms_of_the_reduced_scenario() {
 }
 
 #[test]
-fn the_setting_that_would_have_helped_and_the_memory_that_would_do_stand_above_the_results() {
+fn helpful_settings_and_sufficient_memory_are_shown_above_the_results() {
     let folder = folder_with_trace();
     let run = harness(
         &["run", "job.trace", "--memory", "88MiB", "--device", "sim", "--no-report", "--try-settings", "--least-memory"],
@@ -158,7 +161,7 @@ fn the_setting_that_would_have_helped_and_the_memory_that_would_do_stand_above_t
 }
 
 #[test]
-fn what_cannot_be_reduced_is_answered_with_what_to_do() {
+fn a_trace_that_cannot_be_reduced_gets_an_error_with_a_remedy() {
     let folder = folder_with_trace();
     for (arguments, message) in [
         (&["--memory", "1GiB"][..], "the trace does not run out of memory: every request succeeds with 1 GiB"),
@@ -175,7 +178,7 @@ fn what_cannot_be_reduced_is_answered_with_what_to_do() {
 }
 
 #[test]
-fn real_programs_that_ran_out_of_memory_come_down_to_fewer_than_20_operations() {
+fn real_programs_that_run_out_of_memory_are_reduced_to_fewer_than_20_operations() {
     let folder = tempfile::tempdir().unwrap();
     let further = ["gt-serve-kv.default", "resnet152-b96-oom"].map(|name| Some((name, snapshot(&format!("{name}.pickle.gz"))?)));
     let own = ["features", "kept-features", "collect-stats"].map(|name| (name, recorded(name)));
@@ -191,7 +194,7 @@ fn real_programs_that_ran_out_of_memory_come_down_to_fewer_than_20_operations() 
 }
 
 #[test]
-fn advice_for_settings_given_alone_is_the_documented_document() {
+fn advice_on_given_settings_has_the_documented_format() {
     let folder = tempfile::tempdir().unwrap();
     let path = recorded("kept-features");
     let advised =
@@ -207,7 +210,7 @@ fn advice_for_settings_given_alone_is_the_documented_document() {
 }
 
 #[test]
-fn expandable_segments_are_not_recommended_where_they_are_the_cause() {
+fn expandable_segments_are_not_recommended_if_they_are_the_cause() {
     let folder = tempfile::tempdir().unwrap();
     let path = recorded("collect-stats");
     let advised = harness(&["advise", path.to_str().unwrap(), "--format", "json"], folder.path());
@@ -224,7 +227,7 @@ fn expandable_segments_are_not_recommended_where_they_are_the_cause() {
 }
 
 #[test]
-fn changes_of_the_program_are_told_and_one_can_be_written_as_a_scenario() {
+fn changes_of_the_program_are_listed_and_written_as_scenarios() {
     let folder = tempfile::tempdir().unwrap();
     let path = recorded("kept-features");
     let arguments = ["advise", path.to_str().unwrap(), "--explain-advice", "1", "--out", "first.yaml"];
@@ -254,7 +257,7 @@ fn a_real_program_becomes_a_scenario_that_passes() {
 }
 
 #[test]
-fn a_replay_that_is_not_what_was_recorded_backs_no_advice_unless_it_is_forced() {
+fn advice_needs_a_faithful_replay_unless_it_is_forced() {
     let folder = tempfile::tempdir().unwrap();
     let mut altered = Snapshot::read(&recorded("features")).unwrap();
     let last = altered.traces[0].iter().rposition(|event| event.action == Action::Alloc).unwrap();
@@ -263,10 +266,10 @@ fn a_replay_that_is_not_what_was_recorded_backs_no_advice_unless_it_is_forced() 
     altered.write(&mut bytes).unwrap();
     std::fs::write(folder.path().join("altered.pickle"), bytes).unwrap();
     let refused = harness(&["advise", "altered.pickle"], folder.path());
-    let told = text(&refused.stderr);
-    assert_eq!((refused.status.code(), text(&refused.stdout).as_str()), (Some(1), ""), "{told}");
-    assert!(told.contains("no advice: a replay under the recorded settings does something else"), "{told}");
-    assert!(told.contains(&format!("First divergence at event {last}")), "{told}");
+    let message = text(&refused.stderr);
+    assert_eq!((refused.status.code(), text(&refused.stdout).as_str()), (Some(1), ""), "{message}");
+    assert!(message.contains("no advice: a replay under the recorded settings does something else"), "{message}");
+    assert!(message.contains(&format!("First divergence at event {last}")), "{message}");
     let document: Value =
         serde_json::from_slice(&harness(&["advise", "altered.pickle", "--format", "json"], folder.path()).stdout).unwrap();
     assert_eq!((&document["faithful"], &document["configurations"]), (&Value::Bool(false), &Value::Array(Vec::new())));
@@ -275,7 +278,7 @@ fn a_replay_that_is_not_what_was_recorded_backs_no_advice_unless_it_is_forced() 
     assert!(text(&forced.stdout).contains("NOT BACKED: a replay of what was recorded does something else."), "{}", text(&forced.stdout));
 }
 
-/// The same program as `PINNED`, as RMM logs it.
+/// The program of `PINNED` in the log format of RMM.
 const RMM_LOG: &str = "Thread,Time,Action,Pointer,Size,Stream
 7,10:00:00.000001,allocate,0x7f0000000000,41943040,0x1
 7,10:00:00.000002,free,0x7f0000000000,41943040,0x1
@@ -284,7 +287,7 @@ const RMM_LOG: &str = "Thread,Time,Action,Pointer,Size,Stream
 ";
 
 #[test]
-fn a_trace_and_a_log_of_rmm_are_explained_by_what_a_replay_of_them_shows() {
+fn traces_and_rmm_logs_are_explained_by_their_replay() {
     let folder = folder_with_trace();
     std::fs::write(folder.path().join("rmm.csv"), RMM_LOG).unwrap();
     for (file, site) in [("job.trace", "model.py:20"), ("rmm.csv", "rmm.csv thread 7, stream 0x1")] {
@@ -295,13 +298,13 @@ fn a_trace_and_a_log_of_rmm_are_explained_by_what_a_replay_of_them_shows() {
         assert!(text(&explained.stdout).contains(site), "{document:#}");
         let without = harness(&["explain", file], folder.path());
         assert_eq!(without.status.code(), Some(2));
-        let told = text(&without.stderr);
-        assert!(told.contains("does not tell the device's memory") && told.contains("--memory"), "{told}");
+        let message = text(&without.stderr);
+        assert!(message.contains("does not tell the device's memory") && message.contains("--memory"), "{message}");
     }
 }
 
 #[test]
-fn a_trace_and_a_log_of_rmm_are_advised_on_to_their_end() {
+fn traces_and_rmm_logs_are_advised_on_to_their_end() {
     let folder = folder_with_trace();
     std::fs::write(folder.path().join("rmm.csv"), RMM_LOG).unwrap();
     for file in ["job.trace", "rmm.csv"] {

@@ -121,7 +121,7 @@ fn streams_that_cannot_be_meant_are_refused() {
 #[test]
 fn where_kernels_are_skipped_cudarc_has_streams_events_and_memory_too() {
     const NAME: &str = "where_kernels_are_skipped_cudarc_has_streams_events_and_memory_too";
-    if !is_child_on(NAME, &Settings { kernels: Kernels::Skipped, events: Events::Synchronize, ..strict() }) {
+    if !is_child_on(NAME, &Settings { kernels: Kernels::NoOp, events: Events::Synchronize, ..strict() }) {
         return;
     }
     let stream = stream_of_cudarc(0);

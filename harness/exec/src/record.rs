@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use harness_gpu_settings::calls::SlowCall;
-use harness_gpu_settings::counters::{DeviceTally, Tally};
+use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::Ledger;
 use harness_gpu_settings::limits::Limits;
@@ -133,8 +133,8 @@ impl Record {
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process =
             |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, slow_calls: Vec::new(), not_modelled: Vec::new() };
-        for Tally { pid, devices, submitted, slow, not_modelled } in Tally::read_folder(counters)? {
-            let devices = devices.iter().enumerate().map(|(index, tally)| DeviceRecord::new(index, tally)).collect();
+        for ProcessCounters { pid, devices, submitted, slow, not_modelled } in ProcessCounters::read_folder(counters)? {
+            let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
             processes.insert(pid, Process { devices, submitted, slow_calls, not_modelled, ..process(pid) });
         }
@@ -208,8 +208,8 @@ impl TorchRecord {
 }
 
 impl DeviceRecord {
-    fn new(index: usize, tally: &DeviceTally) -> Self {
-        let DeviceTally { memory, peak, mallocs, frees, failed, injected, .. } = *tally;
+    fn new(index: usize, counters: &DeviceCounters) -> Self {
+        let DeviceCounters { memory, peak, mallocs, frees, failed, injected, .. } = *counters;
         Self { index, memory: memory.0, peak_reserved: peak.0, mallocs, frees, failed, injected }
     }
 }

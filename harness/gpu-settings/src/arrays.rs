@@ -1,11 +1,11 @@
-//! [`ArrayDescriptor`]: how much memory an array takes, as far as its description tells
+//! [`ArrayDescriptor`]: the size of a CUDA array, computed from its description
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html>, `cuArray3DCreate`).
 
 use std::ffi::c_uint;
 
 use harness_allocator::units::Bytes;
 
-/// Flags: the depth is a number of layers, or of faces of cubes; and arrays without memory of their own.
+/// Flags: the depth counts layers or cube faces (first two); the array has no memory of its own (last two).
 const LAYERED: c_uint = 0x1;
 const CUBEMAP: c_uint = 0x4;
 const SPARSE: c_uint = 0x40;
@@ -14,7 +14,6 @@ const DEFERRED: c_uint = 0x80;
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-#[allow(missing_docs, reason = "the fields are CUDA's")]
 pub struct ArrayDescriptor {
     pub width: usize,
     pub height: usize,
@@ -27,7 +26,6 @@ pub struct ArrayDescriptor {
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-#[allow(missing_docs, reason = "the fields are CUDA's")]
 pub struct FlatDescriptor {
     pub width: usize,
     pub height: usize,
@@ -42,8 +40,8 @@ impl From<FlatDescriptor> for ArrayDescriptor {
 }
 
 impl ArrayDescriptor {
-    /// The bytes of the elements, of so many levels of a mipmap. A driver aligns rows as it likes, so an array takes this much at least. `None` for formats
-    /// whose elements are not so many channels of the same size, and for arrays without memory of their own.
+    /// Bytes of all elements in this many mipmap levels. The driver may align rows, so this is a lower bound. `None` for formats without a fixed
+    /// element size and for arrays without memory of their own.
     #[must_use]
     pub fn bytes(&self, levels: u32) -> Option<Bytes> {
         if self.flags & (SPARSE | DEFERRED) != 0 {
@@ -59,14 +57,14 @@ impl ArrayDescriptor {
     }
 }
 
-/// The bytes of a channel, by the number of `CUarray_format`.
+/// Bytes per channel, by `CUarray_format`.
 const fn channel_bytes(format: c_uint) -> Option<u64> {
     match format {
-        // Whole numbers without and with a sign.
+        // Unsigned and signed integers.
         0x01 | 0x08 => Some(1),
-        // The same, and half precision.
+        // Integers and half precision.
         0x02 | 0x09 | 0x10 => Some(2),
-        // The same, and single precision.
+        // Integers and single precision.
         0x03 | 0x0a | 0x20 => Some(4),
         _ => None,
     }
@@ -79,7 +77,7 @@ mod tests {
     const FLOATS: ArrayDescriptor = ArrayDescriptor { width: 1024, height: 512, depth: 0, format: 0x20, channels: 4, flags: 0 };
 
     #[test]
-    fn an_array_takes_the_bytes_of_its_elements() {
+    fn the_size_of_an_array_is_the_size_of_its_elements() {
         let flat = FlatDescriptor { width: 100, height: 0, format: 0x02, channels: 2 };
         assert_eq!(ArrayDescriptor::from(flat).bytes(1), Some(Bytes(400)));
         assert_eq!(FLOATS.bytes(1), Some(Bytes::mib(8)));
@@ -87,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn each_level_of_a_mipmap_has_half_the_extent_and_all_layers() {
+    fn each_mipmap_level_halves_the_extent_and_keeps_all_layers() {
         let cube = ArrayDescriptor { width: 4, height: 4, depth: 4, format: 0x01, channels: 1, flags: 0 };
         assert_eq!(cube.bytes(3), Some(Bytes(64 + 8 + 1)));
         assert_eq!(ArrayDescriptor { flags: LAYERED, ..cube }.bytes(3), Some(Bytes(64 + 16 + 4)));
     }
 
     #[test]
-    fn what_is_not_known_or_takes_nothing_has_no_size() {
+    fn unknown_and_sparse_arrays_have_no_size() {
         assert_eq!(ArrayDescriptor { format: 0x91, ..FLOATS }.bytes(1), None);
         assert_eq!(ArrayDescriptor { flags: SPARSE, ..FLOATS }.bytes(1), None);
         assert_eq!(ArrayDescriptor { width: usize::MAX, ..FLOATS }.bytes(1), None);

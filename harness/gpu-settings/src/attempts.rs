@@ -1,68 +1,66 @@
-//! [`Attempt`]: one try of a program to get memory, and [`Free`]: memory that it gave back. Each process notes both in files, in their order.
+//! [`Attempt`]: one call of a program that requests memory, and [`Free`]: memory that it released. Each process logs both in files, in order.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 
 use crate::calls::FaultyCall;
 use crate::settings::Fault;
 
-/// How the name of a file of attempts ends; in front of it stands the number of the process.
+/// The end of the name of a file of attempts, after the process number.
 pub const ENDING: &str = ".attempts";
-/// How the name of a file of frees ends; in front of it stands the number of the process.
+/// The end of the name of a file of frees, after the process number.
 pub const FREES: &str = ".frees";
-/// Words of an attempt or a free in its file.
+/// Words per attempt or free in its file.
 const WORDS: usize = 4;
-/// Bytes of an attempt or a free in its file, so that its length tells how many there were.
+/// Bytes per attempt or free in its file.
 pub const BYTES: usize = WORDS * 8;
 
-/// One try to get memory.
+/// One call that requests memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Attempt {
     pub call: FaultyCall,
-    /// What was asked for.
+    /// The requested bytes.
     pub size: Bytes,
-    /// Kernels, graphs, copies, host functions and records submitted before; on a real GPU, where nobody counts these, attempts to get memory and frees.
+    /// Kernels, graphs, copies, host functions and event records submitted before. On a real GPU nothing counts these: there it is the number of
+    /// earlier attempts and frees.
     pub submitted: u64,
     pub outcome: Outcome,
-    /// The device, by the index that the process sees; 0 for host memory.
+    /// The index that the process sees; 0 for host memory.
     pub device: u32,
-    /// What the process held of the device before, its context apart.
+    /// Bytes of the device that the process held before, without its context.
     pub held: Bytes,
 }
 
-/// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There was memory.
     Served,
-    /// There was none.
+    /// The device ran out of memory.
     Refused,
-    /// It failed because that was asked for.
+    /// The failure was injected.
     Injected,
 }
 
-/// Memory of a device that was given back to the driver.
+/// Memory of a device that a process returned to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Free {
-    /// Attempts of the process to get memory before, those of host memory included.
+    /// Earlier attempts of the process, for host memory too.
     pub attempts: u64,
-    /// As for an attempt.
+    /// As in [`Attempt`].
     pub submitted: u64,
-    /// The device, by the index that the process sees.
+    /// The index that the process sees.
     pub device: u32,
-    /// What the process holds of the device from then on, its context apart.
+    /// Bytes of the device that the process still holds, without its context.
     pub held: Bytes,
 }
 
 impl Free {
-    /// Reads a file of frees. What a killed process could not write to its end is left out.
+    /// Reads a file of frees. Ignores a truncated last record.
     ///
     /// # Errors
-    /// That the file cannot be read.
+    /// If the file cannot be read.
     pub fn read(path: &Path) -> io::Result<Vec<Self>> {
         let free = |[attempts, submitted, device, held]: [u64; WORDS]| {
             Some(Self { attempts, submitted, device: u32::try_from(device).ok()?, held: Bytes(held) })
@@ -71,13 +69,12 @@ impl Free {
     }
 }
 
-/// The words of each row of a file.
+/// Reads the rows of a file.
 fn rows(path: &Path) -> io::Result<Vec<[u64; WORDS]>> {
     let word = |bytes: &[u8; BYTES], index: usize| bytes.as_chunks::<8>().0.get(index).map_or(0, |word| u64::from_le_bytes(*word));
     Ok(fs::read(path)?.as_chunks::<BYTES>().0.iter().map(|bytes| std::array::from_fn(|index| word(bytes, index))).collect())
 }
 
-/// A row of a file.
 fn row(words: [u64; WORDS]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     for (word, into) in words.into_iter().zip(bytes.as_chunks_mut::<8>().0) {
@@ -91,10 +88,10 @@ impl Outcome {
 }
 
 impl Attempt {
-    /// Reads a file of attempts. What a killed process could not write to its end is left out.
+    /// Reads a file of attempts. Ignores a truncated last record.
     ///
     /// # Errors
-    /// That the file cannot be read.
+    /// If the file cannot be read.
     pub fn read(path: &Path) -> io::Result<Vec<Self>> {
         Ok(rows(path)?.into_iter().filter_map(Self::of_row).collect())
     }
@@ -112,38 +109,62 @@ impl Attempt {
     }
 }
 
-/// Whether the attempts of a process went so far that the first one that this fault asks for failed.
+/// Returns whether the process made enough attempts for the first failure of the fault.
 #[must_use]
 pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
     attempts.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64 >= fault.first
 }
 
-/// Attempts of this process: counted for each fault, and noted in its file, as its frees are in another.
+/// Counts the attempts of this process for each fault; logs attempts and frees to separate files.
 #[derive(Debug, Default)]
 pub struct Attempts {
-    /// Attempts that each fault counted so far.
+    /// Attempts per fault.
     counted: Vec<u64>,
-    /// Attempts noted so far, and frees.
     noted: u64,
     freed: u64,
-    /// Missing where there is no folder for it.
+    /// The folder of the files; `None` if attempts are not logged.
+    folder: Option<PathBuf>,
+    is_open: bool,
     file: Option<File>,
     frees: Option<File>,
 }
 
 impl Attempts {
-    /// Attempts of a process that notes them and its frees in new files of this folder.
-    pub fn of_this_process(folder: Option<&Path>) -> Self {
-        let file = |ending: &str| {
-            let path = folder.map(|folder| folder.join(format!("{}{ending}", std::process::id())));
-            path.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok())
-        };
-        Self { counted: Vec::new(), noted: 0, freed: 0, file: file(ENDING), frees: file(FREES) }
+    #[must_use]
+    pub fn new(folder: Option<&Path>) -> Self {
+        Self { folder: folder.map(Path::to_owned), ..Self::default() }
     }
 
-    /// Counts an attempt. Tells whether it is to fail.
+    /// Opens the files of this process, unless they are open. If a program before `exec` logged attempts, counting continues after them.
+    pub fn open(&mut self, faults: &[Fault]) {
+        if std::mem::replace(&mut self.is_open, true) {
+            return;
+        }
+        self.counted = vec![0; faults.len()];
+        let Some(folder) = &self.folder else { return };
+        let open = |ending: &str| {
+            let path = folder.join(format!("{}{ending}", std::process::id()));
+            let file = OpenOptions::new().append(true).create(true).open(&path);
+            let rows = file.as_ref().ok().and_then(|file| file.metadata().ok()).map_or(0, |file| file.len() / BYTES as u64);
+            (path, file.ok(), rows)
+        };
+        let (path, file, noted) = open(ENDING);
+        let (_, frees, freed) = open(FREES);
+        let earlier = if noted > 0 { Attempt::read(&path).unwrap_or_default() } else { Vec::new() };
+        for (fault, counted) in faults.iter().zip(&mut self.counted) {
+            *counted = earlier.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64;
+        }
+        (self.file, self.frees, self.noted, self.freed) = (file, frees, noted, freed);
+    }
+
+    /// Starts the attempts of a forked child. It opens its files at its first attempt.
+    pub fn start_child(&mut self) {
+        *self = Self { folder: self.folder.take(), ..Self::default() };
+    }
+
+    /// Counts an attempt and returns whether a fault makes it fail.
     pub fn fails(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) -> bool {
-        self.counted.resize(faults.len(), 0);
+        self.open(faults);
         let mut fails = false;
         for (fault, counted) in faults.iter().zip(&mut self.counted) {
             if fault.counts(call, size) {
@@ -154,20 +175,20 @@ impl Attempts {
         fails
     }
 
-    /// An attempt that was counted was none: the call was refused for another reason than memory.
+    /// Uncounts an attempt: the driver refused it for a reason other than memory.
     pub fn take_back(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) {
         for (fault, counted) in faults.iter().zip(&mut self.counted) {
             *counted -= u64::from(fault.counts(call, size));
         }
     }
 
-    /// How many attempts and frees were noted so far.
+    /// The number of attempts and frees so far.
     #[must_use]
     pub const fn noted(&self) -> u64 {
         self.noted + self.freed
     }
 
-    /// Notes how an attempt ended. A file that cannot be written any more is shorter; the program goes on.
+    /// Logs an attempt. The program continues if the file cannot be written.
     pub fn note(&mut self, attempt: &Attempt) {
         self.noted += 1;
         if let Some(file) = &mut self.file {
@@ -175,7 +196,7 @@ impl Attempts {
         }
     }
 
-    /// Notes that memory of a device was given back, after which the process holds so much of it. Written as attempts are.
+    /// Logs a free; `held` is the remaining usage of the device.
     pub fn note_free(&mut self, submitted: u64, device: u32, held: Bytes) {
         self.freed += 1;
         if let Some(file) = &mut self.frees {
@@ -189,11 +210,11 @@ mod tests {
     use super::*;
 
     fn fault(text: &str) -> Fault {
-        text.parse().expect("a fault")
+        text.parse().expect("parse a fault")
     }
 
     #[test]
-    fn the_attempts_that_were_asked_for_fail_and_smaller_ones_do_not_count() {
+    fn a_fault_fails_its_attempts_and_ignores_smaller_ones() {
         let faults = ["cudaMalloc:2:2:1MiB", "cudaMalloc:5"].map(fault);
         let mut attempts = Attempts::default();
         let sizes = [4096, 1 << 20, 2 << 20, 4096, 1 << 20, 3 << 20];
@@ -203,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_was_refused_for_another_reason_does_not_count() {
+    fn a_call_refused_for_another_reason_does_not_count() {
         let (faults, mut attempts) = ([fault("cuMemCreate:2")], Attempts::default());
         let mut fails = || attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2));
         assert!(!fails() && fails());
@@ -212,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn any_counts_all_calls_that_get_device_memory_together() {
+    fn any_counts_all_calls_for_device_memory_together() {
         let mut attempts = Attempts::default();
         let calls = [FaultyCall::Malloc, FaultyCall::HostAlloc, FaultyCall::Create, FaultyCall::MallocAsync, FaultyCall::Malloc];
         let failed = calls.map(|call| attempts.fails(&[fault("any:2:2")], call, Bytes::mib(2)));
@@ -220,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn attempts_are_read_back_as_they_were_noted_and_half_of_one_is_left_out() {
-        let folder = tempfile::tempdir().expect("a folder can be made");
+    fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
+        let folder = tempfile::tempdir().expect("create a folder");
         let noted = [
             (FaultyCall::Create, 20, Outcome::Served),
             (FaultyCall::HostAlloc, 1, Outcome::Refused),
@@ -235,21 +256,45 @@ mod tests {
             device: 3,
             held: Bytes::mib(9),
         });
-        let mut attempts = Attempts::of_this_process(Some(folder.path()));
+        let mut attempts = Attempts::new(Some(folder.path()));
+        attempts.open(&[]);
         noted.iter().for_each(|attempt| attempts.note(attempt));
         let path = folder.path().join(format!("{}{ENDING}", std::process::id()));
-        assert_eq!(Attempt::read(&path).expect("it can be read"), noted);
+        assert_eq!(Attempt::read(&path).expect("read the file"), noted);
         attempts.note_free(9, 3, Bytes::mib(5));
         assert_eq!(attempts.noted(), 4);
-        let frees = Free::read(&path.with_extension("frees")).expect("it can be read");
+        let frees = Free::read(&path.with_extension("frees")).expect("read the file");
         assert_eq!(frees, [Free { attempts: 3, submitted: 9, device: 3, held: Bytes::mib(5) }]);
-        let whole = fs::read(&path).expect("it can be read");
-        fs::write(&path, &whole[..whole.len() - 1]).expect("it can be written");
-        assert_eq!(Attempt::read(&path).expect("it can be read"), noted[..2]);
+        let whole = fs::read(&path).expect("read the file");
+        fs::write(&path, &whole[..whole.len() - 1]).expect("write the file");
+        assert_eq!(Attempt::read(&path).expect("read the file"), noted[..2]);
     }
 
     #[test]
-    fn a_fault_is_reached_when_its_first_attempt_was_made() {
+    fn counting_continues_after_exec_and_starts_anew_in_a_forked_child() {
+        let folder = tempfile::tempdir().expect("create a folder");
+        let faults = [fault("cudaMalloc:3")];
+        let one =
+            Attempt { call: FaultyCall::Malloc, size: Bytes::mib(2), submitted: 0, outcome: Outcome::Served, device: 0, held: Bytes::ZERO };
+        let attempt = |attempts: &mut Attempts| {
+            let fails = attempts.fails(&faults, one.call, one.size);
+            attempts.note(&one);
+            fails
+        };
+        let mut before = Attempts::new(Some(folder.path()));
+        assert!(!attempt(&mut before) && !attempt(&mut before));
+        let mut after_exec = Attempts::new(Some(folder.path()));
+        assert!(attempt(&mut after_exec));
+        assert_eq!(after_exec.noted(), 3);
+        let mut child = Attempts::new(None);
+        child.open(&faults);
+        assert!(!attempt(&mut child) && !attempt(&mut child));
+        child.start_child();
+        assert!(!attempt(&mut child) && !attempt(&mut child) && attempt(&mut child));
+    }
+
+    #[test]
+    fn a_fault_is_reached_by_its_first_attempt() {
         let attempts = [1, 2, 1].map(|size| Attempt {
             call: FaultyCall::Malloc,
             size: Bytes::mib(size),

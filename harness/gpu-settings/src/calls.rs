@@ -1,25 +1,21 @@
-//! Calls of CUDA that can be made to fail ([`FaultyCall`]) or to take longer ([`SlowCall`]), on a simulated GPU and on a real one.
+//! CUDA calls that can fail ([`FaultyCall`]) or be delayed ([`SlowCall`]) on request, on simulated and real GPUs.
 
 use harness_allocator::device::faulty::DeviceCall;
 
-/// A call that can be made to fail.
+/// A call with injectable failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultyCall {
-    /// `cudaMalloc`.
     Malloc,
     /// `cuMemCreate`.
     Create,
-    /// `cudaMallocAsync`.
     MallocAsync,
-    /// `cudaHostAlloc`.
     HostAlloc,
 }
 
 impl FaultyCall {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc];
 
-    /// The function.
+    /// The name of the CUDA function.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -31,30 +27,24 @@ impl FaultyCall {
     }
 }
 
-/// A call that can be made to take longer.
+/// A call with an injectable delay. Names of the runtime include the driver's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SlowCall {
-    /// `cudaMalloc`, and the driver's own.
     Malloc,
     /// `cuMemCreate`.
     Create,
-    /// `cudaMallocAsync`, and the driver's own.
     MallocAsync,
-    /// `cudaHostAlloc`.
     HostAlloc,
-    /// `cudaFree`, and the driver's own.
     Free,
-    /// `cudaFreeAsync`, and the driver's own.
     FreeAsync,
     /// `cuMemUnmap`.
     Unmap,
 }
 
 impl SlowCall {
-    /// All of them.
     pub const ALL: [Self; 7] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc, Self::Free, Self::FreeAsync, Self::Unmap];
 
-    /// The function.
+    /// The name of the CUDA function.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -68,7 +58,7 @@ impl SlowCall {
         }
     }
 
-    pub(crate) const fn gets_device_memory(self) -> bool {
+    pub(crate) const fn requests_device_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
 }

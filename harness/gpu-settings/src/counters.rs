@@ -1,82 +1,133 @@
-//! [`Counters`]: what a process did on its simulated GPUs, kept in a file that is shared memory, so that it is complete however the process ends.
+//! [`Counters`]: how a process used its simulated GPUs, in a mapped file that is complete even if the process is killed.
 //!
-//! The process maps the file and counts in it; whoever started the program reads it with [`Tally::read`] when the process is gone.
+//! The process counts in the mapped file. The program that started it reads the file with [`ProcessCounters::read`] after the process ends.
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::calls::SlowCall;
-use crate::latency::Latency;
+use crate::mapping::{self, SharedLayout};
 use crate::settings::MOST_DEVICES;
 
-/// How the name of a file of counters ends; in front of it stands the number of the process.
+/// The end of the name of a file of counters, after the process number.
 pub const ENDING: &str = ".counters";
-/// The first words of a file: a mark, and the version of the layout.
+/// The first word of a file: a magic number that includes the version of the layout.
 const MARK: u64 = 0x4841_524e_4750_5502;
-/// How many functions without a model are noted by name.
+/// Functions without a model that are listed by name.
 const MOST_NAMES: usize = 128;
 /// Longer names are cut.
 const NAME_BYTES: usize = 56;
 
-/// The figures of one device.
+/// Counters of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Figure {
-    /// Bytes used now, the context apart.
+    /// Bytes in use now, without the context.
     Used,
-    /// The most bytes ever used, the context apart.
+    /// The most bytes ever in use, without the context.
     Peak,
-    /// Allocations asked for: `cudaMalloc`, `cudaMallocAsync`, `cuMemCreate` and their like. Failed ones count.
+    /// Calls that request memory, such as `cudaMalloc`, `cudaMallocAsync` and `cuMemCreate`. Failed calls count.
     Mallocs,
-    /// Allocations given back.
     Frees,
-    /// Allocations that failed, injected failures included.
+    /// Failed requests, including injected failures.
     Failed,
-    /// Allocations that failed because that was asked for.
     Injected,
 }
 
 const FIGURES: usize = 6;
 
-/// The layout of the file. All of it is atomics, zero at first.
+/// The layout of the file: atomics that start at zero.
+#[derive(Debug)]
 #[repr(C)]
 pub struct Counters {
     mark: AtomicU64,
     devices: AtomicU64,
     memory: AtomicU64,
-    /// Kernels, graphs, copies, host functions and records submitted.
+    /// Kernels, graphs, copies, host functions and event records submitted.
     submitted: AtomicU64,
     figures: [[AtomicU64; FIGURES]; MOST_DEVICES as usize],
-    /// Calls that took longer because that was asked for.
+    /// Calls with an injected latency.
     slow: [AtomicU64; SlowCall::ALL.len()],
     names: AtomicU64,
     texts: [[AtomicU64; NAME_BYTES / 8]; MOST_NAMES],
 }
 
-impl Counters {
-    /// Counters of a process, in a new file of a folder, or where that cannot be made, or none is given, in memory of its own.
-    pub fn of_this_process(folder: Option<&Path>, devices: u32, memory: Bytes) -> &'static Self {
-        let counters =
-            folder.and_then(|folder| map(&folder.join(format!("{}{ENDING}", std::process::id()))).ok()).unwrap_or_else(in_memory);
-        counters.devices.store(devices.into(), Ordering::Relaxed);
-        counters.memory.store(memory.0, Ordering::Relaxed);
+// SAFETY: all of it is atomics, and any bytes are valid atomics.
+unsafe impl SharedLayout for Counters {}
+
+/// The counters of the running process. A forked child starts its own; a program after `exec` continues those of the process.
+#[derive(Debug)]
+pub struct OwnCounters {
+    /// Null until the process counts something.
+    counters: AtomicPtr<Counters>,
+    folder: Option<PathBuf>,
+    devices: u32,
+    memory: Bytes,
+}
+
+impl OwnCounters {
+    /// Counts in a file of `folder`; without a folder in private memory.
+    #[must_use]
+    pub fn new(folder: Option<&Path>, devices: u32, memory: Bytes) -> Self {
+        Self { counters: AtomicPtr::new(ptr::null_mut()), folder: folder.map(Path::to_owned), devices, memory }
+    }
+
+    /// Opens the counters unless they are open.
+    pub fn open(&self) -> &'static Counters {
+        let known = self.counters.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or came from a reference that lives as long as the program.
+        unsafe { known.as_ref() }.unwrap_or_else(|| {
+            let counters = self.create();
+            let opened = ptr::from_ref(counters).cast_mut();
+            let stored = self.counters.compare_exchange(ptr::null_mut(), opened, Ordering::AcqRel, Ordering::Acquire);
+            // SAFETY: as above; another thread may have opened the file at the same time.
+            stored.map_or_else(|other| unsafe { &*other }, |_| counters)
+        })
+    }
+
+    fn create(&self) -> &'static Counters {
+        let path = self.folder.as_ref().map(|folder| folder.join(format!("{}{ENDING}", std::process::id())));
+        let counters = path.map_or_else(in_memory, |path| {
+            map(&path).unwrap_or_else(|error| {
+                eprintln!("harness: process {} is not counted: {}: {error}", std::process::id(), path.display());
+                in_memory()
+            })
+        });
+        counters.devices.store(self.devices.into(), Ordering::Relaxed);
+        counters.memory.store(self.memory.0, Ordering::Relaxed);
+        counters.figures.iter().for_each(|figures| figures[Figure::Used as usize].store(0, Ordering::Relaxed));
         counters.mark.store(MARK, Ordering::Release);
         counters
     }
 
-    /// Counts one more.
+    /// Starts the counters of a forked child, which are opened when it first counts something.
+    pub fn start_child(&self) {
+        self.counters.store(ptr::null_mut(), Ordering::Release);
+    }
+}
+
+impl Deref for OwnCounters {
+    type Target = Counters;
+
+    fn deref(&self) -> &Counters {
+        self.open()
+    }
+}
+
+impl Counters {
     pub fn add(&self, device: usize, figure: Figure) {
         self.figures[device][figure as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts an allocation that was asked for, and how it ended.
+    /// Counts a request for memory and its outcome.
     pub fn count_allocation(&self, device: usize, used: Bytes, injected: bool, failed: bool) {
         self.add(device, Figure::Mallocs);
         if failed {
@@ -88,29 +139,25 @@ impl Counters {
         self.set_used(device, used);
     }
 
-    /// Notes how many bytes of a device are used from now on.
+    /// Sets the bytes of a device in use and raises the peak.
     pub fn set_used(&self, device: usize, used: Bytes) {
         let figures = &self.figures[device];
         figures[Figure::Used as usize].store(used.0, Ordering::Relaxed);
         figures[Figure::Peak as usize].fetch_max(used.0, Ordering::Relaxed);
     }
 
-    /// Has this call take as much longer as these ask for, and counts it. Returns by how much.
-    pub fn wait(&self, latencies: &[Latency], call: SlowCall) -> Nanos {
-        let by: Nanos = latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum();
-        if by > Nanos::ZERO {
-            self.slow[call as usize].fetch_add(1, Ordering::Relaxed);
-            thread::sleep(Duration::from_nanos(by.0));
-        }
-        by
+    /// Counts a call with an injected latency and sleeps for it.
+    pub fn wait(&self, by: Nanos, call: SlowCall) {
+        self.slow[call as usize].fetch_add(1, Ordering::Relaxed);
+        thread::sleep(Duration::from_nanos(by.0));
     }
 
-    /// The clock of the simulated GPUs: how much work was submitted so far.
+    /// The clock of the simulated GPUs: the number of pieces of work submitted so far.
     pub const fn submitted(&self) -> &AtomicU64 {
         &self.submitted
     }
 
-    /// Notes a function that was called and has no model. Each is to be noted once.
+    /// Lists a function without a model that was called. Callers list each function once.
     pub fn note_unmodelled(&self, name: &[u8]) {
         let index = self.names.fetch_add(1, Ordering::AcqRel) as usize;
         let Some(text) = self.texts.get(index) else { return };
@@ -123,19 +170,12 @@ impl Counters {
     }
 }
 
-/// The file, mapped into memory and shared with whoever else maps it.
+/// Maps the file of this process. A program before `exec` may have created it.
 fn map(path: &Path) -> io::Result<&'static Counters> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
-    file.set_len(size_of::<Counters>() as u64)?;
-    // SAFETY: a new mapping of a file that is as long as `Counters`; nothing is replaced.
-    let address = unsafe {
-        libc::mmap(std::ptr::null_mut(), size_of::<Counters>(), libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0)
-    };
-    if address == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the mapping is page-aligned, never unmapped, as large as `Counters`, and any bytes are valid atomics.
-    Ok(unsafe { &*address.cast::<Counters>() })
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    let counters = mapping::create::<Counters>(&file)?;
+    // SAFETY: the mapping is page-aligned, as large as `Counters`, and never unmapped.
+    Ok(unsafe { counters.as_ref() })
 }
 
 fn in_memory() -> &'static Counters {
@@ -151,56 +191,51 @@ fn in_memory() -> &'static Counters {
     }))
 }
 
-/// What one process did, read from its file.
+/// The counters of one process, read from its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tally {
-    /// The number of the process.
+pub struct ProcessCounters {
     pub pid: u32,
-    /// Its devices, by index.
-    pub devices: Vec<DeviceTally>,
-    /// Kernels, graphs, copies, host functions and records submitted.
+    /// By device index.
+    pub devices: Vec<DeviceCounters>,
+    /// Kernels, graphs, copies, host functions and event records submitted.
     pub submitted: u64,
-    /// Calls that took longer because that was asked for, and how many there were.
+    /// The number of calls with an injected latency, by function.
     pub slow: Vec<(SlowCall, u64)>,
-    /// Functions that were called and have no model, in the order of their first calls.
+    /// Called functions without a model, in the order of their first calls.
     pub not_modelled: Vec<String>,
 }
 
-/// What one process did on one device.
+/// The counters of one process on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct DeviceTally {
+pub struct DeviceCounters {
     pub memory: Bytes,
-    /// Bytes used when the file was read, the context apart.
+    /// Bytes in use when the file was read, without the context.
     pub used: Bytes,
-    /// The most bytes ever used, the context apart.
+    /// The most bytes ever in use, without the context.
     pub peak: Bytes,
-    /// Allocations asked for, failed ones included.
+    /// Requests for memory, including failed ones.
     pub mallocs: u64,
-    /// Allocations given back.
     pub frees: u64,
-    /// Allocations that failed, injected failures included.
+    /// Failed requests, including injected failures.
     pub failed: u64,
-    /// Allocations that failed because that was asked for.
     pub injected: u64,
 }
 
-impl Tally {
-    /// What the processes did that left counters in a folder, by their numbers. Other files, and those of processes that ended before they had a
-    /// device, are passed over.
+impl ProcessCounters {
+    /// Reads the counters in a folder, by process number. Skips other files and processes that ended before they had a device.
     ///
     /// # Errors
-    /// That the folder or a file in it cannot be read.
+    /// If the folder or a file in it cannot be read.
     pub fn read_folder(folder: &Path) -> io::Result<Vec<Self>> {
         let paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
         let numbered = paths.iter().filter_map(|path| Some((path.file_name()?.to_str()?.strip_suffix(ENDING)?.parse().ok()?, path)));
         let read = |(pid, path): (u32, &PathBuf)| Ok(Self::read(pid, &fs::read(path)?));
-        let mut tallies: Vec<Self> = numbered.filter_map(|file| read(file).transpose()).collect::<io::Result<_>>()?;
-        tallies.sort_by_key(|tally| tally.pid);
-        Ok(tallies)
+        let mut counters: Vec<Self> = numbered.filter_map(|file| read(file).transpose()).collect::<io::Result<_>>()?;
+        counters.sort_by_key(|process| process.pid);
+        Ok(counters)
     }
 
-    /// What a file of counters says. `None` where it is not one.
+    /// Parses a file of counters; `None` for other files.
     #[must_use]
     pub fn read(pid: u32, file: &[u8]) -> Option<Self> {
         let words: Vec<u64> = file.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -211,7 +246,7 @@ impl Tally {
         let (figures, rest) = rest.split_at(FIGURES * MOST_DEVICES as usize);
         let devices = figures.as_chunks::<FIGURES>().0.iter().take(usize::try_from(*devices).ok()?).map(|figures| {
             let figure = |figure: Figure| figures[figure as usize];
-            DeviceTally {
+            DeviceCounters {
                 memory: Bytes(*memory),
                 used: Bytes(figure(Figure::Used)),
                 peak: Bytes(figure(Figure::Peak)),
@@ -236,51 +271,59 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::os::unix::fs::MetadataExt as _;
 
     use super::*;
 
+    fn read(folder: &Path) -> Vec<ProcessCounters> {
+        ProcessCounters::read_folder(folder).expect("read the folder")
+    }
+
     #[test]
-    fn what_a_process_counted_is_read_from_its_file() {
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        let counters = Counters::of_this_process(Some(folder.path()), 2, Bytes::gib(8));
+    fn counters_are_read_from_the_file_of_their_process() {
+        let folder = tempfile::tempdir().expect("create a folder");
+        let counters = OwnCounters::new(Some(folder.path()), 2, Bytes::gib(8));
         counters.add(1, Figure::Mallocs);
         counters.add(1, Figure::Failed);
         counters.set_used(1, Bytes::mib(6));
         counters.set_used(1, Bytes::mib(4));
-        counters.wait(&["cudaFree:1ns".parse().expect("a latency")], SlowCall::Free);
+        counters.wait(Nanos(1), SlowCall::Free);
         counters.note_unmodelled(b"cufileRead");
         counters.note_unmodelled(&[b'x'; 80]);
-        fs::write(folder.path().join("1.counters"), "damaged").expect("a file can be written");
-        let none = DeviceTally { memory: Bytes::gib(8), used: Bytes(0), peak: Bytes(0), mallocs: 0, frees: 0, failed: 0, injected: 0 };
-        let expected = Tally {
+        fs::write(folder.path().join("1.counters"), "damaged").expect("write a file");
+        let none = DeviceCounters { memory: Bytes::gib(8), used: Bytes(0), peak: Bytes(0), mallocs: 0, frees: 0, failed: 0, injected: 0 };
+        let expected = ProcessCounters {
             pid: std::process::id(),
-            devices: vec![none, DeviceTally { used: Bytes::mib(4), peak: Bytes::mib(6), mallocs: 1, failed: 1, ..none }],
+            devices: vec![none, DeviceCounters { used: Bytes::mib(4), peak: Bytes::mib(6), mallocs: 1, failed: 1, ..none }],
             submitted: 0,
             slow: vec![(SlowCall::Free, 1)],
             not_modelled: vec!["cufileRead".to_owned(), "x".repeat(NAME_BYTES)],
         };
-        assert_eq!(Tally::read_folder(folder.path()).expect("it can be read"), [expected]);
+        assert_eq!(read(folder.path()), [expected]);
+        let file = fs::metadata(folder.path().join(format!("{}{ENDING}", std::process::id()))).expect("read the file's length");
+        assert!(file.blocks() * 512 >= file.len(), "its disk space is reserved");
     }
 
     #[test]
-    fn without_a_folder_a_process_counts_for_itself() {
-        let counters = Counters::of_this_process(Some(Path::new("/nonexistent")), 1, Bytes::gib(1));
+    fn counters_continue_after_exec_and_start_anew_in_a_forked_child() {
+        let folder = tempfile::tempdir().expect("create a folder");
+        let before = OwnCounters::new(Some(folder.path()), 1, Bytes::gib(8));
+        before.count_allocation(0, Bytes::mib(6), false, false);
+        let after = OwnCounters::new(Some(folder.path()), 1, Bytes::gib(8));
+        after.count_allocation(0, Bytes::mib(2), false, false);
+        let DeviceCounters { used, peak, mallocs, .. } = read(folder.path())[0].devices[0];
+        assert_eq!((used, peak, mallocs), (Bytes::mib(2), Bytes::mib(6), 2));
+        fs::remove_file(folder.path().join(format!("{}{ENDING}", std::process::id()))).expect("remove the file");
+        after.start_child();
+        assert_eq!(read(folder.path()), [], "a child that counts nothing has no file");
+        after.count_allocation(0, Bytes::mib(1), false, false);
+        assert_eq!(read(folder.path())[0].devices[0].mallocs, 1);
+    }
+
+    #[test]
+    fn without_a_folder_a_process_counts_in_private_memory() {
+        let counters = OwnCounters::new(Some(Path::new("/nonexistent")), 1, Bytes::gib(1));
         counters.add(0, Figure::Frees);
         assert_eq!(counters.figures[0][Figure::Frees as usize].load(Ordering::Relaxed), 1);
-    }
-
-    #[test]
-    fn a_call_takes_as_much_longer_as_all_that_name_it_ask_for_and_is_counted() {
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        let counters = Counters::of_this_process(Some(folder.path()), 1, Bytes::gib(1));
-        let latencies = ["cudaMalloc:2ms", "any:1ms", "all:500us"].map(|text| text.parse().expect("a latency"));
-        let began = Instant::now();
-        let waited = [SlowCall::Malloc, SlowCall::Create, SlowCall::Free, SlowCall::Malloc].map(|call| counters.wait(&latencies, call));
-        assert!(began.elapsed() >= Duration::from_millis(9));
-        assert_eq!(waited, [3500, 1500, 500, 3500].map(Nanos::micros));
-        assert_eq!(counters.wait(&latencies[1..2], SlowCall::HostAlloc), Nanos::ZERO);
-        let tally = Tally::read_folder(folder.path()).expect("it can be read").remove(0);
-        assert_eq!(tally.slow, [(SlowCall::Malloc, 2), (SlowCall::Create, 1), (SlowCall::Free, 1)]);
     }
 }

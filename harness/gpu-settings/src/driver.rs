@@ -1,34 +1,34 @@
-//! What the driver and NVML of a simulated machine do wrong, and what its kernels and sensors do.
+//! Errors, kernels and sensors of a simulated machine.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::text::{SettingsError, expected, number, numbers, words};
 
-/// What kernels do.
+/// The work of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernels {
-    /// Nothing, in no time, whatever kernel it is.
-    Skipped,
-    /// What they say, on memory of the host, in the order and time of their streams: the kernels of the CUDA device of this project, and no
-    /// others. Such a machine is strict: a wrong access, and one that nothing orders behind another, breaks the context.
-    Done,
+    /// Kernels are no-ops and take no time.
+    NoOp,
+    /// Kernels execute on host memory, in the order and time of their streams. Only the kernels of this project's CUDA device exist. Such a machine
+    /// is strict: a wrong access, or a race between streams, breaks the context.
+    Execute,
 }
 
-words!(Kernels, "what kernels do", Kernels::Skipped = "skipped", Kernels::Done = "done");
+words!(Kernels, "a mode of kernels", Kernels::NoOp = "skipped", Kernels::Execute = "done");
 
-/// A call of the driver or of NVML that is refused.
+/// A call of the driver or of NVML that fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The exported name, for example `cuMemAlloc_v2`.
     pub function: String,
-    /// Which call, counted from 1; 0 means every call.
+    /// The number of the call, from 1; 0 means every call.
     pub nth: u64,
-    /// The answer, which may be one that no header knows. `None`: the call never returns.
+    /// The error code, also one that no header defines. `None`: the call never returns.
     pub code: Option<u32>,
 }
 
-/// The code of a refusal that never returns, as text.
+/// The text in place of a code for a call that never returns.
 const HANGS: &str = "hangs";
 
 impl fmt::Display for Refusal {
@@ -50,12 +50,12 @@ impl FromStr for Refusal {
     }
 }
 
-/// The n-th fill kernel that writes anything flips a bit of one byte.
+/// An error of the n-th fill kernel that writes anything: it flips a bit of one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongWrite {
-    /// Which one, counted from 1.
+    /// From 1.
     pub nth: u64,
-    /// Which byte of what that kernel writes.
+    /// Offset of the byte in the range that the kernel fills.
     pub offset: u64,
 }
 
@@ -74,19 +74,17 @@ impl FromStr for WrongWrite {
     }
 }
 
-/// What the sensors of each device tell.
+/// The readings of each device's sensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sensors {
-    /// Power drawn, in milliwatts.
     pub power_mw: u32,
-    /// In degrees Celsius.
     pub celsius: u32,
-    /// What holds the clocks down, as NVML's bits: 4 is the power cap.
+    /// NVML's bits for the reasons of reduced clocks; 4 is the power cap.
     pub reasons: u64,
 }
 
 impl Sensors {
-    /// Devices without power and heat, whose clocks nothing holds down.
+    /// No power, no heat, full clocks.
     pub const NOTHING: Self = Self { power_mw: 0, celsius: 0, reasons: 0 };
 }
 
@@ -101,7 +99,7 @@ impl FromStr for Sensors {
 
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         let [power_mw, celsius, reasons] = numbers(text, "MILLIWATTS:CELSIUS:REASONS")?;
-        let small = |figure: u64| u32::try_from(figure).map_err(|_| SettingsError(format!("`{figure}` is not a number that fits")));
+        let small = |figure: u64| u32::try_from(figure).map_err(|_| SettingsError(format!("`{figure}` is not a number in range")));
         Ok(Self { power_mw: small(power_mw)?, celsius: small(celsius)?, reasons })
     }
 }

@@ -1,55 +1,51 @@
-//! [`Gpu`]: what a program is told of a GPU besides its memory.
+//! [`Gpu`]: the properties of a GPU that programs can query, except its memory.
 //!
-//! The figures change what PyTorch allocates: workspaces of cuBLAS and attention go by the compute capability, temporaries of sorts and
-//! reductions by the number of multiprocessors. So the GPU is named with every result.
+//! They change what PyTorch allocates. The workspaces of cuBLAS and attention depend on the compute capability; temporary memory of sorts and
+//! reductions depends on the number of multiprocessors. So every result names the GPU.
 
 /// A GPU as its driver describes it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// As a user names it, in small letters: the name of a device profile, or a compute capability as in `sm_90`.
+    /// The name of a device profile or a compute capability such as `sm_90`, in lower case.
     pub name: &'static str,
-    /// As the driver names it.
+    /// The name that the driver returns.
     pub device: &'static str,
     /// Compute capability, for example 9 and 0.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Clock of the multiprocessors in kHz.
     pub clock_khz: u32,
-    /// Clock of the memory in kHz.
     pub memory_clock_khz: u32,
-    /// Width of the memory bus in bits.
     pub memory_bus_bits: u32,
-    /// Size of the L2 cache in bytes.
+    /// In bytes.
     pub l2_cache: u32,
 }
 
-/// What all GPUs of one compute capability share: "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide,
+/// Limits of a compute capability: "Technical Specifications per Compute Capability" in the CUDA C++ Programming Guide,
 /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Resident threads of a multiprocessor.
+    /// Resident threads per multiprocessor.
     pub threads: u32,
-    /// Resident blocks of a multiprocessor.
+    /// Resident blocks per multiprocessor.
     pub blocks: u32,
-    /// Shared memory of a multiprocessor in bytes.
+    /// Bytes of shared memory per multiprocessor.
     pub shared_memory: u32,
-    /// Shared memory that one block can have in bytes, where the kernel asks for it.
+    /// Bytes of shared memory per block that a kernel can opt in to.
     pub shared_memory_of_a_block: u32,
 }
 
-/// Registers of a multiprocessor, and of a block.
+/// Registers per multiprocessor and per block.
 pub const REGISTERS: u32 = 65_536;
-/// Shared memory of a block in bytes without asking.
+/// Bytes of shared memory per block without opt-in.
 pub const SHARED_MEMORY: u32 = 48 << 10;
-/// Threads of a block.
+/// Threads per block.
 pub const BLOCK_THREADS: u32 = 1024;
 
-/// The GPUs that programs can be told of. Multiprocessors, clocks, bus and L2 cache are of NVIDIA's data sheets and architecture white papers:
+/// The GPUs that can be simulated. Multiprocessors, clocks, bus and L2 cache come from NVIDIA's data sheets and architecture white papers:
 /// T4 <https://www.nvidia.com/en-us/data-center/tesla-t4/>, A100
 /// <https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf>, H100 and H200
 /// <https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper>, L4 and RTX 4090
-/// <https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf>. Clocks do not change what is allocated.
+/// <https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf>. Clocks do not affect allocations.
 pub const GPUS: [Gpu; 7] = [
     Gpu::new("t4-16", "Tesla T4", (7, 5), 40, [1_590_000, 5_001_000], 256, 4 << 20),
     Gpu::new("l4-24", "NVIDIA L4", (8, 9), 58, [2_040_000, 6_251_000], 192, 48 << 20),
@@ -73,13 +69,11 @@ impl Gpu {
         Self { name, device, capability, multiprocessors, clock_khz, memory_clock_khz, memory_bus_bits, l2_cache }
     }
 
-    /// The GPU of that name.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         GPUS.iter().find(|gpu| gpu.name == name)
     }
 
-    /// What its compute capability allows.
     #[must_use]
     pub const fn limits(&self) -> Limits {
         let [threads, blocks, shared_memory, shared_memory_of_a_block] = match self.capability {

@@ -1,4 +1,4 @@
-//! [`Latency`]: calls that take longer than they would.
+//! [`Latency`]: delays injected into calls.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,40 +9,45 @@ use harness_allocator::units::Nanos;
 use crate::calls::SlowCall;
 use crate::text::{SettingsError, expected};
 
-/// All calls that can take longer, where a call is wanted.
+/// Names all calls that can be delayed.
 const ALL: &str = "all";
 
-/// Which calls take longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slow {
     Call(SlowCall),
-    /// All that get device memory.
+    /// All that request device memory.
     Any,
     All,
 }
 
-/// Calls that take so much longer each time: `CALL:DURATION`, as in `cudaFree:3ms`.
+/// A delay for each call of a function: `CALL:DURATION`, for example `cudaFree:3ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
     calls: Slow,
-    /// How much longer each of them takes.
+    /// The delay per call.
     pub by: Nanos,
 }
 
 impl Latency {
-    /// Whether this call takes longer by it.
+    /// The sum of the delays of a call.
+    #[must_use]
+    pub fn sum(latencies: &[Self], call: SlowCall) -> Nanos {
+        latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum()
+    }
+
+    /// Returns whether it delays this call.
     #[must_use]
     pub fn is_of(&self, call: SlowCall) -> bool {
         match self.calls {
             Slow::Call(slow) => slow == call,
-            Slow::Any => call.gets_device_memory(),
+            Slow::Any => call.requests_device_memory(),
             Slow::All => true,
         }
     }
 }
 
 impl fmt::Display for Latency {
-    /// As it is read: the duration in the largest unit in which it is whole.
+    /// Writes the text that is parsed, with the duration in the largest unit that gives a whole number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let call = match self.calls {
             Slow::Call(call) => call.name(),
@@ -66,7 +71,7 @@ impl FromStr for Latency {
             _ => {
                 let accepted = SlowCall::ALL.into_iter().map(SlowCall::name).chain([ANY, ALL]);
                 let named = SlowCall::ALL.into_iter().find(|call| call.name() == name);
-                Slow::Call(named.ok_or_else(|| expected(name, "a call that can take longer", accepted))?)
+                Slow::Call(named.ok_or_else(|| expected(name, "a call that can be delayed", accepted))?)
             }
         };
         let form = || SettingsError(format!("`{text}` is not CALL:DURATION with a duration above 0, as in `cudaFree:3ms` or `any:250us`"));
@@ -80,11 +85,11 @@ mod tests {
     use super::*;
 
     fn latency(text: &str) -> Latency {
-        text.parse().expect("a latency")
+        text.parse().expect("parse a latency")
     }
 
     #[test]
-    fn latencies_are_read_back_as_they_are_shown() {
+    fn latencies_are_parsed_as_they_are_shown() {
         for text in ["cudaMalloc:5ms", "cuMemUnmap:1500us", "any:2s", "all:17ns", "cudaHostAlloc:250us", "cudaFreeAsync:1ms"] {
             assert_eq!(latency(text).to_string(), text);
         }
@@ -92,15 +97,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_latency_says_what_is() {
-        let message = |text: &str| text.parse::<Latency>().expect_err("it is wrong").to_string();
+    fn errors_list_the_accepted_latencies() {
+        let message = |text: &str| text.parse::<Latency>().expect_err("reject the text").to_string();
         let calls = "write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree, cudaFreeAsync, cuMemUnmap, any, all";
-        assert_eq!(message("cudaMemcpy:3ms"), format!("`cudaMemcpy` is not a call that can take longer: {calls}"));
+        assert_eq!(message("cudaMemcpy:3ms"), format!("`cudaMemcpy` is not a call that can be delayed: {calls}"));
         for text in ["cudaFree", "cudaFree:", "cudaFree:3", "cudaFree:0ms", "cudaFree:3ms:2"] {
             assert_eq!(
                 message(text),
                 format!("`{text}` is not CALL:DURATION with a duration above 0, as in `cudaFree:3ms` or `any:250us`")
             );
         }
+    }
+
+    #[test]
+    fn the_delays_of_a_call_add_up() {
+        let latencies = ["cudaMalloc:2ms", "any:1ms", "all:500us"].map(latency);
+        let calls = [SlowCall::Malloc, SlowCall::Create, SlowCall::Free, SlowCall::HostAlloc];
+        assert_eq!(calls.map(|call| Latency::sum(&latencies, call)), [3500, 1500, 500, 500].map(Nanos::micros));
     }
 }

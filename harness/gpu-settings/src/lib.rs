@@ -1,20 +1,22 @@
-//! What a simulated GPU and whoever starts programs on it share, and nothing that is exported to C.
+//! Data shared by simulated GPUs, limits on real GPUs, and the programs that start them. Nothing here is exported to C.
 //!
-//! * [`settings`], with [`gpus`] and [`driver`], say what the simulated machine is like: they travel in an environment variable;
-//! * [`limits`] say the same of a program on a real GPU;
-//! * [`calls`] are those that can fail or take longer on both, and [`latency`] by how much;
-//! * [`arrays`] are described as the driver has it;
-//! * [`counters`] and [`attempts`] are what a process did on it: they are left in files of the run's folder;
-//! * [`ledger`] is how much of its memory each process holds, in a file that they share.
+//! * [`settings`], [`gpus`] and [`driver`] describe a simulated machine, [`limits`] the limits on a real GPU; both are passed in environment variables;
+//! * [`calls`] lists the calls with injectable failures and delays ([`latency`]);
+//! * [`arrays`] computes the size of CUDA arrays, [`ffi`] has types for parameters of C functions;
+//! * [`process`] is the life cycle of a process: start, `fork`, `exec`, exit. It governs the files of the run's folder:
+//! * [`counters`] and [`attempts`], which each process writes, and the [`ledger`] of the memory that each process holds.
 
 pub mod arrays;
 pub mod attempts;
 pub mod calls;
 pub mod counters;
 pub mod driver;
+pub mod ffi;
 pub mod gpus;
 pub mod latency;
 pub mod ledger;
 pub mod limits;
+mod mapping;
+pub mod process;
 pub mod settings;
 mod text;

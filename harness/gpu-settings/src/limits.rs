@@ -1,4 +1,4 @@
-//! [`Limits`] of a program on a real GPU: written to one environment variable by whoever starts the program, read in the program and in its children.
+//! [`Limits`] of a program on a real GPU. `harness` passes them to the program and its children in an environment variable.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,27 +12,24 @@ use crate::text::number;
 
 /// The variable that carries [`Limits`].
 pub const LIMITS: &str = "HARNESS_GPU_LIMITS";
-/// The variable with the folder where each process writes its counters and attempts. It is not that of simulated GPUs, so that the limits can be
-/// tried on one.
+/// The variable with the folder where each process writes its counters and attempts. Simulated GPUs use another variable, so limits can be tested on
+/// one.
 pub const LIMITS_RUN: &str = "HARNESS_GPU_LIMITS_RUN";
-/// The variable with the path of the ledger by which processes have one limit together. Without it each process has the limit by itself.
+/// The variable with the path of the ledger of processes that share one limit. Without it each process has its own limit.
 pub const LIMITS_LEDGER: &str = "HARNESS_GPU_LIMITS_LEDGER";
 
-/// How a program on a real GPU is limited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory of the GPU itself.
+    /// Memory of the real GPU.
     pub device: Bytes,
-    /// The most device memory that each process gets, or all processes that share a ledger; `None` for all that there is.
+    /// The most device memory for each process, or for all processes that share a ledger; `None` for no limit.
     pub memory: Option<Bytes>,
-    /// Attempts to get memory that fail.
     pub faults: Vec<Fault>,
-    /// Calls that take longer.
     pub latencies: Vec<Latency>,
 }
 
 impl Limits {
-    /// The memory that a process sees.
+    /// The memory that a process can query.
     #[must_use]
     pub fn visible(&self) -> Bytes {
         self.memory.map_or(self.device, |memory| memory.min(self.device))
@@ -75,9 +72,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_back_as_they_were_written() {
-        let faults = ["cudaMalloc:40:2", "any:3:1:20MiB"].map(|text| text.parse().expect("a fault")).to_vec();
-        let latencies = vec!["cudaFree:3ms".parse().expect("a latency")];
+    fn limits_are_parsed_as_they_are_shown() {
+        let faults = ["cudaMalloc:40:2", "any:3:1:20MiB"].map(|text| text.parse().expect("parse a fault")).to_vec();
+        let latencies = vec!["cudaFree:3ms".parse().expect("parse a latency")];
         for memory in [None, Some(Bytes::gib(24))] {
             let limits = Limits { device: Bytes::gib(80), memory, faults: faults.clone(), latencies: latencies.clone() };
             assert_eq!(limits.to_string().parse(), Ok(limits));
@@ -85,8 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_limit_says_what_is() {
-        let error = "memory=1;gpu=a100".parse::<Limits>().expect_err("a GPU is no limit");
+    fn an_error_lists_the_accepted_limits() {
+        let error = "memory=1;gpu=a100".parse::<Limits>().expect_err("reject a GPU");
         assert_eq!(error.to_string(), "`gpu=a100` is not a limit: write device=BYTES, memory=BYTES, fail=FAULT or latency=LATENCY");
     }
 }

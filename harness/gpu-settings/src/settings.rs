@@ -1,5 +1,4 @@
-//! [`Settings`] of a simulated GPU: written to one environment variable by whoever starts a program, read from it in the program and in its
-//! children.
+//! [`Settings`] of a simulated GPU. `harness` passes them to a program and its children in an environment variable.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,123 +15,108 @@ use crate::text::{expected, number, words};
 
 /// The variable that carries [`Settings`].
 pub const SETTINGS: &str = "HARNESS_GPU";
-/// The variable with the folder of the libraries that stand in for NVIDIA's.
+/// The variable with the folder of the stub libraries that replace NVIDIA's.
 pub const LIBRARIES: &str = "HARNESS_GPU_LIBRARIES";
 /// The variable with the folder where each process writes its counters.
 pub const RUN: &str = "HARNESS_GPU_RUN";
-/// The file in the folder of [`RUN`] with a line for each context that was given back: what was left in it.
+/// The file in the folder of [`RUN`] with a line for each destroyed context: the resources that leaked in it.
 pub const LEFT: &str = "left";
-/// The file in the folder of [`RUN`] with the names of functions that were called, in their order, where that is asked for.
+/// The file in the folder of [`RUN`] with the names of called functions in order, if [`Settings::list_calls`] is set.
 pub const CALLS: &str = "calls";
-/// The most devices a machine can have.
+/// The most devices per machine.
 pub const MOST_DEVICES: u32 = 16;
 
-/// What the simulated machine is like. Each device is the same.
+/// A simulated machine with equal devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Settings {
-    /// What the program is told of the GPU besides its memory.
+    /// The GPU that programs see.
     pub gpu: &'static Gpu,
     /// Memory of each device.
     pub memory: Bytes,
     pub devices: u32,
-    /// What a process takes of a device before its first allocation.
+    /// Memory that a process uses on a device before its first allocation.
     pub context_overhead: Bytes,
-    /// When an event is complete.
     pub events: Events,
-    /// Which addresses allocations get.
     pub addresses: AddressOrder,
-    /// How much workspace cuDNN asks for.
     pub cudnn_workspace: CudnnWorkspace,
-    /// What a program reads back.
     pub values: Values,
-    /// The CUDA release that the program's libraries are of.
+    /// The CUDA release of the program's libraries.
     pub cuda: Cuda,
-    /// The version that cuDNN tells: major · 10000 + minor · 100 + patch.
+    /// The version of cuDNN: major · 10000 + minor · 100 + patch.
     pub cudnn: u32,
-    /// Attempts to get memory that fail.
     pub faults: Vec<Fault>,
-    /// Calls that take longer.
     pub latencies: Vec<Latency>,
     pub kernels: Kernels,
-    /// Whether addresses and physical memory can be had apart (virtual memory management).
+    /// Virtual memory management.
     pub mapping: bool,
-    /// Whether there are stream-ordered pools.
+    /// Stream-ordered pools.
     pub pools: bool,
-    /// Whether there is an NVML library: whoever starts the program leaves it out.
     pub nvml: bool,
-    /// Whether NVML names the devices as multi-instance slices.
+    /// NVML shows the devices as MIG instances.
     pub mig: bool,
-    /// Whether NVML numbers this process otherwise than it sees itself, as in a container.
+    /// NVML shows other process numbers than the processes see, as in a container.
     pub container: bool,
-    /// What another process holds of each device.
+    /// Memory of each device in use by a process outside of the run.
     pub others: Bytes,
-    /// Whether other processes use the devices meanwhile; the ledger says what each of them holds.
+    /// Other processes use the devices at the same time; the ledger lists their memory.
     pub processes: bool,
-    /// What the sensors of the devices tell.
     pub sensors: Sensors,
-    /// Whether the name of each function of the driver and of NVML is written to [`CALLS`] when it is called.
+    /// Calls of the driver and of NVML are listed in [`CALLS`].
     pub list_calls: bool,
-    /// Calls of the driver and of NVML that are refused.
     pub refusals: Vec<Refusal>,
-    /// A fill kernel that writes one byte wrongly.
     pub wrong_write: Option<WrongWrite>,
-    /// Whether verify kernels find nothing, whatever memory holds.
+    /// Verify kernels never find a difference.
     pub blind_verify: bool,
 }
 
-/// When an event is complete.
+/// When an event completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Events {
-    /// At once.
     Instant,
     /// When the host waits for it, for later work of its stream, or for the device.
     Synchronize,
-    /// As [`Events::Synchronize`], and by itself when so much more work was submitted: kernels, graphs, host functions, copies and records.
+    /// As [`Events::Synchronize`], or after this much more work: kernels, graphs, host functions, copies and event records.
     Lag(u64),
 }
 
-/// Which addresses allocations get.
+/// The order of the addresses of allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressOrder {
-    /// Upwards; none is used twice.
+    /// Upwards, without reuse.
     Up,
-    /// Downwards; none is used twice.
+    /// Downwards, without reuse.
     Down,
-    /// The lowest that are free.
+    /// The lowest free address.
     Reuse,
 }
 
-/// How much workspace cuDNN asks for. A model: real figures depend on the algorithm that cuDNN chooses.
+/// The workspaces of cuDNN, as a model: real sizes depend on the algorithm that cuDNN chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum CudnnWorkspace {
     None,
-    /// As much as the operands that are not channels-last, and for filter gradients four times the filter.
+    /// The size of operands that are not channels-last, plus four times the filter for filter gradients.
     Operands,
 }
 
-/// What a program reads back from a device on which kernels do nothing.
+/// The values that a program reads from a device whose kernels are no-ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Values {
     Zeros,
-    /// What small copies wrote, until a kernel may have overwritten it; zeros otherwise.
+    /// The bytes of small copies until a kernel may overwrite them, otherwise zeros.
     Copies,
-    /// As [`Values::Copies`], and in Python what operations on small tensors give, which are done on the CPU beside.
+    /// As [`Values::Copies`]. In Python, the CPU also computes the operations on small tensors.
     Small,
 }
 
-/// A CUDA release: structures differ between them.
+/// A CUDA release. Structures differ between releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Cuda {
     V12,
     V13,
 }
 
 impl Cuda {
-    /// The version as the driver tells it, not older than any program of the release was built for.
+    /// The version that the driver returns: new enough for every program of the release.
     #[must_use]
     pub const fn driver_version(self) -> i32 {
         match self {
@@ -142,22 +126,21 @@ impl Cuda {
     }
 }
 
-/// Attempts that fail for lack of memory though there is some: `CALL:FIRST[:COUNT][:MIN_SIZE]`. Attempts of at least `min_size` bytes are
-/// counted from 1, over all devices of a process.
+/// Injected out of memory failures: `CALL:FIRST[:COUNT][:MIN_SIZE]`. Attempts of at least `min_size` bytes are counted from 1, over all devices of
+/// a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The call; `None`, written `any`, for all that get device memory, counted together.
+    /// `None`, written `any`, counts all calls that request device memory together.
     pub call: Option<FaultyCall>,
-    /// The first attempt that fails.
+    /// The number of the first attempt that fails.
     pub first: u64,
-    /// How many fail.
+    /// The number of failures.
     pub count: u64,
-    /// Smaller attempts neither count nor fail.
+    /// Smaller attempts do not count.
     pub min_size: Bytes,
 }
 
 impl Fault {
-    /// Whether it counts this attempt.
     #[must_use]
     pub fn counts(&self, call: FaultyCall, size: Bytes) -> bool {
         size >= self.min_size && self.call.map_or(call != FaultyCall::HostAlloc, |counted| counted == call)
@@ -165,7 +148,7 @@ impl Fault {
 }
 
 impl Settings {
-    /// A machine with one such GPU: events complete at once, addresses go upwards, no workspaces, zeros.
+    /// A machine with one such GPU and the default settings.
     #[must_use]
     pub const fn new(gpu: &'static Gpu, memory: Bytes) -> Self {
         Self {
@@ -181,7 +164,7 @@ impl Settings {
             cudnn: 91_900,
             faults: Vec::new(),
             latencies: Vec::new(),
-            kernels: Kernels::Skipped,
+            kernels: Kernels::NoOp,
             mapping: true,
             pools: true,
             nvml: true,
@@ -197,30 +180,30 @@ impl Settings {
         }
     }
 
-    /// The name that the devices have. Where kernels are done, times are measured: nobody must take them for those of a GPU.
+    /// The name of the devices. If kernels execute, times are measured, and the name prevents confusion with times of a GPU.
     #[must_use]
     pub const fn device_name(&self) -> &'static str {
         match self.kernels {
-            Kernels::Skipped => self.gpu.device,
-            Kernels::Done => "Simulated GPU",
+            Kernels::NoOp => self.gpu.device,
+            Kernels::Execute => "Simulated GPU",
         }
     }
 
-    /// The same machine, on which the n-th call of a function, counted from 1, or every one where that is 0, answers with this code.
+    /// Makes the n-th call of a function, from 1, return an error code; 0 means every call.
     #[must_use]
     pub fn failing(mut self, function: &str, nth: u64, code: u32) -> Self {
         self.refusals.push(Refusal { function: function.to_owned(), nth, code: Some(code) });
         self
     }
 
-    /// The same machine, on which the n-th call of a function never returns, nor any call after it.
+    /// Makes the n-th call of a function, and every later call, never return.
     #[must_use]
     pub fn hanging(mut self, function: &str, nth: u64) -> Self {
         self.refusals.push(Refusal { function: function.to_owned(), nth, code: None });
         self
     }
 
-    /// Switches, by the names that they have in the text.
+    /// Switches and their names in the text.
     fn switches(&mut self) -> [(&'static str, &mut bool); 8] {
         [
             ("mapping", &mut self.mapping),
@@ -242,15 +225,15 @@ impl fmt::Display for Settings {
         write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
         faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
         self.latencies.iter().try_for_each(|latency| write!(f, ";latency={latency}"))?;
-        // What tests alone choose is told where it was chosen.
+        // Settings that only tests choose are written if they differ from the default.
         let Self { kernels, others, sensors, refusals, wrong_write, .. } = self;
-        let mut usual = Self::new(gpu, *memory);
-        let mut tell = |is_usual: bool, setting: fmt::Arguments<'_>| if is_usual { Ok(()) } else { write!(f, ";{setting}") };
-        tell(*kernels == usual.kernels, format_args!("kernels={kernels}"))?;
-        tell(*others == usual.others, format_args!("others={}", others.0))?;
-        tell(*sensors == usual.sensors, format_args!("sensors={sensors}"))?;
-        for ((name, on), (_, usual)) in self.clone().switches().into_iter().zip(usual.switches()) {
-            tell(*on == *usual, format_args!("{name}={}", u8::from(*on)))?;
+        let mut default = Self::new(gpu, *memory);
+        let mut add = |is_default: bool, setting: fmt::Arguments<'_>| if is_default { Ok(()) } else { write!(f, ";{setting}") };
+        add(*kernels == default.kernels, format_args!("kernels={kernels}"))?;
+        add(*others == default.others, format_args!("others={}", others.0))?;
+        add(*sensors == default.sensors, format_args!("sensors={sensors}"))?;
+        for ((name, on), (_, default)) in self.clone().switches().into_iter().zip(default.switches()) {
+            add(*on == *default, format_args!("{name}={}", u8::from(*on)))?;
         }
         refusals.iter().try_for_each(|refusal| write!(f, ";refuse={refusal}"))?;
         wrong_write.iter().try_for_each(|wrong| write!(f, ";wrong_write={wrong}"))
@@ -283,7 +266,7 @@ impl FromStr for Settings {
                 "refuse" => settings.refusals.push(value.parse()?),
                 "wrong_write" => settings.wrong_write = Some(value.parse()?),
                 _ if let Some((_, switch)) = settings.switches().into_iter().find(|switch| switch.0 == key) => *switch = is_on(value)?,
-                _ => return Err(SettingsError(format!("`{key}` is not a setting of a simulated GPU"))),
+                _ => return Err(SettingsError(format!("`{key}` is not a setting of the simulated GPU"))),
             }
         }
         Ok(settings)
@@ -306,7 +289,7 @@ fn devices(text: &str) -> Result<u32, SettingsError> {
 
 words!(AddressOrder, "an order of addresses", AddressOrder::Up = "up", AddressOrder::Down = "down", AddressOrder::Reuse = "reuse");
 words!(CudnnWorkspace, "a model of cuDNN's workspaces", CudnnWorkspace::None = "none", CudnnWorkspace::Operands = "operands");
-words!(Values, "what a program reads back", Values::Zeros = "zeros", Values::Copies = "copies", Values::Small = "small");
+words!(Values, "a mode of values", Values::Zeros = "zeros", Values::Copies = "copies", Values::Small = "small");
 words!(Cuda, "a CUDA release", Cuda::V12 = "12", Cuda::V13 = "13");
 
 impl fmt::Display for Events {
@@ -358,8 +341,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read_back_as_they_were_written() {
-        let mut settings = Settings::new(Gpu::named("a100-80").expect("it is shipped"), Bytes::gib(24));
+    fn settings_are_parsed_as_they_are_shown() {
+        let mut settings = Settings::new(Gpu::named("a100-80").expect("find the GPU"), Bytes::gib(24));
         assert_eq!(settings.to_string().parse(), Ok(settings.clone()));
         settings = Settings {
             devices: 4,
@@ -371,12 +354,12 @@ mod tests {
             cuda: Cuda::V12,
             cudnn: 90_100,
             faults: vec![
-                "cudaMalloc:40:2".parse().expect("a fault"),
-                "cuMemCreate:1:1:20MiB".parse().expect("another"),
-                "any:3:2".parse().expect("a third"),
+                "cudaMalloc:40:2".parse().expect("parse a fault"),
+                "cuMemCreate:1:1:20MiB".parse().expect("parse a fault"),
+                "any:3:2".parse().expect("parse a fault"),
             ],
-            latencies: vec!["cudaFree:3ms".parse().expect("a latency")],
-            kernels: Kernels::Done,
+            latencies: vec!["cudaFree:3ms".parse().expect("parse a latency")],
+            kernels: Kernels::Execute,
             mapping: false,
             mig: true,
             others: Bytes::mib(7),
@@ -392,10 +375,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_setting_says_what_is() {
-        let message = |text: &str| text.parse::<Settings>().expect_err("it is wrong").to_string();
+    fn errors_list_the_accepted_settings() {
+        let message = |text: &str| text.parse::<Settings>().expect_err("reject the text").to_string();
         assert_eq!(message("events=late"), "`late` is not a model of events: write instant, synchronize, lag:N");
-        assert_eq!(message("colour=red"), "`colour` is not a setting of a simulated GPU");
+        assert_eq!(message("colour=red"), "`colour` is not a setting of the simulated GPU");
         assert_eq!(message("devices=17"), "`17` devices: a simulated machine has at most 16");
         assert_eq!(
             message("fail=cudaFree:1"),

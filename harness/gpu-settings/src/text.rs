@@ -1,28 +1,28 @@
-//! How settings are read from text: numbers, words, and what is said of a text that is neither.
+//! Parsers for settings and their error messages.
 
 use std::str::FromStr;
 
-/// Why a text is not a setting. The sentence says what is accepted.
+/// An error in the text of a setting; the message lists the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SettingsError(pub(crate) String);
 
 pub(crate) fn number<T: FromStr>(text: &str) -> Result<T, SettingsError> {
-    text.parse().map_err(|_| SettingsError(format!("`{text}` is not a number that fits")))
+    text.parse().map_err(|_| SettingsError(format!("`{text}` is not a number in range")))
 }
 
 pub(crate) fn expected(text: &str, what: &str, accepted: impl Iterator<Item = &'static str>) -> SettingsError {
     SettingsError(format!("`{text}` is not {what}: write {}", accepted.collect::<Vec<_>>().join(", ")))
 }
 
-/// Numbers with colons between them, as many as wanted.
+/// Parses `N` numbers separated by colons.
 pub(crate) fn numbers<const N: usize>(text: &str, form: &str) -> Result<[u64; N], SettingsError> {
     let wrong = || SettingsError(format!("`{text}` is not {form}"));
     let numbers: Vec<u64> = text.split(':').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
     numbers.try_into().map_err(|_| wrong())
 }
 
-/// Display and parsing of an enumeration whose values are words.
+/// Implements display and parsing for an enumeration of words.
 macro_rules! words {
     ($type:ty, $what:literal, $($value:path = $word:literal),+) => {
         impl fmt::Display for $type {

@@ -1,30 +1,31 @@
-//! [`Accounts`]: the device memory that a process holds, charged as a simulated device charges it, and what is left under the limit.
+//! [`Accounts`]: the device memory of a process, rounded as on a simulated device, and the memory left under the limit.
 
 use std::collections::BTreeMap;
 
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::Bytes;
 
-/// What allocations from pools are rounded to.
+/// The granularity of allocations from pools.
 const ALIGNMENT: Bytes = Bytes(512);
 
-/// How memory is charged.
+/// The rounding of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By itself, in whole pages.
+    /// Whole pages.
     Pages,
-    /// From a pool, whose allocations share pages.
+    /// Whole pages of physical memory, which has a handle.
+    Physical,
+    /// An allocation from a pool, which shares pages with others.
     Pooled,
 }
 
-/// Memory that was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
     kind: Kind,
     bytes: Bytes,
 }
 
-/// Physical memory: given back when its handles are released and nothing is mapped to it.
+/// Physical memory: freed after its last handle is released and its last mapping is removed.
 #[derive(Clone, Copy, Debug)]
 struct Physical {
     charge: Charge,
@@ -32,7 +33,7 @@ struct Physical {
     mappings: u32,
 }
 
-/// What a process holds.
+/// The device memory of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     limit: Option<Bytes>,
@@ -42,7 +43,7 @@ pub(crate) struct Accounts {
     allocations: BTreeMap<u64, Charge>,
     /// By handle.
     physical: BTreeMap<u64, Physical>,
-    /// Where physical memory is mapped: address to handle.
+    /// Mappings: address to handle.
     mapped: BTreeMap<u64, u64>,
 }
 
@@ -55,17 +56,17 @@ impl Accounts {
         self.pages + self.pooled.checked_round_up(GRANULARITY).unwrap_or(self.pooled)
     }
 
-    /// Free and all memory that the program is told of, given those of the device, and what other processes hold of the limit.
-    pub(crate) fn seen(&self, others: Bytes, free: Bytes, total: Bytes) -> (Bytes, Bytes) {
+    /// Free and total memory that the program sees, from those of the device and the memory that other processes use under the limit.
+    pub(crate) fn visible_memory(&self, others: Bytes, free: Bytes, total: Bytes) -> (Bytes, Bytes) {
         match self.limit {
             Some(limit) => (free.min(limit.saturating_sub(self.used()).saturating_sub(others)), total.min(limit)),
             None => (free, total),
         }
     }
 
-    /// Charges memory before it is asked for, so that two threads cannot get the same rest; `None` above what other processes leave of the limit.
+    /// Charges memory before the request, so two threads cannot get the same remaining memory. `None` if others leave too little of the limit.
     pub(crate) fn charge(&mut self, others: Bytes, kind: Kind, size: Bytes) -> Option<Charge> {
-        let unit = if kind == Kind::Pages { GRANULARITY } else { ALIGNMENT };
+        let unit = if kind == Kind::Pooled { ALIGNMENT } else { GRANULARITY };
         let charge = Charge { kind, bytes: size.checked_round_up(unit)? };
         let before = *self.sum(kind);
         *self.sum(kind) = Bytes(before.0.checked_add(charge.bytes.0)?);
@@ -76,40 +77,40 @@ impl Accounts {
         None
     }
 
-    /// Takes a charge back: the memory was refused or given back.
+    /// Removes a charge after a refused request or a free.
     pub(crate) fn discharge(&mut self, charge: Charge) {
         *self.sum(charge.kind) -= charge.bytes;
     }
 
     fn sum(&mut self, kind: Kind) -> &mut Bytes {
         match kind {
-            Kind::Pages => &mut self.pages,
+            Kind::Pages | Kind::Physical => &mut self.pages,
             Kind::Pooled => &mut self.pooled,
         }
     }
 
-    /// Charged memory has this address now.
+    /// Sets the address of charged memory.
     pub(crate) fn place(&mut self, address: u64, charge: Charge) {
-        // An address is handed out again only after its memory was given back, perhaps by a function that is not wrapped.
+        // If the address has an old charge, a function without a wrapper freed that memory.
         if let Some(before) = self.allocations.insert(address, charge) {
             self.discharge(before);
         }
     }
 
-    /// The memory at an address is about to be given back; `None` where it was not charged.
+    /// Removes the charge of an address before its memory is freed; `None` if nothing is charged there.
     pub(crate) fn take(&mut self, address: u64) -> Option<Charge> {
         let charge = self.allocations.remove(&address)?;
         self.discharge(charge);
         Some(charge)
     }
 
-    /// The memory was not given back after all.
+    /// Restores a charge after a failed free.
     pub(crate) fn put_back(&mut self, address: u64, charge: Charge) {
         *self.sum(charge.kind) += charge.bytes;
         self.place(address, charge);
     }
 
-    /// The memory at an address is known now to be so large: what a driver chose is charged, though it were above the limit.
+    /// Corrects the size of an allocation to the driver's choice, even above the limit.
     pub(crate) fn correct(&mut self, address: u64, size: Bytes) {
         if let Some(charge) = self.take(address) {
             let bytes = size.checked_round_up(GRANULARITY).unwrap_or(charge.bytes);
@@ -117,22 +118,21 @@ impl Accounts {
         }
     }
 
-    /// Charged memory has this handle now.
+    /// Sets the handle of charged memory.
     pub(crate) fn create(&mut self, handle: u64, charge: Charge) {
         if let Some(before) = self.physical.insert(handle, Physical { charge, handles: 1, mappings: 0 }) {
             self.discharge(before.charge);
         }
     }
 
-    /// One more handle.
     pub(crate) fn retain(&mut self, handle: u64) {
         self.physical.entry(handle).and_modify(|physical| physical.handles += 1);
     }
 
-    /// One handle less. Tells whether memory was given back.
+    /// Returns whether memory was freed.
     pub(crate) fn release(&mut self, handle: u64) -> bool {
         self.physical.entry(handle).and_modify(|physical| physical.handles = physical.handles.saturating_sub(1));
-        self.give_back_unused(handle)
+        self.free_unused(handle)
     }
 
     pub(crate) fn map(&mut self, address: u64, handle: u64) {
@@ -142,20 +142,20 @@ impl Accounts {
         }
     }
 
-    /// Tells how many pieces of memory were given back.
+    /// Returns the number of freed pieces of physical memory.
     pub(crate) fn unmap(&mut self, address: u64, size: u64) -> u64 {
-        let inside: Vec<(u64, u64)> =
+        let mappings: Vec<(u64, u64)> =
             self.mapped.range(address..address.saturating_add(size)).map(|(&address, &handle)| (address, handle)).collect();
-        let mut given_back = 0;
-        for (address, handle) in inside {
+        let mut freed = 0;
+        for (address, handle) in mappings {
             self.mapped.remove(&address);
             self.physical.entry(handle).and_modify(|physical| physical.mappings -= 1);
-            given_back += u64::from(self.give_back_unused(handle));
+            freed += u64::from(self.free_unused(handle));
         }
-        given_back
+        freed
     }
 
-    fn give_back_unused(&mut self, handle: u64) -> bool {
+    fn free_unused(&mut self, handle: u64) -> bool {
         let unused = self.physical.get(&handle).filter(|physical| physical.handles == 0 && physical.mappings == 0).copied();
         if let Some(physical) = unused {
             self.physical.remove(&handle);
@@ -176,11 +176,12 @@ mod tests {
     #[test]
     fn whole_pages_are_charged_and_nothing_above_the_limit() {
         let mut accounts = accounts();
-        let charges = [Bytes(1), Bytes::mib(3)].map(|size| accounts.charge(Bytes::ZERO, Kind::Pages, size).expect("it fits"));
+        let charges =
+            [Bytes(1), Bytes::mib(3)].map(|size| accounts.charge(Bytes::ZERO, Kind::Pages, size).expect("charge within the limit"));
         assert_eq!(accounts.used(), Bytes::mib(6));
         assert_eq!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(3)), None);
         assert_eq!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes(u64::MAX)), None);
-        assert_eq!(accounts.used(), Bytes::mib(6), "what was refused is not charged");
+        assert_eq!(accounts.used(), Bytes::mib(6), "a refused request is not charged");
         accounts.discharge(charges[1]);
         assert!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(6)).is_some());
     }
@@ -197,28 +198,28 @@ mod tests {
     }
 
     #[test]
-    fn the_program_sees_the_limit_and_never_more_than_the_device_has() {
+    fn the_program_sees_the_limit_but_never_more_than_the_device() {
         let mut accounts = accounts();
         assert!(accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).is_some());
-        assert_eq!(accounts.seen(Bytes::ZERO, Bytes::gib(70), Bytes::gib(80)), (Bytes::mib(6), Bytes::mib(8)));
-        assert_eq!(accounts.seen(Bytes::ZERO, Bytes::mib(1), Bytes::gib(80)), (Bytes::mib(1), Bytes::mib(8)));
-        assert_eq!(Accounts::new(None).seen(Bytes::ZERO, Bytes::gib(70), Bytes::gib(80)), (Bytes::gib(70), Bytes::gib(80)));
+        assert_eq!(accounts.visible_memory(Bytes::ZERO, Bytes::gib(70), Bytes::gib(80)), (Bytes::mib(6), Bytes::mib(8)));
+        assert_eq!(accounts.visible_memory(Bytes::ZERO, Bytes::mib(1), Bytes::gib(80)), (Bytes::mib(1), Bytes::mib(8)));
+        assert_eq!(Accounts::new(None).visible_memory(Bytes::ZERO, Bytes::gib(70), Bytes::gib(80)), (Bytes::gib(70), Bytes::gib(80)));
     }
 
     #[test]
-    fn what_other_processes_hold_is_not_left_of_the_limit() {
+    fn memory_of_other_processes_counts_against_the_limit() {
         let mut accounts = accounts();
         assert_eq!(accounts.charge(Bytes::mib(6), Kind::Pages, Bytes::mib(3)), None);
         assert!(accounts.charge(Bytes::mib(6), Kind::Pages, Bytes::mib(2)).is_some());
         assert_eq!(accounts.charge(Bytes(u64::MAX), Kind::Pages, Bytes::mib(1)), None);
-        assert_eq!(accounts.seen(Bytes::mib(4), Bytes::gib(70), Bytes::gib(80)), (Bytes::mib(2), Bytes::mib(8)));
-        assert_eq!(accounts.seen(Bytes::mib(7), Bytes::gib(70), Bytes::gib(80)), (Bytes::ZERO, Bytes::mib(8)));
+        assert_eq!(accounts.visible_memory(Bytes::mib(4), Bytes::gib(70), Bytes::gib(80)), (Bytes::mib(2), Bytes::mib(8)));
+        assert_eq!(accounts.visible_memory(Bytes::mib(7), Bytes::gib(70), Bytes::gib(80)), (Bytes::ZERO, Bytes::mib(8)));
     }
 
     #[test]
-    fn memory_that_could_not_be_given_back_is_charged_again() {
+    fn a_failed_free_restores_the_charge() {
         let mut accounts = accounts();
-        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("it fits");
+        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("charge within the limit");
         accounts.place(0x1000, charge);
         assert_eq!((accounts.take(0x1000), accounts.used()), (Some(charge), Bytes::ZERO));
         accounts.put_back(0x1000, charge);
@@ -226,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn memory_whose_size_the_driver_chose_is_charged_by_that() {
+    fn a_size_that_the_driver_chose_corrects_the_charge() {
         let mut accounts = accounts();
-        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("it fits");
+        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("charge within the limit");
         accounts.place(0x1000, charge);
         accounts.correct(0x1000, Bytes::mib(5));
         assert_eq!(accounts.used(), Bytes::mib(6));
@@ -237,13 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn physical_memory_goes_with_its_last_handle_and_its_last_mapping() {
+    fn physical_memory_is_freed_with_its_last_handle_and_mapping() {
         let mut accounts = accounts();
-        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("it fits");
+        let charge = accounts.charge(Bytes::ZERO, Kind::Pages, Bytes::mib(2)).expect("charge within the limit");
         accounts.create(7, charge);
         accounts.map(0x20_0000, 7);
         accounts.retain(7);
-        assert!(!accounts.release(7) && !accounts.release(7), "it is still mapped");
+        assert!(!accounts.release(7) && !accounts.release(7), "a mapping is left");
         assert_eq!((accounts.used(), accounts.unmap(0, 0x40_0000), accounts.used()), (Bytes::mib(2), 1, Bytes::ZERO));
     }
 }

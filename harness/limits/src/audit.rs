@@ -1,32 +1,50 @@
-//! The functions by which the dynamic linker asks an auditing library which function a symbol is bound to
+//! The interface of an audit library, through which the dynamic linker reports libraries and symbol bindings
 //! (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>).
 //!
-//! Nothing here allocates: a forked child may ask while another thread of its parent was allocating.
+//! Nothing here allocates: at a fork another thread may hold the lock of this namespace's allocator, and the child must still bind symbols.
 
-use std::ffi::{CStr, c_char, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::{driver, nvml, runtime};
 
-/// The newest version of the interface that these functions were written for.
+/// The newest supported version of the interface.
 const NEWEST: c_uint = 2;
-/// Bindings to symbols of a library are told, and bindings from it.
+/// Flags: report bindings to symbols of this library, and bindings from it.
 const BIND_TO: c_uint = 1;
 const BIND_FROM: c_uint = 2;
-/// Calls need not be told.
+/// Flags: do not report calls.
 const NO_CALLS: c_uint = 1 | 2;
-/// What is noted of a library: whether it is one of CUDA's.
+/// Cookies of CUDA's libraries and of others.
 const IS_CUDA: usize = 1;
 const IS_OTHER: usize = 0;
 
-/// Libraries whose functions are wrapped, by the beginning of the file name: the runtime, also under the names that packages give it, the driver, NVML,
-/// and what stands in for all of them on a simulated GPU.
+/// Prefixes of the file names of wrapped libraries: the runtime, also under the names in Python packages, the driver, NVML, and the simulated GPU.
 const LIBRARIES: [&[u8]; 4] = [b"libcudart.", b"libcuda.so", b"libnvidia-ml.so", b"libharness_simulated_gpu.so"];
 
-/// The beginning of `struct link_map`.
+/// The prefix of the C library's file name.
+const C_LIBRARY: &[u8] = b"libc.so.";
+
+/// The program's own C library, which runs the program's forks. This library has another copy in its own namespace.
+static PROGRAM_LIBC: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// The start of `struct link_map`.
 #[repr(C)]
 struct LinkMap {
     base: usize,
     name: *const c_char,
+}
+
+impl LinkMap {
+    /// The path of the library; empty for the program itself.
+    ///
+    /// # Safety
+    /// The name is null or a string that lives as long as the result.
+    unsafe fn path<'a>(&self) -> &'a [u8] {
+        // SAFETY: as the caller promises.
+        if self.name.is_null() { b"" } else { unsafe { CStr::from_ptr(self.name) }.to_bytes() }
+    }
 }
 
 /// `Elf64_Sym`.
@@ -40,30 +58,33 @@ struct Symbol {
     size: u64,
 }
 
-/// Tells the dynamic linker which version of the interface is spoken: its own where that is older.
+/// Negotiates the version of the interface.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     version.min(NEWEST)
 }
 
-/// A library was loaded: notes whether it is one of CUDA's.
+/// Stores in the cookie of a loaded library whether it is one of CUDA's.
 ///
 /// # Safety
 /// The pointers are valid, as the interface promises.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn la_objopen(map: *const LinkMap, _namespace: c_long, cookie: *mut usize) -> c_uint {
-    // SAFETY: as the caller promises; the program itself may have no name.
-    let name = unsafe { (*map).name.as_ref().map_or(&b""[..], |name| CStr::from_ptr(name).to_bytes()) };
-    let is_cuda = is_cuda(name);
+unsafe extern "C" fn la_objopen(map: *const LinkMap, namespace: c_long, cookie: *mut usize) -> c_uint {
+    // SAFETY: as the caller promises.
+    let path = unsafe { (*map).path() };
+    let is_cuda = is_cuda(path);
+    if namespace == 0 && file_name(path).starts_with(C_LIBRARY) {
+        PROGRAM_LIBC.store(map.cast_mut().cast(), Ordering::Release);
+    }
     // SAFETY: as the caller promises.
     unsafe { *cookie = if is_cuda { IS_CUDA } else { IS_OTHER } };
     if is_cuda { BIND_TO | BIND_FROM } else { BIND_FROM }
 }
 
-/// A symbol is bound: returns the address that the caller gets.
+/// Returns the address that a symbol is bound to.
 ///
 /// # Safety
-/// The pointers are valid, as the interface promises, and the cookies are those that [`la_objopen`] noted.
+/// The pointers are valid, as the interface promises, and [`la_objopen`] wrote the cookies.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn la_symbind64(
     symbol: *const Symbol,
@@ -82,29 +103,61 @@ unsafe extern "C" fn la_symbind64(
     if is_cuda && real != 0 { wrapper(real) } else { real }
 }
 
-/// The address that the program gets for the real function of this name: that of its wrapper, if it has one.
+/// The address that the program gets for a real function: its wrapper, if there is one.
 fn wrapped(name: &[u8], real: *mut c_void) -> *mut c_void {
     if let Some(wrapper) = runtime::wrapper(name, real) {
-        // A process may have several runtimes. Others than the first one are seen by what they ask of the driver, of which there is one.
-        return if wrapper.is_of_this { wrapper.address } else { real };
+        // A process may load several runtimes. Only the first is wrapped; requests of the others are seen in the driver.
+        return if wrapper.calls_this { wrapper.address } else { real };
     }
     driver::wrapper(name, real).or_else(|| nvml::wrapper(name, real)).map_or(real, |wrapper| wrapper.address)
 }
 
 fn is_cuda(path: &[u8]) -> bool {
-    let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    LIBRARIES.iter().any(|library| file.starts_with(library))
+    LIBRARIES.iter().any(|library| file_name(path).starts_with(library))
 }
+
+fn file_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
+}
+
+/// `pthread_atfork` of the program's C library. In this namespace it would register handlers that never run.
+pub(crate) unsafe extern "C" fn at_fork_of_program(before: Handler, in_parent: Handler, in_child: Handler) -> c_int {
+    type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
+    let library = PROGRAM_LIBC.load(Ordering::Acquire);
+    if library.is_null() {
+        return libc::ENOSYS;
+    }
+    // SAFETY: a link map of the dynamic linker is a handle for `dlsym`.
+    let register = unsafe { libc::dlsym(library, c"__register_atfork".as_ptr()) };
+    if register.is_null() {
+        return libc::ENOSYS;
+    }
+    // SAFETY: the function has this type since glibc 2.3.2. Without a handle of a library, the handlers are never removed.
+    unsafe { std::mem::transmute::<*mut c_void, Register>(register)(before, in_parent, in_child, ptr::null_mut()) }
+}
+
+type Handler = Option<unsafe extern "C" fn()>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn libraries_of_cuda_are_known_by_their_file_names() {
+    fn cuda_libraries_are_recognized_by_their_file_names() {
         let known = ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "libcudart.so.13", "/site/libcudart.8774224f.so.12", "libnvidia-ml.so.1"];
         assert!(known.iter().all(|path| is_cuda(path.as_bytes())));
         let others = ["", "/opt/libcuda.so.1/libc.so.6", "libcudnn.so.9", "libtorch_cuda.so", "libc10_cuda.so"];
         assert!(!others.iter().any(|path| is_cuda(path.as_bytes())));
+    }
+
+    #[test]
+    fn the_path_of_a_library_is_read_to_its_end() {
+        let path = |name: *const c_char| {
+            let map = LinkMap { base: 0, name };
+            // SAFETY: the name is null or a static string.
+            unsafe { map.path() }
+        };
+        assert_eq!(path(ptr::null()), b"");
+        assert_eq!(path(c"/usr/lib/libcuda.so.1".as_ptr()), b"/usr/lib/libcuda.so.1");
     }
 }

@@ -1,18 +1,18 @@
-//! A limit on the device memory of an unmodified program on a real GPU, and failures that are asked for.
+//! Limits the device memory of an unmodified program on a real GPU, and injects failures.
 //!
-//! The dynamic linker loads the shared library of this crate into a namespace of its own (`LD_AUDIT`) and asks it at each binding of a symbol. For functions
-//! of CUDA's runtime, of the driver and of NVML that get, give back or tell of device memory, the program gets a wrapper; all others it gets as they are.
-//! What a wrapper lets through is the real function's business. Nothing is done before the first call of a wrapper.
+//! The dynamic linker loads this shared library into its own namespace (`LD_AUDIT`) and asks it about each symbol binding. For functions of the CUDA
+//! runtime, the driver and NVML that allocate, free or report device memory, the program gets a wrapper. The library does nothing before the first
+//! call of a wrapper.
 //!
-//! * `audit` is what the dynamic linker calls, and finds the wrapper of a name;
-//! * `runtime`, `driver` and `nvml` are the wrappers, by library; `real` declares them and keeps the real functions;
-//! * `limiter` decides which attempts go through and counts them; `accounts` is what the process holds.
+//! * `audit` answers the dynamic linker and finds the wrapper of a function;
+//! * `runtime`, `driver` and `nvml` are the wrappers, by library; `real` declares them and calls the real functions;
+//! * `limiter` decides which requests reach the driver and counts them; `accounts` tracks the memory of the process.
 //!
-//! A limit is that of each process, or where a ledger is named, that of all processes that have this ledger together.
+//! A limit applies to each process, or to all processes that share a ledger.
 //!
-//! Managed memory is charged in full, wherever its pages lie, and an array by the bytes of its elements: a driver may take more for it.
+//! Managed memory counts in full, wherever its pages are. An array counts with the bytes of its elements; the driver may use more.
 //!
-//! Not limited: arrays of formats whose elements have no size of their own, memory that comes from other processes, and what the driver takes for itself.
+//! Not limited: arrays of formats without a fixed element size, memory imported from other processes, and the driver's own memory.
 
 mod accounts;
 mod audit;

@@ -1,8 +1,8 @@
-//! The functions by which the dynamic linker asks an auditing library where to look for a library
-//! (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>): those of NVIDIA that have a double are found in the folder of doubles.
+//! The interface of an audit library (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>). It makes the dynamic linker load stub libraries in
+//! place of NVIDIA's.
 //!
-//! The dynamic linker loads this library a second time for it, into a namespace of its own, before the program begins. So nothing here touches the
-//! state of the simulated machine.
+//! The dynamic linker loads this library a second time for it, into a separate namespace, before the program starts. So nothing here uses the state of
+//! the simulated machine.
 
 use std::env;
 use std::ffi::{CStr, CString, OsStr, c_char, c_uint};
@@ -13,33 +13,33 @@ use std::sync::OnceLock;
 
 use harness_gpu_settings::settings::LIBRARIES;
 
-/// The newest version of the interface that these functions were written for.
+/// The newest supported version of the interface.
 const NEWEST: c_uint = 2;
 
-/// Tells the dynamic linker which version of the interface is spoken: its own where that is older.
+/// Negotiates the version of the interface.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     version.min(NEWEST)
 }
 
-/// Tells the dynamic linker where it shall look for a library that it was asked for by this name or path.
+/// Returns the path at which the dynamic linker looks for a library.
 ///
 /// # Safety
 /// The name is a string, as the interface promises.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn la_objsearch(name: *const c_char, _cookie: *mut usize, _flag: c_uint) -> *const c_char {
-    static DOUBLES: OnceLock<Doubles> = OnceLock::new();
+    static STUBS: OnceLock<Stubs> = OnceLock::new();
     // SAFETY: as the caller promises.
     let asked = unsafe { CStr::from_ptr(name) };
-    let doubles = DOUBLES.get_or_init(|| Doubles::in_folder(env::var_os(LIBRARIES).as_deref()));
-    doubles.instead_of(asked).map_or(name, CStr::as_ptr)
+    let stubs = STUBS.get_or_init(|| Stubs::in_folder(env::var_os(LIBRARIES).as_deref()));
+    stubs.instead_of(asked).map_or(name, CStr::as_ptr)
 }
 
-/// The paths of the doubles.
-struct Doubles(Vec<CString>);
+/// The paths of the stub libraries.
+struct Stubs(Vec<CString>);
 
-impl Doubles {
-    /// The shared libraries in a folder; none where it cannot be read.
+impl Stubs {
+    /// The shared libraries in a folder; none if it cannot be read.
     fn in_folder(folder: Option<&OsStr>) -> Self {
         let entries = folder.and_then(|folder| fs::read_dir(Path::new(folder)).ok());
         let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
@@ -47,10 +47,10 @@ impl Doubles {
         Self(libraries.filter_map(|path| CString::new(path.into_os_string().into_vec()).ok()).collect())
     }
 
-    /// The double of exactly this file name. Copies under other names, as `libcudart.8774224f.so.13`, are somebody else's.
+    /// The stub library with exactly this file name. Copies under other names, for example `libcudart.8774224f.so.13`, have no stub.
     fn instead_of(&self, asked: &CStr) -> Option<&CStr> {
         let asked = file_name(asked.to_bytes());
-        self.0.iter().map(CString::as_c_str).find(|double| file_name(double.to_bytes()) == asked)
+        self.0.iter().map(CString::as_c_str).find(|stub| file_name(stub.to_bytes()) == asked)
     }
 }
 
@@ -67,24 +67,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_is_looked_for_among_the_doubles_by_its_exact_file_name() {
-        let folder = tempfile::tempdir().expect("a folder can be made");
+    fn a_stub_library_replaces_the_library_with_the_same_file_name() {
+        let folder = tempfile::tempdir().expect("create a folder");
         for name in ["libcuda.so.1", "libcudart.so.13", "manifest.json"] {
-            fs::write(folder.path().join(name), "").expect("a file can be written");
+            fs::write(folder.path().join(name), "").expect("write a file");
         }
-        let doubles = Doubles::in_folder(Some(folder.path().as_os_str()));
-        let instead_of = |asked: &CStr| doubles.instead_of(asked).map(|double| double.to_string_lossy().into_owned());
-        let double = |name: &str| Some(folder.path().join(name).to_string_lossy().into_owned());
-        assert_eq!(instead_of(c"libcuda.so.1"), double("libcuda.so.1"));
-        assert_eq!(instead_of(c"/usr/lib/x86_64-linux-gnu/libcudart.so.13"), double("libcudart.so.13"));
+        let stubs = Stubs::in_folder(Some(folder.path().as_os_str()));
+        let instead_of = |asked: &CStr| stubs.instead_of(asked).map(|stub| stub.to_string_lossy().into_owned());
+        let stub = |name: &str| Some(folder.path().join(name).to_string_lossy().into_owned());
+        assert_eq!(instead_of(c"libcuda.so.1"), stub("libcuda.so.1"));
+        assert_eq!(instead_of(c"/usr/lib/x86_64-linux-gnu/libcudart.so.13"), stub("libcudart.so.13"));
         for other in [c"libcudart.8774224f.so.13", c"libcudart.so.12", c"manifest.json", c"libcuda.so.1/libc.so.6", c""] {
             assert_eq!(instead_of(other), None, "{other:?}");
         }
-        assert_eq!(Doubles::in_folder(None).instead_of(c"libcuda.so.1"), None);
+        assert_eq!(Stubs::in_folder(None).instead_of(c"libcuda.so.1"), None);
     }
 
     #[test]
-    fn an_older_dynamic_linker_is_spoken_to_in_its_own_version() {
+    fn the_older_version_of_the_interface_is_used() {
         assert_eq!([1, 2, 3].map(|version| la_version(version)), [1, 2, 2]);
     }
 }

@@ -1,10 +1,12 @@
-//! cuBLAS and cublasLt: handles that remember what was set, and one algorithm for every product. Products themselves do nothing.
+//! cuBLAS and cublasLt: handles with their settings, and one algorithm for every product. Products are no-ops.
 
 use std::ffi::{c_char, c_int, c_void};
 
+use harness_gpu_settings::ffi::{Out, write};
+
 use crate::unmodelled::{delete_object, new_object};
 
-/// What a handle of cuBLAS remembers; it lies at the start of an object.
+/// The settings of a cuBLAS handle, at the start of an object.
 #[repr(C)]
 struct Handle {
     stream: usize,
@@ -12,39 +14,39 @@ struct Handle {
     pointer_mode: c_int,
 }
 
-/// The version of cuBLAS that is told.
+/// The version of cuBLAS.
 const VERSION: c_int = 130_100;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasCreate_v2(handle: *mut *mut u8) -> c_int {
-    // SAFETY: the program passes a pointer to a handle. A zeroed object is a handle on the default stream with the default modes.
-    unsafe { *handle = new_object() };
-    0
+extern "C" fn cublasCreate_v2(handle: Out<'_, *mut u8>) -> c_int {
+    // A zeroed object is a handle on the default stream with the default modes.
+    answer(write(handle, new_object()))
+}
+
+/// Success, or `CUBLAS_STATUS_INVALID_VALUE` after a null pointer.
+fn answer(written: bool) -> c_int {
+    if written { 0 } else { 7 }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasDestroy_v2(handle: *mut u8) -> c_int {
-    // SAFETY: the program gives back what it was given, once.
+    // SAFETY: a function here created the object, and the program destroys it once.
     unsafe { delete_object(handle) };
     0
 }
 
-/// A function that stores a field of a handle, or reads it.
+/// Exports a function that sets or gets a field of a handle.
 macro_rules! field {
     (set $name:ident, $field:ident: $type:ty) => {
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(handle: *mut Handle, value: $type) -> c_int {
-            // SAFETY: the program passes a handle of `cublasCreate_v2`.
-            unsafe { (*handle).$field = value };
-            0
+        extern "C" fn $name(handle: Option<&mut Handle>, value: $type) -> c_int {
+            answer(handle.map(|handle| handle.$field = value).is_some())
         }
     };
     (get $name:ident, $field:ident: $type:ty) => {
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name(handle: *mut Handle, value: *mut $type) -> c_int {
-            // SAFETY: the program passes a handle of `cublasCreate_v2` and a pointer to a value.
-            unsafe { *value = (*handle).$field };
-            0
+        extern "C" fn $name(handle: Option<&Handle>, value: Out<'_, $type>) -> c_int {
+            answer(handle.is_some_and(|handle| write(value, handle.$field)))
         }
     };
 }
@@ -57,10 +59,8 @@ field!(set cublasSetPointerMode_v2, pointer_mode: c_int);
 field!(get cublasGetPointerMode_v2, pointer_mode: c_int);
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasGetVersion_v2(_: *mut Handle, version: *mut c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *version = VERSION };
-    0
+extern "C" fn cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) -> c_int {
+    answer(write(version, VERSION))
 }
 
 #[unsafe(no_mangle)]
@@ -78,7 +78,7 @@ extern "C" fn cublasLtGetVersion() -> usize {
     VERSION as usize
 }
 
-/// `cublasLtMatmulHeuristicResult_t`: an algorithm, its workspace, its status, and how many waves of blocks it runs in.
+/// `cublasLtMatmulHeuristicResult_t`: an algorithm, its workspace, its status, and its number of waves of blocks.
 #[repr(C)]
 struct Heuristic {
     algorithm: [u64; 8],
@@ -88,9 +88,15 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// One algorithm that needs no workspace: a program takes none for an error.
+impl Heuristic {
+    const fn of(algorithm: [u64; 8]) -> Self {
+        Self { algorithm, workspace: 0, status: 0, waves: 1.0, reserved: [0; 4] }
+    }
+}
+
+/// Returns one algorithm without a workspace. Without an algorithm, a program fails.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
+extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     _: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
@@ -99,31 +105,25 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     _: *mut c_void,
     _: *mut c_void,
     requested: c_int,
-    results: *mut Heuristic,
-    returned: *mut c_int,
+    results: Out<'_, Heuristic>,
+    returned: Out<'_, c_int>,
 ) -> c_int {
-    // SAFETY: the program passes an array of as many results as it requests, and a pointer to their number.
-    unsafe {
-        if requested > 0 {
-            *results = Heuristic { algorithm: [0; 8], workspace: 0, status: 0, waves: 1.0, reserved: [0; 4] };
-        }
-        *returned = requested.min(1);
+    if requested > 0 && !write(results, Heuristic::of([0; 8])) {
+        return answer(false);
     }
-    0
+    answer(write(returned, requested.min(1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cublasLtMatmulAlgoCheck(
+extern "C" fn cublasLtMatmulAlgoCheck(
     _: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
-    algorithm: *const [u64; 8],
-    result: *mut Heuristic,
+    algorithm: Option<&[u64; 8]>,
+    result: Out<'_, Heuristic>,
 ) -> c_int {
-    // SAFETY: the program passes an algorithm and a pointer to a result.
-    unsafe { *result = Heuristic { algorithm: *algorithm, workspace: 0, status: 0, waves: 1.0, reserved: [0; 4] } };
-    0
+    answer(algorithm.is_some_and(|algorithm| write(result, Heuristic::of(*algorithm))))
 }

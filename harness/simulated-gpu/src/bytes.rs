@@ -1,28 +1,27 @@
-//! [`DeviceBytes`]: what device memory holds, byte by byte, where kernels are really done.
+//! [`DeviceBytes`]: the bytes of device memory, if kernels execute.
 
 use std::collections::BTreeMap;
 
-/// Bytes of a piece that is kept together: memory that was never written costs the host nothing.
+/// Bytes per piece. Pieces that were never written use no host memory.
 const PIECE: usize = 2 << 20;
 
-/// What a piece holds that was never written.
+/// The bytes of a piece that was never written.
 static ZEROS: [u8; PIECE] = [0; PIECE];
 
-/// The bytes by address.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceBytes(BTreeMap<u64, Vec<u8>>);
 
-/// A part of a range that lies in one piece.
+/// The part of a range in one piece.
 struct Part {
     piece: u64,
-    /// Where it begins in the piece, and where it ends.
+    /// Start and end in the piece.
     from: usize,
     to: usize,
-    /// Where it begins in the range.
+    /// Start in the range.
     offset: u64,
 }
 
-/// The parts of a range, in their order.
+/// The parts of a range, in order.
 fn parts(address: u64, len: u64) -> impl Iterator<Item = Part> {
     let mut offset = 0;
     std::iter::from_fn(move || {
@@ -45,7 +44,7 @@ impl DeviceBytes {
         &mut self.0.entry(part.piece).or_insert_with(|| vec![0; PIECE])[part.from..part.to]
     }
 
-    /// Writes the eight bytes of a pattern over and over.
+    /// Repeats the eight bytes of a pattern.
     pub(crate) fn fill(&mut self, address: u64, len: u64, pattern: [u8; 8]) {
         for part in parts(address, len) {
             let pattern = from_offset(pattern, part.offset);
@@ -55,7 +54,7 @@ impl DeviceBytes {
         }
     }
 
-    /// How many bytes are not of a pattern, and the offset of the first of them.
+    /// Counts the bytes that differ from a pattern, and returns the offset of the first.
     pub(crate) fn differing(&self, address: u64, len: u64, pattern: [u8; 8]) -> (u64, Option<u64>) {
         let (mut count, mut lowest) = (0, None);
         for part in parts(address, len) {
@@ -72,7 +71,7 @@ impl DeviceBytes {
         (count, lowest)
     }
 
-    /// Flips a bit of a byte.
+    /// Flips the lowest bit of a byte.
     pub(crate) fn flip(&mut self, address: u64) {
         let mut byte = [0];
         self.read(address, &mut byte);
@@ -93,7 +92,7 @@ impl DeviceBytes {
         }
     }
 
-    /// Forgets what a range holds that is given back: it is zeros again.
+    /// Clears a freed range.
     pub(crate) fn forget(&mut self, address: u64, len: u64) {
         for part in parts(address, len) {
             if part.to - part.from == PIECE {
@@ -105,7 +104,7 @@ impl DeviceBytes {
     }
 }
 
-/// A pattern as it is from an offset on.
+/// The pattern, starting at an offset.
 fn from_offset(mut pattern: [u8; 8], offset: u64) -> [u8; 8] {
     pattern.rotate_left((offset % 8) as usize);
     pattern
@@ -115,11 +114,11 @@ fn from_offset(mut pattern: [u8; 8], offset: u64) -> [u8; 8] {
 mod tests {
     use super::*;
 
-    /// Shortly in front of the end of a piece, at no multiple of eight.
+    /// Shortly before the end of a piece, and not a multiple of eight.
     const START: u64 = 3 * PIECE as u64 - 5;
 
     #[test]
-    fn a_pattern_goes_on_where_a_piece_ends_and_each_byte_that_is_not_of_it_is_found() {
+    fn a_pattern_continues_across_pieces_and_each_wrong_byte_is_found() {
         let mut bytes = DeviceBytes::default();
         let pattern = [1, 2, 3, 4, 5, 6, 7, 8];
         bytes.fill(START, 21, pattern);
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_zeros_and_its_neighbours_stay() {
+    fn a_freed_range_is_zeros_and_its_neighbours_stay() {
         let mut bytes = DeviceBytes::default();
         bytes.write(START, &[7; 12]);
         bytes.forget(START + 2, 8);
@@ -144,6 +143,6 @@ mod tests {
         bytes.read(START, &mut read);
         assert_eq!(read, [7, 7, 0, 0, 0, 0, 0, 0, 0, 0, 7, 7]);
         bytes.forget(2 * PIECE as u64, 2 * PIECE as u64);
-        assert!(bytes.0.is_empty(), "it costs the host nothing any more");
+        assert!(bytes.0.is_empty(), "freed pieces use no host memory");
     }
 }

@@ -1,4 +1,4 @@
-//! [`Calls`]: calls of the driver and of NVML that are refused, that never return, or that are listed, as the settings say.
+//! [`Calls`]: injects errors into calls of the driver and of NVML, makes them hang, or lists them, as the settings request.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -12,14 +12,13 @@ use std::thread;
 use harness_gpu_settings::driver::Refusal;
 use harness_gpu_settings::settings::{CALLS, Settings};
 
-/// Calls of this process.
 #[derive(Debug)]
 pub(crate) struct Calls {
     refusals: Vec<Refusal>,
-    /// Where the name of each call is written.
+    /// The file for the names of all calls.
     list: Option<PathBuf>,
     counted: Mutex<BTreeMap<&'static str, u64>>,
-    /// Whether a call was made that never returns. In a driver that hangs, every later call hangs too.
+    /// Set by a call that hangs. Then every later call hangs too, as in a real driver.
     hangs: AtomicBool,
 }
 
@@ -29,8 +28,8 @@ impl Calls {
         Self { refusals: settings.refusals.clone(), list, counted: Mutex::default(), hangs: AtomicBool::new(false) }
     }
 
-    /// The answer to a call that is refused. Does next to nothing where no call is refused or listed.
-    pub(crate) fn refusal(&self, function: &'static str) -> Option<c_int> {
+    /// The error code to return from a call. Cheap if the settings change no calls.
+    pub(crate) fn injected_error(&self, function: &'static str) -> Option<c_int> {
         if self.refusals.is_empty() && self.list.is_none() {
             return None;
         }
@@ -45,7 +44,7 @@ impl Calls {
         refusal.and_then(|refusal| refusal.code).map(u32::cast_signed)
     }
 
-    /// Counts and lists a call. Returns how many of the function there were.
+    /// Counts and lists a call. Returns the number of calls of the function.
     fn count(&self, function: &'static str) -> u64 {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(path) = &self.list {
@@ -57,7 +56,7 @@ impl Calls {
     }
 }
 
-/// Writes behind what stands in a file of the run's folder.
+/// Appends to a file in the run's folder.
 pub(crate) fn append(path: &Path, text: &str) {
     let written = OpenOptions::new().create(true).append(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
     if let Err(error) = written {

@@ -1,19 +1,17 @@
 //! [`Streams`]: streams, events, and when work counts as done.
 //!
-//! Work takes no time. What decides when an event is complete is a clock of submitted work, the model of [`Events`], and what the host waited for.
+//! Work takes no time. An event completes by a clock of submitted work, the model in [`Events`], and the waits of the host.
 
 use harness_allocator::units::Nanos;
 use harness_gpu_settings::settings::Events;
 
 use crate::code::Code;
+use crate::handles::Handles;
 
-/// How many queries in a row, with no work in between, move the clock: a program that polls must not wait for ever.
+/// This many queries without new work advance the clock. Otherwise a program that polls would wait forever.
 const IDLE_QUERIES: u32 = 1_000;
-/// The first handles of streams and events. Real ones are addresses too.
-const STREAMS: usize = 0x5_0000_0000;
-const EVENTS: usize = 0x6_0000_0000;
-/// The difference of two handles.
-const STEP: usize = 16;
+const STREAMS: Handles = Handles::starting_at(0x5_0000_0000);
+const EVENTS: Handles = Handles::starting_at(0x6_0000_0000);
 /// `cudaStreamLegacy` and `cudaStreamPerThread`.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
@@ -21,7 +19,7 @@ const PER_THREAD: usize = 2;
 /// All streams and events of a process.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// The default streams of the devices, then those that were made. Numbers are not used again.
+    /// The default streams of the devices, then other streams. Numbers are not reused.
     streams: Vec<Option<Stream>>,
     devices: usize,
     events: Vec<Option<Event>>,
@@ -35,22 +33,22 @@ pub(crate) struct Stream {
     pub(crate) device: usize,
     pub(crate) priority: i32,
     pub(crate) flags: u32,
-    /// The host has waited for all work up to this time.
+    /// The host has waited for all work before this time.
     waited: u64,
-    /// The number of the capture that goes on.
+    /// The number of an active capture.
     pub(crate) capture: Option<u64>,
 }
 
-/// The last record: the stream's number and the time.
+/// An event with its last record: the stream's number and the time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Event {
     record: Option<(usize, u64)>,
-    /// How much longer calls had taken by then because that was asked for.
+    /// The sum of the injected latencies before the record.
     late_by: Nanos,
     waited: bool,
 }
 
-/// Queries since the clock moved.
+/// Queries since the clock advanced.
 #[derive(Clone, Copy, Debug, Default)]
 struct Idle {
     now: u64,
@@ -72,7 +70,7 @@ impl Streams {
 
     pub(crate) fn create(&mut self, device: usize, priority: i32, flags: u32) -> usize {
         self.streams.push(Some(Stream { device, priority, flags, waited: 0, capture: None }));
-        STREAMS + (self.streams.len() - 1) * STEP
+        STREAMS.handle(self.streams.len() - 1)
     }
 
     pub(crate) fn destroy(&mut self, handle: usize) -> Result<(), Code> {
@@ -84,7 +82,7 @@ impl Streams {
         Ok(())
     }
 
-    /// The stream of a handle: null, `cudaStreamLegacy` and `cudaStreamPerThread` are the default stream of the current device.
+    /// The stream of a handle. Null, `cudaStreamLegacy` and `cudaStreamPerThread` are the default stream of the current device.
     pub(crate) fn stream(&mut self, handle: usize, current: usize) -> Result<&mut Stream, Code> {
         let number = self.number(handle, current)?;
         self.streams[number].as_mut().ok_or(Code::InvalidHandle)
@@ -93,25 +91,22 @@ impl Streams {
     fn number(&self, handle: usize, current: usize) -> Result<usize, Code> {
         let number = match handle {
             0 | LEGACY | PER_THREAD => current,
-            _ => handle.checked_sub(STREAMS).filter(|offset| offset.is_multiple_of(STEP)).ok_or(Code::InvalidHandle)? / STEP,
+            _ => STREAMS.number(handle)?,
         };
         self.streams.get(number).is_some_and(Option::is_some).then_some(number).ok_or(Code::InvalidHandle)
     }
 
-    /// The host waits for a stream.
     pub(crate) fn wait_for(&mut self, handle: usize, current: usize, now: u64) -> Result<(), Code> {
         self.stream(handle, current)?.waited = now;
         Ok(())
     }
 
-    /// The host waits for all work of a device.
     pub(crate) fn wait_for_device(&mut self, device: usize, now: u64) {
         for stream in self.streams.iter_mut().flatten().filter(|stream| stream.device == device) {
             stream.waited = now;
         }
     }
 
-    /// Whether all work of a stream is done.
     pub(crate) fn is_idle(&mut self, handle: usize, current: usize, model: Events) -> Result<bool, Code> {
         let _ = self.stream(handle, current)?;
         Ok(model == Events::Instant)
@@ -130,7 +125,7 @@ impl Streams {
             self.events.len() - 1
         });
         self.events[number] = Some(Event::default());
-        EVENTS + number * STEP
+        EVENTS.handle(number)
     }
 
     pub(crate) fn destroy_event(&mut self, handle: usize) -> Result<(), Code> {
@@ -141,9 +136,8 @@ impl Streams {
     }
 
     fn event_number(&self, handle: usize) -> Result<usize, Code> {
-        let offset = handle.checked_sub(EVENTS).filter(|offset| offset.is_multiple_of(STEP)).ok_or(Code::InvalidHandle)?;
-        let known = self.events.get(offset / STEP).is_some_and(Option::is_some);
-        known.then_some(offset / STEP).ok_or(Code::InvalidHandle)
+        let number = EVENTS.number(handle)?;
+        self.events.get(number).is_some_and(Option::is_some).then_some(number).ok_or(Code::InvalidHandle)
     }
 
     fn event(&mut self, handle: usize) -> Result<&mut Event, Code> {
@@ -157,7 +151,7 @@ impl Streams {
         Ok(())
     }
 
-    /// The host waits for an event, and so for the work in front of it.
+    /// The host waits for an event and for the earlier work of its stream.
     pub(crate) fn wait_for_event(&mut self, event: usize) -> Result<(), Code> {
         let event = self.event(event)?;
         event.waited = true;
@@ -169,27 +163,27 @@ impl Streams {
         Ok(())
     }
 
-    /// When an event was recorded, and how much longer calls had taken by then.
+    /// The time of an event's record, and the sum of the injected latencies before it.
     pub(crate) fn recorded_at(&mut self, event: usize) -> Result<Option<(u64, Nanos)>, Code> {
         let event = self.event(event)?;
         Ok(event.record.map(|(_, at)| (at, event.late_by)))
     }
 
-    /// Whether an event is complete. `Err` with [`Code::NotReady`] where it is not.
+    /// Returns [`Code::NotReady`] if an event is not complete.
     pub(crate) fn query(&mut self, event: usize, model: Events, now: u64) -> Result<(), Code> {
         let &mut Event { record, waited, .. } = self.event(event)?;
         let Some((number, at)) = record else { return Ok(()) };
-        // What was submitted to a stream that is gone is done.
+        // The work of a destroyed stream is done.
         let stream_waited = self.streams[number].is_none_or(|stream| stream.waited >= at);
-        let by_itself = match model {
+        let by_model = match model {
             Events::Instant => true,
             Events::Synchronize => false,
             Events::Lag(work) => now >= at.saturating_add(work),
         };
-        if waited || stream_waited || by_itself { Ok(()) } else { Err(Code::NotReady) }
+        if waited || stream_waited || by_model { Ok(()) } else { Err(Code::NotReady) }
     }
 
-    /// Notes a query that found work not done. Tells whether the clock has to move for the program to get on.
+    /// Counts a query that found pending work. Returns whether the clock must advance.
     pub(crate) fn has_polled(&mut self, now: u64) -> bool {
         if self.idle.now != now {
             self.idle = Idle { now, queries: 0 };
@@ -204,38 +198,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_complete_when_its_model_says_so_or_the_host_has_waited() {
+    fn an_event_completes_by_its_model_or_a_wait_of_the_host() {
         let mut streams = Streams::new(1);
         let (side, event) = (streams.create(0, -1, 1), streams.create_event());
         assert_eq!(streams.query(event, Events::Synchronize, 0), Ok(()), "never recorded");
-        streams.record(event, side, 0, (10, Nanos::ZERO)).expect("both are there");
+        streams.record(event, side, 0, (10, Nanos::ZERO)).expect("record");
         assert_eq!(streams.query(event, Events::Instant, 10), Ok(()));
         assert_eq!(streams.query(event, Events::Lag(5), 14), Err(Code::NotReady));
         assert_eq!(streams.query(event, Events::Lag(5), 15), Ok(()));
         assert_eq!(streams.query(event, Events::Synchronize, 1_000), Err(Code::NotReady));
-        streams.wait_for(0, 0, 20).expect("the default stream");
-        assert_eq!(streams.query(event, Events::Synchronize, 20), Err(Code::NotReady), "another stream was waited for");
+        streams.wait_for(0, 0, 20).expect("wait");
+        assert_eq!(streams.query(event, Events::Synchronize, 20), Err(Code::NotReady), "the host waited for another stream");
         let later = streams.create_event();
-        streams.record(later, side, 0, (20, Nanos::ZERO)).expect("both are there");
-        streams.wait_for_event(later).expect("it is there");
-        assert_eq!(streams.query(event, Events::Synchronize, 20), Ok(()), "it stands in front of one that was waited for");
+        streams.record(later, side, 0, (20, Nanos::ZERO)).expect("record");
+        streams.wait_for_event(later).expect("find it");
+        assert_eq!(streams.query(event, Events::Synchronize, 20), Ok(()), "the host waited for a later event");
     }
 
     #[test]
-    fn handles_that_are_gone_or_never_were_are_refused() {
+    fn unknown_and_destroyed_handles_are_refused() {
         let mut streams = Streams::new(1);
         let (stream, event) = (streams.create(0, 0, 0), streams.create_event());
-        streams.destroy(stream).expect("it is there");
-        streams.destroy_event(event).expect("it is there");
+        streams.destroy(stream).expect("find it");
+        streams.destroy_event(event).expect("find it");
         assert_eq!(streams.destroy(stream), Err(Code::InvalidHandle));
         assert_eq!(streams.destroy(0), Err(Code::InvalidHandle));
         assert_eq!(streams.query(event, Events::Instant, 0), Err(Code::InvalidHandle));
         assert_eq!(streams.stream(77, 0).err(), Some(Code::InvalidHandle));
-        assert_eq!(streams.stream(0, 3).err(), Some(Code::InvalidHandle), "there is one device");
+        assert_eq!(streams.stream(0, 3).err(), Some(Code::InvalidHandle), "the machine has one device");
     }
 
     #[test]
-    fn a_program_that_does_nothing_but_poll_moves_the_clock() {
+    fn polling_advances_the_clock() {
         let mut streams = Streams::new(1);
         let moved = (0..2_500).filter(|_| streams.has_polled(7)).count();
         assert_eq!(moved, 2);

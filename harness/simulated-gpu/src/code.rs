@@ -1,10 +1,11 @@
-//! [`Code`]: the answers of the CUDA driver and runtime, which share their numbers
+//! [`Code`]: the error codes of the CUDA driver and runtime, which share their numbers
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>), and the last error of a thread.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 
-/// Why a call failed.
+use harness_gpu_settings::ffi::{Out, write};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Code {
@@ -26,7 +27,7 @@ pub(crate) enum Code {
     NotSupported = 801,
 }
 
-/// Names and sentences, by number.
+/// Names and messages, by number.
 const TEXTS: [(i32, &CStr, &CStr); 17] = [
     (0, c"cudaSuccess", c"no error"),
     (1, c"cudaErrorInvalidValue", c"invalid argument"),
@@ -51,12 +52,12 @@ thread_local! {
     static LAST: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// The answer of a driver function.
+/// The result of a driver function.
 pub(crate) fn answer(result: Result<(), Code>) -> c_int {
     result.map_or_else(|code| code as c_int, |()| 0)
 }
 
-/// The answer of a runtime function: a failure becomes the thread's last error.
+/// The result of a runtime function; an error becomes the thread's last error.
 pub(crate) fn remember(result: Result<(), Code>) -> c_int {
     let number = answer(result);
     if number != 0 {
@@ -65,22 +66,30 @@ pub(crate) fn remember(result: Result<(), Code>) -> c_int {
     number
 }
 
-/// The thread's last error.
 pub(crate) fn last() -> c_int {
     LAST.get()
 }
 
-/// The thread's last error, which is none from now on.
+/// Returns and clears the thread's last error.
 pub(crate) fn take_last() -> c_int {
     LAST.replace(0)
 }
 
-/// The name of a number.
 pub(crate) fn name(number: c_int) -> &'static CStr {
     TEXTS.iter().find(|text| text.0 == number).map_or(c"unrecognized error code", |text| text.1)
 }
 
-/// What a number means.
-pub(crate) fn sentence(number: c_int) -> &'static CStr {
+pub(crate) fn message(number: c_int) -> &'static CStr {
     TEXTS.iter().find(|text| text.0 == number).map_or(c"unrecognized error code", |text| text.2)
+}
+
+/// Writes an output. A null pointer is an invalid value.
+pub(crate) fn put<T>(place: Out<'_, T>, value: T) -> Result<(), Code> {
+    if write(place, value) { Ok(()) } else { Err(Code::InvalidValue) }
+}
+
+/// Writes the address of new memory, or null after a failed request.
+pub(crate) fn put_address(place: Out<'_, usize>, address: Result<u64, Code>) -> Result<(), Code> {
+    put(place, address.map_or(0, |address| address as usize))?;
+    address.map(drop)
 }

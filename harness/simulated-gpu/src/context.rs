@@ -1,7 +1,6 @@
-//! Calls of the driver: those that are refused, those that need a context, and those that wait. [`Gpu`] is the device of a context where kernels
-//! are really done.
+//! The frame of driver calls: injected errors, contexts, and waits. [`Gpu`] is the device of a context whose kernels execute.
 //!
-//! Where kernels are skipped every thread has a context, and nothing waits.
+//! If kernels are no-ops, every thread has a context and no call waits.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -14,60 +13,67 @@ use harness_allocator::units::Nanos;
 use crate::calls::append;
 use crate::code::{Code, answer};
 use crate::execution::Execution;
+use crate::handles::Handles;
 use crate::kernels::Work;
 use crate::memory::DeviceMemory;
-use crate::world::{Machine, State, choose_no_device, chosen_device, current_device, machine, set_current_device};
+use crate::world::{
+    Machine, State, chosen_device, current_device, machine, pop_device, push_device, set_chosen_device, set_current_device,
+};
 
-/// What a context is handed out as, plus the index of its device.
+/// The handle of a context is this plus the index of its device.
 const CONTEXT: usize = 0x8_0000_0000;
-/// The first handles of streams, events and pools where kernels are done: a device has 2^36 of each, and every number has 16.
-const STREAMS: usize = 1 << 44;
-const EVENTS: usize = 2 << 44;
-const POOLS: usize = 3 << 44;
+/// Handles of streams, events and pools if kernels execute.
+const STREAMS: Handles = Handles::starting_at(1 << 44);
+const EVENTS: Handles = Handles::starting_at(2 << 44);
+const POOLS: Handles = Handles::starting_at(3 << 44);
 
-/// The device of a context, for one call.
+/// The device of a context, during one call.
 pub(crate) struct Gpu<'a> {
     pub(crate) machine: &'static Machine,
     pub(crate) memory: &'a mut DeviceMemory,
     pub(crate) execution: &'a mut Execution,
 }
 
-/// Answers a call, unless it is one of those that are refused.
+/// Runs a call unless the settings inject an error into it.
 pub(crate) fn call(function: &'static str, body: impl FnOnce() -> c_int) -> c_int {
-    machine().calls.refusal(function).unwrap_or_else(body)
+    machine().calls.injected_error(function).unwrap_or_else(body)
 }
 
-/// Answers a call that needs a context, with all state.
+/// Runs a call that needs a context and the state of the machine.
 pub(crate) fn in_context(function: &'static str, body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     call(function, || {
         let machine = machine();
-        let state = &mut *machine.state();
-        let usable = if machine.does_kernels() { current(machine, state).map(drop) } else { machine.usable() };
-        answer(usable.and_then(|()| body(machine, state)))
+        answer(machine.usable().and_then(|()| {
+            let state = &mut *machine.state();
+            if machine.executes_kernels() {
+                current(machine, state)?;
+            }
+            body(machine, state)
+        }))
     })
 }
 
-/// Answers a call where kernels are skipped, or where they are done.
-pub(crate) fn either(function: &'static str, skipped: impl FnOnce() -> c_int, done: impl FnOnce() -> Result<(), Code>) -> c_int {
+/// Runs one of two implementations of a call: for kernels that are no-ops, or for kernels that execute.
+pub(crate) fn by_kernel_mode(function: &'static str, no_op: impl FnOnce() -> c_int, execute: impl FnOnce() -> Result<(), Code>) -> c_int {
     call(function, || match machine().usable() {
-        Ok(()) if machine().does_kernels() => answer(done()),
-        Ok(()) => skipped(),
+        Ok(()) if machine().executes_kernels() => answer(execute()),
+        Ok(()) => no_op(),
         unusable => answer(unusable),
     })
 }
 
-/// Does something on the device of the thread's context.
+/// Runs `body` on the device of the thread's context.
 pub(crate) fn on_gpu(body: impl FnOnce(&mut Gpu<'_>) -> Result<(), Code>) -> Result<(), Code> {
     let machine = machine();
     let state = &mut *machine.state();
-    let done = body(&mut current(machine, state)?);
+    let result = body(&mut current(machine, state)?);
     if let Some(index) = chosen_device() {
         state.enter_held(index);
     }
-    done
+    result
 }
 
-/// Waits until a time without the lock, so that other threads may call, and then does something.
+/// Waits until a time without the lock, so other threads can make calls. Then runs `then`.
 pub(crate) fn wait(
     until: impl FnOnce(&mut Gpu<'_>) -> Result<Nanos, Code>,
     then: impl FnOnce(&mut Gpu<'_>) -> Result<(), Code>,
@@ -83,10 +89,10 @@ pub(crate) fn wait(
     on_gpu(then)
 }
 
-/// The device of the thread's context, whose due work is done first.
+/// The device of the thread's context. Its due work runs first.
 fn current<'a>(machine: &'static Machine, state: &'a mut State) -> Result<Gpu<'a>, Code> {
     let index = chosen_device().ok_or(Code::InvalidContext)?;
-    let others = machine.settings.processes.then(|| machine.others() + state.held_by_others(index));
+    let others = machine.settings.processes.then(|| machine.settings.others + state.held_by_others(index));
     let State { devices, executions, .. } = state;
     let execution = executions.get_mut(index).filter(|execution| execution.references > 0).ok_or(Code::InvalidContext)?;
     let memory = devices.get_mut(index).ok_or(Code::InvalidContext)?;
@@ -97,11 +103,11 @@ fn current<'a>(machine: &'static Machine, state: &'a mut State) -> Result<Gpu<'a
     Ok(Gpu { machine, memory, execution })
 }
 
-/// Refuses a call before `cuInit`, and where that cannot be.
-pub(crate) fn initialised() -> Result<(), Code> {
+/// Refuses a call before `cuInit`, and in a child with the contexts of its parent.
+pub(crate) fn initialized() -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
-    let early = machine.does_kernels() && !machine.initialised.load(Ordering::Relaxed);
+    let early = machine.executes_kernels() && !machine.initialized.load(Ordering::Relaxed);
     if early { Err(Code::NotInitialized) } else { Ok(()) }
 }
 
@@ -110,7 +116,7 @@ pub(crate) const fn context_of(index: usize) -> usize {
     CONTEXT + index
 }
 
-/// One more reference to the context of a device.
+/// Adds a reference to the primary context of a device.
 pub(crate) fn retain(index: usize) {
     let state = &mut *machine().state();
     if let Some(execution) = state.executions.get_mut(index) {
@@ -119,7 +125,7 @@ pub(crate) fn retain(index: usize) {
     state.enter_held(index);
 }
 
-/// One reference less; the last one ends the context, with all that is left in it.
+/// Removes a reference. The last one destroys the context and everything in it.
 pub(crate) fn release(index: usize) -> Result<(), Code> {
     let machine = machine();
     let state = &mut *machine.state();
@@ -127,8 +133,8 @@ pub(crate) fn release(index: usize) -> Result<(), Code> {
     let Some((memory, execution)) = devices.get_mut(index).zip(executions.get_mut(index)) else { return Ok(()) };
     execution.references = execution.references.checked_sub(1).ok_or(Code::InvalidContext)?;
     if execution.references == 0 {
-        if let Some(path) = &machine.left {
-            append(path, &left(index, memory, execution));
+        if let Some(path) = &machine.leaks_file {
+            append(path, &leaks(index, memory, execution));
         }
         *memory = DeviceMemory::new(index, &machine.settings);
         *execution = Execution::new(index, &machine.settings);
@@ -137,8 +143,8 @@ pub(crate) fn release(index: usize) -> Result<(), Code> {
     Ok(())
 }
 
-/// What is left in a context that ends, as a line.
-fn left(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
+/// A line with the resources that leak in a destroyed context.
+fn leaks(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
     let left = memory.left();
     format!(
         "device {index} left: {} allocations, {} reservations, {} pages, {} pools, {} streams, {} events, {} modules, {} pieces of work\n",
@@ -155,26 +161,52 @@ fn left(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
 
 /// The context of the calling thread, or null.
 pub(crate) fn current_context() -> usize {
-    if machine().does_kernels() { chosen_device().map_or(0, context_of) } else { context_of(current_device()) }
+    if machine().executes_kernels() { chosen_device().map_or(0, context_of) } else { context_of(current_device()) }
 }
 
-/// Makes a context the calling thread's, or none.
+/// Makes a context, or null, current on the calling thread.
 pub(crate) fn set_context(context: usize) -> Result<(), Code> {
-    let machine = machine();
-    machine.usable()?;
-    let Some(index) = context.checked_sub(CONTEXT) else {
-        if machine.does_kernels() {
-            choose_no_device();
+    match checked_device(context)? {
+        Some(index) => set_current_device(index),
+        None if machine().executes_kernels() => {
+            set_chosen_device(None);
+            Ok(())
         }
-        return Ok(());
-    };
-    if machine.does_kernels() && machine.state().executions.get(index).is_none_or(|execution| execution.references == 0) {
+        None => Ok(()),
+    }
+}
+
+/// Pushes a context on the thread's stack, which makes it current.
+pub(crate) fn push_context(context: usize) -> Result<(), Code> {
+    let index = checked_device(context)?.ok_or(Code::InvalidContext)?;
+    if index >= machine().visible.len() {
         return Err(Code::InvalidContext);
     }
-    set_current_device(index)
+    push_device(index);
+    Ok(())
 }
 
-/// The device that a stream is of; the default stream is of the thread's context.
+/// Pops the current context from the thread's stack and returns it.
+pub(crate) fn pop_context() -> Result<usize, Code> {
+    machine().usable()?;
+    let popped = current_context();
+    pop_device();
+    if popped == 0 { Err(Code::InvalidContext) } else { Ok(popped) }
+}
+
+/// The device of a context that exists; `None` for null.
+fn checked_device(context: usize) -> Result<Option<usize>, Code> {
+    let machine = machine();
+    machine.usable()?;
+    let index = context.checked_sub(CONTEXT);
+    let exists = |index: usize| machine.state().executions.get(index).is_some_and(|execution| execution.references > 0);
+    if machine.executes_kernels() && index.is_some_and(|index| !exists(index)) {
+        return Err(Code::InvalidContext);
+    }
+    Ok(index)
+}
+
+/// The device of a stream. The default stream belongs to the thread's context.
 pub(crate) fn device_of_stream(stream: usize) -> Result<usize, Code> {
     if stream == 0 {
         let mut index = 0;
@@ -184,44 +216,37 @@ pub(crate) fn device_of_stream(stream: usize) -> Result<usize, Code> {
         })?;
         return Ok(index);
     }
-    let index = stream.checked_sub(STREAMS).ok_or(Code::InvalidHandle)? >> 36;
+    let (index, number) = STREAMS.device_and_number(stream)?;
     let mut state = machine().state();
-    let memory = state.devices.get_mut(index).ok_or(Code::InvalidHandle)?;
-    let number = number(STREAMS, index, stream)?;
-    memory.sim().stream_done_at(StreamId(number))?;
+    state.devices.get_mut(index).ok_or(Code::InvalidHandle)?.sim().stream_done_at(StreamId(number))?;
     Ok(index)
 }
 
-/// The handle of something that a device numbers.
-const fn handle(first: usize, index: usize, number: u32) -> usize {
-    first + (index << 36) + (number as usize + 1) * 16
-}
-
-/// The number that a handle stands for on a device.
-fn number(first: usize, index: usize, handle: usize) -> Result<u32, Code> {
-    let offset = handle.checked_sub(first + (index << 36)).filter(|offset| offset.is_multiple_of(16)).ok_or(Code::InvalidHandle)?;
-    (offset / 16).checked_sub(1).and_then(|number| u32::try_from(number).ok()).ok_or(Code::InvalidHandle)
-}
-
 impl Gpu<'_> {
-    /// The stream with a handle, null being the default stream.
+    /// The number of a handle of this device.
+    fn number(&self, handles: Handles, handle: usize) -> Result<u32, Code> {
+        let (index, number) = handles.device_and_number(handle)?;
+        if index == self.memory.index() { Ok(number) } else { Err(Code::InvalidHandle) }
+    }
+
+    /// The stream of a handle; null is the default stream.
     pub(crate) fn stream(&mut self, stream: usize) -> Result<StreamId, Code> {
-        let id = if stream == 0 { StreamId::DEFAULT } else { StreamId(number(STREAMS, self.memory.index(), stream)?) };
+        let id = if stream == 0 { StreamId::DEFAULT } else { StreamId(self.number(STREAMS, stream)?) };
         self.memory.sim().stream_done_at(id)?;
         Ok(id)
     }
 
-    /// When the work of a stream so far is done: now, or later.
+    /// When the submitted work of a stream ends or ended.
     pub(crate) fn stream_done_at(&mut self, stream: usize) -> Result<Nanos, Code> {
         let id = self.stream(stream)?;
         Ok(self.memory.sim().stream_done_at(id)?)
     }
 
-    /// Makes a stream. Its work goes on when it is destroyed, so it is one that the simulated device does not own.
+    /// Creates a stream. The simulated device does not own it, because its work continues after its destruction.
     pub(crate) fn create_stream(&mut self) -> Result<usize, Code> {
         let id = self.memory.sim().borrow_stream()?;
         self.execution.streams += 1;
-        Ok(handle(STREAMS, self.memory.index(), id.0))
+        Ok(STREAMS.on_device(self.memory.index(), id.0))
     }
 
     pub(crate) fn destroy_stream(&mut self, stream: usize) -> Result<(), Code> {
@@ -239,18 +264,18 @@ impl Gpu<'_> {
     }
 
     pub(crate) fn event(&self, event: usize) -> Result<EventId, Code> {
-        Ok(EventId(number(EVENTS, self.memory.index(), event)?))
+        self.number(EVENTS, event).map(EventId)
     }
 
     pub(crate) fn event_handle(&self, event: EventId) -> usize {
-        handle(EVENTS, self.memory.index(), event.0)
+        EVENTS.on_device(self.memory.index(), event.0)
     }
 
     pub(crate) fn pool(&self, pool: usize) -> Result<PoolId, Code> {
-        Ok(PoolId(number(POOLS, self.memory.index(), pool).map_err(|_| Code::InvalidValue)?))
+        self.number(POOLS, pool).map(PoolId).map_err(|_| Code::InvalidValue)
     }
 
     pub(crate) fn pool_handle(&self, pool: PoolId) -> usize {
-        handle(POOLS, self.memory.index(), pool.0)
+        POOLS.on_device(self.memory.index(), pool.0)
     }
 }

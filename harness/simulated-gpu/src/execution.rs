@@ -1,4 +1,4 @@
-//! [`Execution`]: what one device does where kernels are really done: queued work in the order of time, the bytes in memory, loaded modules.
+//! [`Execution`]: the work of one device if kernels execute: queued work by time, the bytes in memory, loaded modules.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,17 @@ use crate::code::Code;
 use crate::kernels::{FINDING, Kernel, Work};
 use crate::memory::{DeviceMemory, FIRST_ADDRESS};
 
-/// What a device does.
 #[derive(Debug)]
 pub(crate) struct Execution {
     /// References to the primary context.
     pub(crate) references: u32,
-    /// The code that every call gets since work broke the context.
+    /// The error of every call after work broke the context.
     broken: Option<Code>,
     pub(crate) bytes: DeviceBytes,
-    /// Queued work by the time when everything in front of it is done, then by order of submission.
+    /// Queued work by start time, then by order of submission.
     queue: BTreeMap<(Nanos, u64), Work>,
     submitted: u64,
-    /// Streams that were made and not destroyed.
+    /// Streams that are not destroyed.
     pub(crate) streams: u64,
     modules: BTreeMap<usize, Module>,
     next_handle: usize,
@@ -33,7 +32,7 @@ pub(crate) struct Execution {
     fills: u64,
 }
 
-/// A loaded module: its text, its kernels by handle, its one variable.
+/// A loaded module: its text, its kernels by handle, its variable.
 #[derive(Debug)]
 struct Module {
     text: String,
@@ -42,11 +41,11 @@ struct Module {
     findings: (u64, u64),
 }
 
-/// The name of the variable of a module that has one.
+/// The name of a module's variable.
 const FINDINGS: &str = "harness_findings";
 /// The first handle of modules and kernels.
 const HANDLES: usize = 4 << 44;
-/// Where variables of modules lie, outside of all that can be allocated.
+/// The first address of modules' variables, outside of all allocations.
 const VARIABLES: u64 = FIRST_ADDRESS - (1 << 46);
 
 impl Execution {
@@ -59,7 +58,7 @@ impl Execution {
             submitted: 0,
             streams: 0,
             modules: BTreeMap::new(),
-            // Handles of different devices are different ones.
+            // Devices do not share handles.
             next_handle: HANDLES + (index << 36),
             next_findings: VARIABLES,
             wrong_write: settings.wrong_write,
@@ -68,7 +67,7 @@ impl Execution {
         }
     }
 
-    /// Does the work that is due, in the order of time.
+    /// Runs the work that is due, in order of time.
     pub(crate) fn settle(&mut self, memory: &mut DeviceMemory, now: Nanos) -> Result<(), Code> {
         memory.sim().pass_time(now);
         while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= now) {
@@ -80,7 +79,7 @@ impl Execution {
         self.broken.map_or(Ok(()), Err)
     }
 
-    /// Queues work behind the stream's work so far.
+    /// Queues work after the earlier work of its stream.
     pub(crate) fn submit(&mut self, memory: &mut DeviceMemory, stream: StreamId, work: Work) -> Result<(), Code> {
         let start = memory.sim().stream_done_at(stream)?;
         if let Some(access) = work.touches() {
@@ -93,7 +92,7 @@ impl Execution {
         Ok(())
     }
 
-    /// Queues an access: address, length, and what it does. Memory that nobody holds, or that work of another stream may be using, breaks the context.
+    /// Queues an access. An access to unallocated memory, or a race with another stream, breaks the context.
     pub(crate) fn queue_access(
         &mut self,
         memory: &mut DeviceMemory,
@@ -110,7 +109,7 @@ impl Execution {
         })
     }
 
-    /// Queues work that is done at a time.
+    /// Queues work for a time.
     pub(crate) fn queue(&mut self, start: Nanos, work: Work) {
         self.submitted += 1;
         self.queue.insert((start, self.submitted), work);
@@ -136,23 +135,23 @@ impl Execution {
         work.run(&mut self.bytes, wrong.map(|wrong| wrong.offset))
     }
 
-    /// How much work is not done.
+    /// The number of pieces of pending work.
     pub(crate) fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether the bytes are inside of the variable of a module.
+    /// Returns whether the bytes are in the variable of a module.
     pub(crate) fn is_variable(&self, address: u64, len: u64) -> bool {
-        let inside = |(start, size): (u64, u64)| address >= start && len <= size && address - start <= size - len;
-        self.modules.values().any(|module| inside(module.findings))
+        let contains = |(start, size): (u64, u64)| address >= start && len <= size && address - start <= size - len;
+        self.modules.values().any(|module| contains(module.findings))
     }
 
-    /// How many modules are loaded.
+    /// The number of loaded modules.
     pub(crate) fn modules(&self) -> usize {
         self.modules.len()
     }
 
-    /// Makes a module of PTX text of 64-bit addresses, with memory for its variable.
+    /// Loads a module from PTX text with 64-bit addresses, and allocates its variable.
     pub(crate) fn load(&mut self, text: &str) -> Result<usize, Code> {
         if ![".version", ".target", ".address_size 64"].iter().all(|needed| text.contains(needed)) {
             return Err(Code::InvalidPtx);
@@ -170,7 +169,7 @@ impl Execution {
         Ok(())
     }
 
-    /// The handle of a kernel that is in the text of a module and that can be done, with as many parameters there as here.
+    /// The handle of a supported kernel in a module. The text must declare the expected number of parameters.
     pub(crate) fn function(&mut self, module: usize, name: &str) -> Result<usize, Code> {
         let kernel = Kernel::named(name).ok_or(Code::NotFound)?;
         let handle = self.handle();
@@ -183,25 +182,25 @@ impl Execution {
         Ok(handle)
     }
 
-    /// The address and the size of the variable of a module, if its text declares it.
+    /// Address and size of a module's variable, if its text declares it.
     pub(crate) fn variable(&self, module: usize, name: &str) -> Result<(u64, u64), Code> {
         let module = self.modules.get(&module).ok_or(Code::InvalidHandle)?;
         Some(module.findings).filter(|findings| name == FINDINGS && findings.1 > 0).ok_or(Code::NotFound)
     }
 
-    /// The kernel with a handle.
+    /// The kernel of a handle.
     pub(crate) fn kernel(&self, function: usize) -> Result<Kernel, Code> {
         self.modules.values().find_map(|module| module.kernels.get(&function)).copied().ok_or(Code::InvalidHandle)
     }
 
-    /// A handle that was never used before.
+    /// A new handle.
     fn handle(&mut self) -> usize {
         self.next_handle += 16;
         self.next_handle
     }
 }
 
-/// How many bytes the text of a module declares for its variable; zero where it declares none.
+/// Bytes that the text of a module declares for its variable, or zero.
 fn declared_size(text: &str) -> u64 {
     let words = text.split(&format!(".b64 {FINDINGS}[")).nth(1).and_then(|rest| rest.split(']').next());
     words.and_then(|words| words.parse::<u64>().ok()).map_or(0, |words| 8 * words)
@@ -219,7 +218,7 @@ mod tests {
                           .visible .entry harness_busy(.param .u64 nanos)";
 
     fn gpu() -> (DeviceMemory, Execution) {
-        let settings = Settings { kernels: Kernels::Done, ..Settings::new(&GPUS[0], Bytes::mib(64)) };
+        let settings = Settings { kernels: Kernels::Execute, ..Settings::new(&GPUS[0], Bytes::mib(64)) };
         (DeviceMemory::new(0, &settings), Execution::new(0, &settings))
     }
 
@@ -234,11 +233,11 @@ mod tests {
     }
 
     #[test]
-    fn work_is_done_when_the_work_in_front_of_it_is() {
+    fn work_runs_after_the_earlier_work_of_its_stream() {
         let (mut memory, mut execution) = gpu();
-        let start = memory.allocate(Bytes::mib(2)).expect("it fits");
-        execution.submit(&mut memory, StreamId::DEFAULT, Work::Busy(Nanos(10))).expect("it is queued");
-        execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("it is queued");
+        let start = memory.allocate(Bytes::mib(2)).expect("allocate");
+        execution.submit(&mut memory, StreamId::DEFAULT, Work::Busy(Nanos(10))).expect("queue the work");
+        execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("queue the work");
         assert_eq!(execution.settle(&mut memory, Nanos(9)), Ok(()));
         assert_eq!((word(&execution, start), execution.queued()), (0, 1));
         assert_eq!(execution.settle(&mut memory, Nanos(10)), Ok(()));
@@ -246,44 +245,44 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_gone_when_work_comes_to_it_breaks_the_context_for_good() {
+    fn work_on_freed_memory_breaks_the_context_for_good() {
         let (mut memory, mut execution) = gpu();
-        let start = memory.allocate(Bytes::mib(2)).expect("it fits");
-        execution.submit(&mut memory, StreamId::DEFAULT, Work::Busy(Nanos(10))).expect("it is queued");
-        execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("it is queued");
-        memory.free(start).expect("it is live");
+        let start = memory.allocate(Bytes::mib(2)).expect("allocate");
+        execution.submit(&mut memory, StreamId::DEFAULT, Work::Busy(Nanos(10))).expect("queue the work");
+        execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("queue the work");
+        memory.free(start).expect("free");
         assert_eq!(execution.settle(&mut memory, Nanos(9)), Ok(()));
         assert_eq!(execution.settle(&mut memory, Nanos(10)), Err(Code::IllegalAddress));
         assert_eq!(execution.settle(&mut memory, Nanos(11)), Err(Code::IllegalAddress));
     }
 
     #[test]
-    fn mapped_memory_is_touched_only_once_that_is_allowed() {
+    fn mapped_memory_is_accessible_only_after_access_is_allowed() {
         for allowed in [false, true] {
             let (mut memory, mut execution) = gpu();
-            let (start, page) = (memory.reserve(Bytes::mib(2)).expect("addresses"), memory.create(Bytes::mib(2)).expect("it fits"));
-            memory.map(start, Bytes::mib(2), page).expect("nothing is mapped there");
+            let (start, page) = (memory.reserve(Bytes::mib(2)).expect("reserve"), memory.create(Bytes::mib(2)).expect("allocate"));
+            memory.map(start, Bytes::mib(2), page).expect("map");
             if allowed {
-                memory.allow(start, Bytes::mib(2)).expect("all of it is mapped");
+                memory.allow(start, Bytes::mib(2)).expect("allow access");
             }
-            execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("memory lies there");
+            execution.submit(&mut memory, StreamId::DEFAULT, fill(start)).expect("queue the work");
             assert_eq!(execution.settle(&mut memory, Nanos::ZERO).is_ok(), allowed);
         }
     }
 
     #[test]
-    fn a_kernel_is_found_by_its_name_and_by_the_parameters_that_the_text_declares() {
+    fn a_kernel_is_found_by_its_name_and_its_declared_parameters() {
         let (_, mut execution) = gpu();
         assert_eq!(execution.load("no PTX"), Err(Code::InvalidPtx));
-        let module = execution.load(MODULE).expect("it is PTX");
-        let busy = execution.function(module, "harness_busy").expect("it is there");
+        let module = execution.load(MODULE).expect("load PTX");
+        let busy = execution.function(module, "harness_busy").expect("find the kernel");
         assert_eq!(execution.kernel(busy), Ok(Kernel::Busy));
-        assert_eq!(execution.function(module, "harness_fill_words"), Err(Code::NotFound), "the text does not have it");
-        let other = execution.load(&MODULE.replace("(.param .u64 nanos)", "(.param .u64 nanos, .param .u64 more)")).expect("it is PTX");
-        assert_eq!(execution.function(other, "harness_busy"), Err(Code::NotFound), "it takes other parameters");
-        let (start, size) = execution.variable(module, FINDINGS).expect("it is declared");
+        assert_eq!(execution.function(module, "harness_fill_words"), Err(Code::NotFound), "the text does not contain it");
+        let other = execution.load(&MODULE.replace("(.param .u64 nanos)", "(.param .u64 nanos, .param .u64 more)")).expect("load PTX");
+        assert_eq!(execution.function(other, "harness_busy"), Err(Code::NotFound), "the parameters differ");
+        let (start, size) = execution.variable(module, FINDINGS).expect("find the variable");
         assert!(size == 32 && execution.is_variable(start, 32) && !execution.is_variable(start + 8, 32));
-        execution.unload(module).expect("it is loaded");
+        execution.unload(module).expect("unload");
         assert!(execution.kernel(busy).is_err() && !execution.is_variable(start, 32));
     }
 }

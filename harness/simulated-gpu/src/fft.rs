@@ -1,10 +1,12 @@
-//! cuFFT: plans that need no workspace, which is a model.
+//! cuFFT, as a model: plans have no workspace.
 
 use std::ffi::{c_int, c_longlong};
 
-/// The other arguments are arrays and numbers that say what is transformed.
+use harness_gpu_settings::ffi::{Out, write};
+
+/// Ignores the arguments that describe the transform.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cufftXtMakePlanMany(
+extern "C" fn cufftXtMakePlanMany(
     _: c_int,
     _: c_int,
     _: *const c_longlong,
@@ -17,10 +19,9 @@ unsafe extern "C" fn cufftXtMakePlanMany(
     _: c_longlong,
     _: c_int,
     _: c_longlong,
-    workspace: *mut usize,
+    workspace: Out<'_, usize>,
     _: c_int,
 ) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *workspace = 0 };
-    0
+    // `CUFFT_INVALID_VALUE` is 4.
+    if write(workspace, 0) { 0 } else { 4 }
 }

@@ -1,4 +1,4 @@
-//! [`Work`]: what streams do where kernels are really done: the kernels of the CUDA device of this project, and setting bytes.
+//! [`Work`]: the work of streams if kernels execute: the kernels of this project's CUDA device, copies, and setting bytes.
 
 use std::{ptr, slice};
 
@@ -18,30 +18,58 @@ pub(crate) enum Kernel {
     Busy,
 }
 
-/// One piece of work of a stream. Byte k of a pattern is byte (k mod 8) of its value, lowest first.
+/// One piece of work. Byte k of a pattern is byte (k mod 8) of its value, lowest first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    /// Writes the pattern from its byte `first` on to `len` bytes from `address`.
-    Fill { address: u64, len: u64, value: u64, first: u64 },
-    /// Compares the same with memory; the first byte lies at `offset` of the range, and `findings` gets count and lowest offset.
-    Verify { address: u64, len: u64, value: u64, first: u64, offset: u64, findings: u64 },
-    /// Writes one byte to all.
-    Set { address: u64, len: u64, byte: u8 },
-    /// Copies to page-locked memory of the host, which the program gives back only when the copy is done.
-    ToHost { address: u64, len: u64, to: usize },
-    /// Copies from there.
-    ToDevice { address: u64, len: u64, from: usize },
-    /// A free of a pool takes its turn: the allocation with this number.
-    Free { address: u64, number: u64 },
-    /// Meets memory that was taken away before the host had waited for the work on it.
+    /// Writes the pattern, starting with its byte `first`, to `len` bytes.
+    Fill {
+        address: u64,
+        len: u64,
+        value: u64,
+        first: u64,
+    },
+    /// Compares the pattern with memory. `findings` receives the number of wrong bytes and the lowest offset, which starts at `offset`.
+    Verify {
+        address: u64,
+        len: u64,
+        value: u64,
+        first: u64,
+        offset: u64,
+        findings: u64,
+    },
+    /// Sets all bytes.
+    Set {
+        address: u64,
+        len: u64,
+        byte: u8,
+    },
+    /// Copies to page-locked host memory, which the program keeps until the copy is done.
+    ToHost {
+        address: u64,
+        len: u64,
+        to: usize,
+    },
+    /// Copies from page-locked host memory.
+    ToDevice {
+        address: u64,
+        len: u64,
+        from: usize,
+    },
+    /// Completes the free of a pool allocation with this number.
+    Free {
+        address: u64,
+        number: u64,
+    },
+    /// Fails: memory was unmapped before the host waited for the work that uses it.
     Gone,
-    /// Takes time.
     Busy(Nanos),
-    /// A word kernel was given an address that is no multiple of 8.
-    Misaligned { address: u64 },
+    /// A word kernel got an address that is not a multiple of 8.
+    Misaligned {
+        address: u64,
+    },
 }
 
-/// Bytes of a place for what a verification finds: count, and lowest offset.
+/// Bytes of the result of a verify kernel: count and lowest offset.
 pub(crate) const FINDING: u64 = 16;
 
 impl Kernel {
@@ -56,7 +84,7 @@ impl Kernel {
         })
     }
 
-    /// Number of its parameters, all of 64 bits.
+    /// The number of its parameters, all of 64 bits.
     pub(crate) const fn parameters(self) -> usize {
         match self {
             Self::Busy => 1,
@@ -66,12 +94,12 @@ impl Kernel {
         }
     }
 
-    /// Whether only one thread may run it, since it does not share its work.
+    /// Returns true if only one thread may run the kernel.
     pub(crate) const fn is_for_one_thread(self) -> bool {
         matches!(self, Self::FillBytes | Self::VerifyBytes | Self::Busy)
     }
 
-    /// The work of a launch. `parameters` are as many as [`Kernel::parameters`].
+    /// The work of a launch with [`Kernel::parameters`] parameters.
     pub(crate) fn work(self, parameters: &[u64]) -> Work {
         match (self, parameters) {
             (Self::FillWords | Self::VerifyWords, &[address, words, ..]) if words > 0 && address % 8 != 0 => Work::Misaligned { address },
@@ -90,12 +118,12 @@ impl Kernel {
 }
 
 impl Work {
-    /// Whether it is a fill that writes anything.
+    /// Returns true for a fill of at least one byte.
     pub(crate) const fn is_fill(&self) -> bool {
         matches!(self, Self::Fill { len: 1.., .. })
     }
 
-    /// The bytes that it reads or writes: address and length.
+    /// The range that it reads or writes: address and length.
     pub(crate) const fn touches(&self) -> Option<(u64, u64, AccessKind)> {
         match *self {
             Self::Verify { address, len: len @ 1.., .. } | Self::ToHost { address, len: len @ 1.., .. } => {
@@ -109,7 +137,7 @@ impl Work {
         }
     }
 
-    /// Where it writes what it finds, [`FINDING`] bytes.
+    /// The address of its result, which has [`FINDING`] bytes.
     pub(crate) const fn finds_at(&self) -> Option<u64> {
         match *self {
             Self::Verify { len: 1.., findings, .. } => Some(findings),
@@ -117,7 +145,7 @@ impl Work {
         }
     }
 
-    /// Does it. A fill with `wrong` flips a bit of its byte there.
+    /// Runs it. A fill flips a bit of the byte at offset `wrong`.
     pub(crate) fn run(&self, bytes: &mut DeviceBytes, wrong: Option<u64>) -> Result<(), Code> {
         match *self {
             Self::Fill { address, len, value, first } => {
@@ -133,7 +161,7 @@ impl Work {
             }
             Self::Set { address, len, byte } => bytes.fill(address, len, [byte; 8]),
             Self::ToHost { address, len, to } => {
-                // SAFETY: the memory is page-locked and the program's for this copy, until the copy is done.
+                // SAFETY: the program keeps the page-locked memory until the copy is done.
                 let into = unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(to), len as usize) };
                 bytes.read(address, into);
             }
@@ -149,12 +177,12 @@ impl Work {
     }
 }
 
-/// The bytes of a value from one of them on.
+/// The bytes of a value, starting with byte `first`.
 fn pattern(value: u64, first: u64) -> [u8; 8] {
     value.rotate_right((first % 8) as u32 * 8).to_le_bytes()
 }
 
-/// Adds the count to the first word of the findings and lowers the second, as the kernels' atomics do.
+/// Adds the count to the first word of the result and lowers the second, as the kernels' atomics do.
 fn note(bytes: &mut DeviceBytes, findings: u64, count: u64, lowest: u64) {
     let mut words = [0; FINDING as usize];
     bytes.read(findings, &mut words);

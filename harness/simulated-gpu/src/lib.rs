@@ -1,20 +1,21 @@
 //! A simulated GPU for unmodified CUDA programs, and for the CUDA device of this project.
 //!
-//! The shared library of this crate holds the functions of NVIDIA's libraries that PyTorch calls. PyTorch's own allocator and host code run for
-//! real; kernels do nothing, so a program needs no GPU and has its real peak of memory, its real out of memory and its real recovery. Memory is
-//! charged and addressed by the simulated device of `harness-allocator`. Nothing is done before the first call: the library is loaded into programs
-//! that never use a GPU.
+//! The shared library of this crate exports the functions of NVIDIA's libraries that PyTorch calls. PyTorch's own allocator and host code run for
+//! real; kernels are no-ops. So a program needs no GPU, yet has its real peak memory, its real OOM and its real recovery. The simulated device of
+//! `harness-allocator` charges and addresses memory. The library does nothing before its first call, because programs without a GPU load it too.
 //!
-//! For tests of `harness-cuda` the library stands in for the driver and NVML alone, and really does the kernels of that crate, on memory of the
-//! host: `Kernels::Done` of the settings.
+//! For tests of `harness-cuda` the library replaces only the driver and NVML, and the kernels of that crate execute on host memory
+//! (`Kernels::Execute`).
 //!
-//! What the machine is like, and the files that tell what a process did on it, are of `harness-gpu-settings`.
+//! `harness-gpu-settings` has the settings of the machine, the files that a process writes, and the life cycle of a process.
 //!
-//! * `audit` makes the dynamic linker take this library's companions for NVIDIA's;
-//! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, `values` that are read back, and `calls`;
-//! * `execution` does the work of a device where kernels are done: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
-//! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `fft`, `nvrtc` and `nccl` are the exported functions, by library, which `entry_points` finds by name;
-//! * `unmodelled` answers for all functions that have no code of their own.
+//! * `audit` makes the dynamic linker load the stub libraries instead of NVIDIA's;
+//! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, `copied` bytes, and `calls`;
+//! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
+//! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `fft`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
+//! * `unmodelled` answers for all functions without code here.
+//!
+//! To add a CUDA function, export it from the module of its library. Outputs have the type `Out`, which refuses null; `handles` checks handles.
 
 mod audit;
 mod blas;
@@ -23,20 +24,21 @@ mod calls;
 mod clock;
 mod code;
 mod context;
-mod device_figures;
+mod copied;
+mod device_properties;
 mod dnn;
 mod driver;
 mod entry_points;
 mod execution;
 mod fft;
+mod handles;
 mod host;
 mod kernels;
+mod mangled;
 mod memory;
 mod nccl;
 mod nvml;
 mod nvrtc;
-mod parameters;
 mod runtime;
 mod unmodelled;
-mod values;
 mod world;

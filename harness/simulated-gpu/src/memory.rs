@@ -1,5 +1,5 @@
-//! [`DeviceMemory`]: the memory of one device, charged and addressed by the simulated device of `harness-allocator`. What other processes hold of the
-//! device is told before each change, and cannot be had.
+//! [`DeviceMemory`]: the memory of one device. The simulated device of `harness-allocator` charges and addresses it. Memory of other processes is
+//! updated before each change and is not available.
 
 use std::collections::BTreeMap;
 
@@ -13,52 +13,54 @@ use crate::code::Code;
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::settings::{AddressOrder, Settings};
 
-/// The first address of the first device: behind all addresses that a program on x86-64 has on the host.
+/// The first address of the first device, above all host addresses of a program on x86-64.
 pub(crate) const FIRST_ADDRESS: u64 = 1 << 47;
-/// Addresses of one device.
+/// Addresses per device.
 const ADDRESSES: u64 = 1 << 56;
-/// How far the first device's addresses lie behind those of `harness-allocator`, which begin at 0x7000_0000_0000.
+/// The offset of the first device's addresses to those of `harness-allocator`, which start at 0x7000_0000_0000.
 const SHIFT: u64 = FIRST_ADDRESS - 0x7000_0000_0000;
+/// The end of the addresses that `harness-allocator` reserves.
+const RESERVATIONS_END: u64 = 1 << 60;
 
 /// The memory of one device.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     sim: SimDevice,
     index: usize,
-    /// Whether this process has a context on the device: its first use of memory makes one.
+    /// The first use of memory creates the context of this process.
     has_context: bool,
     shift: u64,
-    /// Sizes that were asked for, by address.
+    /// Requested sizes by address.
     allocations: BTreeMap<u64, Bytes>,
-    /// Addresses without memory: start to size.
+    /// Reserved addresses: start to size.
     reservations: BTreeMap<u64, Bytes>,
-    /// Physical memory by its number, which is the driver's handle.
+    /// Physical memory by handle.
     pages: BTreeMap<u64, Page>,
     next_page: u64,
-    /// Where it is mapped, by start.
+    /// Mappings by start.
     mapped: BTreeMap<u64, Mapped>,
-    /// Allocations of pools by address and number, until the free takes its turn: the next one may have the address before that.
+    /// Pool allocations by address and number, until their free completes. A later allocation may get the address earlier.
     pooled: BTreeMap<(u64, u64), Pooled>,
     next_pooled: u64,
 }
 
-/// Physical memory behind addresses.
+/// A mapping of physical memory.
 #[derive(Clone, Copy, Debug)]
 struct Mapped {
-    /// The number of the memory.
+    /// The handle of the physical memory.
     page: u64,
-    /// Whether the device was allowed to read and write it.
+    /// The device may read and write it.
     accessible: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Pooled {
     size: Bytes,
-    /// Whether a free was queued.
+    /// A free is queued.
     freed: bool,
 }
 
-/// What a device holds that was not given back.
+/// Resources of a device that are not freed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Left {
     pub(crate) allocations: usize,
@@ -68,7 +70,7 @@ pub(crate) struct Left {
     pub(crate) events: u64,
 }
 
-/// Physical memory: given back when its handle is released and nothing is mapped to it.
+/// Physical memory: freed after its last handle is released and its last mapping is removed.
 #[derive(Debug)]
 struct Page {
     size: Bytes,
@@ -76,7 +78,7 @@ struct Page {
     mappings: u32,
 }
 
-/// The device that an address lies on.
+/// The device of an address.
 pub(crate) const fn device_of(address: u64) -> Option<usize> {
     match address.checked_sub(SHIFT) {
         Some(address) if address >= 0x7000_0000_0000 => Some((address / ADDRESSES) as usize),
@@ -86,13 +88,13 @@ pub(crate) const fn device_of(address: u64) -> Option<usize> {
 
 impl DeviceMemory {
     pub(crate) fn new(index: usize, settings: &Settings) -> Self {
-        let done = settings.kernels == Kernels::Done;
+        let executes = settings.kernels == Kernels::Execute;
         let config = SimConfig {
             total: settings.memory,
             context_overhead: settings.context_overhead,
             cost: CostModel::FREE_OF_CHARGE,
-            completion: if done { Completion::Timed } else { Completion::OnSynchronize },
-            free_synchronizes: done,
+            completion: if executes { Completion::Timed } else { Completion::OnSynchronize },
+            free_synchronizes: executes,
             addresses: match settings.addresses {
                 AddressOrder::Up => Order::Up,
                 AddressOrder::Down => Order::Down,
@@ -113,22 +115,26 @@ impl DeviceMemory {
             pooled: BTreeMap::new(),
             next_pooled: 0,
         };
+        if settings.addresses == AddressOrder::Down {
+            // Downward reservations start below the addresses of the next device.
+            let _ = memory.sim.reserve(Bytes(RESERVATIONS_END - ADDRESSES));
+        }
         memory.set_others(settings.others);
         memory
     }
 
-    /// What others hold of the device, from now on.
+    /// Sets the memory of other processes.
     pub(crate) fn set_others(&mut self, held: Bytes) {
-        // At most what is free, so that it is never refused.
+        // Limited to the free memory, so it never fails.
         let _ = self.sim.set_external_memory(held);
     }
 
-    /// The device that charges memory, orders work and keeps time. Its addresses lie [`DeviceMemory::shifted`] in front.
+    /// The simulated device, which charges memory, orders work and keeps time. [`DeviceMemory::shifted`] converts addresses.
     pub(crate) const fn sim(&mut self) -> &mut SimDevice {
         &mut self.sim
     }
 
-    /// A range as [`DeviceMemory::sim`] knows it.
+    /// A range in the addresses of [`DeviceMemory::sim`].
     pub(crate) const fn shifted(&self, start: u64, len: u64) -> MemoryRange {
         MemoryRange::new(DevicePtr(start.wrapping_sub(self.shift)), Bytes(len))
     }
@@ -141,7 +147,7 @@ impl DeviceMemory {
         self.index
     }
 
-    /// Has a context on the device, while others hold this much of it.
+    /// Creates the context unless it exists, and sets the memory of other processes.
     pub(crate) fn open(&mut self, held_by_others: Bytes) -> Result<(), Code> {
         if !self.has_context && held_by_others > self.sim.info().total.saturating_sub(self.context()) {
             return Err(Code::OutOfMemory);
@@ -154,17 +160,17 @@ impl DeviceMemory {
         self.sim.own_context().unwrap_or_default()
     }
 
-    /// What this process holds, its context included once it has one.
+    /// Bytes that this process uses, with its context.
     pub(crate) fn held(&mut self) -> Bytes {
         self.used() + if self.has_context { self.context() } else { Bytes::ZERO }
     }
 
-    /// Free bytes and all bytes.
+    /// Free and total bytes.
     pub(crate) fn free_and_total(&mut self) -> (Bytes, Bytes) {
         (self.sim.free_memory().unwrap_or_default(), self.sim.info().total)
     }
 
-    /// Bytes that this process uses, the context apart.
+    /// Bytes that this process uses, without its context.
     pub(crate) fn used(&mut self) -> Bytes {
         let of_process = self.sim.memory().ok().and_then(|memory| Some(memory.process? - memory.context_overhead));
         of_process.unwrap_or_default()
@@ -183,51 +189,57 @@ impl DeviceMemory {
         Ok(size)
     }
 
-    /// Whether an allocation begins there.
+    /// Returns whether an allocation starts at this address.
     pub(crate) fn is_allocation(&self, start: u64) -> bool {
         self.allocations.contains_key(&start)
     }
 
-    /// Whether every one of the bytes is in memory that the device may read and write.
+    /// Returns whether the device may read and write all these bytes.
     pub(crate) fn is_accessible(&self, address: u64, len: u64) -> bool {
         let Some(end) = address.checked_add(len) else { return false };
         let mut pooled = self.pooled.range(..=(address, u64::MAX)).rev().map(|(&(start, _), pooled)| (start, pooled.size));
         let allocation = self.allocations.range(..=address).next_back().map(|(&start, &size)| (start, size));
-        let inside = |(start, size): (u64, Bytes)| end <= start + size.0;
-        pooled.any(inside) || allocation.is_some_and(inside) || self.is_accessibly_mapped(address, end)
+        let contains = |(start, size): (u64, Bytes)| end <= start + size.0;
+        pooled.any(contains) || allocation.is_some_and(contains) || self.is_accessibly_mapped(address, end)
     }
 
     fn is_accessibly_mapped(&self, address: u64, end: u64) -> bool {
         let mut next = address;
         while next < end {
             match self.mapped.range(..=next).next_back().map(|(start, mapped)| (start + self.pages[&mapped.page].size.0, mapped)) {
-                Some((behind, mapped)) if mapped.accessible && next < behind => next = behind,
+                Some((mapped_end, mapped)) if mapped.accessible && next < mapped_end => next = mapped_end,
                 _ => return false,
             }
         }
         address < end
     }
 
-    /// The allocation or mapping that an address lies in: start and size.
+    /// Start and size of the allocation or mapping around an address.
     pub(crate) fn range_of(&self, address: u64) -> Option<(u64, Bytes)> {
         let allocation = self.allocations.range(..=address).next_back().map(|(&start, &size)| (start, size));
-        let mapping = || self.mapped.range(..=address).next_back().map(|(&start, mapped)| (start, self.pages[&mapped.page].size));
         let around = |range: &(u64, Bytes)| address - range.0 < range.1.0;
-        allocation.filter(around).or_else(|| mapping().filter(around))
+        allocation.filter(around).or_else(|| self.mapping_around(address).map(|(start, mapped)| (start, self.pages[&mapped.page].size)))
     }
 
-    /// Addresses without memory.
+    /// The mapping around an address, with its start.
+    fn mapping_around(&self, address: u64) -> Option<(u64, Mapped)> {
+        let (&start, &mapped) = self.mapped.range(..=address).next_back()?;
+        (address - start < self.pages[&mapped.page].size.0).then_some((start, mapped))
+    }
+
+    /// Reserves addresses.
     pub(crate) fn reserve(&mut self, size: Bytes) -> Result<u64, Code> {
         let start = self.sim.reserve(size)?;
-        // Reservations beyond the addresses of this device would lie on the next one.
-        if start.0 + size.0 > ADDRESSES - SHIFT {
+        if start.0 + size.0 > ADDRESSES {
+            // Later addresses belong to the next device.
+            self.sim.unreserve(start)?;
             return Err(Code::OutOfMemory);
         }
         self.reservations.insert(start.0 + self.shift, size);
         Ok(start.0 + self.shift)
     }
 
-    /// Gives all of a reservation back, to which nothing is mapped.
+    /// Frees a whole reservation without mappings.
     pub(crate) fn unreserve(&mut self, start: u64, size: Bytes) -> Result<(), Code> {
         if self.reservations.get(&start) != Some(&size) {
             return Err(Code::InvalidValue);
@@ -237,7 +249,7 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Physical memory without addresses: its handle.
+    /// Creates physical memory and returns its handle.
     pub(crate) fn create(&mut self, size: Bytes) -> Result<u64, Code> {
         self.sim.create_page(size)?;
         let number = (self.index as u64) << 48 | self.next_page;
@@ -246,15 +258,15 @@ impl DeviceMemory {
         Ok(number)
     }
 
-    /// Releases a handle. Tells whether the memory was given back.
+    /// Releases a handle. Returns whether the memory was freed.
     pub(crate) fn release(&mut self, number: u64) -> Result<bool, Code> {
         let page = self.pages.get_mut(&number).filter(|page| page.handles > 0).ok_or(Code::InvalidValue)?;
         page.handles -= 1;
-        Ok(self.give_back_unused(number))
+        Ok(self.free_unused(number))
     }
 
-    /// Gives memory back that has neither handle nor mapping. Tells whether it was that.
-    fn give_back_unused(&mut self, number: u64) -> bool {
+    /// Frees physical memory without handles and mappings. Returns whether it was freed.
+    fn free_unused(&mut self, number: u64) -> bool {
         let unused = self.pages.get(&number).filter(|page| page.handles == 0 && page.mappings == 0).map(|page| page.size);
         if let Some(size) = unused {
             self.pages.remove(&number);
@@ -263,14 +275,14 @@ impl DeviceMemory {
         unused.is_some()
     }
 
-    /// One more handle of the memory mapped at an address.
+    /// Adds a handle to the memory that is mapped at an address.
     pub(crate) fn retain(&mut self, address: u64) -> Result<u64, Code> {
-        let (_, &Mapped { page, .. }) = self.mapped.range(..=address).next_back().ok_or(Code::InvalidValue)?;
+        let (_, Mapped { page, .. }) = self.mapping_around(address).ok_or(Code::InvalidValue)?;
         self.pages.get_mut(&page).ok_or(Code::InvalidValue)?.handles += 1;
         Ok(page)
     }
 
-    /// Puts all of a piece of physical memory behind addresses.
+    /// Maps a whole piece of physical memory.
     pub(crate) fn map(&mut self, start: u64, size: Bytes, number: u64) -> Result<(), Code> {
         let page = self.pages.get_mut(&number).filter(|page| page.size == size && page.handles > 0).ok_or(Code::InvalidValue)?;
         let range = MemoryRange::new(DevicePtr(start - self.shift), size);
@@ -280,22 +292,21 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Lets the device read and write whole mappings.
+    /// Allows the device to read and write whole mappings.
     pub(crate) fn allow(&mut self, start: u64, size: Bytes) -> Result<(), Code> {
         let end = start.checked_add(size.0).ok_or(Code::InvalidValue)?;
-        let inside: Vec<(u64, u64)> =
+        let mappings: Vec<(u64, u64)> =
             self.mapped.range(start..end).map(|(&at, mapped)| (at, at + self.pages[&mapped.page].size.0)).collect();
-        let behind = inside.iter().try_fold(start, |next, &(at, behind)| (at == next).then_some(behind));
-        if behind != Some(end) {
+        if mappings.iter().try_fold(start, |next, &(at, mapped_end)| (at == next).then_some(mapped_end)) != Some(end) {
             return Err(Code::InvalidValue);
         }
-        for (at, _) in inside {
+        for (at, _) in mappings {
             self.mapped.entry(at).and_modify(|mapped| mapped.accessible = true);
         }
         Ok(())
     }
 
-    /// Takes the memory from behind addresses. Tells how many pieces of it were given back, and whether work on it was not waited for.
+    /// Unmaps a range. Returns the number of freed pieces of memory, and whether pending work uses the range.
     pub(crate) fn unmap(&mut self, start: u64, size: Bytes) -> Result<(u64, bool), Code> {
         let range = self.shifted(start, size.0);
         let unmapped = self.sim.unmap_pages(range);
@@ -304,17 +315,17 @@ impl DeviceMemory {
             eprintln!("simulated GPU: {error}");
         }
         if in_use { self.sim.unmap_pages_in_use(range) } else { unmapped }.map_err(|_| Code::InvalidValue)?;
-        let inside: Vec<(u64, u64)> = self.mapped.range(start..start + size.0).map(|(&start, mapped)| (start, mapped.page)).collect();
-        let mut gone = 0;
-        for (start, number) in inside {
+        let mappings: Vec<(u64, u64)> = self.mapped.range(start..start + size.0).map(|(&start, mapped)| (start, mapped.page)).collect();
+        let mut freed = 0;
+        for (start, number) in mappings {
             self.mapped.remove(&start);
             self.pages.entry(number).and_modify(|page| page.mappings -= 1);
-            gone += u64::from(self.give_back_unused(number));
+            freed += u64::from(self.free_unused(number));
         }
-        Ok((gone, in_use))
+        Ok((freed, in_use))
     }
 
-    /// Takes memory of a pool, in the order of a stream.
+    /// Allocates from a pool, in the order of a stream.
     pub(crate) fn allocate_in_order(&mut self, size: Bytes, pool: PoolId, stream: StreamId) -> Result<u64, Code> {
         let start = self.sim.malloc_async(pool, size, stream)?.0 + self.shift;
         self.next_pooled += 1;
@@ -322,7 +333,7 @@ impl DeviceMemory {
         Ok(start)
     }
 
-    /// Gives memory back to its pool, in the order of a stream. Returns the number of the allocation.
+    /// Frees memory of a pool, in the order of a stream. Returns the number of the allocation.
     pub(crate) fn free_in_order(&mut self, start: u64, stream: StreamId) -> Result<u64, Code> {
         let last = self.pooled.range_mut((start, 0)..=(start, u64::MAX)).next_back();
         let ((_, number), pooled) = last.filter(|(_, pooled)| !pooled.freed).ok_or(Code::InvalidValue)?;
@@ -331,12 +342,11 @@ impl DeviceMemory {
         Ok(*number)
     }
 
-    /// A free of a pool takes its turn. Returns the size of what was given back.
+    /// Completes the free of a pool allocation. Returns its size.
     pub(crate) fn finish_free(&mut self, start: u64, number: u64) -> Option<Bytes> {
         self.pooled.remove(&(start, number)).map(|pooled| pooled.size)
     }
 
-    /// What was not given back.
     pub(crate) fn left(&self) -> Left {
         let leaks = self.sim.leaks();
         Left {
@@ -350,7 +360,7 @@ impl DeviceMemory {
 }
 
 impl From<DeviceError> for Code {
-    /// The driver's answer to what the simulated device refuses.
+    /// The driver's code for an error of the simulated device.
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::OutOfMemory { .. } => Self::OutOfMemory,
@@ -363,7 +373,7 @@ impl From<DeviceError> for Code {
     }
 }
 
-/// The device that a handle of physical memory is of.
+/// The device of a handle of physical memory.
 pub(crate) const fn device_of_page(number: u64) -> usize {
     (number >> 48) as usize
 }
@@ -375,18 +385,58 @@ mod tests {
     use super::*;
 
     #[test]
-    fn physical_memory_goes_with_its_last_handle_and_its_last_mapping() {
+    fn physical_memory_is_freed_with_its_last_handle_and_mapping() {
         let mut memory = DeviceMemory::new(0, &Settings::new(&GPUS[0], Bytes::mib(64)));
-        let (start, page) = (memory.reserve(Bytes::mib(4)).expect("addresses"), memory.create(Bytes::mib(2)).expect("it fits"));
-        memory.map(start, Bytes::mib(2), page).expect("nothing is mapped there");
-        assert_eq!(memory.release(page), Ok(false), "it is still mapped");
-        assert_eq!(memory.release(page), Err(Code::InvalidValue), "there is no other handle");
-        assert_eq!(memory.map(start + (2 << 20), Bytes::mib(2), page), Err(Code::InvalidValue), "the handle is gone");
-        assert_eq!(memory.allow(start, Bytes::mib(4)), Err(Code::InvalidValue), "half of it has no memory");
-        assert_eq!(memory.unreserve(start, Bytes::mib(4)), Err(Code::InvalidValue), "something is mapped in it");
+        let (start, page) = (memory.reserve(Bytes::mib(4)).expect("reserve"), memory.create(Bytes::mib(2)).expect("create"));
+        memory.map(start, Bytes::mib(2), page).expect("map");
+        assert_eq!(memory.release(page), Ok(false), "a mapping is left");
+        assert_eq!(memory.release(page), Err(Code::InvalidValue), "no handle is left");
+        assert_eq!(memory.map(start + (2 << 20), Bytes::mib(2), page), Err(Code::InvalidValue), "the handle is released");
+        assert_eq!(memory.allow(start, Bytes::mib(4)), Err(Code::InvalidValue), "half of it is not mapped");
+        assert_eq!(memory.unreserve(start, Bytes::mib(4)), Err(Code::InvalidValue), "a mapping is left");
         assert_eq!((memory.used(), memory.unmap(start, Bytes::mib(2))), (Bytes::mib(2), Ok((1, false))));
         assert_eq!(memory.used(), Bytes::ZERO);
-        assert_eq!(memory.unreserve(start, Bytes::mib(2)), Err(Code::InvalidValue), "it is larger");
+        assert_eq!(memory.unreserve(start, Bytes::mib(2)), Err(Code::InvalidValue), "the reservation is larger");
         assert_eq!(memory.unreserve(start, Bytes::mib(4)), Ok(()));
+    }
+
+    #[test]
+    fn every_address_order_works_with_and_without_expandable_segments() {
+        for addresses in [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse] {
+            for index in [0, 15] {
+                let settings = Settings { addresses, ..Settings::new(&GPUS[0], Bytes::gib(8)) };
+                let mut memory = DeviceMemory::new(index, &settings);
+                for expandable in [false, true, true] {
+                    let start = if expandable {
+                        let start = memory.reserve(Bytes::gib(9)).expect("reserve");
+                        let page = memory.create(Bytes::mib(2)).expect("create");
+                        memory.map(start, Bytes::mib(2), page).expect("map");
+                        memory.allow(start, Bytes::mib(2)).expect("allow access");
+                        assert_eq!(device_of(start + (9 << 30) - 1), Some(index), "{addresses}: the last address");
+                        start
+                    } else {
+                        memory.allocate(Bytes::mib(2)).expect("allocate")
+                    };
+                    assert_eq!(device_of(start), Some(index), "{addresses}, expandable: {expandable}");
+                    assert!(memory.is_accessible(start, 2 << 20));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_reservation_leaves_no_addresses_reserved() {
+        let mut memory = DeviceMemory::new(0, &Settings::new(&GPUS[0], Bytes::mib(64)));
+        assert_eq!(memory.reserve(Bytes(1 << 57)), Err(Code::OutOfMemory));
+        assert_eq!((memory.left().reservations, memory.sim.leaks().reservations), (0, 0));
+    }
+
+    #[test]
+    fn a_handle_is_retained_only_inside_of_a_mapping() {
+        let mut memory = DeviceMemory::new(0, &Settings::new(&GPUS[0], Bytes::mib(64)));
+        let (start, page) = (memory.reserve(Bytes::mib(4)).expect("reserve"), memory.create(Bytes::mib(2)).expect("create"));
+        memory.map(start, Bytes::mib(2), page).expect("map");
+        assert_eq!(memory.retain(start + (2 << 20) - 1), Ok(page));
+        assert_eq!(memory.retain(start + (2 << 20)), Err(Code::InvalidValue), "the address is after the mapping");
     }
 }

@@ -1,13 +1,16 @@
-//! NCCL for processes with a device each on one machine, by a model: every rank is taken to hold what this rank holds. So a gather writes this
-//! rank's data into every slot, a scatter its own slice, and a reduction or a broadcast copies. Results that depend on other ranks' data are wrong,
-//! and are said to be a model in every report.
+//! A model of NCCL for processes with one device each on one machine. It assumes that all ranks have the data of this rank. So a gather writes this
+//! rank's data into every slot, a scatter copies its slice, and a reduction or broadcast copies. Results that depend on other ranks' data are wrong;
+//! every report names them as a model.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+
+use harness_gpu_settings::ffi::{Out, write};
 
 use crate::runtime::copy_on_device;
 use crate::world::machine;
 
-/// The version that is told: 2.28.9.
+/// Version 2.28.9.
 const VERSION: c_int = 22_809;
 
 struct Communicator {
@@ -19,7 +22,7 @@ struct Communicator {
 #[repr(C)]
 struct UniqueId([u64; 16]);
 
-/// Bytes of an element, by `ncclDataType_t`.
+/// Bytes per element, by `ncclDataType_t`.
 const fn element(kind: c_int) -> usize {
     match kind {
         0 | 1 | 10 | 11 => 1,
@@ -30,17 +33,19 @@ const fn element(kind: c_int) -> usize {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *version = VERSION };
-    0
+extern "C" fn ncclGetVersion(version: Out<'_, c_int>) -> c_int {
+    answer(write(version, VERSION))
 }
 
+/// Success, or `ncclInvalidArgument` after a null pointer.
+fn answer(written: bool) -> c_int {
+    if written { 0 } else { 4 }
+}
+
+/// Programs only pass the id around.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
-    // SAFETY: the program passes a pointer to an id. Programs hand it round and compare nothing.
-    unsafe { *id = UniqueId([u64::from(std::process::id()); 16]) };
-    0
+extern "C" fn ncclGetUniqueId(id: Out<'_, UniqueId>) -> c_int {
+    answer(write(id, UniqueId([u64::from(std::process::id()); 16])))
 }
 
 #[unsafe(no_mangle)]
@@ -53,102 +58,68 @@ extern "C" fn ncclGetLastError(_: usize) -> *const c_char {
     c"".as_ptr()
 }
 
-/// # Safety
-/// `into` may be written.
-unsafe fn create(into: *mut *mut Communicator, ranks: c_int, rank: c_int) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { *into = Box::into_raw(Box::new(Communicator { ranks, rank })) };
-    0
+fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int) -> c_int {
+    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank }))))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRank(into: *mut *mut Communicator, ranks: c_int, _: UniqueId, rank: c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    unsafe { create(into, ranks, rank) }
+extern "C" fn ncclCommInitRank(into: Out<'_, *mut Communicator>, ranks: c_int, _: UniqueId, rank: c_int) -> c_int {
+    create(into, ranks, rank)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRankConfig(
-    into: *mut *mut Communicator,
-    ranks: c_int,
-    _: UniqueId,
-    rank: c_int,
-    _: *const c_void,
-) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    unsafe { create(into, ranks, rank) }
+extern "C" fn ncclCommInitRankConfig(into: Out<'_, *mut Communicator>, ranks: c_int, _: UniqueId, rank: c_int, _: *const c_void) -> c_int {
+    create(into, ranks, rank)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitRankScalable(
-    into: *mut *mut Communicator,
+extern "C" fn ncclCommInitRankScalable(
+    into: Out<'_, *mut Communicator>,
     ranks: c_int,
     rank: c_int,
     _: c_int,
     _: *const UniqueId,
     _: *const c_void,
 ) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    unsafe { create(into, ranks, rank) }
+    create(into, ranks, rank)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommInitAll(into: *mut *mut Communicator, ranks: c_int, _: *const c_int) -> c_int {
+unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, ranks: c_int, _: *const c_int) -> c_int {
     for rank in 0..ranks {
-        // SAFETY: the program passes an array of as many handles.
-        unsafe { create(into.add(usize::try_from(rank).unwrap_or(0)), ranks, rank) };
+        // SAFETY: the program passes an array of `ranks` handles.
+        create(unsafe { into.add(usize::try_from(rank).unwrap_or(0)).as_mut() }, ranks, rank);
     }
     0
 }
 
-/// A communicator of the ranks of one color: which others have it is not known, so it is taken for all.
+/// Ignores the color: the new communicator has all ranks, because the colors of others are unknown.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommSplit(
-    parent: *const Communicator,
-    _: c_int,
-    _: c_int,
-    into: *mut *mut Communicator,
-    _: *const c_void,
-) -> c_int {
-    // SAFETY: the program passes a communicator and a pointer to a handle.
-    unsafe { create(into, (*parent).ranks, (*parent).rank) }
+extern "C" fn ncclCommSplit(parent: &Communicator, _: c_int, _: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
+    create(into, parent.ranks, parent.rank)
 }
 
-/// # Safety
-/// The communicator is one of this library, given back once.
-unsafe fn delete(communicator: *mut Communicator) -> c_int {
-    // SAFETY: as the caller promises.
-    drop(unsafe { Box::from_raw(communicator) });
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommDestroy(_: Option<Box<Communicator>>) -> c_int {
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommDestroy(communicator: *mut Communicator) -> c_int {
-    // SAFETY: the program gives a communicator back once.
-    unsafe { delete(communicator) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommAbort(communicator: *mut Communicator) -> c_int {
-    // SAFETY: the program gives a communicator back once.
-    unsafe { delete(communicator) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommCount(communicator: *const Communicator, count: *mut c_int) -> c_int {
-    // SAFETY: the program passes a communicator and a pointer to a number.
-    unsafe { *count = (*communicator).ranks };
+extern "C" fn ncclCommAbort(_: Option<Box<Communicator>>) -> c_int {
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclCommUserRank(communicator: *const Communicator, rank: *mut c_int) -> c_int {
-    // SAFETY: the program passes a communicator and a pointer to a number.
-    unsafe { *rank = (*communicator).rank };
-    0
+extern "C" fn ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) -> c_int {
+    answer(write(count, communicator.ranks))
 }
 
-/// Copies as many bytes between buffers of a device.
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) -> c_int {
+    answer(write(rank, communicator.rank))
+}
+
+/// Copies bytes between two buffers of a device.
 fn copy(from: usize, to: usize, bytes: usize) {
     machine().tick();
     if from != to {
@@ -157,34 +128,25 @@ fn copy(from: usize, to: usize, bytes: usize) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclAllGather(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    communicator: *const Communicator,
-    _: usize,
-) -> c_int {
+extern "C" fn ncclAllGather(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) -> c_int {
     let bytes = count * element(kind);
-    // SAFETY: the program passes a communicator.
-    let ranks = usize::try_from(unsafe { (*communicator).ranks }).unwrap_or(0);
+    let ranks = usize::try_from(communicator.ranks).unwrap_or(0);
     (0..ranks).for_each(|rank| copy(from, to + rank * bytes, bytes));
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclReduceScatter(
+extern "C" fn ncclReduceScatter(
     from: usize,
     to: usize,
     count: usize,
     kind: c_int,
     _: c_int,
-    communicator: *const Communicator,
+    communicator: &Communicator,
     _: usize,
 ) -> c_int {
     let bytes = count * element(kind);
-    // SAFETY: the program passes a communicator.
-    let rank = usize::try_from(unsafe { (*communicator).rank }).unwrap_or(0);
+    let rank = usize::try_from(communicator.rank).unwrap_or(0);
     copy(from + rank * bytes, to, bytes);
     0
 }
@@ -214,9 +176,8 @@ extern "C" fn ncclBcast(_: usize, _: usize, _: c_int, _: c_int, _: *const Commun
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ncclAlltoAll(from: usize, to: usize, count: usize, kind: c_int, communicator: *const Communicator, _: usize) -> c_int {
-    // SAFETY: the program passes a communicator.
-    let ranks = usize::try_from(unsafe { (*communicator).ranks }).unwrap_or(0);
+extern "C" fn ncclAlltoAll(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) -> c_int {
+    let ranks = usize::try_from(communicator.ranks).unwrap_or(0);
     copy(from, to, count * element(kind) * ranks);
     0
 }

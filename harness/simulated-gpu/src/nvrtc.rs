@@ -1,117 +1,92 @@
-//! The runtime compiler: every program compiles, to nothing.
+//! The runtime compiler. Every program compiles to an empty binary.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 use std::sync::{Mutex, PoisonError};
+
+use harness_gpu_settings::ffi::{Out, Text, write};
+use harness_gpu_settings::settings::Cuda;
 
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::machine;
-use harness_gpu_settings::settings::Cuda;
 
-/// Names that programs were asked for, kept so that pointers to them stay valid.
+/// Names that programs asked for. They stay here because programs have pointers to them.
 static NAMES: Mutex<BTreeMap<Vec<u8>, CString>> = Mutex::new(BTreeMap::new());
 
-/// The size of a binary: a few zeros.
+/// The size of a binary, which is zeros.
 const BINARY: usize = 16;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int {
+extern "C" fn nvrtcVersion(major: Out<'_, c_int>, minor: Out<'_, c_int>) -> c_int {
     let version = if machine().settings.cuda == Cuda::V13 { (13, 0) } else { (12, 8) };
-    // SAFETY: the program passes pointers to numbers.
-    unsafe { (*major, *minor) = version };
-    0
+    answer(write(major, version.0) && write(minor, version.1))
+}
+
+/// Success, or `NVRTC_ERROR_INVALID_INPUT` after a null pointer.
+fn answer(written: bool) -> c_int {
+    if written { 0 } else { 3 }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcCreateProgram(
-    program: *mut *mut u8,
+extern "C" fn nvrtcCreateProgram(
+    program: Out<'_, *mut u8>,
     _: *const c_char,
     _: *const c_char,
     _: c_int,
     _: *const *const c_char,
     _: *const *const c_char,
 ) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    unsafe { *program = new_object() };
+    answer(write(program, new_object()))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvrtcDestroyProgram(program: Option<&mut *mut u8>) -> c_int {
+    if let Some(program) = program {
+        // SAFETY: a function here created the object, and the program destroys it once.
+        unsafe { delete_object(*program) };
+    }
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcDestroyProgram(program: *mut *mut u8) -> c_int {
-    // SAFETY: the program passes a pointer to a handle that it was given, once.
-    unsafe { delete_object(*program) };
-    0
-}
-
-/// Writes the size of a binary.
-///
-/// # Safety
-/// The pointer may be written.
-unsafe fn write_size(size: *mut usize) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { *size = BINARY };
-    0
-}
-
-/// Writes a binary.
-///
-/// # Safety
-/// There is room for [`BINARY`] bytes.
-unsafe fn write_binary(binary: *mut u8) -> c_int {
-    // SAFETY: as the caller promises.
-    unsafe { binary.write_bytes(0, BINARY) };
-    0
+extern "C" fn nvrtcGetCUBINSize(_: usize, size: Out<'_, usize>) -> c_int {
+    answer(write(size, BINARY))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetCUBINSize(_: usize, size: *mut usize) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { write_size(size) }
+extern "C" fn nvrtcGetPTXSize(_: usize, size: Out<'_, usize>) -> c_int {
+    answer(write(size, BINARY))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetPTXSize(_: usize, size: *mut usize) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { write_size(size) }
+extern "C" fn nvrtcGetCUBIN(_: usize, binary: Out<'_, [u8; BINARY]>) -> c_int {
+    answer(write(binary, [0; BINARY]))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetCUBIN(_: usize, binary: *mut u8) -> c_int {
-    // SAFETY: the program passes as much room as it was told.
-    unsafe { write_binary(binary) }
+extern "C" fn nvrtcGetPTX(_: usize, binary: Out<'_, [u8; BINARY]>) -> c_int {
+    answer(write(binary, [0; BINARY]))
+}
+
+/// The log is empty and has only its terminator.
+#[unsafe(no_mangle)]
+extern "C" fn nvrtcGetProgramLogSize(_: usize, size: Out<'_, usize>) -> c_int {
+    answer(write(size, 1))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetPTX(_: usize, binary: *mut u8) -> c_int {
-    // SAFETY: the program passes as much room as it was told.
-    unsafe { write_binary(binary) }
+extern "C" fn nvrtcGetProgramLog(_: usize, log: Out<'_, u8>) -> c_int {
+    answer(write(log, 0))
 }
 
-/// A log of one empty line.
+/// Returns the expression itself.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetProgramLogSize(_: usize, size: *mut usize) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *size = 1 };
-    0
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetProgramLog(_: usize, log: *mut u8) -> c_int {
-    // SAFETY: the program passes as much room as it was told.
-    unsafe { *log = 0 };
-    0
-}
-
-/// The name in the binary is the name that was asked for.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvrtcGetLoweredName(_: usize, expression: *const c_char, lowered: *mut *const c_char) -> c_int {
-    // SAFETY: the program passes a string.
-    let name = unsafe { CStr::from_ptr(expression) };
+extern "C" fn nvrtcGetLoweredName(_: usize, expression: Text<'_>, lowered: Out<'_, *const c_char>) -> c_int {
+    let Some(name) = expression.get() else { return answer(false) };
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = names.entry(name.to_bytes().to_vec()).or_insert_with(|| name.to_owned());
-    // SAFETY: the program passes a pointer to a string. What is kept is never moved: the text of a `CString` lies on the heap.
-    unsafe { *lowered = kept.as_ptr() };
-    0
+    // The text of a `CString` is on the heap, so it does not move with the map.
+    answer(write(lowered, kept.as_ptr()))
 }
 
 #[unsafe(no_mangle)]

@@ -1,9 +1,8 @@
-//! The answer to every function that has no code of its own.
+//! Answers all functions without code in this crate.
 //!
-//! The libraries that stand in for NVIDIA's have a stub for each such function. It loads the address of a [`Stub`] into `r11` and jumps to
-//! `harness_gpu_unmodelled`. For a function whose signature is known ([`TABLE`], from the headers of CUDA 13.0) its outputs are written: zero
-//! through pointers to numbers, a zeroed object where one is made. An output left alone would be taken for a size by the caller. A function that is
-//! not in the table is noted by name. All answer zero, which is success.
+//! The stub libraries have a stub for each such function. It loads the address of a [`Stub`] into `r11` and jumps to `harness_gpu_unmodelled`. All
+//! these functions return zero, which is success. [`TABLE`] describes the outputs of known functions, from the headers of CUDA 13.0. Numbers become
+//! zero and new objects are zeroed, because a caller might take an unwritten output for a size. The names of unknown functions are listed.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CStr, c_char};
@@ -13,12 +12,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::world;
 
-/// The functions: name, then what is done with its arguments. An argument is named by its place among those that are passed as integers, from 0,
-/// and a letter: `w` four bytes and `q` eight bytes of zeros are written to where it points, `n` it points to where a new object goes, `d` it
-/// is such an object and goes.
+/// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
+/// four bytes of zeros and `q` eight through the pointer; `n` writes the handle of a new object; `d` destroys the object.
 const TABLE: &str = include_str!("unmodelled.tsv");
 
-/// What the stub of a function points to. Written by whoever made the library that the stub is in.
+/// The data of a stub. `harness` writes it when it creates the stub library.
 #[repr(C, align(16))]
 struct Stub {
     name: *const c_char,
@@ -26,7 +24,7 @@ struct Stub {
     function: AtomicPtr<Function>,
 }
 
-/// A function by what it does with its arguments.
+/// The effects of a function on its arguments.
 struct Function {
     name: &'static str,
     effects: Vec<(usize, Effect)>,
@@ -40,30 +38,30 @@ enum Effect {
     Delete,
 }
 
-/// The size of objects that are made: no structure that a caller looks into.
+/// The size of objects, which callers never access.
 const OBJECT: Layout = match Layout::from_size_align(512, 16) {
     Ok(layout) => layout,
     Err(_) => panic!("512 is a multiple of 16"),
 };
 
-/// A new zeroed object for a handle that callers only hand back.
+/// A new zeroed object. Callers only pass its handle around.
 pub(crate) fn new_object() -> *mut u8 {
     // SAFETY: the layout is not empty.
     unsafe { alloc_zeroed(OBJECT) }
 }
 
-/// Takes an object back.
+/// Destroys an object.
 ///
 /// # Safety
-/// It is null, or one of [`new_object`] that was not taken back yet.
+/// It is null, or [`new_object`] returned it and it is not destroyed yet.
 pub(crate) unsafe fn delete_object(object: *mut u8) {
     if !object.is_null() {
-        // SAFETY: as the caller promises; all objects have the one layout.
+        // SAFETY: as the caller promises; all objects have this layout.
         unsafe { dealloc(object, OBJECT) };
     }
 }
 
-/// Where every stub jumps to, with its [`Stub`] in `r11` and the function's arguments where the caller put them.
+/// The target of every stub, with its [`Stub`] in `r11` and the arguments of the function in place.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 extern "C" fn harness_gpu_unmodelled() {
@@ -87,26 +85,25 @@ extern "C" fn harness_gpu_unmodelled() {
     );
 }
 
-/// Does what is known of a function with its arguments: the first six passed as integers, and those on the stack.
+/// Applies the effects of a function to its arguments: the first six integer arguments, and those on the stack.
 unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *const u64) -> u64 {
-    // SAFETY: a stub hands over its own descriptor, which lives as long as the library it is in.
+    // SAFETY: a stub passes its own data, which lives as long as its library.
     let stub = unsafe { &*stub };
     let mut function = stub.function.load(Ordering::Acquire);
     if function.is_null() {
-        // SAFETY: the name of a stub is a string in the library it is in.
+        // SAFETY: the name is a string in the library of the stub.
         function = ptr::from_ref(known(unsafe { CStr::from_ptr(stub.name) })).cast_mut();
         stub.function.store(function, Ordering::Release);
     }
-    // SAFETY: it was a reference that never dies.
+    // SAFETY: the pointer came from a static reference.
     for &(place, effect) in unsafe { &(*function).effects } {
-        // SAFETY: the signature has that many arguments passed as integers, six of them in registers.
+        // SAFETY: the signature has this many integer arguments, six of them in registers.
         let argument = unsafe { if place < 6 { *registers.add(place) } else { *stack.add(place - 6) } };
         if argument == 0 || world::is_device_memory(argument) {
             continue;
         }
         let pointer = ptr::with_exposed_provenance_mut::<u8>(argument as usize);
-        // SAFETY: by the signature, the argument points to a number, or to a pointer, of that size that the function writes, or is an object that
-        // `Effect::New` made; what lies on a device was left out.
+        // SAFETY: by the signature, the argument points to an output of this size, or is an object from `Effect::New`. Device addresses are skipped.
         unsafe {
             match effect {
                 Effect::Zero4 => pointer.cast::<u32>().write_unaligned(0),
@@ -119,14 +116,14 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
     0
 }
 
-/// The function of that name. One that is not in the table has no effects, and is noted.
+/// The function of this name. A function outside of the table has no effects, and its name is listed.
 fn known(name: &CStr) -> &'static Function {
     static FUNCTIONS: OnceLock<Vec<Function>> = OnceLock::new();
     let functions = FUNCTIONS.get_or_init(|| TABLE.lines().filter(|line| !line.starts_with('#')).map(Function::of_row).collect());
     let found = functions.binary_search_by(|function| function.name.as_bytes().cmp(name.to_bytes()));
     found.map_or_else(
         |_| {
-            world::counters().note_unmodelled(name.to_bytes());
+            world::machine().counters.note_unmodelled(name.to_bytes());
             &*Box::leak(Box::new(Function { name: "", effects: Vec::new() }))
         },
         |index| &functions[index],
@@ -157,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted_and_each_of_its_rows_is_read_whole() {
+    fn the_table_is_sorted_and_every_effect_is_parsed() {
         let rows: Vec<&str> = TABLE.lines().filter(|line| !line.starts_with('#')).collect();
         assert!(rows.is_sorted() && rows.len() > 400, "{}", rows.len());
         for row in rows {

@@ -25,7 +25,7 @@ use tempfile::TempDir;
 pub fn strict() -> Settings {
     let gpu = GPUS.iter().find(|gpu| gpu.name == "h100-80").unwrap_or(&GPUS[0]);
     Settings {
-        kernels: Kernels::Done,
+        kernels: Kernels::Execute,
         context_overhead: Bytes::mib(300),
         addresses: AddressOrder::Reuse,
         cuda: Cuda::V12,

@@ -1,5 +1,5 @@
-# A training loop whose recovery is broken in two ways: it keeps the error, whose traceback keeps the failed step's tensors; and where the first step
-# fails, there is no loss to go on with. What fails outside of the loop ends it.
+# A training loop with two mistakes in its recovery. It keeps the error, whose traceback keeps the tensors of the failed step. If the first step fails,
+# it has no loss to continue with. An error outside of the loop ends the program.
 import torch
 
 model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024)).cuda()

@@ -1,4 +1,4 @@
-# Functions of torch from many corners, each once: those that end with an error are named. Contents are not looked at, but where torch does that itself.
+# Runs many functions of torch once and prints the groups that end with an error. Only torch itself reads values.
 import io, json, warnings
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def train(module, *inputs):
 
 @family
 def workers():
-    # First, as on a GPU: a worker is forked and has no CUDA, and freeing what other streams use takes an event of it.
+    # Before other groups: a forked worker has no CUDA, and freeing memory that other streams use needs an event.
     dataset = torch.utils.data.TensorDataset(torch.randn(64, 4))
     for (batch,) in torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2, pin_memory=True):
         batch.cuda(non_blocking=True)
@@ -187,7 +187,7 @@ def distributions():
 
 @family
 def special_functions():
-    # These are compiled when they are called.
+    # These kernels are compiled at their first call.
     torch.special.zeta(ones(3) * 2, ones(3)), torch.special.bessel_j0(normal(3)), torch.lgamma(normal(3))
     torch.cuda.jiterator._create_jit_fn("template <typename T> T square(T a) { return a * a; }")(normal(4))
 

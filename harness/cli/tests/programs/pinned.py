@@ -1,4 +1,4 @@
-# In 1 GiB: 30 MiB stay in a segment of 300 MiB, which cannot go back to the driver, so 750 MiB do not fit though they are free. With expandable segments they do.
+# In 1 GiB: 30 MiB pin a segment of 300 MiB, so 750 MiB do not fit although they are free. With expandable segments they fit.
 import torch
 
 

@@ -1,6 +1,6 @@
-"""Three training steps of a small residual network, under PyTorch's own allocator or one of a shared library, with a memory snapshot at the end.
+"""Three training steps of a small residual network, with PyTorch's own allocator or one of a shared library. Writes a memory snapshot at the end.
 
-Arguments: the snapshot to write, and behind it the library, the prefix of its functions, and the way: `change` (CUDAPluggableAllocator) or `pool` (MemPool).
+Arguments: the snapshot to write, then optionally the library, the prefix of its functions, and `change` (CUDAPluggableAllocator) or `pool` (MemPool).
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-# Two processes on one GPU of 1 GiB, by the functions of CUDA and NVML alone: what one holds the other cannot have, until that one is killed.
-# Without arguments it is the first; it starts the second, and prints what it sees.
+# Two processes share a GPU of 1 GiB, with the functions of CUDA and NVML only. Memory of one process is not available to the other until it is killed.
+# Without arguments this is the first process, which starts the second and prints the figures.
 import ctypes
 import os
 import subprocess
@@ -22,8 +22,8 @@ def free():
     return left.value // MIB
 
 
-def told_by_nvml():
-    """Device used, and what each process holds."""
+def nvml_figures():
+    """Used memory of the device, and the memory of each process."""
     handle, memory = ctypes.c_void_p(), (ctypes.c_uint64 * 3)()
     assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
     assert nvml.nvmlDeviceGetMemoryInfo(handle, memory) == 0
@@ -42,15 +42,15 @@ import torch  # noqa: F401, E402: a program without torch leaves no record
 
 second = subprocess.Popen([sys.executable, __file__, "second"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 print("second", second.stdout.readline().strip(), "first", malloc(600), malloc(100))
-used, held = told_by_nvml()
+used, held = nvml_figures()
 print("free", free(), "used", used, "held", held[os.getpid()], held[second.pid])
 second.kill()
 while open("/proc/%d/stat" % second.pid).read().rsplit(")")[1].split()[0] != "Z":
     pass
-print("killed: free", free(), "first", malloc(600), "used", *told_by_nvml()[0:1])
+print("killed: free", free(), "first", malloc(600), "used", *nvml_figures()[0:1])
 second.wait()
 child = os.fork()
 if child == 0:
-    # It has its parent's context, which cannot be used in it; what it does changes nothing for others.
+    # A child cannot use the context of its parent, and its calls do not affect other processes.
     os._exit(malloc(100))
 print("forked:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "free", free())

@@ -295,7 +295,7 @@ impl Processes {
     /// Ends a process, if it runs, with the given function, and releases its memory in the ledger.
     fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
         let ended = self.running.remove(name).map(end);
-        self.group.ledger.give_back_of_the_dead();
+        self.group.ledger.release_ended();
         ended
     }
 

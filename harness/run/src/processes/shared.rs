@@ -51,7 +51,7 @@ impl Shared {
     /// Runs a call that may release memory.
     fn give<T>(&mut self, act: impl FnOnce(&mut Limited<Box<dyn TestDevice>>) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let done = act(&mut self.inner)?;
-        self.account.gave_back(MEMORY, self.inner.held()?);
+        self.account.released(MEMORY, self.inner.held()?);
         Ok(done)
     }
 

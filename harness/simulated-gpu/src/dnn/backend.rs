@@ -1,12 +1,15 @@
-//! The backend of cuDNN: objects with attributes, from which its frontend builds plans for convolutions and attention.
+//! The backend of cuDNN: objects with attributes. The frontend builds plans for convolutions and attention from them.
 //!
-//! Every graph of operations has three plans, with the workspaces W, W/2 and none. Real workspaces depend on the algorithm: W is a model, see
+//! Every graph of operations has three plans, with the workspaces W, W/2 and zero. Real workspaces depend on the algorithm; W is a model, see
 //! [`CudnnWorkspace`].
 
 use std::ffi::{c_int, c_void};
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use harness_gpu_settings::ffi::{Out, write};
+
+use super::answer;
 use crate::world::machine;
 use harness_gpu_settings::settings::CudnnWorkspace;
 
@@ -39,12 +42,12 @@ mod attribute {
 
 /// The attribute type whose elements are objects.
 const OBJECTS: i32 = 15;
-/// Plans of a graph.
+/// Plans per graph.
 const PLANS: usize = 3;
-/// Tensors are counted in whole multiples of this.
+/// Sizes of tensors are rounded up to multiples of this.
 const ALIGNMENT: i64 = 512;
 
-/// A backend object as programs have it: a pointer to a shared object, which lives as long as anything refers to it.
+/// A reference to a backend object. Programs have pointers to shared objects.
 type Handle = Arc<Object>;
 
 struct Object {
@@ -54,13 +57,13 @@ struct Object {
 
 #[derive(Default)]
 struct State {
-    /// Number, type and bytes of what was set.
+    /// Attributes: number, type and bytes.
     values: Vec<(i32, i32, Vec<u8>)>,
-    /// Number and objects of what was set.
+    /// Attributes that are objects: number and objects.
     objects: Vec<(i32, Vec<Handle>)>,
-    /// What the object was made for by a heuristic or a configuration.
+    /// The graph for which a heuristic or a configuration created the object.
     graph: Option<Handle>,
-    /// Which of the plans it is.
+    /// The index of its plan.
     plan: usize,
 }
 
@@ -69,26 +72,26 @@ impl Object {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Objects of an attribute.
+    /// The objects of an attribute.
     fn objects(&self, number: i32) -> Vec<Handle> {
         self.state().objects.iter().find(|objects| objects.0 == number).map_or_else(Vec::new, |objects| objects.1.clone())
     }
 
-    /// Numbers of 64 bits of an attribute.
+    /// The 64-bit numbers of an attribute.
     fn numbers(&self, number: i32) -> Vec<i64> {
         let state = self.state();
         let bytes = state.values.iter().find(|value| value.0 == number).map_or(&[][..], |value| &value.2);
         bytes.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
     }
 
-    /// A number of 32 bits of an attribute.
+    /// The 32-bit number of an attribute.
     fn number(&self, number: i32) -> Option<i32> {
         let state = self.state();
         let value = state.values.iter().find(|value| value.0 == number)?;
         Some(i32::from_le_bytes(*value.2.first_chunk()?))
     }
 
-    /// Bytes of a tensor, as the model counts them.
+    /// Bytes of a tensor in the model.
     fn tensor_bytes(&self) -> i64 {
         let elements: i64 = self.numbers(attribute::TENSOR_SIZES).iter().product();
         // Numbers of `cudnnDataType_t`.
@@ -101,13 +104,12 @@ impl Object {
         elements * element
     }
 
-    /// Whether the channels of a tensor lie side by side.
     fn is_channels_last(&self) -> bool {
         let (sizes, strides) = (self.numbers(attribute::TENSOR_SIZES), self.numbers(attribute::TENSOR_STRIDES));
         strides.get(1) == Some(&1) && sizes.get(1).is_some_and(|channels| *channels > 1)
     }
 
-    /// The workspace that a plan for this graph of operations asks for.
+    /// The workspace of a plan for this graph of operations.
     fn workspace(&self, plan: usize) -> i64 {
         if machine().settings.cudnn_workspace == CudnnWorkspace::None {
             return 0;
@@ -120,7 +122,7 @@ impl Object {
         }
     }
 
-    /// What a convolution adds to it. The attributes are those of filter, input and output.
+    /// The workspace of a convolution. The attributes are filter, input and output.
     fn convolution_workspace(&self) -> i64 {
         let (filter, input, output) = match self.kind {
             kind::FORWARD => (703, 704, 705),
@@ -142,7 +144,7 @@ const fn round_up(bytes: i64) -> i64 {
     (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
 }
 
-/// Bytes of an element by `cudnnBackendAttributeType_t`.
+/// Bytes per element, by `cudnnBackendAttributeType_t`.
 const fn element_size(kind: i32) -> usize {
     match kind {
         0 | 3 | 5 | 6 | OBJECTS | 26 => 8,
@@ -151,12 +153,12 @@ const fn element_size(kind: i32) -> usize {
     }
 }
 
-/// One more reference to an object that a program has.
+/// Adds a reference to an object of a program.
 ///
 /// # Safety
-/// The pointer is one that [`cudnnBackendCreateDescriptor`] gave out and that was not destroyed.
+/// [`cudnnBackendCreateDescriptor`] returned the pointer, and the object is not destroyed.
 unsafe fn handle(pointer: *const Object) -> Handle {
-    // SAFETY: as the caller promises, so that the program's own reference is still there.
+    // SAFETY: as the caller promises, the program's own reference still exists.
     unsafe {
         Arc::increment_strong_count(pointer);
         Arc::from_raw(pointer)
@@ -164,17 +166,14 @@ unsafe fn handle(pointer: *const Object) -> Handle {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnBackendCreateDescriptor(kind: c_int, descriptor: *mut *const Object) -> c_int {
-    let object = Arc::new(Object { kind, state: Mutex::default() });
-    // SAFETY: the program passes a pointer to a handle.
-    unsafe { *descriptor = Arc::into_raw(object) };
-    0
+extern "C" fn cudnnBackendCreateDescriptor(kind: c_int, descriptor: Out<'_, *const Object>) -> c_int {
+    answer(write(descriptor, Arc::into_raw(Arc::new(Object { kind, state: Mutex::default() }))))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *const Object) -> c_int {
     if !descriptor.is_null() {
-        // SAFETY: the program gives its reference back once; objects that refer to it keep it.
+        // SAFETY: the program releases its reference once; other objects keep theirs.
         drop(unsafe { Arc::from_raw(descriptor) });
     }
     0
@@ -199,7 +198,7 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
     elements: *const c_void,
 ) -> c_int {
     let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the program passes an object, and `count` elements of the type, those of type 15 being objects.
+    // SAFETY: the program passes an object and `count` elements of the type. Elements of type 15 are objects.
     unsafe {
         let mut state = (*descriptor).state();
         if kind == OBJECTS {
@@ -223,37 +222,35 @@ unsafe extern "C" fn cudnnBackendGetAttribute(
     number: c_int,
     kind: c_int,
     requested: i64,
-    count: *mut i64,
+    count: Out<'_, i64>,
     elements: *mut c_void,
 ) -> c_int {
-    // SAFETY: the program passes an object, a pointer to a number or null, and room for as many elements as it requests.
-    let (object, room) = unsafe {
-        let room = if elements.is_null() {
+    // SAFETY: the program passes an object, and an array of `requested` elements or null.
+    let (object, into) = unsafe {
+        let into = if elements.is_null() {
             &mut []
         } else {
             slice::from_raw_parts_mut(elements.cast::<u8>(), element_size(kind) * usize::try_from(requested).unwrap_or(0))
         };
-        (&*descriptor, room)
+        (&*descriptor, into)
     };
-    let told = if kind == OBJECTS {
-        // SAFETY: elements of this type are objects that the program has made.
-        unsafe { tell_objects(object, number, room) }
+    let found = if kind == OBJECTS {
+        // SAFETY: elements of this type are objects of the program.
+        unsafe { get_objects(object, number, into) }
     } else {
-        tell_numbers(object, number, room)
+        get_numbers(object, number, into)
     };
-    if !count.is_null() {
-        // SAFETY: as above.
-        unsafe { *count = told };
-    }
+    // The place for the count may be null.
+    write(count, found);
     0
 }
 
-/// Lets objects that the program has made refer to what an object consists of. Returns how many there are.
+/// Fills objects of the program with the parts of an object. Returns the number of parts.
 ///
 /// # Safety
-/// `room` holds pointers to objects of the program.
-unsafe fn tell_objects(object: &Object, number: i32, room: &[u8]) -> i64 {
-    let targets: Vec<Handle> = room
+/// `into` holds pointers to objects of the program.
+unsafe fn get_objects(object: &Object, number: i32, into: &[u8]) -> i64 {
+    let targets: Vec<Handle> = into
         .as_chunks()
         .0
         .iter()
@@ -271,7 +268,7 @@ unsafe fn tell_objects(object: &Object, number: i32, room: &[u8]) -> i64 {
                 let mut state = config.state();
                 (state.graph, state.plan) = (graph.clone(), plan);
             }
-            if room.is_empty() { PLANS as i64 } else { targets.len().min(PLANS) as i64 }
+            if into.is_empty() { PLANS as i64 } else { targets.len().min(PLANS) as i64 }
         }
         (kind::ENGINE_CONFIG, attribute::CONFIG_ENGINE) => {
             let (graph, plan) = of_config(object);
@@ -285,7 +282,7 @@ unsafe fn tell_objects(object: &Object, number: i32, room: &[u8]) -> i64 {
     }
 }
 
-/// The graph that a configuration is for, and which of its plans it is. One that a program made for an engine itself has the engine's.
+/// The graph and the plan of a configuration. If a program created it for an engine, they are the engine's.
 fn of_config(config: &Object) -> (Option<Handle>, usize) {
     let state = config.state();
     if state.graph.is_some() {
@@ -298,11 +295,11 @@ fn of_config(config: &Object) -> (Option<Handle>, usize) {
     })
 }
 
-/// Writes what is known of an object as numbers. Returns how many there are.
-fn tell_numbers(object: &Object, number: i32, room: &mut [u8]) -> i64 {
+/// Writes the numbers of an attribute. Returns their count.
+fn get_numbers(object: &Object, number: i32, into: &mut [u8]) -> i64 {
     let mut write = |bytes: &[u8]| {
-        let len = bytes.len().min(room.len());
-        room[..len].copy_from_slice(&bytes[..len]);
+        let len = bytes.len().min(into.len());
+        into[..len].copy_from_slice(&bytes[..len]);
         1
     };
     let workspace = |config: &Object| {
@@ -315,7 +312,7 @@ fn tell_numbers(object: &Object, number: i32, room: &mut [u8]) -> i64 {
             write(&config.map_or(0, |config| workspace(&config)).to_le_bytes())
         }
         (kind::ENGINE_CONFIG, attribute::CONFIG_WORKSPACE) => write(&workspace(object).to_le_bytes()),
-        // The frontend compares it with a limit, written or not.
+        // The frontend compares it with a limit, even if it is not written.
         (kind::ENGINE_CONFIG, attribute::CONFIG_SHARED_MEMORY) => write(&0_i32.to_le_bytes()),
         (kind::ENGINE, attribute::ENGINE_INDEX) => write(&0_i64.to_le_bytes()),
         _ => 0,

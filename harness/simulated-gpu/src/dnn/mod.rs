@@ -1,4 +1,4 @@
-//! cuDNN 9: handles and descriptors here, convolutions and attention in `backend`, recurrent networks in `rnn`.
+//! cuDNN 9: handles and descriptors. `backend` has convolutions and attention, `rnn` recurrent networks.
 
 mod backend;
 mod rnn;
@@ -6,27 +6,31 @@ mod rnn;
 use std::ffi::{c_char, c_int};
 use std::slice;
 
+use harness_gpu_settings::ffi::{Out, write};
+
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::machine;
+
+/// Success, or `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` after a null pointer.
+fn answer(written: bool) -> c_int {
+    if written { 0 } else { 2002 }
+}
 
 #[unsafe(no_mangle)]
 extern "C" fn cudnnGetVersion() -> usize {
     machine().settings.cudnn as usize
 }
 
-/// Major, minor and patch level of the version.
+/// The major, minor or patch level of the version.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetProperty(kind: c_int, value: *mut c_int) -> c_int {
+extern "C" fn cudnnGetProperty(kind: c_int, value: Out<'_, c_int>) -> c_int {
     let version = c_int::try_from(machine().settings.cudnn).unwrap_or(0);
-    // SAFETY: the program passes a pointer to a number.
-    unsafe {
-        *value = match kind {
-            0 => version / 10_000,
-            1 => version / 100 % 100,
-            _ => version % 100,
-        }
+    let level = match kind {
+        0 => version / 10_000,
+        1 => version / 100 % 100,
+        _ => version % 100,
     };
-    0
+    answer(write(value, level))
 }
 
 #[unsafe(no_mangle)]
@@ -40,46 +44,39 @@ extern "C" fn cudnnGetErrorString(status: c_int) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetLastErrorString(text: *mut c_char, room: usize) {
-    if room > 0 {
-        // SAFETY: the program passes an array of `room` characters.
-        unsafe { *text = 0 };
+extern "C" fn cudnnGetLastErrorString(text: Out<'_, c_char>, len: usize) {
+    if len > 0 {
+        write(text, 0);
     }
 }
 
-/// A handle is an object that begins with its stream.
+/// A handle is an object that starts with its stream.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnCreate(handle: *mut *mut u8) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    unsafe { *handle = new_object() };
-    0
+extern "C" fn cudnnCreate(handle: Out<'_, *mut u8>) -> c_int {
+    answer(write(handle, new_object()))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnDestroy(handle: *mut u8) -> c_int {
-    // SAFETY: the program gives back what it was given, once.
+    // SAFETY: a function here created the object, and the program destroys it once.
     unsafe { delete_object(handle) };
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnSetStream(handle: *mut usize, stream: usize) -> c_int {
-    // SAFETY: the program passes a handle.
-    unsafe { *handle = stream };
-    0
+extern "C" fn cudnnSetStream(handle: Out<'_, usize>, stream: usize) -> c_int {
+    answer(write(handle, stream))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetStream(handle: *const usize, stream: *mut usize) -> c_int {
-    // SAFETY: the program passes a handle and a pointer to another.
-    unsafe { *stream = *handle };
-    0
+extern "C" fn cudnnGetStream(handle: Option<&usize>, stream: Out<'_, usize>) -> c_int {
+    answer(handle.is_some_and(|handle| write(stream, *handle)))
 }
 
 /// The most dimensions of a tensor.
 const DIMENSIONS: usize = 8;
 
-/// A tensor or a filter; it lies at the start of an object.
+/// A tensor or a filter, at the start of an object.
 #[repr(C)]
 struct Tensor {
     kind: c_int,
@@ -96,76 +93,81 @@ impl Tensor {
         let strides = &strides[..strides.len().min(count)];
         self.strides[..strides.len()].copy_from_slice(strides);
     }
+
+    /// Copies sizes or strides to a program.
+    ///
+    /// # Safety
+    /// `into` has room for `requested` numbers.
+    unsafe fn copy_numbers(&self, numbers: &[c_int; DIMENSIONS], into: *mut c_int, requested: c_int) {
+        let count = usize::try_from(requested.min(self.count)).unwrap_or(0).min(DIMENSIONS);
+        // SAFETY: as the caller promises; `numbers` has `DIMENSIONS` elements.
+        unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), into, count) };
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnSetTensorNdDescriptor(
-    tensor: *mut Tensor,
+    tensor: Option<&mut Tensor>,
     kind: c_int,
     count: c_int,
     sizes: *const c_int,
     strides: *const c_int,
 ) -> c_int {
     let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the program passes a descriptor and two arrays of `count` numbers.
-    unsafe { (*tensor).set(kind, slice::from_raw_parts(sizes, count), slice::from_raw_parts(strides, count)) };
-    0
+    // SAFETY: the program passes two arrays of `count` numbers.
+    let [sizes, strides] = [sizes, strides].map(|numbers| unsafe { slice::from_raw_parts(numbers, count) });
+    answer(tensor.map(|tensor| tensor.set(kind, sizes, strides)).is_some())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnGetTensorNdDescriptor(
-    tensor: *const Tensor,
+    tensor: Option<&Tensor>,
     requested: c_int,
-    kind: *mut c_int,
-    count: *mut c_int,
+    kind: Out<'_, c_int>,
+    count: Out<'_, c_int>,
     sizes: *mut c_int,
     strides: *mut c_int,
 ) -> c_int {
-    // SAFETY: the program passes a descriptor, pointers to numbers, and two arrays of `requested` numbers.
+    let Some(tensor) = tensor else { return answer(false) };
+    // SAFETY: the program passes two arrays of `requested` numbers.
     unsafe {
-        let tensor = &*tensor;
-        (*kind, *count) = (tensor.kind, tensor.count);
-        for index in 0..usize::try_from(requested.min(tensor.count)).unwrap_or(0) {
-            *sizes.add(index) = tensor.sizes[index];
-            *strides.add(index) = tensor.strides[index];
-        }
+        tensor.copy_numbers(&tensor.sizes, sizes, requested);
+        tensor.copy_numbers(&tensor.strides, strides, requested);
     }
-    0
+    answer(write(kind, tensor.kind) && write(count, tensor.count))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnSetFilterNdDescriptor(filter: *mut Tensor, kind: c_int, _: c_int, count: c_int, sizes: *const c_int) -> c_int {
-    let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the program passes a descriptor and an array of `count` numbers.
-    unsafe { (*filter).set(kind, slice::from_raw_parts(sizes, count), &[]) };
-    0
+unsafe extern "C" fn cudnnSetFilterNdDescriptor(
+    filter: Option<&mut Tensor>,
+    kind: c_int,
+    _: c_int,
+    count: c_int,
+    sizes: *const c_int,
+) -> c_int {
+    // SAFETY: the program passes an array of `count` numbers.
+    let sizes = unsafe { slice::from_raw_parts(sizes, usize::try_from(count).unwrap_or(0)) };
+    answer(filter.map(|filter| filter.set(kind, sizes, &[])).is_some())
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnGetFilterNdDescriptor(
-    filter: *const Tensor,
+    filter: Option<&Tensor>,
     requested: c_int,
-    kind: *mut c_int,
-    format: *mut c_int,
-    count: *mut c_int,
+    kind: Out<'_, c_int>,
+    format: Out<'_, c_int>,
+    count: Out<'_, c_int>,
     sizes: *mut c_int,
 ) -> c_int {
-    // SAFETY: the program passes a descriptor, pointers to numbers, and an array of `requested` numbers.
-    unsafe {
-        let filter = &*filter;
-        (*kind, *format, *count) = (filter.kind, 0, filter.count);
-        for index in 0..usize::try_from(requested.min(filter.count)).unwrap_or(0) {
-            *sizes.add(index) = filter.sizes[index];
-        }
-    }
-    0
+    let Some(filter) = filter else { return answer(false) };
+    // SAFETY: the program passes an array of `requested` numbers.
+    unsafe { filter.copy_numbers(&filter.sizes, sizes, requested) };
+    answer(write(kind, filter.kind) && write(format, 0) && write(count, filter.count))
 }
 
-/// The state of a dropout is one of a generator for each resident thread; a model.
+/// Returns a model: the state of a generator per resident thread.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnDropoutGetStatesSize(_: usize, bytes: *mut usize) -> c_int {
+extern "C" fn cudnnDropoutGetStatesSize(_: usize, bytes: Out<'_, usize>) -> c_int {
     let gpu = machine().settings.gpu;
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *bytes = 16 * gpu.multiprocessors as usize * gpu.limits().threads as usize };
-    0
+    answer(write(bytes, 16 * gpu.multiprocessors as usize * gpu.limits().threads as usize))
 }

@@ -1,13 +1,14 @@
-//! Recurrent networks: where their weights lie in the one buffer that programs give cuDNN.
+//! Recurrent networks: the layout of their weights in the buffer of the program.
 //!
-//! All matrices come first, layer by layer and direction by direction: those of the input, those of the hidden state, and the projection.
-//! Then all biases in the same order.
+//! The matrices come first, by layer and direction: the input's, the hidden state's, and the projection. The biases follow in the same order.
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::Tensor;
+use harness_gpu_settings::ffi::{Out, write};
 
-/// A recurrent network; it lies at the start of an object.
+use super::{Tensor, answer};
+
+/// A recurrent network, at the start of an object.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Network {
@@ -25,9 +26,9 @@ struct Network {
 struct Layer {
     gates: usize,
     hidden: usize,
-    /// What the layer reads.
+    /// Elements that the layer reads.
     input: usize,
-    /// What it gives on: the hidden state, or its projection.
+    /// Elements of the hidden state or of its projection.
     output: usize,
     projected: bool,
 }
@@ -82,7 +83,7 @@ impl Network {
         Layer { gates: self.gates(), hidden, input, output, projected }
     }
 
-    /// Bytes of an element by `cudnnDataType_t`.
+    /// Bytes per element, by `cudnnDataType_t`.
     const fn element(&self) -> usize {
         match self.kind {
             1 => 8,
@@ -98,9 +99,8 @@ impl Network {
         elements * self.element()
     }
 
-    /// Where a matrix and its bias lie: offsets in bytes, and rows and columns of the matrix. Numbers are first those of the input's gates, then
-    /// those of the hidden state's, then the projection, which has no bias.
-    fn place(&self, pseudo_layer: usize, number: usize) -> Place {
+    /// A matrix and its bias. Numbers start with the gates of the input, then of the hidden state, then the projection, which has no bias.
+    fn weights(&self, pseudo_layer: usize, number: usize) -> Weights {
         let layer = self.layer(pseudo_layer);
         let before: usize = (0..pseudo_layer).map(|index| self.layer(index).matrices()).sum();
         let (offset, rows, columns) = match number.checked_sub(layer.gates) {
@@ -113,11 +113,12 @@ impl Network {
         let all: usize = (0..self.pseudo_layers()).map(|index| self.layer(index).matrices()).sum();
         let biases: usize = (0..pseudo_layer).map(|index| self.layer(index).biases()).sum();
         let bias = (self.biased != 0 && number < 2 * layer.gates).then_some((all + biases + number * layer.hidden) * self.element());
-        Place { matrix: (before + offset) * self.element(), rows, columns, bias, hidden: layer.hidden }
+        Weights { matrix: (before + offset) * self.element(), rows, columns, bias, hidden: layer.hidden }
     }
 }
 
-struct Place {
+/// A matrix and its bias: offsets in bytes, and sizes in elements.
+struct Weights {
     matrix: usize,
     rows: usize,
     columns: usize,
@@ -126,8 +127,8 @@ struct Place {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnSetRNNDescriptor_v8(
-    network: *mut Network,
+extern "C" fn cudnnSetRNNDescriptor_v8(
+    network: Out<'_, Network>,
     _: c_int,
     cell: c_int,
     bias: c_int,
@@ -144,77 +145,58 @@ unsafe extern "C" fn cudnnSetRNNDescriptor_v8(
     _: c_uint,
 ) -> c_int {
     let biased = c_int::from(bias != 0);
-    // SAFETY: the program passes a descriptor.
-    unsafe { *network = Network { cell, biased, two_directions: direction, kind, input, hidden, projection, layers } };
-    0
+    answer(write(network, Network { cell, biased, two_directions: direction, kind, input, hidden, projection, layers }))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetRNNWeightSpaceSize(_: usize, network: *const Network, bytes: *mut usize) -> c_int {
-    // SAFETY: the program passes a descriptor that was set and a pointer to a number.
-    unsafe { *bytes = (*network).bytes() };
-    0
+extern "C" fn cudnnGetRNNWeightSpaceSize(_: usize, network: Option<&Network>, bytes: Out<'_, usize>) -> c_int {
+    answer(network.is_some_and(|network| write(bytes, network.bytes())))
 }
 
-/// Either pair of outputs may be null.
+/// Both pairs of outputs may be null.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetRNNWeightParams(
+extern "C" fn cudnnGetRNNWeightParams(
     _: usize,
-    network: *const Network,
+    network: Option<&Network>,
     pseudo_layer: c_int,
     _: usize,
     space: usize,
     number: c_int,
-    matrix: *mut Tensor,
-    matrix_address: *mut usize,
-    bias: *mut Tensor,
-    bias_address: *mut usize,
+    matrix: Option<&mut Tensor>,
+    matrix_address: Out<'_, usize>,
+    bias: Option<&mut Tensor>,
+    bias_address: Out<'_, usize>,
 ) -> c_int {
-    // SAFETY: the program passes a descriptor that was set; each output is null or a descriptor or a pointer to a pointer.
-    unsafe {
-        let network = *network;
-        let (pseudo_layer, number) = (usize::try_from(pseudo_layer).unwrap_or(0), usize::try_from(number).unwrap_or(0));
-        let place = network.place(pseudo_layer, number);
-        put(matrix, matrix_address, network.kind, [place.rows, place.columns], Some(space + place.matrix));
-        put(bias, bias_address, network.kind, [place.hidden, 1], place.bias.map(|offset| space + offset));
-    }
+    let Some(network) = network else { return answer(false) };
+    let (pseudo_layer, number) = (usize::try_from(pseudo_layer).unwrap_or(0), usize::try_from(number).unwrap_or(0));
+    let weights = network.weights(pseudo_layer, number);
+    put(matrix, matrix_address, network.kind, [weights.rows, weights.columns], Some(space + weights.matrix));
+    put(bias, bias_address, network.kind, [weights.hidden, 1], weights.bias.map(|offset| space + offset));
     0
 }
 
-/// # Safety
-/// Both pointers are null or may be written.
-unsafe fn put(tensor: *mut Tensor, address: *mut usize, kind: c_int, [rows, columns]: [usize; 2], at: Option<usize>) {
+/// Describes a matrix at an address; without an address the matrix is empty.
+fn put(tensor: Option<&mut Tensor>, place: Out<'_, usize>, kind: c_int, [rows, columns]: [usize; 2], address: Option<usize>) {
     let number = |size: usize| c_int::try_from(size).unwrap_or(c_int::MAX);
-    // SAFETY: as the caller promises.
-    unsafe {
-        if !tensor.is_null() {
-            let sizes = if at.is_some() { [1, number(rows), number(columns)] } else { [0; 3] };
-            (*tensor).set(kind, &sizes, &[sizes[1] * sizes[2], sizes[2], 1]);
-        }
-        if !address.is_null() {
-            *address = at.unwrap_or(0);
-        }
+    let sizes = if address.is_some() { [1, number(rows), number(columns)] } else { [0; 3] };
+    if let Some(tensor) = tensor {
+        tensor.set(kind, &sizes, &[sizes[1] * sizes[2], sizes[2], 1]);
     }
+    write(place, address.unwrap_or(0));
 }
 
-/// Workspaces are a model: none. What is kept for the backward pass is one element for each gate of each step is not known here, so one page.
+/// Returns a model: one page of workspace, and one page that is kept for the backward pass.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetRNNTempSpaceSizes(
+extern "C" fn cudnnGetRNNTempSpaceSizes(
     _: usize,
     _: *const Network,
     _: c_int,
     _: *const c_void,
-    workspace: *mut usize,
-    reserve: *mut usize,
+    workspace: Out<'_, usize>,
+    reserve: Out<'_, usize>,
 ) -> c_int {
-    // SAFETY: each pointer is null or may be written.
-    unsafe {
-        for size in [workspace, reserve] {
-            if !size.is_null() {
-                *size = 4096;
-            }
-        }
-    }
+    write(workspace, 4096);
+    write(reserve, 4096);
     0
 }
 
@@ -222,30 +204,30 @@ unsafe extern "C" fn cudnnGetRNNTempSpaceSizes(
 mod tests {
     use super::*;
 
-    /// As `torch.nn.LSTM(256, 512, 2, bidirectional=True)` has it.
+    /// The network of `torch.nn.LSTM(256, 512, 2, bidirectional=True)`.
     const LSTM: Network = Network { cell: 2, biased: 1, two_directions: 1, kind: 0, input: 256, hidden: 512, projection: 0, layers: 2 };
 
     #[test]
-    fn all_weights_and_biases_of_an_lstm_have_a_place_of_their_own() {
+    fn weights_and_biases_of_an_lstm_do_not_overlap() {
         assert_eq!(LSTM.bytes(), 4 * 9_453_568, "PyTorch counts 9,453,568 parameters");
         let mut ranges = Vec::new();
         for pseudo_layer in 0..4 {
             for number in 0..8 {
-                let place = LSTM.place(pseudo_layer, number);
-                ranges.push((place.matrix, place.matrix + 4 * place.rows * place.columns));
-                let bias = place.bias.expect("there are biases");
+                let weights = LSTM.weights(pseudo_layer, number);
+                ranges.push((weights.matrix, weights.matrix + 4 * weights.rows * weights.columns));
+                let bias = weights.bias.expect("find the bias");
                 ranges.push((bias, bias + 4 * 512));
             }
         }
         ranges.sort_unstable();
         assert_eq!((ranges[0].0, ranges[63].1), (0, LSTM.bytes()));
-        assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "one begins where the other ends");
+        assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "the ranges touch");
     }
 
     #[test]
-    fn a_projection_has_a_place_and_no_bias() {
+    fn a_projection_has_no_bias() {
         let network = Network { projection: 64, ..LSTM };
-        let place = network.place(0, 8);
-        assert_eq!((place.rows, place.columns, place.bias), (64, 512, None));
+        let weights = network.weights(0, 8);
+        assert_eq!((weights.rows, weights.columns, weights.bias), (64, 512, None));
     }
 }

@@ -1,11 +1,12 @@
-//! Addresses and physical memory apart.
+//! Virtual memory management: reserved addresses and physical memory.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use harness_allocator::units::Bytes;
 
-use super::put;
-use crate::code::{Code, answer};
+use harness_gpu_settings::ffi::Out;
+
+use crate::code::{Code, answer, put};
 use crate::context::in_context;
 use crate::kernels::Work;
 use crate::memory::device_of_page;
@@ -13,11 +14,11 @@ use crate::world::{Machine, State, current_device, machine};
 use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 use harness_gpu_settings::counters::Figure;
 
-/// The only unit in which memory can be mapped.
+/// The granularity of mappings.
 const GRANULARITY: usize = 2 << 20;
-/// The handle type of memory that machines of a cluster share.
+/// The handle type of memory that is shared between machines.
 const FABRIC: c_uint = 8;
-/// The flag of an access that reads and writes.
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_AND_WRITE: c_uint = 3;
 
 /// `CUmemAllocationProp`.
@@ -32,9 +33,9 @@ struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// The device that memory like this is made on. Where kernels are done that is pinned memory (kind 1) of a device (kind 1) that nobody shares.
+    /// The device of the memory. If kernels execute, only unshared pinned memory (kind 1) of a device (location kind 1) is supported.
     fn device(&self, machine: &Machine) -> Result<usize, Code> {
-        if machine.does_kernels() {
+        if machine.executes_kernels() {
             if self.kind != 1 || self.location_kind != 1 {
                 return Err(Code::InvalidValue);
             }
@@ -57,34 +58,31 @@ struct AccessDescription {
     flags: c_uint,
 }
 
-/// Answers a call that needs a context on a machine with virtual memory management.
+/// Runs a call that needs a context and virtual memory management.
 fn mapping(function: &'static str, body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     in_context(function, |machine, state| if machine.settings.mapping { body(machine, state) } else { Err(Code::NotSupported) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAllocationGranularity(granularity: *mut usize, properties: *const AllocationProperties, _: c_int) -> c_int {
+extern "C" fn cuMemGetAllocationGranularity(granularity: Out<'_, usize>, properties: Option<&AllocationProperties>, _: c_int) -> c_int {
     mapping("cuMemGetAllocationGranularity", |machine, _| {
-        // SAFETY: the program passes properties; null is refused.
-        unsafe { properties.as_ref() }.ok_or(Code::InvalidValue)?.device(machine)?;
-        // SAFETY: the program passes a pointer to a number.
-        unsafe { put(granularity, GRANULARITY) }
+        properties.ok_or(Code::InvalidValue)?.device(machine)?;
+        put(granularity, GRANULARITY)
     })
 }
 
-/// A wish for some addresses is passed over, as a driver may do.
+/// Ignores the requested address, as a driver may do.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAddressReserve(address: *mut usize, size: usize, alignment: usize, _: usize, flags: c_ulonglong) -> c_int {
+extern "C" fn cuMemAddressReserve(address: Out<'_, usize>, size: usize, alignment: usize, _: usize, flags: c_ulonglong) -> c_int {
     mapping("cuMemAddressReserve", |machine, state| {
         if flags != 0 || !(alignment == 0 || alignment.is_power_of_two()) {
             return Err(Code::InvalidValue);
         }
-        if alignment > GRANULARITY && machine.does_kernels() {
+        if alignment > GRANULARITY && machine.executes_kernels() {
             return Err(Code::NotSupported);
         }
         let start = state.devices.get_mut(current_device()).ok_or(Code::NoDevice)?.reserve(Bytes(size as u64))?;
-        // SAFETY: the program passes a pointer to a pointer.
-        unsafe { put(address, start as usize) }
+        put(address, start as usize)
     })
 }
 
@@ -94,11 +92,10 @@ extern "C" fn cuMemAddressFree(address: usize, size: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *const AllocationProperties, flags: c_ulonglong) -> c_int {
+extern "C" fn cuMemCreate(handle: Out<'_, u64>, size: usize, properties: Option<&AllocationProperties>, flags: c_ulonglong) -> c_int {
     machine().delay(SlowCall::Create);
     mapping("cuMemCreate", |machine, state| {
-        // SAFETY: the program passes properties; null is refused.
-        let index = unsafe { properties.as_ref() }.ok_or(Code::InvalidValue)?.device(machine)?;
+        let index = properties.ok_or(Code::InvalidValue)?.device(machine)?;
         if flags != 0 {
             return Err(Code::InvalidValue);
         }
@@ -106,8 +103,7 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
         let create = |state: &mut State| state.on_device(index, |memory| memory.create(size));
         let (created, injected) = state.attempt(machine, (FaultyCall::Create, size), Some(index), create);
         machine.counters.count_allocation(index, state.devices[index].used(), injected, created.is_err());
-        // SAFETY: the program passes a pointer to a handle.
-        unsafe { put(handle, created?) }
+        put(handle, created?)
     })
 }
 
@@ -115,14 +111,14 @@ unsafe extern "C" fn cuMemCreate(handle: *mut u64, size: usize, properties: *con
 extern "C" fn cuMemRelease(handle: u64) -> c_int {
     mapping("cuMemRelease", |machine, state| {
         let index = device_of_page(handle);
-        let given_back = state.give_back(index, |memory| memory.release(handle))?;
-        note_given_back(machine, state, index, u64::from(given_back));
+        let freed = state.release(index, |memory| memory.release(handle))?;
+        note_frees(machine, state, index, u64::from(freed));
         Ok(())
     })
 }
 
-/// Counts and notes pieces of physical memory that were given back.
-fn note_given_back(machine: &Machine, state: &mut State, index: usize, pieces: u64) {
+/// Counts and logs freed pieces of physical memory.
+fn note_frees(machine: &Machine, state: &mut State, index: usize, pieces: u64) {
     if pieces > 0 {
         (0..pieces).for_each(|_| machine.counters.add(index, Figure::Frees));
         machine.counters.set_used(index, state.devices[index].used());
@@ -140,18 +136,18 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
     })
 }
 
-/// Does not wait: work that comes too late, or that the host has not waited for, breaks the context where kernels are done.
+/// Does not wait. If kernels execute, pending work that uses the range breaks the context.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
     machine().delay(SlowCall::Unmap);
     mapping("cuMemUnmap", |machine, state| {
         let index = state.device_at(address as u64)?.index();
-        let (pieces, all_done_at, in_use) = state.give_back(index, |memory| {
+        let (pieces, all_done_at, in_use) = state.release(index, |memory| {
             let (pieces, in_use) = memory.unmap(address as u64, Bytes(size as u64))?;
             Ok((pieces, memory.sim().all_done_at(), in_use))
         })?;
-        note_given_back(machine, state, index, pieces);
-        state.contents.forget(address as u64, size as u64);
+        note_frees(machine, state, index, pieces);
+        state.copied.forget(address as u64, size as u64);
         if let Some(execution) = state.executions.get_mut(index) {
             execution.bytes.forget(address as u64, size as u64);
             if in_use {
@@ -172,7 +168,7 @@ unsafe extern "C" fn cuMemSetAccess(address: usize, size: usize, allowed: *const
             let here = location_kind == 1 && usize::try_from(location) == Ok(memory.index());
             if here && flags == READ_AND_WRITE {
                 memory.allow(address as u64, Bytes(size as u64))?;
-            } else if machine.does_kernels() {
+            } else if machine.executes_kernels() {
                 return Err(Code::NotSupported);
             }
         }
@@ -180,31 +176,28 @@ unsafe extern "C" fn cuMemSetAccess(address: usize, size: usize, allowed: *const
     })
 }
 
-/// Memory is not shared between processes.
+/// Sharing memory between processes is not supported.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemExportToShareableHandle(_: *mut c_void, _: u64, _: c_int, _: c_ulonglong) -> c_int {
     answer(Err(Code::NotSupported))
 }
 
-/// As [`cuMemExportToShareableHandle`].
 #[unsafe(no_mangle)]
 extern "C" fn cuMemImportFromShareableHandle(_: *mut u64, _: *mut c_void, _: c_int) -> c_int {
     answer(Err(Code::NotSupported))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut u64, address: usize) -> c_int {
+extern "C" fn cuMemRetainAllocationHandle(handle: Out<'_, u64>, address: usize) -> c_int {
     let mut state = machine().state();
     let retained = state.device_at(address as u64).and_then(|memory| memory.retain(address as u64));
-    // SAFETY: the program passes a pointer to a handle.
-    answer(retained.map(|number| unsafe { *handle = number }))
+    answer(retained.and_then(|number| put(handle, number)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(properties: *mut AllocationProperties, handle: u64) -> c_int {
+extern "C" fn cuMemGetAllocationPropertiesFromHandle(properties: Out<'_, AllocationProperties>, handle: u64) -> c_int {
     let location = c_int::try_from(device_of_page(handle)).unwrap_or(0);
     let pinned =
         AllocationProperties { kind: 1, handle_types: 0, location_kind: 1, location, metadata: std::ptr::null_mut(), flags: [0; 8] };
-    // SAFETY: the program passes a pointer to a structure. The kind is pinned memory, the location a device.
-    answer(unsafe { put(properties, pinned) })
+    answer(put(properties, pinned))
 }

@@ -1,46 +1,48 @@
-//! Device memory: what there is, allocation, copies, setting bytes.
+//! Device memory: sizes, allocation, attributes of pointers, copies, setting bytes.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use harness_allocator::device::AccessKind;
 use harness_allocator::units::Bytes;
 
-use super::put;
-use crate::code::{Code, answer};
-use crate::context::{Gpu, context_of, either, in_context, on_gpu, wait};
-use crate::kernels::Work;
-use crate::runtime::{allocate, count_free, free, memory as runtime, write_address};
-use crate::world::{is_device_memory, machine};
 use harness_gpu_settings::calls::{FaultyCall, SlowCall};
+use harness_gpu_settings::ffi::{Out, write};
+
+use crate::code::{Code, answer, put, put_address};
+use crate::context::{Gpu, by_kernel_mode, call, context_of, in_context, on_gpu, wait};
+use crate::host::Kind;
+use crate::kernels::Work;
+use crate::memory::device_of;
+use crate::runtime::memory::allocate_on_host;
+use crate::runtime::{allocate, count_free, free, memory as runtime};
+use crate::world::{current_device, machine};
 
 /// The directions of a copy.
 const HOST_TO_DEVICE: c_int = 1;
 const DEVICE_TO_HOST: c_int = 2;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetInfo_v2(free_bytes: *mut usize, total: *mut usize) -> c_int {
+extern "C" fn cuMemGetInfo_v2(free_bytes: Out<'_, usize>, total: Out<'_, usize>) -> c_int {
     in_context("cuMemGetInfo_v2", |_, state| {
         let (left, all) = state.free_and_total()?;
-        // SAFETY: the program passes pointers to numbers.
-        unsafe { put(free_bytes, left.0 as usize).and_then(|()| put(total, all.0 as usize)) }
+        put(free_bytes, left.0 as usize).and(put(total, all.0 as usize))
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAlloc_v2(address: *mut usize, size: usize) -> c_int {
+extern "C" fn cuMemAlloc_v2(address: Out<'_, usize>, size: usize) -> c_int {
     machine().delay(SlowCall::Malloc);
-    in_context("cuMemAlloc_v2", |machine, state| {
-        // SAFETY: the program passes a pointer to a pointer.
-        unsafe { write_address(address, allocate(machine, state, FaultyCall::Malloc, Bytes(size as u64))) }
-    })
+    in_context("cuMemAlloc_v2", |machine, state| put_address(address, allocate(machine, state, FaultyCall::Malloc, Bytes(size as u64))))
 }
 
-/// Where kernels are done all work is waited for, as drivers do.
+/// If kernels execute, waits for all work, as drivers do.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: usize) -> c_int {
     machine().delay(SlowCall::Free);
     let start = address as u64;
-    let skipped = || answer(if is_device_memory(start) { free(start) } else { Err(Code::InvalidValue) });
+    if matches!(machine().state().host.around(address), Some((.., Kind::Managed(_)))) {
+        return call("cuMemFree_v2", || answer(free(start)));
+    }
     let until = |gpu: &mut Gpu<'_>| {
         if gpu.memory.is_allocation(start) { Ok(gpu.memory.sim().all_done_at()) } else { Err(Code::InvalidValue) }
     };
@@ -50,78 +52,98 @@ extern "C" fn cuMemFree_v2(address: usize) -> c_int {
         count_free(gpu.machine, gpu.memory);
         Ok(())
     };
-    either("cuMemFree_v2", skipped, || wait(until, then))
+    by_kernel_mode("cuMemFree_v2", || answer(free(start)), || wait(until, then))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemGetAddressRange_v2(start: *mut usize, size: *mut usize, address: usize) -> c_int {
-    let mut state = machine().state();
-    let range = state.device_at(address as u64).and_then(|memory| memory.range_of(address as u64).ok_or(Code::InvalidValue));
-    answer(range.map(|(first, len)| {
-        // SAFETY: each pointer is null or may be written.
-        unsafe {
-            if !start.is_null() {
-                *start = first as usize;
-            }
-            if !size.is_null() {
-                *size = len.0 as usize;
-            }
-        }
+extern "C" fn cuMemGetAddressRange_v2(start: Out<'_, usize>, size: Out<'_, usize>, address: usize) -> c_int {
+    answer(range_of(address).map(|(first, len)| {
+        write(start, first);
+        write(size, len);
     }))
 }
 
-/// The device ordinal is attribute 9, the kind of memory 2, the context 1.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, number: c_int, address: usize) -> c_int {
+/// Start and size of the device, managed or page-locked memory around an address.
+fn range_of(address: usize) -> Result<(usize, usize), Code> {
     let mut state = machine().state();
-    let device = state.device_at(address as u64).map(|memory| memory.index());
-    answer(device.map(|device| {
-        // SAFETY: the program passes a pointer to a value of the attribute's size.
-        unsafe {
-            match number {
-                1 => value.cast::<usize>().write(context_of(device)),
-                2 => value.cast::<c_int>().write(2),
-                3 | 4 => value.cast::<usize>().write(address),
-                _ => value.cast::<c_int>().write(c_int::try_from(device).unwrap_or(0)),
-            }
-        }
-    }))
+    if let Some((start, size, _)) = state.host.around(address) {
+        return Ok((start, size));
+    }
+    let range = state.device_at(address as u64)?.range_of(address as u64);
+    range.map(|(start, size)| (start as usize, size.0 as usize)).ok_or(Code::InvalidValue)
 }
 
-/// The driver's refusals are counted as those of the runtime.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
-    in_context("cuMemHostAlloc", |machine, state| {
-        let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, |state| state.host.allocate(size));
-        // SAFETY: the program passes a pointer to a pointer.
-        unsafe { put(address, allocated?) }
+/// The value of a pointer attribute, of four or eight bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attribute {
+    Word(u32),
+    Long(u64),
+}
+
+/// An attribute of device, managed or page-locked memory, by the numbers of `CUpointer_attribute`.
+fn pointer_attribute(number: c_int, address: usize) -> Result<Attribute, Code> {
+    let around = machine().state().host.around(address);
+    let is_managed = matches!(around, Some((.., Kind::Managed(_))));
+    let device = match around {
+        Some((.., Kind::Managed(charge))) => device_of(charge),
+        Some(_) => Some(current_device()),
+        None => device_of(address as u64).filter(|index| *index < machine().visible.len()),
+    };
+    let device = device.ok_or(Code::InvalidValue)?;
+    let on_host = around.is_some();
+    Ok(match number {
+        1 => Attribute::Long(context_of(device) as u64),
+        // Kinds of memory: 1 is the host's, 2 a device's.
+        2 => Attribute::Word(if on_host && !is_managed { 1 } else { 2 }),
+        3 => Attribute::Long(address as u64),
+        4 if on_host => Attribute::Long(address as u64),
+        8 => Attribute::Word(is_managed.into()),
+        9 => Attribute::Word(u32::try_from(device).unwrap_or(0)),
+        11 => Attribute::Long(range_of(address)?.0 as u64),
+        12 => Attribute::Long(range_of(address)?.1 as u64),
+        // The address is mapped (13), and the allocation has no pool (17).
+        13 => Attribute::Word(1),
+        17 => Attribute::Long(0),
+        _ => return Err(Code::InvalidValue),
     })
 }
 
-/// Where kernels are done all work is waited for, which may copy there.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemFreeHost(address: *mut u8) -> c_int {
-    let give_back = || machine().state().host.free(address);
-    either(
-        "cuMemFreeHost",
-        || answer(give_back()),
-        || {
-            wait(|gpu| Ok(gpu.memory.sim().all_done_at()), |_| Ok(()))?;
-            give_back()
-        },
-    )
+unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, number: c_int, address: usize) -> c_int {
+    let found = pointer_attribute(number, address).and_then(|found| if value.is_null() { Err(Code::InvalidValue) } else { Ok(found) });
+    // SAFETY: the program passes a value of the attribute's size.
+    answer(found.map(|found| unsafe {
+        match found {
+            Attribute::Word(word) => value.cast::<u32>().write(word),
+            Attribute::Long(long) => value.cast::<u64>().write(long),
+        }
+    }))
 }
 
-/// Whether an address is of page-locked memory, with which the device copies by itself.
+/// Counts failures like the runtime's function.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
+    in_context("cuMemHostAlloc", |machine, state| put_address(address, allocate_on_host(machine, state, size)))
+}
+
+/// If kernels execute, waits for all work, because a copy may use the memory.
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeHost(address: usize) -> c_int {
+    let free = || machine().state().host.free(address);
+    let after_all_work = || wait(|gpu| Ok(gpu.memory.sim().all_done_at()), |_| Ok(())).and_then(|()| free());
+    by_kernel_mode("cuMemFreeHost", || answer(free()), after_all_work)
+}
+
+/// Returns whether the device copies from or to this address without the host.
 fn is_pinned(address: usize) -> bool {
-    machine().state().host.contains(address)
+    machine().state().host.is_pinned(address)
 }
 
-/// Copies to the host: with page-locked memory in the order of the stream, with other memory before the call returns.
+/// Copies to the host: to page-locked memory in the order of the stream, to other memory before the call returns.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: usize, size: usize, stream: usize) -> c_int {
-    // SAFETY: the program says that so many bytes can be copied.
-    let skipped = || unsafe { runtime::cudaMemcpyAsync(to.expose_provenance(), from, size, DEVICE_TO_HOST, stream) };
+    // SAFETY: the program passes ranges of this size.
+    let no_op = || unsafe { runtime::cudaMemcpyAsync(to.expose_provenance(), from, size, DEVICE_TO_HOST, stream) };
     let queued = Work::ToHost { address: from as u64, len: size as u64, to: to.expose_provenance() };
     let then = |gpu: &mut Gpu<'_>| {
         let (id, start, len) = (gpu.stream(stream)?, from as u64, size as u64);
@@ -129,21 +151,21 @@ unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: usize, size: us
             return Err(Code::InvalidValue);
         }
         gpu.execution.queue_access(gpu.memory, id, (start, len, AccessKind::Read))?;
-        // SAFETY: the program has room for `size` bytes; it is not null.
+        // SAFETY: the program passes a buffer of this size, which is not null.
         gpu.execution.bytes.read(start, unsafe { std::slice::from_raw_parts_mut(to.cast(), size) });
         Ok(())
     };
-    either("cuMemcpyDtoHAsync_v2", skipped, || match is_pinned(to.addr()) {
+    by_kernel_mode("cuMemcpyDtoHAsync_v2", no_op, || match is_pinned(to.addr()) {
         true => on_gpu(|gpu| gpu.submit(stream, queued)),
         false => wait(|gpu| gpu.stream_done_at(stream), then),
     })
 }
 
-/// Copies from the host, in the same way.
+/// Copies from the host, likewise.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, size: usize, stream: usize) -> c_int {
-    // SAFETY: the program says that so many bytes can be copied.
-    let skipped = || unsafe { runtime::cudaMemcpyAsync(to, from.expose_provenance(), size, HOST_TO_DEVICE, stream) };
+    // SAFETY: the program passes ranges of this size.
+    let no_op = || unsafe { runtime::cudaMemcpyAsync(to, from.expose_provenance(), size, HOST_TO_DEVICE, stream) };
     let queued = Work::ToDevice { address: to as u64, len: size as u64, from: from.expose_provenance() };
     let then = |gpu: &mut Gpu<'_>| {
         let (id, start, len) = (gpu.stream(stream)?, to as u64, size as u64);
@@ -151,11 +173,11 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, size: 
             return Err(Code::InvalidValue);
         }
         gpu.execution.queue_access(gpu.memory, id, (start, len, AccessKind::Write))?;
-        // SAFETY: the program has `size` bytes there; it is not null.
+        // SAFETY: the program passes a buffer of this size, which is not null.
         gpu.execution.bytes.write(start, unsafe { std::slice::from_raw_parts(from.cast(), size) });
         Ok(())
     };
-    either("cuMemcpyHtoDAsync_v2", skipped, || match is_pinned(from.addr()) {
+    by_kernel_mode("cuMemcpyHtoDAsync_v2", no_op, || match is_pinned(from.addr()) {
         true => on_gpu(|gpu| gpu.submit(stream, queued)),
         false => wait(|gpu| gpu.stream_done_at(stream), then),
     })
@@ -164,16 +186,16 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, size: 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD8Async(to: usize, byte: u8, count: usize, stream: usize) -> c_int {
     let work = Work::Set { address: to as u64, len: count as u64, byte };
-    // SAFETY: the program says that so many bytes can be written.
-    let skipped = || unsafe { runtime::cudaMemsetAsync(to, c_int::from(byte), count, stream) };
-    either("cuMemsetD8Async", skipped, || on_gpu(|gpu| gpu.submit(stream, work)))
+    // SAFETY: the program passes a range of this size.
+    let no_op = || unsafe { runtime::cudaMemsetAsync(to, c_int::from(byte), count, stream) };
+    by_kernel_mode("cuMemsetD8Async", no_op, || on_gpu(|gpu| gpu.submit(stream, work)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD32Async(address: usize, _: c_uint, count: usize, _: usize) -> c_int {
     let machine = machine();
     machine.tick();
-    machine.state().contents.forget(address as u64, 4 * count as u64);
+    machine.state().copied.forget(address as u64, 4 * count as u64);
     0
 }
 

@@ -1,8 +1,7 @@
-//! The functions of the CUDA driver (<https://docs.nvidia.com/cuda/cuda-driver-api/>) that PyTorch, its compilers and its caches call, and the CUDA
-//! device of this project: here the driver itself, its devices and contexts.
+//! Functions of the CUDA driver (<https://docs.nvidia.com/cuda/cuda-driver-api/>) for PyTorch, its compilers, and this project's CUDA device. This
+//! file has the driver itself, devices and contexts.
 //!
-//! Where kernels are done they refuse what a driver refuses: calls before `cuInit`, calls without a context, and all calls once work has broken
-//! the context.
+//! If kernels execute, the functions fail like a driver's: before `cuInit`, without a context, and after work broke the context.
 
 mod arrays;
 mod mapping;
@@ -11,48 +10,35 @@ mod modules;
 mod pools;
 mod streams;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use crate::code::{Code, answer, name, sentence};
-use crate::context::{call, context_of, current_context, device_of_stream, either, initialised, release, retain, set_context};
-use crate::device_figures::{attribute, pci_bus, uuid};
+use harness_gpu_settings::ffi::{Out, Text, write};
+
+use crate::code::{Code, answer, message, name, put};
+use crate::context::{
+    call, context_of, current_context, device_of_stream, initialized, pop_context, push_context, release, retain, set_context,
+};
+use crate::device_properties::{attribute, pci_bus, uuid};
 use crate::entry_points::function;
 use crate::runtime::device;
 use crate::world::{current_device, machine};
 
-/// Writes an answer to the caller's place.
-///
-/// # Safety
-/// `place` is null or valid for a write.
-unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
-    if place.is_null() {
-        return Err(Code::InvalidValue);
-    }
-    // SAFETY: not null, so valid, as the caller promises.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetProcAddress_v2(
-    name: *const c_char,
-    function_out: *mut *mut c_void,
+extern "C" fn cuGetProcAddress_v2(
+    name: Text<'_>,
+    function_out: Out<'_, *mut c_void>,
     _: c_int,
     _: c_ulonglong,
-    status: *mut c_int,
+    status: Out<'_, c_int>,
 ) -> c_int {
-    // SAFETY: the program passes a name and pointers to results, of which the status may be null.
-    let found = unsafe {
-        *function_out = function(CStr::from_ptr(name));
-        let found = !(*function_out).is_null();
-        if !status.is_null() {
-            *status = c_int::from(!found);
-        }
-        found
-    };
-    answer(if found { Ok(()) } else { Err(Code::NotFound) })
+    answer(name.get().ok_or(Code::InvalidValue).and_then(|name| {
+        let found = function(name);
+        write(status, c_int::from(found.is_null()));
+        put(function_out, found)?;
+        if found.is_null() { Err(Code::NotFound) } else { Ok(()) }
+    }))
 }
 
 #[unsafe(no_mangle)]
@@ -65,36 +51,33 @@ extern "C" fn cuInit(flags: c_uint) -> c_int {
         if let unusable @ Err(_) = machine.usable() {
             return answer(unusable);
         }
-        machine.initialised.store(!machine.visible.is_empty(), Ordering::Relaxed);
+        machine.initialized.store(!machine.visible.is_empty(), Ordering::Relaxed);
         answer(if machine.visible.is_empty() { Err(Code::NoDevice) } else { Ok(()) })
     })
 }
 
-/// Needs no initialisation.
+/// Works before `cuInit`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    call("cuDriverGetVersion", || answer(unsafe { put(version, machine().settings.cuda.driver_version()) }))
+extern "C" fn cuDriverGetVersion(version: Out<'_, c_int>) -> c_int {
+    call("cuDriverGetVersion", || answer(put(version, machine().settings.cuda.driver_version())))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
+extern "C" fn cuDeviceGetCount(count: Out<'_, c_int>) -> c_int {
     call("cuDeviceGetCount", || {
         let devices = c_int::try_from(machine().visible.len()).unwrap_or(0);
-        // SAFETY: the program passes a pointer to a number.
-        answer(initialised().and_then(|()| unsafe { put(count, devices) }))
+        answer(initialized().and_then(|()| put(count, devices)))
     })
 }
 
-/// Answers a call about the device with an index, given as its real number.
+/// Runs a call about a device. `body` gets the real number of the device.
 fn of_device(function: &'static str, index: c_int, body: impl FnOnce(u32) -> Result<(), Code>) -> c_int {
-    call(function, || answer(initialised().and_then(|()| body(device(index)?))))
+    call(function, || answer(initialized().and_then(|()| body(device(index)?))))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGet(handle: *mut c_int, index: c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    of_device("cuDeviceGet", index, |_| unsafe { put(handle, index) })
+extern "C" fn cuDeviceGet(handle: Out<'_, c_int>, index: c_int) -> c_int {
+    of_device("cuDeviceGet", index, |_| put(handle, index))
 }
 
 #[unsafe(no_mangle)]
@@ -112,39 +95,33 @@ unsafe extern "C" fn cuDeviceGetName(text: *mut u8, len: c_int, index: c_int) ->
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, number: c_int, index: c_int) -> c_int {
+extern "C" fn cuDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) -> c_int {
     of_device("cuDeviceGetAttribute", index, |device| {
-        let figure = attribute(&machine().settings, number, pci_bus(device));
-        // SAFETY: the program passes a pointer to a number.
-        unsafe { put(value, c_int::try_from(figure).unwrap_or(c_int::MAX)) }
+        let found = attribute(&machine().settings, number, pci_bus(device));
+        put(value, c_int::try_from(found).unwrap_or(c_int::MAX))
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, index: c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    of_device("cuDeviceTotalMem_v2", index, |_| unsafe { put(bytes, machine().settings.memory.0 as usize) })
+extern "C" fn cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) -> c_int {
+    of_device("cuDeviceTotalMem_v2", index, |_| put(bytes, machine().settings.memory.0 as usize))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDeviceGetUuid_v2(into: *mut [u8; 16], index: c_int) -> c_int {
-    // SAFETY: the program passes a pointer to sixteen bytes.
-    of_device("cuDeviceGetUuid_v2", index, |number| unsafe { put(into, uuid(number)) })
+extern "C" fn cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) -> c_int {
+    of_device("cuDeviceGetUuid_v2", index, |number| put(into, uuid(number)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDevicePrimaryCtxGetState(_: c_int, flags: *mut c_uint, active: *mut c_int) -> c_int {
-    // SAFETY: the program passes pointers to numbers.
-    unsafe { (*flags, *active) = (0, 1) };
-    0
+extern "C" fn cuDevicePrimaryCtxGetState(_: c_int, flags: Out<'_, c_uint>, active: Out<'_, c_int>) -> c_int {
+    answer(put(flags, 0).and(put(active, 1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, index: c_int) -> c_int {
+extern "C" fn cuDevicePrimaryCtxRetain(context: Out<'_, usize>, index: c_int) -> c_int {
     of_device("cuDevicePrimaryCtxRetain", index, |_| {
         retain(index as usize);
-        // SAFETY: the program passes a pointer to a handle.
-        unsafe { put(context, context_of(index as usize)) }
+        put(context, context_of(index as usize))
     })
 }
 
@@ -154,9 +131,8 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(index: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetCurrent(context: *mut usize) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    answer(unsafe { put(context, current_context()) })
+extern "C" fn cuCtxGetCurrent(context: Out<'_, usize>) -> c_int {
+    answer(put(context, current_context()))
 }
 
 #[unsafe(no_mangle)]
@@ -166,28 +142,28 @@ extern "C" fn cuCtxSetCurrent(context: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxPushCurrent_v2(context: usize) -> c_int {
-    cuCtxSetCurrent(context)
+    call("cuCtxPushCurrent_v2", || answer(push_context(context)))
+}
+
+/// The popped context may have no place.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxPopCurrent_v2(context: Out<'_, usize>) -> c_int {
+    call("cuCtxPopCurrent_v2", || {
+        answer(pop_context().map(|popped| {
+            write(context, popped);
+        }))
+    })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int {
-    // SAFETY: the pointer is null or points to a handle.
-    if context.is_null() { 0 } else { unsafe { cuCtxGetCurrent(context) } }
+extern "C" fn cuCtxGetDevice(handle: Out<'_, c_int>) -> c_int {
+    answer(put(handle, c_int::try_from(current_device()).unwrap_or(0)))
 }
 
+/// Compilers query and set limits; any value works.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetDevice(handle: *mut c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    unsafe { *handle = c_int::try_from(current_device()).unwrap_or(0) };
-    0
-}
-
-/// Limits are asked for and set by compilers; any serves.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuCtxGetLimit(value: *mut usize, _: c_int) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *value = 1 << 10 };
-    0
+extern "C" fn cuCtxGetLimit(value: Out<'_, usize>, _: c_int) -> c_int {
+    answer(put(value, 1 << 10))
 }
 
 #[unsafe(no_mangle)]
@@ -195,28 +171,25 @@ extern "C" fn cuCtxSetLimit(_: c_int, _: usize) -> c_int {
     0
 }
 
-/// The context that a stream was made in.
+/// The context of a stream.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamGetCtx(stream: usize, context: *mut usize) -> c_int {
-    let skipped = || {
-        let device = machine().state().streams.stream(stream, current_device()).map(|stream| stream.device);
-        // SAFETY: the program passes a pointer to a handle.
-        answer(device.and_then(|device| unsafe { put(context, context_of(device)) }))
+extern "C" fn cuStreamGetCtx(stream: usize, context: Out<'_, usize>) -> c_int {
+    let device = || {
+        machine().usable()?;
+        if machine().executes_kernels() {
+            return device_of_stream(stream);
+        }
+        machine().state().streams.stream(stream, current_device()).map(|stream| stream.device)
     };
-    // SAFETY: as above.
-    either("cuStreamGetCtx", skipped, || unsafe { put(context, context_of(device_of_stream(stream)?)) })
+    call("cuStreamGetCtx", || answer(device().and_then(|device| put(context, context_of(device)))))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetErrorString(number: c_int, text: *mut *const c_char) -> c_int {
-    // SAFETY: the program passes a pointer to a string.
-    unsafe { *text = sentence(number).as_ptr() };
-    0
+extern "C" fn cuGetErrorString(number: c_int, text: Out<'_, *const c_char>) -> c_int {
+    answer(put(text, message(number).as_ptr()))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuGetErrorName(number: c_int, text: *mut *const c_char) -> c_int {
-    // SAFETY: the program passes a pointer to a string.
-    unsafe { *text = name(number).as_ptr() };
-    0
+extern "C" fn cuGetErrorName(number: c_int, text: Out<'_, *const c_char>) -> c_int {
+    answer(put(text, name(number).as_ptr()))
 }

@@ -1,110 +1,98 @@
 //! Modules, their functions, and launches.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr;
+use std::ffi::{c_int, c_uint, c_void};
 
-use super::put;
-use crate::code::{Code, answer};
-use crate::context::{Gpu, either, on_gpu};
-use crate::runtime::active_blocks;
-use crate::unmodelled::{delete_object, new_object};
-use crate::values;
-use crate::world::machine;
+use harness_gpu_settings::ffi::{Out, Text};
 use harness_gpu_settings::gpus::BLOCK_THREADS;
 
-/// A module and its functions are objects without contents where kernels are skipped.
+use crate::code::{Code, answer, put};
+use crate::context::{Gpu, by_kernel_mode, call, on_gpu};
+use crate::copied;
+use crate::runtime::active_blocks;
+use crate::unmodelled::{delete_object, new_object};
+use crate::world::machine;
+
+/// Loads PTX text if kernels execute. Otherwise the image is not read, and modules and functions are opaque objects.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleLoadData(module: *mut *mut u8, image: *const c_void) -> c_int {
-    let skipped = || {
-        // SAFETY: the program passes a pointer to a handle.
-        answer(unsafe { put(module, new_object()) })
-    };
-    either("cuModuleLoadData", skipped, || {
+extern "C" fn cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) -> c_int {
+    let load = || {
+        machine().usable()?;
+        if !machine().executes_kernels() {
+            return Ok(new_object().expose_provenance());
+        }
+        let text = image.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::InvalidPtx)?;
+        let mut handle = 0;
         on_gpu(|gpu| {
-            if image.is_null() {
-                return Err(Code::InvalidValue);
-            }
-            // SAFETY: an image of PTX is text with its end; other images are none that can be done.
-            let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| Code::InvalidPtx)?;
-            let handle = gpu.execution.load(text)?;
-            // SAFETY: the program passes a pointer to a handle.
-            unsafe { put(module.cast::<usize>(), handle) }
-        })
-    })
+            handle = gpu.execution.load(text)?;
+            Ok(())
+        })?;
+        Ok(handle)
+    };
+    call("cuModuleLoadData", || answer(load().and_then(|handle| put(module, handle))))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleLoadDataEx(module: *mut *mut u8, image: *const c_void, _: c_uint, _: *const c_int, _: *const c_void) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cuModuleLoadData(module, image) }
+extern "C" fn cuModuleLoadDataEx(module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void) -> c_int {
+    cuModuleLoadData(module, image)
 }
 
+/// If kernels execute, modules are loaded only from memory.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleLoad(module: *mut *mut u8, _: *const c_char) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cuModuleLoadData(module, ptr::null()) }
+extern "C" fn cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) -> c_int {
+    by_kernel_mode("cuModuleLoad", || answer(put(module, new_object().expose_provenance())), || Err(Code::NotSupported))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleUnload(module: *mut u8) -> c_int {
-    let skipped = || {
-        // SAFETY: the program gives back what a function here made, once.
+    let no_op = || {
+        // SAFETY: a function here created the object, and the program destroys it once.
         unsafe { delete_object(module) };
         0
     };
-    either("cuModuleUnload", skipped, || on_gpu(|gpu| gpu.execution.unload(module.addr())))
+    by_kernel_mode("cuModuleUnload", no_op, || on_gpu(|gpu| gpu.execution.unload(module.addr())))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleGetFunction(function_out: *mut usize, module: usize, name: *const c_char) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    let skipped = || answer(unsafe { put(function_out, module) });
-    either("cuModuleGetFunction", skipped, || {
-        on_gpu(|gpu| {
-            // SAFETY: the program passes a name.
-            let function = gpu.execution.function(module, unsafe { text(name) }?)?;
-            // SAFETY: the program passes a pointer to a handle.
-            unsafe { put(function_out, function) }
-        })
-    })
-}
-
-/// Where a variable of a module lies. Where kernels are skipped modules have none.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleGetGlobal_v2(address: *mut u64, size: *mut usize, module: usize, name: *const c_char) -> c_int {
-    either(
-        "cuModuleGetGlobal_v2",
-        || answer(Err(Code::NotFound)),
-        || {
+extern "C" fn cuModuleGetFunction(function_out: Out<'_, usize>, module: usize, name: Text<'_>) -> c_int {
+    let find = || {
+        machine().usable()?;
+        let mut function = module;
+        if machine().executes_kernels() {
             on_gpu(|gpu| {
-                // SAFETY: the program passes a name.
-                let (start, len) = gpu.execution.variable(module, unsafe { text(name) }?)?;
-                // SAFETY: the program passes pointers to an address and a size.
-                unsafe { put(address, start).and_then(|()| put(size, len as usize)) }
-            })
-        },
-    )
-}
-
-/// # Safety
-/// `name` is a string that lives as long as the caller needs the text.
-unsafe fn text<'a>(name: *const c_char) -> Result<&'a str, Code> {
-    // SAFETY: as the caller promises.
-    unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::NotFound)
-}
-
-/// Functions have 32 registers and blocks of 1024 threads; everything else is zero.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, number: c_int, _: usize) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe {
-        *value = match number {
-            0 => 1024,
-            4 => 32,
-            _ => 0,
+                function = gpu.execution.function(module, text(name)?)?;
+                Ok(())
+            })?;
         }
+        Ok(function)
     };
-    0
+    call("cuModuleGetFunction", || answer(find().and_then(|function| put(function_out, function))))
+}
+
+/// The address of a variable. Modules have no variables if kernels are no-ops.
+#[unsafe(no_mangle)]
+extern "C" fn cuModuleGetGlobal_v2(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) -> c_int {
+    let execute = || {
+        on_gpu(|gpu| {
+            let (start, len) = gpu.execution.variable(module, text(name)?)?;
+            put(address, start).and(put(size, len as usize))
+        })
+    };
+    by_kernel_mode("cuModuleGetGlobal_v2", || answer(Err(Code::NotFound)), execute)
+}
+
+fn text(name: Text<'_>) -> Result<&str, Code> {
+    name.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::NotFound)
+}
+
+/// Functions have 32 registers and blocks of 1024 threads; other attributes are zero.
+#[unsafe(no_mangle)]
+extern "C" fn cuFuncGetAttribute(value: Out<'_, c_int>, number: c_int, _: usize) -> c_int {
+    let found = match number {
+        0 => 1024,
+        4 => 32,
+        _ => 0,
+    };
+    answer(put(value, found))
 }
 
 #[unsafe(no_mangle)]
@@ -118,30 +106,21 @@ extern "C" fn cuFuncSetCacheConfig(_: usize, _: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: *mut c_int,
-    _: usize,
-    block: c_int,
-    shared_memory: usize,
-) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *blocks = active_blocks(block, shared_memory) };
-    0
+extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize) -> c_int {
+    answer(put(blocks, active_blocks(block, shared_memory)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, _: usize, _: *const c_void) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *clusters = c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1) };
-    0
+extern "C" fn cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) -> c_int {
+    answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)))
 }
 
-/// A launch of a kernel whose parameters nobody knows: it may write to anything, so that no copy is remembered any longer.
+/// Launches a kernel with unknown parameters. It may write anywhere, so all stored copies are forgotten.
 fn launch() -> c_int {
     let machine = machine();
     machine.tick();
-    if values::any() {
-        machine.state().contents.forget_all();
+    if copied::any() {
+        machine.state().copied.forget_all();
     }
     0
 }
@@ -160,18 +139,18 @@ unsafe extern "C" fn cuLaunchKernel(
     parameters: *const *const u64,
     _: *const *const c_void,
 ) -> c_int {
-    either("cuLaunchKernel", launch, || {
+    by_kernel_mode("cuLaunchKernel", launch, || {
         let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]].map(|sizes| sizes.into_iter().map(u64::from).product());
         // SAFETY: the program passes a pointer to each parameter of the kernel.
-        on_gpu(|gpu| unsafe { do_kernel(gpu, function, shape, stream, parameters) })
+        on_gpu(|gpu| unsafe { execute_kernel(gpu, function, shape, stream, parameters) })
     })
 }
 
-/// Queues a kernel that is really done.
+/// Queues a kernel.
 ///
 /// # Safety
 /// There is a pointer to each parameter of the kernel.
-unsafe fn do_kernel(
+unsafe fn execute_kernel(
     gpu: &mut Gpu<'_>,
     function: usize,
     [blocks, block]: [u64; 2],

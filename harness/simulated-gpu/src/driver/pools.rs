@@ -1,13 +1,16 @@
-//! Stream-ordered pools. Where kernels are skipped they are those of the runtime: a device has one.
+//! Stream-ordered pools. If kernels are no-ops, they are the runtime's: a device has one pool.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 
 use harness_allocator::device::PooledDevice as _;
 use harness_allocator::units::Bytes;
 
-use super::put;
-use crate::code::Code;
-use crate::context::{Gpu, either, on_gpu, wait};
+use harness_gpu_settings::ffi::Out;
+
+use crate::code::{Code, answer, put};
+use crate::context::{Gpu, by_kernel_mode, on_gpu, wait};
 use crate::kernels::Work;
 use crate::runtime::pools as runtime;
 
@@ -24,20 +27,19 @@ struct PoolProperties {
     reserved: [u8; 54],
 }
 
-/// Does something on the device of the thread's context, if that has pools.
+/// Runs `body` on the device of the thread's context if the driver supports pools.
 fn on_gpu_with_pools(body: impl FnOnce(&mut Gpu<'_>) -> Result<(), Code>) -> Result<(), Code> {
     on_gpu(|gpu| if gpu.machine.settings.pools { body(gpu) } else { Err(Code::NotSupported) })
 }
 
-/// Where kernels are done, a pool of pinned memory (kind 1) of this device (kind 1) that nobody shares, without a limit.
+/// If kernels execute, only pools of unshared pinned memory (kind 1) on this device (location kind 1) without a limit are supported.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemPoolCreate(pool: *mut usize, properties: *const PoolProperties) -> c_int {
-    // SAFETY: the program passes properties and a pointer to a handle.
-    let skipped = || unsafe { runtime::cudaDeviceGetDefaultMemPool(pool, (*properties).location) };
-    either("cuMemPoolCreate", skipped, || {
+extern "C" fn cuMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) -> c_int {
+    let Some(wanted) = properties else { return answer(Err(Code::InvalidValue)) };
+    let place = Cell::new(pool);
+    let no_op = || runtime::cudaDeviceGetDefaultMemPool(place.take(), wanted.location);
+    by_kernel_mode("cuMemPoolCreate", no_op, || {
         on_gpu_with_pools(|gpu| {
-            // SAFETY: as above; null is refused.
-            let wanted = unsafe { properties.as_ref() }.ok_or(Code::InvalidValue)?;
             let here = wanted.location_kind == 1 && usize::try_from(wanted.location) == Ok(gpu.memory.index());
             if wanted.kind != 1 || !here || wanted.reserved != [0; 54] {
                 return Err(Code::InvalidValue);
@@ -46,32 +48,28 @@ unsafe extern "C" fn cuMemPoolCreate(pool: *mut usize, properties: *const PoolPr
                 return Err(Code::NotSupported);
             }
             let id = gpu.memory.sim().create_pool(Bytes::ZERO)?;
-            // SAFETY: as above.
-            unsafe { put(pool, gpu.pool_handle(id)) }
+            put(place.take(), gpu.pool_handle(id))
         })
     })
 }
 
-/// Waits for all work, which a driver does not: there the pool goes when that is done.
+/// Waits for all work. A driver instead destroys the pool after its work.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemPoolDestroy(pool: usize) -> c_int {
     let destroy = |gpu: &mut Gpu<'_>| {
         let id = gpu.pool(pool)?;
         Ok(gpu.memory.sim().destroy_pool(id)?)
     };
-    either(
-        "cuMemPoolDestroy",
-        || 0,
-        || on_gpu_with_pools(|_| Ok(())).and_then(|()| wait(|gpu| Ok(gpu.memory.sim().all_done_at()), destroy)),
-    )
+    let execute = || on_gpu_with_pools(|_| Ok(())).and_then(|()| wait(|gpu| Ok(gpu.memory.sim().all_done_at()), destroy));
+    by_kernel_mode("cuMemPoolDestroy", || 0, execute)
 }
 
-/// Attributes of 64 bits; 5 to 8 are the bytes that are reserved and used, now and at most.
+/// Attributes 5 to 8 are current and peak bytes, reserved and used, of 64 bits.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) -> c_int {
-    // SAFETY: the program passes a pointer to a number of the attribute's size.
-    let skipped = || unsafe { runtime::cudaMemPoolGetAttribute(pool, attribute, value) };
-    either("cuMemPoolGetAttribute", skipped, || {
+    // SAFETY: the program passes a number of the attribute's size.
+    let no_op = || unsafe { runtime::cudaMemPoolGetAttribute(pool, attribute, value) };
+    by_kernel_mode("cuMemPoolGetAttribute", no_op, || {
         on_gpu_with_pools(|gpu| {
             let id = gpu.pool(pool)?;
             let memory = gpu.memory.sim().pool_memory(id)?;
@@ -82,16 +80,16 @@ unsafe extern "C" fn cuMemPoolGetAttribute(pool: usize, attribute: c_int, value:
                 8 => memory.used_high,
                 _ => return Err(Code::InvalidValue),
             };
-            // SAFETY: as above.
-            unsafe { put(value.cast::<u64>(), figure.0) }
+            // SAFETY: as above; null is refused.
+            put(unsafe { value.cast::<MaybeUninit<u64>>().as_mut() }, figure.0)
         })
     })
 }
 
-/// Where kernels are done, the release threshold (4) is set, and that reuse by chance (2) and by waits of its own (3) are off is accepted.
+/// If kernels execute, sets the release threshold (4), and accepts that opportunistic reuse (2) and reuse by internal dependencies (3) are off.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *mut c_void) -> c_int {
-    either(
+    by_kernel_mode(
         "cuMemPoolSetAttribute",
         || runtime::cudaMemPoolSetAttribute(pool, attribute, value),
         || {
@@ -102,9 +100,9 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: usize, attribute: c_int, value:
                     return Err(Code::InvalidValue);
                 }
                 match attribute {
-                    // SAFETY: the program passes a pointer to an int for these attributes; it is not null.
+                    // SAFETY: these attributes are an int, and the pointer is not null.
                     2 | 3 if unsafe { value.cast::<c_int>().read() } == 0 => Ok(()),
-                    // SAFETY: the program passes a pointer to 64 bits for this attribute; it is not null.
+                    // SAFETY: this attribute has 64 bits, and the pointer is not null.
                     4 => Ok(gpu.memory.sim().set_release_threshold(id, Bytes(unsafe { value.cast::<u64>().read() }))?),
                     _ => Err(Code::NotSupported),
                 }
@@ -115,7 +113,7 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: usize, attribute: c_int, value:
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemPoolTrimTo(pool: usize, keep: usize) -> c_int {
-    either(
+    by_kernel_mode(
         "cuMemPoolTrimTo",
         || runtime::cudaMemPoolTrimTo(pool, keep),
         || {
@@ -128,23 +126,22 @@ extern "C" fn cuMemPoolTrimTo(pool: usize, keep: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocFromPoolAsync(address: *mut usize, size: usize, pool: usize, stream: usize) -> c_int {
-    // SAFETY: the program passes a pointer to an address.
-    let skipped = || unsafe { runtime::cudaMallocFromPoolAsync(address, size, pool, stream) };
-    either("cuMemAllocFromPoolAsync", skipped, || {
+extern "C" fn cuMemAllocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) -> c_int {
+    let place = Cell::new(address);
+    let no_op = || runtime::cudaMallocFromPoolAsync(place.take(), size, pool, stream);
+    by_kernel_mode("cuMemAllocFromPoolAsync", no_op, || {
         on_gpu_with_pools(|gpu| {
             let (id, stream) = (gpu.pool(pool)?, gpu.stream(stream)?);
             let start = gpu.memory.allocate_in_order(Bytes(size as u64), id, stream)?;
-            // SAFETY: as above.
-            unsafe { put(address, start as usize) }
+            put(place.take(), start as usize)
         })
     })
 }
 
-/// The memory goes when the stream comes to it.
+/// The memory is freed after the earlier work of the stream.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeAsync(address: usize, stream: usize) -> c_int {
-    either(
+    by_kernel_mode(
         "cuMemFreeAsync",
         || runtime::cudaFreeAsync(address, stream),
         || {

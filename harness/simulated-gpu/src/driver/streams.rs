@@ -1,44 +1,44 @@
-//! Streams and events. Where kernels are skipped they are those of the runtime.
+//! Streams and events. If kernels are no-ops, they are the runtime's.
 
+use std::cell::Cell;
 use std::ffi::{c_float, c_int, c_uint};
 
 use harness_allocator::device::{Device as _, TestDevice as _};
 use harness_allocator::units::Nanos;
 
-use super::put;
-use crate::code::Code;
-use crate::context::{Gpu, either, on_gpu, wait};
+use harness_gpu_settings::ffi::Out;
+
+use crate::code::{Code, put};
+use crate::context::{Gpu, by_kernel_mode, on_gpu, wait};
 use crate::runtime::streams as runtime;
 
 /// Flag of a stream that does not synchronize with the default stream.
 const NON_BLOCKING: c_uint = 1;
-/// Flag of an event that keeps no time.
+/// Flag of an event without timing.
 const WITHOUT_TIMING: c_uint = 2;
 
-/// Where kernels are done there are only streams that do not synchronize with the default stream.
+/// If kernels execute, only streams that do not synchronize with the default stream are supported.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuStreamCreate(stream: *mut usize, flags: c_uint) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    either(
+extern "C" fn cuStreamCreate(stream: Out<'_, usize>, flags: c_uint) -> c_int {
+    let place = Cell::new(stream);
+    by_kernel_mode(
         "cuStreamCreate",
-        || unsafe { runtime::cudaStreamCreateWithFlags(stream, flags) },
+        || runtime::cudaStreamCreateWithFlags(place.take(), flags),
         || {
             on_gpu(|gpu| {
                 if flags != NON_BLOCKING {
                     return Err(Code::NotSupported);
                 }
-                let handle = gpu.create_stream()?;
-                // SAFETY: as above.
-                unsafe { put(stream, handle) }
+                put(place.take(), gpu.create_stream()?)
             })
         },
     )
 }
 
-/// Work that is queued on the stream is still done.
+/// Queued work of the stream still runs.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: usize) -> c_int {
-    either("cuStreamDestroy_v2", || runtime::cudaStreamDestroy(stream), || on_gpu(|gpu| gpu.destroy_stream(stream)))
+    by_kernel_mode("cuStreamDestroy_v2", || runtime::cudaStreamDestroy(stream), || on_gpu(|gpu| gpu.destroy_stream(stream)))
 }
 
 #[unsafe(no_mangle)]
@@ -47,18 +47,18 @@ extern "C" fn cuStreamSynchronize(stream: usize) -> c_int {
         let id = gpu.stream(stream)?;
         Ok(gpu.memory.sim().synchronize_stream(id)?)
     };
-    either("cuStreamSynchronize", || runtime::cudaStreamSynchronize(stream), || wait(|gpu| gpu.stream_done_at(stream), then))
+    by_kernel_mode("cuStreamSynchronize", || runtime::cudaStreamSynchronize(stream), || wait(|gpu| gpu.stream_done_at(stream), then))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxSynchronize() -> c_int {
     let all = |gpu: &mut Gpu<'_>| Ok(gpu.memory.sim().all_done_at());
-    either("cuCtxSynchronize", || runtime::cudaDeviceSynchronize(), || wait(all, |gpu| Ok(gpu.memory.sim().synchronize()?)))
+    by_kernel_mode("cuCtxSynchronize", || runtime::cudaDeviceSynchronize(), || wait(all, |gpu| Ok(gpu.memory.sim().synchronize()?)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) -> c_int {
-    either(
+    by_kernel_mode(
         "cuStreamWaitEvent",
         || runtime::cudaStreamWaitEvent(stream, event, flags),
         || {
@@ -71,11 +71,11 @@ extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) -> c
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: c_uint) -> c_int {
-    // SAFETY: the program passes a pointer to a handle.
-    either(
+extern "C" fn cuEventCreate(event: Out<'_, usize>, flags: c_uint) -> c_int {
+    let place = Cell::new(event);
+    by_kernel_mode(
         "cuEventCreate",
-        || unsafe { runtime::cudaEventCreateWithFlags(event, flags) },
+        || runtime::cudaEventCreateWithFlags(place.take(), flags),
         || {
             on_gpu(|gpu| {
                 let id = match flags {
@@ -83,8 +83,7 @@ unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: c_uint) -> c_int {
                     WITHOUT_TIMING => gpu.memory.sim().create_event(),
                     _ => return Err(Code::NotSupported),
                 }?;
-                // SAFETY: as above.
-                unsafe { put(event, gpu.event_handle(id)) }
+                put(place.take(), gpu.event_handle(id))
             })
         },
     )
@@ -92,7 +91,7 @@ unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventDestroy_v2(event: usize) -> c_int {
-    either(
+    by_kernel_mode(
         "cuEventDestroy_v2",
         || runtime::cudaEventDestroy(event),
         || {
@@ -106,7 +105,7 @@ extern "C" fn cuEventDestroy_v2(event: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventRecord(event: usize, stream: usize) -> c_int {
-    either(
+    by_kernel_mode(
         "cuEventRecord",
         || runtime::cudaEventRecord(event, stream),
         || {
@@ -120,7 +119,7 @@ extern "C" fn cuEventRecord(event: usize, stream: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventQuery(event: usize) -> c_int {
-    either(
+    by_kernel_mode(
         "cuEventQuery",
         || runtime::cudaEventQuery(event),
         || {
@@ -142,30 +141,29 @@ extern "C" fn cuEventSynchronize(event: usize) -> c_int {
         let id = gpu.event(event)?;
         Ok(gpu.memory.sim().synchronize_event(id)?)
     };
-    either("cuEventSynchronize", || runtime::cudaEventSynchronize(event), || wait(until, then))
+    by_kernel_mode("cuEventSynchronize", || runtime::cudaEventSynchronize(event), || wait(until, then))
 }
 
-/// Where kernels are done both events must be recorded, done and with timing; an end in front of its start is a negative time.
+/// If kernels execute, both events must be recorded, done and with timing. The time is negative if the end is earlier than the start.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuEventElapsedTime(milliseconds: *mut c_float, start: usize, end: usize) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    either(
+extern "C" fn cuEventElapsedTime(milliseconds: Out<'_, c_float>, start: usize, end: usize) -> c_int {
+    let place = Cell::new(milliseconds);
+    by_kernel_mode(
         "cuEventElapsedTime",
-        || unsafe { runtime::cudaEventElapsedTime(milliseconds, start, end) },
+        || runtime::cudaEventElapsedTime(place.take(), start, end),
         || {
             on_gpu(|gpu| {
                 let (start, end) = (done_at(gpu, start)?, done_at(gpu, end)?);
                 if start.max(end) > gpu.machine.host_time() {
                     return Err(Code::NotReady);
                 }
-                // SAFETY: as above.
-                unsafe { put(milliseconds, ((end.0 as f64 - start.0 as f64) / 1e6) as c_float) }
+                put(place.take(), ((end.0 as f64 - start.0 as f64) / 1e6) as c_float)
             })
         },
     )
 }
 
-/// When an event that keeps time is done.
+/// When an event with timing is done.
 fn done_at(gpu: &mut Gpu<'_>, event: usize) -> Result<Nanos, Code> {
     let id = gpu.event(event)?;
     let time = gpu.memory.sim().event_time(id)?;

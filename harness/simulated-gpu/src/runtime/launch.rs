@@ -1,12 +1,16 @@
-//! Registration and launches of kernels. Kernels do nothing: a launch is counted, and forgets the copies that its arguments point into.
+//! Registration and launches of kernels. Kernels are no-ops: a launch is counted, and forgets the stored copies that its arguments point into.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::Mutex;
-use std::{collections::BTreeMap, ptr, sync::PoisonError};
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::code::{Code, last, name, remember, sentence, take_last};
-use crate::values;
+use harness_gpu_settings::ffi::Out;
+
+use crate::code::{Code, last, message, name, put, remember, take_last};
+use crate::copied;
+use crate::mangled::{self, Parameter};
 use crate::world::{is_device_memory, machine};
 use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS};
 
@@ -33,23 +37,23 @@ struct LaunchConfig {
 type Configuration = (Dim3, Dim3, usize, usize);
 
 thread_local! {
-    /// Configurations between the two halves of a launch with `<<<...>>>`.
+    /// Configurations of launches with `<<<...>>>`, between their two calls.
     static CONFIGURATIONS: RefCell<Vec<Configuration>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Names of kernels by the address of their host function: pointers to text in the program.
+/// Kernels by the address of their host function.
 static KERNELS: Mutex<BTreeMap<usize, Kernel>> = Mutex::new(BTreeMap::new());
 
-#[derive(Clone, Copy)]
 struct Kernel {
+    /// Address of the mangled name in the program.
     name: usize,
-    /// The number of parameters, once it was asked for.
-    parameters: Option<usize>,
+    /// Parsed at the first use; the inner value is `None` if the name cannot be parsed.
+    parameters: Option<Option<Arc<[Parameter]>>>,
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn __cudaRegisterFatBinary(_: *const c_void) -> *mut *mut c_void {
-    // Nothing is read from it; its address is what the program hands back.
+    // A program only passes the handle around.
     static HANDLE: [usize; 2] = [0; 2];
     ptr::from_ref(&HANDLE).cast_mut().cast()
 }
@@ -102,14 +106,18 @@ extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared_memory
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __cudaPopCallConfiguration(grid: *mut Dim3, block: *mut Dim3, shared_memory: *mut usize, stream: *mut usize) -> c_int {
-    let Some(top) = CONFIGURATIONS.with_borrow_mut(Vec::pop) else { return remember(Err(Code::InvalidConfiguration)) };
-    // SAFETY: compilers pass pointers to variables of these types.
-    unsafe { (*grid, *block, *shared_memory, *stream) = top };
-    0
+extern "C" fn __cudaPopCallConfiguration(
+    grid: Out<'_, Dim3>,
+    block: Out<'_, Dim3>,
+    shared_memory: Out<'_, usize>,
+    stream: Out<'_, usize>,
+) -> c_int {
+    let top = CONFIGURATIONS.with_borrow_mut(Vec::pop).ok_or(Code::InvalidConfiguration);
+    remember(top.and_then(|top| put(grid, top.0).and(put(block, top.1)).and(put(shared_memory, top.2)).and(put(stream, top.3))))
 }
 
-/// What a grid and a block may be (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>).
+/// Checks the sizes of a grid and a block
+/// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>).
 const fn allowed(grid: Dim3, block: Dim3) -> bool {
     let none = grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0;
     let threads = block.x as u64 * block.y as u64 * block.z as u64;
@@ -117,7 +125,7 @@ const fn allowed(grid: Dim3, block: Dim3) -> bool {
 }
 
 /// # Safety
-/// `arguments` is null, or has a pointer for each parameter of the kernel.
+/// `arguments` is null or has a pointer per parameter of the kernel.
 unsafe fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void) -> c_int {
     if !allowed(grid, block) {
         return remember(Err(Code::InvalidConfiguration));
@@ -127,46 +135,60 @@ unsafe fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *cons
         return remember(unusable);
     }
     machine.tick();
-    if values::any() && !arguments.is_null() {
-        let count = parameters(kernel);
-        // SAFETY: as the caller promises; the count is the kernel's.
-        unsafe { forget_arguments(arguments, count) };
+    if copied::any() {
+        match parameters(kernel) {
+            // SAFETY: as the caller promises.
+            Some(parameters) if !arguments.is_null() => unsafe { forget_arguments(arguments, &parameters) },
+            // A kernel with unknown parameters may write anywhere.
+            _ => machine.state().copied.forget_all(),
+        }
     }
     0
 }
 
-/// Forgets the copies that arguments of a kernel point into: their first eight bytes are taken for an address.
+/// Forgets the copies that arguments of a kernel point into. Of a class, only the first eight bytes can be a pointer.
 ///
 /// # Safety
-/// `arguments` has `count` pointers, each to at least one byte of an argument.
-unsafe fn forget_arguments(arguments: *const *const c_void, count: usize) {
+/// `arguments` has a pointer to an argument for each parameter.
+unsafe fn forget_arguments(arguments: *const *const c_void, parameters: &[Parameter]) {
+    // SAFETY: as the caller promises.
+    let starts: Vec<*const u8> = (0..parameters.len()).map(|index| unsafe { *arguments.add(index) }.cast()).collect();
     let mut state = machine().state();
-    for index in 0..count {
-        // SAFETY: as the caller promises. Arguments lie on the caller's stack or in its arrays, so that eight bytes from their start can be read
-        // even where an argument is shorter.
-        let address = unsafe { (*arguments.add(index)).cast::<u64>().read_unaligned() };
-        if is_device_memory(address) {
-            state.contents.forget_around(address);
+    for (&start, parameter) in starts.iter().zip(parameters) {
+        let pointers = match parameter {
+            Parameter::Scalar => 0,
+            Parameter::Pointers(count) => *count,
+            // A class is shorter than a pointer if the next argument starts inside of it.
+            Parameter::Class => usize::from(!starts.iter().any(|other| (1..8).contains(&other.addr().wrapping_sub(start.addr())))),
+        };
+        for index in 0..pointers {
+            // SAFETY: the argument has this many pointers. The start of a class is readable: arguments are on the stack or in arrays.
+            let address = unsafe { start.add(8 * index).cast::<u64>().read_unaligned() };
+            if is_device_memory(address) {
+                state.copied.forget_around(address);
+            }
         }
     }
 }
 
-/// The number of parameters of a registered kernel, by its mangled name. None where the name cannot be read.
-fn parameters(kernel: usize) -> usize {
+/// The parameters of a registered kernel, by its mangled name; `None` if they are unknown.
+fn parameters(kernel: usize) -> Option<Arc<[Parameter]>> {
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(known) = kernels.get_mut(&kernel) else { return 0 };
-    *known.parameters.get_or_insert_with(|| {
-        // SAFETY: the program registered a string that lives as long as its code.
-        let mangled = unsafe { CStr::from_ptr(ptr::with_exposed_provenance(known.name)) };
-        crate::parameters::of_function(mangled.to_bytes()).unwrap_or(0)
-    })
+    let kernel = kernels.get_mut(&kernel)?;
+    kernel
+        .parameters
+        .get_or_insert_with(|| {
+            // SAFETY: the program registered a string that lives as long as its code.
+            let name = unsafe { CStr::from_ptr(ptr::with_exposed_provenance(kernel.name)) };
+            mangled::parameters(name.to_bytes()).map(Arc::from)
+        })
+        .clone()
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __cudaGetKernel(kernel: *mut usize, host_function: usize) -> c_int {
-    // SAFETY: the program passes a pointer to a handle. The host function serves as one.
-    unsafe { *kernel = host_function };
-    0
+extern "C" fn __cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) -> c_int {
+    // The host function identifies the kernel.
+    remember(put(kernel, host_function))
 }
 
 #[unsafe(no_mangle)]
@@ -178,7 +200,7 @@ unsafe extern "C" fn __cudaLaunchKernel(
     _: usize,
     _: usize,
 ) -> c_int {
-    // SAFETY: the program passes a pointer for each parameter.
+    // SAFETY: the program passes a pointer per parameter.
     unsafe { launch(kernel, grid, block, arguments) }
 }
 
@@ -191,7 +213,7 @@ unsafe extern "C" fn cudaLaunchKernel(
     _: usize,
     _: usize,
 ) -> c_int {
-    // SAFETY: the program passes a pointer for each parameter.
+    // SAFETY: the program passes a pointer per parameter.
     unsafe { launch(kernel, grid, block, arguments) }
 }
 
@@ -204,13 +226,13 @@ unsafe extern "C" fn cudaLaunchCooperativeKernel(
     _: usize,
     _: usize,
 ) -> c_int {
-    // SAFETY: the program passes a pointer for each parameter.
+    // SAFETY: the program passes a pointer per parameter.
     unsafe { launch(kernel, grid, block, arguments) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaLaunchKernelExC(config: *const LaunchConfig, kernel: usize, arguments: *const *const c_void) -> c_int {
-    // SAFETY: the program passes a configuration and a pointer for each parameter.
+    // SAFETY: the program passes a configuration and a pointer per parameter.
     unsafe { launch(kernel, (*config).grid, (*config).block, arguments) }
 }
 
@@ -222,7 +244,7 @@ unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, _: usize) -> c_i
     let gpu = machine().settings.gpu;
     let version = 10 * gpu.capability.0 + gpu.capability.1;
     let figures = [(24, BLOCK_THREADS), (28, 32), (32, version), (36, version), (44, gpu.limits().shared_memory_of_a_block)];
-    // SAFETY: the program passes a structure of this size, whose figures lie at these offsets.
+    // SAFETY: the program passes a structure of this size, with numbers at these offsets.
     unsafe {
         attributes.write_bytes(0, FUNCTION_ATTRIBUTES);
         figures.into_iter().for_each(|(offset, figure)| attributes.add(offset).cast::<u32>().write_unaligned(figure));
@@ -231,37 +253,28 @@ unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, _: usize) -> c_i
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: *mut c_int,
-    _: usize,
-    block: c_int,
-    shared_memory: usize,
-) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *blocks = active_blocks(block, shared_memory) };
-    0
+extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize) -> c_int {
+    remember(put(blocks, active_blocks(block, shared_memory)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: *mut c_int,
-    _: usize,
+extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    blocks: Out<'_, c_int>,
+    kernel: usize,
     block: c_int,
     shared_memory: usize,
     _: c_uint,
 ) -> c_int {
-    // SAFETY: the program passes a pointer to a number.
-    unsafe { *blocks = active_blocks(block, shared_memory) };
-    0
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, block, shared_memory)
 }
 
-/// Blocks of a kernel with few registers that fit on a multiprocessor.
+/// Blocks of a kernel that fit on a multiprocessor.
 pub(crate) fn active_blocks(block: c_int, shared_memory: usize) -> c_int {
     let limits = machine().settings.gpu.limits();
     let by_threads = limits.threads / u32::try_from(block).unwrap_or(1).max(1);
     let by_memory =
         (limits.shared_memory as usize).checked_div(shared_memory).map_or(u32::MAX, |blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
-    // A thread of a kernel is told to have 32 registers.
+    // `cudaFuncGetAttributes` reports 32 registers per thread.
     let by_registers = REGISTERS / 32 / u32::try_from(block).unwrap_or(1).max(1);
     c_int::try_from(by_threads.min(by_memory).min(by_registers).min(limits.blocks).max(1)).unwrap_or(1)
 }
@@ -271,16 +284,16 @@ extern "C" fn cudaFuncSetAttribute(_: usize, _: c_int, _: c_int) -> c_int {
     0
 }
 
-/// Calls a function of the program in the order of a stream: at once, since work takes no time.
+/// Calls a function of the program in the order of a stream. Work takes no time, so this is immediate.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {
+extern "C" fn cudaLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {
     machine().tick();
     function(data);
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaStreamAddCallback(
+extern "C" fn cudaStreamAddCallback(
     stream: usize,
     function: extern "C" fn(usize, c_int, *mut c_void),
     data: *mut c_void,
@@ -303,7 +316,7 @@ extern "C" fn cudaPeekAtLastError() -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaGetErrorString(number: c_int) -> *const c_char {
-    sentence(number).as_ptr()
+    message(number).as_ptr()
 }
 
 #[unsafe(no_mangle)]

@@ -1,11 +1,13 @@
-//! Device memory, page-locked host memory, copies.
+//! Device memory, managed and page-locked memory, copies.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::{ptr, slice};
 
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::ffi::Out;
 
-use crate::code::{Code, remember};
+use crate::code::{Code, put, put_address, remember};
+use crate::host::Kind;
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
 use harness_gpu_settings::calls::{FaultyCall, SlowCall};
@@ -25,49 +27,55 @@ pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, s
     allocated
 }
 
-/// Gives an allocation back.
+/// Allocates managed memory: host memory that is charged to the current device.
+pub(crate) fn allocate_managed(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {
+    let charge = allocate(machine, state, FaultyCall::Malloc, size)?;
+    let allocated = state.host.allocate(size.0 as usize, Kind::Managed(charge));
+    if allocated.is_err() {
+        free_on_device(machine, state, charge)?;
+    }
+    allocated.map(|address| address as u64)
+}
+
+/// Frees device memory or managed memory.
 pub(crate) fn free(start: u64) -> Result<(), Code> {
     let machine = machine();
     machine.usable()?;
     let state = &mut *machine.state();
+    let start = state.host.free_managed(start as usize).unwrap_or(start);
+    free_on_device(machine, state, start)
+}
+
+fn free_on_device(machine: &Machine, state: &mut State, start: u64) -> Result<(), Code> {
     let index = state.device_at(start)?.index();
-    let size = state.give_back(index, |memory| memory.free(start))?;
+    let size = state.release(index, |memory| memory.free(start))?;
     count_free(machine, &mut state.devices[index]);
     state.note_free(machine, index);
-    state.contents.forget(start, size.0);
+    state.copied.forget(start, size.0);
     Ok(())
 }
 
-/// Counts that an allocation was given back.
+/// Counts a free.
 pub(crate) fn count_free(machine: &Machine, memory: &mut DeviceMemory) {
     let (index, used) = (memory.index(), memory.used());
     machine.counters.add(index, Figure::Frees);
     machine.counters.set_used(index, used);
 }
 
-/// Writes an address, or null where there is none.
-///
-/// # Safety
-/// The pointer may be written.
-pub(crate) unsafe fn write_address(into: *mut usize, address: Result<u64, Code>) -> Result<(), Code> {
-    // SAFETY: as the caller promises.
-    unsafe { *into = address.map_or(0, |address| address as usize) };
-    address.map(drop)
-}
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
+extern "C" fn cudaMalloc(address: Out<'_, usize>, size: usize) -> c_int {
     let machine = machine();
     machine.delay(SlowCall::Malloc);
     let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::Malloc, Bytes(size as u64)) };
-    // SAFETY: the program passes a pointer to a pointer.
-    remember(unsafe { write_address(address, allocated) })
+    remember(put_address(address, allocated))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMallocManaged(address: *mut usize, size: usize, _: c_uint) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cudaMalloc(address, size) }
+extern "C" fn cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
+    let machine = machine();
+    machine.delay(SlowCall::Malloc);
+    let size = Some(Bytes(size as u64)).filter(|size| *size > Bytes::ZERO).ok_or(Code::InvalidValue);
+    remember(put_address(address, size.and_then(|size| allocate_managed(machine, &mut machine.state(), size))))
 }
 
 #[unsafe(no_mangle)]
@@ -77,35 +85,36 @@ extern "C" fn cudaFree(address: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int {
+extern "C" fn cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) -> c_int {
     let memory = machine().usable().and_then(|()| machine().state().free_and_total());
-    // SAFETY: the program passes pointers to numbers.
-    remember(memory.map(|(free_bytes, all)| unsafe { (*free, *total) = (free_bytes.0 as usize, all.0 as usize) }))
+    remember(memory.and_then(|(left, all)| put(free, left.0 as usize).and(put(total, all.0 as usize))))
+}
+
+/// Allocates page-locked memory.
+pub(crate) fn allocate_on_host(machine: &Machine, state: &mut State, size: usize) -> Result<u64, Code> {
+    let get = |state: &mut State| state.host.allocate(size, Kind::Pinned);
+    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, get);
+    allocated.map(|address| address as u64)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaHostAlloc(address: *mut *mut u8, size: usize, _: c_uint) -> c_int {
+extern "C" fn cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
     let machine = machine();
     if let unusable @ Err(_) = machine.usable() {
         return remember(unusable);
     }
     machine.delay(SlowCall::HostAlloc);
-    let state = &mut *machine.state();
-    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, |state| state.host.allocate(size));
-    // SAFETY: the program passes a pointer to a pointer.
-    unsafe { *address = allocated.unwrap_or(ptr::null_mut()) };
-    remember(allocated.map(drop))
+    remember(put_address(address, allocate_on_host(machine, &mut machine.state(), size)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMallocHost(address: *mut *mut u8, size: usize) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cudaHostAlloc(address, size, 0) }
+extern "C" fn cudaMallocHost(address: Out<'_, usize>, size: usize) -> c_int {
+    cudaHostAlloc(address, size, 0)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaFreeHost(address: *mut u8) -> c_int {
-    remember(if address.is_null() { Ok(()) } else { machine().state().host.free(address) })
+extern "C" fn cudaFreeHost(address: usize) -> c_int {
+    remember(if address == 0 { Ok(()) } else { machine().state().host.free(address) })
 }
 
 #[unsafe(no_mangle)]
@@ -120,63 +129,70 @@ extern "C" fn cudaHostUnregister(address: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaHostGetDevicePointer(device: *mut usize, host: usize, _: c_uint) -> c_int {
-    // SAFETY: the program passes a pointer to a pointer.
-    unsafe { *device = host };
-    0
+extern "C" fn cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) -> c_int {
+    remember(put(device, host))
 }
 
-/// Kinds of memory in `cudaPointerAttributes`.
+/// `cudaPointerAttributes`; releases differ only in reserved bytes at the end.
+#[repr(C)]
+struct PointerAttributes {
+    kind: c_int,
+    device: c_int,
+    on_device: usize,
+    on_host: usize,
+}
+
+/// Kinds of memory in [`PointerAttributes`].
 const UNREGISTERED: c_int = 0;
 const HOST: c_int = 1;
 const DEVICE: c_int = 2;
+const MANAGED: c_int = 3;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaPointerGetAttributes(into: *mut u8, address: usize) -> c_int {
     let machine = machine();
     let size = if machine.settings.cuda == Cuda::V13 { 88 } else { 24 };
-    let (kind, device, on_device, on_host) = match device_of(address as u64) {
-        Some(device) => (DEVICE, device, address, 0),
-        None if machine.state().host.contains(address) => (HOST, current_device(), address, address),
-        None => (UNREGISTERED, usize::MAX, 0, address),
+    let number = |device: usize| c_int::try_from(device).unwrap_or(-2);
+    let around = machine.state().host.around(address);
+    let (kind, device, on_device, on_host) = match (device_of(address as u64), around) {
+        (Some(device), _) => (DEVICE, number(device), address, 0),
+        (None, Some((.., Kind::Managed(charge)))) => (MANAGED, device_of(charge).map_or(-2, number), address, address),
+        (None, Some(_)) => (HOST, number(current_device()), address, address),
+        (None, None) => (UNREGISTERED, -2, 0, address),
     };
-    // SAFETY: the program passes a structure of its CUDA release, which the settings tell; the fields lie at these offsets in both.
+    // SAFETY: the program passes a structure of the CUDA release in the settings.
     unsafe {
         into.write_bytes(0, size);
-        into.cast::<c_int>().write(kind);
-        into.add(4).cast::<c_int>().write(c_int::try_from(device).unwrap_or(-2));
-        into.add(8).cast::<usize>().write(on_device);
-        into.add(16).cast::<usize>().write(on_host);
+        into.cast::<PointerAttributes>().write(PointerAttributes { kind, device, on_device, on_host });
     }
     0
 }
 
-/// Moves bytes between host and device. Device memory holds zeros, or with other [`Values`] what small copies wrote.
+/// Copies bytes between host and device. Device memory reads as zeros, or with other [`Values`] as the bytes of small copies.
 ///
 /// # Safety
-/// Addresses that are not on a device are the program's, with `size` bytes that may be read or written.
+/// Host addresses belong to the program and have `size` bytes.
 unsafe fn copy(machine: &Machine, state: &mut State, to: u64, from: u64, size: usize) {
-    let remembers = machine.settings.values != Values::Zeros;
+    let stores = machine.settings.values != Values::Zeros;
     let (host_to, host_from) = (ptr::with_exposed_provenance_mut::<u8>(to as usize), ptr::with_exposed_provenance::<u8>(from as usize));
-    match (is_device_memory(to), is_device_memory(from)) {
-        // SAFETY: as the caller promises; `copy` allows both to overlap.
-        (false, false) => unsafe { ptr::copy(host_from, host_to, size) },
-        // SAFETY: as the caller promises.
-        (false, true) if remembers => state.contents.read(from, unsafe { slice::from_raw_parts_mut(host_to, size) }),
-        // SAFETY: as the caller promises.
-        (false, true) => unsafe { host_to.write_bytes(0, size) },
-        // SAFETY: as the caller promises.
-        (true, false) if remembers => state.contents.write(to, unsafe { slice::from_raw_parts(host_from, size) }),
-        (true, true) if remembers => state.contents.copy(to, from, size as u64),
-        (true, _) => {}
+    // SAFETY: as the caller promises; `ptr::copy` allows both ranges to overlap.
+    unsafe {
+        match (is_device_memory(to), is_device_memory(from)) {
+            (false, false) => ptr::copy(host_from, host_to, size),
+            (false, true) if stores => state.copied.read(from, slice::from_raw_parts_mut(host_to, size)),
+            (false, true) => host_to.write_bytes(0, size),
+            (true, false) if stores => state.copied.write(to, slice::from_raw_parts(host_from, size)),
+            (true, true) if stores => state.copied.copy(to, from, size as u64),
+            (true, _) => {}
+        }
     }
 }
 
-/// Copies between two places on a device.
+/// Copies between two device addresses.
 pub(crate) fn copy_on_device(to: usize, from: usize, size: usize) {
     if is_device_memory(to as u64) && is_device_memory(from as u64) {
         let machine = machine();
-        // SAFETY: no address is of the host.
+        // SAFETY: there is no host address.
         unsafe { copy(machine, &mut machine.state(), to as u64, from as u64, size) };
     }
 }
@@ -198,20 +214,20 @@ unsafe fn queue_copy(to: usize, from: usize, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, _: usize) -> c_int {
-    // SAFETY: the program says that so many bytes can be copied.
+    // SAFETY: the program passes ranges of this size.
     unsafe { queue_copy(to, from, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_int, size: usize, _: usize) -> c_int {
-    // SAFETY: the program says that so many bytes can be copied.
+    // SAFETY: the program passes ranges of this size.
     unsafe { queue_copy(to, from, size) }
 }
 
-/// Waits for the default stream, as a copy from pageable memory does.
+/// Also waits for the default stream.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) -> c_int {
-    // SAFETY: the program says that so many bytes can be copied.
+    // SAFETY: the program passes ranges of this size.
     let copied = unsafe { queue_copy(to, from, size) };
     if copied != 0 {
         return copied;
@@ -235,7 +251,7 @@ unsafe extern "C" fn cudaMemcpy2DAsync(
     machine.tick();
     let mut state = machine.state();
     for row in 0..if width > 0 { height } else { 0 } {
-        // SAFETY: the program says that so many rows of so many bytes can be copied.
+        // SAFETY: the program passes ranges with these rows.
         unsafe { copy(machine, &mut state, (to + row * to_pitch) as u64, (from + row * from_pitch) as u64, width) };
     }
     0
@@ -251,7 +267,7 @@ unsafe extern "C" fn cudaMemcpy2D(
     height: usize,
     kind: c_int,
 ) -> c_int {
-    // SAFETY: as for the other function.
+    // SAFETY: the program passes the same ranges.
     unsafe { cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, 0) }
 }
 
@@ -263,9 +279,9 @@ pub(crate) unsafe extern "C" fn cudaMemsetAsync(to: usize, value: c_int, size: u
     }
     machine.tick();
     if is_device_memory(to as u64) {
-        machine.state().contents.forget(to as u64, size as u64);
+        machine.state().copied.forget(to as u64, size as u64);
     } else {
-        // SAFETY: the program says that so many bytes of host memory can be written. The value is taken as a byte.
+        // SAFETY: the program passes a range of this size. CUDA uses the low byte of the value.
         unsafe { ptr::with_exposed_provenance_mut::<u8>(to).write_bytes(value as u8, size) };
     }
     0
@@ -273,18 +289,27 @@ pub(crate) unsafe extern "C" fn cudaMemsetAsync(to: usize, value: c_int, size: u
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemset(to: usize, value: c_int, size: usize) -> c_int {
-    // SAFETY: as for the other function.
+    // SAFETY: the program passes a range of this size.
     unsafe { cudaMemsetAsync(to, value, size, 0) }
 }
 
-/// A place for a variable of a kernel, which nobody reads.
-static SYMBOL: [u64; 8] = [0; 8];
+/// Addresses for a variable in device code. Its size is unknown, and larger variables do not exist.
+const SYMBOL_SIZE: Bytes = Bytes(4 << 30);
 
+/// Returns a device address without memory: kernels are no-ops, and copies to device memory are only stored.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGetSymbolAddress(address: *mut usize, _: *const c_void) -> c_int {
-    // SAFETY: the program passes a pointer to a pointer.
-    unsafe { *address = ptr::from_ref(&SYMBOL).expose_provenance() };
-    0
+extern "C" fn cudaGetSymbolAddress(address: Out<'_, usize>, symbol: usize) -> c_int {
+    let machine = machine();
+    let start = machine.usable().and_then(|()| {
+        let (index, state) = (current_device(), &mut *machine.state());
+        if let Some(known) = state.symbols.get(&(index, symbol)) {
+            return Ok(*known);
+        }
+        let start = state.devices.get_mut(index).ok_or(Code::NoDevice)?.reserve(SYMBOL_SIZE)?;
+        state.symbols.insert((index, symbol), start);
+        Ok(start)
+    });
+    remember(put_address(address, start))
 }
 
 #[unsafe(no_mangle)]
@@ -293,7 +318,7 @@ extern "C" fn cudaMemcpyToSymbol(_: *const c_void, _: *const c_void, _: usize, _
     0
 }
 
-/// Memory and events are not shared between processes: a function that would do that says so.
+/// Functions that share memory or events between processes, which is not supported.
 macro_rules! not_shared {
     ($($name:ident)+) => {$(
         #[unsafe(no_mangle)]

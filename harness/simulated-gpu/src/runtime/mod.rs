@@ -1,4 +1,4 @@
-//! The functions of the CUDA runtime (<https://docs.nvidia.com/cuda/cuda-runtime-api/>), by what they are about.
+//! Functions of the CUDA runtime (<https://docs.nvidia.com/cuda/cuda-runtime-api/>), by topic.
 
 mod device;
 mod graphs;
@@ -9,4 +9,4 @@ pub(crate) mod streams;
 
 pub(crate) use device::device;
 pub(crate) use launch::active_blocks;
-pub(crate) use memory::{allocate, copy_on_device, count_free, free, write_address};
+pub(crate) use memory::{allocate, allocate_managed, copy_on_device, count_free, free};

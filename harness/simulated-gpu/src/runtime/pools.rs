@@ -1,31 +1,31 @@
-//! Stream-ordered allocation, by the simplest model: an allocation takes memory of the device at once, and a free gives it back at once. A
-//! device has one pool, which keeps nothing.
+//! Stream-ordered allocation, as a simple model: allocations and frees take effect immediately. A device has one pool, which caches nothing.
 
 use std::ffi::{c_int, c_void};
 
 use harness_allocator::units::Bytes;
 
-use super::memory::{allocate, free, write_address};
-use crate::code::{Code, remember};
+use harness_gpu_settings::ffi::Out;
+
+use super::memory::{allocate, free};
+use crate::code::{Code, put, put_address, remember};
+use crate::handles::Handles;
 use crate::world::machine;
 use harness_gpu_settings::calls::{FaultyCall, SlowCall};
 
-/// The first handle of a device's pool.
-const POOLS: usize = 0x7_0000_0000;
+/// The pools of the devices.
+const POOLS: Handles = Handles::starting_at(0x7_0000_0000);
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMallocAsync(address: *mut usize, size: usize, _: usize) -> c_int {
+extern "C" fn cudaMallocAsync(address: Out<'_, usize>, size: usize, _: usize) -> c_int {
     let machine = machine();
     machine.delay(SlowCall::MallocAsync);
     let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::MallocAsync, Bytes(size as u64)) };
-    // SAFETY: the program passes a pointer to a pointer.
-    remember(unsafe { write_address(address, allocated) })
+    remember(put_address(address, allocated))
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cudaMallocFromPoolAsync(address: *mut usize, size: usize, _: usize, stream: usize) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cudaMallocAsync(address, size, stream) }
+pub(crate) extern "C" fn cudaMallocFromPoolAsync(address: Out<'_, usize>, size: usize, _: usize, stream: usize) -> c_int {
+    cudaMallocAsync(address, size, stream)
 }
 
 #[unsafe(no_mangle)]
@@ -35,10 +35,8 @@ pub(crate) extern "C" fn cudaFreeAsync(address: usize, _: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cudaDeviceGetDefaultMemPool(pool: *mut usize, device: c_int) -> c_int {
-    let known = super::device::device(device);
-    // SAFETY: the program passes a pointer to a handle.
-    remember(known.map(|_| unsafe { *pool = POOLS + device as usize }))
+pub(crate) extern "C" fn cudaDeviceGetDefaultMemPool(pool: Out<'_, usize>, device: c_int) -> c_int {
+    remember(super::device::device(device).and_then(|_| put(pool, POOLS.handle(device as usize))))
 }
 
 #[unsafe(no_mangle)]
@@ -46,13 +44,14 @@ pub(crate) extern "C" fn cudaMemPoolSetAttribute(_: usize, _: c_int, _: *const c
     0
 }
 
-/// Attributes 5 to 8 are the bytes that a pool has reserved and used, now and at most; 1 to 3 are switches of four bytes.
+/// Attributes 1 to 3 are switches of four bytes. Attributes 5 to 8 are current and peak bytes, reserved and used.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cudaMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) -> c_int {
     let mut state = machine().state();
-    let memory = pool.checked_sub(POOLS).and_then(|device| state.devices.get_mut(device)).ok_or(Code::InvalidValue);
+    let device = POOLS.number(pool).ok();
+    let memory = device.and_then(|device| state.devices.get_mut(device)).filter(|_| !value.is_null()).ok_or(Code::InvalidValue);
     remember(memory.map(|memory| {
-        // SAFETY: the program passes a pointer to a number of the attribute's size.
+        // SAFETY: the program passes a number of the attribute's size.
         unsafe {
             match attribute {
                 1..=3 => value.cast::<c_int>().write(1),

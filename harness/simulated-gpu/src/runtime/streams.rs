@@ -2,34 +2,30 @@
 
 use std::ffi::{c_float, c_int, c_uint};
 
-use crate::code::{Code, remember};
+use harness_gpu_settings::ffi::Out;
+
+use crate::code::{Code, put, remember};
 use crate::world::{Machine, State, current_device, machine};
 
-/// A call that needs the state.
+/// Runs a call that needs the state of the machine.
 fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
     remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaStreamCreateWithPriority(stream: *mut usize, flags: c_uint, priority: c_int) -> c_int {
-    with(|_, state| {
-        // SAFETY: the program passes a pointer to a handle.
-        unsafe { *stream = state.streams.create(current_device(), priority, flags) };
-        Ok(())
-    })
+extern "C" fn cudaStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) -> c_int {
+    with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)))
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut usize, flags: c_uint) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cudaStreamCreateWithPriority(stream, flags, 0) }
+pub(crate) extern "C" fn cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) -> c_int {
+    cudaStreamCreateWithPriority(stream, flags, 0)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaStreamCreate(stream: *mut usize) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cudaStreamCreateWithPriority(stream, 0, 0) }
+extern "C" fn cudaStreamCreate(stream: Out<'_, usize>) -> c_int {
+    cudaStreamCreateWithPriority(stream, 0, 0)
 }
 
 #[unsafe(no_mangle)]
@@ -45,7 +41,7 @@ extern "C" fn cudaStreamQuery(stream: usize) -> c_int {
     })
 }
 
-/// The answer to a query that found work not done.
+/// Counts a query that found pending work.
 fn not_ready(machine: &Machine, state: &mut State) -> Code {
     if state.streams.has_polled(machine.now()) {
         machine.tick();
@@ -66,43 +62,30 @@ pub(crate) extern "C" fn cudaDeviceSynchronize() -> c_int {
     })
 }
 
-/// Work takes no time, so that waits between streams change nothing.
+/// Work takes no time, so waits between streams have no effect.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) -> c_int {
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaStreamGetPriority(stream: usize, priority: *mut c_int) -> c_int {
-    with(|_, state| {
-        // SAFETY: the program passes a pointer to a number.
-        unsafe { *priority = state.streams.stream(stream, current_device())?.priority };
-        Ok(())
-    })
+extern "C" fn cudaStreamGetPriority(stream: usize, priority: Out<'_, c_int>) -> c_int {
+    with(|_, state| put(priority, state.streams.stream(stream, current_device())?.priority))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaStreamGetFlags(stream: usize, flags: *mut c_uint) -> c_int {
-    with(|_, state| {
-        // SAFETY: the program passes a pointer to a number.
-        unsafe { *flags = state.streams.stream(stream, current_device())?.flags };
-        Ok(())
-    })
+extern "C" fn cudaStreamGetFlags(stream: usize, flags: Out<'_, c_uint>) -> c_int {
+    with(|_, state| put(flags, state.streams.stream(stream, current_device())?.flags))
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cudaEventCreateWithFlags(event: *mut usize, _: c_uint) -> c_int {
-    with(|_, state| {
-        // SAFETY: the program passes a pointer to a handle.
-        unsafe { *event = state.streams.create_event() };
-        Ok(())
-    })
+pub(crate) extern "C" fn cudaEventCreateWithFlags(event: Out<'_, usize>, _: c_uint) -> c_int {
+    with(|_, state| put(event, state.streams.create_event()))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaEventCreate(event: *mut usize) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cudaEventCreateWithFlags(event, 0) }
+extern "C" fn cudaEventCreate(event: Out<'_, usize>) -> c_int {
+    cudaEventCreateWithFlags(event, 0)
 }
 
 #[unsafe(no_mangle)]
@@ -133,22 +116,18 @@ pub(crate) extern "C" fn cudaEventDestroy(event: usize) -> c_int {
     with(|_, state| state.streams.destroy_event(event))
 }
 
-/// A made-up time: a thousandth of a millisecond for each piece of work between the two, and never zero, by which programs divide. By what calls between
-/// them took longer because that was asked for, it is longer.
+/// Returns a model: one microsecond per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cudaEventElapsedTime(milliseconds: *mut c_float, start: usize, end: usize) -> c_int {
+pub(crate) extern "C" fn cudaEventElapsedTime(milliseconds: Out<'_, c_float>, start: usize, end: usize) -> c_int {
     with(|_, state| {
         let (Some((start, early)), Some((end, late))) = (state.streams.recorded_at(start)?, state.streams.recorded_at(end)?) else {
             return Err(Code::InvalidHandle);
         };
-        // SAFETY: the program passes a pointer to a number.
-        unsafe { *milliseconds = end.saturating_sub(start).max(1) as c_float / 1e3 + late.saturating_sub(early).0 as c_float / 1e6 };
-        Ok(())
+        put(milliseconds, end.saturating_sub(start).max(1) as c_float / 1e3 + late.saturating_sub(early).0 as c_float / 1e6)
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaEventElapsedTime_v2(milliseconds: *mut c_float, start: usize, end: usize) -> c_int {
-    // SAFETY: as for the other function.
-    unsafe { cudaEventElapsedTime(milliseconds, start, end) }
+extern "C" fn cudaEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) -> c_int {
+    cudaEventElapsedTime(milliseconds, start, end)
 }

@@ -1,28 +1,28 @@
-//! [`Contents`]: what small copies wrote to device memory, until something may have overwritten it.
+//! [`CopiedBytes`]: bytes that small copies wrote to device memory, until something may overwrite them.
 //!
-//! Kernels do nothing, so what they would have written reads as zeros. What a program copied to a device itself can be read back: a table of
-//! indices, a count that processes exchange. A kernel forgets every copy that one of its arguments points into.
+//! Kernels are no-ops, so their output reads as zeros. A program can read back its own copies, for example a table of indices or a count that processes
+//! exchange. A kernel launch forgets each copy that one of its arguments points into.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Larger copies are not remembered.
+/// Larger copies are not stored.
 const LARGEST: u64 = 1 << 20;
 
-/// How many copies are remembered, for launches to see without the lock.
-static REMEMBERED: AtomicUsize = AtomicUsize::new(0);
+/// The number of stored copies, which launches read without the lock.
+static STORED: AtomicUsize = AtomicUsize::new(0);
 
-/// Remembered bytes by their first address. No two overlap.
+/// Stored bytes by their first address. Copies do not overlap.
 #[derive(Debug, Default)]
-pub(crate) struct Contents(BTreeMap<u64, Vec<u8>>);
+pub(crate) struct CopiedBytes(BTreeMap<u64, Vec<u8>>);
 
-/// Whether anything is remembered.
+/// Returns whether any copy is stored.
 pub(crate) fn any() -> bool {
-    REMEMBERED.load(Ordering::Relaxed) > 0
+    STORED.load(Ordering::Relaxed) > 0
 }
 
-impl Contents {
-    /// The program writes bytes.
+impl CopiedBytes {
+    /// Stores bytes that the program copies to the device.
     pub(crate) fn write(&mut self, start: u64, bytes: &[u8]) {
         self.forget(start, bytes.len() as u64);
         if !bytes.is_empty() && bytes.len() as u64 <= LARGEST {
@@ -31,7 +31,7 @@ impl Contents {
         self.publish();
     }
 
-    /// Something unknown is written, or the memory is given back.
+    /// Forgets a range that is freed or written with unknown bytes.
     pub(crate) fn forget(&mut self, start: u64, len: u64) {
         let end = start.saturating_add(len);
         let overlapping: Vec<u64> = self.overlapping(start, end).map(|(first, _)| first).collect();
@@ -48,7 +48,7 @@ impl Contents {
         self.publish();
     }
 
-    /// A kernel may write to all of the memory around an address.
+    /// Forgets the copy around an address, because a kernel may write to it.
     pub(crate) fn forget_around(&mut self, address: u64) {
         let around = self.0.range(..=address).next_back().filter(|(first, bytes)| address - **first < bytes.len() as u64);
         if let Some(first) = around.map(|(first, _)| *first) {
@@ -57,13 +57,13 @@ impl Contents {
         }
     }
 
-    /// Something unknown may write to anything.
+    /// Forgets everything, because a kernel may write anywhere.
     pub(crate) fn forget_all(&mut self) {
         self.0.clear();
         self.publish();
     }
 
-    /// What memory holds as far as it is known. The rest of `into` is zeros.
+    /// Reads the stored bytes of a range; other bytes are zeros.
     pub(crate) fn read(&self, start: u64, into: &mut [u8]) {
         into.fill(0);
         let end = start + into.len() as u64;
@@ -74,7 +74,7 @@ impl Contents {
         }
     }
 
-    /// Device memory is copied to device memory.
+    /// Copies device memory to device memory.
     pub(crate) fn copy(&mut self, to: u64, from: u64, len: u64) {
         let pieces: Vec<(u64, Vec<u8>)> = self
             .overlapping(from, from + len)
@@ -90,13 +90,13 @@ impl Contents {
     }
 
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Vec<u8>)> {
-        // None is longer than the longest.
+        // No stored copy is longer than `LARGEST`.
         let reaching = start.saturating_sub(LARGEST)..end.max(start);
         self.0.range(reaching).map(|(first, bytes)| (*first, bytes)).filter(move |(first, bytes)| first + bytes.len() as u64 > start)
     }
 
     fn publish(&self) {
-        REMEMBERED.store(self.0.len(), Ordering::Relaxed);
+        STORED.store(self.0.len(), Ordering::Relaxed);
     }
 }
 
@@ -104,32 +104,32 @@ impl Contents {
 mod tests {
     use super::*;
 
-    fn read(contents: &Contents, start: u64, len: usize) -> Vec<u8> {
+    fn read(copied: &CopiedBytes, start: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![9; len];
-        contents.read(start, &mut bytes);
+        copied.read(start, &mut bytes);
         bytes
     }
 
     #[test]
-    fn what_was_written_is_read_back_and_everything_else_is_zeros() {
-        let mut contents = Contents::default();
-        contents.write(100, &[1, 2, 3, 4, 5]);
-        assert_eq!(read(&contents, 98, 9), [0, 0, 1, 2, 3, 4, 5, 0, 0]);
-        contents.forget(101, 2);
-        assert_eq!(read(&contents, 100, 5), [1, 0, 0, 4, 5]);
-        contents.copy(200, 99, 6);
-        assert_eq!(read(&contents, 200, 6), [0, 1, 0, 0, 4, 5]);
-        contents.forget_around(203);
-        assert_eq!(read(&contents, 200, 6), [0, 1, 0, 0, 4, 5], "203 is not remembered");
-        contents.forget_around(205);
-        assert_eq!(read(&contents, 200, 6), [0, 1, 0, 0, 0, 0]);
+    fn copies_are_read_back_and_other_bytes_are_zeros() {
+        let mut copied = CopiedBytes::default();
+        copied.write(100, &[1, 2, 3, 4, 5]);
+        assert_eq!(read(&copied, 98, 9), [0, 0, 1, 2, 3, 4, 5, 0, 0]);
+        copied.forget(101, 2);
+        assert_eq!(read(&copied, 100, 5), [1, 0, 0, 4, 5]);
+        copied.copy(200, 99, 6);
+        assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 4, 5]);
+        copied.forget_around(203);
+        assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 4, 5], "203 is not stored");
+        copied.forget_around(205);
+        assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 0, 0]);
     }
 
     #[test]
-    fn large_copies_are_not_remembered_and_forget_what_was() {
-        let mut contents = Contents::default();
-        contents.write(0, &[7; 16]);
-        contents.write(8, &vec![1; (1 << 20) + 1]);
-        assert_eq!(read(&contents, 0, 16), [[7; 8], [0; 8]].concat());
+    fn a_large_copy_is_not_stored_and_forgets_older_copies() {
+        let mut copied = CopiedBytes::default();
+        copied.write(0, &[7; 16]);
+        copied.write(8, &vec![1; (1 << 20) + 1]);
+        assert_eq!(read(&copied, 0, 16), [[7; 8], [0; 8]].concat());
     }
 }

@@ -1,15 +1,15 @@
-//! What programs ask of a device by number or by offset: attributes, and the structure of its properties.
+//! Attributes of a device, by number, and `cudaDeviceProp`, by offset.
 //!
-//! Numbers and offsets are those of the headers of CUDA 12.8 and 13.0 (`cuda.h`, `driver_types.h`).
+//! Numbers and offsets come from the headers of CUDA 12.8 and 13.0 (`cuda.h`, `driver_types.h`).
 
 use harness_gpu_settings::gpus::{BLOCK_THREADS, REGISTERS, SHARED_MEMORY};
 use harness_gpu_settings::settings::{Cuda, Settings};
 
-/// An attribute of every device by its number. What is not known is zero.
+/// The value of an attribute; zero for unknown attributes.
 pub(crate) fn attribute(settings: &Settings, number: i32, pci_bus: u32) -> u32 {
     let (gpu, limits) = (settings.gpu, settings.gpu.limits());
     match number {
-        // Threads of a block, its extent, the grid's.
+        // Threads per block and the extent of a block; the extent of a grid follows.
         1..=3 => BLOCK_THREADS,
         4 => 64,
         5 => i32::MAX as u32,
@@ -22,7 +22,7 @@ pub(crate) fn attribute(settings: &Settings, number: i32, pci_bus: u32) -> u32 {
         13 => gpu.clock_khz,
         14 => 512,
         16 => gpu.multiprocessors,
-        // Maps host memory, runs kernels side by side, one address space, priorities, cooperative launches, host registration.
+        // Mapped host memory, concurrent kernels, unified addressing, stream priorities, cooperative launches, host registration.
         19 | 31 | 41 | 78 | 95 | 99 => 1,
         33 => pci_bus,
         36 => gpu.memory_clock_khz,
@@ -49,7 +49,7 @@ pub(crate) const fn properties_size(cuda: Cuda) -> usize {
     }
 }
 
-/// Figures of four bytes in `cudaDeviceProp`: the offset in CUDA 13, the one in CUDA 12, the attribute.
+/// Fields of four bytes in `cudaDeviceProp`: the offset in CUDA 13, the offset in CUDA 12, the attribute.
 const PROPERTIES: [(usize, usize, i32); 24] = [
     (304, 304, 12),
     (308, 308, 10),
@@ -77,11 +77,11 @@ const PROPERTIES: [(usize, usize, i32); 24] = [
     (688, 712, 106),
 ];
 
-/// Figures of eight bytes, likewise.
+/// Fields of eight bytes, likewise.
 const LARGE_PROPERTIES: [(usize, usize, i32); 6] =
     [(296, 296, 8), (312, 312, 11), (352, 352, 9), (368, 368, 14), (624, 640, 81), (672, 696, 97)];
 
-/// The structure of a device's properties.
+/// The bytes of a device's `cudaDeviceProp`.
 pub(crate) fn properties(settings: &Settings, index: u32) -> Vec<u8> {
     let mut bytes = vec![0; properties_size(settings.cuda)];
     let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
@@ -98,17 +98,16 @@ pub(crate) fn properties(settings: &Settings, index: u32) -> Vec<u8> {
     bytes
 }
 
-/// The number of the bus that a device is on; bus 0 is the host's.
+/// The PCI bus of a device; bus 0 is the host's.
 pub(crate) const fn pci_bus(index: u32) -> u32 {
     index + 1
 }
 
-/// The address of a device on the PCI bus.
+/// The PCI address of a device.
 pub(crate) fn pci_address(index: u32) -> String {
     format!("00000000:{:02X}:00.0", pci_bus(index))
 }
 
-/// The unique number of a device.
 pub(crate) fn uuid(index: u32) -> [u8; 16] {
     let mut bytes = *b"simulated-gpu\0\0\0";
     bytes[15] = u8::try_from(index).unwrap_or(u8::MAX);
@@ -123,11 +122,11 @@ mod tests {
     use harness_gpu_settings::gpus::Gpu;
 
     #[test]
-    fn properties_lie_where_each_release_has_them() {
-        let mut settings = Settings::new(Gpu::named("h100-80").expect("it is shipped"), Bytes::gib(24));
+    fn properties_have_the_offsets_of_each_release() {
+        let mut settings = Settings::new(Gpu::named("h100-80").expect("find the GPU"), Bytes::gib(24));
         let figure = |settings: &Settings, offset: usize| {
             let bytes = properties(settings, 0);
-            u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
+            u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("read four bytes"))
         };
         assert_eq!((figure(&settings, 360), figure(&settings, 384), figure(&settings, 604)), (9, 132, 2048));
         settings.cuda = Cuda::V12;

@@ -1,0 +1,88 @@
+//! The parameters of a kernel, from its mangled name (Itanium C++ ABI, <https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling>).
+
+use cpp_demangle::{DemangleOptions, Symbol};
+
+/// A parameter of a kernel, as far as its type shows pointers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parameter {
+    /// A number or an enumeration of at most eight bytes.
+    Scalar,
+    /// This many pointers: one, or a `std::array` of them.
+    Pointers(usize),
+    /// A class with unknown fields and unknown size.
+    Class,
+}
+
+/// The parameters of the function with this mangled name; `None` if the name cannot be parsed.
+pub(crate) fn parameters(mangled: &[u8]) -> Option<Vec<Parameter>> {
+    let text = Symbol::new(mangled).ok()?.demangle(&DemangleOptions::new().no_return_type()).ok()?;
+    Some(elements(last_list(&text)?).into_iter().map(Parameter::of_type).collect())
+}
+
+impl Parameter {
+    fn of_type(text: &str) -> Self {
+        let text = text.trim();
+        if text.ends_with('*') || text.ends_with('&') {
+            return Self::Pointers(1);
+        }
+        let array = text.strip_prefix("std::array<").and_then(|rest| rest.strip_suffix('>')).and_then(|rest| rest.rsplit_once(','));
+        if let Some((element, length)) = array
+            && element.trim().ends_with('*')
+        {
+            let digits: String = length.chars().filter(char::is_ascii_digit).collect();
+            return Self::Pointers(digits.parse().unwrap_or(1));
+        }
+        let numbers = ["bool", "char", "short", "int", "long", "float", "double", "unsigned", "signed", "__half", "__nv_bfloat16"];
+        let is_number = text.split(' ').all(|word| numbers.contains(&word) || word == "const");
+        if is_number { Self::Scalar } else { Self::Class }
+    }
+}
+
+/// The text in the last pair of parentheses at the outermost level.
+fn last_list(text: &str) -> Option<&str> {
+    let end = text.rfind(')')?;
+    let mut depth = 0_usize;
+    for (at, byte) in text.bytes().enumerate().take(end + 1).collect::<Vec<_>>().into_iter().rev() {
+        match byte {
+            b')' => depth += 1,
+            b'(' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(&text[at + 1..end]);
+        }
+    }
+    None
+}
+
+/// The elements of a list. Commas in nested brackets do not separate elements.
+fn elements(list: &str) -> Vec<&str> {
+    if list.trim().is_empty() || list == "void" {
+        return Vec::new();
+    }
+    let mut depth = 0_i32;
+    list.split(|character| {
+        match character {
+            '(' | '<' | '[' | '{' => depth += 1,
+            ')' | '>' | ']' | '}' => depth -= 1,
+            _ => {}
+        }
+        character == ',' && depth == 0
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Parameter::{Class, Pointers, Scalar};
+
+    #[test]
+    fn parameters_are_numbers_pointers_or_classes() {
+        assert_eq!(parameters(b"_Z4funcv"), Some(vec![]));
+        assert_eq!(parameters(b"_Z4funciPfS_"), Some(vec![Scalar, Pointers(1), Pointers(1)]));
+        let elementwise = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm3EEEEviT0_T1_";
+        assert_eq!(parameters(elementwise), Some(vec![Scalar, Class, Pointers(3)]));
+        assert_eq!(parameters(b"not_a_mangled_name"), None);
+    }
+}

@@ -1,0 +1,238 @@
+//! The simulated GPU in real processes: functions of the driver and the runtime, `fork`, and `exec`. Each test runs its program in a child process.
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
+
+use std::env;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Output};
+use std::ptr;
+
+use harness_allocator::units::Bytes;
+use harness_gpu_settings::counters::ProcessCounters;
+use harness_gpu_settings::gpus::GPUS;
+use harness_gpu_settings::ledger::{LEDGER, Ledger};
+use harness_gpu_settings::settings::{RUN, SETTINGS, Settings};
+// Links the exported functions.
+use harness_simulated_gpu as _;
+use tempfile::TempDir;
+
+unsafe extern "C" {
+    fn cudaGetDeviceCount(count: *mut c_int) -> c_int;
+    fn cudaMalloc(address: *mut usize, size: usize) -> c_int;
+    fn cudaMallocManaged(address: *mut usize, size: usize, flags: c_uint) -> c_int;
+    fn cudaFree(address: usize) -> c_int;
+    fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int;
+    fn cudaMemset(address: usize, value: c_int, size: usize) -> c_int;
+    fn cudaMemcpy(to: usize, from: usize, size: usize, kind: c_int) -> c_int;
+    fn cudaGetSymbolAddress(address: *mut usize, symbol: *const c_void) -> c_int;
+    fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: usize) -> c_int;
+    fn cuCtxPushCurrent_v2(context: usize) -> c_int;
+    fn cuCtxPopCurrent_v2(context: *mut usize) -> c_int;
+    fn cuCtxGetCurrent(context: *mut usize) -> c_int;
+    fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int;
+}
+
+/// Names the program that a child process runs.
+const PROGRAM: &str = "SIMULATED_GPU_TEST_PROGRAM";
+const MIB: usize = 1 << 20;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: c_int = 1;
+
+/// The folder of a run on two devices of 1 GiB.
+struct Run {
+    folder: TempDir,
+}
+
+impl Run {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        Ledger::create(&folder.path().join("ledger")).unwrap();
+        Self { folder }
+    }
+
+    /// The command of a test in a child process.
+    fn command(&self, test: &str) -> Command {
+        let settings = Settings { devices: 2, ..Settings::new(&GPUS[0], Bytes::gib(1)) };
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(PROGRAM, test);
+        command.env(SETTINGS, settings.to_string()).env(RUN, self.folder.path()).env(LEDGER, self.folder.path().join("ledger"));
+        command
+    }
+
+    fn passes(&self, test: &str) {
+        let output = self.command(test).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+    }
+
+    fn counters(&self) -> Vec<ProcessCounters> {
+        ProcessCounters::read_folder(self.folder.path()).unwrap()
+    }
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
+}
+
+fn is_program(test: &str) -> bool {
+    env::var(PROGRAM).is_ok_and(|program| program == test)
+}
+
+/// Allocates device memory, and returns the code and the address.
+fn malloc(size: usize) -> (c_int, usize) {
+    let mut address = 0;
+    // SAFETY: the address is valid.
+    (unsafe { cudaMalloc(&raw mut address, size) }, address)
+}
+
+#[test]
+fn children_that_are_forked_before_the_context_have_their_own_counters() {
+    const TEST: &str = "children_that_are_forked_before_the_context_have_their_own_counters";
+    if !is_program(TEST) {
+        let run = Run::new();
+        run.passes(TEST);
+        let mut peaks: Vec<_> = run.counters().iter().map(|process| (process.devices[0].peak, process.devices[0].mallocs)).collect();
+        peaks.retain(|(_, mallocs)| *mallocs > 0);
+        peaks.sort_unstable();
+        assert_eq!(peaks, [64, 128, 256].map(|size| (Bytes::mib(size), 1)));
+        return;
+    }
+    let mut count = 0;
+    // SAFETY: the count is valid, and a forked child only allocates and ends.
+    unsafe {
+        assert_eq!((cudaGetDeviceCount(&raw mut count), count), (0, 2));
+        let children = [64, 128, 256].map(|size| {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(malloc(size * MIB).0);
+            }
+            child
+        });
+        for child in children {
+            let mut status = -1;
+            assert_eq!((libc::waitpid(child, &raw mut status, 0), status), (child, 0));
+        }
+    }
+}
+
+#[test]
+fn a_program_after_exec_has_the_memory_of_the_program_before_it() {
+    const TEST: &str = "a_program_after_exec_has_the_memory_of_the_program_before_it";
+    const AGAIN: &str = "SIMULATED_GPU_TEST_AGAIN";
+    if !is_program(TEST) {
+        let run = Run::new();
+        run.passes(TEST);
+        let processes = run.counters();
+        let [process] = &processes[..] else { panic!("one process has counters: {processes:?}") };
+        assert_eq!((process.devices[0].mallocs, process.devices[0].failed), (3, 1), "both programs are counted");
+        return;
+    }
+    assert_eq!(malloc(600 * MIB).0, 0);
+    if env::var_os(AGAIN).is_none() {
+        assert_eq!(malloc(600 * MIB).0, 2, "the device is full");
+        panic!("{}", Command::new(env::current_exe().unwrap()).args(env::args_os().skip(1)).env(AGAIN, "1").exec());
+    }
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both are valid.
+    assert_eq!(unsafe { cudaMemGetInfo(&raw mut free, &raw mut total) }, 0);
+    assert_eq!((free, total), (424 * MIB, 1024 * MIB));
+}
+
+#[test]
+fn a_ledger_that_cannot_be_opened_ends_the_program() {
+    const TEST: &str = "a_ledger_that_cannot_be_opened_ends_the_program";
+    if is_program(TEST) {
+        assert_eq!(malloc(MIB).0, 0);
+        return;
+    }
+    let run = Run::new();
+    let output = run.command(TEST).env(LEDGER, "/nonexistent/ledger").output().unwrap();
+    assert!(!output.status.success() && text(&output).contains("simulated GPU: HARNESS_GPU_LEDGER: No such file"), "{}", text(&output));
+}
+
+#[test]
+fn contexts_are_a_stack() {
+    const TEST: &str = "contexts_are_a_stack";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut first, mut second, mut popped) = (0, 0, 0);
+    let current = || {
+        let mut context = 0;
+        // SAFETY: the place is valid.
+        assert_eq!(unsafe { cuCtxGetCurrent(&raw mut context) }, 0);
+        context
+    };
+    // SAFETY: all places are valid.
+    unsafe {
+        assert_eq!((cuDevicePrimaryCtxRetain(&raw mut first, 0), cuDevicePrimaryCtxRetain(&raw mut second, 1)), (0, 0));
+        assert_eq!((cuCtxPushCurrent_v2(first), cuCtxPushCurrent_v2(second), current()), (0, 0, second));
+        assert_eq!((cuCtxPopCurrent_v2(&raw mut popped), popped, current()), (0, second, first));
+        assert_eq!((cuCtxPushCurrent_v2(second), cuCtxPopCurrent_v2(ptr::null_mut()), current()), (0, 0, first));
+    }
+}
+
+#[test]
+fn the_host_can_access_managed_memory() {
+    const TEST: &str = "the_host_can_access_managed_memory";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let mut address = 0;
+    // SAFETY: the places and the managed memory are valid.
+    unsafe {
+        assert_eq!(cudaMallocManaged(&raw mut address, 600 * MIB, 1), 0);
+        assert_eq!(malloc(600 * MIB).0, 2, "managed memory is charged to the device");
+        let numbers: *mut u32 = ptr::with_exposed_provenance_mut(address);
+        numbers.write(7);
+        assert_eq!(cudaMemset(address + 4, 1, 4), 0);
+        assert_eq!((numbers.read(), numbers.add(1).read(), numbers.add(2).read()), (7, 0x0101_0101, 0));
+        let mut is_managed = 0_u32;
+        assert_eq!((cuPointerGetAttribute((&raw mut is_managed).cast(), 8, address), is_managed), (0, 1));
+        assert_eq!((cudaFree(address), cudaFree(address)), (0, INVALID_VALUE));
+        assert_eq!(malloc(600 * MIB).0, 0);
+    }
+}
+
+#[test]
+fn the_address_of_a_symbol_can_be_set_and_copied() {
+    const TEST: &str = "the_address_of_a_symbol_can_be_set_and_copied";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (mut first, mut second, mut again, mut bytes) = (0, 0, 0, [9_u8; 256]);
+    let symbols = [0_u8; 2];
+    // SAFETY: the places are valid.
+    unsafe {
+        let symbol = |index: usize| ptr::from_ref(&symbols[index]).cast();
+        assert_eq!(cudaGetSymbolAddress(&raw mut first, symbol(0)), 0);
+        assert_eq!(cudaGetSymbolAddress(&raw mut second, symbol(1)), 0);
+        assert_eq!(cudaGetSymbolAddress(&raw mut again, symbol(0)), 0);
+        assert!(first == again && first.abs_diff(second) >= 1 << 20);
+        assert_eq!(cudaMemset(first, 1, bytes.len()), 0);
+        assert_eq!(cudaMemcpy(bytes.as_mut_ptr().expose_provenance(), first, bytes.len(), 2), 0);
+    }
+    assert_eq!(bytes, [0; 256], "kernels and memset write no values");
+}
+
+#[test]
+fn pointer_attributes_have_their_own_sizes_and_unknown_ones_are_refused() {
+    const TEST: &str = "pointer_attributes_have_their_own_sizes_and_unknown_ones_are_refused";
+    if !is_program(TEST) {
+        return Run::new().passes(TEST);
+    }
+    let (_, address) = malloc(4 * MIB);
+    let attribute = |number: c_int, address: usize| {
+        let mut value = [u64::MAX; 2];
+        // SAFETY: the place is larger than every attribute.
+        let code = unsafe { cuPointerGetAttribute(value.as_mut_ptr().cast(), number, address) };
+        (code, value[0])
+    };
+    let word = |low: u64| (0, u64::MAX << 32 | low);
+    assert_eq!([2, 8, 9, 13].map(|number| attribute(number, address)), [word(2), word(0), word(0), word(1)]);
+    assert_eq!(attribute(3, address + 5), (0, address as u64 + 5));
+    assert_eq!([11, 12].map(|number| attribute(number, address + 5)), [(0, address as u64), (0, 4 << 20)]);
+    for unknown in [0, 4, 5, 6, 99] {
+        assert_eq!(attribute(unknown, address), (INVALID_VALUE, u64::MAX), "attribute {unknown}");
+    }
+    assert_eq!(attribute(9, 4096), (INVALID_VALUE, u64::MAX), "memory of the host");
+}

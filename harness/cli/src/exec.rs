@@ -145,7 +145,7 @@ impl Exec {
             command: &self.command,
             settings: &settings,
             libraries: &setup.libraries,
-            way: setup.way(),
+            interposition: setup.interposition(),
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
             ledger: None,
@@ -358,8 +358,8 @@ fn of_torch(error: TorchError) -> CliError {
 
 fn of_cache(error: CacheError) -> CliError {
     let help = match &error {
-        CacheError::Unwritable { .. } | CacheError::Nowhere | CacheError::Separator(_) => {
-            "let HARNESS_CACHE name a folder that can be written to"
+        CacheError::Unwritable { .. } | CacheError::Nowhere | CacheError::UnloadablePath(_) | CacheError::Untrusted(_) => {
+            "set HARNESS_CACHE to a folder of your own with a short path"
         }
         CacheError::Imports(_) => "install torch again",
         CacheError::StaticCuda(_) => "install torch from PyPI, which uses CUDA's shared libraries",
@@ -371,9 +371,10 @@ pub(crate) fn of_launch(error: LaunchError) -> CliError {
     match error {
         LaunchError::Start { .. } => CliError::input(error.to_string(), "give a program that can be started"),
         LaunchError::OldLibc(_) => CliError::input(error.to_string(), "use a newer system, or leave `--device` out for a simulated GPU"),
-        LaunchError::Colon(_) => {
+        LaunchError::UnloadablePath(_) => {
             CliError::input(error.to_string(), format!("let {} name a copy of it in another folder", launch::LIMITER_VARIABLE))
         }
+        LaunchError::NotLoaded => CliError::input(error.to_string(), "see `LD_DEBUG=files` for the dynamic linker's reason"),
         LaunchError::NoCore | LaunchError::NoLimiter => {
             let help = "run `ci/install` in a copy of the project, or `pip install \"$(ci/wheel)\"` there: `cargo install` installs the program alone";
             CliError::Internal { message: error.to_string(), help }

@@ -4,8 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -88,10 +87,10 @@ impl Squeeze {
         // Before any thread starts: the driver has threads of its own.
         let signals = HeldSignals::hold().map_err(|error| internal(&error))?;
         let (ready, taken) = mpsc::channel();
-        let stop = AtomicBool::new(false);
+        let (stop, stopped) = mpsc::channel();
         let (ended, seen, took) = thread::scope(|scope| {
-            let (command, stopped) = (&self, &stop);
-            let watcher = scope.spawn(move || command.watch(&ready, stopped));
+            let command = &self;
+            let watcher = scope.spawn(move || command.watch(&ready, &stopped));
             // The device is the watcher's: it opens it, takes the memory, and gives it back.
             if taken.recv().is_err() {
                 let failed = watcher.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload)).err();
@@ -105,7 +104,8 @@ impl Squeeze {
             }
             let ended = signals.run(&mut command);
             let took = began.elapsed();
-            stop.store(true, Ordering::Relaxed);
+            // Wakes the watcher, which releases the memory of the GPU.
+            drop(stop);
             let seen = watcher.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))?;
             Ok((ended, seen, took))
         })?;
@@ -129,7 +129,7 @@ impl Squeeze {
     }
 
     /// Opens the device, takes the memory, says so, and looks at the device until it is to stop. What was taken goes back with the device.
-    fn watch(&self, ready: &Sender<()>, stop: &AtomicBool) -> Result<Seen, CliError> {
+    fn watch(&self, ready: &Sender<()>, stopped: &Receiver<()>) -> Result<Seen, CliError> {
         let mut device = CudaDevice::open_for_allocation(self.device)?;
         let mut seen = Seen { free_before: device.free_memory()?, ..Seen::default() };
         if seen.free_before < self.leave {
@@ -145,11 +145,14 @@ impl Squeeze {
         (seen.free_at_start, seen.least_free) = (memory.free, memory.free);
         let _ = ready.send(());
         let began = Instant::now();
-        while !stop.load(Ordering::Relaxed) {
-            seen.add(began.elapsed(), memory);
-            thread::sleep(Duration::from_nanos(self.every.0));
+        seen.add(began.elapsed(), memory);
+        // The channel closes when the program has ended.
+        while stopped.recv_timeout(Duration::from_nanos(self.every.0)) == Err(RecvTimeoutError::Timeout) {
             match device.memory() {
-                Ok(now) => memory = now,
+                Ok(now) => {
+                    memory = now;
+                    seen.add(began.elapsed(), memory);
+                }
                 Err(error) => {
                     seen.lost = Some(error);
                     break;
@@ -157,7 +160,7 @@ impl Squeeze {
             }
         }
         if seen.lost.is_none() {
-            seen.add(began.elapsed(), memory);
+            seen.add(began.elapsed(), device.memory().unwrap_or(memory));
         }
         Ok(seen)
     }

@@ -591,7 +591,7 @@ on_the_simulated_gpu! {
         Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4000 }), ..strict() }
     ) {
         let error = device().check_verification().expect_err("a byte is wrong").to_string();
-        assert!(error.starts_with("verification of GPU memory: a right range was refused ("), "{error}");
+        assert!(error.starts_with("verification of GPU memory: a correct range was reported as corrupted ("), "{error}");
     }
 
     fn successors_of_deprecated_functions_of_nvml_are_asked_first(Settings { list_calls: true, ..strict() }) {
@@ -840,7 +840,7 @@ on_the_simulated_gpu! {
     fn without_nvml_a_device_opens_and_the_driver_tells_what_is_used(Settings { nvml: false, ..strict() }) {
         let mut device = device();
         let why = device.nvml_problem().expect("there is no NVML");
-        assert!(why.starts_with("libnvidia-ml.so.1 is there but cannot be loaded: "), "{why}");
+        assert!(why.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: "), "{why}");
         assert_eq!(used_memory(&mut device), Bytes::mib(300));
         device.malloc(Bytes::mib(10)).expect("it fits");
         let memory = device.memory().expect("memory is told");
@@ -855,7 +855,7 @@ on_the_simulated_gpu! {
         strict().failing("nvmlDeviceGetMemoryInfo_v2", 3, 15)
     ) {
         let error = device().memory().expect_err("NVML lost the GPU").to_string();
-        assert!(error.starts_with("memory used, as NVML tells it: the GPU has fallen off the bus"), "{error}");
+        assert!(error.starts_with("memory used, as NVML reports it: the GPU has fallen off the bus"), "{error}");
     }
 
     fn a_probe_describes_every_device_and_opens_none(Settings { devices: 2, others: Bytes::mib(64), ..strict() }) {
@@ -904,9 +904,9 @@ fn with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulate
         return run_child(NAME, &Staging::with_broken_libraries().expect("the folder is made"), "");
     }
     let sentence = refused(CudaDevice::open(0)).to_string();
-    assert!(sentence.starts_with("CUDA driver (libcuda.so.1): the library is there but cannot be loaded: "), "{sentence}");
+    assert!(sentence.starts_with("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "), "{sentence}");
     let probe = machine::probe();
-    assert!(probe.nvml.as_ref().is_err_and(|why| why.starts_with("libnvidia-ml.so.1 is there but cannot be loaded: ")), "{probe:?}");
+    assert!(probe.nvml.as_ref().is_err_and(|why| why.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: ")), "{probe:?}");
     let reason = format!("no CUDA device can be opened: {sentence}");
     assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
     assert_eq!(DeviceChoice::Cuda(0).resolve(&probe).expect_err("there is none").to_string(), sentence);
@@ -1051,6 +1051,6 @@ fn doctor_does_not_pass_a_gpu_whose_verification_finds_nothing() {
 fn doctor_tells_a_library_that_cannot_be_loaded_from_one_that_is_missing() {
     let (code, text) = doctor(&Staging::with_broken_libraries().expect("the folder is made"), &[]);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("CUDA driver (libcuda.so.1): the library is there but cannot be loaded: "), "{text}");
-    assert!(text.contains("NVML: libnvidia-ml.so.1 is there but cannot be loaded: "), "{text}");
+    assert!(text.contains("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "), "{text}");
+    assert!(text.contains("NVML: libnvidia-ml.so.1 exists but cannot be loaded: "), "{text}");
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use harness_exec::thin::ThinLibrary;
+use harness_exec::stub_library::StubLibrary;
 use harness_staging::{Staging, strict};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -79,7 +79,7 @@ impl World {
             world.write(&format!("site/torch/{name}"), text);
         }
         // It needs the CUDA runtime, as the real one does.
-        let library = ThinLibrary { soname: "libtorch_cuda.so", nodes: vec![], symbols: vec![], core: "libcudart.so.13" };
+        let library = StubLibrary { soname: "libtorch_cuda.so", nodes: vec![], symbols: vec![], core: "libcudart.so.13" };
         let path = world.path("site/torch/lib/libtorch_cuda.so");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, library.bytes()).unwrap();
@@ -189,7 +189,7 @@ fn a_program_that_a_signal_ends_is_told_as_shells_tell_it_and_its_counters_are_k
     assert_eq!((ran.code, &record["exit_code"], &record["signal"]), (Some(137), &137.into(), &9.into()));
     let process = &record["processes"][0];
     assert_eq!((&process["torch"], &process["devices"][0]["mallocs"]), (&Value::Null, &1.into()), "{record}");
-    assert!(ran.err.contains("torch told no statistics: the process was ended before it could"), "{}", ran.err);
+    assert!(ran.err.contains("no statistics from torch: the process was killed"), "{}", ran.err);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
     let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: 3 free 314\n";
     assert_eq!(ran.out, seen, "{}", ran.err);
     assert_eq!(world.record()["peak_held"], serde_json::json!([720 << 20]));
-    assert!(ran.err.contains("all processes: at most 720 MiB of 1 GiB held at one time"), "{}", ran.err);
+    assert!(ran.err.contains("all processes: peak of 720 MiB held together, of 1 GiB"), "{}", ran.err);
 }
 
 /// What a forked child gets, first of a process without a context, then of one that has one.
@@ -482,7 +482,7 @@ fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
         format!("malloc {}\nasync {}\nfree {}\nsynchronize {}\n", told(true), told(false), told(true), told(false))
     };
     assert_eq!((ran.code, ran.out), (Some(0), timed(true)), "{}", ran.err);
-    assert!(ran.err.contains("latency cudaMalloc:40ms: 1 call took longer, 40.0 ms all together\n"), "{}", ran.err);
+    assert!(ran.err.contains("latency cudaMalloc:40ms: 1 call delayed, 40.0 ms in total\n"), "{}", ran.err);
     let calls = |record: &Value| record["processes"][0]["slow_calls"].clone();
     let expected = serde_json::json!([{ "call": "cudaMalloc", "calls": 1 }, { "call": "cudaFree", "calls": 1 }]);
     assert_eq!(calls(&world.record()), expected);
@@ -490,7 +490,7 @@ fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
     let ran = limited(&world, &[&["--device", "cuda:0"][..], &options].concat(), &["python3", "train.py"]);
     assert_eq!((ran.code, ran.out), (Some(0), timed(false)), "{}", ran.err);
     assert_eq!(calls(&world.record()), expected);
-    assert!(ran.err.contains("latency cudaFree:40ms: 1 call took longer, 40.0 ms all together\n"), "{}", ran.err);
+    assert!(ran.err.contains("latency cudaFree:40ms: 1 call delayed, 40.0 ms in total\n"), "{}", ran.err);
 }
 
 #[test]
@@ -586,7 +586,7 @@ fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_cu
 fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
     let Some(world) = World::new() else { return };
     // In place of the runtime, so that it is named as needed.
-    let runtime = ThinLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
+    let runtime = StubLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
     world.write(
         "env/site-packages/fast/ops.c",
         "extern int cudaOnlyForExtensions(void); int call(void) { return cudaOnlyForExtensions(); }",
@@ -603,7 +603,7 @@ fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
     let search = format!("{}:{}", world.path("site").display(), world.path("env/site-packages").display());
     let ran = Ran::of(world.command(&[], &["python3", "train.py"]).env("PYTHONPATH", search).output().unwrap());
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "0\n"), "{}", ran.err);
-    assert!(ran.err.contains("not modelled, answered with success: cudaOnlyForExtensions"), "{}", ran.err);
+    assert!(ran.err.contains("not modelled, returned success: cudaOnlyForExtensions"), "{}", ran.err);
 }
 
 #[test]
@@ -627,14 +627,14 @@ fn what_cannot_be_run_is_told_before_anything_is() {
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
         ran.err.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    assert!(refused(&[], &["no-such-program"]).contains("`no-such-program` is not a program"));
+    assert!(refused(&[], &["no-such-program"]).contains("cannot find the program `no-such-program`"));
     assert!(refused(&[], &["python3", "-I", "train.py"]).contains("has no torch"));
     assert!(refused(&["--fail", "cudaMalloc:0"], &["true"]).contains("CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
     assert!(refused(&["--events", "late"], &["true"]).contains("write instant, synchronize, lag:N"));
     assert!(refused(&["--gpu", "h100"], &["true"]).contains("possible values: t4-16"));
     assert!(refused(&["--context-overhead", "2GiB"], &["python3", "-c", ""]).contains("leaves nothing of 1 GiB"));
     fs::remove_file(world.path("site/torch/lib/libtorch_cuda.so")).unwrap();
-    assert!(refused(&[], &["python3", "-c", "print('ran')"]).contains("is built for CPUs, not for CUDA"));
+    assert!(refused(&[], &["python3", "-c", "print('ran')"]).contains("is built for CPUs: install a PyTorch built for CUDA"));
 }
 
 /// A program that has said that it is ready.
@@ -802,7 +802,7 @@ fn a_failure_that_is_not_reached_is_said_and_fails() {
 fn many_runs_that_would_tell_nothing_are_refused_with_what_to_do() {
     let Some(world) = World::new() else { return };
     for (options, program, code, message) in [
-        (&["--every-fault=some:3"][..], "", 2, "is not a choice of attempts"),
+        (&["--every-fault=some:3"][..], "", 2, "does not select attempts"),
         (&["--every-fault", "--alloc-conf", "a", "--alloc-conf", "b"], "", 2, "takes one `--alloc-conf`"),
         (&["--jobs", "2"], "", 2, "`--jobs` is for many runs"),
         (&["--least-memory", "--record", "run.json"], "", 2, "are for one run"),
@@ -888,7 +888,7 @@ fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
     skipped("  - exec: { command: [python3, -I, train.py] }\n", "has no torch");
     skipped(
         "  - exec: { command: [no-such-program] }\n",
-        "`no-such-program` cannot run on a simulated GPU: `no-such-program` is not a program",
+        "`no-such-program` cannot run on a simulated GPU: cannot find the program `no-such-program`",
     );
 }
 

@@ -1,5 +1,5 @@
-//! A caching allocator in a program of your own: `cargo run --example caching`. On the first GPU, or on the simulated device where there
-//! is none.
+//! Uses a caching allocator in your own program: `cargo run --example caching`. Runs on the first GPU, or on the simulated device
+//! if there is none.
 
 use std::error::Error;
 use std::thread;
@@ -16,22 +16,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut device: Box<dyn TestDevice> = match CudaDevice::open(0) {
         Ok(gpu) => Box::new(gpu),
         Err(why) => {
-            eprintln!("{why}; the simulated device is used instead");
+            eprintln!("{why}; using the simulated device");
             Box::new(SimDevice::new(SimConfig::default()))
         }
     };
-    // A program that has streams already lends them instead: `CudaDevice::borrow_stream`.
+    // A program with its own streams can lend them instead: `CudaDevice::borrow_stream`.
     let streams = [device.create_stream()?, device.create_stream()?];
     let allocator = SharedAllocator::new(CachingAllocator::new(Config::parse("max_split_size_mb:256")?), device);
 
-    // Each thread works on its own stream.
+    // Each thread uses its own stream.
     thread::scope(|scope| {
         let workers = streams.map(|stream| {
             let allocator = &allocator;
             scope.spawn(move || -> Result<(), Box<dyn Error + Send + Sync>> {
                 for step in 0..100 {
                     let batch = allocator.allocate(Request::new(Bytes::mib(64)).on(stream))?;
-                    // Here your kernels would run, on the address `batch.ptr().0`.
+                    // Your kernels would run here, on the address `batch.ptr().0`.
                     allocator.lock().device.fill(stream, batch.range(), Tag(step))?;
                     allocator.free(batch.ptr())?;
                 }

@@ -1,24 +1,24 @@
-//! A real GPU, through the CUDA driver alone: no toolkit, nothing linked, everything probed before it is called.
+//! A real GPU through the CUDA driver, without a toolkit. The driver is loaded at run time and checked before use.
 //!
-//! [`CudaDevice`] implements [`Device`] on the device's primary context. It keeps its own table of what callers hold, so a wrong free or an
-//! access to memory that nobody holds is noticed before the driver is asked: on a GPU such an access would break the context for good.
+//! [`CudaDevice`] implements [`Device`] on the device's primary context. It keeps a table of its callers' allocations and checks
+//! each free and access against it first, because an invalid access on a GPU breaks the context for good.
 //!
-//! * `driver` is the table of driver functions, `codes` names what they answer;
-//! * `host` is memory of the host that is copied to and from;
-//! * `kernels` and `kernels.ptx` fill, verify and spin;
-//! * `mapping` is address space and physical memory apart, [`harness_allocator::device::MappedDevice`];
-//! * `pool` is the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`];
-//! * `reads` keeps what was queued by [`TestDevice::verify_later`];
-//! * `pressure` is the memory of [`TestDevice::set_external_memory`];
-//! * [`probe`] looks at GPUs without opening one.
+//! * `driver`: the table of driver functions; `codes`: names of its result codes
+//! * `host`: host memory for copies
+//! * `kernels` and `kernels.ptx`: fill, verify and spin
+//! * `mapping`: virtual memory management, [`harness_allocator::device::MappedDevice`]
+//! * `pool`: the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`]
+//! * `reads`: reads queued by [`TestDevice::verify_later`]
+//! * `external_memory`: the memory of [`TestDevice::set_external_memory`]
+//! * [`probe`]: describes GPUs without opening one
 
 mod codes;
 mod driver;
+mod external_memory;
 mod host;
 mod kernels;
 mod mapping;
 mod pool;
-mod pressure;
 pub mod probe;
 mod reads;
 mod types;
@@ -28,11 +28,11 @@ use std::ptr;
 use std::time::Instant;
 
 use self::driver::Driver;
+use self::external_memory::ExternalMemory;
 use self::host::Host;
 use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
 use self::pool::CudaPools;
-use self::pressure::Pressure;
 use self::reads::{Reads, corrupted};
 use self::types::{CUcontext, CUdevice, CUevent};
 pub use self::types::{CUstream, CUstream_st};
@@ -45,23 +45,23 @@ use harness_allocator::device::{
 };
 use harness_allocator::units::{Bytes, Nanos};
 
-/// The driver takes device memory in pages of 2 MiB. Several small allocations may share one, so figures rounded to it are an upper bound
-/// for those. Source: <https://developer.nvidia.com/blog/introducing-low-level-gpu-virtual-memory-management/>, which gives 2 MiB as the
-/// granularity of device memory, also for `cudaMalloc`.
+/// The driver allocates device memory in pages of 2 MiB. Small allocations may share a page, so sums of rounded sizes are an
+/// upper bound. Source: <https://developer.nvidia.com/blog/introducing-low-level-gpu-virtual-memory-management/> gives a
+/// granularity of 2 MiB, also for `cudaMalloc`.
 const GRANULARITY: Bytes = Bytes::mib(2);
 
-/// How far device used may stray from what is allocated: room for what the driver takes for streams and events as they are made. An
-/// allowance, not a measured figure: a few granules, and small beside the megabytes that a scenario moves.
+/// Allowed difference between device used and the allocated bytes, for memory that the driver takes for streams and events. An
+/// assumption, not a measurement.
 const USED_TOLERANCE: Bytes = Bytes::mib(8);
 
-/// `CU_STREAM_LEGACY`: the default stream by another name.
+/// `CU_STREAM_LEGACY`: another handle of the default stream.
 const LEGACY_STREAM: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD_STREAM: usize = 2;
 
 /// A GPU opened through the CUDA driver.
 ///
-/// Dropping it waits for its work and gives everything back, also what callers still hold.
+/// Dropping it waits for its work and frees everything, including memory that callers still hold.
 pub struct CudaDevice {
     info: DeviceInfo,
     ordinal: u32,
@@ -72,7 +72,7 @@ pub struct CudaDevice {
     calls: DeviceCalls,
     /// Live allocations of callers, by address.
     live: BTreeMap<u64, Bytes>,
-    /// Addresses freed and not handed out again, and where they were freed.
+    /// Freed addresses that have not been allocated again, and where they were freed.
     freed: BTreeMap<u64, CallSite>,
     streams: BTreeMap<u32, Stream>,
     next_stream: u32,
@@ -80,49 +80,46 @@ pub struct CudaDevice {
     free_events: Vec<u32>,
     mapping: Option<Mapping>,
     pools: Option<CudaPools>,
-    pressure: Pressure,
+    external_memory: ExternalMemory,
     host: Host,
     nvml: Result<NvmlDevice, String>,
-    /// `None` for a device that serves allocators alone.
+    /// `None` for a device that only serves allocators.
     kernels: Option<Kernels>,
     reads: Reads,
-    // Last, as fields are dropped in order: everything above lives in it.
+    // The last field, because fields are dropped in order and everything above needs the context.
     context: Context,
 }
 
-// SAFETY: the raw handles in here are the driver's, valid in every thread of the process; each method makes the context the calling thread's
-// first, and `&mut self` keeps calls one at a time.
+// SAFETY: the raw handles belong to the driver and are valid in every thread of the process. Each method first makes the context
+// current in the calling thread, and `&mut self` serializes calls.
 unsafe impl Send for CudaDevice {}
 
-/// A stream that callers may name.
+/// A stream that callers can name.
 #[derive(Clone, Copy)]
 struct Stream {
     handle: CUstream,
-    /// Whether this device made it, and destroys it.
+    /// `true` if this device created the stream and will destroy it.
     own: bool,
 }
 
 struct Event {
     handle: CUevent,
     recorded: bool,
-    /// Whether it keeps the time of its record.
+    /// `true` if the event records a time.
     timed: bool,
 }
 
 impl CudaDevice {
-    /// Opens the CUDA device with this ordinal, as the process sees them.
+    /// Opens the CUDA device with this ordinal, numbered as the process sees them.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] without driver, device or function, in a sentence; [`DeviceError::Driver`] where a call is refused.
+    /// [`DeviceError::Unavailable`] without a driver, device or function; [`DeviceError::Driver`] if a driver call fails.
     pub fn open(ordinal: u32) -> Result<Self, DeviceError> {
         Self::open_with(driver_with_devices(ordinal, Driver::get())?, ordinal, |driver| Kernels::load(driver).map(Some))
     }
 
-    /// Opens it for allocators alone, as within a program that has kernels of its own: none are loaded, so nothing is taken from the device. To
-    /// write, read or busy it is refused.
-    ///
-    /// # Errors
-    /// As [`CudaDevice::open`].
+    /// Opens the device for allocators in a program with its own kernels. Loads no kernels, so it takes no device memory;
+    /// writing, reading and spinning are refused.
     pub fn open_for_allocation(ordinal: u32) -> Result<Self, DeviceError> {
         Self::open_with(driver_with_devices(ordinal, Driver::for_allocation())?, ordinal, |_| Ok(None))
     }
@@ -138,7 +135,7 @@ impl CudaDevice {
         }
         let (device, found) = probe::describe(driver, ordinal)?;
         let nvml = NvmlDevice::find(found.uuid);
-        // Before the context, so that this process is not in the list, whatever number it has in the driver's namespace.
+        // Read before the context exists, so the list does not contain this process under any process ID.
         let facts = match &nvml {
             Ok(nvml) => nvml.fingerprint(),
             Err(_) => Fingerprint { throttle_reasons: vec![NOT_KNOWN.to_owned()], ..Fingerprint::default() },
@@ -177,7 +174,7 @@ impl CudaDevice {
             free_events: Vec::new(),
             mapping,
             pools,
-            pressure: Pressure::default(),
+            external_memory: ExternalMemory::default(),
             host: Host::default(),
             nvml,
             kernels,
@@ -189,81 +186,79 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Why NVML tells nothing of this device, where it does not: [`DeviceMemory::used`] then comes from the CUDA driver.
+    /// Returns why NVML is unavailable. Without NVML, [`DeviceMemory::used`] comes from the CUDA driver.
     #[must_use]
     pub fn nvml_problem(&self) -> Option<&str> {
         self.nvml.as_ref().err().map(String::as_str)
     }
 
-    /// The driver's functions, with this device's context made the calling thread's.
+    /// Makes this device's context current and returns the driver's functions.
     fn driver(&self) -> Result<&'static Driver, Refusal> {
         self.context.make_current()
     }
 
-    /// What the driver says is free.
+    /// Returns the free memory that the driver reports.
     fn driver_free(&self) -> Result<Bytes, Refusal> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both are places for the answers.
+        // SAFETY: both pointers are valid outputs.
         unsafe { self.driver()?.memory_info(&raw mut free, &raw mut total) }?;
         Ok(Bytes(free as u64))
     }
 
-    /// Device used: NVML's figure, or where there is no NVML what is not free.
+    /// Returns device used: NVML's figure, or without NVML the memory that is not free.
     fn used(&self, free: Bytes) -> Result<Bytes, DeviceError> {
         match &self.nvml {
-            Ok(nvml) => nvml.used().map_err(|why| DeviceError::Unavailable { what: "memory used, as NVML tells it".to_owned(), why }),
+            Ok(nvml) => nvml.used().map_err(|why| DeviceError::Unavailable { what: "memory used, as NVML reports it".to_owned(), why }),
             Err(_) => Ok(self.info.total.saturating_sub(free)),
         }
     }
 
-    /// What this process has taken since so much was used: by its own account where NVML keeps one, otherwise what is used beyond that, which
-    /// holds if no other process took or gave back memory in that moment.
+    /// Returns the memory that this process has taken since `before` was used. Uses NVML's figure for the process if there is
+    /// one. Otherwise takes the difference, which is right if no other process allocated or freed memory at that moment.
     fn taken_since(&self, before: Bytes) -> Result<Bytes, String> {
         let nvml = self.nvml.as_ref().map_err(String::clone)?;
         if let Ok(Some(own)) = nvml.used_by_this_process() {
             return Ok(own);
         }
-        // A context always takes something.
+        // A context always takes some memory.
         let taken = nvml.used()?.saturating_sub(before);
-        if taken > Bytes::ZERO { Ok(taken) } else { Err("others gave memory back while the context was made".to_owned()) }
+        if taken > Bytes::ZERO { Ok(taken) } else { Err("other processes released memory while the context was created".to_owned()) }
     }
 
-    /// The driver's handle of a stream, for launches by other libraries; null for the default stream. Valid until the stream is destroyed
-    /// or this is dropped.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Returns the driver's handle of a stream, for launches by other libraries; null for the default stream. The handle is valid
+    /// until the stream is destroyed or this device is dropped.
     pub fn raw_stream(&self, stream: StreamId) -> Result<CUstream, DeviceError> {
         self.stream(stream)
     }
 
-    /// Takes a stream that the program has made, by whatever binding to CUDA, so that requests can name it. It stays the program's: this device
-    /// never destroys it. A stream that is borrowed already keeps its number; the driver's default stream is [`StreamId::DEFAULT`].
+    /// Borrows a stream that the program created with any CUDA binding, so requests can name it. This device never destroys it. A
+    /// stream that is already borrowed keeps its number; the driver's default stream is [`StreamId::DEFAULT`].
     ///
-    /// [`Device::release_stream`] ends it, without waiting for the stream's work. An allocator keeps free memory and events by stream: let it
-    /// go of the stream first (`Allocator::release_stream`).
+    /// [`Device::release_stream`] ends the loan. It waits for the stream only if copies or reads are queued on it. Allocators
+    /// keep free memory and events by stream, so release the stream there first (`Allocator::release_stream`).
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for `CU_STREAM_PER_THREAD`, which is
-    /// another stream in each thread; [`DeviceError::Driver`] where the driver does not know the stream.
+    /// [`DeviceError::Unavailable`] for a stream of another context than the device's primary one, and for
+    /// `CU_STREAM_PER_THREAD`, which is a different stream in each thread. [`DeviceError::Driver`] if the driver does not know
+    /// the stream.
     ///
     /// # Safety
     /// The stream must live until it is released or this device is dropped.
     pub unsafe fn borrow_stream(&mut self, stream: CUstream) -> Result<StreamId, DeviceError> {
-        let refused = |why: &str| DeviceError::Unavailable { what: "a stream to borrow".to_owned(), why: why.to_owned() };
+        let refused = |why: &str| DeviceError::Unavailable { what: "stream to borrow".to_owned(), why: why.to_owned() };
         match stream.addr() {
             0 | LEGACY_STREAM => return Ok(StreamId::DEFAULT),
-            PER_THREAD_STREAM => return Err(refused("CU_STREAM_PER_THREAD is another stream in each thread: make a stream")),
+            PER_THREAD_STREAM => return Err(refused("CU_STREAM_PER_THREAD is a different stream in each thread: create a stream")),
             _ => {}
         }
         if let Some((number, _)) = self.streams.iter().find(|(_, known)| known.handle == stream) {
             return Ok(StreamId(*number));
         }
         let mut context = ptr::null_mut();
-        // SAFETY: `context` is a place for the answer; the caller says that the stream lives.
+        // SAFETY: `context` is a valid output; the caller guarantees that the stream lives.
         unsafe { self.driver()?.stream_context(stream, &raw mut context) }?;
         if context != self.context.handle {
-            return Err(refused("it is of another context: make it in the primary context of this device"));
+            return Err(refused("it belongs to another context: create it in the primary context of this device"));
         }
         Ok(self.add_stream(Stream { handle: stream, own: false }))
     }
@@ -283,12 +278,12 @@ impl CudaDevice {
         self.streams.get(&stream.0).copied().ok_or(DeviceError::UnknownHandle { kind: "stream", number: stream.0 })
     }
 
-    /// Shows that [`TestDevice::verify`] works here: it must pass a range that holds its tag, and find each wrong byte in a range that begins
-    /// and ends at odd addresses. Without that a run whose contents are never wrong would prove nothing. Not counted in
-    /// [`TestDevice::calls`].
+    /// Checks that [`TestDevice::verify`] works on this GPU. It must accept a range that holds its tag, and find each wrong byte
+    /// in a range with odd start and end. Without this check, a run without reported corruption would prove nothing. Not counted
+    /// in [`TestDevice::calls`].
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] where it does not; [`DeviceError`] where memory cannot be had or used.
+    /// [`DeviceError::Unavailable`] if verification does not work; [`DeviceError`] if memory cannot be allocated or used.
     pub fn check_verification(&mut self) -> Result<(), DeviceError> {
         let calls = self.calls;
         let start = self.malloc(GRANULARITY)?;
@@ -299,14 +294,15 @@ impl CudaDevice {
     }
 
     fn verification_works(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        // Odd at both ends, so that the kernels for single bytes and the one for words take part; no byte of the tag is zero.
+        // Both ends are odd, so the byte kernels and the word kernel take part. No byte of the tag is zero.
         let (range, tag, wrong) = (MemoryRange::new(start.offset(Bytes(3)), Bytes(4099)), Tag(0x1122_3344_5566_7788), Tag(0));
         let fails = |why: String| DeviceError::Unavailable {
             what: "verification of GPU memory".to_owned(),
-            why: format!("{why}: the program's own kernels do not work on this GPU, so that no result of theirs means anything"),
+            why: format!("{why}: the program's own kernels do not work on this GPU, so their results are meaningless"),
         };
         self.fill(StreamId::DEFAULT, range, tag)?;
-        self.verify(StreamId::DEFAULT, range, tag).map_err(|error| fails(format!("a right range was refused ({error})")))?;
+        self.verify(StreamId::DEFAULT, range, tag)
+            .map_err(|error| fails(format!("a correct range was reported as corrupted ({error})")))?;
         for offset in [0, 4, 5, 2050, 4096, 4098] {
             let byte = MemoryRange::new(range.start.offset(Bytes(offset)), Bytes(1));
             self.fill(StreamId::DEFAULT, byte, wrong)?;
@@ -323,15 +319,15 @@ impl CudaDevice {
         self.synchronize()
     }
 
-    /// The kernels, where they are loaded.
+    /// Returns the kernels if they are loaded.
     fn kernels(&self) -> Result<&Kernels, DeviceError> {
         self.kernels.as_ref().ok_or_else(|| DeviceError::Unavailable {
             what: "kernels of this device".to_owned(),
-            why: "it was opened for allocators alone; open it by `CudaDevice::open`".to_owned(),
+            why: "it was opened for allocators only; open it with `CudaDevice::open`".to_owned(),
         })
     }
 
-    /// Waits for the stream if reads are queued on it, and looks at what they found.
+    /// If reads are queued on the stream, waits for it and collects their results.
     fn finish_reads(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         if self.reads.are_on(stream) {
             let findings = self.kernels()?.findings(self.driver()?, self.stream(stream)?)?;
@@ -343,7 +339,7 @@ impl CudaDevice {
     fn make_event(&mut self, timed: bool) -> Result<EventId, DeviceError> {
         let mut handle = ptr::null_mut();
         let flags = if timed { driver::EVENT_WITH_TIMING } else { driver::EVENT_WITHOUT_TIMING };
-        // SAFETY: `handle` is a place for the answer.
+        // SAFETY: `handle` is a valid output.
         unsafe { self.driver()?.create_event(&raw mut handle, flags) }?;
         let event = Some(Event { handle, recorded: false, timed });
         if let Some(number) = self.free_events.pop() {
@@ -359,7 +355,7 @@ impl CudaDevice {
         slot.ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
     }
 
-    /// The error for freeing an address that nothing lives at.
+    /// Returns the error for freeing an address without a live allocation.
     fn wrong_free(&self, ptr: DevicePtr) -> DeviceError {
         match self.freed.get(&ptr.0) {
             Some(&first) => DeviceError::DoubleFree { ptr, first, second: self.place },
@@ -367,7 +363,7 @@ impl CudaDevice {
         }
     }
 
-    /// Refuses a range that is not wholly inside one live allocation, nor wholly mapped.
+    /// Refuses a range that is neither inside one live allocation nor fully mapped.
     fn check_access(&self, range: MemoryRange, kind: AccessKind, stream: StreamId) -> Result<(), DeviceError> {
         let plain = self.live.range(..=range.start.0).next_back();
         let pooled = self.pools.as_ref().and_then(|pools| pools.live.range(..=range.start.0).next_back());
@@ -382,14 +378,14 @@ impl CudaDevice {
             }
             _ => match self.freed.get(&range.start.0) {
                 Some(place) => format!("it was freed at {place}"),
-                None => "no allocation of this device lies there".to_owned(),
+                None => "this device has no allocation there".to_owned(),
             },
         };
         Err(DeviceError::InvalidAccess { range, access: Access { kind, stream, place: self.place }, why })
     }
 }
 
-/// The driver, where it has any device; the error for `ordinal` otherwise.
+/// Replaces the driver's error for missing devices with one that names `ordinal`.
 fn driver_with_devices(ordinal: u32, driver: Result<&'static Driver, DeviceError>) -> Result<&'static Driver, DeviceError> {
     driver.map_err(|error| match error {
         DeviceError::Driver { call: "cuInit", code: driver::NO_DEVICE, .. } => no_such_device(ordinal, 0),
@@ -410,7 +406,7 @@ impl Device for CudaDevice {
         self.calls.malloc += 1;
         let driver = self.driver()?;
         let mut address = 0;
-        // SAFETY: `address` is a place for the answer.
+        // SAFETY: `address` is a valid output.
         match unsafe { driver.allocate(&raw mut address, usize::try_from(size.0).unwrap_or(usize::MAX)) } {
             Ok(()) => {
                 self.live.insert(address, size);
@@ -431,8 +427,8 @@ impl Device for CudaDevice {
             return Err(self.wrong_free(ptr));
         }
         let driver = self.driver()?;
-        // SAFETY: the address is a live allocation of this context, as the table says, and is forgotten once it is freed. The driver itself
-        // waits for work in flight.
+        // SAFETY: the table lists the address as a live allocation of this context, and drops it after the free. The driver waits
+        // for work in flight.
         unsafe { driver.free(ptr.0) }?;
         self.live.remove(&ptr.0);
         self.freed.insert(ptr.0, self.place);
@@ -441,7 +437,7 @@ impl Device for CudaDevice {
 
     fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a place for the answer.
+        // SAFETY: `handle` is a valid output.
         unsafe { self.driver()?.create_stream(&raw mut handle, driver::STREAM_NON_BLOCKING) }?;
         Ok(self.add_stream(Stream { handle, own: true }))
     }
@@ -449,10 +445,10 @@ impl Device for CudaDevice {
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         let Stream { handle, own } = self.known_stream(stream)?;
         if !own {
-            return Err(DeviceError::UnknownHandle { kind: "stream of its own", number: stream.0 });
+            return Err(DeviceError::UnknownHandle { kind: "own stream", number: stream.0 });
         }
         let driver = self.driver()?;
-        // SAFETY: the handle is a live stream of this context, as the table says, and is forgotten once it is destroyed.
+        // SAFETY: the table lists the handle as a live stream of this context, and drops it after the call.
         unsafe {
             driver.synchronize_stream(handle)?;
             driver.destroy_stream(handle)?;
@@ -462,11 +458,16 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    /// Waits where reads of [`TestDevice::verify_later`] are queued on the stream.
+    /// Waits if reads of [`TestDevice::verify_later`] or copies with host memory are queued on the stream.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         let is_borrowed = stream != StreamId::DEFAULT && self.streams.get(&stream.0).is_some_and(|known| !known.own);
         if !is_borrowed {
             return Err(DeviceError::UnknownHandle { kind: "borrowed stream", number: stream.0 });
+        }
+        if self.host.is_copying(stream) {
+            let handle = self.stream(stream)?;
+            // SAFETY: the table lists the handle as a live stream of this context.
+            unsafe { self.driver()?.synchronize_stream(handle) }?;
         }
         self.finish_reads(stream)?;
         self.reads.forget(stream);
@@ -480,8 +481,8 @@ impl Device for CudaDevice {
 
     fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         let handle = self.event(event)?.handle;
-        // SAFETY: the handle is a live event of this context, as the table says, and is forgotten once it is destroyed. Waits that are
-        // queued keep their meaning: the driver releases an event that is in use when it completes.
+        // SAFETY: the table lists the handle as a live event of this context, and drops it after the call. Queued waits stay
+        // valid: the driver frees an event in use when it completes.
         unsafe { self.driver()?.destroy_event(handle) }?;
         self.events[event.0 as usize] = None;
         self.free_events.push(event.0);
@@ -492,7 +493,7 @@ impl Device for CudaDevice {
         let queue = self.stream(stream)?;
         let handle = self.event(event)?.handle;
         self.calls.event_record += 1;
-        // SAFETY: both handles are live and of this context, as the tables say.
+        // SAFETY: the tables list both handles as live, in this context.
         unsafe { self.driver()?.record_event(handle, queue) }?;
         self.event(event)?.recorded = true;
         Ok(())
@@ -501,7 +502,8 @@ impl Device for CudaDevice {
     fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
         let handle = self.event(event)?.handle;
         self.calls.event_query += 1;
-        // SAFETY: the handle is a live event of this context, as the table says. One never recorded is answered with success.
+        // SAFETY: the table lists the handle as a live event of this context. The driver reports an event that was never recorded
+        // as done.
         match unsafe { self.driver()?.query_event(handle) } {
             Ok(()) => Ok(true),
             Err(Refusal { code: driver::NOT_READY, .. }) => Ok(false),
@@ -512,27 +514,27 @@ impl Device for CudaDevice {
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         let handle = self.event(event)?.handle;
-        // SAFETY: both handles are live and of this context, as the tables say; the only flags are 0.
+        // SAFETY: the tables list both handles as live, in this context; the flags must be 0.
         Ok(unsafe { self.driver()?.wait_event(queue, handle, 0) }?)
     }
 
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         let handle = self.event(event)?.handle;
         self.calls.synchronize += 1;
-        // SAFETY: the handle is a live event of this context, as the table says.
+        // SAFETY: the table lists the handle as a live event of this context.
         Ok(unsafe { self.driver()?.synchronize_event(handle) }?)
     }
 
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         let handle = self.stream(stream)?;
         self.calls.synchronize += 1;
-        // SAFETY: the handle is a live stream of this context, as the table says.
+        // SAFETY: the table lists the handle as a live stream of this context.
         Ok(unsafe { self.driver()?.synchronize_stream(handle) }?)
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.calls.synchronize += 1;
-        // SAFETY: the context is the calling thread's.
+        // SAFETY: the context is current in the calling thread.
         Ok(unsafe { self.driver()?.synchronize() }?)
     }
 
@@ -554,7 +556,7 @@ impl TestDevice for CudaDevice {
             used: self.used(free)?,
             process: self.nvml.as_ref().ok().and_then(|nvml| nvml.used_by_this_process().ok().flatten()),
             context_overhead: self.context_overhead,
-            pressure: self.pressure.held(),
+            pressure: self.external_memory.held(),
             processes: Bytes::ZERO,
         })
     }
@@ -564,7 +566,7 @@ impl TestDevice for CudaDevice {
     }
 
     fn own_context(&self) -> Result<Bytes, DeviceError> {
-        let unavailable = |why| DeviceError::Unavailable { what: "memory of this process's context alone".to_owned(), why };
+        let unavailable = |why| DeviceError::Unavailable { what: "memory of this process's context".to_owned(), why };
         self.own_context.clone().map_err(unavailable)
     }
 
@@ -598,16 +600,16 @@ impl TestDevice for CudaDevice {
         }
         let driver = self.driver()?;
         for (event, handle) in [start, end].into_iter().zip(handles) {
-            // SAFETY: the handle is a live event of this context, as the table says.
+            // SAFETY: the table lists the handle as a live event of this context.
             match unsafe { driver.query_event(handle) } {
                 Err(Refusal { code: driver::NOT_READY, .. }) => return Err(DeviceError::NotReady(event.0)),
                 answer => answer?,
             }
         }
         let mut milliseconds = 0.0;
-        // SAFETY: `milliseconds` is a place for the answer; both events are live, recorded, with timing.
+        // SAFETY: `milliseconds` is a valid output; both events are live, recorded, and have timing.
         unsafe { driver.elapsed(&raw mut milliseconds, handles[0], handles[1]) }?;
-        // An end in front of its start is a negative time: none has passed.
+        // An end before its start gives a negative time, which counts as zero.
         Ok(Nanos((f64::from(milliseconds) * 1e6).round().max(0.0) as u64))
     }
 
@@ -631,7 +633,7 @@ impl TestDevice for CudaDevice {
             match (self.reads.free_slot(), self.reads.oldest()) {
                 (Some(slot), _) => break slot,
                 (None, Some(oldest)) => self.finish_reads(oldest)?,
-                (None, None) => unreachable!("every slot is free or of a queued read"),
+                (None, None) => unreachable!("every slot is free or belongs to a queued read"),
             }
         };
         self.kernels()?.queue_verify(self.driver()?, queue, range, tag, slot)?;
@@ -656,7 +658,7 @@ impl TestDevice for CudaDevice {
 
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         let driver = self.driver()?;
-        Ok(self.pressure.resize(driver, held, self.info.granularity)?)
+        Ok(self.external_memory.resize(driver, held, self.info.granularity)?)
     }
 
     fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
@@ -666,19 +668,19 @@ impl TestDevice for CudaDevice {
 
     fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
         let driver = self.driver()?;
-        // A stream that is gone was waited for.
+        // A destroyed or released stream was waited for.
         for handle in self.host.copying(host)?.into_iter().filter_map(|stream| self.stream(stream).ok()) {
-            // SAFETY: the handle is a live stream of this context, as the table says.
+            // SAFETY: the table lists the handle as a live stream of this context.
             unsafe { driver.synchronize_stream(handle) }?;
         }
-        self.host.give_back(driver, host)
+        self.host.free(driver, host)
     }
 
     fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         self.check_access(from, AccessKind::Read, stream)?;
         let (driver, to) = (self.driver()?, self.host.copied(to, from.len, stream)?);
-        // SAFETY: both sides have so many bytes, as the tables say, and stay until the copy is done: a free of either waits for it.
+        // SAFETY: the tables guarantee that both sides have this size. Freeing either side waits for the copy.
         Ok(unsafe { driver.copy_to_host(to, from.start.0, from.len.0 as usize, queue) }?)
     }
 
@@ -709,10 +711,10 @@ impl TestDevice for CudaDevice {
 }
 
 impl Drop for CudaDevice {
-    /// Gives everything back. Refusals are passed over: after a broken kernel every call is refused, and the context goes in any case.
+    /// Frees everything and ignores errors: after a broken kernel every call fails, and the context ends anyway.
     fn drop(&mut self) {
         let Ok(driver) = self.driver() else { return };
-        // SAFETY: each handle and address is live, as the tables say, and the tables end here; the wait comes first, so no work uses them.
+        // SAFETY: the tables list each handle and address as live, and end here. The wait comes first, so no work uses them.
         unsafe {
             let _ = driver.synchronize();
             for event in self.events.iter().flatten() {
@@ -731,7 +733,7 @@ impl Drop for CudaDevice {
         if let Some(pools) = &mut self.pools {
             pools.release(driver);
         }
-        self.pressure.release(driver);
+        self.external_memory.release(driver);
         self.host.release(driver);
         let _ = self.kernels.take().map(|kernels| kernels.unload(driver));
     }
@@ -745,17 +747,17 @@ struct Context {
 }
 
 impl Context {
-    /// Takes a reference, makes the context if this is the first, and makes it the calling thread's.
+    /// Retains the primary context and makes it current in the calling thread.
     fn retain(driver: &'static Driver, device: CUdevice) -> Result<Self, Refusal> {
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a place for the answer; the device's handle came from the driver.
+        // SAFETY: `handle` is a valid output; the device's handle came from the driver.
         unsafe { driver.retain_context(&raw mut handle, device) }?;
         let context = Self { driver, device, handle };
         context.make_current()?;
         Ok(context)
     }
 
-    /// Makes it the calling thread's, where it may not be: another thread may call, or other code may have changed it.
+    /// Makes the context current: the call may come from another thread, or other code may have changed the current context.
     fn make_current(&self) -> Result<&'static Driver, Refusal> {
         // SAFETY: the context is retained until `self` is dropped.
         unsafe { self.driver.set_context(self.handle) }?;
@@ -765,14 +767,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the reference was taken in `retain` and is given back once. A thread whose context it was gets an error from its next
-        // call, not undefined behaviour, as the driver's documentation of the primary context says.
+        // SAFETY: `retain` took the reference, and this releases it once. A thread that still has the context current gets an
+        // error from its next call, according to the driver's documentation of primary contexts.
         let _ = unsafe { self.driver.release_context(self.device) };
     }
 }
 
-/// Keeps the calling thread's context: what was current when it was made is current again when it is dropped. For libraries within a program that
-/// chooses its devices itself, since each call of a [`CudaDevice`] makes its own context current.
+/// Restores the calling thread's current context when dropped. For libraries within a program that manages contexts itself,
+/// because each call of a [`CudaDevice`] makes its own context current.
 #[derive(Debug)]
 pub struct KeptContext {
     driver: &'static Driver,
@@ -780,14 +782,11 @@ pub struct KeptContext {
 }
 
 impl KeptContext {
-    /// Takes note of the current context.
-    ///
-    /// # Errors
-    /// [`DeviceError`] where there is no driver.
+    /// Saves the current context.
     pub fn new() -> Result<Self, DeviceError> {
         let driver = Driver::for_allocation()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a place for the answer.
+        // SAFETY: `handle` is a valid output.
         unsafe { driver.current_context(&raw mut handle) }?;
         Ok(Self { driver, handle })
     }
@@ -795,7 +794,7 @@ impl KeptContext {
 
 impl Drop for KeptContext {
     fn drop(&mut self) {
-        // SAFETY: the context was the thread's own, whose program keeps it; null is allowed, and means none.
+        // SAFETY: the context was the thread's own, and its program keeps it alive; null means no context.
         let _ = unsafe { self.driver.set_context(self.handle) };
     }
 }

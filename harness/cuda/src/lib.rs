@@ -1,23 +1,21 @@
-//! NVIDIA GPUs as devices of [`harness_allocator`]: the CUDA driver, loaded at run time, and NVML.
+//! NVIDIA GPUs as devices of [`harness_allocator`], through the CUDA driver, which is loaded at run time, and NVML.
 //!
-//! * [`CudaDevice`]: one GPU, opened on its primary context;
-//! * [`machine`]: which GPUs there are, without opening one;
-//! * [`nvml`]: what the management library knows of a GPU;
-//! * [`nvtx`]: ranges for profilers.
+//! * [`CudaDevice`]: a GPU, opened on its primary context
+//! * [`machine`]: the machine's GPUs, without opening one
+//! * [`nvml`]: the management library's figures of a GPU
+//! * [`nvtx`]: ranges for profilers
 //!
-//! No CUDA toolkit is needed to build, and none to run: where the driver is missing, opening a device says so.
+//! Building and running need no CUDA toolkit. Without a driver, opening a device returns an error.
 //!
-//! # Beside cudarc and other users of the GPU
+//! # Use with cudarc and other CUDA bindings
 //!
-//! This crate declares the driver's functions itself and finds them at run time, so it takes part in nobody's choice of CUDA version or
-//! linking: a program may use cudarc beside it with any of cudarc's features. What both share are plain handles of the driver. An address is
-//! the same number, and a stream the same pointer, which is `cast()` from one type to the other.
+//! This crate loads the driver's functions itself, so a program may also use cudarc with any of its features. Both share the driver's plain handles:
+//! an address is the same number, and a stream is the same pointer, converted with `cast()`.
 //!
-//! [`CudaDevice`] retains the device's *primary* context, which cudarc's `CudaContext::new` and the CUDA runtime use too:
-//! addresses and streams of one are valid in the other, and it does not matter who opens first. It makes that context the calling thread's
-//! current one with each call and leaves it so.
+//! [`CudaDevice`] retains the device's *primary* context, like cudarc's `CudaContext::new` and the CUDA runtime. Addresses and streams of one are valid
+//! in the other, in either order of opening. Each call makes that context current in the calling thread and leaves it current.
 //!
-//! A stream that the program has is borrowed, and then named by requests:
+//! A program lends its own stream to the device, and then names it in requests:
 //!
 //! ```no_run
 //! use harness_allocator::allocator::Request;
@@ -28,7 +26,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let theirs: cudarc::driver::sys::CUstream = std::ptr::null_mut();
-//! // `theirs` is a stream of cudarc's: `stream.cu_stream()`.
+//! // `theirs` is a stream of cudarc: `stream.cu_stream()`.
 //! let allocator = SharedAllocator::new(CachingAllocator::default(), CudaDevice::open(0)?);
 //! // SAFETY: the stream is destroyed after the device.
 //! let stream = unsafe { allocator.lock().device.borrow_stream(theirs.cast()) }?;
@@ -39,7 +37,7 @@
 //! # }
 //! ```
 //!
-//! The other way round, [`CudaDevice::raw_stream`] gives the driver's handle of a stream that was made here.
+//! [`CudaDevice::raw_stream`] returns the driver's handle of a stream that this crate created.
 
 pub mod device;
 mod library;

@@ -1,45 +1,44 @@
-//! Loads the driver's shared libraries when they are first needed, and declares tables of their functions.
+//! Loads the driver's libraries on first use, and declares tables of their functions.
 //!
-//! Nothing of the driver is linked, and no feature of another crate decides how it is found: a program may use this crate beside any bindings
-//! to CUDA, of any version.
+//! Nothing is linked, so a program may also use other CUDA bindings of any version.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use libloading::Library;
 
-/// Why a library is not there to be called.
+/// Why a library is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
-    /// The loader finds no file of this name.
+    /// The loader finds no file with this name.
     Absent,
-    /// The loader finds a file and cannot load it: its reason, as it words it.
+    /// The loader finds a file but cannot load it, for this reason.
     Unloadable(String),
 }
 
-/// A call that the library refused.
+/// A failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     /// The library's function.
     pub(crate) call: &'static str,
-    /// Its code, not 0; [`MISSING`] where the library has no such function.
+    /// The result code, not 0; [`MISSING`] if the library lacks the function.
     pub(crate) code: u32,
 }
 
-/// Code of a [`Refusal`] for a function that the library does not have. No library answers with it.
+/// Code of a [`Refusal`] for a function that the library lacks. No library returns it.
 pub(crate) const MISSING: u32 = u32::MAX;
 
-/// Loads the library with this file name, as the system's loader finds it. It stays loaded until the process ends: threads of its own may
-/// run in it.
+/// Loads the library with this file name from the loader's search path. It stays loaded until the process ends, because its own
+/// threads may use it.
 pub(crate) fn load(name: &str) -> Result<&'static Library, LoadError> {
-    // SAFETY: the initialisers of NVIDIA's libraries have no precondition.
+    // SAFETY: the initializers of NVIDIA's libraries have no precondition.
     match unsafe { Library::new(name) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
         Err(error) => Err(classify(name, &error.source_text())),
     }
 }
 
-/// The text of the system's loader behind an error.
+/// The system loader's text of an error.
 trait SourceText {
     fn source_text(&self) -> String;
 }
@@ -50,8 +49,8 @@ impl SourceText for libloading::Error {
     }
 }
 
-/// Tells a missing file from one that is there. glibc begins its text with the file that it could not open: where that is another one, a
-/// library which this one needs is missing.
+/// Distinguishes a missing file from one that cannot be loaded. glibc's text begins with the file that it could not open; another
+/// name there is a missing dependency.
 fn classify(name: &str, text: &str) -> LoadError {
     if text.starts_with(name) && text.contains("No such file or directory") {
         LoadError::Absent
@@ -60,13 +59,13 @@ fn classify(name: &str, text: &str) -> LoadError {
     }
 }
 
-/// The address of a function, if the library has it.
+/// Returns the address of a function, if the library has it.
 pub(crate) fn find(library: &Library, name: &str) -> Option<NonNull<c_void>> {
-    // SAFETY: only the symbol's address is taken; the table gives it its type.
+    // SAFETY: only the symbol's address is read; the table defines its type.
     unsafe { library.get::<*mut c_void>(name) }.ok().and_then(|symbol| NonNull::new(*symbol))
 }
 
-/// Declares a table of C functions that answer with a code: the look-up, and one method a function that turns its code into a [`Refusal`].
+/// Declares a table of C functions that return a code, and a method for each that returns a [`Refusal`] for a nonzero code.
 macro_rules! function_table {
     (
         $(#[$table_doc:meta])* $table:ident;
@@ -77,17 +76,17 @@ macro_rules! function_table {
         pub(crate) struct $table { $( $method: Option<unsafe extern "C" fn($($type),*) -> u32>, )* }
 
         #[allow(clippy::too_many_arguments, reason = "the library's own argument lists")]
-        #[allow(dead_code, reason = "not every table is asked what is missing")]
+        #[allow(dead_code, reason = "only one table lists its missing functions")]
         impl $table {
-            /// Finds what functions there are.
+            /// Looks up the functions.
             ///
             /// # Safety
-            /// What `find` returns for a name must be the library's function of that name.
+            /// `find` must return the library's function of the given name.
             pub(crate) unsafe fn look_up(find: impl Fn(&str) -> Option<std::ptr::NonNull<std::ffi::c_void>>) -> Self {
                 Self { $(
                     $method: find(stringify!($function)).map(|address| {
-                        // SAFETY: the address is that of a C function with this argument list, as the caller promised; its code is a
-                        // 32-bit enum in C, which is returned as a u32 is.
+                        // SAFETY: the caller guarantees that this is a C function with this argument list. C returns the 32-bit
+                        // enum like a u32.
                         unsafe {
                             std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, unsafe extern "C" fn($($type),*) -> u32>(address)
                         }
@@ -95,7 +94,7 @@ macro_rules! function_table {
                 )* }
             }
 
-            /// The functions that were not found.
+            /// Returns the functions that were not found.
             pub(crate) fn missing(&self) -> Vec<&'static str> {
                 [$( (stringify!($function), self.$method.is_none()) ),*].into_iter().filter(|(_, none)| *none).map(|(name, _)| name).collect()
             }
@@ -104,13 +103,13 @@ macro_rules! function_table {
                 $(#[$doc])*
                 ///
                 /// # Safety
-                /// As the library demands of this function.
+                /// As the library requires for this function.
                 pub(crate) unsafe fn $method(&self, $($argument: $type),*) -> Result<(), $crate::library::Refusal> {
                     let call = stringify!($function);
                     let Some(function) = self.$method else {
                         return Err($crate::library::Refusal { call, code: $crate::library::MISSING });
                     };
-                    // SAFETY: passed on to the caller of this method.
+                    // SAFETY: guaranteed by the caller of this method.
                     match unsafe { function($($argument),*) } {
                         0 => Ok(()),
                         code => Err($crate::library::Refusal { call, code }),
@@ -118,7 +117,7 @@ macro_rules! function_table {
                 }
             )*
 
-            /// Name of each function, and the sizes of its arguments in bytes.
+            /// Returns the name of each function and the sizes of its arguments in bytes.
             #[cfg(test)]
             pub(crate) fn argument_sizes() -> Vec<(&'static str, Vec<usize>)> {
                 vec![$( (stringify!($function), vec![$( size_of::<$type>() ),*]) ),*]
@@ -129,12 +128,12 @@ macro_rules! function_table {
 
 pub(crate) use function_table;
 
-/// The argument sizes of functions that other bindings declare, to compare [`function_table`]'s with.
+/// Argument sizes of the functions that other bindings declare, to compare with [`function_table`].
 #[cfg(test)]
 pub(crate) mod argument_sizes {
     /// The type of a function.
     pub(crate) trait ArgumentSizes {
-        /// The sizes of its arguments in bytes.
+        /// Returns the sizes of its arguments in bytes.
         fn sizes() -> Vec<usize>;
     }
 
@@ -156,12 +155,12 @@ pub(crate) mod argument_sizes {
 
     argument_sizes_of! { () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F G H I J K) }
 
-    /// Of a function.
+    /// Returns the argument sizes of a function.
     pub(crate) fn of<F: ArgumentSizes>(_: F) -> Vec<usize> {
         F::sizes()
     }
 
-    /// Of a function that a table holds, without a table.
+    /// Returns the argument sizes of a table's function, without an instance of the table.
     pub(crate) fn of_field<Table, F: ArgumentSizes, E>(_: fn(&Table) -> &Result<F, E>) -> Vec<usize> {
         F::sizes()
     }
@@ -172,22 +171,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_absent() {
+    fn a_missing_library_is_absent() {
         assert_eq!(load("libharness-has-no-such-library.so.1").map(drop), Err(LoadError::Absent));
     }
 
     #[test]
-    fn a_file_that_is_no_library_is_unloadable_and_the_loader_says_why() {
-        let path = std::env::current_exe().expect("this program has a path").with_extension("no-library");
-        std::fs::write(&path, "not a library").expect("the folder of the tests can be written");
+    fn an_invalid_library_is_unloadable_with_the_loaders_reason() {
+        let path = std::env::current_exe().expect("the test program has a path").with_extension("no-library");
+        std::fs::write(&path, "not a library").expect("the folder of the tests is writable");
         let loaded = load(&path.to_string_lossy()).map(drop);
-        std::fs::remove_file(&path).expect("it was just written");
+        std::fs::remove_file(&path).expect("the file exists");
         let Err(LoadError::Unloadable(why)) = loaded else { panic!("{loaded:?}") };
         assert!(why.contains("no-library"), "{why}");
     }
 
     #[test]
-    fn a_library_whose_own_need_is_missing_is_unloadable() {
+    fn a_library_with_a_missing_dependency_is_unloadable() {
         let text = "libnvidia-ptxjitcompiler.so.1: cannot open shared object file: No such file or directory";
         assert_eq!(classify("libcuda.so.1", text), LoadError::Unloadable(text.to_owned()));
         let text = "libcuda.so.1: cannot open shared object file: Permission denied";

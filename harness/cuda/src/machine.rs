@@ -1,4 +1,4 @@
-//! The GPUs of this machine, without opening one: [`probe`] looks, [`Probe`] is what it finds.
+//! Describes the GPUs of this machine without opening one.
 
 use harness_allocator::device::{DeviceError, DeviceInfo};
 use harness_allocator::units::Bytes;
@@ -6,12 +6,12 @@ use harness_allocator::units::Bytes;
 use crate::device::probe::{CudaFound, CudaProbe};
 use crate::nvml::{self, NvmlDevice, ProcessUse};
 
-/// What a look at this machine finds. Makes no CUDA context, so it takes nothing from any GPU.
+/// The GPUs of this machine. Creates no CUDA context, so it takes no GPU memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The CUDA driver, or why there is none and what follows.
+    /// The CUDA driver, or why it is unavailable.
     pub driver: Result<DriverFound, DeviceError>,
-    /// Version of the kernel driver as NVML tells it, or why there is no NVML.
+    /// NVML's version of the kernel driver, or why NVML is unavailable.
     pub nvml: Result<String, String>,
 }
 
@@ -24,33 +24,32 @@ pub struct DriverFound {
     pub devices: Vec<DeviceFound>,
 }
 
-/// One CUDA device, not opened.
+/// A CUDA device that has not been opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFound {
     /// Its number for this process, as in `cuda:0`.
     pub ordinal: u32,
-    /// As a user would recognise it.
     pub name: String,
-    /// All of its memory as an allocator may use it.
+    /// Its total memory in bytes.
     pub total: Bytes,
     /// The hash of its UUID.
     pub uuid_hash: String,
     /// Compute capability, for example `(9, 0)`.
     pub compute_capability: (i32, i32),
-    /// What NVML adds, or why it adds nothing.
+    /// NVML's figures, or why there are none.
     pub nvml: Result<NvmlFound, String>,
 }
 
-/// What NVML tells of a device.
+/// NVML's figures of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmlFound {
-    /// Memory that nobody has taken.
+    /// Free memory of the device.
     pub free: Bytes,
-    /// Other processes on the device, and what they hold.
+    /// Other processes on the device, and their memory.
     pub others: Vec<ProcessUse>,
 }
 
-/// Looks at the machine: driver, NVML, devices.
+/// Queries the driver, NVML and the devices.
 #[must_use]
 pub fn probe() -> Probe {
     let driver = CudaProbe::new().map(|found| DriverFound { cuda: found.cuda, devices: found.devices.into_iter().map(look_at).collect() });
@@ -69,21 +68,18 @@ fn look_at(found: CudaFound) -> DeviceFound {
     }
 }
 
-/// The management library's view of an open device, found by the hash of its UUID: also of one that is limited or closed since.
+/// Returns the NVML device of a CUDA device, found by the hash of its UUID. The CUDA device may be limited or already closed.
 ///
 /// # Errors
-/// A sentence: why there is none. A simulated device has none.
+/// Why there is none. A simulated device has none.
 pub fn nvml_of(info: &DeviceInfo) -> Result<NvmlDevice, String> {
     let Some(hash) = &info.fingerprint.uuid_hash else { return Err("a simulated device has no sensors".to_owned()) };
     let driver = CudaProbe::new().map_err(|error| error.to_string())?;
     let found = driver.devices.into_iter().find(|device| device.uuid.hash() == *hash);
-    NvmlDevice::find(found.ok_or("the CUDA driver does not have this device any more")?.uuid)
+    NvmlDevice::find(found.ok_or("the CUDA driver no longer has this device")?.uuid)
 }
 
-/// The same of a CUDA device that need not be open, by its ordinal.
-///
-/// # Errors
-/// A sentence: why there is none.
+/// Returns the NVML device of the CUDA device with this ordinal, which need not be open.
 pub fn nvml_at(ordinal: u32) -> Result<NvmlDevice, String> {
     let driver = CudaProbe::new().map_err(|error| error.to_string())?;
     let found = driver.devices.into_iter().find(|device| device.ordinal == ordinal);
@@ -91,10 +87,7 @@ pub fn nvml_at(ordinal: u32) -> Result<NvmlDevice, String> {
 }
 
 impl Probe {
-    /// Whether the CUDA device with this ordinal is there.
-    ///
-    /// # Errors
-    /// [`DeviceError`] where it is not, or the driver is not.
+    /// Fails if there is no driver, or no CUDA device with this ordinal.
     pub fn require(&self, ordinal: u32) -> Result<(), DeviceError> {
         let driver = self.driver.as_ref().map_err(Clone::clone)?;
         let count = u32::try_from(driver.devices.len()).unwrap_or(u32::MAX);
@@ -102,7 +95,7 @@ impl Probe {
     }
 }
 
-/// The error for an ordinal that the driver does not have.
+/// Returns the error for an ordinal that the driver does not have.
 pub(crate) fn no_such_device(ordinal: u32, count: u32) -> DeviceError {
     let why = match count {
         0 => "the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES".to_owned(),

@@ -1,9 +1,10 @@
-//! Ranges for profilers: what NVIDIA's NVTX headers do in a C program, so that Nsight Systems shows the harness's steps.
+//! NVTX ranges for profilers, so Nsight Systems shows the harness's steps. This implements what NVIDIA's headers do in a C
+//! program.
 //!
-//! There is no NVTX library to link. A profiler names its own library in the variable `NVTX_INJECTION64_PATH`; the program loads it, calls its
-//! `InitializeInjectionNvtx2`, and the profiler puts its functions into the slots of a table that it asks for:
-//! <https://github.com/NVIDIA/NVTX/blob/release-v3/c/include/nvtx3/nvtxDetail/nvtxInit.h> and `nvtxTypes.h` beside it. Without a profiler nothing is loaded, and a range
-//! costs one load.
+//! NVTX has no library to link. A profiler names its library in the variable `NVTX_INJECTION64_PATH`. The program loads it and
+//! calls its `InitializeInjectionNvtx2`, and the profiler writes its functions into a table that it requests: see
+//! <https://github.com/NVIDIA/NVTX/blob/release-v3/c/include/nvtx3/nvtxDetail/nvtxInit.h> and `nvtxTypes.h` in the same folder.
+//! Without a profiler nothing is loaded, and a range costs one load.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -12,16 +13,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::library;
 
-/// Names the profiler's library.
+/// The variable with the profiler's library.
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
-/// `NVTX_VERSION` of the headers whose protocol this is.
+/// `NVTX_VERSION` of the implemented protocol.
 const VERSION: u32 = 3;
 /// `NVTX_ETID_CALLBACKS` and `NVTX_ETID_VERSIONINFO`.
 const CALLBACKS: u32 = 1;
 const VERSION_INFO: u32 = 3;
 /// `NVTX_CB_MODULE_CORE`.
 const CORE: c_uint = 1;
-/// `NVTX_CBID_CORE_SIZE`, and the places of two functions among them.
+/// `NVTX_CBID_CORE_SIZE`, and the indexes of two functions.
 const FUNCTIONS: usize = 16;
 const RANGE_PUSH_A: usize = 9;
 const RANGE_POP: usize = 11;
@@ -45,18 +46,18 @@ struct VersionInfo {
     set_injection_version: extern "C" fn(u32),
 }
 
-/// The address of a place where the profiler writes a function.
+/// The address at which the profiler writes a function.
 #[repr(transparent)]
 struct Slot(*const AtomicPtr<c_void>);
 
-// SAFETY: it points to a static that is only read and written atomically.
+// SAFETY: it points to a static that is only accessed atomically.
 unsafe impl Sync for Slot {}
 
 static CALLBACKS_TABLE: Callbacks = Callbacks { struct_size: size_of::<Callbacks>(), get_module_function_table };
 static VERSION_TABLE: VersionInfo =
     VersionInfo { struct_size: size_of::<VersionInfo>(), version: VERSION, reserved: 0, set_injection_version: ignore_version };
 static FUNCTION: [AtomicPtr<c_void>; FUNCTIONS] = [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS];
-/// As the headers have it: an array of addresses of functions, ended by a null. The first number stands for no function.
+/// A null-terminated array of function addresses, as in the headers. Index 0 is unused.
 static SLOTS: [Slot; FUNCTIONS + 1] = {
     let mut slots = [const { Slot(ptr::null()) }; FUNCTIONS + 1];
     let mut number = 1;
@@ -77,23 +78,23 @@ extern "C" fn get_export_table(table: u32) -> *const c_void {
     }
 }
 
-/// Answers 1 where there is such a module.
+/// Returns 1 if the module exists.
 extern "C" fn get_module_function_table(module: c_uint, table: *mut *const Slot, size: *mut c_uint) -> c_int {
     if module != CORE {
         return 0;
     }
     if !table.is_null() {
-        // SAFETY: the profiler passes a place for the address.
+        // SAFETY: the profiler passes a valid output.
         unsafe { *table = SLOTS.as_ptr() };
     }
     if !size.is_null() {
-        // SAFETY: the profiler passes a place for the number.
+        // SAFETY: the profiler passes a valid output.
         unsafe { *size = FUNCTIONS as c_uint };
     }
     1
 }
 
-/// Ranges that a profiler shows, one inside another.
+/// Nested ranges that a profiler shows.
 #[derive(Clone, Copy, Debug)]
 pub struct Ranges {
     push: RangePushA,
@@ -101,7 +102,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Those of the profiler that this process runs under; `None` where it runs under none that follows NVTX. The profiler is looked for once.
+    /// Returns the ranges of this process's profiler; `None` without a profiler that supports NVTX. Looks for it once.
     #[must_use]
     pub fn of_profiler() -> Option<Self> {
         static RANGES: OnceLock<Option<Ranges>> = OnceLock::new();
@@ -109,23 +110,23 @@ impl Ranges {
             let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
             let profiler = library::load(path.to_str()?).ok()?;
             let initialize = library::find(profiler, "InitializeInjectionNvtx2")?;
-            // SAFETY: NVTX's protocol gives the function of this name this type, and the library stays loaded.
+            // SAFETY: NVTX's protocol defines this function's type, and the library stays loaded.
             unsafe { Self::attach(std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize)) }
         })
     }
 
-    /// Lets a profiler fill in its functions.
+    /// Calls the profiler, which writes its functions.
     ///
     /// # Safety
-    /// It must be a profiler's `InitializeInjectionNvtx2`.
+    /// `initialize` must be a profiler's `InitializeInjectionNvtx2`.
     unsafe fn attach(initialize: Initialize) -> Option<Self> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         if unsafe { initialize(get_export_table) } == 0 {
             return None;
         }
         let function = |number: usize| ptr::NonNull::new(FUNCTION[number].load(Ordering::Acquire));
         let (push, pop) = (function(RANGE_PUSH_A)?, function(RANGE_POP)?);
-        // SAFETY: the profiler has put its functions of these types into these places.
+        // SAFETY: the profiler has written functions of these types.
         unsafe {
             Some(Self {
                 push: std::mem::transmute::<ptr::NonNull<c_void>, RangePushA>(push),
@@ -134,7 +135,7 @@ impl Ranges {
         }
     }
 
-    /// Begins a range inside of those that this thread has begun. What stands behind a zero byte in its name is left out.
+    /// Begins a range inside this thread's open ranges. The name is cut at a zero byte.
     pub fn begin(&self, name: &str) {
         let name = name.split('\0').next().unwrap_or_default();
         if let Ok(name) = CString::new(name) {
@@ -160,18 +161,18 @@ mod tests {
     static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
     unsafe extern "C" fn push(name: *const c_char) -> c_int {
-        // SAFETY: the caller passes a string.
+        // SAFETY: the caller passes a C string.
         let name = unsafe { CStr::from_ptr(name) };
-        SEEN.lock().expect("no test panics with it").push(format!("begin {}", name.to_string_lossy()));
+        SEEN.lock().expect("the lock is not poisoned").push(format!("begin {}", name.to_string_lossy()));
         0
     }
 
     unsafe extern "C" fn pop() -> c_int {
-        SEEN.lock().expect("no test panics with it").push("end".to_owned());
+        SEEN.lock().expect("the lock is not poisoned").push("end".to_owned());
         0
     }
 
-    /// What a profiler does: asks for the table of the core functions and writes its own into their places.
+    /// Acts like a profiler: requests the table of core functions and writes its own functions.
     unsafe extern "C" fn profiler(get_export_table: GetExportTable) -> c_int {
         assert!(get_export_table(2).is_null());
         // SAFETY: the tables have these types.
@@ -196,15 +197,15 @@ mod tests {
     }
 
     #[test]
-    fn a_profiler_that_fills_in_its_functions_is_told_the_ranges() {
-        // SAFETY: both do what a profiler's function does.
+    fn a_profiler_that_sets_its_functions_receives_the_ranges() {
+        // SAFETY: both act like a profiler's function.
         let (none, ranges) = unsafe { (Ranges::attach(unwilling), Ranges::attach(profiler)) };
         assert!(none.is_none());
-        let ranges = ranges.expect("it has filled in both functions");
+        let ranges = ranges.expect("both functions are set");
         ranges.begin("train: 3 iterations");
         ranges.begin("alloc\0 a");
         ranges.end();
         ranges.end();
-        assert_eq!(*SEEN.lock().expect("no test panics with it"), ["begin train: 3 iterations", "begin alloc", "end", "end"]);
+        assert_eq!(*SEEN.lock().expect("the lock is not poisoned"), ["begin train: 3 iterations", "begin alloc", "end", "end"]);
     }
 }

@@ -1,8 +1,8 @@
-//! Calibration: what the calls and the work of a device cost, measured on that device, as the figures of a cost model.
+//! Measures the cost of a device's calls and work, as the figures of a cost model.
 //!
-//! [`calibrate`] does rounds; each measures everything once, so that what drifts on the machine hits all figures alike. The times are those
-//! of [`TestDevice::now`] and of the device's events, nothing else, and so they hold what this harness adds to each call. Calibrating a
-//! simulated device gives its own cost model back.
+//! [`calibrate`] runs rounds that each measure everything once, so a drift of the machine affects all figures alike. Times come
+//! from [`TestDevice::now`] and the device's events, so they include the harness's own overhead per call. Calibrating a simulated
+//! device returns its own cost model.
 
 mod fit;
 mod probes;
@@ -15,37 +15,32 @@ use harness_allocator::units::Bytes;
 use self::probes::Probes;
 use crate::profile::Figures;
 
-/// Rounds where the user does not say. Their median has the ten least and the ten greatest on its sides, so ten disturbed rounds of one kind
-/// do not move it far.
+/// Default number of rounds. The median has ten samples on each side, so ten disturbed rounds of one kind change it little.
 pub const ROUNDS: u32 = 21;
 
-/// Rounds in front whose figures are dropped: first calls load code and make what the driver keeps.
+/// Warm-up rounds, which are dropped: first calls load code and create objects that the driver keeps.
 const WARM_UP: u32 = 2;
 
-/// The least free memory that can be calibrated on: allocations are measured up to a quarter of it, in at least four sizes.
+/// Minimum free memory for a calibration: allocations are measured up to a quarter of it, in at least four sizes.
 pub const MIN_FREE: Bytes = Bytes::mib(128);
 
-/// Why a device could not be calibrated. The device holds what was allocated then: drop it.
+/// Why a calibration failed. The device may still hold memory: drop it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum CalibrateError {
-    /// The device refused something, or broke: see what it says.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// There is too little to measure allocations of several sizes: stop what holds it, or choose another device.
-    #[error("the device has {free} free, calibration wants at least {MIN_FREE}")]
+    /// Too little free memory to measure several sizes.
+    #[error("the device has {free} free, calibration needs at least {MIN_FREE}: stop its other users or choose another device")]
     TooSmall { free: Bytes },
-    /// The user stopped it.
+    /// The user interrupted.
     #[error("interrupted: nothing was written")]
     Interrupted,
 }
 
-/// Measures all figures in so many rounds, at least one. `progress` hears of each round that is done, with the number of all, and may stop.
+/// Measures all figures in `rounds` rounds, at least one. Calls `progress` after each round with its number and the total;
+/// `progress` may stop the calibration.
 ///
-/// The device must be idle and hold nothing of this process. It does not take more than a quarter of what is free at a time.
-///
-/// # Errors
-/// [`CalibrateError`].
+/// The device must be idle and hold nothing of this process. At most a quarter of the free memory is used at a time.
 pub fn calibrate(
     device: &mut dyn TestDevice,
     rounds: u32,
@@ -55,7 +50,7 @@ pub fn calibrate(
     if memory.free < MIN_FREE {
         return Err(CalibrateError::TooSmall { free: memory.free });
     }
-    // Where nothing tells whose it is: the device is idle, so nobody else holds much.
+    // Without a figure for this process, all use counts as its own: the device is idle.
     let context = device.own_context().unwrap_or(memory.context_overhead);
     let mut probes = Probes::new(device, memory.free)?;
     let all = WARM_UP + rounds.max(1);

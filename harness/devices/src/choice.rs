@@ -1,4 +1,4 @@
-//! [`DeviceChoice`]: the device that a user asks for, and the one that follows from what a look at the machine finds.
+//! [`DeviceChoice`] is the device that a user requests; probing the machine resolves it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +6,10 @@ use std::str::FromStr;
 use harness_allocator::device::DeviceError;
 use harness_cuda::machine::Probe;
 
-/// The device that a user asks for.
+/// The device that a user requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum DeviceChoice {
-    /// CUDA device 0 where there is one, otherwise the simulated device.
+    /// CUDA device 0 if there is one, otherwise the simulated device.
     #[default]
     Auto,
     Simulated,
@@ -18,10 +17,10 @@ pub enum DeviceChoice {
     Cuda(u32),
 }
 
-/// The device that a choice comes down to on this machine.
+/// A device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
-    /// The simulated device, and why.
+    /// The simulated device, and the reason.
     Simulated {
         /// A sentence for the report.
         reason: String,
@@ -31,13 +30,13 @@ pub enum Resolved {
 }
 
 impl DeviceChoice {
-    /// The device to open on the machine that was probed.
+    /// Resolves the choice on the probed machine.
     ///
     /// # Errors
-    /// [`DeviceError`] where a CUDA device was asked for by name and is not there.
+    /// The requested CUDA device does not exist.
     pub fn resolve(self, probe: &Probe) -> Result<Resolved, DeviceError> {
         match self {
-            Self::Simulated => Ok(Resolved::Simulated { reason: "the simulated device was asked for".to_owned() }),
+            Self::Simulated => Ok(Resolved::Simulated { reason: "the simulated device was requested".to_owned() }),
             Self::Cuda(ordinal) => probe.require(ordinal).map(|()| Resolved::Cuda(ordinal)),
             Self::Auto => Ok(match probe.require(0) {
                 Ok(()) => Resolved::Cuda(0),
@@ -73,7 +72,7 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A text that names no device.
+/// The error for a text that names no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a device: write `auto`, `sim`, `cuda` (the first CUDA device) or `cuda:N`, as in `cuda:1`")]
 pub struct ParseDeviceError(String);
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn every_choice_is_read_as_it_is_written() {
+    fn every_choice_round_trips() {
         for choice in [DeviceChoice::Auto, DeviceChoice::Simulated, DeviceChoice::Cuda(0), DeviceChoice::Cuda(17)] {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn another_text_is_answered_with_the_accepted_forms() {
+    fn an_invalid_choice_lists_the_accepted_forms() {
         for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "cuda:99999999999"] {
             let error = text.parse::<DeviceChoice>().expect_err("not a device").to_string();
             assert_eq!(
@@ -118,12 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_the_first_gpu_where_there_is_one() {
+    fn auto_chooses_the_first_gpu() {
         assert_eq!(DeviceChoice::Auto.resolve(&machine_with(2)), Ok(Resolved::Cuda(0)));
     }
 
     #[test]
-    fn auto_takes_the_simulated_device_otherwise_and_says_why() {
+    fn auto_falls_back_to_the_simulated_device_with_a_reason() {
         let resolved = DeviceChoice::Auto.resolve(&machine_with(0)).expect("auto always resolves");
         let reason = "no CUDA device can be opened: CUDA device 0: the driver is installed but sees no GPU; see `nvidia-smi -L` and \
                       CUDA_VISIBLE_DEVICES";
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_asked_for_by_number_must_be_there() {
+    fn a_requested_cuda_device_must_exist() {
         let error = DeviceChoice::Cuda(2).resolve(&machine_with(2)).expect_err("there are two").to_string();
         assert_eq!(error, "CUDA device 2: the driver has 2 devices, cuda:0 to cuda:1");
         assert_eq!(DeviceChoice::Cuda(1).resolve(&machine_with(2)), Ok(Resolved::Cuda(1)));

@@ -1,8 +1,8 @@
-//! Which device a program runs on.
+//! Devices of runs: choice, admission, profiles and calibration.
 //!
-//! * [`DeviceChoice`]: what the user asks for, and what follows from the machine;
-//! * [`DeviceSource`]: opens the device for each run, where [`admit`] lets the run take the memory;
-//! * [`shipped`]: the memory of common GPUs; [`profile`]: what a device costs, as a file; [`calibrate`]: how that is measured.
+//! * [`DeviceChoice`]: the user's choice, resolved on the machine
+//! * [`DeviceSource`]: opens the device of each run; [`admit`] checks that the run may take the memory
+//! * [`shipped`]: the memory of common GPUs; [`profile`]: measured costs in a file; [`calibrate`]: measures them
 
 pub mod admit;
 pub mod calibrate;

@@ -1,7 +1,7 @@
-//! Device profiles: what a real GPU was measured to cost, in a YAML file that the simulated device can run on.
+//! Device profiles: the measured costs of a real GPU in a YAML file, which the simulated device can use.
 //!
-//! [`Profile::load`] reads one, [`Profile::to_yaml`] writes one, [`Profile::sim_config`] makes a simulated device of it. Every field has a
-//! type that cannot hold anything else, so what was read can be used without further checks.
+//! [`Profile::load`] reads a file, [`Profile::to_yaml`] writes one, and [`Profile::sim_config`] configures a simulated device.
+//! The field types admit only valid values, so a profile needs no further checks.
 
 mod error;
 mod figure;
@@ -23,42 +23,39 @@ pub use self::error::ProfileError;
 pub use self::figure::{ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share, Spread, UnitText};
 pub use self::header::{PROFILE_VERSION, ProfileName, Version};
 
-/// Where profiles lie, as seen from the root of the project.
+/// The folder of profiles, relative to the root of the project.
 pub const FOLDER: &str = "scenarios/devices";
 
-/// Largest file that is read, in bytes: a hundred times what a profile has.
+/// Maximum size of a file in bytes: a hundred times the size of a profile.
 const MAX_FILE: u64 = 256 << 10;
 
-/// What a GPU was measured to cost.
+/// The measured costs of a GPU.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Profile {
-    /// [`PROFILE_VERSION`].
     pub version: Version,
-    /// What reports call it.
+    /// Its name in reports.
     pub name: ProfileName,
-    /// When it was measured, in UTC.
+    /// Date of the measurement, in UTC.
     pub measured: Date,
     /// Version of the harness that measured it.
     pub harness: String,
-    /// The GPU, as a user would recognise it.
+    /// Name of the GPU.
     pub device: String,
-    /// All of its memory, in bytes.
+    /// Its total memory in bytes.
     pub memory: Bytes,
-    /// Version of the kernel driver, where it was known.
+    /// Version of the kernel driver, if known.
     pub driver: Option<String>,
-    /// CUDA version that the driver supports, where it was known.
+    /// CUDA version that the driver supports, if known.
     pub cuda: Option<String>,
-    /// Why its figures are not to be trusted fully: other processes, throttling, a busy processor. Empty: nothing was seen.
+    /// Reasons to doubt the figures: other processes, throttling, a busy processor. Empty if none were observed.
     pub contended: Vec<String>,
     pub figures: Figures,
 }
 
-/// Every figure of a cost model, measured. `None`: the device did not have such calls.
+/// All measured figures of a cost model. `None` if the device lacks the calls.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Figures {
     pub context_overhead: Measured<ByteCount>,
     pub malloc: Measured<Nanoseconds>,
@@ -77,16 +74,13 @@ pub struct Figures {
     pub transfer_per_gib: Measured<NanosecondsPerGib>,
 }
 
-/// Reads a file as text.
-///
-/// # Errors
-/// [`ProfileError`] where it cannot be read, is larger than any profile, or is not UTF-8.
+/// Reads a text file. Fails if it is too large or not UTF-8.
 pub(crate) fn read(path: &Path) -> Result<String, ProfileError> {
     error::read(path, MAX_FILE)
 }
 
 impl Profile {
-    /// Figures of a device that were measured at this date.
+    /// Creates a profile from figures measured at this date.
     #[must_use]
     pub fn new(name: ProfileName, measured: Date, device: &DeviceInfo, contended: Vec<String>, figures: Figures) -> Self {
         Self {
@@ -103,24 +97,18 @@ impl Profile {
         }
     }
 
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// [`ProfileError`], with file, line and column where it has them.
+    /// Reads a profile from a file.
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
         Self::parse(&read(path)?, path)
     }
 
-    /// Reads a text; the path is for errors.
-    ///
-    /// # Errors
-    /// [`ProfileError`], with line and column.
+    /// Parses a profile; `path` appears in errors.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
         let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
         serde_saphyr::from_str_with_options(text, options).map_err(|error| ProfileError::text(&error, path, text))
     }
 
-    /// The file: what [`Profile::parse`] reads back as it was.
+    /// Returns the file's text, which [`Profile::parse`] reads back unchanged.
     #[must_use]
     pub fn to_yaml(&self) -> String {
         let Self { version, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
@@ -146,14 +134,14 @@ impl Profile {
         yaml
     }
 
-    /// The name that reports and records show: with the date, and eight digits that tell its figures from others of the same name.
+    /// Returns the name in reports and records: with the date, and eight digits that identify its figures.
     #[must_use]
     pub fn title(&self) -> String {
         let rows = self.figures.rows().into_iter().map(|(name, figure)| format!("{name}: {figure}\n")).collect::<String>();
         format!("{} measured {} ({:08x})", self.name, self.measured, fnv1a(rows.as_bytes()) >> 32)
     }
 
-    /// What a simulated device charges by this profile. What was not measured is charged as published, and says so.
+    /// Returns the cost model of this profile. Costs that were not measured take the published values and say so.
     #[must_use]
     pub fn cost_model(&self) -> CostModel {
         let Figures { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = &self.figures;
@@ -184,7 +172,7 @@ impl Profile {
         }
     }
 
-    /// A simulated device with this GPU's memory and costs.
+    /// Configures a simulated device with this GPU's memory and costs.
     #[must_use]
     pub fn sim_config(&self) -> SimConfig {
         let cost = self.cost_model();
@@ -195,7 +183,7 @@ impl Profile {
         Figure { value: Nanos(figure.value), source: self.source(figure.fit_error) }
     }
 
-    /// As in `measured on NVIDIA H200, driver 580.65.06, 2026-11-20, fit error 3 %`.
+    /// For example `measured on NVIDIA H200, driver 580.65.06, 2026-11-20, fit error 3 %`.
     fn source(&self, fit_error: FitError) -> Cow<'static, str> {
         let driver = self.driver.as_ref().map(|driver| format!(", driver {driver}")).unwrap_or_default();
         Cow::Owned(format!("measured on {}{driver}, {}, fit error {}", self.device, self.measured, fit_error.median))
@@ -203,7 +191,7 @@ impl Profile {
 }
 
 impl Figures {
-    /// Each figure that was measured, by its name in the file, as the file has it.
+    /// Returns each measured figure with its field name, as written in the file.
     fn rows(&self) -> Vec<(&'static str, &dyn fmt::Display)> {
         let Self { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = self;
         let Self { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = self;
@@ -234,7 +222,8 @@ impl Figures {
     }
 }
 
-/// A double-quoted scalar of YAML 1.2, <https://yaml.org/spec/1.2.2/#57-escaped-characters>: what may not be printable is escaped.
+/// Writes a double-quoted scalar of YAML 1.2 (<https://yaml.org/spec/1.2.2/#57-escaped-characters>), with unprintable characters
+/// escaped.
 fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|character| match character {
         '"' | '\\' => format!("\\{character}"),

@@ -1,8 +1,8 @@
-//! Profiles of common GPUs that come with the program: how much memory each has, as its driver tells it. Nothing of them was measured here, so
-//! their costs are the published ones.
+//! Profiles of common GPUs that ship with the program: their memory, as the driver reports it. Their costs were not measured and
+//! take published values.
 //!
-//! They are the files `scenarios/devices/*.yaml` that say `costs: not measured`. [`Shipped::named`] finds one by its name,
-//! [`Shipped::with_room_for`] the smallest that has some memory free.
+//! They are the files `scenarios/devices/*.yaml` with `costs: not measured`. [`Shipped::named`] finds one by name, and
+//! [`Shipped::with_room_for`] finds the smallest with enough free memory.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::profile::header::{ProfileName, Version};
 
-/// The files, in the order of their memory.
+/// The files, in ascending order of memory.
 const FILES: [&str; 7] = [
     include_str!("../../../scenarios/devices/t4-16.yaml"),
     include_str!("../../../scenarios/devices/l4-24.yaml"),
@@ -23,30 +23,28 @@ const FILES: [&str; 7] = [
     include_str!("../../../scenarios/devices/h200-141.yaml"),
 ];
 
-/// A GPU whose memory is known and whose costs were not measured.
+/// A GPU with known memory and unmeasured costs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shipped {
-    /// The version of profiles.
     pub version: Version,
-    /// As `--device-profile` takes it.
+    /// Its name, as `--device-profile` takes it.
     pub name: ProfileName,
-    /// The GPU, as a user would recognise it.
+    /// Name of the GPU.
     pub device: String,
-    /// All of its memory as its driver tells it, in bytes.
+    /// Its total memory in bytes, as the driver reports it.
     pub memory: Bytes,
-    /// Who saw that figure, and where.
+    /// The source of that figure.
     pub source: String,
-    /// What links it to the host: copies to pinned host memory take what is published of this.
+    /// Its link to the host, which determines the published cost of copies to pinned host memory.
     pub pcie: PciExpress,
-    /// That the costs are the published ones.
+    /// States that the costs are the published ones.
     pub costs: NotMeasured,
 }
 
-/// A generation of PCI Express, with 16 lanes.
+/// A generation of PCI Express with 16 lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "u8")]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum PciExpress {
     Generation3,
     Generation4,
@@ -61,7 +59,7 @@ impl TryFrom<u8> for PciExpress {
             3 => Ok(Self::Generation3),
             4 => Ok(Self::Generation4),
             5 => Ok(Self::Generation5),
-            other => Err(format!("{other} is no generation of PCI Express that a GPU here has: write 3, 4 or 5")),
+            other => Err(format!("{other} is not a supported generation of PCI Express: write 3, 4 or 5")),
         }
     }
 }
@@ -76,43 +74,42 @@ impl PciExpress {
     }
 }
 
-/// `not measured`, and nothing else.
+/// The text `not measured`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum NotMeasured {
     #[serde(rename = "not measured")]
     NotMeasured,
 }
 
 impl Shipped {
-    /// Every one of them, the smallest memory first.
+    /// Returns all shipped profiles, in ascending order of memory.
     pub fn all() -> impl Iterator<Item = Self> {
         FILES.iter().filter_map(|text| Self::parse(text).ok())
     }
 
-    /// The one of this name.
+    /// Returns the profile with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|shipped| shipped.name.to_string() == name)
     }
 
-    /// The smallest that has this much memory free behind its context.
+    /// Returns the smallest profile with this much memory besides its context.
     #[must_use]
     pub fn with_room_for(need: Bytes) -> Option<Self> {
         Self::all().find(|shipped| shipped.memory.saturating_sub(CostModel::PUBLISHED.context_overhead.value) >= need)
     }
 
-    /// Whether a text is of this kind, not a measured profile.
+    /// Returns whether a text is a shipped profile rather than a measured one.
     pub(crate) fn is_one(text: &str) -> bool {
         text.lines().any(|line| line.starts_with("costs:"))
     }
 
-    /// Reads a text of this kind.
+    /// Parses a shipped profile.
     pub(crate) fn parse(text: &str) -> Result<Self, serde_saphyr::Error> {
         serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true, with_snippet: false })
     }
 
-    /// A simulated device with this GPU's memory. Its costs are the published ones, and say so.
+    /// Configures a simulated device with this GPU's memory and the published costs.
     #[must_use]
     pub fn sim_config(&self) -> SimConfig {
         let published = CostModel::PUBLISHED;
@@ -128,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shipped_profile_is_valid_and_found_by_its_name_and_says_where_its_memory_was_seen() {
+    fn every_shipped_profile_is_valid_and_cites_its_source() {
         let profiles: Vec<Shipped> = FILES.iter().map(|text| Shipped::parse(text).expect("a shipped profile is valid")).collect();
         assert!(profiles.is_sorted_by_key(|profile| profile.memory), "the smallest comes first");
         for profile in &profiles {
@@ -141,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_profile_with_room_is_found() {
+    fn the_smallest_sufficient_profile_is_found() {
         let name = |need| Shipped::with_room_for(need).map(|profile| profile.name.to_string());
         assert_eq!(name(Bytes::gib(10)).as_deref(), Some("t4-16"));
         assert_eq!(name(Bytes::gib(100)).as_deref(), Some("h200-141"));

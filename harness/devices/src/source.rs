@@ -1,4 +1,4 @@
-//! [`DeviceSource`]: where the devices of a program come from.
+//! [`DeviceSource`] opens the devices of a program.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -17,23 +17,23 @@ use crate::choice::{DeviceChoice, Resolved};
 use crate::profile::{self, Profile, ProfileError};
 use crate::shipped::Shipped;
 
-/// Where devices come from: each run opens one for itself, so that nothing of one run is left for the next.
+/// Opens a new device for each run, so no state passes from one run to the next.
 #[derive(Clone, Debug)]
 pub struct DeviceSource {
     resolved: Resolved,
-    /// What the simulated device is like, and the profile that the user named for it.
+    /// The simulated device's configuration, and the profile that the user named.
     profile: Option<(SimConfig, PathBuf)>,
-    /// Whether a run may take the last of a GPU that others use.
+    /// `true` if a run may take the last memory of a shared GPU.
     whole_device: bool,
-    /// How many devices of this kind the machine has.
+    /// Number of devices of this kind on the machine.
     devices: u64,
 }
 
 impl DeviceSource {
-    /// The device that the user's choice comes down to.
+    /// Returns the source for the user's choice.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] where a CUDA device was asked for by name and is not there.
+    /// The requested CUDA device does not exist.
     pub fn new(choice: DeviceChoice, probe: &Probe, whole_device: bool) -> Result<Self, DeviceError> {
         let resolved = choice.resolve(probe)?;
         let devices = match &resolved {
@@ -43,30 +43,27 @@ impl DeviceSource {
         Ok(Self { resolved, profile: None, whole_device, devices })
     }
 
-    /// The simulated device.
+    /// Returns the source of the simulated device.
     #[must_use]
     pub fn simulated() -> Self {
-        let resolved = Resolved::Simulated { reason: "the simulated device was asked for".to_owned() };
+        let resolved = Resolved::Simulated { reason: "the simulated device was requested".to_owned() };
         Self { resolved, profile: None, whole_device: false, devices: 1 }
     }
 
-    /// The same, but a simulated device runs on the profile in this file, or on the shipped one of this name.
-    ///
-    /// # Errors
-    /// [`ProfileError`] where there is none.
+    /// Like [`DeviceSource::new`], but a simulated device uses the profile in this file, or the shipped profile of this name.
     pub fn with_profile(self, path: &Path) -> Result<Self, ProfileError> {
         let shipped = path.to_str().and_then(Shipped::named).filter(|_| !path.exists());
         let config = shipped.map_or_else(|| load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
         Ok(Self { profile: Some((config, path.to_owned())), ..self })
     }
 
-    /// How many devices of this kind the machine has: 1 where it is the simulated one.
+    /// Returns the number of devices of this kind; 1 for the simulated device.
     #[must_use]
     pub const fn devices(&self) -> u64 {
         self.devices
     }
 
-    /// Why it is the simulated device, if it is.
+    /// Returns the reason if this is the simulated device.
     #[must_use]
     pub fn simulated_because(&self) -> Option<&str> {
         match &self.resolved {
@@ -75,7 +72,7 @@ impl DeviceSource {
         }
     }
 
-    /// The arguments of this program that choose it.
+    /// Returns this program's arguments that select the source.
     #[must_use]
     pub fn arguments(&self) -> Vec<OsString> {
         match (&self.resolved, &self.profile) {
@@ -85,10 +82,7 @@ impl DeviceSource {
         }
     }
 
-    /// The device that these arguments choose, as [`Self::arguments`] gives them to a process of the same run, which has been admitted already.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] where the device is not there for this process.
+    /// Returns the source that these arguments of [`Self::arguments`] select, in another process of an admitted run.
     pub fn of_arguments(arguments: &[OsString]) -> Result<Self, DeviceError> {
         let value = |option: &str| arguments.iter().position(|argument| argument == option).and_then(|at| arguments.get(at + 1));
         let unavailable = |why: &dyn fmt::Display| DeviceError::Unavailable { what: "the device".to_owned(), why: why.to_string() };
@@ -104,7 +98,7 @@ impl DeviceSource {
         }
     }
 
-    /// The number of the CUDA device, if it is one.
+    /// Returns the ordinal of a CUDA device.
     #[must_use]
     pub const fn cuda_ordinal(&self) -> Option<u32> {
         match self.resolved {
@@ -113,7 +107,7 @@ impl DeviceSource {
         }
     }
 
-    /// How often each arm runs where the user does not say: a simulated device gives the same figures every time.
+    /// Returns the default number of runs per configuration. A simulated device gives identical figures, so one run is enough.
     #[must_use]
     pub const fn default_repetitions(&self) -> u32 {
         match self.resolved {
@@ -122,10 +116,7 @@ impl DeviceSource {
         }
     }
 
-    /// Opens the device whole. A GPU shows first that wrong contents would be found: [`CudaDevice::check_verification`].
-    ///
-    /// # Errors
-    /// [`DeviceError`] where it cannot be opened, or does not show that.
+    /// Opens the whole device. On a GPU, first checks that corruption is found: [`CudaDevice::check_verification`].
     pub fn open(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         Ok(match self.resolved {
             Resolved::Simulated { .. } => {
@@ -140,10 +131,7 @@ impl DeviceSource {
         })
     }
 
-    /// Whether that much may be taken of a device.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] with what is free, who has the rest, and what would be let in.
+    /// Checks that this much memory may be taken from a device.
     pub fn admit(&self, device: &mut dyn TestDevice, need: Bytes) -> Result<(), DeviceError> {
         let memory = device.memory()?;
         if self.simulated_because().is_some() && need > memory.free {
@@ -152,17 +140,14 @@ impl DeviceSource {
         admit(&memory, device.info().fingerprint.other_processes, need, self.whole_device)
     }
 
-    /// Limits a device to what a scenario needs, if that may be taken.
-    ///
-    /// # Errors
-    /// As [`Self::admit`], and [`DeviceError`] where the limit cannot be set.
+    /// Limits an admitted device to the memory that a scenario needs.
     pub fn limit(&self, mut device: Box<dyn TestDevice>, need: Bytes) -> Result<Box<dyn TestDevice>, DeviceError> {
         self.admit(&mut *device, need)?;
         Ok(Box::new(Limited::new(device, need)?))
     }
 }
 
-/// The simulated device of a profile in a file, measured or not.
+/// Reads the simulated device of a measured or shipped profile.
 fn load_sim_config(path: &Path) -> Result<SimConfig, ProfileError> {
     let text = profile::read(path)?;
     if Shipped::is_one(&text) {
@@ -172,20 +157,20 @@ fn load_sim_config(path: &Path) -> Result<SimConfig, ProfileError> {
     Ok(Profile::parse(&text, path)?.sim_config())
 }
 
-/// Says which simulated device has the memory that this one has not.
+/// Returns the error that recommends a simulated device with enough memory.
 fn too_small(need: Bytes, memory: &DeviceMemory) -> DeviceError {
     let larger = match Shipped::with_room_for(need) {
         Some(Shipped { name, memory, .. }) => {
-            format!("`--device-profile {name}` simulates one of {memory}, `--memory` gives less to run in")
+            format!("`--device-profile {name}` simulates a device of {memory}, and `--memory` reduces the scenario's requirement")
         }
-        None => "no profile that comes with the program has so much, `--memory` gives less to run in".to_owned(),
+        None => "no shipped profile has this much memory; `--memory` reduces the scenario's requirement".to_owned(),
     };
     let why = format!("the simulated device has {} of {} free; {larger}", memory.free, memory.total);
     DeviceError::Unavailable { what: format!("{need} of device memory"), why }
 }
 
 impl fmt::Display for DeviceSource {
-    /// As `--device` takes it in a shell, with the option for the profile behind it.
+    /// As `--device` takes it in a shell, followed by the option for the profile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.resolved, &self.profile) {
             (Resolved::Simulated { .. }, None) => f.write_str("sim"),
@@ -200,31 +185,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shipped_profile_is_taken_by_its_name_or_its_file_and_gives_the_device_its_memory() {
+    fn a_shipped_profile_is_found_by_name_or_file() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/devices/l4-24.yaml");
         for profile in [Path::new("l4-24"), &file] {
-            let source = DeviceSource::simulated().with_profile(profile).expect("it comes with the program");
+            let source = DeviceSource::simulated().with_profile(profile).expect("the profile is shipped");
             let device = source.open().expect("a simulated device opens");
             assert_eq!(device.info().total, Bytes(23_570_219_008), "{}", profile.display());
             assert!(device.info().fingerprint.cost_model.as_ref().is_some_and(|model| model.contains("costs not measured")));
-            assert_eq!(source.arguments().last(), Some(&profile.into()), "the command that does the same again");
+            assert_eq!(source.arguments().last(), Some(&profile.into()), "the reproducing command");
         }
         let unknown = DeviceSource::simulated().with_profile(Path::new("l4-25")).expect_err("there is none");
         assert_eq!(unknown.to_string(), "l4-25: there is no such file");
     }
 
     #[test]
-    fn a_simulated_device_that_is_too_small_says_which_profile_has_the_memory() {
+    fn a_too_small_simulated_device_recommends_a_profile() {
         let refusal = |need| {
             let source = DeviceSource::simulated();
             let mut device = source.open().expect("a simulated device opens");
-            source.admit(&mut *device, need).expect_err("it has 80 GiB").to_string()
+            source.admit(&mut *device, need).expect_err("the device has 80 GiB").to_string()
         };
         assert_eq!(
             refusal(Bytes::gib(100)),
             "100 GiB of device memory: the simulated device has 79.46 GiB of 80 GiB free; `--device-profile h200-141` simulates one of \
              139.81 GiB, `--memory` gives less to run in"
         );
-        assert!(refusal(Bytes::gib(500)).ends_with("no profile that comes with the program has so much, `--memory` gives less to run in"));
+        assert!(
+            refusal(Bytes::gib(500)).ends_with("no shipped profile has this much memory; `--memory` reduces the scenario's requirement")
+        );
     }
 }

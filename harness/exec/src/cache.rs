@@ -1,96 +1,95 @@
-//! The folder with the doubles for one PyTorch, the extensions beside it, and one core library: made once, kept in the user's cache, checked each time it is used.
+//! The cache of stub libraries for one PyTorch, its extension packages and one core library. They are written once, kept in the
+//! user's cache and checked at each use.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher as _};
-use std::io;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use harness_base::temporary;
 use serde::{Deserialize, Serialize};
 
-use crate::doubles::doubles;
 use crate::imports::{self, Imports, ImportsError};
+use crate::launch::{CORE, is_loadable};
+use crate::stubs::{StubFile, stub_files};
 
-/// To be raised when other files are written for the same inputs.
-const FORMAT: u32 = 2;
-/// What is in the folder, and what it was made from.
+/// Increase this when the same inputs produce different files.
+const FORMAT: u32 = 3;
+/// Lists the files in the folder and the inputs they were made from.
 const MANIFEST: &str = "manifest.json";
-/// Folders that nobody used for so long are removed when another one is made.
+/// The subfolder with the stub libraries.
+const STUBS: &str = "stubs";
+/// A folder unused for this long is removed when a new one is written.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The libraries that stand in for NVIDIA's.
+/// The libraries that replace NVIDIA's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Libraries {
     pub folder: PathBuf,
-    /// The file name of the core library.
+    /// File name of the core library.
     pub core: String,
-    /// The file names of the doubles.
-    pub doubles: Vec<String>,
+    /// File names of the stub libraries.
+    pub stubs: Vec<String>,
 }
 
 impl Libraries {
-    /// The core library.
     #[must_use]
     pub fn core(&self) -> PathBuf {
         self.folder.join(&self.core)
     }
 }
 
-/// Why there are no doubles.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum CacheError {
-    /// Name another folder by HARNESS_CACHE.
-    #[error("the libraries of the simulated GPU cannot be kept in `{}`: {source}", folder.display())]
-    Unwritable {
-        folder: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// Set HARNESS_CACHE or HOME.
-    #[error("there is no place for the libraries of the simulated GPU: neither HARNESS_CACHE nor XDG_CACHE_HOME nor HOME is set")]
+    #[error("cannot write the simulated GPU's libraries to `{}`: {source}; set HARNESS_CACHE to another folder", folder.display())]
+    Unwritable { folder: PathBuf, source: io::Error },
+    #[error("no cache folder for the simulated GPU's libraries: set HARNESS_CACHE, XDG_CACHE_HOME or HOME")]
     Nowhere,
-    /// Name another folder by HARNESS_CACHE.
-    #[error("the libraries of the simulated GPU cannot be kept in `{}`: the dynamic linker takes no path with a colon or a space", .0.display())]
-    Separator(PathBuf),
-    /// Install PyTorch again.
+    #[error(
+        "the simulated GPU's libraries cannot be loaded from `{}`: the path must contain no colon, space or `$`, and have at most about 200 bytes; \
+         set HARNESS_CACHE to another folder",
+        .0.display()
+    )]
+    UnloadablePath(PathBuf),
+    #[error("the cache of the simulated GPU's libraries is not safe: {0}")]
+    Untrusted(String),
     #[error(transparent)]
     Imports(#[from] ImportsError),
-    /// Install a PyTorch that uses CUDA's shared libraries.
-    #[error("the PyTorch in `{}` needs no `libcudart.so`: CUDA is linked into it, and cannot be replaced", .0.display())]
+    #[error(
+        "the PyTorch in `{}` does not load `libcudart.so`: CUDA is linked into it statically and cannot be replaced; install a PyTorch that uses \
+         CUDA's shared libraries",
+        .0.display()
+    )]
     StaticCuda(PathBuf),
 }
 
-/// The user's cache folder of this program.
-///
-/// # Errors
-/// That none is known.
+/// Returns the program's cache folder: HARNESS_CACHE, or `harness` in the user's cache folder.
 pub fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, CacheError> {
     let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let own = path("HARNESS_CACHE");
     let of_user = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache"))).map(|cache| cache.join("harness"));
     let folder = own.or_else(of_user).ok_or(CacheError::Nowhere)?;
-    let separates = |byte: &u8| byte.is_ascii_whitespace() || *byte == b':';
     let folder = std::path::absolute(&folder).map_err(|source| CacheError::Unwritable { folder, source })?;
-    if folder.as_os_str().as_encoded_bytes().iter().any(separates) { Err(CacheError::Separator(folder)) } else { Ok(folder) }
+    // The longest path below it, for a core library of a usual name.
+    let library = folder.join(STUBS).join("0123456789abcdef").join(CORE);
+    if is_loadable(&library) { Ok(folder) } else { Err(CacheError::UnloadablePath(folder)) }
 }
 
-/// A file that decides what the doubles are.
+/// A file that determines the contents of the stub libraries.
 #[derive(Clone, Serialize, Deserialize, PartialEq, Eq)]
 struct Input {
     name: String,
     size: u64,
-    /// The mark of the linker, or where there is none the time of the last change in nanoseconds.
+    /// The linker's build ID; without one, the modification time in nanoseconds.
     build: String,
 }
 
-/// A file that was made.
+/// A file in the cache folder.
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
-struct Made {
+struct CachedFile {
     name: String,
     size: u64,
     hash: u64,
@@ -101,30 +100,30 @@ struct Manifest {
     format: u32,
     inputs: Vec<Input>,
     core: String,
-    doubles: Vec<Made>,
-    core_made: Made,
+    stubs: Vec<CachedFile>,
 }
 
-/// The libraries for the PyTorch in this folder and extensions of other packages, with this core library: those that are in the cache folder, or new ones.
-///
-/// # Errors
-/// That they cannot be made or kept.
+/// Returns the libraries for the PyTorch in `torch` and the extensions of other packages. Reuses the cached ones or writes new
+/// ones.
 pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path) -> Result<Libraries, CacheError> {
     let objects = imports::shared_objects(torch)?;
     let mut inputs = objects.iter().map(PathBuf::as_path).chain([core]).map(Input::of).collect::<Result<Vec<_>, _>>()?;
-    // An extension that cannot be read is the business of the program that loads it.
+    // An unreadable extension is skipped: the program that loads it reports the problem.
     inputs.extend(extensions.iter().filter_map(|extension| Input::of(extension).ok()));
-    let all = cache.join("doubles");
+    let all = cache.join(STUBS);
     let folder = all.join(key(&inputs));
-    if let Some(found) = Libraries::open(&folder, &inputs) {
+    let unwritable = |source| CacheError::Unwritable { folder: all.clone(), source };
+    let core_bytes = fs::read(core).map_err(|source| ImportsError::Unreadable { path: core.to_owned(), source })?;
+    create_private(&all).map_err(unwritable)?;
+    trust(cache)?;
+    trust(&all)?;
+    if let Some(found) = Libraries::open(&folder, &inputs, &core_bytes)? {
         return Ok(found);
     }
-    let unwritable = |source| CacheError::Unwritable { folder: all.clone(), source };
-    fs::create_dir_all(&all).map_err(unwritable)?;
-    // One process makes them; others that wait for it find them made.
+    // One process writes them; processes that wait for the lock then find them written.
     let maker = File::open(&all).map_err(unwritable)?;
     let _alone = maker.lock();
-    if let Some(found) = Libraries::open(&folder, &inputs) {
+    if let Some(found) = Libraries::open(&folder, &inputs, &core_bytes)? {
         return Ok(found);
     }
     let mut imports = Imports::of(&objects)?;
@@ -135,24 +134,66 @@ pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path
     let exports = imports::exports(core)?;
     temporary::tidy(&all);
     forget_old(&all);
-    let made = make(&all, &folder, &inputs, core, &imports, &exports);
-    // Where the file system has no locks, another process may have been faster, and its folder is as good.
-    Libraries::open(&folder, &inputs).ok_or_else(|| unwritable(made.err().unwrap_or_else(|| io::ErrorKind::InvalidData.into())))
+    let written = write(&all, &folder, &inputs, (&file_name(core), &core_bytes), stub_files(&imports, &file_name(core), &exports));
+    // On a file system without locks, another process may have been faster; its folder is equivalent.
+    Libraries::open(&folder, &inputs, &core_bytes)?
+        .ok_or_else(|| unwritable(written.err().unwrap_or_else(|| io::ErrorKind::InvalidData.into())))
+}
+
+/// Creates a folder that only this user can access, with its missing parents.
+fn create_private(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// Refuses a file or folder that another user owns or can change: its code would run with this user's rights. Root's files are trusted.
+fn trust(path: &Path) -> Result<(), CacheError> {
+    let found = path.symlink_metadata().map_err(|source| CacheError::Unwritable { folder: path.to_owned(), source })?;
+    let found = if found.is_symlink() && is_own(found.uid()) { path.metadata() } else { Ok(found) };
+    let found = found.map_err(|source| CacheError::Unwritable { folder: path.to_owned(), source })?;
+    let path = path.display();
+    if !is_own(found.uid()) {
+        let text = format!("`{path}` belongs to user {}; set HARNESS_CACHE to a folder of your own", found.uid());
+        return Err(CacheError::Untrusted(text));
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err(CacheError::Untrusted(format!(
+            "other users can write to `{path}`; remove it, or run `chmod -R go-w` on it if you trust its contents"
+        )));
+    }
+    Ok(())
+}
+
+fn is_own(user: u32) -> bool {
+    // SAFETY: takes nothing and cannot fail.
+    user == 0 || user == unsafe { libc::geteuid() }
 }
 
 impl Libraries {
-    /// Those in a folder, if it is whole and was made from these files.
-    fn open(folder: &Path, inputs: &[Input]) -> Option<Self> {
+    /// Opens a cached folder if it is complete and was made from these inputs and this core library.
+    fn open(folder: &Path, inputs: &[Input], core: &[u8]) -> Result<Option<Self>, CacheError> {
         let manifest = folder.join(MANIFEST);
-        let read: Manifest = serde_json::from_slice(&fs::read(&manifest).ok()?).ok()?;
-        let is_whole = |made: &Made| fs::read(folder.join(&made.name)).is_ok_and(|bytes| Made::new(&made.name, &bytes) == *made);
-        if read.format != FORMAT || read.inputs != inputs || !read.doubles.iter().chain([&read.core_made]).all(is_whole) {
-            return None;
+        let Ok(bytes) = fs::read(&manifest) else { return Ok(None) };
+        let Ok(Manifest { format, inputs: made_from, core: core_name, stubs }) = serde_json::from_slice(&bytes) else { return Ok(None) };
+        if format != FORMAT || made_from != inputs {
+            return Ok(None);
         }
-        // When it was used last. A cache that cannot be written to is not cleared either.
+        trust(folder)?;
+        for name in stubs.iter().map(|stub| stub.name.as_str()).chain([core_name.as_str(), MANIFEST]) {
+            let path = folder.join(name);
+            if Path::new(name).components().count() != 1 || !path.is_file() {
+                return Ok(None);
+            }
+            trust(&path)?;
+        }
+        let is_whole =
+            |stub: &CachedFile| fs::read(folder.join(&stub.name)).is_ok_and(|bytes| CachedFile::new(&stub.name, &bytes) == *stub);
+        if !stubs.iter().all(is_whole) || !fs::read(folder.join(&core_name)).is_ok_and(|bytes| bytes == core) {
+            return Ok(None);
+        }
+        // Records the time of last use. A read-only cache is never cleaned up.
         let _ = File::options().append(true).open(&manifest).and_then(|file| file.set_modified(SystemTime::now()));
-        let doubles = read.doubles.into_iter().map(|made| made.name).collect();
-        Some(Self { folder: folder.to_owned(), core: read.core, doubles })
+        let stubs = stubs.into_iter().map(|stub| stub.name).collect();
+        Ok(Some(Self { folder: folder.to_owned(), core: core_name, stubs }))
     }
 }
 
@@ -169,7 +210,7 @@ impl Input {
     }
 }
 
-impl Made {
+impl CachedFile {
     fn new(name: &str, bytes: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(bytes);
@@ -181,7 +222,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The name of the folder. What it was really made from stands in the manifest.
+/// Returns the folder's name. The manifest lists the exact inputs.
 fn key(inputs: &[Input]) -> String {
     let mut hasher = DefaultHasher::new();
     hasher.write_u32(FORMAT);
@@ -191,29 +232,32 @@ fn key(inputs: &[Input]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// Writes all files into a new folder, which then gets its name. The caller is the only one who does.
-fn make(all: &Path, folder: &Path, inputs: &[Input], core: &Path, imports: &Imports, exports: &BTreeSet<String>) -> io::Result<()> {
+/// Writes all files into a new folder and renames it. The caller holds the lock. The core library is copied, so a running program keeps the version
+/// that it was started with.
+fn write(all: &Path, folder: &Path, inputs: &[Input], (core, core_bytes): (&str, &[u8]), stubs: Vec<StubFile>) -> io::Result<()> {
     let (new, _held) = temporary::folder_in(all)?;
-    let write = |name: &str, bytes: &[u8]| fs::write(new.path().join(name), bytes).map(|()| Made::new(name, bytes));
-    // A copy, so that a running program keeps the one that it was started with.
-    let core_name = file_name(core);
-    let core_made = write(&core_name, &fs::read(core)?)?;
-    let doubles =
-        doubles(imports, &core_name, exports).iter().map(|double| write(&double.soname, &double.bytes)).collect::<io::Result<_>>()?;
-    let manifest = Manifest { format: FORMAT, inputs: inputs.to_vec(), core: core_name, doubles, core_made };
-    fs::write(new.path().join(MANIFEST), serde_json::to_vec_pretty(&manifest)?)?;
-    // A damaged one makes room.
+    // The folder becomes private before it contains a file.
+    fs::set_permissions(new.path(), fs::Permissions::from_mode(0o700))?;
+    let write = |name: &str, bytes: &[u8]| {
+        File::options().write(true).create_new(true).mode(0o600).open(new.path().join(name))?.write_all(bytes)?;
+        Ok(CachedFile::new(name, bytes))
+    };
+    write(core, core_bytes)?;
+    let stubs = stubs.iter().map(|stub| write(&stub.soname, &stub.bytes)).collect::<io::Result<_>>()?;
+    let manifest = Manifest { format: FORMAT, inputs: inputs.to_vec(), core: core.to_owned(), stubs };
+    write(MANIFEST, &serde_json::to_vec_pretty(&manifest)?)?;
+    // Moves a damaged folder away.
     if folder.exists() {
         fs::rename(folder, all.join(format!("{}damaged-{}", temporary::PREFIX, std::process::id())))?;
     }
     fs::rename(new.path(), folder)?;
-    // It has another name now, and its owner has nothing left to remove.
+    // The folder was renamed, so the guard must not delete it.
     let _ = new.keep();
     temporary::tidy(all);
     Ok(())
 }
 
-/// Removes what was not used for long. What cannot be removed stays.
+/// Removes folders that were not used for a long time. Ignores errors.
 fn forget_old(all: &Path) {
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
         let used = entry.path().join(MANIFEST).metadata().and_then(|manifest| manifest.modified());

@@ -1,8 +1,10 @@
-//! [`extensions`]: shared objects of other packages than torch that need NVIDIA's libraries, as those of bitsandbytes or flash-attn do.
+//! [`extensions`] finds shared objects of packages other than torch that need NVIDIA's libraries, such as bitsandbytes or
+//! flash-attn.
 //!
-//! Reading an environment takes a look at every file of it, so what was found is kept, with the times at which its folders were changed last: the folders of packages
-//! themselves, each package, and each folder that has a shared object. Where one of them was changed since, as by each installation, all is read again. What
-//! is missed is a shared object in a new folder deep inside a package that was there before, without an installation.
+//! A scan reads every folder of an environment, so the result is cached with the modification times of its folders: the package
+//! folders, each package, and each folder with a shared object. If one of them has changed, as after an installation, everything
+//! is scanned again. The scan misses a shared object that is placed in a new folder deep inside an existing package without an
+//! installation.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hasher as _};
@@ -14,29 +16,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::imports;
 
-/// To be raised when other files are looked for.
+/// Increase this when the scan looks for different files.
 const FORMAT: u32 = 1;
-/// The folder of what was found, in the cache.
+/// The cache folder of the results.
 const FOUND: &str = "environments";
-/// Folders of packages that are not looked at: those of torch are read by themselves, and NVIDIA's own are what the doubles stand in for.
+/// Package folders that the scan skips: torch is read separately, and the stub libraries replace NVIDIA's.
 const OWN: [&str; 3] = ["torch", "functorch", "nvidia"];
 /// Folders without shared objects.
 const WITHOUT: [&str; 2] = [".dist-info", "__pycache__"];
-/// A folder that was changed a shorter time ago may be changed once more without another time of its last change.
+/// A folder changed more recently than this may change again without a new modification time.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// What was found in the folders of packages of one environment.
+/// The result of a scan of one environment.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
     format: u32,
     packages: Vec<PathBuf>,
-    /// When each folder was changed last, since 1970.
+    /// The modification time of each folder, since 1970.
     changed: Vec<(PathBuf, Duration)>,
     extensions: Vec<PathBuf>,
 }
 
-/// The shared objects in these folders of packages that need one of NVIDIA's libraries, in order. What cannot be read is left out: the program that loads it
-/// will say what is wrong with it.
+/// Returns the shared objects in these package folders that need one of NVIDIA's libraries, in order. Unreadable files are
+/// skipped: the program that loads them reports the problem.
 #[must_use]
 pub fn extensions(cache: &Path, packages: &[PathBuf]) -> Vec<PathBuf> {
     let mut hasher = DefaultHasher::new();
@@ -54,7 +56,7 @@ pub fn extensions(cache: &Path, packages: &[PathBuf]) -> Vec<PathBuf> {
     if found.is_settled()
         && let Ok(text) = serde_json::to_string(&found)
     {
-        // Where it cannot be kept, the next start takes longer.
+        // If it cannot be cached, the next start only takes longer.
         let _ = files::write(&kept, &text);
     }
     found.extensions
@@ -65,15 +67,15 @@ impl Found {
         self.changed.iter().all(|(folder, then)| changed(folder) == Some(*then))
     }
 
-    /// Whether a later change of each folder can be told.
+    /// Returns whether later changes of every folder will be visible in its modification time.
     fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.changed.iter().all(|(_, then)| now.saturating_sub(*then) > SETTLED)
     }
 
-    /// Looks at a folder and those in it. Links to folders are not followed.
+    /// Scans a folder and its subfolders. Does not follow links to folders.
     fn look_in(&mut self, folder: &Path, depth: u32) {
-        // Before the folder is read, so that a change meanwhile is one since then.
+        // Read before the folder's entries, so a concurrent change invalidates the result.
         let (Some(changed), Ok(entries)) = (changed(folder), fs::read_dir(folder)) else { return };
         let mut has_objects = false;
         for entry in entries.flatten() {
@@ -109,11 +111,11 @@ mod tests {
     use std::fs::File;
 
     use super::*;
-    use crate::thin::ThinLibrary;
+    use crate::stub_library::StubLibrary;
 
-    struct World(tempfile::TempDir);
+    struct TempEnvironment(tempfile::TempDir);
 
-    impl World {
+    impl TempEnvironment {
         fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
@@ -122,11 +124,11 @@ mod tests {
             self.0.path().join(name)
         }
 
-        /// A shared object that needs a library.
+        /// Writes a shared object that needs a library.
         fn write(&self, name: &str, needs: &str) {
             let path = self.path(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, ThinLibrary { soname: "any.so", nodes: vec![], symbols: vec![], core: needs }.bytes()).unwrap();
+            fs::write(path, StubLibrary { soname: "any.so", nodes: vec![], symbols: vec![], core: needs }.bytes()).unwrap();
         }
 
         fn found(&self) -> Vec<String> {
@@ -135,7 +137,7 @@ mod tests {
             found.iter().map(|path| path.strip_prefix(&site).unwrap().to_string_lossy().into_owned()).collect()
         }
 
-        /// All folders were changed so long ago.
+        /// Sets the modification times of all folders back by `age`.
         fn set_age(&self, folder: &Path, age: Duration) {
             for entry in fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.file_type().unwrap().is_dir()) {
                 self.set_age(&entry.path(), age);
@@ -149,37 +151,45 @@ mod tests {
     }
 
     #[test]
-    fn shared_objects_of_packages_are_found_that_need_a_library_of_nvidias() {
-        let world = World::new();
-        world.write("site-packages/fast/_C.abi3.so", "libcudart.so.13");
-        world.write("site-packages/fast/deep/er/ops.so", "libcublas.so.13");
-        world.write("site-packages/top.cpython-312-x86_64-linux-gnu.so", "libcuda.so.1");
-        world.write("site-packages/numpy/core.so", "libc.so.6");
-        world.write("site-packages/vision.libs/image.so", "libcudart.8774224f.so.13");
-        world.write("site-packages/torch/lib/libtorch_cuda.so", "libcudart.so.13");
-        world.write("site-packages/nvidia/cublas/lib/libcublas.so.13", "libcublasLt.so.13");
-        world.write("site-packages/other/libcufft.so.12", "libcudart.so.13");
-        fs::write(world.path("site-packages/fast/script.so"), "GROUP ( libm.so.6 )").unwrap();
-        fs::write(world.path("site-packages/fast/model.py"), "").unwrap();
-        assert_eq!(world.found(), ["fast/_C.abi3.so", "fast/deep/er/ops.so", "top.cpython-312-x86_64-linux-gnu.so"]);
+    fn shared_objects_that_need_a_library_of_nvidia_are_found() {
+        let environment = TempEnvironment::new();
+        environment.write("site-packages/fast/_C.abi3.so", "libcudart.so.13");
+        environment.write("site-packages/fast/deep/er/ops.so", "libcublas.so.13");
+        environment.write("site-packages/top.cpython-312-x86_64-linux-gnu.so", "libcuda.so.1");
+        environment.write("site-packages/numpy/core.so", "libc.so.6");
+        environment.write("site-packages/vision.libs/image.so", "libcudart.8774224f.so.13");
+        environment.write("site-packages/torch/lib/libtorch_cuda.so", "libcudart.so.13");
+        environment.write("site-packages/nvidia/cublas/lib/libcublas.so.13", "libcublasLt.so.13");
+        environment.write("site-packages/other/libcufft.so.12", "libcudart.so.13");
+        fs::write(environment.path("site-packages/fast/script.so"), "GROUP ( libm.so.6 )").unwrap();
+        fs::write(environment.path("site-packages/fast/model.py"), "").unwrap();
+        assert_eq!(environment.found(), ["fast/_C.abi3.so", "fast/deep/er/ops.so", "top.cpython-312-x86_64-linux-gnu.so"]);
     }
 
     #[test]
-    fn what_was_found_is_kept_until_a_folder_changes_and_not_while_one_may_still_change() {
-        let world = World::new();
-        let (site, minute) = (world.path("site-packages"), Duration::from_secs(60));
-        world.write("site-packages/fast/_C.so", "libcudart.so.13");
-        assert_eq!((world.found(), world.kept()), (vec!["fast/_C.so".to_owned()], 0), "it was written just now");
-        world.set_age(&site, minute);
-        assert_eq!((world.found(), world.kept()), (vec!["fast/_C.so".to_owned()], 1));
-        // Read once more it would not be found: nothing but the times of the folders is looked at.
-        world.write("site-packages/fast/_C.so", "libc.so.6");
-        assert_eq!(world.found(), ["fast/_C.so"]);
+    fn the_result_is_cached_until_a_folder_changes_but_not_while_one_may_still_change() {
+        let environment = TempEnvironment::new();
+        let (site, minute) = (environment.path("site-packages"), Duration::from_secs(60));
+        environment.write("site-packages/fast/_C.so", "libcudart.so.13");
+        assert_eq!(
+            (environment.found(), environment.kept()),
+            (vec!["fast/_C.so".to_owned()], 0),
+            "the folder changed too recently to cache"
+        );
+        environment.set_age(&site, minute);
+        assert_eq!((environment.found(), environment.kept()), (vec!["fast/_C.so".to_owned()], 1));
+        // A second scan would not find it: only the folders' times are checked.
+        environment.write("site-packages/fast/_C.so", "libc.so.6");
+        assert_eq!(environment.found(), ["fast/_C.so"]);
         for (name, folder) in [("site-packages/other/ops.so", "other"), ("site-packages/fast/more.so", "fast")] {
-            world.write(name, "libcudart.so.13");
-            assert!(world.found().iter().any(|found| found.starts_with(folder) && found != "fast/_C.so"), "{:?}", world.found());
-            world.set_age(&site, minute);
+            environment.write(name, "libcudart.so.13");
+            assert!(
+                environment.found().iter().any(|found| found.starts_with(folder) && found != "fast/_C.so"),
+                "{:?}",
+                environment.found()
+            );
+            environment.set_age(&site, minute);
         }
-        assert_eq!(world.found(), ["fast/more.so", "other/ops.so"]);
+        assert_eq!(environment.found(), ["fast/more.so", "other/ops.so"]);
     }
 }

@@ -1,13 +1,13 @@
-//! Test only: a made-up torch whose shared objects import from NVIDIA's libraries as the real ones do.
+//! Test only: a fake torch whose shared objects import from NVIDIA's libraries like the real ones.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::thin::{Kind, Symbol, ThinLibrary};
+use crate::stub_library::{Kind, StubLibrary, Symbol};
 
-/// Functions with the version node of their library, functions without one, and a variable.
+/// Functions with their library's version node, functions without one, and a variable.
 const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [
     ("libcudart.so.13", Some("libcudart.so.13"), &["cudaMalloc", "cudaFictional"]),
     ("libnvshmem_host.so.3", Some("NVSHMEM"), &["nvshmem_init"]),
@@ -22,7 +22,7 @@ int (*used[])(void) = {(int (*)(void))cudaMalloc, cudaFictional, nvshmem_init, n
 int *variable[] = {&nvshmem_selected_device_transport, &customer};
 ";
 
-/// Compiles `lib/libtorch_cuda.so` into this folder of a torch.
+/// Compiles `lib/libtorch_cuda.so` into this torch folder.
 pub(crate) fn compile_torch(torch: &Path) {
     let stubs = torch.join("stubs");
     fs::create_dir_all(&stubs).unwrap();
@@ -32,7 +32,7 @@ pub(crate) fn compile_torch(torch: &Path) {
         let symbol = |(name, kind): (&str, Kind)| Symbol { name: name.to_owned(), node: node.map(str::to_owned), kind };
         let variable = (node == Some("NVSHMEM")).then_some((VARIABLE, Kind::Variable));
         let symbols: Vec<Symbol> = names.iter().map(|name| (*name, Kind::Function)).chain(variable).map(symbol).collect();
-        let library = ThinLibrary { soname, nodes: node.into_iter().collect(), symbols: symbols.iter().collect(), core: "libcore.so" };
+        let library = StubLibrary { soname, nodes: node.into_iter().collect(), symbols: symbols.iter().collect(), core: "libcore.so" };
         paths.push(stubs.join(soname));
         fs::write(stubs.join(soname), library.bytes()).unwrap();
     }
@@ -41,6 +41,6 @@ pub(crate) fn compile_torch(torch: &Path) {
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-nostdlib", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", "-o"]);
     let made = compiler.arg(torch.join("lib/libtorch_cuda.so")).arg(&source).args(&paths).status().unwrap();
-    assert!(made.success(), "a C compiler is needed, as for building this project");
+    assert!(made.success(), "a C compiler is required, as for building this project");
     fs::remove_dir_all(&stubs).unwrap();
 }

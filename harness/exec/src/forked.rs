@@ -1,7 +1,7 @@
-//! Copies of this process: [`fork`] makes one, which goes on from the same place in the program and does something of its own.
+//! [`fork`] copies this process. The copy continues from the same point in the program.
 //!
-//! A copy has the thread that made it and no other one. What other threads hold locked at that moment stays locked in it, so a process forks before it starts
-//! threads, or while none of them does anything that the copy needs.
+//! The copy has only the thread that made it. Locks held by other threads at that moment stay locked in the copy. Therefore a
+//! process forks before it starts threads, or while its threads hold nothing that the copy needs.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -11,43 +11,41 @@ use libc::{c_int, pid_t};
 
 use crate::process::End;
 
-/// Which of the two processes this is.
+/// Identifies the process that `fork` returned in.
 #[derive(Debug)]
 pub enum Forked {
-    /// The one that forked.
-    Original(Copied),
-    /// The copy. It ends by [`leave`].
+    /// The original process.
+    Original(ForkedChild),
+    /// The copy. It must end with [`leave`].
     Copy,
 }
 
-/// A copy, as the one that forked has it. Where nobody has waited for it, it is killed with this.
+/// The original's handle of a copy. Dropping it kills a copy that has not been waited for.
 #[derive(Debug)]
-pub struct Copied(pid_t);
+pub struct ForkedChild(pid_t);
 
-/// Signals that a terminal sends to all of its programs: what becomes of a copy, its original decides.
+/// Signals that a terminal sends to all its programs. The copy ignores them; the original decides.
 const OF_TERMINALS: [c_int; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP];
 
-/// Makes a copy of this process, which is killed where the thread that made it ends.
-///
-/// # Errors
-/// That there is no room for it.
+/// Copies this process. The copy is killed when the thread that made it ends.
 pub fn fork() -> io::Result<Forked> {
     let original = std::process::id() as pid_t;
-    // SAFETY: takes nothing. The copy has all memory of this process, and of its threads the one that runs here: the GNU C library keeps its own locks in
-    // order in both (<https://sourceware.org/glibc/manual/latest/html_node/Creating-a-Process.html>), and of other locks the module says what is asked of callers.
+    // SAFETY: takes no arguments. The copy has all memory of this process and only the calling thread. The GNU C library keeps
+    // its own locks usable in both (<https://sourceware.org/glibc/manual/latest/html_node/Creating-a-Process.html>); the module's
+    // documentation states the rule for other locks.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             end_with(original);
             Ok(Forked::Copy)
         }
-        copy => Ok(Forked::Original(Copied(copy))),
+        copy => Ok(Forked::Original(ForkedChild(copy))),
     }
 }
 
-/// Has this copy end with its original, and by nothing that a terminal sends.
+/// Makes this copy end with its original and ignore the terminal's signals.
 fn end_with(original: pid_t) {
-    // SAFETY: these calls take integers only; nobody relies on a handler of these signals in a copy.
+    // SAFETY: these calls take integers only; no handler of these signals matters in a copy.
     let parent = unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         for signal in OF_TERMINALS {
@@ -55,23 +53,20 @@ fn end_with(original: pid_t) {
         }
         libc::getppid()
     };
-    // It may have ended before this one asked to be told.
+    // The original may have ended before the call to prctl.
     if parent != original {
         leave(1);
     }
 }
 
-/// Ends this process at once: nothing is dropped, and nothing written that the original had begun to write.
+/// Ends this process without running destructors and without writing buffers inherited from the original.
 pub fn leave(exit_code: u8) -> ! {
     // SAFETY: takes an integer and does not return.
     unsafe { libc::_exit(c_int::from(exit_code)) }
 }
 
-impl Copied {
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// What the system says.
+impl ForkedChild {
+    /// Waits for the copy to end.
     pub fn wait(self) -> io::Result<End> {
         ManuallyDrop::new(self).reap()
     }
@@ -79,7 +74,7 @@ impl Copied {
     fn reap(&self) -> io::Result<End> {
         let mut status = 0;
         loop {
-            // SAFETY: the status may be written. Nobody else waits for the copy, so the number is its own.
+            // SAFETY: the status is writable. Nothing else waits for the copy, so its process ID is still valid.
             let waited = unsafe { libc::waitpid(self.0, ptr::from_mut(&mut status), 0) };
             let error = io::Error::last_os_error();
             match waited {
@@ -92,18 +87,18 @@ impl Copied {
     }
 }
 
-impl Drop for Copied {
+impl Drop for ForkedChild {
     fn drop(&mut self) {
-        // SAFETY: takes integers only. Nobody has waited for the copy, so the number is its own.
+        // SAFETY: takes integers only. Nothing has waited for the copy, so its process ID is still valid.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
-        // It was killed, so it ends.
+        // It was killed, so this returns soon.
         let _ = self.reap();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
@@ -111,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_goes_on_from_the_same_place_and_changes_nothing_of_the_original() {
+    fn a_copy_continues_at_the_fork_and_leaves_the_original_unchanged() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let mut seen = vec![1, 2];
         match fork().unwrap() {
@@ -120,26 +115,26 @@ mod tests {
                 let _ = theirs.write_all(&seen);
                 leave(7);
             }
-            Forked::Original(copied) => {
+            Forked::Original(child) => {
                 drop(theirs);
-                assert_eq!(copied.wait().unwrap(), End::Code(7));
-                let mut told = Vec::new();
-                ours.read_to_end(&mut told).unwrap();
-                assert_eq!((told, seen), (vec![1, 2, 3], vec![1, 2]));
+                assert_eq!(child.wait().unwrap(), End::Code(7));
+                let mut received = Vec::new();
+                ours.read_to_end(&mut received).unwrap();
+                assert_eq!((received, seen), (vec![1, 2, 3], vec![1, 2]));
             }
         }
     }
 
     #[test]
-    fn a_copy_that_nobody_waits_for_is_killed() {
+    fn dropping_the_handle_kills_the_copy() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
-        let Forked::Original(copied) = fork().unwrap() else {
+        let Forked::Original(child) = fork().unwrap() else {
             loop {
                 std::thread::park();
             }
         };
-        drop((copied, theirs));
-        // Its end of the connection is closed, as it is closed when it has ended.
+        drop((child, theirs));
+        // The copy's end of the connection closes when the copy ends.
         assert_eq!(ours.read(&mut [0]).unwrap(), 0);
     }
 }

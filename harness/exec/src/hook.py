@@ -1,32 +1,47 @@
-# Run by each Python process of a program on a simulated GPU, as its `sitecustomize`. At the end of a process that imported torch it writes torch's
-# memory statistics into the folder of the run; where HARNESS_GPU_SNAPSHOT is set, a memory snapshot too, where HARNESS_GPU_OOMS is set, the
-# place of each out of memory error, and where HARNESS_GPU_SAMPLES is set, how much torch has allocated, again and again. Where the settings ask for it,
-# values of small tensors are computed. Then it runs the sitecustomize that it hides. It imports nothing that Python has not imported by then, and
-# changes nothing in processes without torch.
+# The `sitecustomize` of each Python process of a program on a simulated GPU.
+# - It ends the process if the library of HARNESS_GPU_EXPECTED is not loaded: without it, the program would use a real GPU.
+# - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run.
+# - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, HARNESS_GPU_OOMS the call stack of each out of memory error, and HARNESS_GPU_SAMPLES
+#   samples of the bytes that torch has allocated. `values=small` in HARNESS_GPU computes the values of small tensors.
+# Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
 import atexit
 import os
 import sys
 
 _RUN = os.environ.get("HARNESS_GPU_RUN")
-# Where attempts to get memory are noted: on a real GPU in a folder of their own.
+# The folder with the files of allocation attempts.
 _ATTEMPTS = os.environ.get("HARNESS_GPU_LIMITS_RUN") or _RUN
-# Enough for hours of most programs; each entry takes some hundred bytes.
+# Enough for hours of most programs; each event takes a few hundred bytes.
 _MOST_EVENTS = 500000
-# Of an out of memory error.
+# Frames recorded for an out of memory error.
 _MOST_FRAMES = 16
 _OWN_PACKAGES = ("torch", "torchvision", "torchaudio", "functorch", "triton")
-# The length of an attempt to get memory, and of a free, in the files in which they are noted.
+# Bytes of one record in the files of allocation attempts and of frees.
 _ATTEMPT_BYTES = 32
-# Where the counters of a process tell how much work it submitted: behind three words of eight bytes.
+# Offset of the number of submitted work items in the counters of a process, after three words of eight bytes.
 _SUBMITTED_AT = 24
-# Of a traceback.
+# Lines kept of a traceback.
 _MOST_LINES = 12
-# Between two looks at how much is allocated, in seconds.
+# Seconds between two samples of the allocated bytes.
 _SAMPLE_EVERY = 0.005
 
 
+def _require_library():
+    """Ends the process if the dynamic linker did not load the library that `harness exec` named."""
+    name = os.environ.get("HARNESS_GPU_EXPECTED")
+    if not name:
+        return
+    with open("/proc/self/maps") as maps:
+        if any(line.rstrip().endswith("/" + name) for line in maps):
+            return
+    _write("not-loaded", lambda path: open(path, "w").close())
+    sys.stderr.write("harness: the dynamic linker did not load %s, so this program would use a real GPU: it is stopped\n" % name)
+    sys.stderr.flush()
+    os._exit(70)
+
+
 def _write(name, write):
-    """Writes a file into the folder of the run; it appears whole or not at all."""
+    """Writes a file into the folder of the run, atomically."""
     path = os.path.join(_RUN, name)
     write(path + ".unfinished")
     os.replace(path + ".unfinished", path)
@@ -39,7 +54,7 @@ def _write_snapshot(torch):
 
 
 def _statistics(torch):
-    """Of each device that was used, by index."""
+    """The statistics of each used device, by index."""
     if not torch.cuda.is_initialized():
         return {}
     by_device = {str(device): torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())}
@@ -47,7 +62,7 @@ def _statistics(torch):
 
 
 def _traceback():
-    """The last lines of the traceback of what ended the program, where an exception did."""
+    """The last lines of the traceback, if an exception ended the program."""
     error = getattr(sys, "last_value", None)
     if error is None:
         return []
@@ -78,7 +93,7 @@ def _write_statistics(torch):
 
 def _at_exit():
     torch = sys.modules.get("torch")
-    # A torch that failed to import has no version.
+    # A torch whose import failed has no version.
     if not hasattr(torch, "__version__") or not hasattr(torch, "cuda"):
         return
     _write_statistics(torch)
@@ -87,7 +102,7 @@ def _at_exit():
 
 
 def _frames(frame):
-    """The innermost frames of a stack that are not of torch's own packages."""
+    """The innermost frames of a stack outside torch's own packages."""
     site = os.path.dirname(os.path.dirname(sys.modules["torch"].__file__))
     own = tuple(os.path.join(site, package) + os.sep for package in _OWN_PACKAGES) + (os.path.abspath(__file__), "<frozen ")
     found = []
@@ -100,7 +115,7 @@ def _frames(frame):
 
 
 def _write_error_place(device, size, total, free):
-    """Called by torch before it raises an OutOfMemoryError, also in threads of its backward pass, where no frames of Python are."""
+    """Called by torch before it raises an OutOfMemoryError. Threads of the backward pass have no Python frames; there the main thread's stack is used."""
     import json
     import threading
 
@@ -110,22 +125,22 @@ def _write_error_place(device, size, total, free):
         with open(os.path.join(_RUN, "ooms-%d.jsonl" % os.getpid()), "a") as file:
             file.write(json.dumps({"attempts": attempts, "frames": frames}) + "\n")
     except Exception as error:
-        sys.stderr.write("harness: the place of an out of memory error could not be told: %s\n" % error)
+        sys.stderr.write("harness: cannot record the call stack of an out of memory error: %s\n" % error)
 
 
-def _tell_error_places(module):
+def _record_error_places(module):
     def attach():
         try:
             sys.modules["torch"]._C._cuda_attach_out_of_memory_observer(_write_error_place)
         except Exception:
-            pass  # Only the native allocator has observers; without one the places are not known.
+            pass  # Only the native allocator has observers; with others the call stacks stay unknown.
 
     module._lazy_call(attach)
 
 
 def _sample_allocated(module):
-    """Notes how much torch has allocated on each device, with how much work was submitted by then, where that has changed. On a real GPU, where nobody
-    counts work, attempts to get memory and frees are counted instead."""
+    """Samples the bytes that torch has allocated on each device and writes each change, with the number of work items submitted by then. On a real GPU
+    work is not counted, so allocation attempts and frees are counted instead."""
     import threading
     import time
 
@@ -150,19 +165,19 @@ def _sample_allocated(module):
                             file.write("%d %d %d\n" % (submitted, device, allocated))
                     time.sleep(_SAMPLE_EVERY)
         except Exception:
-            pass  # The program ends, or its allocator has no statistics: what was sampled so far is there.
+            pass  # The program is ending, or its allocator has no statistics. Earlier samples are kept.
 
     module._lazy_call(lambda: threading.Thread(target=sample, name="harness-samples", daemon=True).start())
 
 
 def _record_history(module):
-    """Has torch record its memory history from the moment at which it opens the GPU."""
+    """Makes torch record its memory history once it opens the GPU."""
     import threading
 
     torch = sys.modules["torch"]
 
     def record():
-        # Call stacks of allocations only: with those of frees torch 2.11 breaks checkpointing that stops early.
+        # Only the call stacks of allocations: with those of frees, torch 2.11 breaks checkpointing that stops early.
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=_MOST_EVENTS)
 
     module._lazy_call(record)
@@ -180,7 +195,7 @@ def _with_cuda(module):
     if os.environ.get("HARNESS_GPU_SNAPSHOT"):
         _record_history(module)
     if os.environ.get("HARNESS_GPU_OOMS"):
-        _tell_error_places(module)
+        _record_error_places(module)
     if os.environ.get("HARNESS_GPU_SAMPLES"):
         _sample_allocated(module)
 
@@ -195,7 +210,7 @@ def _compute_small_values(torch):
 
 
 class _ModuleFinder:
-    """Finds one module as all others do, and calls back when it was executed."""
+    """Finds one module through the other finders, and calls `then` after its execution."""
 
     def __init__(self, module, then):
         self.module = module
@@ -210,15 +225,15 @@ class _ModuleFinder:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_tell(module):
+            def execute_and_call(module):
                 execute(module)
                 self.then(module)
 
-            spec.loader.exec_module = execute_and_tell
+            spec.loader.exec_module = execute_and_call
         return spec
 
 
-def _run_the_hidden_one():
+def _run_hidden_sitecustomize():
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     this = sys.modules.pop("sitecustomize")
@@ -231,12 +246,13 @@ def _run_the_hidden_one():
         sys.modules.setdefault("sitecustomize", this)
 
 
-# One that is hidden may be the hook of another `harness exec` around this one: the process is told of once.
+# The hidden sitecustomize may be the hook of an outer `harness exec`: only the innermost hook acts.
 if _RUN and not hasattr(sys, "_harness_hook"):
     sys._harness_hook = True
+    _require_library()
     atexit.register(_at_exit)
-    if any(os.environ.get("HARNESS_GPU_" + wanted) for wanted in ("SNAPSHOT", "OOMS", "SAMPLES")):
+    if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
     if "values=small" in os.environ.get("HARNESS_GPU", "").split(";"):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_small_values))
-_run_the_hidden_one()
+_run_hidden_sitecustomize()

@@ -1,4 +1,4 @@
-//! [`Imports`]: what the shared objects of a PyTorch import from NVIDIA's libraries, by library, with version nodes.
+//! [`Imports`] lists what the shared objects of a PyTorch import from NVIDIA's libraries, by library, with version nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,113 +10,97 @@ use object::elf;
 use object::read::elf::{Dyn as _, FileHeader as _, SectionTable, Sym as _};
 use object::{Endianness, ReadCache, ReadRef};
 
-use crate::thin::{Kind, Symbol};
+use crate::stub_library::{Kind, Symbol};
 
 type Header = elf::FileHeader64<Endianness>;
 
-/// How the names of a library's functions begin.
-struct Family {
+/// Prefixes of a library's function names.
+struct NvidiaLibrary {
     /// The library's file name without `.so` and version.
     stem: &'static str,
     prefixes: &'static [&'static str],
 }
 
-/// NVIDIA's libraries. Of prefixes the longest decides; `cu` alone is the driver's.
-const FAMILIES: [Family; 19] = [
-    Family { stem: "libcuda", prefixes: &["cu"] },
-    Family { stem: "libcudart", prefixes: &["cuda", "__cuda"] },
-    Family { stem: "libcublas", prefixes: &["cublas"] },
-    Family { stem: "libcublasLt", prefixes: &["cublasLt"] },
-    Family { stem: "libcudnn", prefixes: &["cudnn"] },
-    Family { stem: "libcudss", prefixes: &["cudss"] },
-    Family { stem: "libcufft", prefixes: &["cufft"] },
-    Family { stem: "libcufile", prefixes: &["cuFile"] },
-    Family { stem: "libcupti", prefixes: &["cupti"] },
-    Family { stem: "libcurand", prefixes: &["curand"] },
-    Family { stem: "libcusolver", prefixes: &["cusolver"] },
-    Family { stem: "libcusolverMg", prefixes: &["cusolverMg"] },
-    Family { stem: "libcusparse", prefixes: &["cusparse"] },
-    Family { stem: "libcusparseLt", prefixes: &["cusparseLt"] },
-    Family { stem: "libnccl", prefixes: &["nccl", "pnccl"] },
-    Family { stem: "libnvidia-ml", prefixes: &["nvml"] },
-    Family { stem: "libnvJitLink", prefixes: &["nvJitLink", "__nvJitLink"] },
-    Family { stem: "libnvrtc", prefixes: &["nvrtc"] },
-    Family { stem: "libnvshmem_host", prefixes: &["nvshmem"] },
+/// NVIDIA's libraries. The longest matching prefix decides; `cu` alone belongs to the driver.
+const NVIDIA_LIBRARIES: [NvidiaLibrary; 19] = [
+    NvidiaLibrary { stem: "libcuda", prefixes: &["cu"] },
+    NvidiaLibrary { stem: "libcudart", prefixes: &["cuda", "__cuda"] },
+    NvidiaLibrary { stem: "libcublas", prefixes: &["cublas"] },
+    NvidiaLibrary { stem: "libcublasLt", prefixes: &["cublasLt"] },
+    NvidiaLibrary { stem: "libcudnn", prefixes: &["cudnn"] },
+    NvidiaLibrary { stem: "libcudss", prefixes: &["cudss"] },
+    NvidiaLibrary { stem: "libcufft", prefixes: &["cufft"] },
+    NvidiaLibrary { stem: "libcufile", prefixes: &["cuFile"] },
+    NvidiaLibrary { stem: "libcupti", prefixes: &["cupti"] },
+    NvidiaLibrary { stem: "libcurand", prefixes: &["curand"] },
+    NvidiaLibrary { stem: "libcusolver", prefixes: &["cusolver"] },
+    NvidiaLibrary { stem: "libcusolverMg", prefixes: &["cusolverMg"] },
+    NvidiaLibrary { stem: "libcusparse", prefixes: &["cusparse"] },
+    NvidiaLibrary { stem: "libcusparseLt", prefixes: &["cusparseLt"] },
+    NvidiaLibrary { stem: "libnccl", prefixes: &["nccl", "pnccl"] },
+    NvidiaLibrary { stem: "libnvidia-ml", prefixes: &["nvml"] },
+    NvidiaLibrary { stem: "libnvJitLink", prefixes: &["nvJitLink", "__nvJitLink"] },
+    NvidiaLibrary { stem: "libnvrtc", prefixes: &["nvrtc"] },
+    NvidiaLibrary { stem: "libnvshmem_host", prefixes: &["nvshmem"] },
 ];
 
-/// The library of this file name, if it is NVIDIA's: `libcudart` of `libcudart.so.13`. Copies under other names, as
-/// `libcudart.8774224f.so.13` of torchvision, are somebody else's.
-fn family_of(file: &str) -> Option<&'static str> {
+/// Returns the NVIDIA library with this file name, such as `libcudart` for `libcudart.so.13`. Bundled copies under other names,
+/// such as torchvision's `libcudart.8774224f.so.13`, do not match.
+fn library_of_file(file: &str) -> Option<&'static str> {
     let (stem, version) = file.split_once(".so")?;
     let is_version = version.is_empty() || version.starts_with('.');
-    FAMILIES.iter().map(|family| family.stem).find(|library| is_version && *library == stem)
+    NVIDIA_LIBRARIES.iter().map(|library| library.stem).find(|known| is_version && *known == stem)
 }
 
-/// The library that a function's name tells.
-fn family_of_symbol(name: &str) -> Option<&'static str> {
-    let prefixes = FAMILIES.iter().flat_map(|family| family.prefixes.iter().map(|prefix| (*prefix, family.stem)));
+/// Returns the library that a function's name belongs to.
+fn library_of_symbol(name: &str) -> Option<&'static str> {
+    let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|library| library.prefixes.iter().map(|prefix| (*prefix, library.stem)));
     let longest = prefixes.filter(|(prefix, _)| name.starts_with(prefix)).max_by_key(|(prefix, _)| prefix.len())?;
     let is_driver = longest.1 != "libcuda" || name[2..].starts_with(|first: char| first.is_ascii_uppercase());
     is_driver.then_some(longest.1)
 }
 
-/// What is imported from one library.
+/// The imports from one library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Library {
-    /// Its version nodes that are referred to.
+    /// The version nodes that are referenced.
     pub nodes: BTreeSet<String>,
-    /// What is imported, each name once.
+    /// The imported symbols, by name.
     pub symbols: BTreeMap<String, Symbol>,
 }
 
-/// What is imported, by the SONAMEs of NVIDIA's libraries.
+/// Imports from NVIDIA's libraries, by SONAME.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Imports {
-    /// Also libraries that are only named as needed.
+    /// Includes libraries that are needed but provide no symbol.
     pub libraries: BTreeMap<String, Library>,
 }
 
-/// Why the imports of a file are not known.
+/// Why the imports of a file are unknown.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ImportsError {
-    /// Check the rights of the file, or install PyTorch again.
-    #[error("`{}` cannot be read: {source}", path.display())]
-    Unreadable {
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// Install PyTorch again: the file is damaged, or of another kind of machine.
+    #[error("cannot read `{}`: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    /// The file is damaged or made for another architecture.
     #[error("`{}` is not a shared library for x86-64: {reason}", path.display())]
-    NotALibrary {
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    NotALibrary { path: PathBuf, reason: String },
 }
 
 impl Imports {
-    /// What these files import.
-    ///
-    /// # Errors
-    /// That one of them is not a shared library for x86-64.
+    /// Reads the imports of these files.
     pub fn of(files: &[PathBuf]) -> Result<Self, ImportsError> {
         Self::with(files, &[])
     }
 
-    /// The same where these libraries of NVIDIA's are loaded in any case, unless a file needs another release of one.
-    ///
-    /// # Errors
-    /// That one of the files is not a shared library for x86-64.
+    /// Like [`Imports::of`], but the libraries in `loaded` are always included, unless a file needs another version of one.
     pub fn with(files: &[PathBuf], loaded: &[&str]) -> Result<Self, ImportsError> {
         let objects = files.iter().map(|file| Undefined::of(file)).collect::<Result<Vec<_>, _>>()?;
         let mut imports = Self::default();
-        for needed in objects.iter().flat_map(|object| &object.needed).filter(|needed| family_of(needed).is_some()) {
+        for needed in objects.iter().flat_map(|object| &object.needed).filter(|needed| library_of_file(needed).is_some()) {
             imports.libraries.entry(needed.clone()).or_default();
         }
         for soname in loaded {
-            if family_of(soname).is_some_and(|family| imports.soname(family).is_none()) {
+            if library_of_file(soname).is_some_and(|library| imports.soname(library).is_none()) {
                 imports.libraries.entry((*soname).to_owned()).or_default();
             }
         }
@@ -126,13 +110,14 @@ impl Imports {
         Ok(imports)
     }
 
-    /// Adds what extensions of other packages import. Those that cannot be read, and those for another release of a library than is needed already, are left out:
-    /// they cannot be loaded beside it.
+    /// Adds the imports of other packages' extensions. Skips unreadable files, and files that need a different version of a
+    /// library: they cannot be loaded in the same process.
     pub fn add_extensions(&mut self, files: &[PathBuf]) {
         for object in files.iter().filter_map(|file| Undefined::of(file).ok()) {
-            let needed: Vec<&String> = object.needed.iter().filter(|needed| family_of(needed).is_some()).collect();
-            let is_other_release =
-                |needed: &&String| family_of(needed).and_then(|family| self.soname(family)).is_some_and(|known| known != needed.as_str());
+            let needed: Vec<&String> = object.needed.iter().filter(|needed| library_of_file(needed).is_some()).collect();
+            let is_other_release = |needed: &&String| {
+                library_of_file(needed).and_then(|library| self.soname(library)).is_some_and(|known| known != needed.as_str())
+            };
             if needed.iter().any(is_other_release) {
                 continue;
             }
@@ -145,33 +130,33 @@ impl Imports {
         }
     }
 
-    /// A symbol that no version ties to a file goes by its name to a library that is needed.
+    /// Assigns a symbol to the file of its version, or else, by its name, to a needed library.
     fn add(&mut self, symbol: Symbol, file: Option<String>) {
         let by_name = || {
-            let family = family_of_symbol(&symbol.name)?;
-            self.libraries.keys().find(|soname| family_of(soname) == Some(family)).cloned()
+            let library = library_of_symbol(&symbol.name)?;
+            self.libraries.keys().find(|soname| library_of_file(soname) == Some(library)).cloned()
         };
-        let Some(soname) = file.or_else(by_name).filter(|file| family_of(file).is_some()) else { return };
+        let Some(soname) = file.or_else(by_name).filter(|file| library_of_file(file).is_some()) else { return };
         let library = self.libraries.entry(soname).or_default();
         library.nodes.extend(symbol.node.clone());
-        // A versioned reference is the better one to keep.
+        // Prefers a versioned reference.
         let known = library.symbols.entry(symbol.name.clone()).or_insert_with(|| symbol.clone());
         if known.node.is_none() {
             *known = symbol;
         }
     }
 
-    /// The SONAME of a library by its name without version, as in `libcudart`.
+    /// Returns the SONAME of a library, given its name without version, such as `libcudart`.
     #[must_use]
     pub fn soname(&self, library: &str) -> Option<&str> {
-        self.libraries.keys().map(String::as_str).find(|soname| family_of(soname) == Some(library))
+        self.libraries.keys().map(String::as_str).find(|soname| library_of_file(soname) == Some(library))
     }
 }
 
-/// What one file leaves to others.
+/// Undefined symbols and needed libraries of one file.
 struct Undefined {
     needed: Vec<String>,
-    /// With the file that its version names.
+    /// Each with the file that its version refers to.
     symbols: Vec<(Symbol, Option<String>)>,
 }
 
@@ -190,7 +175,7 @@ impl Undefined {
             let name = text(symbol.name(endian, symbols.strings())?);
             let version = versions.version(versions.version_index(endian, index))?;
             let file = version.and_then(|version| version.file()).map(text);
-            if file.is_none() && family_of_symbol(&name).is_none() {
+            if file.is_none() && library_of_symbol(&name).is_none() {
                 continue;
             }
             let node = version.map(|version| text(version.name()));
@@ -201,10 +186,7 @@ impl Undefined {
     }
 }
 
-/// The names that a shared library exports.
-///
-/// # Errors
-/// That the file is not a shared library for x86-64.
+/// Returns the names that a shared library exports.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, ImportsError> {
     shared_object::exports(path).map_err(|error| match error {
         SharedObjectError::Unreadable(source) => ImportsError::Unreadable { path: path.to_owned(), source },
@@ -213,10 +195,7 @@ pub fn exports(path: &Path) -> Result<BTreeSet<String>, ImportsError> {
     })
 }
 
-/// The mark that a linker gave this file, in hexadecimal digits; `None` where there is none.
-///
-/// # Errors
-/// That the file is not a shared library for x86-64.
+/// Returns the linker's build ID in hexadecimal, if the file has one.
 pub fn build_id(path: &Path) -> Result<Option<String>, ImportsError> {
     let file = open(path)?;
     let read = || -> object::read::Result<Option<String>> {
@@ -234,10 +213,7 @@ pub fn build_id(path: &Path) -> Result<Option<String>, ImportsError> {
     read().map_err(|error| not_a_library(path, &error))
 }
 
-/// The shared objects of a PyTorch that can import names of NVIDIA, by name.
-///
-/// # Errors
-/// That the folder cannot be read.
+/// Returns the shared objects of a PyTorch that can import names of NVIDIA, sorted by path.
 pub fn shared_objects(torch: &Path) -> Result<Vec<PathBuf>, ImportsError> {
     let mut found = Vec::new();
     let functorch = torch.with_file_name("functorch");
@@ -254,26 +230,35 @@ pub fn shared_objects(torch: &Path) -> Result<Vec<PathBuf>, ImportsError> {
     Ok(found)
 }
 
-/// Whether a file of this name is one.
+/// Returns whether this is the name of a shared object.
 pub(crate) fn is_shared_object(name: &str) -> bool {
     name.ends_with(".so") || name.contains(".so.")
 }
 
-/// Whether a file is a shared object for x86-64 that needs one of NVIDIA's libraries, and none of these itself. Only its headers and its list of what it needs are read.
+/// Returns whether a file is a shared object for x86-64 that needs one of NVIDIA's libraries and is not itself one of them. Reads
+/// only its headers and its list of needed libraries.
 pub(crate) fn needs_nvidia(path: &Path) -> bool {
-    let is_one = path.file_name().and_then(|name| name.to_str()).is_none_or(|name| family_of(name).is_some());
+    let is_one = path.file_name().and_then(|name| name.to_str()).is_none_or(|name| library_of_file(name).is_some());
     let needs = || -> Option<bool> {
         let file = open(path).ok()?;
         let header = Header::parse(&file).ok()?;
         let (endian, sections) = sections(&file).ok()?;
         let is_here = header.e_machine(endian) == elf::EM_X86_64;
-        Some(is_here && needed(endian, &sections, &file).ok()?.iter().any(|needed| family_of(needed).is_some()))
+        Some(is_here && needed(endian, &sections, &file).ok()?.iter().any(|needed| library_of_file(needed).is_some()))
     };
     !is_one && needs().unwrap_or(false)
 }
 
 fn open(path: &Path) -> Result<ReadCache<File>, ImportsError> {
-    File::open(path).map(ReadCache::new).map_err(|source| ImportsError::Unreadable { path: path.to_owned(), source })
+    regular_file(path)
+        .and_then(|()| File::open(path))
+        .map(ReadCache::new)
+        .map_err(|source| ImportsError::Unreadable { path: path.to_owned(), source })
+}
+
+/// Fails for anything but a regular file: opening a FIFO would block until something writes to it.
+fn regular_file(path: &Path) -> io::Result<()> {
+    if path.metadata()?.is_file() { Ok(()) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
 fn not_a_library(path: &Path, error: &object::read::Error) -> ImportsError {

@@ -1,7 +1,8 @@
-//! Large pages for this program's own code, for one that makes very many copies of itself ([`crate::forked`]).
+//! Moves this program's code to large pages, for programs that fork many copies of themselves ([`crate::forked`]).
 //!
-//! What is mapped from a file each copy has to map anew, 16 pages at a time, and to let go at its end; anonymous large pages it has from its first moment. So the code is
-//! moved to such pages at its own addresses, as Node.js does for other reasons (`--use-largepages`, <https://nodejs.org/api/cli.html#--use-largepagesmode>).
+//! Each fork faults file-backed pages in again, 16 pages at a time, and unmaps them when it ends. Anonymous large pages need
+//! neither. So the code is moved to such pages at its own addresses, as Node.js does for other reasons (`--use-largepages`,
+//! <https://nodejs.org/api/cli.html#--use-largepagesmode>).
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,27 +10,28 @@ use std::{fs, io, ptr};
 
 use libc::{c_int, c_void};
 
-/// A large page of x86-64, and of ARM where pages have 4 KiB (<https://docs.kernel.org/admin-guide/mm/transhuge.html>).
+/// The size of a large page on x86-64, and on ARM with 4 KiB pages (<https://docs.kernel.org/admin-guide/mm/transhuge.html>).
 const LARGE: usize = 2 << 20;
 
-/// A part of the program as the system has mapped it.
+/// A mapping of the program's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mapped {
     addresses: Range<usize>,
     protection: c_int,
 }
 
-/// Moves this program's code and constants to large pages, as far as they fill such pages. Where the system does not let it, or has no large pages left, nothing is lost but
-/// time. Done once, it holds for all copies.
+/// Moves this program's code and constants to large pages, where they fill whole ones. If the system refuses or has no large
+/// pages left, the program only runs slower. One call serves all later copies.
 ///
 /// # Errors
-/// What the system says. What was moved by then stays so.
+/// A system call failed. The mappings moved before it stay on large pages.
 pub fn use_for_code() -> io::Result<()> {
     let program = fs::read_link("/proc/self/exe")?;
     mapped(&fs::read_to_string("/proc/self/maps")?, &program).iter().try_for_each(move_to_large_pages)
 }
 
-/// The parts of a program that nothing writes to, as `/proc/PID/maps` lists them (<https://man7.org/linux/man-pages/man5/proc_pid_maps.5.html>), in whole large pages.
+/// Returns the read-only mappings of a program, as `/proc/PID/maps` lists them
+/// (<https://man7.org/linux/man-pages/man5/proc_pid_maps.5.html>), cut to whole large pages.
 fn mapped(maps: &str, program: &Path) -> Vec<Mapped> {
     let part = |line: &str| {
         let mut words = line.split_whitespace();
@@ -50,22 +52,22 @@ fn mapped(maps: &str, program: &Path) -> Vec<Mapped> {
 fn move_to_large_pages(part: &Mapped) -> io::Result<()> {
     let (start, size) = (part.addresses.start as *mut c_void, part.addresses.len());
     let (anonymous, writable) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: the new memory is this function's own until it takes the place of the part, which has the same size, the same bytes and the same protection: whoever
-    // runs or reads it, this function too, does not see the difference. The part is readable, and nobody writes to it. Where another thread comes to it while the system
-    // exchanges the two, it waits for the lock of the address space, under which that is one change.
+    // SAFETY: the new memory belongs to this function until it replaces the old mapping, with the same size, bytes and
+    // protection. So code that runs in it or reads it, including this function, sees no difference. The old mapping is readable
+    // and never written. A thread that touches it during the exchange waits for the lock of the address space.
     unsafe {
         let room = libc::mmap(ptr::null_mut(), size + LARGE, writable, anonymous, -1, 0);
         if room == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         let copy = room.byte_add(room.align_offset(LARGE));
-        // A system that has no large pages for it gives it small ones.
+        // A system without large pages uses small ones.
         libc::madvise(copy, size, libc::MADV_HUGEPAGE);
         ptr::copy_nonoverlapping(start.cast::<u8>().cast_const(), copy.cast::<u8>(), size);
         let moved = libc::mprotect(copy, size, part.protection) == 0
             && libc::mremap(copy, size, size, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, start) != libc::MAP_FAILED;
         let error = io::Error::last_os_error();
-        // What moved away is no part of it any more; the rest is.
+        // The moved range no longer belongs to the file; the rest does.
         libc::munmap(room, size + LARGE);
         if moved { Ok(()) } else { Err(error) }
     }
@@ -73,7 +75,7 @@ fn move_to_large_pages(part: &Mapped) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+    #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use std::os::fd::AsRawFd as _;
 
@@ -82,7 +84,7 @@ mod tests {
     use crate::process::End;
 
     #[test]
-    fn the_parts_of_the_program_that_nobody_writes_to_are_found() {
+    fn the_read_only_mappings_of_the_program_are_found() {
         let maps = "\
 555555400000-555555900000 r--p 00000000 fe:00 12 /usr/bin/program
 555555900000-555556b00000 r-xp 00500000 fe:00 12 /usr/bin/program
@@ -99,11 +101,11 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_the_same_bytes_behind_the_move_and_is_no_part_of_the_file_any_more() {
+    fn a_moved_mapping_keeps_its_bytes_and_is_anonymous() {
         let bytes: Vec<u8> = (0..3 * LARGE).map(|at| (at % 251) as u8).collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), &bytes).unwrap();
-        // SAFETY: new memory, which nobody else knows of.
+        // SAFETY: new memory, known to nothing else.
         let start = unsafe { libc::mmap(ptr::null_mut(), bytes.len(), libc::PROT_READ, libc::MAP_PRIVATE, file.as_file().as_raw_fd(), 0) };
         assert_ne!(start, libc::MAP_FAILED);
         let parts = || mapped(&fs::read_to_string("/proc/self/maps").unwrap(), file.path());
@@ -111,21 +113,21 @@ mod tests {
         assert!(part.addresses.len() >= 2 * LARGE, "{part:?}");
         move_to_large_pages(&part).unwrap();
         assert_eq!(parts(), []);
-        // SAFETY: the memory from above, part of which was moved to other pages at its own addresses.
+        // SAFETY: the memory mapped above; part of it now lies on other pages at the same addresses.
         assert!(unsafe { std::slice::from_raw_parts(start.cast::<u8>().cast_const(), bytes.len()) } == bytes);
-        // SAFETY: nobody reads it any more.
+        // SAFETY: nothing reads it any more.
         unsafe { libc::munmap(start, bytes.len()) };
     }
 
     #[test]
-    fn a_program_goes_on_with_its_code_on_other_pages() {
+    fn a_program_runs_on_with_its_code_on_large_pages() {
         match fork().unwrap() {
             Forked::Copy => {
                 let code =
                     use_for_code().and_then(|()| Ok(mapped(&fs::read_to_string("/proc/self/maps")?, &fs::read_link("/proc/self/exe")?)));
                 leave(if code.is_ok_and(|left| left.is_empty()) { 7 } else { 1 });
             }
-            Forked::Original(copied) => assert_eq!(copied.wait().unwrap(), End::Code(7)),
+            Forked::Original(child) => assert_eq!(child.wait().unwrap(), End::Code(7)),
         }
     }
 }

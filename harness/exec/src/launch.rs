@@ -1,4 +1,4 @@
-//! Starts a program with the doubles in front of NVIDIA's libraries, and keeps what its processes write while it runs.
+//! Starts a program with stub libraries in place of NVIDIA's, and keeps the files that its processes write.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -7,37 +7,43 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::cache::Libraries;
+pub use crate::guardian::RunFolder;
+use crate::process::{self, End};
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, Settings, Values};
-use tempfile::TempDir;
 
-use crate::cache::Libraries;
-use crate::process::{self, End};
-
-/// The file name of the core library.
+/// File name of the core library.
 pub const CORE: &str = "libharness_simulated_gpu.so";
-/// Names the core library where it is not beside the program.
+/// Path of the core library, if it is not next to the program.
 pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
-/// Has the hook write the place of each out of memory error.
+/// Makes the hook record the call stack of each OutOfMemoryError.
 pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
-/// Has the hook sample how much torch has allocated.
+/// Makes the hook sample the bytes that torch has allocated.
 const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
-/// The file name of the library that limits programs on a real GPU.
+/// File name of the library that limits programs on a real GPU.
 pub const LIMITER: &str = "libharness_limits.so";
-/// Names it where it is not beside the program.
+/// Path of that library, if it is not next to the program.
 pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
-/// Has the hook write memory snapshots.
+/// Makes the hook write memory snapshots.
 const SNAPSHOT: &str = "HARNESS_GPU_SNAPSHOT";
 const HOOK: &str = include_str!("hook.py");
-/// Imported by the hook where the settings ask for it.
+/// Imported by the hook for `--values small`.
 const SMALL_VALUES: &str = include_str!("small_values.py");
-/// The first GNU C library whose auditing interface works for this: before it, calls through it are slow and some programs crash.
+/// The first GNU C library with a usable auditing interface. In earlier versions audited calls are slow and some programs crash.
 const AUDITING_LIBC: (u32, u32) = (2, 35);
-/// The variables with the settings of PyTorch's allocator, of versions from 2.9 on and before.
+/// The longest path that the dynamic linker accepts in LD_AUDIT: `SECURE_NAME_LIMIT` of the GNU C library, without the final NUL. It silently ignores
+/// longer ones.
+const LONGEST_PATH: usize = 254;
+/// Names the library that the hook must find loaded in each Python process.
+pub(crate) const EXPECTED: &str = "HARNESS_GPU_EXPECTED";
+/// The file that the hook writes if it does not find that library.
+const NOT_LOADED: &str = "not-loaded";
+/// Variables with the allocator's settings: from PyTorch 2.9 on, and before.
 const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
-/// Caches of compiled kernels. What is compiled on a simulated GPU must never be loaded on a real one.
+/// Caches of compiled kernels. Code compiled on a simulated GPU must never be loaded on a real one.
 const KERNEL_CACHES: [&str; 4] = ["PYTORCH_KERNEL_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"];
-/// Folders below `nvidia` in which PyTorch looks for libraries that it opens by path.
+/// Subfolders of `nvidia` in which PyTorch opens libraries by path.
 const PACKAGES: [&str; 14] = [
     "cublas",
     "cuda_cupti",
@@ -55,141 +61,129 @@ const PACKAGES: [&str; 14] = [
     "nvshmem",
 ];
 
-/// How the dynamic linker is told of the doubles.
+/// How the stub libraries replace NVIDIA's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// The core library answers where a library is (LD_AUDIT).
+pub enum Interposition {
+    /// The core library redirects the search for libraries (LD_AUDIT).
     Audit,
-    /// All doubles are loaded into each process (LD_PRELOAD).
+    /// All stub libraries are loaded into each process (LD_PRELOAD).
     Preload,
 }
 
-impl Way {
-    /// The one that works with this version of the GNU C library.
+impl Interposition {
+    /// Returns the method that works with this version of the GNU C library.
     #[must_use]
     pub fn of_libc(version: (u32, u32)) -> Self {
         if version >= AUDITING_LIBC { Self::Audit } else { Self::Preload }
     }
 }
 
-/// A program and the machine that it is to see.
+/// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub command: &'a [OsString],
     pub settings: &'a Settings,
     pub libraries: &'a Libraries,
-    /// How they get in front.
-    pub way: Way,
+    pub interposition: Interposition,
     /// Settings of PyTorch's allocator.
     pub alloc_conf: Option<&'a str>,
-    /// Whether memory snapshots are wanted.
+    /// `true` if the program's processes write memory snapshots.
     pub snapshot: bool,
-    /// The ledger of the devices that the program shares with others; a run has one of its own without it.
+    /// The ledger of devices shared with other programs. Without it, the run gets its own.
     pub ledger: Option<&'a Path>,
 }
 
 /// Why the program was not run.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum LaunchError {
-    /// Install the program with its libraries, build them, or name this one.
     #[error(
-        "the library of the simulated GPU is missing: {CORE} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
-         `ci/install` installs it with the program, and the wheel that `ci/wheel` makes has it; `cargo build --release` makes it, in target/release/deps; \
-         {CORE_VARIABLE} names it where it lies elsewhere"
+        "the simulated GPU's library {CORE} is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. `ci/install` and the \
+         wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {CORE_VARIABLE} if it is elsewhere"
     )]
     NoCore,
-    /// Install the program with its libraries, build them, or name this one.
     #[error(
-        "the library that limits programs is missing: {LIMITER} lies neither beside this program, nor in `deps` there, nor in `../lib/harness`. \
-         `ci/install` installs it with the program, and the wheel that `ci/wheel` makes has it; `cargo build --release` makes it, in target/release/deps; \
-         {LIMITER_VARIABLE} names it where it lies elsewhere"
+        "the library {LIMITER}, which limits programs, is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. \
+         `ci/install` and the wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {LIMITER_VARIABLE} \
+         if it is elsewhere"
     )]
     NoLimiter,
-    /// Move the library, or name a copy of it.
-    #[error("the library that limits programs cannot be used from `{}`: the dynamic linker takes no path with a colon", .0.display())]
-    Colon(PathBuf),
-    /// Use a newer system.
+    #[error("the library that limits programs cannot be loaded from `{}`: the dynamic linker accepts no path with a colon, a space or `$`, and none longer than {LONGEST_PATH} bytes; move or copy the library", .0.display())]
+    UnloadablePath(PathBuf),
     #[error(
-        "the program's GNU C library is version {}.{}: programs on a real GPU can be limited from {}.{} on",
+        "the program's GNU C library has version {}.{}; limiting programs on a real GPU requires {}.{} or later",
         .0.0, .0.1, AUDITING_LIBC.0, AUDITING_LIBC.1
     )]
     OldLibc((u32, u32)),
-    /// Make room in the folder for temporary files, or name another one by TMPDIR.
-    #[error("the folder of the run cannot be made: {0}")]
+    #[error(
+        "the dynamic linker did not load the simulated GPU's library, or the one that limits programs, into the program, which was stopped; \
+         see its messages above, and set HARNESS_CACHE to a folder with a short and simple path"
+    )]
+    NotLoaded,
+    #[error("cannot create the run's temporary folder: {0}; free space there or set TMPDIR")]
     Folder(io::Error),
-    /// Correct the command.
-    #[error("`{program}` cannot be started: {source}")]
-    Start {
-        program: String,
-        /// What the system says.
-        source: io::Error,
-    },
+    #[error("cannot start `{program}`: {source}")]
+    Start { program: String, source: io::Error },
 }
 
-/// The core library: named by the variable, or beside this program.
-///
-/// # Errors
-/// That it is not there.
+/// Returns the core library: from the variable, or next to this program.
 pub fn core_library() -> Result<PathBuf, LaunchError> {
     beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::NoCore)
 }
 
-/// The library that limits programs on a real GPU: named by the variable, or beside this program.
-///
-/// # Errors
-/// That it is not there, or cannot be used from there.
+/// Returns the library that limits programs on a real GPU: from the variable, or next to this program.
 pub fn limiter() -> Result<PathBuf, LaunchError> {
     let library = beside_program(LIMITER, LIMITER_VARIABLE).ok_or(LaunchError::NoLimiter)?;
-    if library.as_os_str().as_encoded_bytes().contains(&b':') { Err(LaunchError::Colon(library)) } else { Ok(library) }
+    if is_loadable(&library) { Ok(library) } else { Err(LaunchError::UnloadablePath(library)) }
 }
 
-/// A library of ours: named by its variable, or beside this program.
+/// Returns whether the dynamic linker loads a library with this path. It splits lists at colons and spaces, expands `$`, and ignores long paths.
+pub(crate) fn is_loadable(path: &Path) -> bool {
+    let path = path.as_os_str().as_encoded_bytes();
+    path.len() <= LONGEST_PATH && !path.iter().any(|byte| byte.is_ascii_whitespace() || b":$".contains(byte))
+}
+
+/// Finds one of our libraries: from its variable, or next to this program.
 pub(crate) fn beside_program(file: &str, variable: &str) -> Option<PathBuf> {
     if let Some(named) = std::env::var_os(variable).filter(|named| !named.is_empty()) {
         return Some(PathBuf::from(named)).filter(|named| named.is_file());
     }
     let program = std::env::current_exe().ok()?;
     let folder = program.parent()?;
-    // Where cargo puts it, the newest first, since a build of the program alone renews only that; beside the program; installed.
+    // First cargo's `deps`, because building only the program renews only that; then next to the program; then installed.
     let places = ["deps", "", "../lib/harness"];
     places.iter().map(|place| folder.join(place).join(file)).find(|path| path.is_file())
 }
 
-/// What a program left behind: files of its processes, in a folder that goes with this.
+/// A program that has ended, and the folder with its processes' files. Dropping it deletes the folder.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Ended {
     pub end: End,
-    folder: TempDir,
+    folder: RunFolder,
 }
 
 impl Ended {
-    /// The folder of the run.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// A program that is ready to be started.
+/// A program ready to start.
 #[derive(Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Prepared {
     pub command: Command,
-    folder: TempDir,
+    folder: RunFolder,
 }
 
 impl Prepared {
-    /// Makes the folder of a run, fills it, and makes the command with these variables.
+    /// Creates and fills the folder of a run, and makes the command with these variables.
     pub(crate) fn new(
         command: &[OsString],
         fill: impl FnOnce(&Path) -> io::Result<()>,
         environment: impl FnOnce(&Path) -> Vec<(&'static str, OsString)>,
     ) -> Result<Self, LaunchError> {
-        let folder = tempfile::Builder::new().prefix("harness-gpu-").tempdir().map_err(LaunchError::Folder)?;
+        let folder = RunFolder::new().map_err(LaunchError::Folder)?;
         fill(folder.path()).map_err(LaunchError::Folder)?;
         let nothing = || LaunchError::Start { program: String::new(), source: io::ErrorKind::NotFound.into() };
         let (program, arguments) = command.split_first().ok_or_else(nothing)?;
@@ -198,28 +192,27 @@ impl Prepared {
         Ok(Self { command, folder })
     }
 
-    /// Runs the program to its end. Its standard streams are ours. Where it is to be reported, its processes note what a timeline needs.
+    /// Runs the program with this process's standard streams. If `is_reported`, its processes record data for a timeline.
     pub(crate) fn run(mut self, is_reported: bool) -> Result<Ended, LaunchError> {
         if is_reported {
             self.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
         }
         let end = process::run(&mut self.command).map_err(|source| self.start_error(source))?;
-        Ok(self.ended(end))
+        self.ended(end)
     }
 
-    /// The folder of the run.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The program was run, and ended like this.
-    #[must_use]
-    pub fn ended(self, end: End) -> Ended {
-        Ended { end, folder: self.folder }
+    /// Records the end of the program. Fails if the hook found that a Python process ran without our library.
+    pub fn ended(self, end: End) -> Result<Ended, LaunchError> {
+        let ended = Ended { end, folder: self.folder };
+        if ended.folder().join(NOT_LOADED).exists() { Err(LaunchError::NotLoaded) } else { Ok(ended) }
     }
 
-    /// What to say where it cannot be started.
+    /// Returns the error for a program that cannot be started.
     #[must_use]
     pub fn start_error(&self, source: io::Error) -> LaunchError {
         LaunchError::Start { program: self.command.get_program().to_string_lossy().into_owned(), source }
@@ -227,23 +220,17 @@ impl Prepared {
 }
 
 impl Launch<'_> {
-    /// Runs the program to its end. Its standard streams are ours. Where it is to be reported, its processes note what a timeline needs.
-    ///
-    /// # Errors
-    /// That it cannot be started.
+    /// Runs the program with this process's standard streams. If `is_reported`, its processes record data for a timeline.
     pub fn run(&self, is_reported: bool) -> Result<Ended, LaunchError> {
         self.prepare()?.run(is_reported)
     }
 
-    /// Makes the folder of a run, and the command that runs the program in it.
-    ///
-    /// # Errors
-    /// That the folder cannot be made.
+    /// Creates the folder of a run and the command that runs the program in it.
     pub fn prepare(&self) -> Result<Prepared, LaunchError> {
         Prepared::new(self.command, |run| self.fill(run), |run| self.environment(run, |name| std::env::var_os(name)))
     }
 
-    /// Writes what the program needs in the folder of the run.
+    /// Writes the files that the program needs into the folder of the run.
     fn fill(&self, run: &Path) -> io::Result<()> {
         for cache in KERNEL_CACHES {
             fs::create_dir_all(kernel_cache(run, cache))?;
@@ -255,7 +242,7 @@ impl Launch<'_> {
         if self.settings.values == Values::Small {
             fs::write(hook.join("small_values.py"), SMALL_VALUES)?;
         }
-        if self.way == Way::Preload {
+        if self.interposition == Interposition::Preload {
             let release = format!("cu{}", self.settings.cuda);
             for package in PACKAGES.into_iter().chain([release.as_str()]) {
                 let package = hook.join("nvidia").join(package);
@@ -266,7 +253,7 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// The variables that are set for the program, given those that it would have.
+    /// Returns the variables to set for the program. `inherited` returns the value it would otherwise inherit.
     fn environment(&self, run: &Path, inherited: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
         let libraries = &self.libraries.folder;
         let mut set: Vec<(&'static str, OsString)> = vec![
@@ -274,12 +261,13 @@ impl Launch<'_> {
             (LIBRARIES, libraries.into()),
             (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
             ("TRITON_LIBCUDA_PATH", libraries.into()),
+            (EXPECTED, self.libraries.core.clone().into()),
         ];
-        set.push(match self.way {
-            Way::Audit => loaded("LD_AUDIT", self.libraries.core().into(), &inherited),
-            Way::Preload => {
-                let doubles = self.libraries.doubles.iter().map(|double| libraries.join(double).into_os_string());
-                loaded("LD_PRELOAD", joined(doubles), &inherited)
+        set.push(match self.interposition {
+            Interposition::Audit => loaded("LD_AUDIT", self.libraries.core().into(), &inherited),
+            Interposition::Preload => {
+                let stubs = self.libraries.stubs.iter().map(|stub| libraries.join(stub).into_os_string());
+                loaded("LD_PRELOAD", joined(stubs), &inherited)
             }
         });
         set.extend(KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into())));
@@ -288,15 +276,7 @@ impl Launch<'_> {
     }
 }
 
-/// A folder for what processes leave, which goes with the value.
-///
-/// # Errors
-/// That it cannot be made.
-pub fn folder_of_run() -> io::Result<TempDir> {
-    tempfile::Builder::new().prefix("harness-gpu-").tempdir()
-}
-
-/// Writes the hook of Python into the folder of a run. Returns its own folder.
+/// Writes the Python hook into the folder of a run and returns the hook's folder.
 pub(crate) fn write_hook(run: &Path) -> io::Result<PathBuf> {
     let hook = hook_folder(run);
     fs::create_dir(&hook)?;
@@ -304,12 +284,12 @@ pub(crate) fn write_hook(run: &Path) -> io::Result<PathBuf> {
     Ok(hook)
 }
 
-/// A library that is loaded into the program, behind what the user has loaded.
+/// Appends a library to those that the user's environment loads.
 fn loaded(name: &'static str, added: OsString, inherited: &impl Fn(&str) -> Option<OsString>) -> (&'static str, OsString) {
     (name, joined([inherited(name).unwrap_or_default(), added]))
 }
 
-/// The variables by which torch and the hook know what is wanted.
+/// Returns the variables for torch and the hook.
 pub(crate) fn of_torch(
     run: &Path,
     alloc_conf: Option<&str>,
@@ -327,7 +307,7 @@ fn hook_folder(run: &Path) -> PathBuf {
     run.join("python")
 }
 
-/// The ledger of a run that shares its devices with no other.
+/// Returns the ledger of a run that shares its devices with no other.
 pub(crate) fn own_ledger(run: &Path) -> PathBuf {
     run.join("ledger")
 }
@@ -336,7 +316,7 @@ fn kernel_cache(run: &Path, variable: &str) -> PathBuf {
     run.join("caches").join(variable.to_ascii_lowercase())
 }
 
-/// Paths with colons between them; empty ones are left out, since they would name the current folder.
+/// Joins paths with colons. Skips empty ones, which would name the current folder.
 pub(crate) fn joined(paths: impl IntoIterator<Item = OsString>) -> OsString {
     let paths: Vec<OsString> = paths.into_iter().filter(|path| !path.is_empty()).collect();
     paths.join(OsStr::new(":"))

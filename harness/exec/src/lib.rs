@@ -1,15 +1,23 @@
-//! Runs an unmodified PyTorch program on a simulated GPU.
+//! Runs an unmodified PyTorch program on a simulated GPU, or on a real one with limited memory.
 //!
-//! [`torch`] finds the PyTorch that the program will import, [`environment`] what other packages need of CUDA; [`imports`] reads what they import from NVIDIA's libraries, [`doubles`] and [`thin`] make
-//! the libraries that stand in for them, [`cache`] keeps those; [`setup`] does all that for a command. [`launch`] starts the program with them by [`process`], and [`record`] puts together what its processes
-//! left behind, for people in [`summary`]; [`timeline`] is what a process did to its memory in order. [`limited`] starts a program on a real GPU instead, with a limit. [`trials`] runs it many times, with failures, in less memory, or under other settings. [`library_host`] is the process of a library that allocates. [`forked`] makes copies of this process, and [`large_pages`] makes that faster. What the libraries do is the business of `harness-simulated-gpu`, which is loaded into the program and not into this one.
+//! 1. [`setup`] prepares a command. [`torch`] finds the PyTorch that the program will import, and [`environment`] finds other
+//! packages that use CUDA.
+//! 2. [`imports`] reads what they import from NVIDIA's libraries. [`stubs`] and [`stub_library`] make the stub libraries, and
+//! [`cache`] keeps them.
+//! 3. [`launch`] starts the program through [`process`]; [`limited`] starts it on a real GPU.
+//! 4. [`record`] collects the files that its processes wrote, [`summary`] prints them, and [`timeline`] orders the memory events
+//! of a process.
+//!
+//! [`trials`] runs a program many times: with injected failures, with less memory, or under other settings. [`library_host`] runs
+//! somebody's allocator library in a process. [`forked`] copies this process, and [`large_pages`] makes that faster.
+//! `harness-simulated-gpu` implements the libraries' functions; it is loaded into the program, not into this process.
 
 pub mod cache;
-pub mod doubles;
 pub mod environment;
 #[cfg(test)]
 mod fixture;
 pub mod forked;
+mod guardian;
 pub mod imports;
 pub mod large_pages;
 pub mod launch;
@@ -18,8 +26,9 @@ pub mod limited;
 pub mod process;
 pub mod record;
 pub mod setup;
+pub mod stub_library;
+pub mod stubs;
 pub mod summary;
-pub mod thin;
 pub mod timeline;
 pub mod torch;
 pub mod trials;

@@ -1,5 +1,5 @@
-# Tells which torch this interpreter would import, as one line of JSON, without importing it.
-# An argument replaces the first entry of sys.path: the folder of the script that the program is.
+# Prints the torch that this interpreter would import, as one line of JSON, without importing it.
+# An argument replaces the first entry of sys.path: the folder of the program's script.
 import importlib.util
 import json
 import os
@@ -24,10 +24,12 @@ if spec is not None and spec.origin is not None:
     folder = os.path.dirname(os.path.realpath(spec.origin))
     version = {}
     try:
-        with open(os.path.join(folder, "version.py")) as file:
-            exec(compile(file.read(), file.name, "exec"), version)
+        # A FIFO would block.
+        if os.path.isfile(os.path.join(folder, "version.py")):
+            with open(os.path.join(folder, "version.py")) as file:
+                exec(compile(file.read(), file.name, "exec"), version)
     except Exception:
-        pass  # Too old, or no torch: the missing version says so.
+        pass  # The missing version is reported.
     try:
         from importlib.metadata import requires
 

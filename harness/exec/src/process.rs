@@ -1,4 +1,4 @@
-//! Runs a program as if it had been started in our place: signals are passed on, its end is ours, and nothing that it started outlives it.
+//! Runs a program in place of this one: forwards signals, ends as it ends, and leaves none of its processes behind.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,9 +10,9 @@ use std::{fs, ptr};
 
 use libc::{c_int, pid_t, sigset_t};
 
-/// Signals that are passed on. Ctrl-Z stops the program anyway, since it is in our process group.
+/// Forwarded signals. Ctrl-Z needs no forwarding: it stops the whole process group.
 const PASSED_ON: [c_int; 6] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
-/// How long what the program left running may take to end by itself, and then after it was asked to.
+/// How long remaining processes may take to end by themselves, and then after SIGTERM.
 const GRACE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)];
 
 /// How a program ended.
@@ -25,7 +25,7 @@ pub enum End {
 }
 
 impl End {
-    /// As shells tell it: 128 + n for signal n.
+    /// Returns the exit code that shells use: 128 + n for signal n.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -43,34 +43,25 @@ impl From<ExitStatus> for End {
     }
 }
 
-/// Runs a command to its end. To be called once, by a program that has no other children: all of them are ended.
-///
-/// # Errors
-/// That it cannot be started.
+/// Runs a command to its end. The caller must have no other children: all of them are ended.
 pub fn run(command: &mut Command) -> io::Result<End> {
     HeldSignals::hold()?.run(command)
 }
 
-/// Signals that are passed on wait from now on, in this thread and in those that it starts, for the program that they are passed on to.
+/// Holds back the forwarded signals in this thread and the threads that it starts, until a program receives them.
 pub struct HeldSignals(Signals);
 
 impl HeldSignals {
-    /// Has them wait.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Blocks the signals.
     pub fn hold() -> io::Result<Self> {
         Signals::block().map(Self)
     }
 
-    /// Runs a command to its end, as [`run`] does.
-    ///
-    /// # Errors
-    /// That it cannot be started.
+    /// Runs a command to its end, like [`run`].
     pub fn run(self, command: &mut Command) -> io::Result<End> {
         let Self(signals) = self;
         adopt();
-        // A program inherits which signals wait.
+        // The program inherits the signal mask.
         let mut child = ending_with_us(command, Some(signals.before)).spawn()?;
         let status = wait(&mut child, &signals)?;
         end_all_children();
@@ -78,29 +69,30 @@ impl HeldSignals {
     }
 }
 
-/// From now on what loses its parent becomes our child, so that it can be found by [`end_all_children`].
+/// Makes this process the parent of orphaned descendants, so [`end_all_children`] finds them.
 pub fn adopt() {
     // SAFETY: takes integers only.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
 }
 
-/// Has the command's program ended when the thread that starts it ends, and where a set is given, only these signals wait in it.
+/// Makes the program end when the thread that starts it ends. Sets the program's signal mask if one is given.
 fn ending_with_us(command: &mut Command, waiting: Option<sigset_t>) -> &mut Command {
     let prepare = move || {
-        // SAFETY: the set is one that the system gave; both calls may be made between fork and exec, and touch no memory.
+        // SAFETY: the set comes from the system. All calls are allowed between fork and exec and touch no memory.
         unsafe {
             if let Some(waiting) = waiting {
                 libc::sigprocmask(libc::SIG_SETMASK, &raw const waiting, ptr::null_mut());
             }
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
         }
         Ok(())
     };
-    // SAFETY: the closure makes two system calls and nothing else.
+    // SAFETY: the closure makes only these system calls.
     unsafe { command.pre_exec(prepare) }
 }
 
-/// A program that runs beside others, in a process group of its own, which is ended with it.
+/// A program in a process group of its own that runs in parallel with others.
 #[derive(Debug)]
 pub struct Started {
     child: Child,
@@ -109,17 +101,12 @@ pub struct Started {
 
 impl Started {
     /// Starts a command.
-    ///
-    /// # Errors
-    /// That it cannot be started.
     pub fn start(command: &mut Command) -> io::Result<Self> {
         Ok(Self { child: ending_with_us(command, None).process_group(0).spawn()?, began: Instant::now() })
     }
 
-    /// Waits for its end. `None` where `give_up`, which is told the age of the run, had it killed with all that it had started.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Waits for its end. `give_up` receives the age of the run. If it returns `true`, kills the program with its descendants and
+    /// returns `None`.
     pub fn wait(mut self, mut give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
         let group = self.group();
         while !has_ended(group) {
@@ -128,7 +115,7 @@ impl Started {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Until it is waited for, the number of the group is its own.
+        // The group's ID stays valid until the child is waited for.
         let ended = Instant::now();
         while ended.elapsed() < GRACE[0] && processes().any(|pid| pid != group && stat(pid).is_some_and(|stat| stat.group == group)) {
             std::thread::sleep(Duration::from_millis(10));
@@ -138,10 +125,7 @@ impl Started {
         Ok(Some(self.child.wait()?.into()))
     }
 
-    /// Waits for its end, which is at hand, and kills what it may have left in its group.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Waits for an exiting process, then kills the rest of its group.
     pub fn ending(mut self) -> io::Result<End> {
         await_end(self.group(), 0)?;
         // SAFETY: takes integers only.
@@ -149,10 +133,7 @@ impl Started {
         Ok(self.child.wait()?.into())
     }
 
-    /// Ends it by SIGKILL, it alone, and waits for its end.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Kills only this process, with SIGKILL, and waits for it.
     pub fn kill(mut self) -> io::Result<End> {
         self.child.kill()?;
         Ok(self.child.wait()?.into())
@@ -164,36 +145,34 @@ impl Started {
 }
 
 impl Drop for Started {
-    /// Kills it with all that it had started, where nobody has waited for it.
+    /// Kills the program and its descendants if nothing has waited for it.
     fn drop(&mut self) {
-        // What was waited for is remembered as such.
+        // `Child` remembers that it was waited for.
         if matches!(self.child.try_wait(), Ok(None)) {
             kill(&descendants(self.group()));
             kill(&[self.group()]);
-            // It was killed, so it ends; that it cannot be waited for says that somebody did.
+            // It was killed, so this returns soon. An error means that something else waited for it.
             let _ = self.child.wait();
         }
     }
 }
 
-/// Runs a command beside others to its end, as [`Started::wait`] does.
-///
-/// # Errors
-/// That it cannot be started.
+/// Runs a command in parallel with others, like [`Started::wait`].
 pub fn run_beside_others(command: &mut Command, give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
     Started::start(command)?.wait(give_up)
 }
 
-/// Whether our child has ended.
+/// Returns whether our child has ended.
 fn has_ended(pid: pid_t) -> bool {
     await_end(pid, libc::WNOHANG).is_ok_and(|ended| ended)
 }
 
-/// Waits until our child has ended, or with `WNOHANG` does not wait: whether it has. It is not waited for, so its number stays its own.
+/// Waits until our child has ended and returns whether it has; with `WNOHANG`, returns immediately. Leaves the child unreaped, so
+/// its process ID stays valid.
 fn await_end(pid: pid_t, options: c_int) -> io::Result<bool> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     loop {
-        // SAFETY: the information may be written, and zeroes are valid where nothing is written.
+        // SAFETY: the information is writable, and zeroes are valid if nothing is written.
         let (waited, ended) = unsafe {
             let waited = libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), libc::WEXITED | libc::WNOWAIT | options);
             (waited, info.assume_init_ref().si_pid())
@@ -207,7 +186,7 @@ fn await_end(pid: pid_t, options: c_int) -> io::Result<bool> {
     }
 }
 
-/// What a process started, and what that started.
+/// Returns the descendants of a process.
 fn descendants(of: pid_t) -> Vec<pid_t> {
     let parents: Vec<(pid_t, pid_t)> = processes().filter_map(|pid| Some((pid, stat(pid)?.parent))).collect();
     let mut found = vec![of];
@@ -219,7 +198,8 @@ fn descendants(of: pid_t) -> Vec<pid_t> {
     found.split_off(1)
 }
 
-fn kill(pids: &[pid_t]) {
+/// Sends SIGKILL.
+pub(crate) fn kill(pids: &[pid_t]) {
     for pid in pids {
         // SAFETY: takes integers only.
         unsafe { libc::kill(*pid, libc::SIGKILL) };
@@ -231,17 +211,17 @@ fn wait(child: &mut Child, signals: &Signals) -> io::Result<ExitStatus> {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        // Also without a signal one looks again: nothing is lost where one is.
+        // Checks again every second, even without a signal.
         if let Some(signal) = signals.next(Duration::from_secs(1))
             && PASSED_ON.contains(&signal)
         {
-            // SAFETY: takes integers only. The child was not waited for yet, so the number is its own.
+            // SAFETY: takes integers only. The child has not been reaped, so its process ID is valid.
             unsafe { libc::kill(child.id() as pid_t, signal) };
         }
     }
 }
 
-/// Signals that wait until they are asked for, as long as this lives.
+/// Signals that stay blocked while this value lives.
 struct Signals {
     set: sigset_t,
     before: sigset_t,
@@ -250,7 +230,7 @@ struct Signals {
 impl Signals {
     fn block() -> io::Result<Self> {
         let (mut set, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: each set is initialized by the first call that gets it.
+        // SAFETY: the first call that receives a set initializes it.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for signal in PASSED_ON.into_iter().chain([libc::SIGCHLD]) {
@@ -263,11 +243,12 @@ impl Signals {
         }
     }
 
-    /// The next signal that somebody sent to us alone. What a terminal sends goes to the whole process group, so the program has it already.
+    /// Returns the next signal sent to this process alone. The terminal sends its signals to the whole group, so the program
+    /// already has those.
     fn next(&self, patience: Duration) -> Option<c_int> {
         let mut info = MaybeUninit::uninit();
         let timeout = libc::timespec { tv_sec: patience.as_secs() as libc::time_t, tv_nsec: 0 };
-        // SAFETY: all three are valid; what the call writes is read only where it succeeds.
+        // SAFETY: all three are valid; the output is read only if the call succeeds.
         let (signal, info) = unsafe {
             match libc::sigtimedwait(&raw const self.set, info.as_mut_ptr(), &raw const timeout) {
                 -1 => return None,
@@ -280,12 +261,12 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        // SAFETY: the set is the one that the system gave.
+        // SAFETY: the set comes from the system.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
     }
 }
 
-/// Ends what the program left running: by itself, if it does so soon; else it is asked to, and then made to.
+/// Ends the program's remaining processes: waits a moment, then sends SIGTERM, then SIGKILL.
 pub fn end_all_children() {
     let began = Instant::now();
     let mut asked = BTreeSet::new();
@@ -294,7 +275,7 @@ pub fn end_all_children() {
         for child in children {
             let signal = if age > GRACE[0] + GRACE[1] { libc::SIGKILL } else { libc::SIGTERM };
             if age > GRACE[0] && asked.insert((child, signal)) {
-                // SAFETY: takes integers only. Nobody else waits for our children, so the number is the child's.
+                // SAFETY: takes integers only. Nothing else waits for our children, so the process ID is valid.
                 unsafe { libc::kill(child, signal) };
             }
         }
@@ -302,10 +283,10 @@ pub fn end_all_children() {
     }
 }
 
-/// The children that still run; `None` when there is none. Those that have ended are taken note of.
+/// Reaps ended children and returns the running ones, or `None` if there are no children.
 fn children_left() -> Option<Vec<pid_t>> {
     loop {
-        // SAFETY: takes integers, and a null pointer where no status is wanted.
+        // SAFETY: takes integers, and a null pointer because no status is needed.
         match unsafe { libc::waitpid(-1, ptr::null_mut(), libc::WNOHANG) } {
             0 => break,
             -1 => return None,
@@ -316,18 +297,18 @@ fn children_left() -> Option<Vec<pid_t>> {
     Some(processes().filter(|pid| stat(*pid).is_some_and(|stat| stat.parent == own)).collect())
 }
 
-/// All processes that there are.
-fn processes() -> impl Iterator<Item = pid_t> {
+/// Returns the IDs of all processes.
+pub(crate) fn processes() -> impl Iterator<Item = pid_t> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// What is needed of `/proc/PID/stat`.
+/// The needed fields of `/proc/PID/stat`.
 struct Stat {
     parent: pid_t,
     group: pid_t,
 }
 
-/// The second and third word behind the name; names may hold anything.
+/// Parses the second and third fields after the name. The name may contain any character.
 fn stat(pid: pid_t) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut words = stat.rsplit_once(')')?.1.split_whitespace().skip(1).map(str::parse);

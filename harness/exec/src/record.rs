@@ -1,4 +1,4 @@
-//! [`Record`]: what the processes of a program did on the simulated GPU, put together from the files that they left in the folder of the run.
+//! [`Record`] describes what the processes of a program did on the GPU. It is read from the files in the folder of the run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,110 +21,99 @@ use crate::process::End;
 /// A run, as `--record` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Record {
-    /// The program's exit code; 128 + n where signal n ended it.
+    /// The program's exit code; 128 + n if signal n ended it.
     pub exit_code: u8,
     /// The signal that ended it.
     pub signal: Option<u8>,
-    /// The simulated GPU by its profile's name; a real one as in `cuda:0`.
+    /// The simulated GPU's profile name, or a real GPU such as `cuda:0`.
     pub gpu: String,
-    /// Everything that was set for the machine, or the limits, in one line.
+    /// All settings of the machine, or the limits, on one line.
     pub settings: String,
-    /// By device: the most bytes that all processes held at one time, contexts included. Empty where the devices were shared with other programs.
+    /// Peak bytes held by all processes together, contexts included, by device. Empty if other programs shared the devices.
     pub peak_held: Vec<u64>,
-    /// The processes that used the GPU or imported torch, by number.
+    /// The processes that used the GPU or imported torch, by process ID.
     pub processes: Vec<Process>,
 }
 
 /// One process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Process {
     pub pid: u32,
-    /// What torch told at the end; `None` where the process did not import it, or was ended before it could tell.
+    /// torch's statistics at exit. `None` if the process did not import torch or was killed first.
     pub torch: Option<TorchRecord>,
-    /// The devices, where it used the GPU.
+    /// The devices, if it used the GPU.
     pub devices: Vec<DeviceRecord>,
-    /// Kernels, graphs, copies, host functions and records submitted; on a real GPU they are not counted.
+    /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
     pub submitted: u64,
-    /// Calls that took longer because that was asked for.
+    /// Calls slowed down by `--latency`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow_calls: Vec<SlowCalls>,
     /// Functions that were called and have no model.
     pub not_modelled: Vec<String>,
 }
 
-/// Calls of a function that took longer because that was asked for.
+/// Calls of one function that were slowed down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SlowCalls {
-    /// The function.
     pub call: &'static str,
-    /// How many there were.
     pub calls: u64,
 }
 
-/// What torch tells of itself.
+/// torch's own statistics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TorchRecord {
     /// `torch.__version__`.
     pub version: String,
-    /// The process's rank, where it has one.
+    /// The process's rank, if it has one.
     pub rank: Option<String>,
-    /// Whether an OutOfMemoryError that nobody caught ended it.
+    /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
-    /// `torch.cuda.memory_stats()` of each device that was used, by index.
+    /// `torch.cuda.memory_stats()` of each used device, by index.
     pub memory_stats: BTreeMap<String, Map<String, Value>>,
     /// Why there are no statistics.
     pub problem: Option<String>,
-    /// The last lines of the traceback of what ended the process, where an exception did.
+    /// The last lines of the traceback, if an exception ended the process.
     #[serde(default)]
     pub traceback: Vec<String>,
 }
 
-/// One device, by one process's account.
+/// One process's use of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct DeviceRecord {
     pub index: usize,
-    /// Its memory in bytes.
+    /// The device's memory in bytes.
     pub memory: u64,
-    /// The most bytes that the process ever held.
+    /// Peak bytes held by the process.
     pub peak_reserved: u64,
-    /// Allocations asked of the driver, failed ones included.
+    /// Allocation calls to the driver, including failed ones.
     pub mallocs: u64,
-    /// Allocations given back to the driver.
+    /// Free calls to the driver.
     pub frees: u64,
-    /// Allocations that the driver refused, injected failures included.
+    /// Allocations that failed, including injected failures.
     pub failed: u64,
-    /// Allocations that failed because that was asked for.
+    /// Injected failures.
     pub injected: u64,
 }
 
-/// A memory snapshot that a process left.
+/// A memory snapshot written by a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SnapshotFile {
     pub pid: u32,
-    /// Its rank, where it has one.
+    /// Its rank, if it has one.
     pub rank: Option<String>,
-    /// Where it lies, in the folder of the run.
+    /// Its path in the folder of the run.
     pub path: PathBuf,
-    /// Whether an OutOfMemoryError that nobody caught ended the process.
+    /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
 }
 
 impl Record {
     /// Reads the folder of a run on simulated GPUs.
-    ///
-    /// # Errors
-    /// That it cannot be read.
     pub fn read(run: &Path, end: End, settings: &Settings) -> io::Result<Self> {
         Self::of_folders(run, run, end, (settings.gpu.name.to_owned(), settings.to_string(), settings.devices))
     }
 
     /// Reads the folder of a run on a real GPU.
-    ///
-    /// # Errors
-    /// That it cannot be read.
     pub fn read_limited(run: &Path, end: End, ordinal: u32, limits: &Limits) -> io::Result<Self> {
         Self::of_folders(run, &counters_folder(run), end, (format!("cuda:{ordinal}"), limits.to_string(), 0))
     }
@@ -139,7 +128,7 @@ impl Record {
             processes.insert(pid, Process { devices, submitted, slow_calls, not_modelled, ..process(pid) });
         }
         for (pid, path) in numbered(run, "torch-", ".json")? {
-            // One that a process could not write to its end says nothing.
+            // A killed process may leave a truncated file, which is ignored.
             let torch = serde_json::from_slice(&fs::read(path)?).ok();
             processes.entry(pid).or_insert_with(|| process(pid)).torch = torch;
         }
@@ -156,27 +145,23 @@ impl Record {
         Ok(Self { exit_code: end.exit_code(), signal, gpu, settings, peak_held, processes })
     }
 
-    /// Calls that took longer by this latency, all processes together.
+    /// Counts the calls that this latency slowed down, over all processes.
     #[must_use]
     pub fn slow_calls(&self, latency: &Latency) -> u64 {
         struck(self.processes.iter().flat_map(|process| &process.slow_calls), latency)
     }
 
-    /// The first of these latencies that no call had.
+    /// Returns the first latency that slowed down no call.
     #[must_use]
     pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
         latencies.iter().find(|latency| self.slow_calls(latency) == 0)
     }
 
-    /// The processes that used the GPU.
     pub(crate) fn used(&self) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(|process| process.used_gpu())
     }
 
-    /// The snapshots in the folder of a run: first those of processes that ended out of memory, else by number.
-    ///
-    /// # Errors
-    /// That the folder cannot be read.
+    /// Returns the snapshots in the folder of a run: first those of processes that ended out of memory, then by process ID.
     pub fn snapshots(&self, run: &Path) -> io::Result<Vec<SnapshotFile>> {
         let told = |pid: u32| self.processes.iter().find(|process| process.pid == pid).and_then(|process| process.torch.as_ref());
         let found = numbered(run, "snapshot-", ".pickle")?.into_iter().map(|(pid, path)| SnapshotFile {
@@ -192,7 +177,7 @@ impl Record {
 }
 
 impl Process {
-    /// Whether it asked a device for memory, or called what only programs for GPUs call.
+    /// Returns whether the process requested device memory or called a function without a model.
     #[must_use]
     pub fn used_gpu(&self) -> bool {
         self.devices.iter().any(|device| device.mallocs > 0) || !self.not_modelled.is_empty()
@@ -200,7 +185,7 @@ impl Process {
 }
 
 impl TorchRecord {
-    /// A figure of the statistics, summed over devices.
+    /// Sums one statistic over all devices.
     #[must_use]
     pub fn sum(&self, name: &str) -> u64 {
         self.memory_stats.values().filter_map(|stats| stats.get(name)?.as_u64()).sum()
@@ -214,13 +199,13 @@ impl DeviceRecord {
     }
 }
 
-/// How many of these calls took longer by this latency.
+/// Counts the calls that this latency slowed down.
 pub(crate) fn struck<'a>(calls: impl IntoIterator<Item = &'a SlowCalls>, latency: &Latency) -> u64 {
     let is_slow = |calls: &&SlowCalls| SlowCall::ALL.into_iter().any(|call| call.name() == calls.call && latency.is_of(call));
     calls.into_iter().filter(is_slow).map(|calls| calls.calls).sum()
 }
 
-/// Files named by the number of a process, in its order.
+/// Returns the files named after process IDs, in their order.
 pub(crate) fn numbered(folder: &Path, begin: &str, end: &str) -> io::Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

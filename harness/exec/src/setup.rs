@@ -1,4 +1,4 @@
-//! [`Setup`]: what a command needs to run on a simulated GPU: the torch that it imports, and the libraries that stand in for NVIDIA's.
+//! [`Setup`] holds what a command needs to run on a simulated GPU: the torch that it imports, and the stub libraries.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,39 +9,32 @@ use harness_gpu_settings::settings::{Cuda, Settings};
 
 use crate::cache::{self, CacheError, Libraries};
 use crate::environment::extensions;
-use crate::launch::{self, LaunchError, Way};
+use crate::launch::{self, Interposition, LaunchError};
 use crate::torch::{self, Torch, TorchError};
 
-/// Names the Python that `python` stands for at the beginning of a command.
+/// The interpreter to use if a command begins with `python`.
 const PYTHON: &str = "HARNESS_PYTHON";
 
 /// The torch of a command, and the libraries for it.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Setup {
     pub torch: Torch,
     pub libraries: Libraries,
 }
 
-/// Why a command cannot be run on a simulated GPU.
+/// Why a command cannot run on a simulated GPU.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// See what is wrong with its torch.
     #[error(transparent)]
     Torch(#[from] TorchError),
-    /// See where the libraries are kept.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// See where the core library should be.
     #[error(transparent)]
     Launch(#[from] LaunchError),
 }
 
 impl Setup {
-    /// Finds the torch of a command, or that of `python` where one is named, and makes what is missing.
-    ///
-    /// # Errors
-    /// That it cannot be run.
+    /// Finds the torch that a command imports, or the torch of `python` if given, and writes missing libraries.
     pub fn of(command: &[OsString], python: Option<&Path>) -> Result<Self, SetupError> {
         let torch = Torch::find(command, python)?;
         let core = launch::core_library()?;
@@ -50,7 +43,7 @@ impl Setup {
         Ok(Self { torch, libraries })
     }
 
-    /// A machine with one such GPU, as this torch has to see it.
+    /// Returns the settings of a machine with one GPU of this kind, with the CUDA version of this torch.
     #[must_use]
     pub fn settings(&self, gpu: &'static Gpu, memory: Bytes) -> Settings {
         let default = Settings::new(gpu, memory);
@@ -58,14 +51,14 @@ impl Setup {
         Settings { cuda, cudnn: self.torch.cudnn.unwrap_or(default.cudnn), ..default }
     }
 
-    /// How its libraries get in front of NVIDIA's.
+    /// Returns how the stub libraries replace NVIDIA's.
     #[must_use]
-    pub fn way(&self) -> Way {
-        Way::of_libc(self.torch.libc)
+    pub fn interposition(&self) -> Interposition {
+        Interposition::of_libc(self.torch.libc)
     }
 }
 
-/// A command as it is started: `python` in front is the one that HARNESS_PYTHON names, without it the one in PATH, which may be called `python3` only.
+/// Replaces a leading `python` with HARNESS_PYTHON, or else with `python` or `python3` from PATH.
 #[must_use]
 pub fn with_python(command: &[String]) -> Vec<OsString> {
     let mut words: Vec<OsString> = command.iter().map(OsString::from).collect();

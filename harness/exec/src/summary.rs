@@ -1,4 +1,4 @@
-//! The summary of a [`Record`] for people, a few lines.
+//! Prints a [`Record`] in a few lines.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 
 use crate::record::{DeviceRecord, Process, Record, TorchRecord};
 
-/// More names of functions than these are counted only.
+/// Further function names are only counted.
 const NAMES: usize = 8;
 
-/// Renders what a run came to, and what of it is a model.
+/// Summarizes a run on simulated GPUs and lists its modelled parts.
 #[must_use]
 pub fn render(record: &Record, settings: &Settings) -> String {
     let mut text = machine(settings);
@@ -21,25 +21,25 @@ pub fn render(record: &Record, settings: &Settings) -> String {
     if record.used().count() > 1 {
         for (index, held) in record.peak_held.iter().enumerate().filter(|(_, held)| **held > 0) {
             let device = if settings.devices > 1 { format!("device {index}: ") } else { String::new() };
-            let _ = writeln!(text, "all processes: {device}at most {} of {} held at one time", Bytes(*held), settings.memory);
+            let _ = writeln!(text, "all processes: {device}peak of {} held together, of {}", Bytes(*held), settings.memory);
         }
     }
     text += &slow_calls(record, &settings.latencies);
     text += &models(settings);
     text += &not_modelled(record);
     if settings.values != Values::Small && record.used().any(ended_by_another_error) {
-        text += "where the error comes of values that the program read back: `--values small` computes those of small tensors\n";
+        text += "if the error depends on values that the program read back, `--values small` computes those of small tensors\n";
     }
     text
 }
 
-/// Whether an exception ended it that neither memory nor an injected failure is the reason of.
+/// Returns whether an exception unrelated to memory or injected failures ended the process.
 fn ended_by_another_error(process: &Process) -> bool {
     let is_other = |torch: &TorchRecord| !torch.traceback.is_empty() && !torch.ended_out_of_memory;
     process.torch.as_ref().is_some_and(is_other) && process.devices.iter().all(|device| device.injected == 0)
 }
 
-/// Renders what a run on a real GPU of this name came to, and what of it is limited.
+/// Summarizes a run on a real GPU with this name, and its limits.
 #[must_use]
 pub fn render_limited(record: &Record, name: &str, limits: &Limits) -> String {
     let Limits { device, memory, .. } = limits;
@@ -47,7 +47,7 @@ pub fn render_limited(record: &Record, name: &str, limits: &Limits) -> String {
     let mut text = format!("{} ({name}): {memory}\n", record.gpu);
     text += &of_processes(record, false, &record.gpu);
     text += &slow_calls(record, &limits.latencies);
-    text += "real: GPU, driver, CUDA and torch; what is reserved and the limit are of allocations, without the CUDA context\n";
+    text += "real: GPU, driver, CUDA and torch; reserved bytes and the limit exclude the CUDA context\n";
     text
 }
 
@@ -68,12 +68,12 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
     text
 }
 
-/// How many calls each latency struck.
+/// Prints how many calls each latency slowed down.
 fn slow_calls(record: &Record, latencies: &[Latency]) -> String {
     let line = |latency: &Latency| {
         let calls = record.slow_calls(latency);
         let all = Nanos(latency.by.0.saturating_mul(calls));
-        format!("latency {latency}: {} took longer, {all} all together\n", count(calls, "call"))
+        format!("latency {latency}: {} delayed, {all} in total\n", count(calls, "call"))
     };
     latencies.iter().map(line).collect()
 }
@@ -85,7 +85,7 @@ fn not_modelled(record: &Record) -> String {
     names.dedup();
     if !names.is_empty() {
         let more = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
-        let _ = writeln!(text, "not modelled, answered with success: {}{more}", names[..names.len().min(NAMES)].join(", "));
+        let _ = writeln!(text, "not modelled, returned success: {}{more}", names[..names.len().min(NAMES)].join(", "));
     }
     text
 }
@@ -93,7 +93,8 @@ fn not_modelled(record: &Record) -> String {
 fn machine(settings: &Settings) -> String {
     let Settings { gpu, memory, devices, context_overhead, .. } = settings;
     let count = if *devices == 1 { String::new() } else { format!("{devices} × ") };
-    let overhead = if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} taken by each process") };
+    let overhead =
+        if *context_overhead == Bytes::ZERO { String::new() } else { format!(", {context_overhead} context overhead per process") };
     let (major, minor) = gpu.capability;
     format!("simulated GPU: {count}{} ({}, compute capability {major}.{minor}), {memory}{overhead}\n", gpu.device, gpu.name)
 }
@@ -106,7 +107,7 @@ fn named(process: &Process) -> String {
 fn of_device(device: &DeviceRecord) -> String {
     let DeviceRecord { memory, peak_reserved, mallocs, frees, failed, injected, .. } = *device;
     let percent = peak_reserved as f64 * 100.0 / (memory as f64).max(1.0);
-    let injected = if injected > 0 { format!(", {injected} of them because `--fail` asks for it") } else { String::new() };
+    let injected = if injected > 0 { format!(", {injected} of them injected by `--fail`") } else { String::new() };
     format!(
         "peak reserved {} ({percent:.1} %); driver: {}, {}, {failed} failed{injected}",
         Bytes(peak_reserved),
@@ -117,7 +118,7 @@ fn of_device(device: &DeviceRecord) -> String {
 
 fn of_torch(process: &Process) -> String {
     let Some(torch) = &process.torch else {
-        return "torch told no statistics: the process was ended before it could, or Python was started with -I, -E or -S".to_owned();
+        return "no statistics from torch: the process was killed, or Python was started with -I, -E or -S".to_owned();
     };
     if let Some(problem) = &torch.problem {
         return format!("torch {} has no statistics: {problem}", torch.version);
@@ -130,15 +131,15 @@ fn of_torch(process: &Process) -> String {
 
 fn models(settings: &Settings) -> String {
     let values = match settings.values {
-        Values::Zeros => "what the program reads back is zeros",
-        Values::Copies => "what the program reads back is what small copies wrote, else zeros",
-        Values::Small => "what the program reads back of small tensors is computed on the CPU (experimental), of others it is zeros",
+        Values::Zeros => "the program reads back zeros",
+        Values::Copies => "the program reads back values written by small copies, otherwise zeros",
+        Values::Small => "values of small tensors are computed on the CPU (experimental), others read back as zeros",
     };
     let workspace = match settings.cudnn_workspace {
-        CudnnWorkspace::Operands => "; workspaces of cuDNN are a model",
-        CudnnWorkspace::None => "; cuDNN asks for no workspaces",
+        CudnnWorkspace::Operands => "; cuDNN workspace sizes are modelled",
+        CudnnWorkspace::None => "; cuDNN uses no workspaces",
     };
-    format!("real: torch's host code and its allocator; kernels do nothing and take no time; {values}{workspace}\n")
+    format!("real: torch's host code and its allocator; kernels are no-ops and take no time; {values}{workspace}\n")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! [`Timeline`]: what a process did to its memory in the order of its work, from the files that it left in the folder of the run.
+//! [`Timeline`] lists the memory events of a process in order. It is read from the files in the folder of the run.
 
 use std::fs;
 use std::io;
@@ -11,45 +11,37 @@ use crate::limited::counters_folder;
 use crate::record::numbered;
 use crate::trials::observed::OutOfMemory;
 
-/// What one process did.
+/// The memory events of one process.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Timeline {
     pub pid: u32,
-    /// Its attempts to get memory, in order.
+    /// Its allocation attempts, in order.
     pub attempts: Vec<Attempt>,
-    /// Memory that it gave back to the driver, in order.
+    /// Memory that it released to the driver, in order.
     pub frees: Vec<Free>,
-    /// Its out of memory errors, in order, where they were noted.
+    /// Its OutOfMemoryErrors, in order, if recorded.
     pub errors: Vec<OutOfMemory>,
-    /// How much torch had allocated, where that was sampled.
+    /// The bytes that torch had allocated, if sampled.
     pub samples: Vec<Sample>,
 }
 
-/// How much torch had allocated on a device.
+/// The bytes that torch had allocated on a device at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Sample {
-    /// As for an attempt.
+    /// Work submitted by then, counted as for an attempt.
     pub submitted: u64,
-    /// The device, by the index that the process sees.
+    /// The device index, as the process sees it.
     pub device: u32,
     pub allocated: Bytes,
 }
 
 impl Timeline {
-    /// Of all processes of a run on simulated GPUs that made attempts, by number.
-    ///
-    /// # Errors
-    /// That the folder cannot be read.
+    /// Reads the timelines of a run on simulated GPUs, by process ID. Skips processes without attempts.
     pub fn read_folder(run: &Path) -> io::Result<Vec<Self>> {
         Self::of_folders(run, run)
     }
 
-    /// The same of a run on a real GPU.
-    ///
-    /// # Errors
-    /// That the folder cannot be read.
+    /// Reads the timelines of a run on a real GPU.
     pub fn read_limited(run: &Path) -> io::Result<Vec<Self>> {
         Self::of_folders(run, &counters_folder(run))
     }
@@ -72,7 +64,7 @@ fn none_where_missing<T>(error: io::Error) -> io::Result<Vec<T>> {
     if error.kind() == io::ErrorKind::NotFound { Ok(Vec::new()) } else { Err(error) }
 }
 
-/// A line that a killed process could not write to its end says nothing.
+/// Ignores a line truncated by the process's end.
 fn samples(run: &Path, pid: u32) -> Vec<Sample> {
     let text = fs::read_to_string(run.join(format!("samples-{pid}"))).unwrap_or_default();
     let sample = |line: &str| {
@@ -95,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_read_and_half_a_line_is_left_out() {
+    fn samples_are_read_and_a_truncated_line_is_ignored() {
         let run = tempfile::tempdir().unwrap();
         fs::write(run.path().join("7.attempts"), "").unwrap();
         fs::write(run.path().join("samples-7"), "0 0 512\n12 1 1024\nnothing\n13 1 20").unwrap();

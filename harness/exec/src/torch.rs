@@ -1,4 +1,5 @@
-//! [`Torch`]: the PyTorch that a command will import, found without importing it: the command's own interpreter is asked where it would look.
+//! [`Torch`] is the PyTorch that a command will import. The command's interpreter reports where it would look, without importing
+//! it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -8,87 +9,53 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-/// What the interpreter is asked.
+/// The script that the interpreter runs.
 const PROBE: &str = include_str!("probe.py");
-/// The oldest PyTorch whose libraries are known.
+/// The oldest supported PyTorch.
 const OLDEST: (u32, u32) = (2, 6);
 
-/// A PyTorch built for CUDA, and the Python it belongs to.
+/// A PyTorch built for CUDA, and its Python.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Torch {
     pub python: PathBuf,
     /// The folder of the package.
     pub folder: PathBuf,
-    /// As `torch.__version__` tells it.
+    /// `torch.__version__`.
     pub version: String,
     /// The CUDA release that it was built for, for example 13 and 0.
     pub cuda: (u32, u32),
-    /// The version of cuDNN that it asks for, as `cudnnGetVersion` would tell it; `None` where nothing tells.
+    /// The cuDNN version that it requires, in the form of `cudnnGetVersion`, if known.
     pub cudnn: Option<u32>,
     /// The C library's version, for example 2 and 36.
     pub libc: (u32, u32),
-    /// The folders with the packages that its Python imports.
+    /// The package folders of its Python.
     pub packages: Vec<PathBuf>,
 }
 
-/// Why there is no PyTorch to run with.
+/// Why no usable PyTorch was found.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum TorchError {
-    /// Correct the command.
-    #[error("`{command}` is not a program: there is none of that name in PATH, or no such file")]
-    NoCommand {
-        /// As given.
-        command: String,
-    },
-    /// Name the interpreter, or put it into PATH.
-    #[error("`{command}` is no Python program, and there is no `python3` or `python` in PATH that it could start")]
-    NoPython {
-        /// As given.
-        command: String,
-    },
-    /// See what the interpreter says.
-    #[error("the Python of the program, `{}`, does not work: {reason}", python.display())]
-    Broken {
-        python: PathBuf,
-        /// Its last words.
-        reason: String,
-    },
-    /// Install PyTorch there, activate the environment that has it, or name its interpreter.
-    #[error("the Python of the program, `{}`, has no torch", python.display())]
+    #[error("cannot find the program `{command}`: no such file, and nothing in PATH has that name")]
+    NoCommand { command: String },
+    #[error("`{command}` is not a Python program, and PATH contains no `python3` or `python` that it could start")]
+    NoPython { command: String },
+    #[error("the program's Python, `{}`, does not work: {reason}", python.display())]
+    Broken { python: PathBuf, reason: String },
+    #[error("the program's Python, `{}`, has no torch: install PyTorch or activate the environment that has it", python.display())]
     NoTorch { python: PathBuf },
-    /// Install a newer PyTorch.
-    #[error("torch {version} in `{}` is too old: from {}.{} on programs can be run", folder.display(), OLDEST.0, OLDEST.1)]
-    TooOld {
-        /// Its version, as far as it tells one.
-        version: String,
-        folder: PathBuf,
-    },
-    /// Install a PyTorch built for CUDA.
-    #[error("torch {version} in `{}` is built for {target}, not for CUDA", folder.display())]
-    NotCuda {
-        version: String,
-        folder: PathBuf,
-        /// What it is built for.
-        target: &'static str,
-    },
-    /// Install a PyTorch built for CUDA 12 or 13.
-    #[error("torch {version} is built for CUDA {cuda}: what is simulated is CUDA 12 and 13")]
+    #[error("torch {version} in `{}` is too old: install {}.{} or later", folder.display(), OLDEST.0, OLDEST.1)]
+    TooOld { version: String, folder: PathBuf },
+    #[error("torch {version} in `{}` is built for {target}: install a PyTorch built for CUDA", folder.display())]
+    NotCuda { version: String, folder: PathBuf, target: &'static str },
+    #[error("torch {version} is built for CUDA {cuda}: the simulated GPU supports CUDA 12 and 13")]
     OtherCuda { version: String, cuda: String },
-    /// Use a Python for x86-64 with the GNU C library.
-    #[error("the Python of the program, `{}`, is for {machine}: what is simulated is x86-64 Linux with the GNU C library", python.display())]
-    OtherMachine {
-        python: PathBuf,
-        /// What it is for.
-        machine: String,
-    },
-    /// Use an interpreter without special rights.
-    #[error("the Python of the program, `{}`, is set-user-ID or set-group-ID: the system lets nobody choose libraries for such programs", python.display())]
+    #[error("the program's Python, `{}`, is built for {machine}: the simulated GPU requires x86-64 Linux with the GNU C library", python.display())]
+    OtherMachine { python: PathBuf, machine: String },
+    #[error("the program's Python, `{}`, is set-user-ID or set-group-ID: the system ignores LD_AUDIT and LD_PRELOAD for such programs; use another interpreter", python.display())]
     SpecialRights { python: PathBuf },
 }
 
-/// What the probe prints.
+/// The output of the probe.
 #[derive(Deserialize)]
 struct Found {
     python: PathBuf,
@@ -110,10 +77,7 @@ struct FoundTorch {
 }
 
 impl Torch {
-    /// The PyTorch that this command will import; that of `python` where one is named.
-    ///
-    /// # Errors
-    /// That there is none, or none that can be run on a simulated GPU.
+    /// Finds the PyTorch that this command will import, or the PyTorch of `python` if given.
     pub fn find(command: &[OsString], python: Option<&Path>) -> Result<Self, TorchError> {
         let interpreter = match python {
             Some(python) => Interpreter::plain(python.to_owned()),
@@ -156,13 +120,13 @@ impl Found {
     }
 }
 
-/// The first two numbers of a version.
+/// Parses the first two numbers of a version.
 fn two_numbers(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// The version in `nvidia-cudnn-cu13==9.19.0.56; platform_system == "Linux"`, in the form of `cudnnGetVersion`.
+/// Parses the version in `nvidia-cudnn-cu13==9.19.0.56; platform_system == "Linux"` into the form of `cudnnGetVersion`.
 fn cudnn_version(requirement: &str) -> Option<u32> {
     let (_, version) = requirement.split_once("==")?;
     let version = version.split(';').next()?.trim();
@@ -171,12 +135,12 @@ fn cudnn_version(requirement: &str) -> Option<u32> {
     Some(major * 10_000 + minor * 100 + patch)
 }
 
-/// A Python, and how the command starts it, as far as that decides what it imports.
+/// A Python, with the options that affect its imports.
 #[derive(Debug, PartialEq, Eq)]
 struct Interpreter {
     program: PathBuf,
     options: Vec<OsString>,
-    /// The folder of the script, where the program is one.
+    /// The folder of the script, if the command runs one.
     script_folder: Option<PathBuf>,
 }
 
@@ -185,8 +149,8 @@ impl Interpreter {
         Self { program, options: Vec::new(), script_folder: None }
     }
 
-    /// The command itself, or what its first line names; else the first argument that is either, as in `timeout 1h python train.py`; else the Python
-    /// that a shell script would start.
+    /// Finds the Python that a command starts. First the command itself or its `#!` line, then the first argument that is a
+    /// Python or a Python script, as in `timeout 1h python train.py`, then the Python in PATH, which a shell script would start.
     fn of_command(command: &[OsString]) -> Result<Self, TorchError> {
         let name = || command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let first = command.first().and_then(|name| in_path(name)).ok_or_else(|| TorchError::NoCommand { command: name() })?;
@@ -198,7 +162,7 @@ impl Interpreter {
         started.or_else(in_path).ok_or_else(|| TorchError::NoPython { command: name() })
     }
 
-    /// `None` where the program is neither a Python nor a script for one.
+    /// Returns `None` if the program is neither a Python nor a Python script.
     fn of_program(program: &Path, arguments: &[OsString]) -> Option<Self> {
         if is_python(program.file_name()?) {
             return Some(Self::with_arguments(program.to_owned(), arguments));
@@ -210,13 +174,13 @@ impl Interpreter {
         Some(Self::with_arguments(in_path(OsStr::new(words[index]))?, &options))
     }
 
-    /// Of the options, only those that change where modules are looked for.
+    /// Keeps only the options that change where modules are found.
     fn with_arguments(program: PathBuf, arguments: &[OsString]) -> Self {
         let mut interpreter = Self::plain(program);
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             let Some(option) = argument.to_str().and_then(|text| text.strip_prefix('-')) else {
-                // Python follows links before it takes the folder.
+                // Python resolves links before it takes the folder.
                 let script = Path::new(argument).canonicalize().ok();
                 interpreter.script_folder = script.and_then(|script| Some(script.parent()?.to_owned()));
                 break;
@@ -248,17 +212,17 @@ impl Interpreter {
         if !output.status.success() {
             return Err(broken(format!("{}: {}", output.status, last_line(&output.stderr))));
         }
-        serde_json::from_str(&last_line(&output.stdout)).map_err(|error| broken(format!("it answered something else: {error}")))
+        serde_json::from_str(&last_line(&output.stdout)).map_err(|error| broken(format!("unexpected output: {error}")))
     }
 }
 
-/// `python`, `python3`, `python3.13t`, `pypy3`.
+/// Matches `python`, `python3`, `python3.13t`, `pypy3`.
 fn is_python(name: &OsStr) -> bool {
     let version = name.to_str().and_then(|name| name.strip_prefix("python").or_else(|| name.strip_prefix("pypy")));
     version.is_some_and(|version| version.trim_end_matches('t').chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
-/// A program as `execvp` finds it.
+/// Finds a program like `execvp`.
 pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
     let is_program = |path: &PathBuf| {
         use std::os::unix::fs::PermissionsExt as _;
@@ -271,8 +235,8 @@ pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(is_program)
 }
 
-/// What starts a script: the words behind `#!`, or, where that is `/bin/sh` because the path is too long for the system, those that pip and uv put
-/// into the second line, `'''exec' '/path/to/python' "$0" "$@"`. `None` for other files.
+/// Returns the command that starts a script: the words after `#!`. For a path too long for the system, pip and uv write `/bin/sh`
+/// there and the interpreter into the second line, `'''exec' '/path/to/python' "$0" "$@"`. Returns `None` for other files.
 fn first_line(program: &Path) -> io::Result<Option<String>> {
     let mut start = Vec::new();
     File::open(program)?.take(4096).read_to_end(&mut start)?;

@@ -1,9 +1,9 @@
-//! Many runs of one program, on simulated GPUs or a real one, that differ in one thing: in which attempt to get memory fails, in how much memory there is, or in
-//! the settings of PyTorch's allocator.
+//! Many runs of one program that differ in one thing: the allocation attempt that fails, the amount of memory, or the allocator's
+//! settings.
 //!
-//! A [`Trial`] is what differs, and [`Observed`] is what was seen of its run. [`runner`] makes the one from the other; the rest takes it as a function:
-//! [`faults`] lets attempts fail one after the other (those of [`which`]) and judges how the program recovers, [`least`] looks for the least memory, and
-//! [`settings`] compares settings.
+//! A [`Trial`] describes a run, and [`Observed`] is its outcome. [`runner`] runs trials. [`faults`] fails attempts one after the
+//! other (selected by [`which`]) and classifies the recovery. [`least`] searches for the least sufficient memory. [`settings`]
+//! compares settings.
 
 pub mod faults;
 pub mod least;
@@ -13,64 +13,57 @@ pub mod settings;
 pub mod which;
 
 #[cfg(test)]
-mod made_up;
+mod fake;
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::{AddressOrder, Fault};
 
 pub use observed::Observed;
 
-/// What runs of one program differ in.
+/// The parameters in which the runs of one program differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// Memory of each simulated GPU; what each process gets of a real one.
+    /// Memory of each simulated GPU, or the limit of each process on a real one.
     pub memory: Bytes,
-    /// Which addresses allocations get; `None` on a real GPU, where its driver decides.
+    /// The address order of allocations; `None` on a real GPU, where the driver decides.
     pub addresses: Option<AddressOrder>,
     /// Settings of PyTorch's allocator; `None` for those of the environment.
     pub alloc_conf: Option<String>,
-    /// Attempts to get memory that fail.
+    /// Allocation attempts that fail.
     pub faults: Vec<Fault>,
 }
 
-/// Runs the program once and tells what was seen; `None` where the user interrupted. Several calls may be under way at one time.
+/// Runs a program. Calls may run in parallel.
 pub trait Run: Sync {
-    /// Why the program cannot be run at all.
+    /// Why the program cannot be run.
     type Error: Send;
 
-    /// Runs the program once.
-    ///
-    /// # Errors
-    /// That it cannot be run.
+    /// Runs the program once. Returns `None` if the user interrupted it.
     fn run(&self, trial: &Trial) -> Result<Option<Observed>, Self::Error>;
 }
 
-/// A program, how it is run first, and how many of its runs are made at one time.
-#[allow(missing_docs, reason = "the names say what they are")]
+/// A program, its first run, and the number of parallel runs.
 pub struct Program<'a, R: Run> {
     pub runner: &'a R,
-    /// The first run, from which the others differ.
+    /// The first run's parameters.
     pub trial: Trial,
-    /// What was seen of the first run.
+    /// The first run's outcome.
     pub first: &'a Observed,
-    /// Runs at one time.
+    /// Number of parallel runs.
     pub jobs: usize,
-    /// Told after each run.
+    /// Called after each run.
     pub progress: &'a (dyn Fn() + Sync),
 }
 
 impl<R: Run> Program<'_, R> {
-    /// What is seen of trials, in their order; `None` for those that an interrupt left out.
+    /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an interrupt.
     fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, R::Error> {
         each(self.jobs, trials, self.progress, |trial| self.runner.run(trial))
     }
 }
 
-/// Makes a run for each of some cases, at most so many at one time, and tells `progress` of each that is done. What came of them stands in
-/// the order of the cases.
-///
-/// # Errors
-/// What `run` says of the first case that it cannot run.
+/// Runs each case, at most `jobs` in parallel, and calls `progress` after each. Returns the outcomes in the order of the cases,
+/// or the error of the first case that failed to run.
 pub fn each<C: Sync, R: Send, E: Send>(
     jobs: usize,
     cases: &[C],

@@ -1,4 +1,4 @@
-//! The socket to the harness, which is the standard input of this process, and the calls over it.
+//! The socket to the harness, which is this process's standard input, and calls over it.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
@@ -15,30 +15,31 @@ use harness_allocator::allocator::library::wire::{self, Call, Code, Order, Reply
 pub(crate) struct Connection {
     from: BufReader<File>,
     to: File,
-    /// Whether the harness waits for what an order comes to: only then it listens to calls.
+    /// `true` while the harness waits for the result of an order; only then it answers calls.
     pub(crate) has_order: bool,
 }
 
-/// For the thread that an order is carried out in, and for threads that the library makes.
+/// Used by the thread that executes an order, and by the library's own threads.
 pub(crate) fn connection() -> MutexGuard<'static, Option<Connection>> {
     static CONNECTION: Mutex<Option<Connection>> = Mutex::new(None);
     CONNECTION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes standard input for the socket. The library reads no input of ours, and finds none.
+/// Takes standard input as the socket and replaces it with an empty file.
 pub(crate) fn connect() -> bool {
-    // SAFETY: standard input is open, as the harness has started this process with its socket there; the copy is this library's own.
+    // SAFETY: standard input is open: the harness started this process with its socket there. The duplicate belongs to this
+    // library.
     let socket = unsafe { libc::fcntl(0, libc::F_DUPFD_CLOEXEC, 3) };
     if socket < 0 {
         return false;
     }
-    // SAFETY: the path is a C string; standard input becomes an empty file, and the descriptor of that is not needed.
+    // SAFETY: the path is a C string. Standard input becomes an empty file, and its old descriptor is not needed.
     unsafe {
         let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY);
         libc::dup2(nothing, 0);
         libc::close(nothing);
     }
-    // SAFETY: the descriptor was just made, and is nobody else's.
+    // SAFETY: the descriptor was just created, and nothing else uses it.
     let from = unsafe { File::from_raw_fd(socket) };
     let Ok(to) = from.try_clone() else { return false };
     *connection() = Some(Connection { from: BufReader::new(from), to, has_order: false });
@@ -47,7 +48,7 @@ pub(crate) fn connect() -> bool {
 
 impl Connection {
     pub(crate) fn say(&mut self, reply: &Reply) {
-        // Where the harness has gone, the next order does not come.
+        // If the harness has ended, no further order arrives.
         let _ = wire::send(&mut self.to, reply).and_then(|()| self.to.flush());
     }
 
@@ -57,11 +58,11 @@ impl Connection {
 }
 
 thread_local! {
-    /// The last code of this thread that was no success, for `cudaGetLastError`.
+    /// The last error code of this thread, for `cudaGetLastError`.
     static LAST: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// The runtime keeps the last error of each thread.
+/// Stores the thread's last error, like the runtime.
 pub(crate) fn remember(code: Code) -> c_int {
     let code = code as c_int;
     if code != 0 && code != Code::NotReady as c_int {
@@ -70,7 +71,7 @@ pub(crate) fn remember(code: Code) -> c_int {
     code
 }
 
-/// The last error of the thread, which is forgotten where it is asked for so.
+/// Returns the thread's last error and optionally resets it.
 pub(crate) fn last_error(forget: bool) -> c_int {
     if forget { LAST.take() } else { LAST.get() }
 }
@@ -78,12 +79,12 @@ pub(crate) fn last_error(forget: bool) -> c_int {
 /// Nanoseconds that calls waited for the harness.
 static WAITED: AtomicU64 = AtomicU64::new(0);
 
-/// Nanoseconds that calls have waited for the harness since this process began.
+/// Returns the nanoseconds that calls have waited for the harness since this process began.
 pub(crate) fn waited() -> u64 {
     WAITED.load(Ordering::Relaxed)
 }
 
-/// Asks the harness for a call on its device.
+/// Calls a function of the harness's device.
 pub(crate) fn ask(call: Call) -> Result<u64, Code> {
     let began = Instant::now();
     let answer = ask_now(call);
@@ -91,7 +92,7 @@ pub(crate) fn ask(call: Call) -> Result<u64, Code> {
     answer
 }
 
-/// Nanoseconds since then.
+/// Returns the nanoseconds since then.
 pub(crate) fn nanos_since(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
@@ -107,7 +108,7 @@ fn ask_now(call: Call) -> Result<u64, Code> {
     }
 }
 
-/// Tells of a function that has no entry here.
+/// Reports a function that this library lacks.
 pub(crate) fn unanswered(name: &str) -> Code {
     if let Some(connection) = connection().as_mut().filter(|connection| connection.has_order) {
         connection.say(&Reply::Unanswered(name.to_owned()));
@@ -115,7 +116,7 @@ pub(crate) fn unanswered(name: &str) -> Code {
     Code::NotSupported
 }
 
-/// Where the stubs of thin libraries go on: they have their descriptor in `r11`, which begins with the function's name.
+/// The target of all stubs. `r11` contains the stub's descriptor, which begins with the function's name.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -124,7 +125,7 @@ extern "C" fn harness_gpu_unmodelled() {
 }
 
 unsafe extern "C" fn answer_stub(descriptor: *const *const c_char) -> c_int {
-    // SAFETY: a stub hands over its own descriptor, whose first field is a C string; both live as long as the library they are in.
+    // SAFETY: a stub passes its own descriptor, whose first field is a C string; both live as long as their library.
     let name = unsafe { CStr::from_ptr(*descriptor) };
     remember(unanswered(&name.to_string_lossy()))
 }

@@ -1,4 +1,4 @@
-//! What the runtime and the driver both have of the one device: its memory, streams and events.
+//! Memory, streams and events of the device, shared by the runtime and the driver.
 
 use std::ffi::c_int;
 
@@ -7,41 +7,41 @@ use harness_allocator::allocator::library::wire::{Call, Code};
 use crate::connection::ask;
 use crate::handles::{Event, Stream, small};
 
-/// CUDA 13.0, as `cudaRuntimeGetVersion` tells it.
+/// CUDA 13.0, in the form of `cudaRuntimeGetVersion`.
 pub(crate) const VERSION: c_int = 13_000;
 
-/// Writes what a function returns through a pointer.
+/// Writes a function's output.
 ///
 /// # Safety
-/// The pointer is null, or there is room for a value.
+/// The pointer is null or writable.
 pub(crate) unsafe fn put<T>(into: *mut T, value: T) -> Result<(), Code> {
     if into.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { into.write(value) };
     Ok(())
 }
 
-/// Takes memory; of no bytes there is none, without an error.
+/// Allocates memory. Zero bytes give a null pointer without an error.
 pub(crate) fn allocate(size: usize) -> Result<u64, Code> {
     if size == 0 { Ok(0) } else { ask(Call::Allocate(size as u64)) }
 }
 
-/// Free and all memory.
+/// Writes free and total memory.
 ///
 /// # Safety
-/// The pointers are null, or there is room.
+/// The pointers are null or writable.
 pub(crate) unsafe fn memory(free: *mut usize, total: *mut usize) -> Result<(), Code> {
     let (now, all) = (ask(Call::FreeMemory)?, ask(Call::TotalMemory)?);
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         put(free, now as usize)?;
         put(total, all as usize)
     }
 }
 
-/// There is one device.
+/// The only device has index 0.
 pub(crate) const fn only_device(device: c_int) -> Result<(), Code> {
     if device == 0 { Ok(()) } else { Err(Code::InvalidValue) }
 }

@@ -1,4 +1,6 @@
-//! Functions of the CUDA driver (`libcuda`). Declarations: <https://docs.nvidia.com/cuda/cuda-driver-api/>.
+//! Functions of the CUDA driver (`libcuda`), declared as in <https://docs.nvidia.com/cuda/cuda-driver-api/>.
+//!
+//! Every exported function relies on its caller, the library, to pass pointers as the driver's documentation demands.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -12,7 +14,7 @@ use crate::device::{
 use crate::handles::{Event, Pool, Stream};
 use crate::pools;
 
-/// The handle of the one context.
+/// The handle of the only context.
 const CONTEXT: usize = 0x4_0000_0000;
 
 /// The driver keeps no last error.
@@ -27,23 +29,23 @@ extern "C" fn cuInit(_: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(version, VERSION) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(count, 1) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(only_device(ordinal).and_then(|()| unsafe { put(device, 0) }))
 }
 
-/// The name of the one device, as far as a library is told. Which one it is, the harness alone knows.
+/// Writes a fixed name: only the harness knows the actual device.
 const NAME: &CStr = c"the device of the harness";
 
 #[unsafe(no_mangle)]
@@ -52,7 +54,7 @@ unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c
     if name.is_null() || room < bytes.len() {
         return answer(Err(Code::InvalidValue));
     }
-    // SAFETY: the library passes so much room, and the name and its NUL fit in it.
+    // SAFETY: the library passes a buffer of this size, and the name with its NUL fits.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), name, bytes.len()) };
     answer(only_device(device))
 }
@@ -60,11 +62,11 @@ unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceTotalMem_v2(total: *mut usize, device: c_int) -> c_int {
     let bytes = only_device(device).and_then(|()| ask(Call::TotalMemory));
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(bytes.and_then(|bytes| unsafe { put(total, bytes as usize) }))
 }
 
-/// The one device needs no number to be known by.
+/// The only device has a UUID of zeros.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int {
     // SAFETY: the library passes a pointer to 16 bytes.
@@ -73,7 +75,7 @@ unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(only_device(device).and_then(|()| unsafe { put(context, CONTEXT) }))
 }
 
@@ -84,13 +86,13 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxGetCurrent(context: *mut usize) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(context, CONTEXT) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(device, 0) })
 }
 
@@ -106,9 +108,9 @@ extern "C" fn cuCtxSynchronize() -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> c_int {
-    // The driver refuses no bytes, where the runtime gives null.
+    // The driver refuses zero bytes; the runtime returns null.
     let start = if size == 0 { Err(Code::InvalidValue) } else { allocate(size) };
-    // SAFETY: the library passes a pointer to an address.
+    // SAFETY: the library passes valid pointers.
     answer(start.and_then(|start| unsafe { put(address, start) }))
 }
 
@@ -119,7 +121,7 @@ extern "C" fn cuMemFree_v2(address: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int {
-    // SAFETY: the library passes pointers to numbers.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { memory(free, total) })
 }
 
@@ -132,7 +134,7 @@ unsafe extern "C" fn cuMemAllocAsync(address: *mut u64, size: usize, stream: Str
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAllocFromPoolAsync(address: *mut u64, size: usize, pool: Pool, stream: Stream) -> c_int {
     let start = if size == 0 { Err(Code::InvalidValue) } else { pools::allocate(pool, size, stream) };
-    // SAFETY: the library passes a pointer to an address.
+    // SAFETY: the library passes valid pointers.
     answer(start.and_then(|start| unsafe { put(address, start) }))
 }
 
@@ -143,7 +145,7 @@ extern "C" fn cuMemFreeAsync(address: u64, stream: Stream) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemPoolCreate(pool: *mut Pool, _: *const c_void) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(pools::create().and_then(|made| unsafe { put(pool, made) }))
 }
 
@@ -159,25 +161,25 @@ extern "C" fn cuMemPoolTrimTo(pool: Pool, keep: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemPoolSetAttribute(pool: Pool, attribute: c_int, value: *const c_void) -> c_int {
-    // SAFETY: the library passes a pointer to the attribute's value.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { pools::set_attribute(pool, attribute, value) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemPoolGetAttribute(pool: Pool, attribute: c_int, value: *mut c_void) -> c_int {
-    // SAFETY: the library passes a pointer with room for the attribute's value.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { pools::get_attribute(pool, attribute, value) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: *mut Pool, device: c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(only_device(device).and_then(|()| unsafe { put(pool, Pool::DEFAULT) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetMemPool(pool: *mut Pool, device: c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(only_device(device).and_then(|()| unsafe { put(pool, pools::current()) }))
 }
 
@@ -189,20 +191,20 @@ extern "C" fn cuDeviceSetMemPool(device: c_int, pool: Pool) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
     let told = only_device(device).and_then(|()| pools::device_attribute("cuDeviceGetAttribute", attribute));
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(told.and_then(|told| unsafe { put(value, told) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamCreate(stream: *mut Stream, _: c_uint) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(create_stream().and_then(|made| unsafe { put(stream, made) }))
 }
 
-/// There is one context, and each stream is of it.
+/// Every stream belongs to the only context.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamGetCtx(_: Stream, context: *mut usize) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(context, CONTEXT) })
 }
 
@@ -223,7 +225,7 @@ extern "C" fn cuStreamWaitEvent(stream: Stream, event: Event, _: c_uint) -> c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventCreate(event: *mut Event, _: c_uint) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(create_event().and_then(|made| unsafe { put(event, made) }))
 }
 

@@ -1,8 +1,8 @@
-//! Streams, events and pools: numbers of the harness, and pointers that a library keeps without looking at what is there.
+//! Streams, events and pools: the harness's numbers as opaque pointers.
 
 use harness_allocator::allocator::library::wire::Code;
 
-/// A stream of CUDA. Null, and `CU_STREAM_LEGACY`, is the default stream.
+/// A stream of CUDA. Null and `CU_STREAM_LEGACY` are the default stream.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Stream(usize);
@@ -21,7 +21,7 @@ const STREAMS: usize = 0x5_0000_0000;
 const EVENTS: usize = 0x6_0000_0000;
 const POOLS: usize = 0x7_0000_0000;
 const STEP: usize = 16;
-/// `CU_STREAM_LEGACY`, and as there is one default stream `CU_STREAM_PER_THREAD`.
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, both mapped to the only default stream.
 const DEFAULTS: [usize; 3] = [0, 1, 2];
 
 impl Stream {
@@ -61,7 +61,7 @@ fn number(handle: usize, first: usize) -> Result<u32, Code> {
     u32::try_from(offset / STEP).map_err(|_| Code::InvalidHandle)
 }
 
-/// A number that the harness gave for a stream, an event or a pool.
+/// The harness's number of a stream, an event or a pool.
 pub(crate) fn small(number: u64) -> Result<u32, Code> {
     u32::try_from(number).map_err(|_| Code::Unknown)
 }

@@ -1,4 +1,4 @@
-//! The loop over orders of the harness.
+//! The loop over the harness's orders.
 
 use std::ffi::{c_char, c_int};
 
@@ -8,11 +8,11 @@ use crate::connection::{connect, connection};
 use crate::library::Functions;
 use crate::timed;
 
-/// Loads a library and does what the harness orders, until it orders the end or has gone. The process is to end then.
+/// Loads a library and executes the harness's orders until the harness ends it or disconnects. The process must exit afterwards.
 ///
 /// # Safety
-/// Four C strings: the library's path and the names of its functions for allocation and free, then those of the others or null. Standard input is
-/// the socket to the harness.
+/// The first three arguments are C strings: the library's path and the names of its functions for allocation and free. The others
+/// are C strings or null. Standard input is the socket to the harness.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn harness_library_host(
     path: *const c_char,
@@ -21,7 +21,7 @@ unsafe extern "C" fn harness_library_host(
     record_stream: *const c_char,
     empty_cache: *const c_char,
 ) -> c_int {
-    // SAFETY: the process is to end with the harness, whatever the library does meanwhile.
+    // SAFETY: the process must end with the harness, whatever the library is doing.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if !connect() {
         return 1;
@@ -30,11 +30,11 @@ unsafe extern "C" fn harness_library_host(
     while let Some(order) = next_order() {
         let done = match (order, &functions) {
             (Order::End, _) => {
-                // Destructors of the library may still call, and are answered until the process has ended.
+                // Exit handlers of the library may still call functions; they are answered.
                 return 0;
             }
             (Order::Load, _) => {
-                // SAFETY: as the caller promises.
+                // SAFETY: guaranteed by the caller.
                 match unsafe { Functions::load(path, [alloc, free, record_stream, empty_cache]) } {
                     Ok(loaded) => {
                         functions = Some(loaded);
@@ -45,9 +45,9 @@ unsafe extern "C" fn harness_library_host(
             }
             // SAFETY: as for the other orders.
             (Order::Time(program), Some(functions)) => Reply::Timed(unsafe { timed::run(functions, &program) }),
-            // SAFETY: the arguments are what the library's interface has, and addresses are its own.
+            // SAFETY: the arguments match the library's interface, and the addresses are its own.
             (order, Some(functions)) => Reply::Done(unsafe { functions.call(order) }),
-            (_, None) => Reply::Refused("it is not loaded".to_owned()),
+            (_, None) => Reply::Refused("the library is not loaded".to_owned()),
         };
         if let Some(connection) = connection().as_mut() {
             connection.has_order = false;
@@ -57,7 +57,7 @@ unsafe extern "C" fn harness_library_host(
     0
 }
 
-/// Waits for the harness. Calls of the library are listened to from then on.
+/// Receives an order. From then on, the library's calls are answered.
 fn next_order() -> Option<Order> {
     let mut connection = connection();
     let connection = connection.as_mut()?;

@@ -1,14 +1,13 @@
-//! What stands between a shared library that allocates and the harness, in the process that the library runs in: functions of CUDA's runtime and driver
-//! under their own names, which pass what the library asks on to the harness and its device.
+//! CUDA's runtime and driver functions for the process of an allocator library. They forward the library's calls to the harness and its device.
 //!
-//! Nothing is modelled here: memory, streams and events are those of the harness's device. `harness_library_host` loads the library and
-//! does what the harness orders. A function without an entry here is told to the harness and answered as not supported.
+//! Nothing is modelled here: memory, streams and events belong to the harness's device. `harness_library_host` loads the library and executes the
+//! harness's orders. A missing function is reported to the harness and returns "not supported".
 //!
-//! * `connection` is the socket, and which thread may talk;
-//! * `host` is the loop over orders, `timed` a program that is done without orders between its operations; `library` calls the library;
-//! * `runtime` and `driver` are the exported functions, those for addresses apart from memory in `mapping`;
-//! * `device` is what both have of memory, streams and events, `pools` of pools;
-//! * `handles` are streams, events and pools as C has them.
+//! * `connection`: the socket, and which thread may use it
+//! * `host`: the loop over orders; `timed`: a whole program in one order; `library`: calls of the library
+//! * `runtime` and `driver`: the exported functions; `mapping`: virtual memory management
+//! * `device`: memory, streams and events of both; `pools`: stream-ordered pools
+//! * `handles`: streams, events and pools in C's types
 
 mod connection;
 mod device;

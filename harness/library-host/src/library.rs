@@ -1,4 +1,4 @@
-//! The library that allocates: its functions ([`Functions`]), which are loaded and called here.
+//! The allocator library's functions ([`Functions`]).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -21,9 +21,10 @@ pub(crate) struct Functions {
 
 impl Functions {
     /// # Safety
-    /// C strings: the library's path, and the names of its functions or null. They are what the library's interface has.
+    /// The arguments are C strings: the library's path, and the names of its functions or null. The functions have the types of
+    /// the library interface.
     pub(crate) unsafe fn load(path: *const c_char, names: [*const c_char; 4]) -> Result<Self, String> {
-        // SAFETY: the path is a C string. What initialisers of the library do is its own business: this process is there for it alone.
+        // SAFETY: the path is a C string. This process exists only to run the library, including its initializers.
         let library = unsafe { libc::dlopen(path, libc::RTLD_NOW) };
         if library.is_null() {
             return Err(format!("it cannot be loaded: {}", loader_error()));
@@ -37,7 +38,7 @@ impl Functions {
         let [alloc, free, record_stream, empty_cache] = names;
         let (alloc, free) = (find(alloc)?, find(free)?);
         let (record_stream, empty_cache) = (optional(record_stream)?, optional(empty_cache)?);
-        // SAFETY: the user says that these are functions with these arguments.
+        // SAFETY: the user guarantees that these functions take these arguments.
         Ok(unsafe {
             Self {
                 allocate: std::mem::transmute::<*mut c_void, Allocate>(alloc),
@@ -49,10 +50,10 @@ impl Functions {
     }
 
     /// # Safety
-    /// The order's addresses are those that the library has handed out.
+    /// The order's addresses were returned by the library.
     pub(crate) unsafe fn call(&self, order: Order) -> u64 {
         let pointer = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match order {
                 Order::Allocate { size, stream } => {
@@ -73,13 +74,13 @@ impl Functions {
     }
 }
 
-/// What the dynamic linker says of its last failure.
+/// Returns the dynamic linker's last error.
 fn loader_error() -> String {
-    // SAFETY: the linker's function has no precondition.
+    // SAFETY: the function has no precondition.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return "the dynamic linker does not say why".to_owned();
+        return "the dynamic linker gives no reason".to_owned();
     }
-    // SAFETY: the text is a C string, which lives until the next call of the linker's in this thread.
+    // SAFETY: the text is a C string that lives until this thread's next call of the linker.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! Addresses apart from memory, which the driver alone has: <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>.
+//! Virtual memory management of the driver: <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -10,11 +10,11 @@ use crate::driver::answer;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemGetAllocationGranularity(granularity: *mut usize, _: *const c_void, _: c_uint) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(ask(Call::Granularity).and_then(|bytes| unsafe { put(granularity, bytes as usize) }))
 }
 
-/// An address that is wished for is a hint in CUDA too.
+/// A requested address is only a hint, as in CUDA.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAddressReserve(address: *mut u64, size: usize, alignment: usize, _: u64, _: c_ulonglong) -> c_int {
     let reserve = || {
@@ -23,7 +23,7 @@ unsafe extern "C" fn cuMemAddressReserve(address: *mut u64, size: usize, alignme
             ask(Call::Unreserve(start))?;
             return Err(unanswered(&format!("cuMemAddressReserve with an alignment of {alignment} bytes")));
         }
-        // SAFETY: the library passes a pointer to an address.
+        // SAFETY: the library passes valid pointers.
         unsafe { put(address, start) }
     };
     answer(reserve())
@@ -36,7 +36,7 @@ extern "C" fn cuMemAddressFree(address: u64, _: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemCreate(memory: *mut u64, size: usize, _: *const c_void, _: c_ulonglong) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(ask(Call::Create(size as u64)).and_then(|made| unsafe { put(memory, made) }))
 }
 
@@ -47,7 +47,7 @@ extern "C" fn cuMemRelease(memory: u64) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemMap(address: u64, size: usize, offset: usize, memory: u64, _: c_ulonglong) -> c_int {
-    // CUDA knows no other offset yet.
+    // CUDA supports no other offset yet.
     let mapped = if offset == 0 { ask(Call::Map { address, size: size as u64, memory }).map(drop) } else { Err(Code::InvalidValue) };
     answer(mapped)
 }
@@ -57,7 +57,7 @@ extern "C" fn cuMemUnmap(address: u64, size: usize) -> c_int {
     answer(ask(Call::Unmap { address, size: size as u64 }).map(drop))
 }
 
-/// What is mapped may be accessed by the one device there is.
+/// Does nothing: the only device can access all mappings.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemSetAccess(_: u64, _: usize, _: *const c_void, _: usize) -> c_int {
     0

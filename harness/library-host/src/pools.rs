@@ -1,4 +1,4 @@
-//! What the runtime and the driver both have of the driver's stream-ordered pools, and the attributes of a device that say whether there are any.
+//! Stream-ordered pools, shared by the runtime and the driver, and the device attributes that announce them.
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>
 
 use std::ffi::{c_int, c_void};
@@ -13,10 +13,10 @@ use crate::handles::{Pool, Stream, small};
 /// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED` and `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const POOLS_SUPPORTED: c_int = 115;
 const MAPPING_SUPPORTED: c_int = 102;
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`: an H100's. Allocators have no kernels that it would matter to.
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`. An H100's values; allocators run no kernels that depend on them.
 const CAPABILITY: [(c_int, c_int); 2] = [(75, 9), (76, 0)];
 
-/// The pool that allocations come from where none is named.
+/// The pool of allocations that name none.
 static CURRENT: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn current() -> Pool {
@@ -35,7 +35,7 @@ pub(crate) fn create() -> Result<Pool, Code> {
 pub(crate) fn destroy(pool: Pool) -> Result<(), Code> {
     let pool = pool.number()?;
     ask(Call::DestroyPool(pool))?;
-    // As in CUDA, the default pool is the current one then.
+    // As in CUDA, the default pool then becomes the current one.
     let _ = CURRENT.compare_exchange(pool, 0, Ordering::Relaxed, Ordering::Relaxed);
     Ok(())
 }
@@ -55,11 +55,11 @@ pub(crate) fn trim(pool: Pool, keep: usize) -> Result<(), Code> {
     ask(Call::TrimPool { pool: pool.number()?, keep: keep as u64 }).map(drop)
 }
 
-/// An attribute by its number, which the runtime and the driver have in common.
+/// A pool attribute by its number, which the runtime and the driver share.
 enum Attribute {
-    /// A permission to reuse memory, as an `int`: which one, and whether the device of the harness makes use of it.
+    /// A permission to reuse memory, as an `int`, and whether the harness's device uses it.
     Reuse(bool),
-    /// An amount of memory, in 64 bits.
+    /// A memory size in 64 bits.
     Figure(PoolFigure),
 }
 
@@ -77,16 +77,16 @@ const fn attribute(number: c_int) -> Option<Attribute> {
 }
 
 /// # Safety
-/// The pointer is null, or the attribute's value is there.
+/// The pointer is null, or points to the attribute's value.
 pub(crate) unsafe fn set_attribute(pool: Pool, number: c_int, value: *const c_void) -> Result<(), Code> {
     if value.is_null() {
         return Err(Code::InvalidValue);
     }
     match attribute(number).ok_or(Code::InvalidValue)? {
-        // A permission need not be made use of.
+        // The device may ignore a permission.
         Attribute::Reuse(_) => pool.number().map(drop),
         Attribute::Figure(PoolFigure::Threshold) => {
-            // SAFETY: the threshold is a number of 64 bits.
+            // SAFETY: the threshold has 64 bits.
             let bytes = unsafe { value.cast::<u64>().read_unaligned() };
             ask(Call::SetThreshold { pool: pool.number()?, bytes }).map(drop)
         }
@@ -95,23 +95,23 @@ pub(crate) unsafe fn set_attribute(pool: Pool, number: c_int, value: *const c_vo
 }
 
 /// # Safety
-/// The pointer is null, or there is room for the attribute's value.
+/// The pointer is null, or writable with the size of the attribute's value.
 pub(crate) unsafe fn get_attribute(pool: Pool, number: c_int, value: *mut c_void) -> Result<(), Code> {
     let pool = pool.number()?;
     match attribute(number).ok_or(Code::InvalidValue)? {
         Attribute::Reuse(is_used) => {
-            // SAFETY: as the caller promises; permissions are of 32 bits.
+            // SAFETY: guaranteed by the caller; permissions have 32 bits.
             unsafe { put(value.cast::<c_int>(), is_used.into()) }
         }
         Attribute::Figure(figure) => {
             let bytes = ask(Call::Pool { pool, figure })?;
-            // SAFETY: as the caller promises; amounts are of 64 bits.
+            // SAFETY: guaranteed by the caller; sizes have 64 bits.
             unsafe { put(value.cast::<u64>(), bytes) }
         }
     }
 }
 
-/// An attribute of the device.
+/// Returns an attribute of the device.
 pub(crate) fn device_attribute(name: &str, number: c_int) -> Result<c_int, Code> {
     if let Some(&(_, part)) = CAPABILITY.iter().find(|(attribute, _)| *attribute == number) {
         return Ok(part);

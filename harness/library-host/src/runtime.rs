@@ -1,4 +1,4 @@
-//! Functions of the CUDA runtime (`libcudart`). Declarations: <https://docs.nvidia.com/cuda/cuda-runtime-api/>.
+//! Functions of the CUDA runtime (`libcudart`), declared as in <https://docs.nvidia.com/cuda/cuda-runtime-api/>.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -12,14 +12,14 @@ use crate::device::{
 use crate::handles::{Event, Pool, Stream};
 use crate::pools;
 
-/// Answers with what a call came to.
+/// Stores and returns a call's result code.
 fn answer(done: Result<(), Code>) -> c_int {
     remember(done.err().unwrap_or(Code::Success))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMalloc(address: *mut usize, size: usize) -> c_int {
-    // SAFETY: the library passes a pointer to a pointer.
+    // SAFETY: the library passes valid pointers.
     answer(allocate(size).and_then(|start| unsafe { put(address, start as usize) }))
 }
 
@@ -30,19 +30,19 @@ extern "C" fn cudaFree(address: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int {
-    // SAFETY: the library passes pointers to numbers.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { memory(free, total) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDevice(device: *mut c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(device, 0) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(count, 1) })
 }
 
@@ -58,23 +58,23 @@ extern "C" fn cudaDeviceSynchronize() -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaRuntimeGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(version, VERSION) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { put(version, VERSION) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaStreamCreate(stream: *mut Stream) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(create_stream().and_then(|made| unsafe { put(stream, made) }))
 }
 
-/// A stream that does not wait for the default stream is the only kind that the harness has.
+/// Every stream of the harness is non-blocking.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaStreamCreateWithFlags(stream: *mut Stream, _: c_uint) -> c_int {
     // SAFETY: as for the other function.
@@ -98,7 +98,7 @@ extern "C" fn cudaStreamWaitEvent(stream: Stream, event: Event, _: c_uint) -> c_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaEventCreate(event: *mut Event) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(create_event().and_then(|made| unsafe { put(event, made) }))
 }
 
@@ -137,7 +137,7 @@ unsafe extern "C" fn cudaMallocAsync(address: *mut usize, size: usize, stream: S
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMallocFromPoolAsync(address: *mut usize, size: usize, pool: Pool, stream: Stream) -> c_int {
     let start = if size == 0 { Ok(0) } else { pools::allocate(pool, size, stream) };
-    // SAFETY: the library passes a pointer to a pointer.
+    // SAFETY: the library passes valid pointers.
     answer(start.and_then(|start| unsafe { put(address, start as usize) }))
 }
 
@@ -148,7 +148,7 @@ extern "C" fn cudaFreeAsync(address: usize, stream: Stream) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolCreate(pool: *mut Pool, _: *const c_void) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(pools::create().and_then(|made| unsafe { put(pool, made) }))
 }
 
@@ -164,25 +164,25 @@ extern "C" fn cudaMemPoolTrimTo(pool: Pool, keep: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolSetAttribute(pool: Pool, attribute: c_int, value: *const c_void) -> c_int {
-    // SAFETY: the library passes a pointer to the attribute's value.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { pools::set_attribute(pool, attribute, value) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaMemPoolGetAttribute(pool: Pool, attribute: c_int, value: *mut c_void) -> c_int {
-    // SAFETY: the library passes a pointer with room for the attribute's value.
+    // SAFETY: the library passes valid pointers.
     answer(unsafe { pools::get_attribute(pool, attribute, value) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDeviceGetDefaultMemPool(pool: *mut Pool, device: c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(only_device(device).and_then(|()| unsafe { put(pool, Pool::DEFAULT) }))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDeviceGetMemPool(pool: *mut Pool, device: c_int) -> c_int {
-    // SAFETY: the library passes a pointer to a handle.
+    // SAFETY: the library passes valid pointers.
     answer(only_device(device).and_then(|()| unsafe { put(pool, pools::current()) }))
 }
 
@@ -194,7 +194,7 @@ extern "C" fn cudaDeviceSetMemPool(device: c_int, pool: Pool) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
     let told = only_device(device).and_then(|()| pools::device_attribute("cudaDeviceGetAttribute", attribute));
-    // SAFETY: the library passes a pointer to a number.
+    // SAFETY: the library passes valid pointers.
     answer(told.and_then(|told| unsafe { put(value, told) }))
 }
 
@@ -218,7 +218,7 @@ extern "C" fn cudaGetErrorString(code: c_int) -> *const c_char {
     words(code).1.as_ptr()
 }
 
-/// Name and text of the codes that are answered here.
+/// Names and texts of the result codes used here.
 const fn words(code: c_int) -> (&'static CStr, &'static CStr) {
     match code {
         0 => (c"cudaSuccess", c"no error"),

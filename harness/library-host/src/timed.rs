@@ -1,4 +1,4 @@
-//! A program that is timed here, so that no order of it goes from process to process.
+//! Executes a timed program in this process, without an order per operation.
 
 use std::ffi::c_void;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use crate::connection::{ask, connection, nanos_since, waited};
 use crate::handles::Stream;
 use crate::library::Functions;
 
-/// The most refused requests that are told.
+/// Maximum number of reported failed requests.
 const MOST_REFUSED: usize = 4096;
 
-/// What is in a slot.
+/// The contents of a slot.
 #[derive(Clone, Copy)]
 struct Live {
     address: *mut c_void,
@@ -26,14 +26,14 @@ struct Runner<'a> {
     refused: Vec<u64>,
 }
 
-/// Does a program, and frees what it leaves live.
+/// Runs a program and frees its remaining allocations.
 ///
 /// # Safety
-/// The library's functions are what its interface has.
+/// The library's functions have the types of the library interface.
 pub(crate) unsafe fn run(functions: &Functions, program: &Program) -> Timed {
     let slots = program.before.iter().chain(&program.timed).filter_map(Operation::slot).max().map_or(0, |slot| slot as usize + 1);
     let mut runner = Runner { functions, slots: vec![None; slots], refused: Vec::new() };
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { runner.run(&program.before, 0) };
     say(Reply::Timing(true));
     let (began, waited_before) = (Instant::now(), waited());
@@ -60,7 +60,7 @@ impl Runner<'_> {
     unsafe fn run(&mut self, operations: &[Operation], first: u64) {
         let Functions { allocate, record_stream, empty_cache, .. } = *self.functions;
         for (operation, number) in operations.iter().zip(first..) {
-            // SAFETY: as the caller promises; slots are as many as the program names, and what is live is the library's own.
+            // SAFETY: guaranteed by the caller. The program names the number of slots, and live addresses belong to the library.
             unsafe {
                 match *operation {
                     Operation::Allocate { slot, size, stream } => {
@@ -78,7 +78,7 @@ impl Runner<'_> {
                         }
                     }
                     Operation::EmptyCache => empty_cache.iter().for_each(|function| function()),
-                    // What they answer is the harness's to judge.
+                    // The harness judges the results.
                     Operation::Synchronize => drop(ask(Call::Synchronize)),
                     Operation::SynchronizeStream(stream) => drop(ask(Call::SynchronizeStream(stream))),
                 }
@@ -90,7 +90,7 @@ impl Runner<'_> {
     /// As for [`run`].
     unsafe fn free(&mut self, slot: usize) {
         if let Some(Live { address, size, stream }) = self.slots[slot].take() {
-            // SAFETY: the library has handed it out, and it is freed once.
+            // SAFETY: the library returned the address, and it is freed once.
             unsafe { (self.functions.free)(address, size, 0, stream) };
         }
     }

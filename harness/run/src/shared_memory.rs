@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::ledger::{Account, Ledger};
-use tempfile::TempDir;
+use harness_exec::launch::RunFolder;
 
 /// The ordinal of the shared device.
 const DEVICE: u32 = 0;
@@ -15,7 +15,7 @@ const LEDGER: &str = "ledger";
 
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
-    folder: TempDir,
+    folder: RunFolder,
     /// The account of the scenario itself.
     account: Account,
 }
@@ -25,7 +25,7 @@ impl SharedMemory {
     /// || # Errors
     /// If its file cannot be created.
     pub(crate) fn new() -> io::Result<Self> {
-        let folder = harness_exec::launch::folder_of_run()?;
+        let folder = RunFolder::new()?;
         let account = Account::new(Some(Ledger::create(&folder.path().join(LEDGER))?));
         Ok(Self { folder, account })
     }

@@ -1,8 +1,8 @@
-//! Test only: [`Staging`] puts the simulated GPU where the loader of a child process finds NVIDIA's driver and NVML, so that the CUDA device's own
-//! code runs where there is no GPU.
+//! Test only: [`Staging`] runs a child process with the simulated GPU as NVIDIA's driver and NVML. So the CUDA device's own code
+//! runs without a GPU.
 //!
-//! The kernels of the CUDA device are really done there, on memory of the host ([`strict`]): a wrong access, or one that nothing orders behind
-//! another, breaks the context, and what is left in a context that ends is told ([`Staging::left`]). No figure of it is a GPU's.
+//! There, the kernels of the CUDA device execute on host memory ([`strict`]): an invalid or unordered access breaks the context.
+//! A context that ends reports its remaining objects ([`Staging::left`]). No figure of it describes a real GPU.
 
 use std::env;
 use std::ffi::OsString;
@@ -19,8 +19,8 @@ use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{AddressOrder, CALLS, Cuda, LEFT, RUN, SETTINGS, Settings};
 use tempfile::TempDir;
 
-/// A machine with one GPU of 2 GiB, of which a context takes 300 MiB, with NVML and nothing wrong, that really does the kernels of the CUDA device.
-/// Addresses are used again, as a driver may do.
+/// Returns a machine with one GPU of 2 GiB and NVML, without faults. A context takes 300 MiB, the kernels of the CUDA device
+/// execute, and addresses are reused, as by a driver.
 #[must_use]
 pub fn strict() -> Settings {
     let gpu = GPUS.iter().find(|gpu| gpu.name == "h100-80").unwrap_or(&GPUS[0]);
@@ -34,27 +34,24 @@ pub fn strict() -> Settings {
     }
 }
 
-/// How the line of [`Staging::left`] ends for a context that was left empty.
+/// The end of a line of [`Staging::left`] for an empty context.
 pub const NOTHING_LEFT: &str = "left: 0 allocations, 0 reservations, 0 pages, 0 pools, 0 streams, 0 events, 0 modules, 0 pieces of work";
 
-/// A temporary folder of library names that lead to the simulated GPU, and the environment that makes a child process use it.
+/// A temporary folder with the simulated GPU under the libraries' names, and the environment for a child process.
 #[derive(Debug)]
 pub struct Staging {
     folder: TempDir,
-    /// `None`: there is no driver.
+    /// `None` for a machine without a driver.
     settings: Option<Settings>,
 }
 
 const DRIVER_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
-/// The file by which processes of the machine share its devices' memory.
+/// The file through which the machine's processes share device memory.
 const LEDGER_FILE: &str = "ledger";
 const NVML_NAME: &str = "libnvidia-ml.so.1";
 
 impl Staging {
-    /// A machine like this.
-    ///
-    /// # Errors
-    /// Where the shared library was not built, or the folder cannot be made.
+    /// Sets up a machine. Fails if the shared library was not built.
     pub fn new(settings: &Settings) -> io::Result<Self> {
         let library = shared_library()?;
         let folder = folder()?;
@@ -69,19 +66,13 @@ impl Staging {
         Ok(Self { folder, settings: Some(settings.clone()) })
     }
 
-    /// A machine without driver and NVML. Where the real ones are installed they are hidden behind files that cannot be loaded, so that
-    /// messages differ: see [`hides_a_driver`].
-    ///
-    /// # Errors
-    /// Where the folder cannot be made.
+    /// Sets up a machine without driver and NVML. If real ones are installed, files that cannot be loaded hide them, so the
+    /// errors differ: see [`hides_a_driver`].
     pub fn without_driver() -> io::Result<Self> {
         if hides_a_driver() { Self::with_broken_libraries() } else { Ok(Self { folder: folder()?, settings: None }) }
     }
 
-    /// A machine whose driver and NVML are there but cannot be loaded.
-    ///
-    /// # Errors
-    /// Where the folder cannot be made.
+    /// Sets up a machine whose driver and NVML cannot be loaded.
     pub fn with_broken_libraries() -> io::Result<Self> {
         let folder = folder()?;
         for name in DRIVER_NAMES.into_iter().chain([NVML_NAME]) {
@@ -90,7 +81,7 @@ impl Staging {
         Ok(Self { folder, settings: None })
     }
 
-    /// Makes the command's process see this machine.
+    /// Makes the command's process use this machine.
     pub fn apply(&self, command: &mut Command) {
         command.env("LD_LIBRARY_PATH", self.search_path()).env(RUN, self.folder.path()).env_remove("CUDA_VISIBLE_DEVICES");
         command.envs(self.settings.iter().map(|settings| (SETTINGS, settings.to_string())));
@@ -99,15 +90,12 @@ impl Staging {
         }
     }
 
-    /// What was left in contexts: a line each time the last reference to one was given back.
-    ///
-    /// # Errors
-    /// Where no context was ever given back, or the file cannot be read.
+    /// Returns one line for each destroyed context with its remaining objects. Fails if no context was destroyed.
     pub fn left(&self) -> io::Result<String> {
         fs::read_to_string(self.folder.path().join(LEFT))
     }
 
-    /// The folder in front of what the loader searches anyway.
+    /// Returns the library path with this machine's folder first.
     fn search_path(&self) -> OsString {
         let mut path = self.folder.path().as_os_str().to_owned();
         if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
@@ -122,44 +110,41 @@ fn folder() -> io::Result<TempDir> {
     TempDir::with_prefix("staged-gpu-")
 }
 
-/// A file of the run's folder, in a process on a staged machine.
+/// Returns the path of a file in the run's folder, in a process on a staged machine.
 fn file_of_run(name: &str) -> io::Result<PathBuf> {
-    let folder = env::var_os(RUN).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process is on no staged machine"))?;
+    let folder =
+        env::var_os(RUN).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this process does not run on a staged machine"))?;
     Ok(Path::new(&folder).join(name))
 }
 
-/// In a process on a staged machine with [`Settings::list_calls`]: the names of the driver's and NVML's functions that were called so far, in
-/// their order, those included that failed.
-///
-/// # Errors
-/// Where calls are not listed, or none was made.
+/// Returns the driver and NVML functions called so far, in order, including failed calls. For processes on a staged machine with
+/// [`Settings::list_calls`].
 pub fn calls() -> io::Result<Vec<String>> {
     Ok(fs::read_to_string(file_of_run(CALLS)?)?.lines().map(str::to_owned).collect())
 }
 
-/// In a process on a staged machine with [`Settings::processes`]: has another living process hold so much of the first device, until that ends.
-///
-/// # Errors
-/// Where this process is on no such machine, or there is no such process.
+/// Makes another live process hold memory of the first device until that process ends. For processes on a staged machine with
+/// [`Settings::processes`].
 pub fn hold_for(pid: u32, held: Bytes) -> io::Result<()> {
     Ledger::open(&file_of_run(LEDGER_FILE)?)?.enter(pid, 0, held)
 }
 
-/// Whether this machine has a driver or NVML of its own, which [`Staging::without_driver`] can only hide.
+/// Returns whether this machine has a real driver or NVML, which [`Staging::without_driver`] can only hide.
 #[must_use]
 pub fn hides_a_driver() -> bool {
     [c"libcuda.so.1", c"libnvidia-ml.so.1"].into_iter().any(|name| {
-        // SAFETY: the name is NUL-terminated, and the initialisers of NVIDIA's libraries have no precondition. It stays loaded.
+        // SAFETY: the name is NUL-terminated, and the initializers of NVIDIA's libraries have no precondition. The library stays
+        // loaded.
         !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) }.is_null()
     })
 }
 
-/// A file that hides an installed library of its name: the loader finds it first and refuses it.
+/// Writes a file that hides an installed library: the loader finds it first and fails.
 fn unloadable(path: &Path) -> io::Result<()> {
     fs::write(path, "not a library")
 }
 
-/// The shared library as cargo built it: beside this test, or one folder up beside a binary's examples and benches.
+/// Returns the shared library that cargo built: next to this test, or one folder up.
 fn shared_library() -> io::Result<PathBuf> {
     const NAME: &str = "libharness_simulated_gpu.so";
     let test = env::current_exe()?;
@@ -167,7 +152,7 @@ fn shared_library() -> io::Result<PathBuf> {
         test.ancestors().skip(1).take(2).flat_map(|folder| [folder.join(NAME), folder.join("deps").join(NAME)]).find(|path| path.exists());
     found.ok_or_else(|| {
         let why =
-            format!("{NAME} is not beside {}: build it with `cargo build -p harness-simulated-gpu` in the same profile", test.display());
+            format!("{NAME} is not next to {}: build it with `cargo build -p harness-simulated-gpu` in the same profile", test.display());
         io::Error::new(io::ErrorKind::NotFound, why)
     })
 }

@@ -64,7 +64,7 @@ impl Options {
             command: &self.command,
             settings: &settings,
             libraries: &setup.libraries,
-            way: setup.way(),
+            interposition: setup.interposition(),
             alloc_conf: Some(&predicted.conf),
             snapshot: false,
             ledger: None,
@@ -73,7 +73,7 @@ impl Options {
         let mut prepared = launch.prepare().map_err(of_launch)?;
         prepared.command.stdout(io::stderr());
         let end = process::run(&mut prepared.command).map_err(|source| of_launch(prepared.start_error(source)))?;
-        let ended = prepared.ended(end);
+        let ended = prepared.ended(end).map_err(of_launch)?;
         let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;
         let observed = Observed::read(ended.folder(), &record, Ending::By(ended.end), None).map_err(|error| lost(&error))?;
         Ok(Verified {

@@ -175,7 +175,7 @@ fn the_context_of_a_start_is_without_what_others_hold_and_skipped_where_nobody_t
     let Outcome::Measured(alone) = context(Settings { others: Bytes::mib(64), ..strict() }) else { panic!("NVML tells it") };
     assert_eq!(alone.rounds, [Some(300 << 20)]);
     let Outcome::Skipped { reason } = context(Settings { nvml: false, ..strict() }) else { panic!("nobody tells it") };
-    assert!(reason.starts_with("memory of this process's context alone: libnvidia-ml.so.1 is there but cannot be loaded: "), "{reason}");
+    assert!(reason.starts_with("memory of this process's context: libnvidia-ml.so.1 exists but cannot be loaded: "), "{reason}");
 }
 
 /// Over the CUDA device's own code, on the simulated GPU: its times say nothing of any other, but what timing adds to them is the harness's own.

@@ -1,5 +1,4 @@
-//! Names of the driver's result codes and what a user can do about each: our own table, since naming a code through the bindings is
-//! undefined for codes that they do not know.
+//! Names of the driver's result codes, with advice. Bindings cannot name codes that they do not know.
 //!
 //! Source: `CUresult` in the CUDA driver API,
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>.
@@ -14,20 +13,20 @@ impl From<Refusal> for DeviceError {
     }
 }
 
-/// Advice groups: codes with one remedy share one sentence.
-const BUG: &str = "This is a mistake of the caller or of this program: report it with the command that shows it";
-const STICKY: &str = "Earlier work broke the context, which stays unusable: end the process and start again, and see `dmesg | grep Xid`";
+/// Advice shared by several codes.
+const BUG: &str = "The caller or this program made a mistake: report it with the command that reproduces it";
+const STICKY: &str = "Earlier work broke the context, which stays unusable: restart the process, and see `dmesg | grep Xid`";
 const HARDWARE: &str = "The GPU reports a fault: see `dmesg | grep Xid` and `nvidia-smi -q`, drain the node and reset or replace the GPU";
-const INSTALLATION: &str = "The driver's installation is at fault: compare `nvidia-smi` and `cat /proc/driver/nvidia/version`, and reboot \
+const INSTALLATION: &str = "The driver's installation is broken: compare `nvidia-smi` and `cat /proc/driver/nvidia/version`, and reboot \
                             after a driver update";
 const VISIBILITY: &str = "No GPU is visible: see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES, and give the container access to the GPU";
 const TOO_OLD: &str = "The driver does not support this: install a newer NVIDIA driver";
 const MEMORY: &str = "Device or host memory is exhausted: see `nvidia-smi` for other processes on the GPU";
-const ACCESS: &str = "Somebody else holds the GPU or forbids its use: see `nvidia-smi -q -d COMPUTE` and the other processes on it";
-const MPS: &str = "The MPS server refuses: see its log, and `echo get_server_list | nvidia-cuda-mps-control`";
-const EARLIER: &str = "Retry once; if it stays, end other processes on the GPU and look at `dmesg | grep Xid`";
+const ACCESS: &str = "Another user holds the GPU or forbids its use: see `nvidia-smi -q -d COMPUTE` and the other processes on it";
+const MPS: &str = "The MPS server refused the call: see its log, and `echo get_server_list | nvidia-cuda-mps-control`";
+const EARLIER: &str = "Retry once; if it persists, end other processes on the GPU and see `dmesg | grep Xid`";
 
-/// Name and advice of a code; codes that are not in the table are honestly called unknown.
+/// Returns the name and the advice of a code.
 pub(super) fn describe(code: u32) -> (&'static str, &'static str) {
     let unknown =
         ("unknown driver code", "This program does not know the code: look it up in `cuda.h` of the installed driver's CUDA version");
@@ -45,7 +44,7 @@ const CODES: &[(u32, &str, &str)] = &[
     (
         34,
         "CUDA_ERROR_STUB_LIBRARY",
-        "The toolkit's stub stands in for the driver: take `stubs` out of LD_LIBRARY_PATH and install the driver",
+        "The toolkit's stub library was loaded instead of the driver: remove `stubs` from LD_LIBRARY_PATH and install the driver",
     ),
     (36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", TOO_OLD),
     (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", ACCESS),
@@ -97,11 +96,7 @@ const CODES: &[(u32, &str, &str)] = &[
     (600, "CUDA_ERROR_NOT_READY", "Work is still running: synchronize first"),
     (700, "CUDA_ERROR_ILLEGAL_ADDRESS", STICKY),
     (701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", BUG),
-    (
-        702,
-        "CUDA_ERROR_LAUNCH_TIMEOUT",
-        "A kernel ran into the display watchdog, and the context stays unusable: use a GPU without a display",
-    ),
+    (702, "CUDA_ERROR_LAUNCH_TIMEOUT", "The display watchdog ended a kernel, and the context stays unusable: use a GPU without a display"),
     (708, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", BUG),
     (709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "Something in this process reset the device while it was in use"),
     (710, "CUDA_ERROR_ASSERT", STICKY),
@@ -122,7 +117,7 @@ const CODES: &[(u32, &str, &str)] = &[
     (
         804,
         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-        "A forward-compatibility driver meets a GPU it does not serve: take the `compat` folder out of \
+        "The forward-compatibility driver does not support this GPU: remove the `compat` folder from \
                                                        LD_LIBRARY_PATH",
     ),
     (805, "CUDA_ERROR_MPS_CONNECTION_FAILED", MPS),
@@ -135,7 +130,7 @@ const CODES: &[(u32, &str, &str)] = &[
     (
         999,
         "CUDA_ERROR_UNKNOWN",
-        "The driver does not say why: see `dmesg | grep Xid`; after a driver update or a suspend, reload nvidia_uvm or reboot",
+        "The driver gives no reason: see `dmesg | grep Xid`; after a driver update or a suspend, reload nvidia_uvm or reboot",
     ),
 ];
 
@@ -154,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_code_is_named_with_advice() {
+    fn a_known_code_has_a_name_and_advice() {
         let error = DeviceError::from(Refusal { call: "cuInit", code: 100 });
         assert_eq!(
             error.to_string(),
@@ -164,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_code_is_called_unknown() {
+    fn an_unknown_code_is_reported_as_unknown() {
         let error = DeviceError::from(Refusal { call: "cuMemAlloc_v2", code: 9999 });
         assert!(error.to_string().starts_with("cuMemAlloc_v2 failed: unknown driver code (9999). "), "{error}");
     }
 
-    /// The bindings are the second source of the names: each number there that is in our table has the same name.
+    /// cudarc uses the same names for these codes.
     #[test]
-    fn names_agree_with_the_bindings() {
+    fn names_agree_with_cudarc() {
         use cudarc::driver::sys::CUresult;
         let known = [
             CUresult::CUDA_ERROR_OUT_OF_MEMORY,

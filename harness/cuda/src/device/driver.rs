@@ -1,9 +1,9 @@
-//! The CUDA driver as a table of functions: loaded, looked up whole and checked before the first call.
+//! The table of CUDA driver functions, looked up and checked before the first call.
 //!
-//! [`Driver::get`] loads `libcuda.so.1` and answers with the table or with the sentence that says what is missing. The functions return
-//! plain `u32` codes, so a code that nobody knows is only a number ([`super::codes`] names it). Declarations are those of `cuda.h`
-//! (<https://docs.nvidia.com/cuda/cuda-driver-api/>), which keeps the arguments of a name, once published, for good; the tests compare them
-//! with the bindings of cudarc.
+//! [`Driver::get`] loads `libcuda.so.1` and returns the table, or an error that names the missing functions. Functions return
+//! plain `u32` codes, so an unknown code is only a number ([`super::codes`] names codes). The declarations follow `cuda.h`
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/>), whose published function names never change their arguments. The tests
+//! compare them with cudarc's bindings.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr;
@@ -16,23 +16,20 @@ use super::types::{
 use crate::library::{self, LoadError, function_table};
 use harness_allocator::device::DeviceError;
 
-/// What was looked for where the driver is missing.
+/// The library named in errors.
 const WHAT: &str = "CUDA driver (libcuda.so.1)";
 
 impl Driver {
-    /// The driver of this process, initialised. The library is loaded once; a failure is remembered, as no library appears later.
+    /// Returns the initialized driver. The library is loaded once; an error is remembered.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] without a library or with one that lacks a function; [`DeviceError::Driver`] where `cuInit` fails.
+    /// [`DeviceError::Unavailable`] if the library or one of its functions is missing; [`DeviceError::Driver`] if `cuInit` fails.
     pub(super) fn get() -> Result<&'static Self, DeviceError> {
         Self::initialised(Self::uninitialised()?)
     }
 
-    /// The same for a device that serves allocators alone: where the library lacks other functions than [`FOR_ALLOCATION`], it is the call of one
-    /// that is refused.
-    ///
-    /// # Errors
-    /// As [`Driver::get`].
+    /// Returns the initialized driver for a device that only serves allocators. Only the functions of [`FOR_ALLOCATION`] must
+    /// exist; calls of other missing functions fail.
     pub(super) fn for_allocation() -> Result<&'static Self, DeviceError> {
         let driver = Self::loaded()?;
         let missing = driver.missing().into_iter().filter(|name| FOR_ALLOCATION.contains(name)).collect::<Vec<_>>();
@@ -40,15 +37,12 @@ impl Driver {
     }
 
     fn initialised(driver: &'static Self) -> Result<&'static Self, DeviceError> {
-        // SAFETY: the flags of cuInit must be 0; it may be called any number of times.
+        // SAFETY: the flags of cuInit must be 0; repeated calls are allowed.
         unsafe { driver.init(0) }?;
         Ok(driver)
     }
 
-    /// The driver before `cuInit`: good for asking its version.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`].
+    /// Returns the driver before `cuInit`, which is enough to read its version.
     pub(super) fn uninitialised() -> Result<&'static Self, DeviceError> {
         let driver = Self::loaded()?;
         match driver.missing()[..] {
@@ -57,7 +51,7 @@ impl Driver {
         }
     }
 
-    /// The library's functions, whichever it has.
+    /// Loads the library and looks up all functions that it has.
     fn loaded() -> Result<&'static Self, DeviceError> {
         static DRIVER: OnceLock<Result<Driver, DeviceError>> = OnceLock::new();
         let load = || {
@@ -69,34 +63,34 @@ impl Driver {
     }
 }
 
-/// The error for a library that cannot be called.
+/// Returns the error for a library that cannot be loaded.
 fn not_loaded(error: &LoadError) -> DeviceError {
     let why = match error {
         LoadError::Absent => "no such library is on the loader's path, so no GPU can be used; install the NVIDIA driver, or give the \
                               container access to the GPU (--gpus all), and see `ldconfig -p | grep libcuda`"
             .to_owned(),
         LoadError::Unloadable(text) => format!(
-            "the library is there but cannot be loaded: {text}; reinstall the NVIDIA driver, or take a wrong file out of LD_LIBRARY_PATH"
+            "the library exists but cannot be loaded: {text}; reinstall the NVIDIA driver, or remove a wrong file from LD_LIBRARY_PATH"
         ),
     };
     DeviceError::Unavailable { what: WHAT.to_owned(), why }
 }
 
-/// The error for a library without some of the functions that will be called.
+/// Returns the error for a library without some required functions.
 fn missing_functions(missing: &[&str]) -> DeviceError {
     let why = format!("it lacks {}: the driver is too old, install one for CUDA 12 or later (525 or newer)", missing.join(", "));
     DeviceError::Unavailable { what: WHAT.to_owned(), why }
 }
 
 function_table! {
-    /// The driver's functions that the CUDA device calls.
+    /// Driver functions that the CUDA device calls.
     Driver;
 
-    /// Initialises the driver.
+    /// Initializes the driver.
     init = cuInit(flags: c_uint);
     /// CUDA version that the driver supports: 1000 × major + 10 × minor.
     driver_version = cuDriverGetVersion(version: *mut c_int);
-    /// Number of devices that this process may use.
+    /// Number of visible devices.
     device_count = cuDeviceGetCount(count: *mut c_int);
     /// Handle of the device with an ordinal.
     device = cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
@@ -106,93 +100,93 @@ function_table! {
     device_total = cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
     /// An attribute of a device.
     device_attribute = cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: CUdevice);
-    /// UUID of a device, of the instance where it is one of a multi-instance GPU.
+    /// UUID of a device, or of a multi-instance slice.
     device_uuid = cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
-    /// Takes a reference to the device's primary context.
+    /// Retains the primary context.
     retain_context = cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-    /// Gives the reference back; the last one destroys the context.
+    /// Releases the primary context; the last release destroys it.
     release_context = cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-    /// Makes a context the calling thread's.
+    /// Makes a context current.
     set_context = cuCtxSetCurrent(context: CUcontext);
-    /// The calling thread's context; null where it has none.
+    /// The current context, or null.
     current_context = cuCtxGetCurrent(context: *mut CUcontext);
-    /// Waits for all work of the context.
+    /// Waits for the context's work.
     synchronize = cuCtxSynchronize();
-    /// Free and total memory of the device.
+    /// Free and total memory.
     memory_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     /// Allocates device memory.
     allocate = cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize);
     /// Frees device memory.
     free = cuMemFree_v2(address: CUdeviceptr);
-    /// Reserves addresses without memory behind them.
+    /// Reserves addresses.
     reserve_addresses = cuMemAddressReserve(
         address: *mut CUdeviceptr, size: usize, alignment: usize, wish: CUdeviceptr, flags: c_ulonglong
     );
-    /// Gives reserved addresses back.
+    /// Frees reserved addresses.
     free_addresses = cuMemAddressFree(address: CUdeviceptr, size: usize);
-    /// What sizes of pages and addresses of mappings are multiples of.
+    /// Granularity of page sizes and mapped addresses.
     page_granularity = cuMemGetAllocationGranularity(
         granularity: *mut usize, property: *const CUmemAllocationProp, option: c_uint
     );
-    /// Makes a page of physical memory.
+    /// Creates physical memory.
     create_page = cuMemCreate(
         page: *mut CUmemGenericAllocationHandle, size: usize, property: *const CUmemAllocationProp, flags: c_ulonglong
     );
-    /// Gives a page back, once it is mapped nowhere.
+    /// Releases unmapped physical memory.
     release_page = cuMemRelease(page: CUmemGenericAllocationHandle);
-    /// Puts a page behind reserved addresses.
+    /// Maps physical memory at reserved addresses.
     map_page = cuMemMap(address: CUdeviceptr, size: usize, offset: usize, page: CUmemGenericAllocationHandle, flags: c_ulonglong);
-    /// Lets devices access mapped addresses.
+    /// Sets the access rights of mapped addresses.
     set_access = cuMemSetAccess(address: CUdeviceptr, size: usize, allowed: *const CUmemAccessDesc, count: usize);
-    /// Takes whole pages from behind addresses.
+    /// Unmaps whole pages.
     unmap_pages = cuMemUnmap(address: CUdeviceptr, size: usize);
-    /// Makes a stream-ordered pool.
+    /// Creates a stream-ordered pool.
     create_pool = cuMemPoolCreate(pool: *mut CUmemoryPool, property: *const CUmemPoolProps);
-    /// Removes a pool.
+    /// Destroys a pool.
     destroy_pool = cuMemPoolDestroy(pool: CUmemoryPool);
-    /// Asks a pool for an attribute.
+    /// Reads an attribute of a pool.
     pool_attribute = cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: c_uint, value: *mut c_void);
     /// Sets an attribute of a pool.
     set_pool_attribute = cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: c_uint, value: *mut c_void);
-    /// Makes a pool give unused memory back.
+    /// Releases a pool's unused memory.
     trim_pool = cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
-    /// Allocates from a pool, in the order of a stream.
+    /// Allocates from a pool, in stream order.
     allocate_in_order = cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, size: usize, pool: CUmemoryPool, stream: CUstream);
-    /// Frees to the pool, in the order of a stream.
+    /// Frees to the pool, in stream order.
     free_in_order = cuMemFreeAsync(address: CUdeviceptr, stream: CUstream);
     /// Queues a copy to the host.
     copy_to_host = cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, size: usize, stream: CUstream);
     /// Queues a copy from the host.
     copy_from_host = cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, size: usize, stream: CUstream);
-    /// Takes page-locked memory of the host.
+    /// Allocates pinned host memory.
     allocate_host = cuMemHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint);
-    /// Gives it back.
+    /// Frees pinned host memory.
     free_host = cuMemFreeHost(address: *mut c_void);
-    /// Queues setting bytes.
+    /// Queues a fill with a byte.
     set_bytes = cuMemsetD8Async(to: CUdeviceptr, byte: u8, count: usize, stream: CUstream);
-    /// Makes a stream.
+    /// Creates a stream.
     create_stream = cuStreamCreate(stream: *mut CUstream, flags: c_uint);
-    /// Removes a stream.
+    /// Destroys a stream.
     destroy_stream = cuStreamDestroy_v2(stream: CUstream);
-    /// The context that a stream was made in.
+    /// The context of a stream.
     stream_context = cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
-    /// Waits for a stream's work.
+    /// Waits for a stream.
     synchronize_stream = cuStreamSynchronize(stream: CUstream);
     /// Makes a stream wait for an event.
     wait_event = cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
-    /// Makes an event.
+    /// Creates an event.
     create_event = cuEventCreate(event: *mut CUevent, flags: c_uint);
-    /// Removes an event.
+    /// Destroys an event.
     destroy_event = cuEventDestroy_v2(event: CUevent);
-    /// Queues an event on a stream.
+    /// Records an event on a stream.
     record_event = cuEventRecord(event: CUevent, stream: CUstream);
-    /// Asks whether an event is done.
+    /// Queries an event.
     query_event = cuEventQuery(event: CUevent);
     /// Waits for an event.
     synchronize_event = cuEventSynchronize(event: CUevent);
     /// Milliseconds between two events.
     elapsed = cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent);
-    /// Translates PTX and loads it.
+    /// Compiles and loads PTX.
     load_module = cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     /// Unloads a module.
     unload_module = cuModuleUnload(module: CUmodule);
@@ -200,14 +194,15 @@ function_table! {
     module_function = cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
     /// Finds a variable of a module.
     module_global = cuModuleGetGlobal_v2(address: *mut CUdeviceptr, size: *mut usize, module: CUmodule, name: *const c_char);
-    /// Queues a kernel.
+    /// Launches a kernel.
     launch = cuLaunchKernel(
         function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint,
         shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void
     );
 }
 
-/// What a device for allocators calls in any case. Streams, events and pages are asked of the driver where an allocator uses them.
+/// Functions that every allocator device requires. Functions for streams, events and pages are only needed by allocators that use
+/// them.
 const FOR_ALLOCATION: [&str; 16] = [
     "cuInit",
     "cuDriverGetVersion",

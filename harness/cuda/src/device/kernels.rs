@@ -1,4 +1,4 @@
-//! The device's own kernels: fill, verify and spin. [`Kernels`] loads the PTX and queues them.
+//! The device's own kernels: fill, verify and spin. [`Kernels`] loads the PTX and launches them.
 
 use std::ffi::{CStr, c_uint, c_void};
 use std::ptr;
@@ -9,7 +9,7 @@ use crate::library::Refusal;
 use harness_allocator::device::{MemoryRange, Tag};
 use harness_allocator::units::Nanos;
 
-/// The loaded kernels. All methods need the context of [`Kernels::load`] to be the calling thread's.
+/// The loaded kernels. All methods require the context of [`Kernels::load`] to be current.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
     module: CUmodule,
@@ -22,25 +22,25 @@ pub(super) struct Kernels {
     findings: CUdeviceptr,
 }
 
-/// Verifications that can be under way at the same time, each with a slot of its own for what it finds: half the words of `harness_findings`.
+/// Maximum number of concurrent verifications. Each has its own result slot: two words of `harness_findings`.
 pub(super) const SLOTS: u32 = 256;
 
 /// Bytes of a slot.
 const SLOT: u64 = 16;
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     /// Number of wrong bytes.
     pub(super) bytes: u64,
-    /// Offset of the first of them in the range.
+    /// Offset of the first wrong byte in the range.
     pub(super) offset: u64,
 }
 
 /// Memory that does not hold its tag.
 pub(super) struct Mismatch {
     pub(super) found: Found,
-    /// What the tag's word around the first wrong byte holds; the range's last word may be shorter.
+    /// The memory at the tag's word around the first wrong byte; the range's last word may be shorter.
     pub(super) word: Vec<u8>,
 }
 
@@ -49,30 +49,30 @@ const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernels
     Err(_) => panic!("kernels.ptx holds a NUL byte"),
 };
 
-/// Threads of a block: a multiple of every GPU's warp, and small enough for every GPU.
+/// Threads of a block: a multiple of every GPU's warp size, and within every GPU's limit.
 const BLOCK: u32 = 256;
-/// Most blocks of a launch. 2048 blocks of 256 threads are more than any present GPU runs at once (an H200 has 132 multiprocessors of 8
-/// such blocks), so more would only queue.
+/// Maximum number of blocks of a launch. 2048 blocks of 256 threads exceed what any current GPU runs concurrently (an H200 has
+/// 132 multiprocessors with 8 such blocks each).
 const MOST_BLOCKS: u64 = 2048;
-/// Longest single spin. Displays' watchdogs end kernels after some seconds, so a long one is cut up.
+/// Longest single spin. Longer spins are split, because display watchdogs end kernels after some seconds.
 const LONGEST_SPIN: Nanos = Nanos(1_000_000_000);
 
 impl Kernels {
-    /// Translates and loads the kernels, and runs each once with nothing to do: drivers load kernels lazily, and the memory that takes
-    /// belongs to the context overhead, not to the first step that happens to fill something.
+    /// Compiles and loads the kernels, and runs each once without work. Drivers load kernels lazily, and that memory belongs to
+    /// the context overhead, not to a later step.
     pub(super) fn load(driver: &Driver) -> Result<Self, Refusal> {
         let mut module = ptr::null_mut();
-        // SAFETY: `module` is a place for the handle; the image is NUL-terminated PTX text.
+        // SAFETY: `module` is a valid output; the image is NUL-terminated PTX text.
         unsafe { driver.load_module(&raw mut module, PTX.as_ptr().cast()) }?;
         let loaded = Self::find(driver, module).and_then(|kernels| kernels.warm_up(driver).map(|()| kernels));
         if loaded.is_err() {
-            // SAFETY: the module was just loaded and nothing of it is kept. The first refusal is the one to tell.
+            // SAFETY: the module was just loaded and nothing uses it. The first error is returned.
             let _ = unsafe { driver.unload_module(module) };
         }
         loaded
     }
 
-    /// Queues work that writes the tag to the range. The range must be memory that the caller holds.
+    /// Queues a kernel that writes the tag to the range. The caller must hold the range.
     pub(super) fn fill(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<(), Refusal> {
         let parts = Parts::of(range, tag);
         if parts.head > 0 {
@@ -87,8 +87,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Compares the range with the tag behind the stream's work so far, and waits, in the first slot. The range must be memory that the caller
-    /// holds.
+    /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first slot. The caller must hold the
+    /// range.
     pub(super) fn verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<Option<Mismatch>, Refusal> {
         self.queue_verify(driver, stream, range, tag, 0)?;
         let mut slot = [0; SLOT as usize];
@@ -101,12 +101,12 @@ impl Kernels {
         Ok(Some(Mismatch { found, word }))
     }
 
-    /// Queues a comparison of the range with the tag. The range must be memory that the caller holds, and the slot one, below [`SLOTS`], that
-    /// no queued comparison uses.
+    /// Queues a comparison of the range with the tag. The caller must hold the range. The slot must be below [`SLOTS`] and unused
+    /// by queued comparisons.
     pub(super) fn queue_verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag, slot: u32) -> Result<(), Refusal> {
         let parts = Parts::of(range, tag);
         let found = self.findings + u64::from(slot) * SLOT;
-        // SAFETY: the slot lies in the variable of the loaded module, and no queued work uses it.
+        // SAFETY: the slot is inside the variable of the loaded module, and no queued work uses it.
         unsafe { driver.set_bytes(found, 0xff, SLOT as usize, stream) }?;
         if parts.head > 0 {
             self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0, found])?;
@@ -121,14 +121,14 @@ impl Kernels {
         Ok(())
     }
 
-    /// Waits for the stream, and tells what each slot holds. Those of comparisons that are not done mean nothing.
+    /// Waits for the stream and returns the result of each slot. Slots of unfinished comparisons are undefined.
     pub(super) fn findings(&self, driver: &Driver, stream: CUstream) -> Result<Vec<Option<Found>>, Refusal> {
         let mut slots = vec![0; SLOTS as usize * SLOT as usize];
         read(driver, stream, self.findings, &mut slots)?;
         Ok(slots.as_chunks().0.iter().copied().map(found_in).collect())
     }
 
-    /// Queues work that spins for about `duration`, in pieces of at most a second.
+    /// Queues kernels that spin for about `duration`, each for at most a second.
     pub(super) fn busy(&self, driver: &Driver, stream: CUstream, duration: Nanos) -> Result<(), Refusal> {
         let mut left = duration.0;
         while left > 0 {
@@ -139,20 +139,20 @@ impl Kernels {
         Ok(())
     }
 
-    /// Unloads the module; nothing of it may be used afterwards.
+    /// Unloads the module.
     pub(super) fn unload(self, driver: &Driver) -> Result<(), Refusal> {
-        // SAFETY: the module was loaded by `load` and the kernels are used up by this call.
+        // SAFETY: `load` loaded the module, and this call consumes the kernels.
         unsafe { driver.unload_module(self.module) }
     }
 
     fn find(driver: &Driver, module: CUmodule) -> Result<Self, Refusal> {
         let function = |name: &CStr| {
             let mut function = ptr::null_mut();
-            // SAFETY: `function` is a place for the handle, the module is loaded, the name is NUL-terminated.
+            // SAFETY: `function` is a valid output, the module is loaded, and the name is NUL-terminated.
             unsafe { driver.module_function(&raw mut function, module, name.as_ptr()) }.map(|()| function)
         };
         let (mut findings, mut size) = (0, 0);
-        // SAFETY: both are places for the answers, the module is loaded, the name is NUL-terminated.
+        // SAFETY: both pointers are valid outputs, the module is loaded, and the name is NUL-terminated.
         unsafe { driver.module_global(&raw mut findings, &raw mut size, module, c"harness_findings".as_ptr()) }?;
         Ok(Self {
             module,
@@ -172,46 +172,47 @@ impl Kernels {
         self.launch(driver, self.verify_words, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
         self.launch(driver, self.verify_bytes, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
         self.launch(driver, self.busy, 1, stream, &mut [1])?;
-        // SAFETY: the context is the calling thread's.
+        // SAFETY: the context is current in the calling thread.
         unsafe { driver.synchronize() }
     }
 
-    /// Queues a kernel for `work` independent items. `arguments` are the kernel's parameters, all of them 64-bit, in order and in number.
+    /// Launches a kernel for `work` independent items. `arguments` are all of the kernel's parameters in order, each of 64 bits.
     fn launch(&self, driver: &Driver, kernel: CUfunction, work: u64, stream: CUstream, arguments: &mut [u64]) -> Result<(), Refusal> {
         let grid = c_uint::try_from(work.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS)).unwrap_or(1);
         let block = if work == 1 { 1 } else { BLOCK };
         let mut pointers: Vec<*mut c_void> = arguments.iter_mut().map(|argument| ptr::from_mut(argument).cast()).collect();
-        // SAFETY: the kernel is one of this module and `arguments` has its parameters (each caller above matches kernels.ptx); the driver
-        // copies them before it returns. The memory that they name is held by the caller of `fill` or `verify`.
+        // SAFETY: the kernel belongs to this module, and `arguments` matches its parameters in kernels.ptx; the driver copies
+        // them before it returns. The callers of `fill` and `verify` hold the memory.
         unsafe { driver.launch(kernel, grid, 1, 1, block, 1, 1, 0, stream, pointers.as_mut_ptr(), ptr::null_mut()) }
     }
 }
 
-/// Copies device memory to the host behind the stream's work and waits for it.
+/// Copies device memory to the host after the stream's earlier work, and waits.
 fn read(driver: &Driver, stream: CUstream, from: CUdeviceptr, into: &mut [u8]) -> Result<(), Refusal> {
-    // SAFETY: `into` has room for the copy and outlives it, because the stream is synchronized before returning, also after a failed copy.
+    // SAFETY: `into` has room for the copy and outlives it: the stream is synchronized before returning, also after a failed
+    // copy.
     let (copied, waited) =
         unsafe { (driver.copy_to_host(into.as_mut_ptr().cast(), from, into.len(), stream), driver.synchronize_stream(stream)) };
     copied.and(waited)
 }
 
-/// What a slot tells, where the comparison found anything. Both of its words were all ones before.
+/// Decodes a slot. Both words are all ones if the comparison found nothing.
 fn found_in(slot: [u8; SLOT as usize]) -> Option<Found> {
     let value = u128::from_le_bytes(slot);
     let found = Found { bytes: (value as u64).wrapping_add(1), offset: (value >> 64) as u64 };
     (found.bytes > 0).then_some(found)
 }
 
-/// A range cut at the 8-byte boundaries of its addresses.
+/// A range split at the 8-byte boundaries of its addresses.
 #[derive(Debug, PartialEq, Eq)]
 struct Parts {
-    /// Bytes in front of the first aligned word.
+    /// Bytes before the first aligned word.
     head: u64,
     /// Aligned words.
     words: u64,
-    /// Bytes behind the last aligned word.
+    /// Bytes after the last aligned word.
     tail: u64,
-    /// What each aligned word holds: the tag, turned by the head.
+    /// The value of each aligned word: the tag, rotated by the head.
     value: u64,
 }
 
@@ -234,7 +235,7 @@ mod tests {
     use harness_allocator::device::DevicePtr;
     use harness_allocator::units::Bytes;
 
-    /// The bytes that the kernels would write for these parts.
+    /// Returns the bytes that the kernels would write for these parts.
     fn written(parts: &Parts, tag: Tag) -> Vec<u8> {
         let tag_byte = |offset: u64| tag.0.to_le_bytes()[(offset % 8) as usize];
         let head = (0..parts.head).map(tag_byte);
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_start_and_length_is_covered_by_aligned_words_and_single_bytes() {
+    fn aligned_words_and_single_bytes_cover_every_range() {
         let tag = Tag(0x1122_3344_5566_7788);
         for start in 0x1000..0x1010_u64 {
             for len in 1..40_u64 {
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_nothing_was_written_to_tells_nothing() {
+    fn an_unwritten_slot_has_no_result() {
         let slot = |count: u64, lowest: u64| (u128::from(lowest) << 64 | u128::from(count)).to_le_bytes();
         assert_eq!(found_in(slot(u64::MAX, u64::MAX)), None);
         assert_eq!(found_in(slot(2, 5)), Some(Found { bytes: 3, offset: 5 }));

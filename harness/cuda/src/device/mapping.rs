@@ -1,5 +1,5 @@
-//! Address space and physical memory apart: [`MappedDevice`] for [`CudaDevice`], by the driver's virtual memory management
-//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>). [`Mapping`] is what it keeps.
+//! [`MappedDevice`] for [`CudaDevice`], through the driver's virtual memory management
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>). [`Mapping`] is its state.
 
 use super::driver::{self, Driver};
 use super::types::{CUdevice, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle};
@@ -9,32 +9,32 @@ use harness_allocator::device::pages::PageTable;
 use harness_allocator::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
 use harness_allocator::units::Bytes;
 
-/// Reservations and mapped pages of a device that can tell them apart.
+/// Reservations and mapped pages of a device with virtual memory management.
 pub(super) struct Mapping {
-    /// Where pages are made: on the device, pinned, shared with nobody.
+    /// Properties of created pages: pinned device memory that no other process shares.
     property: CUmemAllocationProp,
     pub(super) table: PageTable<CUmemGenericAllocationHandle>,
 }
 
 impl Mapping {
-    /// `None` where the device lacks virtual memory management (virtual GPUs may), or takes pages only in sizes that do not divide the
-    /// granularity of its other allocations.
+    /// Returns `None` if the device lacks virtual memory management, as some virtual GPUs do, or if its page granularity does not
+    /// divide the allocation granularity.
     pub(super) fn of(driver: &Driver, device: CUdevice) -> Result<Option<Self>, Refusal> {
         let (mut supported, mut granularity) = (0, 0);
-        // SAFETY: `supported` is a place for the answer.
+        // SAFETY: `supported` is a valid output.
         unsafe { driver.device_attribute(&raw mut supported, driver::VIRTUAL_MEMORY_MANAGEMENT, device) }?;
         if supported == 0 {
             return Ok(None);
         }
         let property = driver::pinned_on(device);
-        // SAFETY: the property is whole, and `granularity` is a place for the answer.
+        // SAFETY: the property is fully initialized, and `granularity` is a valid output.
         unsafe { driver.page_granularity(&raw mut granularity, &raw const property, driver::MINIMUM_GRANULARITY) }?;
         let fits = granularity > 0 && GRANULARITY.0.is_multiple_of(granularity as u64);
         Ok(fits.then(|| Self { property, table: PageTable::new(GRANULARITY) }))
     }
 
-    /// Makes pages; where one cannot be had, those made before go back. The numbers of pages asked for and given back are added to the
-    /// pair in any case.
+    /// Creates pages. On failure, releases the pages created before. Always adds the numbers of created and released pages to
+    /// `calls`.
     fn create(
         &self,
         driver: &Driver,
@@ -46,7 +46,7 @@ impl Mapping {
         for _ in 0..count {
             calls.0 += 1;
             let mut handle = 0;
-            // SAFETY: `handle` is a place for the answer, and the property is whole; the only flags are 0.
+            // SAFETY: `handle` is a valid output, and the property is fully initialized; the flags must be 0.
             match unsafe { driver.create_page(&raw mut handle, page.0 as usize, &raw const self.property, 0) } {
                 Ok(()) => handles.push(handle),
                 Err(refusal) => {
@@ -58,14 +58,13 @@ impl Mapping {
         Ok(handles)
     }
 
-    /// Maps pages just made side by side, and lets the device access them. Where that fails nothing is mapped, and the pages are still
-    /// the caller's.
+    /// Maps new pages consecutively and enables access. On failure nothing stays mapped, and the caller still owns the pages.
     fn attach(&self, driver: &Driver, start: DevicePtr, page: Bytes, handles: &[CUmemGenericAllocationHandle]) -> Result<(), Refusal> {
         let size = page.0 as usize;
         let mut next = start;
         let mut answer = Ok(());
         for handle in handles {
-            // SAFETY: the addresses are reserved and nothing is mapped to them, as the table says; the page is whole and mapped once.
+            // SAFETY: the table shows that the addresses are reserved and unmapped; the page is whole and mapped once.
             answer = unsafe { driver.map_page(next.0, size, 0, *handle, 0) };
             if answer.is_err() {
                 break;
@@ -73,21 +72,21 @@ impl Mapping {
             next = next.offset(page);
         }
         let allowed = CUmemAccessDesc { location: self.property.location, flags: driver::READ_AND_WRITE };
-        // SAFETY: every byte from `start` to `next` was just mapped; one description is told and read.
+        // SAFETY: all bytes from `start` to `next` were just mapped, and one description is passed.
         answer = answer.and_then(|()| unsafe { driver.set_access(start.0, (next.0 - start.0) as usize, &raw const allowed, 1) });
         if answer.is_err() {
             while next > start {
                 next = DevicePtr(next.0 - page.0);
-                // SAFETY: the page was mapped by the call above, and no address of it was handed out. The first refusal is the one to return.
+                // SAFETY: the call above mapped the page, and its addresses were not handed out. The first error is returned.
                 let _ = unsafe { driver.unmap_pages(next.0, size) };
             }
         }
         answer
     }
 
-    /// Gives everything back as far as the driver lets it; for the end of the device.
+    /// Releases everything and ignores errors, when the device is dropped.
     pub(super) fn release(&mut self, driver: &Driver) {
-        // SAFETY: mappings, pages and reservations live, as the table says, and it ends here; all work was waited for.
+        // SAFETY: the table lists mappings, pages and reservations as live, and ends here; the device is idle.
         unsafe {
             for (start, size, handle) in self.table.pages() {
                 let _ = driver.unmap_pages(start.0, size.0 as usize);
@@ -100,11 +99,11 @@ impl Mapping {
     }
 }
 
-/// Gives pages back that are mapped nowhere.
+/// Releases unmapped pages.
 fn release(driver: &Driver, handles: &[CUmemGenericAllocationHandle], calls: &mut (u64, u64)) {
     for handle in handles {
         calls.1 += 1;
-        // SAFETY: the page was made by the caller of this, who forgets it. There is no more to do where the driver refuses.
+        // SAFETY: the caller created the page and drops it. An error cannot be handled.
         let _ = unsafe { driver.release_page(*handle) };
     }
 }
@@ -124,7 +123,7 @@ impl MappedDevice for CudaDevice {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         let driver = self.driver()?;
         let mut start = 0;
-        // SAFETY: `start` is a place for the answer; no address is wished for, and the only flags are 0.
+        // SAFETY: `start` is a valid output; no address is requested, and the flags must be 0.
         let reserved = unsafe {
             driver.reserve_addresses(&raw mut start, usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize, 0, 0)
         };
@@ -142,7 +141,7 @@ impl MappedDevice for CudaDevice {
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
         let size = self.mapping()?.table.check_unreservable(start).ok_or_else(|| self.invalid_free(start))?;
-        // SAFETY: the reservation lives and nothing is mapped in it, as the table says, and it is forgotten once it is given back.
+        // SAFETY: the table shows that the reservation lives and contains no mapping, and drops it after the call.
         unsafe { self.driver()?.free_addresses(start.0, size.0 as usize) }?;
         self.mapping()?.table.unreserve(start);
         Ok(())
@@ -177,16 +176,16 @@ impl MappedDevice for CudaDevice {
         }
     }
 
-    /// Page by page, as the pages were mapped: where the driver refuses one, those in front of it are gone and the rest stays.
+    /// Unmaps page by page. If the driver refuses one, the earlier pages are unmapped and the rest stays mapped.
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
         let pages = self.mapping()?.table.whole_pages(range).ok_or_else(|| self.invalid_free(range.start))?;
         let driver = self.driver()?;
         for (start, size, handle) in pages {
-            // SAFETY: the page is mapped there, as the table says, and is forgotten once it is not; the caller waited for work on it.
+            // SAFETY: the table shows the page as mapped there, and drops it after the call; the caller waited for work on it.
             unsafe { driver.unmap_pages(start.0, size.0 as usize) }?;
             self.mapping()?.table.unmap(start);
             self.calls.release += 1;
-            // SAFETY: the page is mapped nowhere now, and was forgotten.
+            // SAFETY: the page is no longer mapped, and the table has dropped it.
             unsafe { driver.release_page(handle) }?;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! The driver's stream-ordered pools: [`PooledDevice`] for [`CudaDevice`]
-//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`CudaPools`] is what it keeps.
+//! [`PooledDevice`] for [`CudaDevice`], through the driver's stream-ordered pools
+//! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`CudaPools`] is its state.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -11,7 +11,7 @@ use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, DevicePtr, PoolId, PoolMemory, PooledDevice, StreamId};
 use harness_allocator::units::Bytes;
 
-/// CudaPools of a device that has them, each one's own: the device's default pool is left to others.
+/// The pools that callers created. The device's default pool is never used.
 pub(super) struct CudaPools {
     property: CUmemPoolProps,
     pools: BTreeMap<u32, CUmemoryPool>,
@@ -21,10 +21,10 @@ pub(super) struct CudaPools {
 }
 
 impl CudaPools {
-    /// `None` where the device lacks them.
+    /// Returns `None` if the device has no pools.
     pub(super) fn of(driver: &Driver, device: CUdevice) -> Result<Option<Self>, Refusal> {
         let mut supported = 0;
-        // SAFETY: `supported` is a place for the answer.
+        // SAFETY: `supported` is a valid output.
         unsafe { driver.device_attribute(&raw mut supported, driver::MEMORY_POOLS, device) }?;
         let pools = Self { property: driver::pool_on(device), pools: BTreeMap::new(), next: 0, live: BTreeMap::new() };
         Ok((supported != 0).then_some(pools))
@@ -34,19 +34,19 @@ impl CudaPools {
         self.pools.get(&pool.0).copied().ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
     }
 
-    /// How many pools live.
+    /// Returns the number of live pools.
     pub(super) fn count(&self) -> u64 {
         self.pools.len() as u64
     }
 
-    /// What all pools have reserved, as far as the driver tells.
+    /// Returns the bytes that all pools have reserved. Pools whose attribute cannot be read count as zero.
     pub(super) fn reserved(&self, driver: &Driver) -> Bytes {
         self.pools.values().filter_map(|pool| attribute(driver, *pool, driver::POOL_RESERVED).ok()).sum()
     }
 
-    /// Gives everything back as far as the driver lets it; for the end of the device, when all work was waited for.
+    /// Frees everything and ignores errors, when the device is dropped and idle.
     pub(super) fn release(&mut self, driver: &Driver) {
-        // SAFETY: allocations and pools live, as the tables say, and these end here.
+        // SAFETY: the tables list allocations and pools as live, and end here.
         unsafe {
             for address in self.live.keys() {
                 let _ = driver.free_in_order(*address, std::ptr::null_mut());
@@ -61,20 +61,20 @@ impl CudaPools {
 
 fn attribute(driver: &Driver, pool: CUmemoryPool, attribute: c_uint) -> Result<Bytes, Refusal> {
     let mut value = 0_u64;
-    // SAFETY: the pool lives; the attributes that are asked for are 64-bit numbers, and `value` is a place for one.
+    // SAFETY: the pool lives; the requested attributes are 64-bit numbers, and `value` is a valid output.
     unsafe { driver.pool_attribute(pool, attribute, (&raw mut value).cast()) }?;
     Ok(Bytes(value))
 }
 
-/// Sets what every pool of this device is like, and its threshold.
+/// Configures a new pool: no reuse beyond the stream's order, and its release threshold.
 fn configure(driver: &Driver, pool: CUmemoryPool, threshold: Bytes) -> Result<(), Refusal> {
     for flag in [driver::POOL_REUSE_BY_CHANCE, driver::POOL_REUSE_BY_OWN_WAITS] {
         let mut off: c_int = 0;
-        // SAFETY: the pool lives; the attribute is an int, and is read from `off`.
+        // SAFETY: the pool lives; the attribute is an int, read from `off`.
         unsafe { driver.set_pool_attribute(pool, flag, (&raw mut off).cast()) }?;
     }
     let mut threshold = threshold.0;
-    // SAFETY: the pool lives; the attribute is a 64-bit number, and is read from `threshold`.
+    // SAFETY: the pool lives; the attribute is a 64-bit number, read from `threshold`.
     unsafe { driver.set_pool_attribute(pool, driver::POOL_RELEASE_THRESHOLD, (&raw mut threshold).cast()) }
 }
 
@@ -90,10 +90,10 @@ impl PooledDevice for CudaDevice {
         let driver = self.driver()?;
         let pools = self.pools()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: `handle` is a place for the answer, and the property is whole.
+        // SAFETY: `handle` is a valid output, and the property is fully initialized.
         unsafe { driver.create_pool(&raw mut handle, &raw const pools.property) }?;
         if let Err(refusal) = configure(driver, handle, release_threshold) {
-            // SAFETY: the pool was just made, and nobody knows of it. The first refusal is the one to tell.
+            // SAFETY: the pool was just created, and nothing uses it. The first error is returned.
             let _ = unsafe { driver.destroy_pool(handle) };
             return Err(refusal.into());
         }
@@ -110,8 +110,8 @@ impl PooledDevice for CudaDevice {
         if pools.live.values().any(|live| live.1 == pool) {
             return Err(DeviceError::UnknownHandle { kind: "pool without allocations", number: pool.0 });
         }
-        // SAFETY: the pool lives and nothing of it does, as the tables say; it is forgotten once it is destroyed. The wait makes the
-        // driver give everything back now, and not when the last free has taken its turn.
+        // SAFETY: the tables show that the pool lives without allocations, and drop it after the call. The wait makes the driver
+        // release the memory now, not after the last queued free.
         unsafe {
             driver.synchronize()?;
             driver.destroy_pool(handle)?;
@@ -126,7 +126,7 @@ impl PooledDevice for CudaDevice {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
         let mut address = 0;
-        // SAFETY: `address` is a place for the answer; pool and stream live, as the tables say.
+        // SAFETY: `address` is a valid output; the tables list pool and stream as live.
         match unsafe { driver.allocate_in_order(&raw mut address, usize::try_from(size.0).unwrap_or(usize::MAX), handle, queue) } {
             Ok(()) => {
                 self.pools()?.live.insert(address, (size, pool));
@@ -146,7 +146,7 @@ impl PooledDevice for CudaDevice {
         if !self.pools()?.live.contains_key(&ptr.0) {
             return Err(self.wrong_free(ptr));
         }
-        // SAFETY: the address is a live allocation of a pool, as the table says, and is forgotten once it is freed; the stream lives.
+        // SAFETY: the table lists the address as a live allocation of a pool, and drops it after the call; the stream lives.
         unsafe { self.driver()?.free_in_order(ptr.0, queue) }?;
         self.pools()?.live.remove(&ptr.0);
         self.freed.insert(ptr.0, self.place);
@@ -156,7 +156,7 @@ impl PooledDevice for CudaDevice {
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
-        // SAFETY: the pool lives, as the table says.
+        // SAFETY: the table lists the pool as live.
         Ok(unsafe { driver.trim_pool(handle, usize::try_from(keep.0).unwrap_or(usize::MAX)) }?)
     }
 

@@ -1,4 +1,4 @@
-//! Looks at the GPUs without opening one: no context is made, so nothing is taken from them.
+//! Describes the GPUs without creating a context, so no GPU memory is taken.
 
 use std::ffi::c_int;
 
@@ -9,7 +9,7 @@ use crate::nvml::Uuid;
 use harness_allocator::device::DeviceError;
 use harness_allocator::units::Bytes;
 
-/// What the CUDA driver says of itself and of the devices that this process may use.
+/// The CUDA driver and the visible devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaProbe {
     /// CUDA version that the driver supports, for example `13.0`.
@@ -18,15 +18,13 @@ pub struct CudaProbe {
     pub devices: Vec<CudaFound>,
 }
 
-/// One device, as the CUDA driver describes it.
+/// A device, as the CUDA driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct CudaFound {
     /// Its number for this process.
     pub ordinal: u32,
-    /// As a user would recognise it.
     pub name: String,
-    /// All of its memory as an allocator may use it.
+    /// Its total memory in bytes.
     pub total: Bytes,
     pub uuid: Uuid,
     /// Compute capability, for example `(9, 0)`.
@@ -34,14 +32,11 @@ pub struct CudaFound {
 }
 
 impl CudaProbe {
-    /// Asks the driver.
-    ///
-    /// # Errors
-    /// As [`super::CudaDevice::open`] for the driver; no devices is an empty list.
+    /// Queries the driver. A machine without devices gives an empty list.
     pub fn new() -> Result<Self, DeviceError> {
         let driver = match Driver::get() {
             Ok(driver) => driver,
-            // The driver's own words for "none": its initialisation fails. Its version needs none.
+            // Without a device, `cuInit` fails; the driver's version can still be read.
             Err(DeviceError::Driver { call: "cuInit", code: driver::NO_DEVICE, .. }) => {
                 return Ok(Self { cuda: cuda_version(Driver::uninitialised()?)?, devices: Vec::new() });
             }
@@ -52,28 +47,28 @@ impl CudaProbe {
     }
 }
 
-/// CUDA version as `major.minor`. From cuda.h: 1000 × major + 10 × minor.
+/// Returns the CUDA version as `major.minor`. According to cuda.h, the number is 1000 × major + 10 × minor.
 pub(super) fn cuda_version(driver: &Driver) -> Result<String, Refusal> {
     let mut version = 0;
-    // SAFETY: `version` is a place for the answer.
+    // SAFETY: `version` is a valid output.
     unsafe { driver.driver_version(&raw mut version) }?;
     Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
-/// Number of devices that this process may use.
+/// Returns the number of visible devices.
 pub(super) fn device_count(driver: &Driver) -> Result<u32, Refusal> {
     let mut count = 0;
-    // SAFETY: `count` is a place for the answer.
+    // SAFETY: `count` is a valid output.
     unsafe { driver.device_count(&raw mut count) }?;
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// Handle and description of the device with an ordinal below [`device_count`].
+/// Returns handle and description of the device with an ordinal below [`device_count`].
 pub(super) fn describe(driver: &Driver, ordinal: u32) -> Result<(CUdevice, CudaFound), Refusal> {
     let (mut device, mut total, mut major, mut minor) = (0, 0, 0, 0);
     let mut uuid = CUuuid { bytes: [0; 16] };
     let mut name = [0_u8; 256];
-    // SAFETY: each pointer is to a place for the answer; the name's length is told and leaves a byte for a NUL that is there in any case.
+    // SAFETY: each pointer is a valid output; the name's length leaves a byte for a final NUL.
     unsafe {
         driver.device(&raw mut device, ordinal as c_int)?;
         driver.device_name(name.as_mut_ptr().cast(), name.len() as c_int - 1, device)?;

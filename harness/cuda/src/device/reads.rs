@@ -1,4 +1,4 @@
-//! Reads that are queued by [`harness_allocator::device::TestDevice::verify_later`]: which slot each of them has, and what they found.
+//! Reads queued by [`harness_allocator::device::TestDevice::verify_later`]: their slots and results.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::kernels::{Found, SLOTS};
 use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
-/// A read whose findings nobody has looked at yet.
+/// A read whose result has not been collected.
 #[derive(Clone, Copy, Debug)]
 struct Read {
     stream: StreamId,
@@ -17,11 +17,11 @@ struct Read {
 
 #[derive(Debug)]
 pub(super) struct Reads {
-    /// In the order in which they were queued.
+    /// In queue order.
     queued: Vec<Read>,
-    /// Slots that no queued read uses. The first slot is never one of them: reads that are waited for have it.
+    /// Slots that no queued read uses. The first slot is reserved for reads that wait.
     slots: Vec<u32>,
-    /// The first read of each stream that met wrong contents, until somebody asks.
+    /// The first corrupted read of each stream, until it is reported.
     wrong: BTreeMap<StreamId, DeviceError>,
 }
 
@@ -32,29 +32,29 @@ impl Default for Reads {
 }
 
 impl Reads {
-    /// A slot for one more read. `None`: the reads of [`Reads::oldest`] have to be finished first.
+    /// Returns a slot for another read. If there is none, the reads of [`Reads::oldest`] must be finished first.
     pub(super) fn free_slot(&self) -> Option<u32> {
         self.slots.last().copied()
     }
 
-    /// The stream of the oldest queued read.
+    /// Returns the stream of the oldest queued read.
     pub(super) fn oldest(&self) -> Option<StreamId> {
         self.queued.first().map(|read| read.stream)
     }
 
-    /// Whether reads are queued on the stream.
+    /// Returns whether reads are queued on the stream.
     pub(super) fn are_on(&self, stream: StreamId) -> bool {
         self.queued.iter().any(|read| read.stream == stream)
     }
 
-    /// A read was queued, in the slot of [`Reads::free_slot`].
+    /// Records a queued read in the slot of [`Reads::free_slot`].
     pub(super) fn add(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) {
         if let Some(slot) = self.slots.pop() {
             self.queued.push(Read { stream, range, tag, slot });
         }
     }
 
-    /// The reads of a stream are done, and found this, by slot.
+    /// Collects the results of a stream's finished reads, by slot.
     pub(super) fn finish(&mut self, stream: StreamId, findings: &[Option<Found>]) {
         for read in self.queued.extract_if(.., |read| read.stream == stream) {
             if let Some(found) = findings.get(read.slot as usize).copied().flatten() {
@@ -64,19 +64,20 @@ impl Reads {
         }
     }
 
-    /// What the finished reads of a stream found.
+    /// Returns the result of a stream's finished reads.
     pub(super) fn take_result(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         self.wrong.remove(&stream).map_or(Ok(()), Err)
     }
 
-    /// The stream is no more, and its work is done.
+    /// Forgets a stream that ended after its work.
     pub(super) fn forget(&mut self, stream: StreamId) {
         self.finish(stream, &[]);
         self.wrong.remove(&stream);
     }
 }
 
-/// A range that does not hold its tag. `word` is what the tag's word around the first wrong byte holds, where that was read.
+/// Returns the error for a range that does not hold its tag. `word` is the memory at the tag's word around the first wrong byte,
+/// if it was read.
 pub(super) fn corrupted(range: MemoryRange, tag: Tag, found: Found, word: Option<&[u8]>) -> DeviceError {
     let word = word.map_or_else(String::new, |word| {
         let digits: String = word.iter().rev().map(|byte| format!("{byte:02x}")).collect();

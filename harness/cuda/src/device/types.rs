@@ -1,12 +1,12 @@
-//! The types of `cuda.h` that the driver's functions take, laid out as C lays them out.
+//! Types of `cuda.h`, with the layout of C.
 #![allow(non_camel_case_types, reason = "the driver's own names")]
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-/// Declares a pointer to what only the driver looks into.
+/// Declares a pointer to an opaque type of the driver.
 macro_rules! handle {
     ($visibility:vis $handle:ident, $pointee:ident, $doc:literal) => {
-        #[doc = concat!("What a [`", stringify!($handle), "`] points to; only the driver looks into it.")]
+        #[doc = concat!("What a [`", stringify!($handle), "`] points to. Opaque.")]
         #[repr(C)]
         $visibility struct $pointee {
             _private: [u8; 0],
@@ -16,27 +16,25 @@ macro_rules! handle {
     };
 }
 
-handle!(pub CUstream, CUstream_st, "A stream of the CUDA driver. The pointer of any binding to CUDA is the same one: `cast()` it to this type.");
+handle!(pub CUstream, CUstream_st, "A stream of the CUDA driver. Pointers of other CUDA bindings convert with `cast()`.");
 handle!(pub(super) CUcontext, CUctx_st, "A context.");
 handle!(pub(super) CUevent, CUevent_st, "An event.");
 handle!(pub(super) CUmodule, CUmod_st, "A loaded module.");
 handle!(pub(super) CUfunction, CUfunc_st, "A kernel.");
 handle!(pub(super) CUmemoryPool, CUmemPoolHandle_st, "A stream-ordered pool.");
 
-/// A device by the driver's number.
+/// The driver's number of a device.
 pub(super) type CUdevice = c_int;
 /// An address of device memory.
 pub(super) type CUdeviceptr = c_ulonglong;
 /// A page of physical memory.
 pub(super) type CUmemGenericAllocationHandle = c_ulonglong;
 
-/// `CUuuid`.
 #[repr(C)]
 pub(super) struct CUuuid {
     pub(super) bytes: [c_char; 16],
 }
 
-/// `CUmemLocation`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct CUmemLocation {
@@ -44,7 +42,7 @@ pub(super) struct CUmemLocation {
     pub(super) id: c_int,
 }
 
-/// The flags inside of [`CUmemAllocationProp`].
+/// The flags in [`CUmemAllocationProp`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct CUmemAllocationFlags {
@@ -54,7 +52,6 @@ pub(super) struct CUmemAllocationFlags {
     pub(super) reserved: [u8; 4],
 }
 
-/// `CUmemAllocationProp`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct CUmemAllocationProp {
@@ -65,7 +62,6 @@ pub(super) struct CUmemAllocationProp {
     pub(super) flags: CUmemAllocationFlags,
 }
 
-/// `CUmemAccessDesc`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct CUmemAccessDesc {
@@ -73,7 +69,6 @@ pub(super) struct CUmemAccessDesc {
     pub(super) flags: c_uint,
 }
 
-/// `CUmemPoolProps`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct CUmemPoolProps {

@@ -1,12 +1,12 @@
-//! The functions of `libnvidia-ml.so.1` that are called, as `nvml.h` declares them
-//! (<https://docs.nvidia.com/deploy/nvml-api/>), and what their codes mean. Only queries: never a setter.
+//! The functions of `libnvidia-ml.so.1`, as `nvml.h` declares them (<https://docs.nvidia.com/deploy/nvml-api/>), and the meaning
+//! of their codes. Only queries.
 
 use std::ffi::{c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use crate::library::{self, LoadError, MISSING, Refusal, function_table};
 
-/// A GPU, or an instance of one, as NVML numbers it. Valid as long as the library is loaded.
+/// A GPU, or a slice of one. Valid while the library is loaded.
 pub(super) type Handle = *mut c_void;
 
 /// `nvmlMemory_v2_t`.
@@ -24,7 +24,7 @@ pub(super) struct Memory {
 #[repr(C)]
 pub(super) struct ProcessInfo {
     pub(super) pid: c_uint,
-    /// All ones where NVML does not tell.
+    /// All ones if NVML does not report it.
     pub(super) used_gpu_memory: c_ulonglong,
     pub(super) gpu_instance: c_uint,
     pub(super) compute_instance: c_uint,
@@ -47,7 +47,7 @@ pub(super) struct FieldValue {
     pub(super) latency: c_longlong,
     pub(super) kind: c_uint,
     pub(super) code: c_uint,
-    /// `nvmlValue_t`, a union of 8 bytes: what it holds is a matter of `kind`.
+    /// `nvmlValue_t`, a union of 8 bytes; `kind` defines its type.
     pub(super) value: [u8; 8],
 }
 
@@ -61,10 +61,10 @@ pub(super) struct ViolationTime {
 }
 
 function_table! {
-    /// The functions of NVML. Each may be missing in a library that is older or newer than this program.
+    /// The functions of NVML. An older or newer library may lack some.
     Functions;
 
-    /// Initialises NVML.
+    /// Initializes NVML.
     init = nvmlInit_v2();
     /// Version of the kernel driver.
     driver_version = nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint);
@@ -76,7 +76,7 @@ function_table! {
     memory = nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut Memory);
     /// Processes with a CUDA context on the device.
     processes = nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: *mut c_uint, infos: *mut ProcessInfo);
-    /// Whether the GPU is cut into instances.
+    /// Whether multi-instance mode is on.
     mig_mode = nvmlDeviceGetMigMode(device: Handle, current: *mut c_uint, pending: *mut c_uint);
     /// Whether error correction is on.
     ecc_mode = nvmlDeviceGetEccMode(device: Handle, current: *mut c_uint, pending: *mut c_uint);
@@ -86,15 +86,15 @@ function_table! {
     power = nvmlDeviceGetPowerUsage(device: Handle, milliwatts: *mut c_uint);
     /// A temperature.
     temperature = nvmlDeviceGetTemperatureV(device: Handle, temperature: *mut Temperature);
-    /// The same, deprecated since CUDA 13.0 and removed in 14.0.
+    /// The older form, deprecated since CUDA 13.0 and removed in 14.0.
     temperature_before_13 = nvmlDeviceGetTemperature(device: Handle, sensor: c_uint, celsius: *mut c_uint);
-    /// What holds the clocks down, one bit a reason.
+    /// The reasons for reduced clocks, one bit each.
     event_reasons = nvmlDeviceGetCurrentClocksEventReasons(device: Handle, reasons: *mut c_ulonglong);
-    /// The same, deprecated since CUDA 13.0 and removed in 14.0.
+    /// The older form, deprecated since CUDA 13.0 and removed in 14.0.
     event_reasons_before_13 = nvmlDeviceGetCurrentClocksThrottleReasons(device: Handle, reasons: *mut c_ulonglong);
-    /// Counters and other fields by their numbers.
+    /// Counters and other fields, by number.
     fields = nvmlDeviceGetFieldValues(device: Handle, count: c_int, values: *mut FieldValue);
-    /// For how long clocks were held down; deprecated since CUDA 13.0 and removed in 14.0.
+    /// Time of reduced clocks; deprecated since CUDA 13.0 and removed in 14.0.
     violation_before_13 = nvmlDeviceGetViolationStatus(device: Handle, policy: c_uint, time: *mut ViolationTime);
 }
 
@@ -102,14 +102,11 @@ function_table! {
 pub(super) const NOT_FOUND: u32 = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
 pub(super) const INSUFFICIENT_SIZE: u32 = 7;
-/// `NVML_ERROR_DEPRECATED`: what a removed function answers.
+/// `NVML_ERROR_DEPRECATED`: the result of a removed function.
 const DEPRECATED: u32 = 26;
 
 impl Functions {
-    /// NVML of this process, initialised. The library is loaded once and never shut down; a failure is remembered.
-    ///
-    /// # Errors
-    /// A sentence: why there is none.
+    /// Returns the initialized NVML. The library is loaded once and never shut down; an error is remembered.
     pub(super) fn get() -> Result<&'static Self, String> {
         static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
         FUNCTIONS.get_or_init(Self::load).as_ref().map_err(Clone::clone)
@@ -119,16 +116,16 @@ impl Functions {
         let library = library::load("libnvidia-ml.so.1").map_err(|error| not_loaded(&error))?;
         // SAFETY: the addresses come from NVML's library.
         let functions = unsafe { Self::look_up(|name| library::find(library, name)) };
-        // SAFETY: it may be called any number of times.
+        // SAFETY: repeated calls are allowed.
         unsafe { functions.init() }.map_err(sentence)?;
         Ok(functions)
     }
 }
 
-/// Asks the successor of a deprecated function, and the old one where this NVML does not have the successor, or does not answer it.
+/// Returns the newer function's result. If it failed, tries the deprecated one.
 pub(super) fn newer_first<T>(newer: Result<T, Refusal>, older: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
     newer.or_else(|refusal| match older() {
-        // The old one is gone: what the new one said counts.
+        // If the deprecated function is missing, the newer one's error counts.
         Err(Refusal { code: MISSING | DEPRECATED, .. }) => Err(refusal),
         answer => answer,
     })
@@ -140,19 +137,19 @@ fn not_loaded(error: &LoadError) -> String {
              NVIDIA_DRIVER_CAPABILITIES=compute,utility"
             .to_owned(),
         LoadError::Unloadable(text) => format!(
-            "libnvidia-ml.so.1 is there but cannot be loaded: {text}; reinstall the NVIDIA driver's utilities, or take a wrong file out of \
+            "libnvidia-ml.so.1 exists but cannot be loaded: {text}; reinstall the NVIDIA driver's utilities, or remove a wrong file from \
              LD_LIBRARY_PATH"
         ),
     }
 }
 
-/// Why NVML refused, and what to do where that is known. Codes: `nvmlReturn_t`,
+/// Explains an error of NVML, with advice if there is any. Codes: `nvmlReturn_t`,
 /// <https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html>.
 pub(super) fn sentence(Refusal { call, code }: Refusal) -> String {
     let what = match code {
         MISSING => return format!("this libnvidia-ml.so.1 has no {call}; install a driver of CUDA 12 or later (525 or newer)"),
         3 => "the GPU does not support it",
-        4 => return "NVML may not be used by this user".to_owned(),
+        4 => return "this user has no permission to use NVML".to_owned(),
         NOT_FOUND => "no such device or process",
         9 => return "the NVIDIA kernel driver is not loaded; `modprobe nvidia`, and see `dmesg | grep NVRM`".to_owned(),
         15 => return "the GPU has fallen off the bus; see `dmesg | grep Xid` and drain the node".to_owned(),
@@ -161,9 +158,9 @@ pub(super) fn sentence(Refusal { call, code }: Refusal) -> String {
             return "the NVML library and the loaded kernel driver have different versions; reboot, or reload the nvidia modules"
                 .to_owned();
         }
-        21 => "there is no data",
-        DEPRECATED => "NVML no longer has it",
-        999 => "NVML does not say why; see `dmesg | grep Xid`",
+        21 => "no data is available",
+        DEPRECATED => "NVML has removed this function",
+        999 => "NVML gives no reason; see `dmesg | grep Xid`",
         _ => "look the code up under nvmlReturn_t in nvml.h",
     };
     format!("{call} failed with code {code}: {what}")
@@ -208,11 +205,15 @@ mod tests {
     const SUCCESSOR: Refusal = Refusal { call: "new", code: 3 };
 
     #[test]
-    fn the_successor_is_asked_first_and_the_old_function_only_where_that_fails() {
-        assert_eq!(newer_first(Ok(1), || panic!("it is not asked")), Ok(1));
+    fn the_older_function_is_called_only_if_the_newer_one_fails() {
+        assert_eq!(newer_first(Ok(1), || panic!("the older function must not be called")), Ok(1));
         assert_eq!(newer_first(Err(SUCCESSOR), || Ok(2)), Ok(2));
         for code in [MISSING, DEPRECATED] {
-            assert_eq!(newer_first::<u32>(Err(SUCCESSOR), || Err(Refusal { call: "old", code })), Err(SUCCESSOR), "the old one is gone");
+            assert_eq!(
+                newer_first::<u32>(Err(SUCCESSOR), || Err(Refusal { call: "old", code })),
+                Err(SUCCESSOR),
+                "the older function is missing"
+            );
         }
         let failed = Refusal { call: "old", code: 999 };
         assert_eq!(newer_first::<u32>(Err(SUCCESSOR), || Err(failed)), Err(failed));
@@ -228,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_and_one_that_cannot_be_loaded_are_told_apart() {
+    fn a_missing_library_and_an_unloadable_one_have_different_errors() {
         assert!(not_loaded(&LoadError::Absent).starts_with("libnvidia-ml.so.1 is not on the loader's path"));
         let broken = not_loaded(&LoadError::Unloadable("file too short".to_owned()));
-        assert!(broken.starts_with("libnvidia-ml.so.1 is there but cannot be loaded: file too short; "), "{broken}");
+        assert!(broken.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: file too short; "), "{broken}");
     }
 
     #[test]
-    fn a_refusal_names_the_function_and_says_what_to_do() {
+    fn an_error_names_the_function_and_the_remedy() {
         let missing = sentence(Refusal { call: "nvmlDeviceGetMemoryInfo_v2", code: MISSING });
         assert_eq!(
             missing,

@@ -1,27 +1,28 @@
-//! From samples to figures: medians, and lines through samples of several sizes, both robust against disturbed samples.
+//! Robust estimates from disturbed samples: medians, and lines through samples of several sizes.
 
 use crate::profile::{FitError, Measured, Share, Spread, UnitText};
 
-/// Costs at several sizes: for each size its samples, in nanoseconds.
+/// Samples in nanoseconds, by size.
 pub(super) type Curve = Vec<(f64, Vec<f64>)>;
 
 /// A straight line through a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Line {
-    /// At size zero, not negative.
+    /// Cost at size zero, not negative.
     pub(super) base: f64,
-    /// More for each unit of size, not negative.
+    /// Additional cost per unit of size, not negative.
     pub(super) slope: f64,
 }
 
-/// The line through the medians of a curve by Theil and Sen, pairs weighted with the distance of their sizes: the slope is the weighted
-/// median of the slopes of all pairs, the base the median of what is left. The medians keep disturbed samples out, the line keeps disturbed
-/// sizes out, but for the largest one, which weighs as much as all others together.
+/// Fits a line through the medians of a curve by Theil and Sen, with pairs weighted by the distance of their sizes. The slope is
+/// the weighted median of the slopes of all pairs, and the base is the median of the residuals. The medians reject disturbed
+/// samples, and the fit rejects disturbed sizes, except for the largest, which weighs as much as all others together.
 ///
-/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical Association
-/// 63 (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>; the weights are from G. L. Sievers, "Weighted Rank Statistics for
-/// Simple Linear Regression", the same journal 73 (363), 1978, <https://doi.org/10.1080/01621459.1978.10480067>. Without them the pairs of
-/// small sizes, which tell least of the slope, would be most. Quadratic in the number of sizes.
+/// Sources: P. K. Sen, "Estimates of the Regression Coefficient Based on Kendall's Tau", Journal of the American Statistical
+/// Association 63 (324), 1968, <https://doi.org/10.1080/01621459.1968.10480934>. The weights are from G. L. Sievers, "Weighted
+/// Rank Statistics for Simple Linear Regression", the same journal 73 (363), 1978,
+/// <https://doi.org/10.1080/01621459.1978.10480067>; without them, pairs of small sizes would dominate. Quadratic in the number
+/// of sizes.
 pub(super) fn line(curve: &Curve) -> Line {
     let points = medians(curve);
     let pairs = points.iter().enumerate().flat_map(|(index, a)| points[index + 1..].iter().map(move |b| (a, b)));
@@ -31,17 +32,17 @@ pub(super) fn line(curve: &Curve) -> Line {
     Line { base, slope }
 }
 
-/// The median cost at each size.
+/// Returns the median cost at each size.
 fn medians(curve: &Curve) -> Vec<(f64, f64)> {
     curve.iter().filter_map(|(size, samples)| Some((*size, median(samples.clone())?))).collect()
 }
 
-/// How far the model is from the median cost at each size.
+/// Returns the model's relative error at the median cost of each size.
 pub(super) fn error_of(curve: &Curve, model: impl Fn(f64) -> f64) -> FitError {
     errors(medians(curve).into_iter().map(|(size, cost)| (cost, model(size))).collect())
 }
 
-/// A figure of a curve: its value, and the spread of the samples at one size, each divided by `units`.
+/// Returns a figure of a curve: its value, and the spread of the samples at one size, each divided by `units`.
 pub(super) fn of_curve<U: UnitText>(
     value: f64,
     curve: &Curve,
@@ -54,32 +55,32 @@ pub(super) fn of_curve<U: UnitText>(
     Measured::new(whole(value), samples, Spread::of(spread), fit_error)
 }
 
-/// A figure that is the same each time: the median of its samples.
+/// Returns a figure without a size: the median of its samples.
 pub(super) fn constant<U: UnitText>(samples: &[f64]) -> Measured<U> {
     let value = median(samples.to_vec()).unwrap_or(0.0);
     let fit_error = errors(samples.iter().map(|sample| (*sample, value)).collect());
     Measured::new(whole(value), samples.len() as u64, Spread::of(deviation(samples)), fit_error)
 }
 
-/// Median and worst of the relative errors of pairs of a measured cost and the model's.
+/// Returns the median and the maximum relative error of pairs of measured and modelled costs.
 fn errors(pairs: Vec<(f64, f64)>) -> FitError {
     let relative: Vec<f64> = pairs.into_iter().filter_map(|(cost, model)| relative_error(cost, model)).collect();
     let worst = relative.iter().copied().fold(0.0, f64::max);
     FitError { median: Share::of(median(relative).unwrap_or(0.0)), worst: Share::of(worst) }
 }
 
-/// `None` where the cost is too small for the clock, which says nothing of the model.
+/// Returns `None` if the cost is too small for the clock, which is not the model's error.
 fn relative_error(cost: f64, model: f64) -> Option<f64> {
     (cost > 0.0).then(|| (model - cost).abs() / cost)
 }
 
-/// The median absolute deviation from the median, unscaled.
+/// Returns the median absolute deviation from the median, unscaled.
 fn deviation(samples: &[f64]) -> f64 {
     let Some(centre) = median(samples.to_vec()) else { return 0.0 };
     median(samples.iter().map(|sample| (sample - centre).abs()).collect()).unwrap_or(0.0)
 }
 
-/// The middle value; of an even number the midpoint of the two middle ones.
+/// Returns the median; for an even number, the mean of the two middle values.
 fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -87,7 +88,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(if values.len() % 2 == 1 { upper } else { f64::midpoint(values[middle - 1], upper) })
 }
 
-/// The value at which half of the weight is reached.
+/// Returns the value at which half of the weight is reached.
 fn weighted_median(mut values: Vec<(f64, f64)>) -> Option<f64> {
     values.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let half = values.iter().map(|(_, weight)| weight).sum::<f64>() / 2.0;
@@ -101,9 +102,9 @@ fn weighted_median(mut values: Vec<(f64, f64)>) -> Option<f64> {
         .map(|(value, _)| value)
 }
 
-/// Rounded to a whole number from 0.
+/// Rounds to a whole number, at least 0.
 fn whole(value: f64) -> u64 {
-    // A float is cut off at the ends of the range by `as`, and NaN does not come from finite times.
+    // `as` saturates, and finite times give no NaN.
     value.round() as u64
 }
 
@@ -120,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_line_is_found_again(base in 0_u32..1_000_000, slope in 0_u32..100_000) {
+        fn a_line_is_recovered(base in 0_u32..1_000_000, slope in 0_u32..100_000) {
             let (base, slope) = (f64::from(base), f64::from(slope));
             let curve = curve(12, |size| base + slope * size);
             prop_assert_eq!(line(&curve), Line { base, slope });
@@ -128,7 +129,7 @@ mod tests {
             prop_assert_eq!(error, FitError { median: Share::of(0.0), worst: Share::of(0.0) });
         }
 
-        /// One sample of three at each size, and all samples of two of twelve sizes, may be anything.
+        /// One sample of three at each size, and all samples of two of twelve sizes, are arbitrary.
         #[test]
         fn disturbed_samples_do_not_move_the_line(
             disturbed in prop::collection::btree_set(0_usize..10, 2),
@@ -146,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_never_pays_back() {
+    fn a_line_is_never_negative() {
         assert_eq!(line(&curve(5, |size| 100.0 - size)).slope, 0.0);
         assert_eq!(line(&curve(5, |size| size * size * 100.0)).base, 0.0);
         assert_eq!(line(&Vec::new()), Line { base: 0.0, slope: 0.0 });
     }
 
     #[test]
-    fn the_error_of_a_fit_is_its_distance_from_what_was_measured() {
+    fn the_error_of_a_fit_is_relative_to_the_measurement() {
         let curve = vec![(1.0, vec![100.0]), (2.0, vec![200.0]), (3.0, vec![400.0])];
         let error = error_of(&curve, |size| 100.0 * size);
         assert_eq!(error, FitError { median: Share::of(0.0), worst: Share::of(0.25) });

@@ -1,4 +1,4 @@
-//! What is measured in each round, and what its samples come to.
+//! Measures each figure in a round, and computes the figures from the samples.
 
 use harness_allocator::device::{DeviceError, MemoryRange, PoolId, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
@@ -6,33 +6,33 @@ use harness_allocator::units::{Bytes, Nanos};
 use super::fit::{Curve, constant, error_of, line, of_curve};
 use crate::profile::{Figures, Measured, UnitText};
 
-/// Calls that are too short to be timed alone are timed as so many together: a call of 100 ns is then well above the clock's own cost, and
-/// so many launches still fit a stream's queue, where a further one would wait.
+/// Number of calls timed together if one is too short for the clock. 64 calls of 100 ns are well above the clock's own cost, and
+/// 64 launches still fit into a stream's queue without waiting.
 const BATCH: usize = 64;
-/// Streams are made in smaller numbers: each takes memory of the device.
+/// Number of streams created together. Smaller, because each takes device memory.
 const STREAMS: usize = 8;
-/// Smallest allocation, and the step from one size to the next.
+/// The smallest allocation. Each further size doubles.
 const SMALLEST: Bytes = Bytes::mib(2);
-/// Sizes of the pages that expandable segments are made of, for small and for large blocks
-/// (`kSmallBuffer` and `kLargeBuffer` of PyTorch's `c10/core/AllocatorConfig.h`).
+/// Page sizes of expandable segments, for small and large blocks (`kSmallBuffer` and `kLargeBuffer` of PyTorch's
+/// `c10/core/AllocatorConfig.h`).
 const PAGES: [Bytes; 2] = [Bytes::mib(2), Bytes::mib(20)];
-/// How many pages one call maps.
+/// Numbers of pages mapped by one call.
 const PAGE_COUNTS: [u64; 3] = [1, 2, 4];
-/// Least and most that one fill writes: long enough for the events' clock, which counts half microseconds
-/// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html>), and short enough for many.
+/// Smallest and largest fill: long enough for the events' clock, which counts half microseconds
+/// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EVENT.html>), and short enough to repeat.
 const FILLS: (Bytes, Bytes) = (Bytes::mib(16), Bytes::gib(1));
-/// Keeps the stream busy while a fill and its two events are queued, so that they run without a gap.
+/// Keeps the stream busy while a fill and its two events are queued, so they run without a gap.
 const HEAD_START: Nanos = Nanos::micros(500);
 
 pub(super) struct Probes {
     stream: StreamId,
-    /// The most that is filled or mapped at a time.
+    /// Maximum number of bytes filled or mapped at once.
     room: Bytes,
     pool: Option<PoolId>,
     samples: Samples,
 }
 
-/// In nanoseconds for one call. Curves are over MiB, but over GiB for the fill.
+/// In nanoseconds per call. Curves are per MiB, for the fill per GiB.
 #[derive(Default)]
 struct Samples {
     malloc: Curve,
@@ -50,7 +50,7 @@ struct Samples {
 }
 
 impl Probes {
-    /// Makes the stream and the pool that all rounds use. Allocations are of at most a quarter of what is free.
+    /// Creates the stream and the pool of all rounds. Allocations take at most a quarter of the free memory.
     pub(super) fn new(device: &mut dyn TestDevice, free: Bytes) -> Result<Self, DeviceError> {
         let stream = device.create_stream()?;
         let pool = device.pooled().map(|device| device.create_pool(Bytes(u64::MAX))).transpose()?;
@@ -70,7 +70,7 @@ impl Probes {
         self.samples = Samples { malloc: empty(malloc), free: empty(free), transfer: empty(transfer), ..Samples::default() };
     }
 
-    /// Measures everything once. Sizes go up in one round and down in the next.
+    /// Measures everything once. Sizes ascend in one round and descend in the next.
     pub(super) fn round(&mut self, device: &mut dyn TestDevice, number: u32) -> Result<(), DeviceError> {
         self.allocations(device, number % 2 == 1)?;
         self.pages(device)?;
@@ -80,7 +80,7 @@ impl Probes {
         self.fills(device)
     }
 
-    /// Gives the stream and the pool back.
+    /// Destroys the stream and the pool.
     pub(super) fn finish(&self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         if let (Some(pool), Some(device)) = (self.pool, device.pooled()) {
             device.destroy_pool(pool)?;
@@ -121,7 +121,7 @@ impl Probes {
         Ok(())
     }
 
-    /// Pairs of an allocation and a free on one stream, which the pool serves from what it holds.
+    /// Measures pairs of an allocation and a free on one stream, served by the pool's reserved memory.
     fn pool_calls(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let (Some(pool), stream) = (self.pool, self.stream) else { return Ok(()) };
         let pairs = |device: &mut dyn TestDevice, count: usize| {
@@ -132,7 +132,7 @@ impl Probes {
             }
             Ok(())
         };
-        // The pool grows here, if it has to.
+        // The first pair grows the pool if necessary.
         pairs(device, 1)?;
         let ((), time) = timed(device, |device| pairs(device, BATCH / 2))?;
         self.samples.pool.push(time / (BATCH / 2 * 2) as f64);
@@ -164,7 +164,7 @@ impl Probes {
         events.into_iter().try_for_each(|event| device.destroy_event(event))
     }
 
-    /// Device time of fills, between events that are queued with them behind other work.
+    /// Measures the device time of fills, between events queued around them after other work.
     fn fills(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let stream = self.stream;
         let start = device.malloc(self.room)?;
@@ -183,7 +183,7 @@ impl Probes {
         device.free(start)
     }
 
-    /// What all samples come to.
+    /// Computes the figures from all samples.
     pub(super) fn figures(&self, context: Bytes) -> Figures {
         let Samples { map, unmap, pool, submit, stream_create, event_create, event_record, event_query, synchronize, .. } = &self.samples;
         let (malloc, malloc_per_mib) = by_size(&self.samples.malloc);
@@ -208,7 +208,7 @@ impl Probes {
     }
 }
 
-/// A base and a price for each MiB. The base has the spread of the smallest size, the price that of the largest.
+/// Returns a base and a cost per MiB. The base has the spread of the smallest size, the cost per MiB that of the largest.
 fn by_size<A: UnitText, B: UnitText>(curve: &Curve) -> (Measured<A>, Measured<B>) {
     let line = line(curve);
     let error = error_of(curve, |mib| line.base + line.slope * mib);
@@ -217,19 +217,19 @@ fn by_size<A: UnitText, B: UnitText>(curve: &Curve) -> (Measured<A>, Measured<B>
     (of_curve(line.base, curve, first, 1.0, error), of_curve(line.slope, curve, last, largest, error))
 }
 
-/// A price for each GiB. The time that a fill takes whatever its size is left out: the model has none, and the error shows it.
+/// Returns a cost per GiB. The model has no constant part for fills, and the fit error includes it.
 fn transfer<U: UnitText>(curve: &Curve) -> Measured<U> {
     let slope = line(curve).slope;
     let largest = curve.last().map_or(1.0, |(gib, _)| *gib);
     of_curve(slope, curve, curve.last(), largest, error_of(curve, |gib| slope * gib))
 }
 
-/// `None` where the device does not have such calls.
+/// Returns `None` if the device lacks these calls.
 fn where_measured<U: UnitText>(samples: &[f64]) -> Option<Measured<U>> {
     (!samples.is_empty()).then(|| constant(samples))
 }
 
-/// What a call answers, and its time in nanoseconds by the device's clock.
+/// Returns a call's result, and its time in nanoseconds by the device's clock.
 fn timed<R>(
     device: &mut dyn TestDevice,
     call: impl FnOnce(&mut dyn TestDevice) -> Result<R, DeviceError>,
@@ -239,7 +239,7 @@ fn timed<R>(
     Ok((answer, device.now().saturating_sub(before).0 as f64))
 }
 
-/// Sizes from the least, each twice the one before, up to the most.
+/// Returns sizes from `least`, doubling up to `most`.
 fn doubling(least: Bytes, most: Bytes) -> Vec<Bytes> {
     std::iter::successors(Some(least), |size| Some(Bytes(size.0.checked_mul(2)?))).take_while(|size| *size <= most).collect()
 }
@@ -248,7 +248,7 @@ fn in_units(size: Bytes, unit: Bytes) -> f64 {
     size.0 as f64 / unit.0 as f64
 }
 
-/// A device that had something when it was asked first and has it no more.
+/// Returns the error for a feature that disappeared during the calibration.
 fn refused(call: &'static str) -> DeviceError {
-    DeviceError::Unavailable { what: call.to_owned(), why: "the device had it when calibration began and does not have it now".to_owned() }
+    DeviceError::Unavailable { what: call.to_owned(), why: "the device had this feature when calibration began and no longer has it".to_owned() }
 }

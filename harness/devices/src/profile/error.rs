@@ -1,4 +1,4 @@
-//! What can be wrong with a device profile: [`ProfileError`], with file, line and column.
+//! [`ProfileError`]: errors of device profiles, with file, line and column.
 
 use std::fmt;
 use std::fs::File;
@@ -10,37 +10,37 @@ use miette::{Diagnostic, LabeledSpan, SourceCode};
 use super::FOLDER;
 use harness_base::excerpt::{Excerpt, shortened};
 
-/// Why there is no profile to be had from a file.
+/// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The file cannot be read: name another one, or make this one readable.
+    /// The file cannot be read.
     #[error("{}: {why}", path.display())]
     File {
         /// The file, as the user named it.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
-        /// The profiles there are in [`FOLDER`], by name.
+        /// The names of the profiles in [`FOLDER`].
         known: Vec<PathBuf>,
     },
-    /// The file was read and is no profile: correct it at the place named, or measure a new one.
+    /// The file is not a valid profile.
     #[error("{}:{line}:{column}: {message}", path.display())]
     Text {
         /// The file, as the user named it.
         path: PathBuf,
-        /// Counted from 1.
+        /// Line, counted from 1.
         line: u64,
-        /// In characters, counted from 1.
+        /// Column in characters, counted from 1.
         column: u64,
-        /// What is wrong there.
+        /// The reason.
         message: String,
-        /// What is shown of it.
+        /// The excerpt to show.
         excerpt: Box<Excerpt>,
     },
 }
 
 impl ProfileError {
-    /// A text that is no profile.
+    /// Returns the error for an invalid text.
     pub(crate) fn text(error: &serde_saphyr::Error, path: &Path, text: &str) -> Self {
         let error = error.without_snippet();
         let (line, column) = error.location().map_or((1, 1), |location| (location.line(), location.column()));
@@ -51,7 +51,7 @@ impl ProfileError {
     }
 }
 
-/// Reads a file as text, unless it has more than `most` bytes.
+/// Reads a text file of at most `most` bytes.
 pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
     let file = |why: String| ProfileError::File { path: path.to_owned(), why, known: known() };
     let io = |error: std::io::Error| match error.kind() {
@@ -60,10 +60,10 @@ pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
         _ => file(format!("cannot be read: {error}")),
     };
     let mut bytes = Vec::new();
-    // Bounded while it is read: a pipe or a device has no length beforehand.
+    // The read is bounded, because a pipe or a device has no length.
     File::open(path).and_then(|opened| opened.take(most + 1).read_to_end(&mut bytes)).map_err(io)?;
     if bytes.len() as u64 > most {
-        return Err(file(format!("the file has more than {most} bytes, no device profile has")));
+        return Err(file(format!("the file has more than {most} bytes: it is not a device profile")));
     }
     String::from_utf8(bytes).map_err(|error| {
         let good = error.utf8_error().valid_up_to();
@@ -75,7 +75,7 @@ pub(super) fn read(path: &Path, most: u64) -> Result<String, ProfileError> {
     })
 }
 
-/// The profiles in [`FOLDER`]; none where that cannot be read.
+/// Returns the names of the profiles in [`FOLDER`]; none if the folder cannot be read.
 fn known() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(FOLDER).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut profiles: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|ending| ending == "yaml")).collect();
@@ -83,7 +83,7 @@ fn known() -> Vec<PathBuf> {
     profiles
 }
 
-/// The byte at a line and a column, or the end.
+/// Returns the byte offset of a line and a column, or the end.
 fn offset(text: &str, line: u64, column: u64) -> usize {
     let before = |count: u64| usize::try_from(count.saturating_sub(1)).unwrap_or(usize::MAX);
     let start: usize = text.split_inclusive('\n').take(before(line)).map(str::len).sum();
@@ -91,7 +91,7 @@ fn offset(text: &str, line: u64, column: u64) -> usize {
     start + within
 }
 
-/// The message without the place, which stands in front of ours already.
+/// Returns the message without its position, which ours already contains.
 fn plain(message: &str) -> String {
     let end = [" at line ", ": line "].iter().filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
     message[..end].trim().to_owned()
@@ -101,13 +101,13 @@ impl Diagnostic for ProfileError {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         Some(match self {
             Self::File { known, .. } if known.is_empty() => {
-                Box::new(format!("name a file that `harness calibrate` wrote on a GPU; there is none in {FOLDER}"))
+                Box::new(format!("name a file that `harness calibrate` wrote on a GPU; {FOLDER} contains none"))
             }
             Self::File { known, .. } => {
                 let known: Vec<String> = known.iter().map(|path| format!("`{}`", path.display())).collect();
-                Box::new(format!("name a file that `harness calibrate` wrote; in {FOLDER} there are: {}", known.join(", ")))
+                Box::new(format!("name a file that `harness calibrate` wrote; {FOLDER} contains: {}", known.join(", ")))
             }
-            Self::Text { .. } => Box::new("correct it there, or measure a new profile with `harness calibrate`"),
+            Self::Text { .. } => Box::new("correct the file at this position, or measure a new profile with `harness calibrate`"),
         })
     }
 
@@ -133,8 +133,8 @@ mod tests {
     #[test]
     fn a_file_that_is_not_utf_8_is_refused_at_the_byte() {
         let path = std::env::temp_dir().join(format!("harness-profile-{}.yaml", std::process::id()));
-        std::fs::write(&path, b"name: x\nabout: \xff\n").expect("a temporary file can be written");
-        let error = read(&path, 100).expect_err("it is not UTF-8");
+        std::fs::write(&path, b"name: x\nabout: \xff\n").expect("a temporary file is writable");
+        let error = read(&path, 100).expect_err("the file is not UTF-8");
         std::fs::remove_file(&path).expect("it is there");
         let told = error.to_string();
         assert!(told.ends_with(".yaml:2:8: byte 16 of the file is not UTF-8: save it as UTF-8"), "{told}");

@@ -1,4 +1,4 @@
-//! One measured figure of a profile: [`Measured`], whose unit is its type.
+//! [`Measured`]: a measured figure of a profile, with its unit as a type.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,18 +6,18 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-/// A figure with how it was measured. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5, fit_error: { … } }`.
+/// A figure and its measurement. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5, fit_error: { … } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, bound = "U: UnitText")]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct Measured<U> {
     pub value: u64,
     unit: Unit<U>,
-    /// How many samples it comes from.
+    /// Number of samples.
     pub samples: u64,
-    /// How far samples of the same thing lie apart.
+    /// Spread of samples of the same quantity.
     pub spread: Spread,
-    /// How far the model is from what was measured.
+    /// The model's error relative to the measurement.
     pub fit_error: FitError,
 }
 
@@ -28,7 +28,7 @@ impl<U: UnitText> Measured<U> {
         Self { value, unit: Unit(PhantomData), samples, spread, fit_error }
     }
 
-    /// A figure that was read once and does not vary.
+    /// Returns a figure that was read once and does not vary.
     #[must_use]
     pub const fn exact(value: u64) -> Self {
         Self::new(value, 1, Spread(0.0), FitError { median: Share(0.0), worst: Share(0.0) })
@@ -36,7 +36,7 @@ impl<U: UnitText> Measured<U> {
 }
 
 impl<U: UnitText> fmt::Display for Measured<U> {
-    /// As the file has it.
+    /// Returns the figure as written in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { value, unit: _, samples, spread, fit_error: FitError { median, worst } } = self;
         write!(f, "{{ value: {value}, unit: {}, samples: {samples}, spread: {}, ", U::TEXT, spread.0)?;
@@ -44,13 +44,13 @@ impl<U: UnitText> fmt::Display for Measured<U> {
     }
 }
 
-/// A unit, as files write it.
+/// A unit, as written in files.
 pub trait UnitText {
-    /// As in `ns per MiB`.
+    /// For example `ns per MiB`.
     const TEXT: &'static str;
 }
 
-/// Defines units as types that only name them.
+/// Defines units as marker types.
 macro_rules! units {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {$(
         $(#[$doc])*
@@ -66,15 +66,15 @@ macro_rules! units {
 units! {
     /// Bytes.
     ByteCount = "bytes";
-    /// Nanoseconds for one call, page or handle.
+    /// Nanoseconds per call, page or handle.
     Nanoseconds = "ns";
-    /// Nanoseconds for each MiB.
+    /// Nanoseconds per MiB.
     NanosecondsPerMib = "ns per MiB";
-    /// Nanoseconds for each GiB.
+    /// Nanoseconds per GiB.
     NanosecondsPerGib = "ns per GiB";
 }
 
-/// The unit in the file: it must be the one of its figure.
+/// The unit in the file, which must match the figure's type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Unit<U>(PhantomData<U>);
 
@@ -87,23 +87,23 @@ impl<'de, U: UnitText> Deserialize<'de> for Unit<U> {
     }
 }
 
-/// How far a model is from what was measured, relative to that: over all sizes that were measured, or over all samples where there is one.
+/// Relative error of a model: over all measured sizes, or over all samples if there is one size.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the names say what they are")]
 pub struct FitError {
     pub median: Share,
-    /// At worst.
+    /// The maximum.
     pub worst: Share,
 }
 
-/// A share: 0.03 is 3 %. Not negative, with four decimals.
+/// A ratio: 0.03 is 3 %. Not negative, with four decimals.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "f64")]
 pub struct Share(f64);
 
 impl Share {
-    /// Rounded to four decimals; 0 for what is negative or no number.
+    /// Rounds to four decimals; 0 for negative values and NaN.
     #[must_use]
     pub fn of(share: f64) -> Self {
         Self(rounded(share, 10_000.0))
@@ -111,7 +111,7 @@ impl Share {
 }
 
 impl fmt::Display for Share {
-    /// As in `3 %`, or `0.4 %` below one.
+    /// For example `3 %`, or `0.4 %` below one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = 100.0 * self.0;
         if percent > 0.0 && percent < 1.0 { write!(f, "{percent:.1} %") } else { write!(f, "{percent:.0} %") }
@@ -124,7 +124,7 @@ impl fmt::Display for Share {
 pub struct Spread(f64);
 
 impl Spread {
-    /// Rounded to one decimal; 0 for what is negative or no number.
+    /// Rounds to one decimal; 0 for negative values and NaN.
     #[must_use]
     pub fn of(spread: f64) -> Self {
         Self(rounded(spread, 10.0))
@@ -132,12 +132,12 @@ impl Spread {
 }
 
 fn rounded(number: f64, parts: f64) -> f64 {
-    // Beyond 2^53 a number has no decimals left, and is no deviation that anybody measured.
+    // Beyond 2^53 a number has no decimals, and no measured deviation is that large.
     (number.clamp(0.0, 2_f64.powi(53)) * parts).round().max(0.0) / parts
 }
 
 fn not_negative(number: f64) -> Result<f64, String> {
-    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(format!("{number} is not a number from 0")) }
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(format!("{number} is not a number of at least 0")) }
 }
 
 impl TryFrom<f64> for Share {

@@ -1,13 +1,13 @@
-//! What every profile begins with, measured or not: the version of its form, and its name.
+//! The beginning of every profile: its format version and its name.
 
 use std::fmt;
 
 use serde::Deserialize;
 
-/// The version of profiles that this build writes and reads.
+/// The profile version that this build reads and writes.
 pub const PROFILE_VERSION: u32 = 1;
 
-/// The version that a profile says it has: [`PROFILE_VERSION`], and no other.
+/// A profile's version, which must be [`PROFILE_VERSION`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "u32")]
 pub struct Version;
@@ -31,13 +31,14 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a profile is called: letters, digits, `-`, `_` and `.`, at most 64, the first a letter or digit. So it can be a file's name too.
+/// A profile's name: at most 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit. It is also a valid file
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct ProfileName(String);
 
 impl ProfileName {
-    /// As a device is called, in small letters with `-` for everything else: `nvidia-h200` for `NVIDIA H200`.
+    /// Derives a name from a device's: lowercase, with `-` for other characters, such as `nvidia-h200` for `NVIDIA H200`.
     #[must_use]
     pub fn of_device(name: &str) -> Self {
         let words = name.split(|character: char| !character.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
@@ -47,7 +48,7 @@ impl ProfileName {
     }
 }
 
-/// Most characters of a name.
+/// Maximum number of characters of a name.
 const MAX_NAME: usize = 64;
 
 impl TryFrom<String> for ProfileName {
@@ -59,7 +60,7 @@ impl TryFrom<String> for ProfileName {
         if fits {
             Ok(Self(name))
         } else {
-            Err(format!("`{name}` is not a profile's name: write letters, digits, `-`, `_` and `.`, as in `nvidia-h200`"))
+            Err(format!("`{name}` is not a valid profile name: write letters, digits, `-`, `_` and `.`, as in `nvidia-h200`"))
         }
     }
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Figures that no device has: made up for these tests.
+/// Invented figures for these tests.
 fn figures() -> Figures {
     let error = FitError { median: Share::of(0.03), worst: Share::of(0.2) };
     fn figure<U: UnitText>(value: u64, error: FitError) -> Measured<U> {
@@ -49,7 +49,7 @@ fn refusal(text: &str) -> String {
 }
 
 #[test]
-fn a_profile_is_read_back_as_it_was_written() {
+fn a_profile_round_trips() {
     for profile in
         [profile(), Profile { figures: Figures { map_page: None, pool_call: None, ..figures() }, contended: vec![], ..profile() }]
     {
@@ -73,7 +73,7 @@ proptest! {
 }
 
 #[test]
-fn the_simulated_device_charges_what_was_measured_and_says_where() {
+fn the_simulated_device_uses_and_cites_the_measured_costs() {
     let config = profile().sim_config();
     assert_eq!((config.total, config.context_overhead), (Bytes::gib(3), Bytes::mib(500)));
     let cost = config.cost;
@@ -87,27 +87,27 @@ fn the_simulated_device_charges_what_was_measured_and_says_where() {
 }
 
 #[test]
-fn what_was_not_measured_is_charged_as_published() {
+fn unmeasured_costs_take_published_values() {
     let cost = Profile { figures: Figures { map_page: None, ..figures() }, ..profile() }.cost_model();
     assert_eq!(cost.map_page, CostModel::PUBLISHED.map_page);
     assert_ne!(cost.unmap_page, CostModel::PUBLISHED.unmap_page);
 }
 
 #[test]
-fn other_figures_of_the_same_name_and_day_have_another_title() {
+fn different_figures_have_different_titles() {
     let other = Profile { figures: Figures { malloc: Measured::exact(77), ..figures() }, ..profile() };
     assert_ne!(profile().title(), other.title());
     assert_eq!(profile().title(), Profile { contended: vec![], ..profile() }.title());
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_place() {
+fn errors_have_a_position() {
     let good = profile().to_yaml();
     let with = |from: &str, to: &str| {
         assert!(good.contains(from), "{from}");
         refusal(&good.replacen(from, to, 1))
     };
-    let told = [
+    let errors = [
         with("version: 1", "version: 2"),
         with("harness:", "harnes:"),
         with("2026-11-20", "2026-11-31"),
@@ -119,11 +119,11 @@ fn what_is_wrong_is_told_with_its_place() {
         with("device:", "device"),
         refusal(""),
     ];
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
-fn names_come_from_devices_and_are_files_names() {
+fn names_are_derived_from_devices() {
     for (device, name) in
         [("NVIDIA H200", "nvidia-h200"), ("NVIDIA RTX PRO 6000 (Blackwell)", "nvidia-rtx-pro-6000-blackwell"), ("", "unnamed")]
     {

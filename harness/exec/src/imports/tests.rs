@@ -1,11 +1,11 @@
-//! What a compiled library imports, and names that tell their library.
+//! The imports of a compiled library, and the library of each name.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 use crate::fixture::compile_torch;
 
 #[test]
-fn imports_go_to_their_library_by_version_and_else_by_name() {
+fn imports_belong_to_a_library_by_version_or_by_name() {
     let folder = tempfile::tempdir().unwrap();
     compile_torch(folder.path());
     let objects = shared_objects(folder.path()).unwrap();
@@ -17,7 +17,7 @@ fn imports_go_to_their_library_by_version_and_else_by_name() {
             lines.push(format!("{soname} {} {name} {kind:?}", node.as_deref().unwrap_or("-")));
         }
     }
-    // `customer` begins as a function of the driver does, but for the capital letter.
+    // `customer` starts with `cu`, but a driver function has a capital letter next.
     assert_eq!(
         lines,
         [
@@ -33,8 +33,8 @@ fn imports_go_to_their_library_by_version_and_else_by_name() {
 }
 
 #[test]
-fn the_longest_prefix_tells_the_library_of_a_function() {
-    let told = |name| family_of_symbol(name).unwrap_or("-");
+fn the_longest_prefix_selects_the_library_of_a_function() {
+    let library = |name| library_of_symbol(name).unwrap_or("-");
     let names = [
         "cuMemCreate",
         "cudaMalloc",
@@ -46,19 +46,19 @@ fn the_longest_prefix_tells_the_library_of_a_function() {
         "nvmlInit_v2",
     ];
     let libraries = ["libcuda", "libcudart", "libcudart", "libcublas", "libcublasLt", "libcufile", "libcusparseLt", "libnvidia-ml"];
-    assert_eq!(names.map(told), libraries);
-    assert_eq!(["curl_easy_init", "cu", "malloc", "customer"].map(told), ["-"; 4]);
+    assert_eq!(names.map(library), libraries);
+    assert_eq!(["curl_easy_init", "cu", "malloc", "customer"].map(library), ["-"; 4]);
 }
 
 #[test]
 fn only_the_exact_file_name_is_nvidias() {
-    let told = |name| family_of(name).unwrap_or("-");
+    let library = |name| library_of_file(name).unwrap_or("-");
     let names = ["libcudart.so.13", "libcuda.so", "libcudart.8774224f.so.13", "libcudart_static.so", "libcudart.solution", "libc.so.6"];
-    assert_eq!(names.map(told), ["libcudart", "libcuda", "-", "-", "-", "-"]);
+    assert_eq!(names.map(library), ["libcudart", "libcuda", "-", "-", "-", "-"]);
 }
 
 #[test]
-fn a_file_that_is_no_library_is_refused_with_its_name() {
+fn an_invalid_library_is_refused_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libtorch.so");
     fs::write(&path, "not ELF, but long enough to hold the header of a file that is").unwrap();

@@ -1,4 +1,4 @@
-//! Records from files of processes; how they are summed up is in `summary`.
+//! Records read from the files of processes.
 #![allow(clippy::unwrap_used)]
 
 use harness_allocator::units::Bytes;
@@ -14,7 +14,7 @@ fn torch(ended_out_of_memory: bool, rank: Option<&str>) -> String {
 }
 
 #[test]
-fn files_of_processes_become_a_record_and_unfinished_ones_say_nothing() {
+fn the_files_of_processes_form_a_record_and_truncated_ones_are_ignored() {
     let run = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(run.path().join(name), text).unwrap();
     write("torch-10.json", &torch(false, Some("1")));

@@ -1,4 +1,4 @@
-//! Summaries as a user sees them.
+//! Summaries as users see them.
 #![allow(clippy::unwrap_used)]
 
 use harness_gpu_settings::gpus::Gpu;
@@ -42,13 +42,13 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
 }
 
 #[test]
-fn one_process_is_summed_up_without_its_number() {
+fn the_summary_of_one_process_omits_its_id() {
     let (record, settings) = record(vec![process(7, None)]);
     insta::assert_snapshot!(render(&record, &settings));
 }
 
 #[test]
-fn several_processes_are_told_apart_and_what_is_not_known_is_said() {
+fn several_processes_are_labelled_and_missing_statistics_reported() {
     let mut killed = process(9, None);
     killed.torch = None;
     killed.not_modelled = (0..10).map(|number| format!("cudaFictional{number}")).collect();
@@ -64,27 +64,27 @@ fn several_processes_are_told_apart_and_what_is_not_known_is_said() {
 }
 
 #[test]
-fn where_another_error_ended_the_program_values_of_its_own_are_recommended() {
+fn an_error_unrelated_to_memory_recommends_small_values() {
     let mut failed = process(7, None);
     let torch = failed.torch.as_mut().unwrap();
     torch.ended_out_of_memory = false;
     torch.traceback = vec!["ValueError: Expected parameter loc".to_owned()];
-    let hint = "where the error comes of values that the program read back: `--values small` computes those of small tensors";
-    let is_told = |process: &Process, values| {
+    let hint = "if the error depends on values that the program read back, `--values small` computes those of small tensors";
+    let is_shown = |process: &Process, values| {
         let (record, mut settings) = record(vec![process.clone()]);
         settings.values = values;
         render(&record, &settings).lines().any(|line| line == hint)
     };
-    assert!(!is_told(&failed, Values::Zeros), "two failures were injected");
+    assert!(!is_shown(&failed, Values::Zeros), "two failures were injected");
     failed.devices[0].injected = 0;
-    assert!([Values::Zeros, Values::Copies].iter().all(|values| is_told(&failed, *values)));
-    assert!(!is_told(&failed, Values::Small));
+    assert!([Values::Zeros, Values::Copies].iter().all(|values| is_shown(&failed, *values)));
+    assert!(!is_shown(&failed, Values::Small));
     failed.torch.as_mut().unwrap().ended_out_of_memory = true;
-    assert!(!is_told(&failed, Values::Zeros));
+    assert!(!is_shown(&failed, Values::Zeros));
 }
 
 #[test]
-fn a_program_on_a_real_gpu_is_told_its_limit() {
+fn the_summary_of_a_real_gpu_shows_its_limit() {
     let (mut record, _) = record(vec![process(7, None)]);
     record.gpu = "cuda:0".to_owned();
     let mut limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new(), latencies: Vec::new() };
@@ -95,7 +95,7 @@ fn a_program_on_a_real_gpu_is_told_its_limit() {
 }
 
 #[test]
-fn each_latency_is_told_with_the_calls_that_had_it() {
+fn each_latency_is_shown_with_its_number_of_calls() {
     let slow_calls = [("cudaMalloc", 3), ("cudaFree", 1)].map(|(call, calls)| SlowCalls { call, calls }).to_vec();
     let (record, mut settings) = record(vec![Process { slow_calls, ..process(7, None) }]);
     settings.latencies = ["any:5ms", "all:1ms", "cuMemUnmap:1s"].map(|text| text.parse().unwrap()).to_vec();
@@ -104,16 +104,16 @@ fn each_latency_is_told_with_the_calls_that_had_it() {
     assert_eq!(
         lines,
         [
-            "latency any:5ms: 3 calls took longer, 15.0 ms all together",
-            "latency all:1ms: 4 calls took longer, 4.00 ms all together",
-            "latency cuMemUnmap:1s: 0 calls took longer, 0 ns all together",
+            "latency any:5ms: 3 calls delayed, 15.0 ms in total",
+            "latency all:1ms: 4 calls delayed, 4.00 ms in total",
+            "latency cuMemUnmap:1s: 0 calls delayed, 0 ns in total",
         ]
     );
     assert_eq!(record.latency_not_reached(&settings.latencies).map(ToString::to_string).as_deref(), Some("cuMemUnmap:1s"));
 }
 
 #[test]
-fn a_program_without_a_gpu_is_said_to_be_one() {
+fn the_summary_reports_that_no_process_used_the_gpu() {
     let (record, settings) = record(Vec::new());
     insta::assert_snapshot!(render(&record, &settings));
 }

@@ -1,4 +1,4 @@
-//! The torch of made-up environments, asked of a real interpreter; and refusals of what an interpreter may answer.
+//! Fake torch installations, probed by a real interpreter, and unusable answers of interpreters.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A folder with programs, and a torch that may not be imported.
-struct World(tempfile::TempDir);
+/// A folder with programs, and a torch that fails when imported.
+struct TempEnvironment(tempfile::TempDir);
 
-impl World {
+impl TempEnvironment {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -27,14 +27,14 @@ impl World {
         path
     }
 
-    /// A program.
+    /// Writes an executable program.
     fn program(&self, name: &str, text: &str) -> OsString {
         let path = self.write(name, text);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path.into()
     }
 
-    /// An interpreter that answers this.
+    /// Writes an interpreter that prints this answer.
     fn python(&self, name: &str, answer: &Value) -> OsString {
         self.program(name, &format!("#!/bin/sh\necho noise; echo '{answer}'\n"))
     }
@@ -49,7 +49,7 @@ impl World {
     }
 }
 
-/// What an interpreter answers that has a torch.
+/// The answer of an interpreter that has torch.
 fn answer(torch: &Path) -> Value {
     json!({
         "python": "/usr/bin/python3", "is_64_bit": true, "machine": "x86_64", "has_special_rights": false, "libc": "glibc 2.36", "packages": ["/usr/lib/site-packages"],
@@ -65,23 +65,24 @@ const VERSION: &str =
     "from typing import Optional\n__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n";
 
 #[test]
-fn a_real_interpreter_tells_its_torch_without_importing_it() {
+fn a_real_interpreter_reports_its_torch_without_importing_it() {
     if in_path(OsStr::new("python3")).is_none() {
-        eprintln!("skipped: there is no python3 here");
+        eprintln!("skipped: python3 is not installed");
         return;
     }
-    let world = World::new();
-    let folder = world.torch("site", VERSION);
-    let python = world.program("bin/python3", &format!("#!/bin/sh\nPYTHONPATH='{}' exec python3 \"$@\"\n", world.path("site").display()));
-    let script = world.write("train.py", "import torch");
+    let environment = TempEnvironment::new();
+    let folder = environment.torch("site", VERSION);
+    let python = environment
+        .program("bin/python3", &format!("#!/bin/sh\nPYTHONPATH='{}' exec python3 \"$@\"\n", environment.path("site").display()));
+    let script = environment.write("train.py", "import torch");
     let torch = find(&[&python, OsStr::new("-u"), script.as_os_str()]).unwrap();
     assert_eq!(
         (torch.folder.as_path(), torch.version.as_str(), torch.cuda, torch.cudnn),
         (folder.as_path(), "2.11.0+cu130", (13, 0), Some(91_900))
     );
-    // A torch beside the script goes before it, unless the interpreter is told otherwise.
-    let beside = world.torch("beside", VERSION);
-    let script = world.write("beside/train.py", "import torch");
+    // A torch next to the script takes precedence, unless an option changes that.
+    let beside = environment.torch("beside", VERSION);
+    let script = environment.write("beside/train.py", "import torch");
     let of = |options: &[&str]| {
         let command: Vec<&OsStr> =
             [python.as_os_str()].into_iter().chain(options.iter().map(OsStr::new)).chain([script.as_os_str()]).collect();
@@ -90,19 +91,19 @@ fn a_real_interpreter_tells_its_torch_without_importing_it() {
     assert_eq!(of(&[]).unwrap(), beside);
     assert_eq!(of(&["-W", "ignore", "-X", "dev"]).unwrap(), beside);
     assert_eq!(of(&["-c", "import torch"]).unwrap(), folder);
-    assert!(matches!(of(&["-uI"]), Err(TorchError::NoTorch { .. })), "isolated, it does not see PYTHONPATH");
+    assert!(matches!(of(&["-uI"]), Err(TorchError::NoTorch { .. })), "an isolated interpreter ignores PYTHONPATH");
 }
 
 #[test]
-fn the_interpreter_is_the_command_or_its_first_lines_or_the_first_argument_that_has_one() {
-    let world = World::new();
-    let torch = world.torch("site", VERSION);
-    let python = world.python("bin/python3", &answer(&torch));
+fn the_interpreter_comes_from_the_command_its_first_lines_or_an_argument() {
+    let environment = TempEnvironment::new();
+    let torch = environment.torch("site", VERSION);
+    let python = environment.python("bin/python3", &answer(&torch));
     let path = python.to_str().unwrap();
-    let torchrun = world.program("bin/torchrun", &format!("#!{path}\n"));
-    let long = world.program("bin/accelerate", &format!("#!/bin/sh\n'''exec' \"{path}\" \"$0\" \"$@\"\n' '''\n"));
-    let env = world.program("bin/pytest", &format!("#!/usr/bin/env -S {path} -E\n"));
-    let shell = world.program("bin/train.sh", "#!/bin/bash\npython train.py\n");
+    let torchrun = environment.program("bin/torchrun", &format!("#!{path}\n"));
+    let long = environment.program("bin/accelerate", &format!("#!/bin/sh\n'''exec' \"{path}\" \"$0\" \"$@\"\n' '''\n"));
+    let env = environment.program("bin/pytest", &format!("#!/usr/bin/env -S {path} -E\n"));
+    let shell = environment.program("bin/train.sh", "#!/bin/bash\npython train.py\n");
     for command in [vec![&python], vec![&torchrun], vec![&long], vec![&env], vec![&shell, &torchrun], vec![&shell, &shell, &python]] {
         let command: Vec<&OsStr> = command.into_iter().map(OsString::as_os_str).collect();
         assert_eq!(find(&command).unwrap().folder, torch, "{command:?}");
@@ -113,7 +114,7 @@ fn the_interpreter_is_the_command_or_its_first_lines_or_the_first_argument_that_
 }
 
 #[test]
-fn options_that_change_where_modules_are_found_are_kept() {
+fn options_that_change_the_module_path_are_kept() {
     let of = |arguments: &[&str]| {
         let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
         let interpreter = Interpreter::with_arguments("python".into(), &arguments);
@@ -126,10 +127,10 @@ fn options_that_change_where_modules_are_found_are_kept() {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_with_the_reason() {
-    let world = World::new();
-    let torch = world.torch("site", VERSION);
-    let processors = world.torch("processors", VERSION);
+fn unusable_interpreters_are_refused_with_the_reason() {
+    let environment = TempEnvironment::new();
+    let torch = environment.torch("site", VERSION);
+    let processors = environment.torch("processors", VERSION);
     fs::remove_file(processors.join("lib/libtorch_cuda.so")).unwrap();
     let changed = |path: &str, value: Value| {
         let mut answer = answer(&torch);
@@ -152,17 +153,17 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
         changed("/libc", Value::Null),
         changed("/has_special_rights", json!(true)),
     ];
-    let refusals = cases.map(|answer| find(&[&world.python("bin/python3", &answer)]).unwrap_err().to_string());
-    let shown = refusals.join("\n").replace(&*world.path("").to_string_lossy(), "…/");
+    let refusals = cases.map(|answer| find(&[&environment.python("bin/python3", &answer)]).unwrap_err().to_string());
+    let shown = refusals.join("\n").replace(&*environment.path("").to_string_lossy(), "…/");
     insta::assert_snapshot!(shown);
 }
 
 #[test]
-fn an_interpreter_that_fails_is_quoted() {
-    let world = World::new();
-    let failing = world.program("bin/python3", "#!/bin/sh\necho first >&2; echo 'no such environment' >&2; exit 3\n");
+fn the_error_quotes_a_failing_interpreter() {
+    let environment = TempEnvironment::new();
+    let failing = environment.program("bin/python3", "#!/bin/sh\necho first >&2; echo 'no such environment' >&2; exit 3\n");
     let error = find(&[&failing]).unwrap_err().to_string();
     assert!(error.ends_with("does not work: exit status: 3: no such environment"), "{error}");
-    let silent = world.program("bin/python3", "#!/bin/sh\n");
+    let silent = environment.program("bin/python3", "#!/bin/sh\n");
     assert!(find(&[&silent]).unwrap_err().to_string().contains("it answered something else"));
 }

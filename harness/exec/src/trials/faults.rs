@@ -1,6 +1,7 @@
-//! A program in which attempts to get device memory fail, one after the other: [`every_fault`].
+//! [`every_fault`] runs a program once per allocation attempt and fails that attempt.
 //!
-//! PyTorch answers one failed attempt by giving its cache back and asking again, so an OutOfMemoryError takes two in a row: attempts n and n + 1.
+//! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes two failures in a row: attempts
+//! n and n + 1.
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts;
@@ -13,113 +14,113 @@ use super::{Program, Run, Trial};
 use crate::process::End;
 use crate::timeline::Timeline;
 
-/// Attempts that fail alone where the user did not ask for more: enough to show that PyTorch's retry works.
+/// Attempts that also fail alone by default: enough to show that PyTorch's retry works.
 const ALONE: usize = 3;
-/// What a program may hold more at its end than the first run and still count as back to its memory: 1 % of that, and not less than this.
+/// Extra memory at the end that still counts as recovered: 1 % of the first run's memory, but at least this much.
 const MORE: Bytes = Bytes::mib(2);
 
-/// What to let fail.
+/// Which failures to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Which attempts.
+    /// The selected attempts.
     pub which: Which,
-    /// Whether each of them fails alone too.
+    /// `true` to also fail each selected attempt alone.
     pub alone: bool,
 }
 
-/// What a program that runs out of memory is expected to do.
+/// Expected behavior of a program that runs out of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// It ends as it does without a failure, and holds no more memory at the end.
+    /// It ends like a run without failures and holds no more memory at the end.
     Recovers,
-    /// It recovers, or ends with an exit code that is not 0 and an OutOfMemoryError as the last of its error output.
+    /// It recovers, or it ends with a nonzero exit code and an OutOfMemoryError as the last line of its error output.
     EndsCleanly,
 }
 
-/// What came of it.
+/// The outcome of all runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FaultReport {
     /// The run without failures.
     pub first: First,
-    /// Which attempts were made to fail, in words.
+    /// Describes the selected attempts.
     pub chosen: String,
-    /// A run for each of them, in their order.
+    /// One run for each selected attempt, in order.
     pub cases: Vec<Case>,
-    /// Runs that an interrupt left out.
+    /// Number of runs skipped after an interrupt.
     pub left_out: usize,
 }
 
 /// The run without failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct First {
-    /// Attempts to get device memory, of the process that made the most.
+    /// Device allocation attempts of the process that made the most.
     pub attempts: usize,
-    /// Processes that used the GPU. An attempt fails in each of them.
+    /// Processes that used the GPU. The attempt fails in each of them.
     pub processes: usize,
-    /// Bytes that PyTorch's allocator had in use at the end.
+    /// Bytes that PyTorch's allocator had allocated at the end.
     pub allocated_at_end: Option<u64>,
-    /// The most bytes that a process held of a device.
+    /// Peak bytes that one process held on one device.
     pub peak_reserved: u64,
-    /// Pieces of work submitted to the GPU; 0 on a real one, where they are not counted.
+    /// Work items submitted to the GPU; 0 on a real one, where they are not counted.
     pub submitted: u64,
 }
 
-/// A run in which an attempt and the one behind it failed.
+/// A run in which an attempt and the next one failed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Case {
-    /// The first attempt that failed, counted from 1.
+    /// The first failed attempt, counted from 1.
     pub attempt: u64,
-    /// What it asked for, in bytes.
+    /// Its requested bytes.
     pub size: u64,
     /// How the run ended.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// The stack of the OutOfMemoryError without PyTorch's own code, innermost first; empty where there was none or it is not known.
+    /// The call stack of the OutOfMemoryError without PyTorch's own frames, innermost first. Empty if there was no error or its
+    /// stack is unknown.
     pub stack: Vec<Frame>,
-    /// The error output ends with an OutOfMemoryError, and the exit code is not 0.
+    /// `true` if the error output ends with an OutOfMemoryError and the exit code is not 0.
     pub is_clean_end: bool,
-    /// Bytes in use at the end, less those of the first run.
+    /// Bytes allocated at the end, minus those of the first run.
     pub more_at_end: Option<i64>,
-    /// Whether that is more than a hundredth of what the first run had in use, and more than 2 MiB.
+    /// `true` if that exceeds both 1 % of the first run's bytes and 2 MiB.
     pub holds_memory: bool,
-    /// The most bytes held, less those of the first run.
+    /// Peak bytes held, minus those of the first run.
     pub more_at_peak: i64,
-    /// What was asked of the driver next after the failed attempts, in bytes.
+    /// The bytes that the next request to the driver asked for after the failed attempts.
     pub next_size: Option<u64>,
-    /// Pieces of work submitted to the GPU; 0 on a real one, where they are not counted.
+    /// Work items submitted to the GPU; 0 on a real one, where they are not counted.
     pub submitted: u64,
-    /// How a run ended in which only this attempt failed; `None` where there was no such run.
+    /// The outcome of a run in which only this attempt failed, if there was one.
     pub alone: Option<Outcome>,
 }
 
 /// How a run with failed attempts ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Outcome {
-    /// As the first run, after an OutOfMemoryError.
+    /// Like the first run, after an OutOfMemoryError.
     Recovered,
-    /// As the first run, without an error: asking again helped.
+    /// Like the first run, without an error: the retry succeeded.
     ServedByRetry,
-    /// With an OutOfMemoryError that nobody caught.
+    /// With an uncaught OutOfMemoryError.
     OutOfMemory,
     /// With another error.
     OtherError {
         /// Its last line.
         error: String,
     },
-    /// With another exit code, and no error of Python.
+    /// With another exit code and without a Python error.
     ExitCode { exit_code: u8 },
     /// By a signal.
     Signal { signal: u8 },
-    /// Not in the time that it had.
+    /// The run exceeded its time limit.
     Hang,
-    /// It did not come to the attempt that was to fail.
+    /// The run ended before the attempt that should fail.
     NotReached,
 }
 
 impl Case {
-    /// Whether the program did what is expected of it.
+    /// Returns whether the program behaved as expected.
     #[must_use]
     pub fn meets(&self, expectation: Expectation) -> bool {
         let recovers = matches!(self.outcome, Outcome::Recovered | Outcome::ServedByRetry) && !self.holds_memory;
@@ -130,10 +131,7 @@ impl Case {
     }
 }
 
-/// Runs a program once for each attempt chosen. The first run's attempts are counted, so it must have made some.
-///
-/// # Errors
-/// What the program's runner says.
+/// Runs a program once for each selected attempt. The first run must have made attempts.
 pub fn every_fault<R: Run>(program: &Program<'_, R>, plan: Plan) -> Result<FaultReport, R::Error> {
     let sizes = program.first.sizes();
     let chosen = plan.which.choose(&sizes);
@@ -152,7 +150,7 @@ pub fn every_fault<R: Run>(program: &Program<'_, R>, plan: Plan) -> Result<Fault
     Ok(FaultReport { first: First::new(program.first), chosen: plan.which.described(sizes.len()), cases, left_out })
 }
 
-/// How many runs [`every_fault`] makes.
+/// Returns the number of runs that [`every_fault`] makes.
 #[must_use]
 pub fn runs(first: &Observed, plan: Plan) -> usize {
     let chosen = plan.which.choose(&first.sizes()).len();
@@ -194,7 +192,7 @@ fn case(fault: &Fault, first: &Observed, run: &Observed) -> Case {
 }
 
 fn difference(bytes: Bytes, than: Bytes) -> i64 {
-    // Amounts of memory are far below 2^63.
+    // Memory sizes are far below 2^63.
     bytes.0 as i64 - than.0 as i64
 }
 
@@ -217,7 +215,7 @@ fn outcome(fault: &Fault, first: &Observed, run: &Observed) -> Outcome {
     }
 }
 
-/// The type of an exception, of the last line of its message: `torch.OutOfMemoryError: …`, `KeyError: 'x'`, `AssertionError`.
+/// Returns the exception type in the last line of a traceback: `torch.OutOfMemoryError: …`, `KeyError: 'x'`, `AssertionError`.
 fn exception(line: &str) -> Option<&str> {
     let name = line.split(": ").next().unwrap_or_default();
     let last = name.rsplit('.').next().unwrap_or_default();
@@ -231,7 +229,7 @@ fn is_out_of_memory(line: &str) -> bool {
     exception(line).is_some_and(|name| name.ends_with("OutOfMemoryError"))
 }
 
-/// The first of these faults that no process came to.
+/// Returns the first fault that no process reached.
 #[must_use]
 pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {
     faults.iter().find(|fault| !by_process.iter().any(|process| attempts::reach(&process.attempts, fault)))

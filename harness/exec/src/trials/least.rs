@@ -1,4 +1,4 @@
-//! The least memory with which a program ends as it does with plenty: [`least`].
+//! [`least`] searches for the least memory with which a program ends as it does with plenty.
 
 use harness_allocator::units::Bytes;
 use harness_explain::least::{Least, least_memory_by};
@@ -8,59 +8,56 @@ use serde::Serialize;
 use super::observed::Observed;
 use super::{Program, Run, Trial};
 
-/// Memory is given in pages of this size.
+/// The granularity of memory sizes.
 const PAGE: Bytes = Bytes::mib(2);
-/// The orders of addresses that a simulated GPU can have.
+/// The address orders of a simulated GPU.
 pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse];
-/// The order of a real GPU, as a word.
+/// The name of a real GPU's address order.
 const DRIVERS: &str = "driver";
 
-/// How to search.
+/// Parameters of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {
-    /// To the page, and not to 1 %.
+    /// `true` to search to the page, `false` to within 1 %.
     pub exact: bool,
-    /// Whether out of memory errors that the program survives are fine.
+    /// `true` to accept out of memory errors that the program survives.
     pub allow_ooms: bool,
-    /// What each process takes before its first allocation.
+    /// Memory that each process takes before its first allocation.
     pub context_overhead: Bytes,
 }
 
-/// What was found.
+/// The result of the search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeastReport {
     /// Memory of the device in the first run.
     pub plenty: u64,
-    /// The most bytes that a process held in it.
+    /// Peak bytes that one process held in the first run.
     pub peak_reserved: u64,
-    /// The least memory, by the order of addresses: first the order of the first run.
+    /// The least memory for each address order, beginning with the first run's.
     pub orders: Vec<OrderLeast>,
 }
 
-/// The least memory with one order of addresses.
+/// The least memory with one address order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct OrderLeast {
-    /// The order; `driver` for that of a real GPU.
+    /// The order; `driver` for a real GPU.
     pub addresses: String,
-    /// The least memory that was seen to be enough.
+    /// The smallest amount that was enough.
     pub enough: u64,
-    /// The most that was seen not to be; 0 where everything tried was enough.
+    /// The largest amount that failed; 0 if every amount was enough.
     pub too_little: u64,
-    /// Whether more memory never hurt.
+    /// `true` if no run failed with more memory than one that succeeded.
     pub is_monotonic: bool,
 }
 
-/// What ends a search: the user, or what the program's runner says.
+/// Why a search stopped: an interrupt, or an error of the runner.
 enum Stop<E> {
     Interrupted,
     Failed(E),
 }
 
-/// Searches for each order of addresses, or only for that of the first run, as always on a real GPU. `None` where the user interrupted.
-///
-/// # Errors
-/// What the program's runner says.
+/// Searches with each address order, or only with the first run's. A real GPU has only one. Returns `None` if the user
+/// interrupted.
 pub fn least<R: Run>(program: &Program<'_, R>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, R::Error> {
     let mut orders = vec![program.trial.addresses];
     if all_orders && program.trial.addresses.is_some() {
@@ -81,13 +78,13 @@ pub fn least<R: Run>(program: &Program<'_, R>, search: Search, all_orders: bool)
     Ok(Some(LeastReport { plenty: program.trial.memory.0, peak_reserved: program.first.peak_reserved.0, orders: found }))
 }
 
-/// Whether a run ended as the first one did, without out of memory errors but those that are allowed.
+/// Returns whether a run ended like the first one, without out of memory errors other than accepted ones.
 #[must_use]
 pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
     run.ending == first.ending && (allow_ooms || run.ooms == 0)
 }
 
-/// The bisection of one order. Where another order's answer is known, amounts near it are tried first.
+/// Bisects with one order. If the result of another order is known, amounts near it are tried first.
 fn of_order<R: Run>(
     program: &Program<'_, R>,
     search: Search,
@@ -103,7 +100,7 @@ fn of_order<R: Run>(
     let rounded = |bytes: Bytes| Bytes(bytes.0.next_multiple_of(PAGE.0));
     let overhead = search.context_overhead;
     let step = if search.exact { PAGE } else { rounded(Bytes(program.first.peak_reserved.0 / 100)).max(PAGE) };
-    // A program that asks for no more than in the first run fits in what it held then; one that goes by the size of the device may not.
+    // A program with the same requests as the first run fits into that run's peak. One that adapts to the device's size may not.
     let held = Bytes((overhead.0 + program.first.peak_reserved.0).next_multiple_of(step.0)).min(program.trial.memory);
     let guesses = [near.map(|near| near.saturating_sub(step)), near, Some(held)];
     let guesses: Vec<Bytes> = guesses.into_iter().flatten().filter(|guess| *guess > overhead).collect();

@@ -1,4 +1,4 @@
-//! [`Observed`]: what was seen of one run, put together from the files that its processes left in the folder of the run.
+//! [`Observed`] is the outcome of one run, read from the files in the folder of the run.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use crate::limited::counters_folder;
 use crate::process::End;
 use crate::record::{Record, SlowCalls, numbered, struck};
 
-/// Lines of the error output that are kept.
+/// Number of lines of the error output to keep.
 const LAST_LINES: usize = 10;
 
 /// How a run ended.
@@ -22,64 +22,62 @@ const LAST_LINES: usize = 10;
 pub enum Ending {
     /// By itself.
     By(End),
-    /// Not in the time that it had; it was killed.
+    /// It exceeded its time limit and was killed.
     Hang,
 }
 
-/// What was seen of one run.
+/// The outcome of one run.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Observed {
     pub ending: Ending,
-    /// Processes that used the GPU.
+    /// Number of processes that used the GPU.
     pub processes: usize,
-    /// The most bytes that a process held of a device.
+    /// Peak bytes that one process held on one device.
     pub peak_reserved: Bytes,
-    /// Bytes of PyTorch's allocator in use, all processes together, the most at one time.
+    /// Peak bytes of PyTorch's allocator, summed over processes.
     pub peak_allocated: Bytes,
-    /// Bytes of PyTorch's allocator in use at the end, all processes together; `None` where no process told.
+    /// Bytes of PyTorch's allocator at the end, summed over processes; `None` if no process reported them.
     pub allocated_at_end: Option<Bytes>,
-    /// `num_alloc_retries`, all processes together.
+    /// `num_alloc_retries`, summed over processes.
     pub retries: u64,
-    /// `num_ooms`, all processes together.
+    /// `num_ooms`, summed over processes.
     pub ooms: u64,
-    /// Calls of the driver to get and give back device memory.
+    /// Driver calls that allocate or free device memory.
     pub driver_calls: u64,
-    /// Kernels, graphs, copies, host functions and records submitted; on a real GPU they are not counted.
+    /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
     pub submitted: u64,
-    /// Calls that took longer because that was asked for, of all processes.
+    /// Calls of all processes that were slowed down on request.
     pub slow_calls: Vec<SlowCalls>,
-    /// Attempts to get device memory, in order, of the process that made the most.
+    /// Device allocation attempts, in order, of the process that made the most.
     pub attempts: Vec<Attempt>,
-    /// Out of memory errors, in order, of the same process.
+    /// Out of memory errors of the same process, in order.
     pub errors: Vec<OutOfMemory>,
-    /// Whether an OutOfMemoryError that nobody caught ended a process.
+    /// `true` if an uncaught OutOfMemoryError ended a process.
     pub ended_out_of_memory: bool,
-    /// The end of what it wrote to standard error, where that was kept.
+    /// The last lines of its standard error, if kept.
     pub last_lines: Vec<String>,
 }
 
-/// An out of memory error of PyTorch, as the hook saw it.
+/// An OutOfMemoryError of PyTorch, as recorded by the hook.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct OutOfMemory {
-    /// Attempts of the process to get memory so far, those of host memory included.
+    /// Allocation attempts of the process before the error, including host memory.
     pub attempts: u64,
-    /// The stack without PyTorch's own code, innermost first.
+    /// The call stack without PyTorch's own frames, innermost first.
     pub frames: Vec<Frame>,
 }
 
 impl OutOfMemory {
-    /// Those of a process, in order. Empty where none was noted.
+    /// Reads the errors of a process, in order. Empty if none was recorded.
     pub(crate) fn of_process(folder: &Path, pid: u32) -> Vec<Self> {
         let text = fs::read_to_string(folder.join(format!("ooms-{pid}.jsonl"))).unwrap_or_default();
-        // A line that a killed process could not write to its end says nothing.
+        // Ignores a line truncated by the process's end.
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 }
 
-/// A place in a Python program.
+/// A line in a Python program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Frame {
     pub file: String,
     pub line: u64,
@@ -87,7 +85,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The file without its folders, and the line.
+    /// Returns the file name without folders, and the line.
     #[must_use]
     pub fn short(&self) -> String {
         let name = Path::new(&self.file).file_name().map_or(self.file.as_str().into(), |name| name.to_string_lossy());
@@ -96,18 +94,12 @@ impl Frame {
 }
 
 impl Observed {
-    /// Reads the folder of a run on simulated GPUs whose record was put together.
-    ///
-    /// # Errors
-    /// That it cannot be read.
+    /// Reads the folder of a run on simulated GPUs.
     pub fn read(folder: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
         Self::of_folders(folder, folder, record, ending, error_output)
     }
 
-    /// The same of a run on a real GPU.
-    ///
-    /// # Errors
-    /// That it cannot be read.
+    /// Reads the folder of a run on a real GPU.
     pub fn read_limited(folder: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
         Self::of_folders(folder, &counters_folder(folder), record, ending, error_output)
     }
@@ -135,26 +127,26 @@ impl Observed {
         })
     }
 
-    /// The first of these latencies that no call had.
+    /// Returns the first latency that slowed down no call.
     #[must_use]
     pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
         latencies.iter().find(|latency| struck(&self.slow_calls, latency) == 0)
     }
 
-    /// Sizes of the attempts to get device memory.
+    /// Returns the sizes of the device allocation attempts.
     #[must_use]
     pub fn sizes(&self) -> Vec<Bytes> {
         self.attempts.iter().map(|attempt| attempt.size).collect()
     }
 
-    /// The last line of the error output that is not empty.
+    /// Returns the last nonempty line of the error output.
     #[must_use]
     pub fn last_line(&self) -> &str {
         self.last_lines.last().map_or("", String::as_str)
     }
 }
 
-/// Of the process with the most attempts to get device memory; of several, of that with the lowest number.
+/// Reads the process with the most device allocation attempts. In a tie, the lowest process ID wins.
 fn attempts_and_errors(folder: &Path, counters: &Path) -> io::Result<(Vec<Attempt>, Vec<OutOfMemory>)> {
     let mut most: (u32, Vec<Attempt>) = Default::default();
     for (pid, path) in numbered(counters, "", attempts::ENDING)? {

@@ -1,4 +1,4 @@
-//! [`Runner`]: runs a program for real, with the doubles in front of NVIDIA's libraries, or on a real GPU with a limit.
+//! [`Runner`] runs a program on simulated GPUs, or with a limit on a real one.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,34 +20,30 @@ use crate::process::{self, End};
 use crate::record::Record;
 use crate::timeline::Timeline;
 
-/// Names of the files for the program's standard output and error.
+/// File names of the program's standard output and error.
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 
-/// Why a program was not run, or not seen.
+/// Why a program was not run, or its outcome is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
-    /// As for one run.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Let the folder for temporary files alone, or name another one by TMPDIR.
-    #[error("what the program's processes left behind cannot be read: {0}")]
+    #[error("cannot read the files that the program's processes wrote to the temporary folder: {0}")]
     Lost(io::Error),
-    /// Choose another folder, or make room.
-    #[error("the program's output cannot be kept in `{}`: {source}", path.display())]
+    #[error("cannot write the program's output to `{}`: {source}; free space there or choose another folder", path.display())]
     Logs {
         /// The file or folder.
         path: PathBuf,
-        /// What the system says.
         source: io::Error,
     },
 }
 
-/// A program, and where it runs.
+/// A program and its machine.
 #[derive(Clone, Copy, Debug)]
 pub enum On<'a> {
     /// On simulated GPUs.
     Simulated(Launch<'a>),
-    /// On a real GPU, limited.
+    /// On a real GPU, with a limit.
     Real(LimitedLaunch<'a>),
 }
 
@@ -63,22 +59,19 @@ pub enum Machine {
 /// Runs a program.
 #[derive(Debug)]
 pub struct Runner<'a> {
-    /// The program, the machine, and the doubles.
     pub on: On<'a>,
-    /// The folder that gets the output of all runs but the first.
+    /// The folder for the output of all runs except the first.
     pub logs: Option<&'a Path>,
-    /// How long a run may take.
+    /// Time limit of a run.
     pub limit: Duration,
-    /// Whether the user wants to stop.
+    /// Set when the user interrupts.
     pub stop: &'a AtomicBool,
 }
 
 impl Runner<'_> {
-    /// Runs the program with our standard output and error, and tells how long it took. Its standard output is our standard error where ours is kept for
-    /// a document. `None` where the user interrupted.
-    ///
-    /// # Errors
-    /// That it cannot be run.
+    /// Runs the program with this process's standard output and error, and returns its duration too. If `is_output_kept_free`,
+    /// its standard output goes to standard error, because standard output carries a document. Returns `None` if the user
+    /// interrupted.
     pub fn first(&self, trial: &Trial, is_output_kept_free: bool) -> Result<Option<(Observed, Duration)>, RunnerError> {
         let began = Instant::now();
         let stdout = if is_output_kept_free { Stdio::from(io::stderr()) } else { Stdio::inherit() };
@@ -102,7 +95,7 @@ impl Runner<'_> {
     }
 
     fn read(&self, trial: &Trial, prepared: Prepared, end: Option<End>, machine: &Machine) -> Result<Observed, RunnerError> {
-        let ended = prepared.ended(end.unwrap_or(End::Signal(9)));
+        let ended = prepared.ended(end.unwrap_or(End::Signal(9)))?;
         let folder = ended.folder();
         let error_output = folder.join(OUTPUTS[1]);
         let kept = error_output.is_file();
@@ -127,7 +120,7 @@ impl Run for Runner<'_> {
 }
 
 impl On<'_> {
-    /// The first of many trials.
+    /// Returns the parameters of the first run.
     #[must_use]
     pub fn first_trial(&self) -> Trial {
         let (memory, addresses, alloc_conf, faults) = match self {
@@ -140,7 +133,7 @@ impl On<'_> {
         Trial { memory, addresses, alloc_conf: alloc_conf.map(str::to_owned), faults: faults.clone() }
     }
 
-    /// What each process takes before its first allocation, of the memory that it is given.
+    /// Returns the memory that each process takes before its first allocation.
     #[must_use]
     pub fn context_overhead(&self) -> Bytes {
         match self {
@@ -149,7 +142,7 @@ impl On<'_> {
         }
     }
 
-    /// Calls that take longer in each run.
+    /// Returns the latencies of each run.
     #[must_use]
     pub fn latencies(&self) -> &[Latency] {
         match self {
@@ -158,7 +151,7 @@ impl On<'_> {
         }
     }
 
-    /// How many runs are made at one time where nobody says: as many as there are cores, and one on a real GPU, which they would share.
+    /// Returns the default number of parallel runs: the number of cores, or one on a real GPU.
     #[must_use]
     pub fn usual_jobs(&self) -> usize {
         match self {
@@ -186,7 +179,7 @@ impl On<'_> {
 }
 
 impl Machine {
-    /// The memory of each GPU that a process sees.
+    /// Returns the memory of each GPU that a process sees.
     #[must_use]
     pub fn memory(&self) -> Bytes {
         match self {
@@ -195,10 +188,7 @@ impl Machine {
         }
     }
 
-    /// Puts together what the processes of a program left in the folder of its run. `error_output` is the file of its standard error, where it was kept.
-    ///
-    /// # Errors
-    /// That it cannot be read.
+    /// Reads the files in the folder of a run. `error_output` is the file with its standard error, if kept.
     pub fn read(&self, folder: &Path, (end, ending): (End, Ending), error_output: Option<&Path>) -> io::Result<(Record, Observed)> {
         match self {
             Self::Simulated(settings) => {
@@ -214,10 +204,7 @@ impl Machine {
         }
     }
 
-    /// What each of them did to its memory in order.
-    ///
-    /// # Errors
-    /// That it cannot be read.
+    /// Reads the timeline of each process.
     pub fn timelines(&self, folder: &Path) -> io::Result<Vec<Timeline>> {
         match self {
             Self::Simulated(_) => Timeline::read_folder(folder),
@@ -226,7 +213,7 @@ impl Machine {
     }
 }
 
-/// The name of the files that keep a trial's output.
+/// Returns the base name of the files with a trial's output.
 fn name(trial: &Trial) -> String {
     let fault = trial
         .faults

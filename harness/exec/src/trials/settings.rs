@@ -1,7 +1,7 @@
-//! Settings of PyTorch's allocator compared by running the program with each: [`compare`].
+//! [`compare`] runs a program with several settings of PyTorch's allocator.
 //!
-//! Which addresses a real driver hands out is not known, and PyTorch prefers low ones. So the least memory of a setting is looked for with each order of
-//! addresses that a simulated GPU can have, and a run that comes close to its limit is made with each.
+//! The address order of a real driver is unknown, and PyTorch prefers low addresses. So the search for the least memory tries
+//! each address order of the simulated GPU. A run close to its limit is repeated with each order too.
 
 use serde::Serialize;
 
@@ -10,30 +10,29 @@ use super::observed::{Ending, Observed};
 use super::{Program, Run, Trial};
 use crate::process::End;
 
-/// A run that held more than this part of the memory was close to its limit, in percent.
+/// A run that held more than this percentage of the memory was close to its limit.
 const CLOSE: u64 = 90;
 
-/// What came of it.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SettingsReport {
     /// Memory of the device.
     pub memory: u64,
-    /// A row for each setting, in the order given; those that an interrupt left out are missing.
+    /// One row for each setting, in the given order. Settings skipped after an interrupt are missing.
     pub rows: Vec<Row>,
-    /// The index of the best row: of those that end with exit code 0, the one without out of memory errors, with the least memory or peak, and with the
-    /// fewest calls of the driver.
+    /// Index of the best row. Among the rows with exit code 0, it prefers no out of memory errors, then the least memory or peak,
+    /// then the fewest driver calls.
     pub best: Option<usize>,
-    /// Whether the user interrupted.
+    /// `true` if the user interrupted.
     pub is_interrupted: bool,
 }
 
 /// The program with one setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Row {
-    /// As PYTORCH_ALLOC_CONF holds them.
+    /// As in PYTORCH_ALLOC_CONF.
     pub alloc_conf: String,
-    /// `None` where a signal ended it, or it did not end in its time.
+    /// `None` if a signal or the time limit ended it.
     pub exit_code: Option<u8>,
     pub signal: Option<u8>,
     pub is_hang: bool,
@@ -42,22 +41,21 @@ pub struct Row {
     pub num_alloc_retries: u64,
     pub num_ooms: u64,
     pub driver_calls: u64,
-    /// The least memory with which it ends as it does here; `None` where that was not asked for, or it does not end well here.
+    /// The least memory with the same outcome; `None` if not searched for, or if this run failed.
     pub least_memory: Option<u64>,
-    /// The least memory by the order of addresses, that of the run first; empty where it was not asked for.
+    /// The least memory for each address order, beginning with this run's. Empty if not searched for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub least_by_order: Vec<OrderLeast>,
-    /// The same setting with the other orders of addresses, where the run came close to its limit: it was refused memory, or held more than 90 % of it.
+    /// The same setting with the other address orders, if the run came close to its limit: a request failed, or it held more than
+    /// 90 % of the memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other_orders: Vec<OtherOrder>,
 }
 
-/// A setting with another order of addresses.
+/// A setting with another address order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OtherOrder {
-    /// The order.
     pub addresses: String,
-    /// What came of it.
     #[serde(flatten)]
     pub row: Row,
 }
@@ -85,28 +83,25 @@ impl Row {
         }
     }
 
-    /// Whether it was refused memory, or nearly all was held.
+    /// Returns whether a request failed or the run held nearly all memory.
     fn is_close_to(&self, memory: u64) -> bool {
         let refused = self.ended_out_of_memory || self.num_ooms > 0 || self.num_alloc_retries > 0;
         refused || self.peak_reserved.saturating_mul(100) > memory.saturating_mul(CLOSE)
     }
 
-    /// Whether it ended with exit code 0.
+    /// Returns whether it ended with exit code 0.
     #[must_use]
     pub fn ends_well(&self) -> bool {
         self.exit_code == Some(0)
     }
 
-    /// What makes a row better than another: smaller.
+    /// Sort key of a row: the smallest is the best.
     fn rank(&self) -> (bool, u64, u64) {
         (self.num_ooms > 0, self.least_memory.unwrap_or(self.peak_reserved), self.driver_calls)
     }
 }
 
-/// Compares these settings. The program's first run has the first of them. With a search, the least memory of each is looked for too.
-///
-/// # Errors
-/// What the program's runner says.
+/// Compares these settings. The first run used the first of them. With `search`, also searches for the least memory of each.
 pub fn compare<R: Run>(program: &Program<'_, R>, settings: &[String], search: Option<Search>) -> Result<SettingsReport, R::Error> {
     let with = |conf: &String| Trial { alloc_conf: Some(conf.clone()), ..program.trial.clone() };
     let others: Vec<Trial> = settings.iter().skip(1).map(with).collect();
@@ -135,7 +130,7 @@ pub fn compare<R: Run>(program: &Program<'_, R>, settings: &[String], search: Op
     Ok(SettingsReport { memory: program.trial.memory.0, rows, best, is_interrupted })
 }
 
-/// Runs the settings that came close to the limit with the other orders of addresses. Tells whether the user interrupted.
+/// Runs the settings close to their limit with the other address orders. Returns whether the user interrupted.
 fn try_other_orders<R: Run>(program: &Program<'_, R>, rows: &mut [Row]) -> Result<bool, R::Error> {
     let Some(own) = program.trial.addresses else { return Ok(false) };
     let memory = program.trial.memory.0;

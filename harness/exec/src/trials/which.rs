@@ -1,4 +1,4 @@
-//! [`Which`] of a program's attempts to get device memory are made to fail.
+//! [`Which`] selects the device allocation attempts that fail.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,28 +6,27 @@ use std::str::FromStr;
 
 use harness_allocator::units::Bytes;
 
-/// Up to so many attempts all are made to fail; of more, a sample of so many and the largest.
+/// Up to this many attempts, all are selected; beyond it, a sample of this size and the largest.
 const ALL_UP_TO: usize = 64;
-/// The largest that are made to fail beside a sample.
+/// Number of the largest attempts that join a sample.
 const LARGEST: usize = 16;
 
-/// A choice of attempts.
+/// A selection of attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Which {
-    /// All where they are few, else a sample and the largest.
+    /// All attempts if there are few, otherwise a sample and the largest.
     #[default]
     Some,
     All,
-    /// So many, evenly spread from the first to the last.
+    /// This many, evenly spread.
     Sample(usize),
-    /// So many of the largest.
+    /// This many of the largest.
     Largest(usize),
 }
 
-/// Why a text is not a choice.
+/// Why a text is not a selection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a choice of attempts: write `all`, `sample:N` or `largest:N`, with N from 1, as in `sample:20`")]
+#[error("`{0}` does not select attempts: write `all`, `sample:N` or `largest:N` with N of at least 1, such as `sample:20`")]
 pub struct WhichError(String);
 
 impl FromStr for Which {
@@ -47,7 +46,7 @@ impl FromStr for Which {
 }
 
 impl Which {
-    /// The attempts chosen, counted from 1, in rising order.
+    /// Returns the selected attempts, counted from 1, in ascending order.
     #[must_use]
     pub fn choose(self, sizes: &[Bytes]) -> Vec<u64> {
         let chosen: BTreeSet<usize> = match self {
@@ -60,7 +59,7 @@ impl Which {
         chosen.into_iter().map(|index| index as u64 + 1).collect()
     }
 
-    /// What was chosen of so many attempts, in words.
+    /// Describes the selection from this many attempts.
     #[must_use]
     pub fn described(self, attempts: usize) -> String {
         let of =
@@ -87,13 +86,13 @@ impl fmt::Display for Which {
     }
 }
 
-/// So many of `0..len`, evenly spread, the first and the last among them.
+/// Returns `count` indexes of `0..len`, evenly spread, including the first and the last.
 pub(crate) fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
     let count = count.min(len);
     (0..count).map(move |at| if count == 1 { 0 } else { at * (len - 1) / (count - 1) })
 }
 
-/// The largest; of equal ones the first.
+/// Returns the indexes of the largest sizes; among equal ones, the first.
 fn largest(sizes: &[Bytes], count: usize) -> impl Iterator<Item = usize> {
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by_key(|index| std::cmp::Reverse(sizes[*index]));
@@ -111,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn few_attempts_all_fail_and_of_many_a_spread_sample_and_the_largest() {
+    fn few_attempts_are_all_selected_and_many_are_sampled() {
         assert_eq!(Which::Some.choose(&sizes(&[2; 64])), (1..=64).collect::<Vec<_>>());
         let mut many = vec![2; 1000];
         many[500] = 400;
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_is_told() {
+    fn the_selection_is_described() {
         assert_eq!(Which::Some.described(12), "all 12");
         assert_eq!(Which::Some.described(100), "64 evenly spread and the 16 largest of 100 (`--every-fault=all` for all)");
         assert_eq!(Which::Sample(5).described(100), "5 evenly spread of 100");
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_read_back_as_it_is_shown_and_others_are_refused() {
+    fn a_selection_round_trips_and_invalid_ones_are_refused() {
         for which in [Which::Some, Which::All, Which::Sample(3), Which::Largest(1)] {
             assert_eq!(which.to_string().parse(), Ok(which));
         }
@@ -143,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_spread_sample_has_as_many_different_attempts_as_asked_for(len in 1_usize..500, count in 1_usize..600) {
+        fn a_spread_sample_has_the_requested_number_of_distinct_attempts(len in 1_usize..500, count in 1_usize..600) {
             let chosen: BTreeSet<usize> = spread(len, count).collect();
             prop_assert_eq!(chosen.len(), count.min(len));
             prop_assert!(chosen.iter().all(|index| *index < len));

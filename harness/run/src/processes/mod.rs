@@ -22,13 +22,13 @@ use harness_allocator::device::faulty::Injector;
 use harness_allocator::device::{Clock, DeviceError, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_devices::DeviceSource;
-use harness_exec::forked::{Copied, Forked, fork};
+use harness_exec::launch::RunFolder;
+use harness_exec::forked::{Forked, ForkedChild, fork};
 use harness_exec::process::{End, Started};
 use harness_gpu_settings::ledger::Ledger;
 use harness_record::Rule;
 use harness_scenario::steps::process::Kill;
 use harness_scenario::{ProcessName, Readings, Scenario, Step};
-use tempfile::TempDir;
 
 pub use self::serve::serve;
 use self::serve::{Known, serve_in_copy};
@@ -63,7 +63,7 @@ pub enum StartedBy {
 /// The data shared by the processes of one run.
 #[derive(Debug)]
 pub struct ProcessGroup {
-    folder: TempDir,
+    folder: RunFolder,
     ledger: Ledger,
     /// The start message, without the process's name, step and faults.
     start: Start,
@@ -85,7 +85,7 @@ impl ProcessGroup {
         if scenario.processes.is_empty() {
             return Ok(None);
         }
-        let folder = harness_exec::launch::folder_of_run().map_err(|error| unavailable(&error))?;
+        let folder = RunFolder::new().map_err(|error| unavailable(&error))?;
         let ledger = folder.path().join(LEDGER);
         let shared = Ledger::create(&ledger).map_err(|error| unavailable(&error))?;
         let start = Start {
@@ -141,7 +141,7 @@ struct Process {
 /// A running process, killed on drop.
 enum Running {
     Program(Started),
-    Copy(Copied),
+    Copy(ForkedChild),
 }
 
 impl Running {

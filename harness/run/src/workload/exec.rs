@@ -74,7 +74,7 @@ impl Found {
         match self {
             Self::Simulated(setup) => {
                 let settings = &Settings { faults: exec.fail.clone(), ..setup.settings(exec.simulated_gpu(), memory) };
-                let launch = Launch { command, settings, libraries: &setup.libraries, way: setup.way(), alloc_conf, snapshot, ledger };
+                let launch = Launch { command, settings, libraries: &setup.libraries, interposition: setup.interposition(), alloc_conf, snapshot, ledger };
                 Ok((launch.prepare()?, Machine::Simulated(settings.clone())))
             }
             Self::Gpu(torch) => {
@@ -122,7 +122,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
     if ctx.rig.running_programs() == 0 {
         await_memory(&mut ctx.rig, memory.used)?;
     }
-    let ended = prepared.ended(end.unwrap_or(End::Signal(9)));
+    let ended = prepared.ended(end.unwrap_or(End::Signal(9))).map_err(|error| stop(&error))?;
     let ending = (ended.end, end.map_or(Ending::Hang, Ending::By));
     let (record, observed) =
         machine.read(ended.folder(), ending, Some(&ended.folder().join(ERROR_OUTPUT))).map_err(|error| stop(&error))?;

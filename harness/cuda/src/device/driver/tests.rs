@@ -1,4 +1,4 @@
-//! The declarations against those of cudarc, a second source, and what is said of a driver that cannot be used.
+//! Compares the declarations with cudarc's, and checks the errors for unusable drivers.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -138,10 +138,10 @@ extern "C" fn never_called() -> u32 {
     0
 }
 
-/// Looks every function up in a library that lacks some.
+/// Looks up every function in a library that lacks some.
 fn look_up_without(missing: &'static [&'static str]) -> Driver {
     let find = |name: &str| (!missing.contains(&name)).then(|| NonNull::new(never_called as *mut c_void)).flatten();
-    // SAFETY: nothing of the table is ever called.
+    // SAFETY: no function of the table is ever called.
     unsafe { Driver::look_up(find) }
 }
 
@@ -159,12 +159,12 @@ fn every_missing_function_is_named() {
 }
 
 #[test]
-fn a_missing_driver_and_one_that_cannot_be_loaded_are_told_apart() {
+fn a_missing_driver_and_an_unloadable_one_have_different_errors() {
     let absent = not_loaded(&LoadError::Absent).to_string();
     assert!(absent.starts_with("CUDA driver (libcuda.so.1): no such library is on the loader's path, so no GPU can be used"), "{absent}");
     let broken = not_loaded(&LoadError::Unloadable("libcuda.so.1: file too short".to_owned())).to_string();
     assert!(
-        broken.starts_with("CUDA driver (libcuda.so.1): the library is there but cannot be loaded: libcuda.so.1: file too short; "),
+        broken.starts_with("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: libcuda.so.1: file too short; "),
         "{broken}"
     );
 }

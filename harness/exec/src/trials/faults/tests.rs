@@ -1,7 +1,7 @@
-//! Made-up runs of made-up programs, judged.
+//! Classification of fake runs.
 #![allow(clippy::unwrap_used)]
 
-use super::super::made_up::{MadeUp, ended_well, error, trial};
+use super::super::fake::{FakeRunner, ended_well, error, trial};
 use super::*;
 
 const OOM: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.";
@@ -16,19 +16,23 @@ fn of(run: &Observed) -> Outcome {
 }
 
 fn reports(which: Which, alone: bool, run: impl Fn(&Trial) -> Option<Observed> + Sync) -> FaultReport {
-    let (first, runner) = (ended_well(&[2, 20, 4]), MadeUp(run));
+    let (first, runner) = (ended_well(&[2, 20, 4]), FakeRunner(run));
     let program = Program { runner: &runner, trial: trial(Bytes::gib(1)), first: &first, jobs: 2, progress: &|| {} };
     let Ok(report) = every_fault(&program, Plan { which, alone });
     report
 }
 
 #[test]
-fn each_way_to_end_is_told_apart() {
+fn each_outcome_is_classified() {
     let raised = Observed { errors: vec![error(3, 88)], ..ended_well(&[2, 20, 20, 10]) };
     assert_eq!(of(&raised), Outcome::Recovered);
-    assert_eq!(of(&Observed { errors: Vec::new(), ooms: 1, ..raised.clone() }), Outcome::Recovered, "with a backend without observers");
+    assert_eq!(of(&Observed { errors: Vec::new(), ooms: 1, ..raised.clone() }), Outcome::Recovered, "a backend without observers");
     assert_eq!(of(&ended_well(&[2, 20, 20])), Outcome::ServedByRetry);
-    assert_eq!(of(&Observed { errors: vec![error(1, 5)], ..ended_well(&[2, 20, 20]) }), Outcome::ServedByRetry, "an error before it");
+    assert_eq!(
+        of(&Observed { errors: vec![error(1, 5)], ..ended_well(&[2, 20, 20]) }),
+        Outcome::ServedByRetry,
+        "an error before the fault"
+    );
     assert_eq!(of(&code(1, OOM)), Outcome::OutOfMemory);
     assert_eq!(of(&Observed { ended_out_of_memory: true, ..code(1, "torchrun failed") }), Outcome::OutOfMemory);
     let unbound = "UnboundLocalError: cannot access local variable 'loss'";
@@ -40,7 +44,7 @@ fn each_way_to_end_is_told_apart() {
 }
 
 #[test]
-fn lines_of_exceptions_are_told_from_others() {
+fn exception_lines_are_recognized() {
     let names =
         ["KeyError: 'x'", "torch.OutOfMemoryError: CUDA", "AssertionError", "a.b.MyException: x", "loss: 3", "no Error", "rank 0: Error"]
             .map(exception);
@@ -51,9 +55,9 @@ fn lines_of_exceptions_are_told_from_others() {
 }
 
 #[test]
-fn two_attempts_in_a_row_fail_and_few_of_them_alone() {
+fn pairs_of_attempts_fail_and_some_fail_alone() {
     let report = reports(Which::All, false, |trial| {
-        let [fault] = trial.faults[..] else { panic!("one fault a run") };
+        let [fault] = trial.faults[..] else { panic!("one fault per run") };
         assert_eq!((fault.call, fault.min_size), (None, Bytes::ZERO));
         if fault.count == 1 {
             return Some(ended_well(&[2, 20, 20, 4]));
@@ -73,7 +77,7 @@ fn two_attempts_in_a_row_fail_and_few_of_them_alone() {
 }
 
 #[test]
-fn a_program_that_goes_on_and_holds_more_memory_does_not_recover() {
+fn a_program_that_continues_with_more_memory_has_not_recovered() {
     let holding = |more: u64| {
         reports(Which::Sample(1), false, move |_| {
             Some(Observed { allocated_at_end: Some(Bytes(Bytes::mib(10).0 + more)), errors: vec![error(2, 9)], ..ended_well(&[2, 2, 20]) })
@@ -86,14 +90,14 @@ fn a_program_that_goes_on_and_holds_more_memory_does_not_recover() {
 }
 
 #[test]
-fn only_an_error_as_the_last_message_is_a_clean_end() {
+fn a_clean_end_requires_an_oom_error_as_the_last_line() {
     let ends = |run: Observed| reports(Which::Sample(1), false, move |_| Some(run.clone())).cases.remove(0).meets(Expectation::EndsCleanly);
     assert!(ends(code(1, OOM)));
     assert!(!ends(Observed { ended_out_of_memory: true, ..code(1, "torchrun failed") }));
 }
 
 #[test]
-fn runs_that_an_interrupt_left_out_are_counted_and_the_others_told() {
+fn runs_skipped_after_an_interrupt_are_counted() {
     let report = reports(Which::All, true, |trial| (trial.faults[0].first == 1).then(|| ended_well(&[2, 2, 20, 4])));
     assert_eq!((report.cases.len(), report.left_out), (1, 4));
     let first = ended_well(&[2, 20, 4]);
@@ -101,7 +105,7 @@ fn runs_that_an_interrupt_left_out_are_counted_and_the_others_told() {
 }
 
 #[test]
-fn a_fault_that_no_process_came_to_is_named() {
+fn an_unreached_fault_is_found() {
     let faults = ["any:2:2", "any:3"].map(|text| text.parse::<Fault>().unwrap());
     let processes = [&[2][..], &[2, 2]].map(|sizes| Timeline { attempts: ended_well(sizes).attempts, ..Timeline::default() });
     assert_eq!(not_reached(&faults, &processes), Some(&faults[1]));

@@ -1,7 +1,7 @@
-//! The least memory of made-up programs.
+//! The least memory of fake programs.
 #![allow(clippy::unwrap_used)]
 
-use super::super::made_up::{MadeUp, ended_well, trial};
+use super::super::fake::{FakeRunner, ended_well, trial};
 use super::*;
 
 const PLENTY: Bytes = Bytes::gib(8);
@@ -10,14 +10,14 @@ fn search(exact: bool) -> Search {
     Search { exact, allow_ooms: false, context_overhead: Bytes::ZERO }
 }
 
-/// The least memory of a program that reserves 1 GiB with plenty and needs so much, by the order of addresses.
+/// Searches with a program that reserves 1 GiB with plenty of memory and needs this much with each address order.
 fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastReport {
     let first = ended_well(&[512, 512]);
     let runner =
-        MadeUp(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < needs(trial.addresses.unwrap())), ..first.clone() }));
+        FakeRunner(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < needs(trial.addresses.unwrap())), ..first.clone() }));
     let program = Program { runner: &runner, trial: trial(PLENTY), first: &first, jobs: 3, progress: &|| {} };
     let Ok(report) = least(&program, search(exact), true);
-    report.expect("nothing interrupts")
+    report.expect("nothing interrupts the search")
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn the_least_memory_is_found_to_the_page_or_to_one_percent() {
 }
 
 #[test]
-fn the_orders_of_addresses_are_compared_beginning_with_that_of_the_first_run() {
+fn address_orders_are_compared_beginning_with_the_first_runs() {
     let report = found(true, |order| Bytes::mib(if order == AddressOrder::Down { 900 } else { 800 }));
     let orders: Vec<(&str, u64, u64)> =
         report.orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20, order.too_little >> 20)).collect();
@@ -39,9 +39,9 @@ fn the_orders_of_addresses_are_compared_beginning_with_that_of_the_first_run() {
 }
 
 #[test]
-fn on_a_real_gpu_its_driver_has_the_only_order() {
+fn a_real_gpu_has_one_address_order() {
     let first = ended_well(&[512, 512]);
-    let runner = MadeUp(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(800)), ..first.clone() }));
+    let runner = FakeRunner(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(800)), ..first.clone() }));
     let on_gpu = Trial { addresses: None, ..trial(PLENTY) };
     let program = Program { runner: &runner, trial: on_gpu, first: &first, jobs: 1, progress: &|| {} };
     let Ok(report) = least(&program, search(true), true);
@@ -50,7 +50,7 @@ fn on_a_real_gpu_its_driver_has_the_only_order() {
 }
 
 #[test]
-fn out_of_memory_errors_that_a_program_survives_are_too_little_memory_unless_they_are_allowed() {
+fn survived_out_of_memory_errors_fail_unless_allowed() {
     let (first, survived) = (ended_well(&[20]), Observed { ooms: 2, ..ended_well(&[20]) });
     assert!(!is_enough(&first, &survived, false) && is_enough(&first, &survived, true));
     let hang = Observed { ending: super::super::observed::Ending::Hang, ..ended_well(&[20]) };
@@ -60,7 +60,7 @@ fn out_of_memory_errors_that_a_program_survives_are_too_little_memory_unless_the
 #[test]
 fn an_interrupt_ends_the_search() {
     let first = ended_well(&[512]);
-    let runner = MadeUp(|_: &Trial| None);
+    let runner = FakeRunner(|_: &Trial| None);
     let program = Program { runner: &runner, trial: trial(PLENTY), first: &first, jobs: 2, progress: &|| {} };
     let Ok(report) = least(&program, search(true), true);
     assert_eq!(report, None);

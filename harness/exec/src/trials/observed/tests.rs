@@ -1,14 +1,14 @@
-//! Runs seen by the files that their processes left.
+//! Outcomes read from the files of processes.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 
 #[test]
-fn errors_are_those_of_the_process_with_the_most_attempts_and_half_a_line_says_nothing() {
+fn errors_belong_to_the_process_with_the_most_attempts_and_truncated_lines_are_ignored() {
     let run = tempfile::tempdir().unwrap();
     let frame = r#"{"file": "/home/me/train.py", "line": 88, "name": "step"}"#;
     let text = format!("{{\"attempts\": 3, \"frames\": [{frame}]}}\n{{\"attempts\": 4, \"fra");
-    // Kind 3 is cudaHostAlloc: it is not counted among attempts to get device memory.
+    // Kind 3 is cudaHostAlloc, which is not a device allocation.
     let attempts = |kinds: &[u64]| kinds.iter().flat_map(|kind| [*kind, 2 << 20, 0, 0]).flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
     fs::write(run.path().join("7.attempts"), attempts(&[0, 3, 0, 0])).unwrap();
     fs::write(run.path().join("8.attempts"), attempts(&[0, 3, 3, 3, 3])).unwrap();
@@ -20,7 +20,7 @@ fn errors_are_those_of_the_process_with_the_most_attempts_and_half_a_line_says_n
 }
 
 #[test]
-fn the_last_lines_are_those_that_are_not_empty() {
+fn the_last_lines_omit_empty_ones() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("stderr");
     fs::write(&path, format!("{}KeyError: 'x'  \n\n", "line\n".repeat(20))).unwrap();

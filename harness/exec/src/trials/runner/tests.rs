@@ -1,4 +1,4 @@
-//! The names of files, and programs that are not Python's.
+//! Names of output files, and shell commands in place of Python programs.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::OsString;
@@ -6,23 +6,23 @@ use std::ffi::OsString;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::GPUS;
 
-use super::super::made_up::trial;
+use super::super::fake::trial;
 use super::*;
 use crate::cache::Libraries;
-use crate::launch::Way;
+use crate::launch::Interposition;
 
-/// Runs a command of the shell twice: with our output, and with its own.
+/// Calls `act` with a runner of a shell command.
 fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl FnOnce(&Runner<'_>) -> T) -> T {
     let command = ["/bin/sh", "-c", script].map(OsString::from);
     let settings = Settings::new(&GPUS[0], Bytes::gib(1));
-    // Preloading nothing: the shell runs as it is.
-    let libraries = Libraries { folder: "/nonexistent".into(), core: String::new(), doubles: Vec::new() };
+    // An empty list preloads nothing.
+    let libraries = Libraries { folder: "/nonexistent".into(), core: String::new(), stubs: Vec::new() };
     let stop = AtomicBool::new(false);
     let launch = Launch {
         command: &command,
         settings: &settings,
         libraries: &libraries,
-        way: Way::Preload,
+        interposition: Interposition::Preload,
         alloc_conf: None,
         snapshot: false,
         ledger: None,
@@ -31,7 +31,7 @@ fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl 
 }
 
 #[test]
-fn what_a_program_writes_is_kept_and_its_last_lines_are_seen() {
+fn output_is_kept_and_its_last_lines_are_read() {
     let logs = tempfile::tempdir().unwrap();
     let fault = Trial { faults: vec!["any:12:2".parse().unwrap()], ..trial(Bytes::gib(1)) };
     let script = "echo out; echo \"KeyError: $HARNESS_GPU\" >&2; exit 3";
@@ -43,7 +43,7 @@ fn what_a_program_writes_is_kept_and_its_last_lines_are_seen() {
 }
 
 #[test]
-fn a_program_that_does_not_end_is_killed_with_what_it_started() {
+fn a_program_that_exceeds_its_time_is_killed_with_its_descendants() {
     let folder = tempfile::tempdir().unwrap();
     let pid = folder.path().join("pid");
     let script = format!("setsid sleep 1000 & echo $! > {}; sleep 1000", pid.display());
@@ -51,7 +51,7 @@ fn a_program_that_does_not_end_is_killed_with_what_it_started() {
     assert_eq!(seen.ending, Ending::Hang);
     let sleeper = fs::read_to_string(pid).unwrap();
     let stat = || fs::read_to_string(format!("/proc/{}/stat", sleeper.trim())).unwrap_or_default();
-    // Killed, which a busy machine does a little later, and perhaps not yet waited for by whoever it is a child of now.
+    // A busy machine may deliver the signal late, and its new parent may not have reaped it yet.
     let began = Instant::now();
     while !(stat().is_empty() || stat().contains(") Z ")) {
         assert!(began.elapsed() < Duration::from_secs(30), "{}", stat());
@@ -60,7 +60,7 @@ fn a_program_that_does_not_end_is_killed_with_what_it_started() {
 }
 
 #[test]
-fn what_a_program_leaves_running_is_ended_with_it() {
+fn remaining_processes_end_with_the_program() {
     let began = Instant::now();
     let seen =
         with_runner("sleep 1000 & exit 0", Duration::from_secs(60), None, |runner| runner.run(&trial(Bytes::gib(1))).unwrap().unwrap());
@@ -69,7 +69,7 @@ fn what_a_program_leaves_running_is_ended_with_it() {
 }
 
 #[test]
-fn nothing_is_run_once_the_user_wants_to_stop() {
+fn nothing_runs_after_an_interrupt() {
     let seen = with_runner("exit 0", Duration::from_secs(60), None, |runner| {
         let stop = AtomicBool::new(true);
         Runner { stop: &stop, ..*runner }.run(&trial(Bytes::gib(1))).unwrap()
@@ -78,7 +78,7 @@ fn nothing_is_run_once_the_user_wants_to_stop() {
 }
 
 #[test]
-fn files_are_named_by_what_differs() {
+fn output_files_are_named_after_the_trials_differences() {
     let with = |faults: &[&str], conf: Option<&str>| {
         let faults = faults.iter().map(|fault| fault.parse().unwrap()).collect();
         name(&Trial { faults, alloc_conf: conf.map(str::to_owned), ..trial(Bytes::gib(1)) })

@@ -1,16 +1,16 @@
-//! Settings of made-up programs compared.
+//! Comparison of settings with fake programs.
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::AddressOrder;
 
-use super::super::made_up::{MadeUp, ended_well, trial};
+use super::super::fake::{FakeRunner, ended_well, trial};
 use super::*;
 
 const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:32"];
 
 fn compared(search: Option<Search>, of: impl Fn(&Trial) -> Option<Observed> + Sync) -> SettingsReport {
     let settings = SETTINGS.map(str::to_owned);
-    let runner = MadeUp(of);
+    let runner = FakeRunner(of);
     let first = Trial { alloc_conf: Some(String::new()), ..trial(Bytes::gib(1)) };
     let observed = runner.0(&first).unwrap_or_else(|| ended_well(&[2]));
     let program = Program { runner: &runner, trial: first, first: &observed, jobs: 2, progress: &|| {} };
@@ -23,7 +23,7 @@ fn index(trial: &Trial) -> usize {
 }
 
 #[test]
-fn the_best_setting_ends_well_without_errors_with_the_lowest_peak_and_the_fewest_calls() {
+fn the_best_setting_succeeds_without_errors_with_the_lowest_peak_and_the_fewest_calls() {
     let report = compared(None, |trial| Some(ended_well([&[90][..], &[30, 30], &[60]][index(trial)])));
     assert_eq!(report.best, Some(2), "as low a peak with fewer calls");
     let failing = |trial: &Trial| match index(trial) {
@@ -39,7 +39,7 @@ fn the_best_setting_ends_well_without_errors_with_the_lowest_peak_and_the_fewest
 }
 
 #[test]
-fn with_a_search_the_least_memory_decides() {
+fn a_search_ranks_by_least_memory() {
     let search = Search { exact: true, allow_ooms: false, context_overhead: Bytes::ZERO };
     let report = compared(Some(search), |trial| {
         let needs = Bytes::mib([100, 60, 80][index(trial)]);
@@ -53,7 +53,7 @@ fn with_a_search_the_least_memory_decides() {
 }
 
 #[test]
-fn a_run_close_to_the_limit_is_made_with_each_order_of_addresses() {
+fn a_run_close_to_the_limit_is_repeated_with_each_address_order() {
     let report = compared(None, |trial| {
         let of_order = match trial.addresses {
             Some(AddressOrder::Down) => Observed { ending: Ending::By(End::Code(1)), ended_out_of_memory: true, ..ended_well(&[1000]) },
@@ -67,7 +67,7 @@ fn a_run_close_to_the_limit_is_made_with_each_order_of_addresses() {
 }
 
 #[test]
-fn the_least_memory_of_a_setting_is_looked_for_with_each_order_of_addresses() {
+fn the_search_covers_each_address_order() {
     let search = Search { exact: true, allow_ooms: false, context_overhead: Bytes::ZERO };
     let report = compared(Some(search), |trial| {
         let needs = Bytes::mib(if trial.addresses == Some(AddressOrder::Down) { 70 } else { 60 });
@@ -80,7 +80,7 @@ fn the_least_memory_of_a_setting_is_looked_for_with_each_order_of_addresses() {
 }
 
 #[test]
-fn an_interrupt_leaves_the_rows_that_are_there() {
+fn an_interrupt_keeps_the_finished_rows() {
     let report = compared(None, |trial| (index(trial) < 2).then(|| ended_well(&[2])));
     assert_eq!((report.rows.len(), report.is_interrupted), (2, true));
 }

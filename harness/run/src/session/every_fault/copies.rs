@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use harness_allocator::device::faulty::Injector;
 use harness_devices::DeviceSource;
-use harness_exec::forked::{Copied, Forked, fork, leave};
+use harness_exec::forked::{Forked, ForkedChild, fork, leave};
 use harness_exec::large_pages::use_for_code;
 use harness_record::FaultedCase;
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ pub(super) struct Servers(Mutex<Vec<Server>>);
 
 struct Server {
     /// Killed on drop.
-    _copied: Copied,
+    _copied: ForkedChild,
     socket: BufReader<UnixStream>,
 }
 

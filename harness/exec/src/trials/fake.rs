@@ -1,4 +1,4 @@
-//! Test only: made-up runs of made-up programs.
+//! Test only: fake runs of fake programs.
 
 use std::convert::Infallible;
 
@@ -11,10 +11,10 @@ use super::observed::{Ending, Frame, Observed, OutOfMemory};
 use super::{Run, Trial};
 use crate::process::End;
 
-/// A function as a runner.
-pub(crate) struct MadeUp<F>(pub(crate) F);
+/// A runner that calls a function.
+pub(crate) struct FakeRunner<F>(pub(crate) F);
 
-impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for MadeUp<F> {
+impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for FakeRunner<F> {
     type Error = Infallible;
 
     fn run(&self, trial: &Trial) -> Result<Option<Observed>, Infallible> {
@@ -22,12 +22,12 @@ impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for MadeUp<F> {
     }
 }
 
-/// A trial with this memory.
+/// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {
     Trial { memory, addresses: Some(AddressOrder::Up), alloc_conf: None, faults: Vec::new() }
 }
 
-/// A run that ended well after attempts of these sizes in MiB.
+/// Returns a successful run with attempts of these sizes in MiB.
 pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
     let attempt = |size: &u64| Attempt {
         call: FaultyCall::Malloc,
@@ -56,7 +56,7 @@ pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
     }
 }
 
-/// An out of memory error after so many attempts, in this line.
+/// Returns an out of memory error in this line, after this many attempts.
 pub(crate) fn error(attempts: u64, line: u64) -> OutOfMemory {
     OutOfMemory { attempts, frames: vec![Frame { file: "/home/me/train.py".to_owned(), line, name: "step".to_owned() }] }
 }

@@ -1,40 +1,39 @@
-//! The doubles of NVIDIA's libraries: for each one that a PyTorch needs or opens, a thin library under its name.
+//! Makes a stub library for each NVIDIA library that a PyTorch needs or opens.
 //!
-//! A double has stubs only for names that the core library lacks. Every double needs the core, so the dynamic linker finds the other names there: the core
-//! is unversioned, and satisfies versioned references too.
+//! A stub library defines only the names that the core library lacks. Every stub library depends on the core, so the dynamic
+//! linker finds the other names there. The core's symbols are unversioned and also satisfy versioned references.
 
 use std::collections::BTreeSet;
 
 use crate::imports::Imports;
-use crate::thin::{Symbol, ThinLibrary};
+use crate::stub_library::{StubLibrary, Symbol};
 
-/// The file of a double.
+/// A stub library's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Double {
-    /// Its file name, which is its SONAME.
+pub struct StubFile {
+    /// File name, equal to its SONAME.
     pub soname: String,
     pub bytes: Vec<u8>,
 }
 
-/// Libraries that PyTorch opens by name, whatever it imports: the driver and NVML.
+/// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
 const ALWAYS: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 
-/// The doubles for a PyTorch with these imports, each beside a core library of this file name with these exports.
+/// Returns the stub libraries for a PyTorch with these imports. `exports` are the names that the core library defines.
 #[must_use]
-pub fn doubles(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> Vec<Double> {
+pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> Vec<StubFile> {
     let mut imports = imports.clone();
-    // NVRTC is opened by name too, in the release of the runtime.
+    // PyTorch also opens NVRTC by name, with the runtime's version.
     let runtime = imports.soname("libcudart").map(|soname| soname.replacen("libcudart", "libnvrtc", 1));
     for soname in ALWAYS.into_iter().map(str::to_owned).chain(runtime) {
         imports.libraries.entry(soname).or_default();
     }
-    let thin = |(soname, library): (&String, &crate::imports::Library)| {
+    let stub = |(soname, library): (&String, &crate::imports::Library)| {
         let symbols: Vec<&Symbol> = library.symbols.values().filter(|symbol| !exports.contains(&symbol.name)).collect();
         let nodes = library.nodes.iter().map(String::as_str).collect();
-        Double { soname: soname.clone(), bytes: ThinLibrary { soname, nodes, symbols, core }.bytes() }
+        StubFile { soname: soname.clone(), bytes: StubLibrary { soname, nodes, symbols, core }.bytes() }
     };
-    imports.libraries.iter().map(thin).collect()
+    imports.libraries.iter().map(stub).collect()
 }
 
 #[cfg(test)]
@@ -48,13 +47,13 @@ mod tests {
     use crate::imports;
 
     #[test]
-    fn doubles_have_stubs_for_what_the_core_lacks_and_exist_also_for_what_is_opened_by_name() {
+    fn stub_libraries_define_the_names_that_the_core_lacks() {
         let folder = tempfile::tempdir().unwrap();
         compile_torch(folder.path());
         let imports = Imports::of(&imports::shared_objects(folder.path()).unwrap()).unwrap();
         let core = BTreeSet::from(["cudaMalloc".to_owned()]);
         let mut lines = Vec::new();
-        for Double { soname, bytes } in doubles(&imports, "libcore.so", &core) {
+        for StubFile { soname, bytes } in stub_files(&imports, "libcore.so", &core) {
             let path = folder.path().join(&soname);
             fs::write(&path, bytes).unwrap();
             let names: Vec<String> = imports::exports(&path).unwrap().into_iter().collect();

@@ -1,33 +1,29 @@
-//! [`ThinLibrary`]: a shared library of stubs as an ELF file for x86-64.
+//! [`StubLibrary`] writes a shared library of stubs as an ELF file for x86-64.
 //!
-//! A stub is the smallest function that can stand in for any other one: it leaves all arguments where they are, puts the address of its descriptor
-//! into a register that no argument uses, and goes on in the core library, which answers for it. The descriptor begins with the function's name.
+//! A stub can replace any function. It leaves all arguments in place, loads the address of its descriptor into a register that no
+//! argument uses, and jumps to the core library, which answers the call. The descriptor begins with the function's name.
 //!
-//! The file has three parts, each mapped at its offset in the file: what is only read, the stubs, and what is written (`.dynamic`, the address of
-//! the core's function, and the descriptors).
+//! The file has three parts, each mapped at its file offset: read-only data, the stubs, and writable data (`.dynamic`, the
+//! address of the core's function, and the descriptors).
 
 use object::Endianness;
 use object::elf;
 use object::write::StringId;
 use object::write::elf::{FileHeader, ProgramHeader, Rel, SectionHeader, SectionIndex, Sym, Verdef, Writer};
 
-/// The core's function that every stub goes on in.
+/// The core's function that every stub jumps to.
 pub const ANSWER: &str = "harness_gpu_unmodelled";
 
-/// A symbol of a library, with the version node that it is referred to by.
+/// A symbol of a library, with the version node of its references.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Symbol {
     pub name: String,
-    /// Its version node, where it has one.
+    /// Its version node, if it has one.
     pub node: Option<String>,
-    /// Whether it is called or read.
     pub kind: Kind,
 }
 
-/// What a symbol is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Kind {
     Function,
     Variable,
@@ -35,14 +31,12 @@ pub enum Kind {
 
 /// A library to be written.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct ThinLibrary<'a> {
-    /// By which others refer to it.
+pub struct StubLibrary<'a> {
     pub soname: &'a str,
-    /// The version nodes that it defines, also without symbols.
+    /// The version nodes that it defines, including those without symbols.
     pub nodes: Vec<&'a str>,
     pub symbols: Vec<&'a Symbol>,
-    /// The core library's file name; it lies in the same folder.
+    /// File name of the core library in the same folder.
     pub core: &'a str,
 }
 
@@ -50,12 +44,12 @@ const PAGE: usize = 4096;
 const STUB: usize = 16;
 /// `struct Stub { name: *const c_char, known: AtomicPtr<()> }` of the core.
 const DESCRIPTOR: usize = 16;
-/// Room for a variable: larger than any that is imported.
+/// Space for a variable, larger than any imported one.
 const VARIABLE: usize = 64;
 const BLOOM_SHIFT: u32 = 6;
 
-impl ThinLibrary<'_> {
-    /// The file's contents.
+impl StubLibrary<'_> {
+    /// Returns the file's contents.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -67,13 +61,13 @@ impl ThinLibrary<'_> {
     }
 }
 
-/// Symbols in the order of the file: the hash table wants them by bucket.
+/// Symbols in file order: sorted by bucket, as the hash table requires.
 struct Hashed<'a> {
     symbol: &'a Symbol,
     hash: u32,
 }
 
-/// Where everything lies.
+/// File offsets of all parts.
 struct Plan<'a> {
     symbols: Vec<Hashed<'a>>,
     nodes: Vec<&'a str>,
@@ -94,7 +88,7 @@ struct Strings {
     symbols: Vec<StringId>,
 }
 
-/// Names of sections that the writer has none for.
+/// Section names that the writer does not provide.
 struct Names {
     rodata: StringId,
     text: StringId,
@@ -125,7 +119,7 @@ struct Offsets {
 }
 
 impl<'a> Plan<'a> {
-    fn new(library: &'a ThinLibrary<'a>, writer: &mut Writer<'a>) -> Self {
+    fn new(library: &'a StubLibrary<'a>, writer: &mut Writer<'a>) -> Self {
         let count = library.symbols.len() as u32;
         let buckets = (count / 4).max(1);
         let bloom = (count / 8).next_power_of_two();
@@ -232,7 +226,7 @@ impl<'a> Plan<'a> {
 
     fn write(&self, writer: &mut Writer<'a>) {
         let header = FileHeader { os_abi: 0, abi_version: 0, e_type: elf::ET_DYN, e_machine: elf::EM_X86_64, e_entry: 0, e_flags: 0 };
-        writer.write_file_header(&header).expect("a library has fewer sections than a header can count");
+        writer.write_file_header(&header).expect("a stub library has few sections");
         self.write_program_headers(writer);
         let first = 1 + u32::from(self.has_stubs());
         let hash = |index: u32| self.symbols[index as usize].hash;
@@ -247,7 +241,7 @@ impl<'a> Plan<'a> {
         }
         self.write_stubs(writer);
         self.write_dynamic(writer);
-        // Descriptors, variables and the address are zero until relocations fill them.
+        // Descriptors, variables and the address are zero until the loader relocates them.
         writer.pad_until(self.offsets.end);
         writer.write_shstrtab();
         self.write_section_headers(writer);
@@ -275,7 +269,7 @@ impl<'a> Plan<'a> {
         part(elf::PT_LOAD, elf::PF_R | elf::PF_X, at.text, stubs, PAGE);
         part(elf::PT_LOAD, elf::PF_R | elf::PF_W, at.dynamic, at.end, PAGE);
         part(elf::PT_DYNAMIC, elf::PF_R | elf::PF_W, at.dynamic, at.dynamic + self.dynamic_entries() * 16, 8);
-        // Without it the stack would become executable.
+        // Without this header the stack would be executable.
         part(elf::PT_GNU_STACK, elf::PF_R | elf::PF_W, 0, 0, 16);
     }
 
@@ -312,7 +306,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Where the variables begin: behind the descriptors.
+    /// Returns the offset of the variables, after the descriptors.
     fn variables(&self) -> usize {
         self.offsets.data + self.functions().count() * DESCRIPTOR
     }
@@ -342,7 +336,7 @@ impl<'a> Plan<'a> {
     fn write_relocations(&self, writer: &mut Writer<'a>) {
         writer.write_align_relocation();
         let mut name = self.offsets.rodata;
-        // The relative ones first, as DT_RELACOUNT promises.
+        // Relative relocations come first, as DT_RELACOUNT requires.
         for (index, function) in self.functions().enumerate() {
             let r_offset = (self.offsets.data + index * DESCRIPTOR) as u64;
             writer.write_relocation(true, &Rel { r_offset, r_sym: 0, r_type: elf::R_X86_64_RELATIVE, r_addend: name as i64 });
@@ -359,7 +353,7 @@ impl<'a> Plan<'a> {
         for index in 0..self.functions().count() {
             let stub = self.offsets.text + index * STUB;
             let descriptor = self.offsets.data + index * DESCRIPTOR;
-            // Both places lie behind the stubs, within a few pages: the distances are small and positive.
+            // Both targets follow the stubs within a few pages, so the distances are small and positive.
             let (to_descriptor, to_answer) = ((descriptor - (stub + 7)) as u32, (self.offsets.got - (stub + 13)) as u32);
             writer.write(&[0x4c, 0x8d, 0x1d]); // lea r11, [rip + …]
             writer.write(&to_descriptor.to_le_bytes());
@@ -374,7 +368,7 @@ impl<'a> Plan<'a> {
         let at = &self.offsets;
         writer.write_dynamic_string(elf::DT_NEEDED, self.strings.core);
         writer.write_dynamic_string(elf::DT_SONAME, self.strings.soname);
-        // Not DT_RUNPATH, which is searched behind LD_LIBRARY_PATH: another core may lie there.
+        // Not DT_RUNPATH: LD_LIBRARY_PATH takes precedence over it and may contain another core.
         writer.write_dynamic_string(elf::DT_RPATH, self.strings.origin);
         writer.write_dynamic(elf::DT_GNU_HASH, at.hash as u64);
         writer.write_dynamic(elf::DT_STRTAB, at.strings as u64);

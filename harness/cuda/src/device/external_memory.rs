@@ -1,25 +1,25 @@
-//! Memory taken from the device on behalf of "others", so that an allocator meets a fuller device.
+//! Memory taken from the device in place of other processes, so an allocator sees a fuller device.
 
 use super::driver::{self, Driver};
 use super::types::CUdeviceptr;
 use crate::library::Refusal;
 use harness_allocator::units::Bytes;
 
-/// Plain driver allocations, apart from those of the device's callers, newest last.
+/// Plain driver allocations, separate from those of the device's callers, newest last.
 #[derive(Default)]
-pub(super) struct Pressure {
+pub(super) struct ExternalMemory {
     pieces: Vec<(CUdeviceptr, Bytes)>,
 }
 
-/// Largest piece: a few calls take a whole GPU, and giving back a little does not mean giving back everything.
+/// Largest piece. Large enough to fill a GPU in few calls, small enough to release memory in steps.
 const LARGEST: Bytes = Bytes::gib(1);
 
-impl Pressure {
+impl ExternalMemory {
     pub(super) fn held(&self) -> Bytes {
         self.pieces.iter().map(|piece| piece.1).sum()
     }
 
-    /// Grows or shrinks to `target`, in whole multiples of `granularity` (rounded down), or to what the device has.
+    /// Grows or shrinks to `target`, rounded down to multiples of `granularity`, or to the memory that the device has.
     pub(super) fn resize(&mut self, driver: &Driver, target: Bytes, granularity: Bytes) -> Result<Bytes, Refusal> {
         let target = Bytes(target.0 / granularity.0 * granularity.0);
         while self.held() > target {
@@ -29,21 +29,21 @@ impl Pressure {
         Ok(self.held())
     }
 
-    /// Gives everything back as far as the driver lets it; for the end of the device.
+    /// Frees everything and ignores errors, when the device is dropped.
     pub(super) fn release(&mut self, driver: &Driver) {
         while !self.pieces.is_empty() && self.shrink(driver).is_ok() {}
     }
 
     fn shrink(&mut self, driver: &Driver) -> Result<(), Refusal> {
         if let Some(&(address, _)) = self.pieces.last() {
-            // SAFETY: the address came from `allocate`, no work touches it, and it is forgotten right after.
+            // SAFETY: `allocate` returned the address, no work uses it, and it is dropped after the call.
             unsafe { driver.free(address) }?;
             self.pieces.pop();
         }
         Ok(())
     }
 
-    /// Takes pieces, halving their size whenever one does not fit, until the target is met or nothing fits.
+    /// Allocates pieces until the target is reached. Halves the size of a piece that does not fit.
     fn grow(&mut self, driver: &Driver, target: Bytes, granularity: Bytes) -> Result<(), Refusal> {
         let mut piece = LARGEST;
         loop {
@@ -53,7 +53,7 @@ impl Pressure {
                 return Ok(());
             }
             let mut address = 0;
-            // SAFETY: `address` is a place for the answer.
+            // SAFETY: `address` is a valid output.
             match unsafe { driver.allocate(&raw mut address, size.0 as usize) } {
                 Ok(()) => self.pieces.push((address, size)),
                 Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => piece = half(size, granularity),
@@ -63,7 +63,7 @@ impl Pressure {
     }
 }
 
-/// Half of a size in whole granules; zero from one granule.
+/// Halves a size, rounded down to granules; zero for one granule.
 fn half(size: Bytes, granularity: Bytes) -> Bytes {
     Bytes(size.0 / 2 / granularity.0 * granularity.0)
 }

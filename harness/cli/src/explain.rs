@@ -171,7 +171,8 @@ impl Explain {
         };
         match &self.out {
             Some(out) => save(out, &document),
-            None => terminal::print(&document),
+            None if self.format == Format::Text => terminal::print(&document),
+            None => terminal::print_document(&document),
         }
     }
 }

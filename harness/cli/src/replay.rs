@@ -158,7 +158,7 @@ impl Replay {
         }
         let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0).map_err(|error| trace.locate(&error))?;
         if self.json {
-            terminal::print(&format!("{}\n", serde_json::json!(result)))?;
+            terminal::print_document(&format!("{}\n", serde_json::json!(result)))?;
             return Ok(Exit::Passed);
         }
         let BenchResult { operations, allocations, frees, ooms, device_calls, .. } = result;

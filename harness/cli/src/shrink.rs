@@ -238,7 +238,7 @@ impl Shrink {
 
     fn put(&self, text: &str) -> Result<(), CliError> {
         match &self.out {
-            None => terminal::print(text),
+            None => terminal::print_document(text),
             Some(out) => files::write(out, text).map_err(|error| unwritten(out, error)),
         }
     }

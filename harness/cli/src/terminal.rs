@@ -4,9 +4,10 @@
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
-use harness_base::printable::printable_lines;
+use harness_base::printable::{for_terminal, printable_lines};
 use harness_report::text::Style;
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode, ThemeStyles};
@@ -17,6 +18,9 @@ use super::exit::Exit;
 
 /// Width of messages where standard error is no terminal: wide enough for most paths.
 const WIDTH_OF_FILES: usize = 120;
+
+/// Whether standard output and standard error show colors. Without colors, every escape sequence is escaped.
+static COLORS: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
 
 /// When to use colour.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -41,7 +45,10 @@ impl Terminal {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
         };
-        Self { colour_out: colour(io::stdout().is_terminal()), colour_err: colour(io::stderr().is_terminal()) }
+        let [colour_out, colour_err] = [colour(io::stdout().is_terminal()), colour(io::stderr().is_terminal())];
+        COLORS[0].store(colour_out, Ordering::Relaxed);
+        COLORS[1].store(colour_err, Ordering::Relaxed);
+        Self { colour_out, colour_err }
     }
 
     /// How results are written.
@@ -144,6 +151,11 @@ fn shows_colour(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
 
 /// Writes to standard output. A reader that has gone away, as in `harness list | head`, wants nothing more.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    print_document(&for_terminal(text, COLORS[0].load(Ordering::Relaxed)))
+}
+
+/// Writes a document for programs to standard output, without escapes.
+pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -154,7 +166,8 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 /// Writes a line to standard error. One that nobody can read, as in `harness run 2>&1 | head`, is no reason to stop or to end otherwise.
 pub(crate) fn tell(line: impl Display) {
     // In one piece, so that lines of several processes do not mix.
-    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+    let line = format!("{line}\n");
+    let _ = io::stderr().lock().write_all(for_terminal(&line, COLORS[1].load(Ordering::Relaxed)).as_bytes());
 }
 
 /// A bar on standard error for so many things to do, if that is a terminal.
@@ -174,7 +187,7 @@ pub(crate) fn progress(is_wanted: bool, template: &str, length: u64) -> Progress
 pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {
     let internal = |error: serde_json::Error| CliError::Internal { message: error.to_string(), help: "report this with the command" };
     let text = serde_json::to_string_pretty(document).map_err(internal)?;
-    print(&format!("{text}\n"))
+    print_document(&format!("{text}\n"))
 }
 
 #[cfg(test)]

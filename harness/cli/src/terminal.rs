@@ -1,9 +1,13 @@
-//! Where output goes: results to standard output ([`print`]), everything else to standard error ([`tell`], [`Terminal::fail`]), colour only where
-//! it is wanted.
+//! All output of the program: results on standard output ([`print`]), messages on standard error ([`tell`], [`Terminal::fail`]).
+//!
+//! [`print`] and [`tell`] escape all control characters, because file names, devices and traces may contain some. Documents that define their
+//! own escapes go through [`print_document`].
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
 use harness_base::printable::printable_lines;
@@ -15,10 +19,13 @@ use terminal_size::{Height, Width};
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 
-/// Width of messages where standard error is no terminal: wide enough for most paths.
+/// Width of messages if standard error is not a terminal: wide enough for most paths.
 const WIDTH_OF_FILES: usize = 120;
 
-/// When to use colour.
+/// Whether colours pass through [`print`] and [`tell`].
+static COLOUR_OUT: AtomicBool = AtomicBool::new(false);
+static COLOUR_ERR: AtomicBool = AtomicBool::new(false);
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ColorChoice {
     Auto,
@@ -26,7 +33,7 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-/// Where colour is used.
+/// The streams that show colour.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
     colour_out: bool,
@@ -41,20 +48,21 @@ impl Terminal {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
         };
-        Self { colour_out: colour(io::stdout().is_terminal()), colour_err: colour(io::stderr().is_terminal()) }
+        let (colour_out, colour_err) = (colour(io::stdout().is_terminal()), colour(io::stderr().is_terminal()));
+        COLOUR_OUT.store(colour_out, Ordering::Relaxed);
+        COLOUR_ERR.store(colour_err, Ordering::Relaxed);
+        Self { colour_out, colour_err }
     }
 
-    /// How results are written.
     pub(crate) const fn style(&self) -> Style {
         if self.colour_out { Style::Colour } else { Style::Plain }
     }
 
-    /// How messages are written.
     pub(crate) const fn style_of_messages(&self) -> Style {
         if self.colour_err { Style::Colour } else { Style::Plain }
     }
 
-    /// Shows all of them on standard error. The exit code is that of the first.
+    /// Shows all errors on standard error. Returns the exit code of the first.
     pub(crate) fn fail(&self, Failures(errors): Failures) -> Exit {
         let exit = errors.first().map_or(Exit::Internal, CliError::exit);
         for error in errors {
@@ -72,7 +80,7 @@ impl Terminal {
         }
         let styles = if self.colour_err { ThemeStyles::ansi() } else { ThemeStyles::none() };
         let theme = GraphicalTheme { styles, ..GraphicalTheme::unicode() };
-        // Our messages tell their causes themselves.
+        // Our messages contain their causes.
         let options = MietteHandlerOpts::new()
             .without_cause_chain()
             .terminal_links(false)
@@ -85,7 +93,7 @@ impl Terminal {
     }
 }
 
-/// An error whose message and help can do nothing to a terminal. Its excerpt can do nothing either: [`harness_base::excerpt`] sees to that.
+/// An error with escaped message and help. [`harness_base::excerpt`] escapes the excerpt.
 #[derive(Debug)]
 struct Printable {
     message: String,
@@ -122,12 +130,12 @@ impl Diagnostic for Printable {
     }
 }
 
-/// Columns of the terminal that standard output is; `None` where it is none.
+/// Columns of the terminal on standard output; `None` if it is not a terminal.
 pub(crate) fn width_of_output() -> Option<usize> {
     width_of(terminal_size::terminal_size_of(io::stdout()))
 }
 
-/// Columns of the terminal that standard error is; `None` where it is none.
+/// Columns of the terminal on standard error; `None` if it is not a terminal.
 pub(crate) fn width_of_messages() -> Option<usize> {
     width_of(terminal_size::terminal_size_of(io::stderr()))
 }
@@ -136,45 +144,75 @@ fn width_of(size: Option<(Width, Height)>) -> Option<usize> {
     size.map(|(Width(columns), _)| usize::from(columns)).filter(|&columns| columns > 0)
 }
 
-/// Whether a terminal is to be sent colour, by the variables `NO_COLOR` (set and not empty, as <https://no-color.org> has it) and `TERM`: a
-/// dumb terminal prints escape codes as they are.
+/// Returns whether the variables `NO_COLOR` (<https://no-color.org>) and `TERM` permit colour. A dumb terminal prints escape codes as text.
 fn shows_colour(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
 
-/// Writes to standard output. A reader that has gone away, as in `harness list | head`, wants nothing more.
+/// Escapes control characters except line feeds, tabs and, if `coloured`, colour sequences.
+fn safe(text: &str, coloured: bool) -> Cow<'_, str> {
+    if !coloured {
+        return printable_lines(text);
+    }
+    let mut parts = text.split('\u{1b}');
+    let mut safe = parts.next().map(printable_lines).unwrap_or_default().into_owned();
+    for part in parts {
+        let colour = part.strip_prefix('[').and_then(|rest| rest.split_once('m'));
+        match colour.filter(|(codes, _)| codes.bytes().all(|byte| byte.is_ascii_digit() || byte == b';')) {
+            Some((codes, rest)) => safe += &format!("\u{1b}[{codes}m{}", printable_lines(rest)),
+            None => safe += &format!("{}{}", '\u{1b}'.escape_unicode(), printable_lines(part)),
+        }
+    }
+    safe.into()
+}
+
+/// Writes a text to standard output, without control characters.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    print_document(&safe(text, COLOUR_OUT.load(Ordering::Relaxed)))
+}
+
+/// Writes a document, for example JSON or HTML, to standard output. A reader that closes the pipe, as in `harness list | head`, is no error.
+pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|error| CliError::Output { target: None, error, help: "make room, or send the output elsewhere" }),
+        other => other.map_err(|error| CliError::Output {
+            target: None,
+            error,
+            help: "free disk space, or redirect the output to another place",
+        }),
     }
 }
 
-/// Writes a line to standard error. One that nobody can read, as in `harness run 2>&1 | head`, is no reason to stop or to end otherwise.
+/// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.
 pub(crate) fn tell(line: impl Display) {
-    // In one piece, so that lines of several processes do not mix.
-    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+    let line = format!("{line}\n");
+    // One write per line keeps the lines of several processes apart.
+    let _ = io::stderr().lock().write_all(safe(&line, COLOUR_ERR.load(Ordering::Relaxed)).as_bytes());
 }
 
-/// A bar on standard error for so many things to do, if that is a terminal.
-pub(crate) fn progress(is_wanted: bool, template: &str, length: u64) -> ProgressBar {
-    if !is_wanted || !io::stderr().is_terminal() {
+/// A progress bar on standard error if that is a terminal and `is_shown`. Without a `length` it is a spinner.
+pub(crate) fn progress(is_shown: bool, template: &str, length: Option<u64>) -> ProgressBar {
+    if !is_shown || !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(length);
-    // A template that indicatif does not understand leaves its own, which is good enough.
+    let bar = length.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+    // With an invalid template, indicatif keeps its own.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar
 }
 
-/// Writes a document to standard output.
-pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {
+/// The document as JSON.
+pub(crate) fn json(document: &impl serde::Serialize) -> Result<String, CliError> {
     let internal = |error: serde_json::Error| CliError::Internal { message: error.to_string(), help: "report this with the command" };
-    let text = serde_json::to_string_pretty(document).map_err(internal)?;
-    print(&format!("{text}\n"))
+    Ok(serde_json::to_string_pretty(document).map_err(internal)? + "\n")
+}
+
+/// Writes a document as JSON to standard output.
+pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {
+    print_document(&json(document)?)
 }
 
 #[cfg(test)]
@@ -182,9 +220,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dumb_terminal_and_one_where_colour_is_refused_get_none() {
+    fn a_dumb_terminal_and_the_variable_no_color_switch_colour_off() {
         let shown = |no_color: Option<&str>, term: Option<&str>| shows_colour(no_color.map(OsStr::new), term.map(OsStr::new));
         assert!(shown(None, Some("xterm-256color")) && shown(None, None) && shown(Some(""), Some("xterm")));
         assert!(!shown(None, Some("dumb")) && !shown(Some("1"), Some("xterm")) && !shown(Some(""), Some("dumb")));
+    }
+
+    #[test]
+    fn only_our_own_colours_pass_to_the_terminal() {
+        let hostile = "a\u{1b}]0;title\u{7}b\u{1b}[31mred\u{1b}[0m\u{1b}[2J\tc\n";
+        assert_eq!(safe(hostile, false), "a\\u{1b}]0;title\\u{7}b\\u{1b}[31mred\\u{1b}[0m\\u{1b}[2J\tc\n");
+        assert_eq!(safe(hostile, true), "a\\u{1b}]0;title\\u{7}b\u{1b}[31mred\u{1b}[0m\\u{1b}[2J\tc\n");
     }
 }

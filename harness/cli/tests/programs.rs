@@ -55,7 +55,7 @@ fn a_trace_runs_as_a_scenario_of_one_step_with_the_same_arms_causes_and_exit_cod
     assert_eq!(run(&["--memory", "1GiB"]).status.code(), Some(0));
     let without = run(&[]);
     assert_eq!(without.status.code(), Some(2));
-    assert!(text(&without.stderr).contains("a trace does not tell the device's memory"), "{}", text(&without.stderr));
+    assert!(text(&without.stderr).contains("a trace does not contain the device's memory"), "{}", text(&without.stderr));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_scenario_that_fails_is_reduced_to_one_that_is_a_test_as_it_is() {
     let shrunk = harness(&["shrink", "given.yaml", "--out", "small.yaml"], folder.path());
     assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
     let told = text(&shrunk.stderr);
-    assert!(told.starts_with("7 steps came down to 4, by ") && told.contains(" runs with caching: a request runs out of memory"), "{told}");
+    assert!(told.starts_with("reduced 7 steps to 4, in ") && told.contains(" runs with caching: a request runs out of memory"), "{told}");
     insta::assert_snapshot!(std::fs::read_to_string(folder.path().join("small.yaml")).unwrap());
     for command in [&["run", "small.yaml", "--device", "sim", "--no-report"][..], &["check", "small.yaml"]] {
         assert_eq!(harness(command, folder.path()).status.code(), Some(0));
@@ -118,8 +118,8 @@ fn a_scenario_that_cannot_be_reduced_is_answered_with_what_to_do() {
     let answers = [
         &["given.yaml", "--arm", "expandable"][..],
         &["given.yaml", "--arm", "cachng"],
-        &["given.yaml", "--while", "invariant"],
-        &["given.yaml", "--while", "conf-differs"],
+        &["given.yaml", "--preserve", "invariant"],
+        &["given.yaml", "--preserve", "conf-differs"],
         &["given.yaml", "--memory", "2GiB"],
         &["gpu.yaml"],
         &["missing.yaml"],
@@ -135,7 +135,7 @@ fn a_scenario_that_cannot_be_reduced_is_answered_with_what_to_do() {
 #[test]
 fn two_settings_that_end_differently_are_both_arms_of_the_reduced_scenario() {
     let folder = folder_with_trace();
-    let arguments = ["shrink", "job.trace", "--memory", "88MiB", "--while", "conf-differs", "--conf", "expandable_segments:True"];
+    let arguments = ["shrink", "job.trace", "--memory", "88MiB", "--preserve", "conf-differs", "--alloc-conf", "expandable_segments:True"];
     let shrunk = harness(&[&arguments[..], &["--out", "small.yaml"]].concat(), folder.path());
     assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
     let scenario = std::fs::read_to_string(folder.path().join("small.yaml")).unwrap();
@@ -162,10 +162,10 @@ fn what_cannot_be_reduced_is_answered_with_what_to_do() {
     let folder = folder_with_trace();
     for (arguments, message) in [
         (&["--memory", "1GiB"][..], "the trace does not run out of memory: every request succeeds with 1 GiB"),
-        (&[], "a trace does not tell the device's memory"),
-        (&["--memory", "88MiB", "--while", "conf-differs"], "takes one or two"),
-        (&["--memory", "88MiB", "--conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
-        (&["--memory", "88MiB", "--while", "invariant"], "no invariant is violated while the trace is replayed in 88 MiB"),
+        (&[], "a trace does not contain the device's memory"),
+        (&["--memory", "88MiB", "--preserve", "conf-differs"], "takes one or two"),
+        (&["--memory", "88MiB", "--alloc-conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
+        (&["--memory", "88MiB", "--preserve", "invariant"], "no invariant is violated while the trace is replayed in 88 MiB"),
         (&["--memory", "88MiB", "--arm", "caching"], "`--arm` and `--any-figures` are for scenarios"),
     ] {
         let failed = harness(&[&["shrink", "job.trace"], arguments].concat(), folder.path());
@@ -195,7 +195,7 @@ fn advice_for_settings_given_alone_is_the_documented_document() {
     let folder = tempfile::tempdir().unwrap();
     let path = recorded("kept-features");
     let advised =
-        harness(&["advise", path.to_str().unwrap(), "--conf", "max_split_size_mb:128", "--only", "--format", "json"], folder.path());
+        harness(&["advise", path.to_str().unwrap(), "--alloc-conf", "max_split_size_mb:128", "--only", "--format", "json"], folder.path());
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
     let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
     let expected = serde_json::json!({ "faithful": true, "complete": false, "configurations": [{
@@ -296,7 +296,7 @@ fn a_trace_and_a_log_of_rmm_are_explained_by_what_a_replay_of_them_shows() {
         let without = harness(&["explain", file], folder.path());
         assert_eq!(without.status.code(), Some(2));
         let told = text(&without.stderr);
-        assert!(told.contains("does not tell the device's memory") && told.contains("--memory"), "{told}");
+        assert!(told.contains("does not contain the device's memory") && told.contains("--memory"), "{told}");
     }
 }
 
@@ -312,6 +312,6 @@ fn a_trace_and_a_log_of_rmm_are_advised_on_to_their_end() {
         assert!(shown.contains("no recording of the program is there to compare them with"), "{shown}");
         let without = harness(&["advise", file], folder.path());
         assert_eq!(without.status.code(), Some(2));
-        assert!(text(&without.stderr).contains("does not tell the device's memory"), "{}", text(&without.stderr));
+        assert!(text(&without.stderr).contains("does not contain the device's memory"), "{}", text(&without.stderr));
     }
 }

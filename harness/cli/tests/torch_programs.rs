@@ -159,7 +159,7 @@ fn a_correct_recovery_goes_on_where_a_gpu_is_squeezed(python: &Path) -> Result<(
     };
     for (rest, rows, said) in [
         (&[][..], "rows 131072\n", "0 out of memory errors"),
-        (&[harness, "squeeze", "--leave", "4GiB", "--"], "rows 65536\n", "12 GiB taken of cuda:0, 4 GiB free at the start"),
+        (&[harness, "squeeze", "--leave-free", "4GiB", "--"], "rows 65536\n", "12 GiB taken of cuda:0, 4 GiB free at the start"),
     ] {
         let (passed, told) = train(rest)?;
         if !passed || !told.contains(rows) || !told.contains(said) {

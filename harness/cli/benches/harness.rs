@@ -1,9 +1,9 @@
-//! What the harness itself costs, on the simulated device. Compare figures of one run with each other: the machine's speed drifts.
+//! Measures the harness's own overhead on the simulated device. Compare only figures of the same run, because the machine's speed drifts.
 //!
-//! * `start-up`: how long from the command line to the end of a scenario of one step?
-//! * `catalogue`: how long does the whole catalogue take?
-//! * `storm/…`: what does an operation cost without and with the audit, and does the audit's cost grow with memory that is not touched?
-//! * `hit/…`: what does a cache hit cost beside a driver call?
+//! * `start-up`: a scenario with one step, from the command line to the end.
+//! * `catalogue`: the whole catalogue.
+//! * `storm/…`: one operation without and with checks, with little and with much idle memory.
+//! * `hit/…`: a cache hit compared with a driver call.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn plan(scenarios: Vec<Scenario>, selection: Selection, audit: bool) -> Plan {
     Plan { scenarios, selection, seed: None, memory: None, repetitions: 1, audit, fail_fast: false, program: "harness".to_owned() }
 }
 
-/// Runs a plan whose runs must pass: a failing run is not worth timing.
+/// Runs a plan. All runs must pass.
 fn run(plan: &Plan) {
     let records = plan.run(&DeviceSource::simulated(), &Arc::default()).expect("the simulated device opens");
     assert!(records.runs.iter().all(|run| run.verdict == Verdict::Passed), "a run did not pass");
@@ -32,7 +32,7 @@ fn run(plan: &Plan) {
 }
 
 fn start_up(criterion: &mut Criterion) {
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = tempfile::tempdir().expect("the temporary folder can be created");
     let path = folder.path().join("one_step.yaml");
     let text = "about: One step.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 1B }\n";
     std::fs::write(&path, text).expect("a temporary file can be written");
@@ -48,7 +48,7 @@ fn start_up(criterion: &mut Criterion) {
 fn catalogue(criterion: &mut Criterion) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios");
     let mut paths: Vec<PathBuf> =
-        std::fs::read_dir(folder).expect("the catalogue is there").filter_map(|entry| Some(entry.ok()?.path())).collect();
+        std::fs::read_dir(folder).expect("the catalogue exists").filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
     paths.sort();
     let load = |path: &PathBuf| Scenario::load_points(path, &Settings::new()).expect("the catalogue is valid");
@@ -57,10 +57,10 @@ fn catalogue(criterion: &mut Criterion) {
     });
 }
 
-/// A storm of that many operations beside `idle` blocks of memory that it never touches.
+/// A storm of operations next to `idle` blocks of memory that it never touches.
 fn storm(operations: u64, idle: u64) -> Scenario {
     let text = format!(
-        "about: A storm beside memory that it does not touch.
+        "about: A storm next to idle memory.
 needs: {{ memory: 64GiB }}
 streams: [idle]
 steps:
@@ -94,8 +94,8 @@ fn hits(criterion: &mut Criterion) {
         let mut allocator = kind.build();
         group.bench_function(BenchmarkId::new("allocate and free 1 MiB", kind.name()), |bencher| {
             bencher.iter(|| {
-                let allocation = allocator.allocate(&mut device, Request::new(Bytes::mib(1))).expect("there is room");
-                allocator.free(&mut device, black_box(allocation)).expect("it is ours");
+                let allocation = allocator.allocate(&mut device, Request::new(Bytes::mib(1))).expect("enough memory is free");
+                allocator.free(&mut device, black_box(allocation)).expect("the allocation is live");
             });
         });
     }

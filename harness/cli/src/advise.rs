@@ -1,4 +1,4 @@
-//! `harness advise`: which settings would have saved a recorded program; `verify` runs it with them.
+//! `harness advise`: finds settings that would have saved a recorded program. The module `verify` runs the program with them.
 
 mod verify;
 
@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_explain::advise::{Advice, is_complete};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::{Configuration, Ending, EndingRecord, Grid, UNLIMITED};
@@ -27,72 +28,73 @@ use verify::{Predicted, Verified};
 const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
   harness advise memory_snapshot.pickle --memory 24GiB
-  harness advise oom.pickle --conf max_split_size_mb:200 --only
-  harness advise program.trace --memory 24GiB       a trace, or a log of RMM
+  harness advise oom.pickle --alloc-conf max_split_size_mb:200 --only
+  harness advise program.trace --memory 24GiB       a trace or an RMM log
   harness advise oom.pickle --verify -- python train.py
   harness advise oom.pickle --format json | jq -r '.configurations[] | select(.oom | not) | .conf'
 
-The device's memory is known where the recording ends with an out-of-memory; else `--memory` tells it. A recording that ends with an
-out-of-memory tells only whether settings get past that point. With `--verify` the exit code is 1 where nothing is recommended, and where the program, run with
-what is, does not end with 0 or has an out of memory error.";
+A recording that ends with an out-of-memory error contains the device's memory; for others, give `--memory`. The recording stops at the error, so the
+result shows only whether settings get past that point.
 
-/// Replay a recorded PyTorch program under many settings of its allocator, and tell which would have saved it, and at what price.
+With `--verify`, the exit code is 1 if no settings are recommended, or if the program fails or has an out-of-memory error with them.";
+
+/// Replay a recorded PyTorch program with many settings of its allocator, and list those that would have saved it, with their cost.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Advise {
-    /// A memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot), packed by gzip or not; or an allocation trace or a log of RMM, which need `--memory`.
+    /// A memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot), plain or compressed with gzip. An allocation trace or an RMM log needs `--memory`.
     #[arg(value_name = "SNAPSHOT")]
     snapshot: PathBuf,
-    /// The device's memory, as in `24GiB`: what the program can have of it.
+    /// The device memory that the program may use, as in `24GiB`.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
-    /// Try these settings too, as PYTORCH_ALLOC_CONF would hold them; may be repeated.
-    #[arg(long, value_name = "CONF")]
+    /// Also try these settings, in the format of PYTORCH_ALLOC_CONF; may be repeated.
+    #[arg(long = "alloc-conf", value_name = "CONF")]
     conf: Vec<String>,
-    /// Try the settings of `--conf` only, and neither look for the least memory nor advise.
+    /// Try only the settings of `--alloc-conf`, without a search for the least memory and without advice.
     #[arg(long, requires = "conf")]
     only: bool,
-    /// Go on where a replay under the recorded settings does something else than the recording has.
+    /// Continue even if a replay with the recorded settings differs from the recording.
     #[arg(long)]
     force: bool,
-    /// Write the replay that shows the Nth change of the program into the file of `--out`.
+    /// Write the replay of the Nth recommended program change to the file of `--out`.
     #[arg(long, value_name = "N", requires = "out", conflicts_with = "only", value_parser = clap::value_parser!(u32).range(1..))]
     explain_advice: Option<u32>,
-    /// Where `--explain-advice` writes the scenario, with its trace beside it; where the name ends in `.pickle`, the memory snapshot that the changed program
-    /// would leave on the same memory.
+    /// The file for `--explain-advice`: a scenario, with its trace in the same folder; or if the name ends in `.pickle`, a memory snapshot of the
+    /// changed program on the same memory.
     #[arg(long, value_name = "FILE.yaml", requires = "explain_advice")]
     out: Option<PathBuf>,
-    /// What to print.
+    /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
     #[command(flatten)]
     verification: verify::Options,
 }
 
-/// What is printed with `--format json`.
+/// The document of `--format json`.
 #[derive(Serialize)]
 struct Document<'a> {
     faithful: bool,
     complete: bool,
-    /// Left out where only given settings are tried, and where there is no recording: of traces and logs of RMM.
+    /// Absent with `--only`, and for traces and RMM logs, which have no recording to compare with.
     #[serde(skip_serializing_if = "Option::is_none")]
     fidelity: Option<&'a Fidelity>,
     #[serde(skip_serializing_if = "Option::is_none")]
     recommended: Option<String>,
-    /// What could be changed in the program, what saves most first.
+    /// Recommended program changes; the change that saves most comes first.
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<Vec<String>>,
     configurations: Vec<EndingRecord>,
-    /// What the program itself did with the recommended settings.
+    /// The results of `--verify`.
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<&'a Verified>,
 }
 
-/// What could be changed in the program.
+/// Recommended changes of the program.
 #[derive(Default)]
 struct InProgram {
     changes: Vec<ProgramAdvice>,
-    /// To what share of the device it can be limited.
+    /// A sentence about a memory fraction that is enough.
     limit: Option<String>,
 }
 
@@ -104,8 +106,7 @@ impl InProgram {
 
 impl Advise {
     pub(super) fn run(self) -> Result<Exit, Failures> {
-        let given =
-            self.conf.iter().map(|conf| Configuration::of_settings(conf).map_err(|error| CliError::conf_of("--conf", &error, conf)));
+        let given = self.conf.iter().map(|conf| Configuration::of_settings(conf).map_err(|error| CliError::conf(&error, conf)));
         let given = given.collect::<Result<Vec<_>, _>>()?;
         let of_job = |error| jobs::of_job(&self.snapshot, &error);
         let (snapshot, job, fidelity) = self.read()?;
@@ -115,7 +116,7 @@ impl Advise {
         }
         let memory = self.memory.or(job.memory);
         let configurations = if self.only { given } else { with_grid(&job.config, given) };
-        let bar = terminal::progress(true, "{bar:30} {pos}/{len} settings", configurations.len() as u64);
+        let bar = terminal::progress(true, "{bar:30} {pos}/{len} settings", Some(configurations.len() as u64));
         let grid = Grid::new(&prepared, memory.unwrap_or(UNLIMITED));
         let endings = grid.run(&configurations, !self.only, &|| bar.inc(1)).map_err(of_job)?;
         let in_program = if self.only { InProgram::default() } else { self.in_program(&snapshot, &endings, &job, memory, &bar)? };
@@ -130,7 +131,7 @@ impl Advise {
         })
     }
 
-    /// The program, and how far a replay does what was recorded; of a trace or a log of RMM there is no recording.
+    /// Reads the program, and compares its replay with the recording. Traces and RMM logs have no recording.
     fn read(&self) -> Result<(Snapshot, RecordedProgram, Option<Fidelity>), CliError> {
         let Some(requests) = jobs::requests(&self.snapshot, self.memory) else {
             let Recovered { snapshot, job, fidelity } = jobs::read(&self.snapshot, self.memory)?;
@@ -140,7 +141,6 @@ impl Advise {
         Ok((snapshot, job, None))
     }
 
-    /// What could be changed in the program.
     fn in_program(
         &self,
         snapshot: &Snapshot,
@@ -161,13 +161,13 @@ impl Advise {
         Ok(InProgram { changes, limit })
     }
 
-    /// Runs the program with what is recommended, where that is wanted and something is.
+    /// With `--verify`, runs the program with the recommended settings.
     fn verify(&self, grid: &Grid<'_>, endings: &[Ending], memory: Option<Bytes>) -> Result<Option<Verified>, CliError> {
         if !self.verification.verify {
             return Ok(None);
         }
         let memory = memory.ok_or_else(|| {
-            let message = "how much memory the program is to have is not known: the recording does not end with an out-of-memory";
+            let message = "the device's memory is unknown, because the recording does not end with an out-of-memory error";
             CliError::input(message, "give `--memory`")
         })?;
         let advice = Advice::new(grid.program(), endings, memory);
@@ -181,22 +181,23 @@ impl Advise {
         self.verification.run(predicted).map(Some)
     }
 
-    /// Writes the replay that shows a change.
+    /// Writes the replay of a recommended change.
     fn explain(&self, in_program: &InProgram, snapshot: &Snapshot, memory: Option<Bytes>) -> Result<(), CliError> {
         let (Some(number), Some(out)) = (self.explain_advice, &self.out) else { return Ok(()) };
         let Some(change) = in_program.changes.get(number as usize - 1) else {
-            let message = format!("there is no change {number} of the program: {} save memory", in_program.changes.len());
-            return Err(CliError::input(message, "give a number of those that `harness advise` shows"));
+            let message =
+                format!("there is no change {number}: `harness advise` recommends {}", count(in_program.changes.len() as u64, "change"));
+            return Err(CliError::input(message, "give a number from the list that `harness advise` prints"));
         };
         if out.extension().is_some_and(|ending| ending == "pickle") {
-            let told = change.program.to_snapshot(snapshot).map_err(|error| jobs::of_job(&self.snapshot, &error))?;
-            return snapshots::write(out, &told, "make room, choose another place with `--out`, or make this one writable");
+            let changed = change.program.to_snapshot(snapshot).map_err(|error| jobs::of_job(&self.snapshot, &error))?;
+            return snapshots::write(out, &changed, "free disk space, make the file writable, or choose another file with `--out`");
         }
-        let about = format!("What a PyTorch program would allocate and free, changed by advice: {}.", change.sentence);
+        let about = format!("The allocations and frees of a PyTorch program after a recommended change: {}.", change.sentence);
         Program::of_job(about, &change.program, snapshot, memory.unwrap_or(change.least.enough)).write(out, &self.snapshot)
     }
 
-    /// A replay that is not what was recorded backs no advice.
+    /// Gives no advice, because the replay differs from the recording.
     fn refuse(&self, fidelity: &Fidelity, job: &RecordedProgram) -> Result<Exit, Failures> {
         if self.format == Format::Json {
             terminal::print_json(&Document {
@@ -212,7 +213,7 @@ impl Advise {
         tell_notes(job);
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
         terminal::tell(format_args!(
-            "{}: no advice: a replay under the recorded settings does something else than the recording has, so what it says of other settings is not backed.\nFirst divergence {divergence}\n`--force` shows it all the same",
+            "{}: no advice: a replay with the recorded settings differs from the recording, so replays with other settings are not reliable.\nFirst divergence {divergence}\n`--force` shows the advice nevertheless",
             self.snapshot.display()
         ));
         Ok(Exit::Failed)
@@ -251,14 +252,14 @@ impl Advise {
     }
 }
 
-/// What is not known of the job or was assumed.
+/// Prints unknowns and assumptions of the recovered program.
 fn tell_notes(job: &RecordedProgram) {
     for note in &job.notes {
         terminal::tell(format_args!("note: {note}"));
     }
 }
 
-/// The recorded settings, those given and those of the grid, each once.
+/// The recorded settings, the given ones and those of the grid, each once.
 fn with_grid(recorded: &Config, given: Vec<Configuration>) -> Vec<Configuration> {
     let mut all = Configuration::grid(recorded);
     for configuration in given {

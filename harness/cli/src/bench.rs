@@ -1,4 +1,4 @@
-//! `harness bench`: times suites, prints what came of it and writes it down.
+//! `harness bench`: times suites, prints the results and saves a report.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use harness_allocator::units::Nanos;
 use harness_base::date::Date;
+use harness_base::printable::printable;
 use harness_base::shell::quoted;
 use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::builds::{self, Builds};
@@ -22,7 +23,7 @@ use harness_bench::record::{Accepted, BenchRun, Build, Counts, Shard};
 use harness_bench::store::{self, Saved};
 use harness_bench::suite::Suite;
 use harness_bench::torch::{Torches, torch_arms};
-use harness_cuda::machine::{self};
+
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
 use harness_report::{bench as report, junit};
@@ -34,86 +35,87 @@ use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::report::RENDERER;
 use super::terminal;
-use super::{Format, device, inputs, interrupt, list};
+use super::{Format, device, inputs, interrupt, list, program};
 
-/// The suites that come with the project, as seen from its root.
+/// The project's suites, relative to its root.
 pub(crate) const SUITES: &str = "scenarios/bench";
-/// Steps of the progress bar for the budget of one suite.
+/// Steps of the progress bar per suite.
 const STEPS: u64 = 1000;
 
 const EXAMPLES: &str = "Examples:
   harness bench                                     # all suites of scenarios/bench
   harness bench latency traces --budget 30s
   harness bench my-suite.yaml --device cuda:1 --report /tmp/mine
-  harness bench latency empty_cache --device cuda --torch auto   # PyTorch's own allocator beside ours
-  harness bench --shard 1/2 --report shards/1       # the first of two machines
+  harness bench latency empty_cache --device cuda --torch auto   # also PyTorch's own allocator
+  harness bench --shard 1/2 --report shards/1       # on the first of two machines
   harness bench latency --no-report --format json | jq '.suites[].entries[0]'";
 
-/// Time suites: allocators side by side, arms interleaved, until the figures are precise or the budget is used up.
+/// Time allocators side by side, in interleaved rounds, until the figures are precise or the time budget is used up.
 ///
-/// A suite is named (as in `latency`, for scenarios/bench/latency.yaml) or given as a file or a folder. All suites are checked before
-/// anything is timed. With `--accepted` the accepted build takes its turn in every round, and each entry is compared with it; without, with the
-/// record of an earlier run. The run stands in the index of all; the exit code is 1 where something is worse or broken. Ctrl-C stops after the present measurement and saves nothing; a second one ends the program at once.
+/// A suite is a name (`latency` for scenarios/bench/latency.yaml), a file or a folder. All suites are checked before the first measurement. With
+/// `--accepted`, every round also measures the accepted build, and each entry is compared with it. Otherwise, each entry is compared with the record of an
+/// earlier run. The run is added to the index of all runs. The exit code is 1 if an entry is worse or broken. Ctrl-C stops after the current
+/// measurement and saves nothing; a second Ctrl-C ends the program immediately.
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Bench {
-    /// Suites, by name or as files or folders (*.yaml, by name, not deeper) [default: all of scenarios/bench].
+    /// Names, files or folders of suites. Of a folder, the `*.yaml` files are timed, without subfolders [default: all of scenarios/bench].
     #[arg(value_name = "SUITE|PATH")]
     suites: Vec<PathBuf>,
-    /// `auto` (the first GPU, or the simulated device where there is none), `sim`, `cuda` or `cuda:N` [default: the variable
+    /// The device: `auto` (the first GPU, or the simulated device if there is no GPU), `sim`, `cuda` or `cuda:N` [default: the variable
     /// HARNESS_DEVICE, else `auto`].
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// Let the simulated device be like this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80,
-    /// h100-80 and h200-141, which have the memory of that GPU and published costs.
+    /// Simulate this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80, h100-80 and h200-141, which
+    /// have the memory of that GPU and published costs.
     #[arg(long, value_name = "PROFILE")]
     device_profile: Option<PathBuf>,
-    /// Take this time for all suites together, as in `60s`, divided in proportion to their own budgets.
+    /// The time for all suites together, as in `60s`, divided in proportion to their own budgets.
     #[arg(long, value_name = "TIME", value_parser = budget)]
     budget: Option<Nanos>,
-    /// Do only part I of N, as in `1/2`; which cases belong to it depends on their names alone.
+    /// Run only part I of N, as in `1/2`. The names of the cases determine the parts.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
-    /// Draw the order of entries from this seed.
+    /// The seed for the order of entries.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Save the run in the folder `nightly` below this one, with those that it is compared with, and their index here.
+    /// Save the run in the subfolder `nightly` of this folder, which also contains earlier runs and their index.
     #[arg(long, value_name = "DIR", default_value = store::DEFAULT_ROOT)]
     reports: PathBuf,
-    /// Write the run into this folder instead, compared with no earlier run and in no index: for shards, or to look at it once.
+    /// Write the run into this folder instead, without a comparison with earlier runs and without an index entry. Use this for shards and single looks.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["reports", "no_report"])]
     report: Option<PathBuf>,
     /// Save nothing.
     #[arg(long)]
     no_report: bool,
-    /// Time PyTorch's own allocator on the same GPU too, with this Python, taking turns with ours: `never`, `auto` (python3, on a GPU),
-    /// or an interpreter. Where torch is missing the report says so.
+    /// Also time PyTorch's own allocator on the same GPU, in turn with ours: `never`, `auto` (python3, on a GPU), or a Python
+    /// interpreter. The report says if torch is missing.
     #[arg(long, value_name = "PYTHON", default_value = "never")]
     torch: TorchChoice,
-    /// Measure this program, the accepted build, side by side with this one. `accepted.json` among the reports says which commit it is.
+    /// Measure this program, the accepted build, side by side with this one. `accepted.json` in the reports folder contains its commit.
     #[arg(long, value_name = "PROGRAM")]
     accepted: Option<PathBuf>,
-    /// Say in the report that the accepted build was not measured for this reason.
+    /// The reason in the report why the accepted build was not measured.
     #[arg(long, hide = true, value_name = "WHY", conflicts_with = "accepted")]
     accepted_missing: Option<String>,
-    /// Measure cases that are asked for on standard input, one JSON object a line, and answer on standard output.
+    /// Measure the cases that arrive on standard input, one JSON object per line, and answer on standard output.
     #[arg(long, hide = true)]
     serve: bool,
     #[command(flatten)]
     ci: Ci,
-    /// Write the medians to this file as github-action-benchmark's `customSmallerIsBetter` takes them.
+    /// Write the medians to this file in the format `customSmallerIsBetter` of github-action-benchmark.
     #[arg(long, value_name = "FILE")]
     smaller_is_better: Option<PathBuf>,
-    /// What to print: `json` is the whole record of the run, with the median of each round, and nothing else.
+    /// The output format. `json` prints the record of the run, with the median of each round, and nothing else.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
-    /// List the suites and what they time, and do nothing.
+    /// List the suites and their cases, without timing them.
     #[arg(long)]
     list: bool,
-    /// Take what a suite needs even if that leaves less than usual of a GPU that others use.
+    /// Allow a suite to use more of a shared GPU than usual.
     #[arg(long)]
     allow_full_device: bool,
-    /// Print no text where nothing fails, and show no progress.
+    /// Print text only if a case fails, and show no progress.
     #[arg(long, short)]
     quiet: bool,
 }
@@ -128,12 +130,16 @@ impl Bench {
             terminal::print(&listed(&suites, self.shard))?;
             return Ok(Exit::Passed);
         }
-        // What cannot be written or read is told before a long run, not after it.
+        // Check the report folder before a long run, not after it.
         self.check_place()?;
-        let bar = self.progress();
+        let bar = terminal::progress(!self.quiet, "{bar:30} {percent:>3} % {wide_msg}", Some(0));
         let interrupt = interrupt::watch({
             let bar = bar.clone();
-            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present measurement; press Ctrl-C again to end at once"))
+            move || {
+                bar.suspend(|| {
+                    terminal::tell("interrupted: stopping after the current measurement; press Ctrl-C again to stop immediately")
+                })
+            }
         })?;
         let source = self.device_source()?;
         let pinned = self.pinned()?;
@@ -176,9 +182,9 @@ impl Bench {
         self.finish(BenchRun { took_ms: took.0 / 1_000_000, suites, conditions: monitor.finish(), ..run })
     }
 
-    /// Saves a run that is over, and tells of it.
+    /// Saves and prints the finished run.
     fn finish(&self, run: BenchRun) -> Result<Exit, Failures> {
-        // Where it cannot be saved after all, what was measured is at least printed.
+        // If saving fails, the measurements are still printed.
         let (run, place) = match self.save(run.clone()) {
             Ok(saved) => saved,
             Err(error) => {
@@ -196,11 +202,11 @@ impl Bench {
         let source = self.device_source()?;
         let device = source.open()?;
         let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok());
-        // Who asks is a harness: what it does not understand is its own to tell.
         match builds::serve(&mut provider, commit_of(&built::build()), io::stdin().lock(), &mut io::stdout().lock()) {
             Ok(()) => Ok(Exit::Passed),
             Err(error) => {
-                Err(CliError::input(format!("the harness that asked is gone: {error}"), "this is for `harness bench` itself").into())
+                let message = format!("the connection to the parent harness is lost: {error}");
+                Err(CliError::input(message, "`--serve` is an internal option of `harness bench`").into())
             }
         }
     }
@@ -211,7 +217,7 @@ impl Bench {
             .map_err(|error| CliError::input(error, "repair the file, or accept a build with `harness report accept COMMIT`"))
     }
 
-    /// This build and the accepted one, running side by side, or why not.
+    /// Starts this build and the accepted one, or returns why the accepted one is missing.
     fn builds(&self, source: &DeviceSource, pinned: Option<String>) -> Result<(Option<Builds>, Accepted), CliError> {
         let is_required = pinned.is_some() || self.accepted.is_some();
         let missing = |why: String| Ok((None, Accepted { commit: pinned.clone(), missing: Some(why), is_required }));
@@ -231,7 +237,7 @@ impl Bench {
                 if let (Some(pinned), Some(commit)) = (&pinned, &commit)
                     && pinned != commit
                 {
-                    let message = format!("{} was built from {commit}, and the accepted build is {pinned}", program.display());
+                    let message = format!("{} was built from {commit}, but the accepted build is {pinned}", program.display());
                     return Err(CliError::input(
                         message,
                         "build the accepted commit, or accept this one with `harness report accept COMMIT`",
@@ -247,7 +253,7 @@ impl Bench {
         }
     }
 
-    /// PyTorch with all settings that the suites want it with, running before anything is timed. Why one is missing is told once.
+    /// Starts PyTorch with all settings of the suites before the first measurement. Prints once why one is missing.
     fn torches(&self, plan: &Plan, source: &DeviceSource) -> Option<Torches> {
         let mut torches = self.torch.place(source)?;
         let wanted: BTreeSet<String> = plan.suites().into_iter().flat_map(torch_arms).map(|arm| arm.settings).collect();
@@ -258,14 +264,12 @@ impl Bench {
         Some(torches)
     }
 
-    /// Reads and checks all suites, or tells of each that is wrong the first thing that is.
+    /// Reads and checks all suites, or returns the first error of each invalid one.
     fn load(&self) -> Result<Vec<Suite>, Failures> {
         let paths: Vec<PathBuf> = match self.suites.as_slice() {
             [] if !Path::new(SUITES).is_dir() => {
-                let help = "run this at the root of the project, or name suites as files or folders, as in `harness bench my-suite.yaml`";
-                return Err(
-                    CliError::input(format!("there is no folder {SUITES} here, whose suites are timed if none is named"), help).into()
-                );
+                let help = "run this in the root of the project, or name files or folders, as in `harness bench my-suite.yaml`";
+                return Err(CliError::input(format!("no suite is named, and there is no folder {SUITES} here"), help).into());
             }
             [] => vec![PathBuf::from(SUITES)],
             named => named.iter().map(|name| resolve(name)).collect::<Result<_, _>>()?,
@@ -280,31 +284,27 @@ impl Bench {
         if !failures.is_empty() {
             return Err(Failures(failures));
         }
-        // Entries are told apart by the name of their suite.
+        // The suite's name identifies its entries.
         for (index, suite) in suites.iter().enumerate() {
             if let Some(other) = suites[..index].iter().find(|other| other.name == suite.name) {
-                let message = format!("two suites are named `{}`: {} and {}", suite.name, other.path.display(), suite.path.display());
-                return Err(CliError::input(message, "a suite is named after its file: rename one, or leave it out").into());
+                let message = format!("two suites have the name `{}`: {} and {}", suite.name, other.path.display(), suite.path.display());
+                return Err(CliError::input(message, "the file gives a suite its name: rename one file, or leave it out").into());
             }
         }
         Ok(suites)
     }
 
-    /// Looks for a GPU only where one may be used.
     fn device_source(&self) -> Result<DeviceSource, CliError> {
         let choice = device::choice(self.device, DeviceChoice::Auto)?;
-        let source = match choice {
-            DeviceChoice::Simulated => DeviceSource::simulated(),
-            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &machine::probe(), self.allow_full_device)?,
-        };
+        let source = device::source(choice, self.allow_full_device, self.device_profile.as_deref())?;
         if let (DeviceChoice::Auto, Some(reason), false) = (choice, source.simulated_because(), self.quiet) {
             terminal::tell(format_args!("on the simulated device: {reason}"));
         }
-        device::profiled(source, self.device_profile.as_deref())
+        Ok(source)
     }
 
     fn reproduce(&self, source: &DeviceSource) -> String {
-        let mut command = format!("{} bench", super::program());
+        let mut command = format!("{} bench", program::name());
         for suite in &self.suites {
             command += &format!(" {}", quoted(&suite.to_string_lossy()));
         }
@@ -318,10 +318,6 @@ impl Bench {
         command
     }
 
-    fn progress(&self) -> ProgressBar {
-        terminal::progress(!self.quiet, "{bar:30} {percent:>3} % {wide_msg}", 0)
-    }
-
     fn check_place(&self) -> Result<(), CliError> {
         match &self.report {
             _ if self.no_report => Ok(()),
@@ -330,7 +326,7 @@ impl Bench {
         }
     }
 
-    /// Saves the run where it belongs. Returns it with its comparison, and where it lies.
+    /// Saves the run. Returns it with its comparison, and its folder.
     fn save(&self, mut run: BenchRun) -> Result<(BenchRun, Option<PathBuf>), CliError> {
         if self.no_report {
             run.comparison = harness_bench::compare::compare(&run, &[], None);
@@ -341,7 +337,7 @@ impl Bench {
         }
         let Saved { folder, run, broken } = store::save(&self.reports, run, RENDERER)?;
         for error in broken {
-            terminal::tell(format_args!("not compared with, and not in the index: {error}"));
+            terminal::tell(format_args!("skipped in the comparison and in the index: {error}"));
         }
         Ok((run, Some(folder)))
     }
@@ -367,7 +363,7 @@ impl Bench {
             let help = "make it writable, or choose another file with `--smaller-is-better FILE`";
             ci::write(path, &report::smaller_is_better(run), help)?;
         }
-        // GitHub reads annotations from what a step prints.
+        // GitHub reads annotations from standard output.
         if std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true") && self.format == Format::Text {
             for annotation in report::annotations(run) {
                 terminal::print(&format!("{annotation}\n"))?;
@@ -377,7 +373,7 @@ impl Bench {
     }
 }
 
-/// Whether PyTorch's own allocator is timed, and by which Python.
+/// The Python that times PyTorch's own allocator.
 #[derive(Clone, Debug)]
 enum TorchChoice {
     Never,
@@ -398,18 +394,18 @@ impl FromStr for TorchChoice {
 }
 
 impl TorchChoice {
-    /// `None` where PyTorch is not wanted.
+    /// `None` if PyTorch is not timed.
     fn place(&self, source: &DeviceSource) -> Option<Torches> {
         match (self, source.cuda_ordinal()) {
             (Self::Never, _) | (Self::Auto, None) => None,
             (Self::Auto, Some(ordinal)) => Some(Torches::new("python3", ordinal)),
             (Self::Python(python), Some(ordinal)) => Some(Torches::new(python, ordinal)),
-            (Self::Python(_), None) => Some(Torches::missing("it needs a GPU, and this is the simulated device")),
+            (Self::Python(_), None) => Some(Torches::missing("it needs a GPU, but this run uses the simulated device")),
         }
     }
 }
 
-/// A file or folder as it is, and a name as the suite of that name.
+/// Returns files and folders unchanged, and turns a name into the file of that suite.
 fn resolve(given: &Path) -> Result<PathBuf, CliError> {
     let named = Path::new(SUITES).join(given).with_extension("yaml");
     if given.exists() || given.components().count() > 1 || given.extension().is_some() {
@@ -419,8 +415,8 @@ fn resolve(given: &Path) -> Result<PathBuf, CliError> {
         return Ok(named);
     }
     if !Path::new(SUITES).is_dir() {
-        let message = format!("there is no suite `{}`: suites are named in the folder {SUITES}, and there is none here", given.display());
-        return Err(CliError::input(message, "run this at the root of the project, or name a file, as in `my-suite.yaml`"));
+        let message = format!("there is no suite `{}`, because there is no folder {SUITES} here", given.display());
+        return Err(CliError::input(message, "run this in the root of the project, or name a file, as in `my-suite.yaml`"));
     }
     let known: Vec<String> = inputs::files(&[PathBuf::from(SUITES)], "suite")
         .unwrap_or_default()
@@ -428,7 +424,7 @@ fn resolve(given: &Path) -> Result<PathBuf, CliError> {
         .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
         .collect();
     let help = match known.as_slice() {
-        [] => format!("there is none in {SUITES}: name a file, as in `my-suite.yaml`"),
+        [] => format!("the folder {SUITES} contains no suite: name a file, as in `my-suite.yaml`"),
         names => format!("suites: {}; or name a file, as in `my-suite.yaml`", names.join(", ")),
     };
     Err(CliError::input(format!("there is no suite `{}`", given.display()), help))
@@ -449,14 +445,14 @@ fn advance(bar: &ProgressBar, progress: &Progress<'_>) {
     let Progress { suite, case, arm, round, used } = progress;
     let whole = bar.position() / STEPS * STEPS;
     bar.set_position(whole + (used * (STEPS - 1) as f64) as u64);
-    bar.set_message(format!("{}, round {round}: {} with {arm}", suite.name, case.name()));
+    bar.set_message(printable(&format!("{}, round {round}: {} with {arm}", suite.name, case.name())).into_owned());
 }
 
 fn exit_of(run: &BenchRun) -> Exit {
     let regression = run.comparison.as_ref().is_some_and(|comparison| Counts::of(&comparison.changes).is_regression());
     match run.entries().count() {
         _ if regression || run.failed() > 0 || run.has_losses() => Exit::Failed,
-        // Arms that a case is not for are skipped as a matter of course, and a shard may be empty.
+        // Cases skip configurations that they are not for, and a shard may be empty.
         entries @ 1.. if entries == run.skipped() => Exit::Device,
         _ if run.inconclusive().is_some() => Exit::Inconclusive,
         _ => Exit::Passed,
@@ -465,18 +461,18 @@ fn exit_of(run: &BenchRun) -> Exit {
 
 fn budget(text: &str) -> Result<Nanos, String> {
     match Nanos::parse(text) {
-        Ok(Nanos::ZERO) => Err("a budget of nothing times nothing: as in `60s`".to_owned()),
+        Ok(Nanos::ZERO) => Err("the budget must be longer than 0, as in `60s`".to_owned()),
         Ok(budget) => Ok(budget),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// The commit, where nothing was changed beside it.
+/// The commit, unless there are uncommitted changes.
 fn commit_of(build: &Build) -> Option<String> {
     build.commit.clone().filter(|_| build.dirty != Some(true))
 }
 
-/// As in `2026-11-20T02:17:00Z`.
+/// Formats a time as in `2026-11-20T02:17:00Z`.
 fn utc(now: SystemTime) -> String {
     let second = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()) % 86_400;
     format!("{}T{:02}:{:02}:{:02}Z", Date::of(now), second / 3600, second / 60 % 60, second % 60)
@@ -489,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_in_utc() {
+    fn times_are_in_utc() {
         let times = [0, 951_782_400, 1_795_141_020, 4_107_542_399];
         let expected = ["1970-01-01T00:00:00Z", "2000-02-29T00:00:00Z", "2026-11-20T02:17:00Z", "2100-02-28T23:59:59Z"];
         assert_eq!(times.map(|seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds))), expected);

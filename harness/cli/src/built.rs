@@ -1,18 +1,18 @@
-//! What this program was built from, as the build script found it.
+//! The compiler and the commit that built this program, as recorded by the build script.
 
 use std::sync::LazyLock;
 
 use harness_bench::record::Build;
 
-/// Version of the compiler, and the profile.
+/// The compiler's version and the build profile.
 pub(crate) const COMPILER: &str = env!("HARNESS_BUILD_COMPILER");
 
-/// The commit. Debug builds do not know it, unless `HARNESS_COMMIT` names it.
+/// The commit. Debug builds know it only if `HARNESS_COMMIT` was set at build time.
 pub(crate) fn build() -> Build {
     option_env!("HARNESS_BUILD_COMMIT").map_or_else(Build::default, built_from)
 }
 
-/// The version with the commit, as `--version` has it: `0.1.0 (1a2b3c)`.
+/// The version and the commit as `--version` shows them: `0.1.0 (1a2b3c)`.
 pub(crate) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| version_of(build()));
     &VERSION
@@ -20,14 +20,14 @@ pub(crate) fn version() -> &'static str {
 
 fn version_of(build: Build) -> String {
     let commit = match build {
-        Build { commit: Some(commit), dirty: Some(true) } => format!("{commit}, with changes"),
+        Build { commit: Some(commit), dirty: Some(true) } => format!("{commit}, with uncommitted changes"),
         Build { commit: Some(commit), .. } => commit,
         Build { commit: None, .. } => "commit unknown: a debug build, or built without git".to_owned(),
     };
     format!("{} ({commit})", env!("CARGO_PKG_VERSION"))
 }
 
-/// As in `1a2b3c` or `1a2b3c-dirty`.
+/// Parses `1a2b3c` or `1a2b3c-dirty`.
 fn built_from(text: &str) -> Build {
     let clean = text.strip_suffix("-dirty");
     Build { commit: Some(clean.unwrap_or(text).to_owned()), dirty: Some(clean.is_some()) }
@@ -38,13 +38,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_is_told_with_and_without_changes() {
+    fn the_version_shows_the_commit_and_uncommitted_changes() {
         let commit = Some("1a2b3c".to_owned());
         assert_eq!(built_from("1a2b3c"), Build { commit: commit.clone(), dirty: Some(false) });
         assert_eq!(built_from("1a2b3c-dirty"), Build { commit, dirty: Some(true) });
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(version_of(built_from("1a2b3c")), format!("{version} (1a2b3c)"));
-        assert_eq!(version_of(built_from("1a2b3c-dirty")), format!("{version} (1a2b3c, with changes)"));
+        assert_eq!(version_of(built_from("1a2b3c-dirty")), format!("{version} (1a2b3c, with uncommitted changes)"));
         assert!(version_of(Build::default()).starts_with(&format!("{version} (commit unknown")));
     }
 }

@@ -1,4 +1,4 @@
-//! `harness calibrate`: measures what a GPU costs, and writes a device profile for the simulated device.
+//! `harness calibrate`: measures the costs of a GPU and writes a device profile for the simulated device.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use harness_allocator::device::{Device, DeviceError, TestDevice};
 use harness_base::date::Date;
 use harness_base::files;
 use harness_bench::machine::Monitor;
-use harness_cuda::machine::{self};
+
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
 use harness_devices::calibrate::{self, CalibrateError};
@@ -24,27 +24,27 @@ use super::{device, interrupt, terminal};
 const EXAMPLES: &str = "Examples:
   harness calibrate
   harness calibrate --device cuda:1 --name h200-node7 --output scenarios/devices/h200-node7.yaml
-  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml   # on what that wrote";
+  harness run scenarios --device sim --device-profile scenarios/devices/h200-node7.yaml   # uses that profile";
 
-/// Measure what calls and work cost on a GPU, and write a dated device profile that the simulated device can run on.
+/// Measure the cost of calls and work on a GPU, and write a dated device profile for the simulated device.
 ///
-/// Takes up to a quarter of the GPU's free memory, for some seconds. Nothing is written where it is interrupted.
+/// The command uses up to a quarter of the GPU's free memory for some seconds. It writes nothing if it is interrupted.
 #[derive(Args)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", exit::explained()))]
 pub(super) struct Calibrate {
     /// The GPU: `cuda` (the first one) or `cuda:N` [default: the variable HARNESS_DEVICE, else `cuda`].
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// Write the profile here, in place of an earlier one [default: the profile's name in scenarios/devices].
+    /// The file to write or replace [default: a file in scenarios/devices with the profile's name].
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// What reports call it [default: the GPU's name, as in `nvidia-h200`].
+    /// The profile's name in reports [default: the GPU's name, as in `nvidia-h200`].
     #[arg(long, value_name = "NAME")]
     name: Option<ProfileName>,
-    /// How often everything is measured.
+    /// The number of measurements.
     #[arg(long, value_name = "N", default_value_t = calibrate::ROUNDS, value_parser = clap::value_parser!(u32).range(3..=10_000))]
     rounds: u32,
-    /// Print only what is wrong, and show no progress.
+    /// Print only errors and warnings, and show no progress.
     #[arg(long, short)]
     quiet: bool,
 }
@@ -62,11 +62,11 @@ impl Calibrate {
         let name = self.name.unwrap_or_else(|| ProfileName::of_device(&info.name));
         let output = self.output.unwrap_or_else(|| Path::new(profile::FOLDER).join(format!("{name}.yaml")));
         for reason in &contended {
-            terminal::tell(format_args!("the figures are not to be trusted fully: {reason}"));
+            terminal::tell(format_args!("warning: the figures may be wrong: {reason}"));
         }
         let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
         files::write(&output, &profile.to_yaml()).map_err(|error| {
-            let help = "make room, or choose another place with `--output FILE`";
+            let help = "free disk space, or choose another file with `--output FILE`";
             CliError::Output { target: Some(output.clone()), error, help }
         })?;
         if !self.quiet {
@@ -78,23 +78,23 @@ impl Calibrate {
     fn open(&self) -> Result<Box<dyn TestDevice>, CliError> {
         let choice = match device::choice(self.device, DeviceChoice::Cuda(0))? {
             DeviceChoice::Simulated => {
-                let message = "there is nothing to measure on the simulated device: its costs are those of its cost model";
-                return Err(CliError::input(message, "name a GPU, as in `--device cuda:0`; `harness doctor` says what is there"));
+                let message = "the simulated device cannot be measured, because its costs come from a cost model";
+                return Err(CliError::input(message, "name a GPU, as in `--device cuda:0`; `harness doctor` lists the GPUs"));
             }
-            // Where there is no GPU, this one says why.
+            // If there is no GPU, the error for this one says why.
             DeviceChoice::Auto => DeviceChoice::Cuda(0),
             chosen @ DeviceChoice::Cuda(_) => chosen,
         };
-        let opened = DeviceSource::new(choice, &machine::probe(), false).and_then(|source| source.open());
-        opened.map_err(|error| CliError::Device { error, help: "only a GPU can be measured: see `harness doctor` for what is there" })
+        let opened = DeviceSource::new(choice, &device::probe()?, false).and_then(|source| source.open());
+        opened.map_err(|error| CliError::Device { error, help: "calibration needs a GPU; `harness doctor` lists the GPUs" })
     }
 
-    /// All figures, unless the user interrupts.
+    /// Measures all figures, unless the user interrupts.
     fn measure(&self, device: &mut dyn TestDevice) -> Result<ControlFlow<(), Figures>, CliError> {
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
-            move || bar.suspend(|| terminal::tell("interrupted: stopping after the present round; press Ctrl-C again to end at once"))
+            move || bar.suspend(|| terminal::tell("interrupted: stopping after the current round; press Ctrl-C again to stop immediately"))
         })?;
         let measured = calibrate::calibrate(device, self.rounds, |done, all| {
             bar.set_length(all.into());
@@ -114,11 +114,11 @@ impl Calibrate {
     }
 
     fn progress(&self) -> ProgressBar {
-        terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", 0).with_message("rounds")
+        terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", Some(0)).with_message("rounds")
     }
 }
 
-/// The figures as reports show them.
+/// The figures in the layout of reports.
 fn table(profile: &Profile) -> String {
     let figures = profile.cost_model().figures();
     let width = figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);

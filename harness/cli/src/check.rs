@@ -1,4 +1,4 @@
-//! `harness check`: whether scenarios are valid, without running them.
+//! `harness check`: validates scenarios without running them.
 
 use std::path::PathBuf;
 
@@ -10,11 +10,11 @@ use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::{inputs, terminal};
 
-/// Check scenarios without running them: one line a file, and the first thing that is wrong in each.
+/// Check scenarios without running them: one line per file, and the first error in each file.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  harness check scenarios\n  harness check my.yaml other.yaml")]
 pub(super) struct Check {
-    /// Scenario files, or folders of them (*.yaml, by name, not deeper).
+    /// Scenario files or folders. Of a folder, the `*.yaml` files are checked, without subfolders.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! What continuous integration takes of a run, beside the report: options that commands share.
+//! Options for continuous integration, shared by several commands.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,18 @@ use harness_report::github::SUMMARY_LIMIT;
 
 use super::error::CliError;
 
-/// Files for continuous integration.
 #[derive(Args)]
 pub(super) struct Ci {
-    /// Add a summary in markdown to the end of this file, as in `--summary "$GITHUB_STEP_SUMMARY"`, cut where GitHub takes no more.
+    /// Append a markdown summary to this file, cut to GitHub's size limit, as in `--summary "$GITHUB_STEP_SUMMARY"`.
     #[arg(long, value_name = "FILE")]
     summary: Option<PathBuf>,
-    /// Write what passed, failed and was skipped to this file, as JUnit has it.
+    /// Write passed, failed and skipped runs to this file in JUnit format.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
 }
 
 impl Ci {
-    /// Writes what the user asked for. A summary gets the bytes that it may have.
+    /// Writes the requested files. `summary` receives the number of bytes that it may use.
     pub(super) fn write(&self, summary: impl FnOnce(usize) -> String, junit: impl FnOnce() -> String) -> Result<(), CliError> {
         if let Some(path) = &self.summary {
             add(path, summary).map_err(|error| failed(path, error, "make it writable, or choose another file with `--summary FILE`"))?;
@@ -33,12 +32,12 @@ impl Ci {
     }
 }
 
-/// Writes a file that the user named. `help` is shown where it cannot be written.
+/// Writes a file that the user named. `help` is shown if that fails.
 pub(super) fn write(path: &Path, text: &str, help: &'static str) -> Result<(), CliError> {
     files::write(path, text).map_err(|error| failed(path, error, help))
 }
 
-/// Other commands of the same step may have written before, and GitHub counts all of it.
+/// Appends to the summary. GitHub's limit includes the text that earlier commands of the same step wrote.
 fn add(path: &Path, summary: impl FnOnce(usize) -> String) -> io::Result<()> {
     files::append(path, |existing| {
         let between = if existing.ends_with_empty_line { "" } else { "\n" };

@@ -1,4 +1,4 @@
-//! `harness compare`: what differs between two recorded programs.
+//! `harness compare`: compares the memory snapshots of two programs.
 
 use std::path::{Path, PathBuf};
 
@@ -23,33 +23,33 @@ const EXAMPLES: &str = "Examples:
 
 Two benchmark runs are compared by `harness report compare`.";
 
-/// Compare two memory snapshots, as before and after an upgrade: what grew, by site and by cause.
+/// Compare two memory snapshots, for example before and after an upgrade: memory growth by site and by cause.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Compare {
-    /// The memory snapshot of the program as it was.
+    /// The memory snapshot of the program before the change.
     #[arg(value_name = "BEFORE")]
     before: PathBuf,
-    /// The memory snapshot of the program as it is.
+    /// The memory snapshot of the program after the change.
     #[arg(value_name = "AFTER")]
     after: PathBuf,
-    /// At which moment causes and sites are compared.
+    /// The moment at which causes and sites are compared.
     #[arg(long, value_name = "MOMENT", default_value = "peak")]
     at: MomentName,
     /// The index of the device.
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
-    /// What to print.
+    /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
 }
 
-/// A moment that both have.
+/// A moment that every snapshot has.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum MomentName {
-    /// When the most was allocated; of a snapshot without a recording, the end.
+    /// The peak of allocated memory; for a snapshot without events, the end.
     Peak,
-    /// When the snapshot was taken.
+    /// The moment of the snapshot.
     End,
 }
 
@@ -81,7 +81,7 @@ impl Compare {
         Ok(Exit::Passed)
     }
 
-    /// Refuses what runs and benchmark runs leave behind, and names the command that compares them.
+    /// Rejects the records of runs and benchmark runs, and names the command that compares them.
     fn refuse_records(&self) -> Result<(), CliError> {
         let Self { before, after, .. } = self;
         let what = |path: &Path| match path {
@@ -91,8 +91,8 @@ impl Compare {
         };
         let Some((path, what)) = [before, after].into_iter().find_map(|path| Some((path, what(path)?))) else { return Ok(()) };
         let [base, new] = [before, after].map(|path| quoted(&path.to_string_lossy()));
-        let help = format!("two runs, or two benchmark runs, are compared by `harness report compare {base} {new}`");
-        Err(CliError::input(format!("{}: this is what {what} left behind, not a memory snapshot", path.display()), help))
+        let help = format!("`harness report compare {base} {new}` compares two runs or two benchmark runs");
+        Err(CliError::input(format!("{}: this is the record of {what}, not a memory snapshot", path.display()), help))
     }
 
     fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {
@@ -100,8 +100,8 @@ impl Compare {
         let devices = causes::devices(snapshot);
         if !devices.contains(&self.device) {
             let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
-            let message = format!("the snapshot has nothing of device {}", self.device);
-            return Err(invalid(message, &format!("choose one by `--device`: the snapshot has {}", known.join(", "))));
+            let message = format!("the snapshot does not contain device {}", self.device);
+            return Err(invalid(message, &format!("choose another `--device`: the snapshot contains {}", known.join(", "))));
         }
         let has_events = snapshot.traces.get(self.device as usize).is_some_and(|events| !events.is_empty());
         let at = if self.at == MomentName::Peak && has_events { At::Peak } else { At::End };

@@ -1,48 +1,75 @@
-//! Which device the user chose: by option, by variable, or not at all; the device profile named for the simulated one; how much memory it has.
+//! The device that the user chose, by option or by variable, with its profile and its memory.
 
 use std::path::Path;
+use std::time::Duration;
 
+use harness_allocator::device::DeviceError;
 use harness_allocator::units::Bytes;
+use harness_cuda::machine::{self, Probe};
 use harness_devices::DeviceSource;
 use harness_devices::{DeviceChoice, ParseDeviceError};
 use harness_scenario::{MAX_MEMORY, MIN_MEMORY};
 
+use super::doctor;
 use super::error::CliError;
 
-/// What chooses the device where the option `--device` does not.
+/// Names the device if the option `--device` does not.
 const VARIABLE: &str = "HARNESS_DEVICE";
 
-/// The device that the option names, else the variable `HARNESS_DEVICE`; `otherwise` where neither does. An empty variable names none.
+/// The time that the driver gets to answer, as in `90s`.
+const LIMIT_VARIABLE: &str = "HARNESS_DRIVER_LIMIT";
+
+/// The device of the option, else of the variable `HARNESS_DEVICE`, else `otherwise`. An empty variable counts as unset.
 pub(crate) fn choice(option: Option<DeviceChoice>, otherwise: DeviceChoice) -> Result<DeviceChoice, CliError> {
     if let Some(choice) = option {
         return Ok(choice);
     }
     match std::env::var_os(VARIABLE) {
         Some(value) if !value.is_empty() => value.to_string_lossy().parse().map_err(|error: ParseDeviceError| {
-            let help = format!("correct the variable {VARIABLE} or unset it, or give `--device`, which goes before it");
+            let help = format!("correct the variable {VARIABLE} or unset it, or give `--device`, which takes precedence");
             CliError::input(format!("{VARIABLE}: {error}"), help)
         }),
         _ => Ok(otherwise),
     }
 }
 
-/// The same source on a profile, if one is named; only the simulated device can run on one.
-pub(crate) fn profiled(source: DeviceSource, profile: Option<&Path>) -> Result<DeviceSource, CliError> {
+/// Looks for GPUs. A child process does so first, because a broken driver may hang or crash the process that calls it.
+pub(crate) fn probe() -> Result<Probe, CliError> {
+    let limit = match std::env::var(LIMIT_VARIABLE) {
+        Ok(text) if !text.is_empty() => doctor::limit(&text)
+            .map_err(|error| CliError::input(format!("{LIMIT_VARIABLE}: {error}"), "give a time, as in `90s`, or unset the variable"))?,
+        _ => doctor::LIMIT,
+    };
+    // If the child cannot be started, the driver is called without this protection.
+    if let Ok(Err(why)) = doctor::ask_child(false, Duration::from_nanos(limit.0)) {
+        let what = "the CUDA driver".to_owned();
+        let help = "use `--device sim`; `HARNESS_DRIVER_LIMIT=90s` gives a slow driver more time";
+        return Err(CliError::Device { error: DeviceError::Unavailable { what, why }, help });
+    }
+    Ok(machine::probe())
+}
+
+/// The source of devices for the user's choice, on the profile if one is named. The driver is called only if a GPU may be used.
+pub(crate) fn source(choice: DeviceChoice, allow_full_device: bool, profile: Option<&Path>) -> Result<DeviceSource, CliError> {
+    let source = match choice {
+        DeviceChoice::Simulated => DeviceSource::simulated(),
+        DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &probe()?, allow_full_device)?,
+    };
     match profile {
         None => Ok(source),
         Some(path) if source.simulated_because().is_some() => Ok(source.with_profile(path)?),
         Some(_) => {
-            let message = format!("a device profile is for the simulated device, and this one is {source}, which costs what it costs");
+            let message = format!("a device profile is for the simulated device, but the device is {source}");
             Err(CliError::input(message, "add `--device sim`, or leave `--device-profile` out"))
         }
     }
 }
 
-/// The value of an option `--memory`. Less than an allocator can use is a unit forgotten.
+/// Parses the value of `--memory`. An amount below the minimum suggests a missing unit.
 pub(crate) fn memory(text: &str) -> Result<Bytes, String> {
     let memory = Bytes::parse(text).map_err(|error| error.to_string())?;
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);
     }
-    Err(format!("a device's memory is from {MIN_MEMORY}, one small segment, to {MAX_MEMORY}, and this is {memory}"))
+    Err(format!("a device has from {MIN_MEMORY}, one small segment, to {MAX_MEMORY} of memory, not {memory}"))
 }

@@ -1,7 +1,7 @@
-//! `harness doctor`: what this machine has for the harness, what is missing, and what follows.
+//! `harness doctor`: reports this machine's driver and GPUs, and whether the harness can use them.
 //!
-//! A driver may hang, in a way that even ends no process. So a child process looks, and says before each step what it is going to wait for;
-//! this one gives up when nothing comes for too long.
+//! A broken driver may hang or crash the calling process. Therefore a child process calls the driver, and announces each step
+//! before it starts. This process gives up if the child is silent for too long.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use harness_allocator::device::DeviceError;
 use harness_allocator::units::{Bytes, Nanos};
+
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self, DeviceFound, NvmlFound, Probe};
 use harness_devices::{DeviceChoice, Resolved};
@@ -22,32 +23,35 @@ use super::error::Failures;
 use super::exit::Exit;
 use super::{Format, terminal};
 
-/// Say what is found on this machine: driver, NVML, GPUs, whether they can be used, and what is missing.
+/// The time that the driver gets to answer.
+pub(crate) const LIMIT: Nanos = Nanos(60_000_000_000);
+
+/// Report this machine's driver, NVML and GPUs, whether the GPUs can be used, and missing libraries.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness doctor
   harness doctor --require-gpu --format json")]
 pub(super) struct Doctor {
-    /// End with exit code 3 where there is no GPU that can be used.
+    /// Exit with code 3 if no GPU can be used.
     #[arg(long)]
     require_gpu: bool,
-    /// Do not open the GPUs: opening one takes some hundred MiB of it for a moment.
+    /// Do not open the GPUs. Opening a GPU takes some hundred MiB of its memory for a moment.
     #[arg(long)]
     no_open: bool,
-    /// Give up when driver and NVML do not answer within this time, as in `60s`.
+    /// The time that the driver and NVML get to answer, as in `60s`.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = limit)]
     limit: Nanos,
-    /// What to print.
+    /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
-    /// Look, and tell the parent process: a line of JSON for each [`Message`].
+    /// Run as the child process: print one line of JSON per [`Message`].
     #[arg(long, hide = true)]
     look: bool,
 }
 
-fn limit(text: &str) -> Result<Nanos, String> {
+pub(crate) fn limit(text: &str) -> Result<Nanos, String> {
     match Nanos::parse(text) {
-        Ok(Nanos::ZERO) => Err("within no time nothing can answer: as in `60s`".to_owned()),
+        Ok(Nanos::ZERO) => Err("the limit must be longer than 0, as in `60s`".to_owned()),
         Ok(limit) => Ok(limit),
         Err(error) => Err(error.to_string()),
     }
@@ -59,7 +63,9 @@ impl Doctor {
             self.look();
             return Ok(Exit::Passed);
         }
-        let findings = self.ask_child();
+        let asked = ask_child(!self.no_open, Duration::from_nanos(self.limit.0));
+        let findings = asked.unwrap_or_else(|error| Err(format!("the driver was not called: this program cannot start itself: {error}")));
+        let findings = findings.unwrap_or_else(Findings::without);
         match self.format {
             Format::Text => terminal::print(&findings.text())?,
             Format::Json => terminal::print_json(&findings)?,
@@ -68,18 +74,18 @@ impl Doctor {
     }
 }
 
-/// What the child says.
+/// A message of the child.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
-    /// What it is going to wait for.
+    /// The next step.
     WaitsFor(String),
-    /// All that was found, at the end.
+    /// The result.
     Found(Findings),
 }
 
 impl Message {
-    /// Says it. Where nobody listens any more there is nothing to say.
+    /// Sends the message. Errors are ignored: the parent process may have ended.
     fn send(&self) {
         let mut out = io::stdout().lock();
         let _ = serde_json::to_string(self).map(|line| writeln!(out, "{line}").and_then(|()| out.flush()));
@@ -87,62 +93,57 @@ impl Message {
 }
 
 impl Doctor {
-    /// The child's part.
+    /// The work of the child process.
     fn look(&self) {
         let waits_for = |what: &str| Message::WaitsFor(what.to_owned()).send();
-        waits_for("the CUDA driver and NVML to say which GPUs there are");
+        waits_for("the CUDA driver and NVML to list the GPUs");
         let probe = machine::probe();
         let findings = Findings::new(&probe, !self.no_open, waits_for);
         Message::Found(findings).send();
     }
+}
 
-    /// Has a child look, and listens as long as it says something in time.
-    fn ask_child(&self) -> Findings {
-        let arguments = if self.no_open { &["doctor", "--look", "--no-open"][..] } else { &["doctor", "--look"] };
-        let started = std::env::current_exe()
-            .and_then(|program| Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn());
-        match started {
-            Ok(mut child) => self.listen(&mut child),
-            Err(error) => Findings::without(format!("the driver was not asked: this program cannot start itself again: {error}")),
-        }
-    }
+/// Has a child process call the driver. The inner error says why the driver did not answer; the outer one why the child did not start.
+pub(crate) fn ask_child(open: bool, limit: Duration) -> io::Result<Result<Findings, String>> {
+    let arguments = if open { &["doctor", "--look"][..] } else { &["doctor", "--look", "--no-open"] };
+    let mut child =
+        Command::new(std::env::current_exe()?).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    Ok(listen(&mut child, limit))
+}
 
-    fn listen(&self, child: &mut Child) -> Findings {
-        let lines = lines_of(child);
-        let mut waits_for = "the system to start this program again".to_owned();
-        loop {
-            match lines.recv_timeout(Duration::from_nanos(self.limit.0)) {
-                Ok(line) => match serde_json::from_str(&line) {
-                    Ok(Message::WaitsFor(what)) => waits_for = what,
-                    Ok(Message::Found(findings)) => {
-                        // Its last words: it ends by itself.
-                        let _ = child.wait();
-                        return findings;
-                    }
-                    // A line of the driver's own.
-                    Err(_) => {}
-                },
-                Err(RecvTimeoutError::Timeout) => {
-                    // Not waited for: a process inside a driver that hangs may never end.
-                    let _ = child.kill();
-                    return Findings::without(format!(
-                        "no answer within {}, waiting for {waits_for}: the driver hangs; see `dmesg | grep NVRM`, then reset the GPU or reboot",
-                        self.limit
-                    ));
+fn listen(child: &mut Child, limit: Duration) -> Result<Findings, String> {
+    let lines = lines_of(child);
+    let mut waits_for = "this program to start".to_owned();
+    loop {
+        match lines.recv_timeout(limit) {
+            Ok(line) => match serde_json::from_str(&line) {
+                Ok(Message::WaitsFor(what)) => waits_for = what,
+                Ok(Message::Found(findings)) => {
+                    let _ = child.wait();
+                    return Ok(findings);
                 }
-                Err(RecvTimeoutError::Disconnected) => {
-                    let ended = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-                    return Findings::without(format!(
-                        "the driver ended the process that asked it ({ended}), waiting for {waits_for}; see `dmesg | grep NVRM`, and reinstall \
-                         the driver"
-                    ));
-                }
+                // The driver may print lines too.
+                Err(_) => {}
+            },
+            Err(RecvTimeoutError::Timeout) => {
+                // Without `wait`, which may never return for a process in a hanging driver.
+                let _ = child.kill();
+                let limit = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+                return Err(format!(
+                    "no answer within {limit}, waiting for {waits_for}: the driver hangs; see `dmesg | grep NVRM`, then reset the GPU or reboot"
+                ));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let ended = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+                return Err(format!(
+                    "the driver ended its calling process ({ended}), waiting for {waits_for}; see `dmesg | grep NVRM`, and reinstall the driver"
+                ));
             }
         }
     }
 }
 
-/// What a child writes to its standard output, read by a thread of its own.
+/// The lines of a child's standard output, read by another thread.
 fn lines_of(child: &mut Child) -> Receiver<String> {
     let (sender, lines) = mpsc::channel();
     if let Some(output) = child.stdout.take() {
@@ -151,36 +152,36 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
     lines
 }
 
-/// All that is found.
+/// The result of a look at this machine.
 #[derive(Serialize, Deserialize)]
-struct Findings {
+pub(crate) struct Findings {
     /// Version of this program.
     harness: String,
     /// CUDA version that the driver supports.
     cuda: Option<String>,
-    /// Version of the kernel driver, as NVML tells it.
+    /// Version of the kernel driver according to NVML.
     kernel_driver: Option<String>,
     devices: Vec<Finding>,
-    /// A sentence for each thing that is not there.
+    /// One sentence per missing or broken thing.
     missing: Vec<String>,
-    /// What follows for `harness run`.
+    /// The device that `harness run` uses.
     conclusion: String,
 }
 
 /// One GPU.
 #[derive(Serialize, Deserialize)]
 struct Finding {
-    /// As `--device` takes it.
+    /// The value for `--device`.
     device: String,
     name: String,
     uuid_hash: String,
     compute_capability: String,
     total: Bytes,
-    /// As NVML tells it.
+    /// According to NVML.
     free: Option<Bytes>,
-    /// As NVML tells them.
+    /// According to NVML.
     other_processes: Option<Vec<Other>>,
-    /// Whether it can be used; `None` where that was not tried.
+    /// `true` if the GPU can be used; `None` if it was not opened.
     opens: Option<bool>,
 }
 
@@ -193,7 +194,7 @@ struct Other {
 }
 
 impl Findings {
-    /// What was found by a look at this machine. `waits_for` is called with what is asked next.
+    /// Opens the devices of `probe` if `open`. Calls `waits_for` before each step.
     fn new(probe: &Probe, open: bool, waits_for: impl Fn(&str)) -> Self {
         let mut missing = Vec::new();
         let found = match &probe.driver {
@@ -204,7 +205,7 @@ impl Findings {
             }
         };
         if let Err(why) = &probe.nvml {
-            missing.push(format!("NVML: {why}; device used is then the driver's own figure, and other processes are not seen"));
+            missing.push(format!("NVML: {why}; without it, memory in use comes from the driver, and other processes are unknown"));
         }
         let devices: Vec<Finding> = found.iter().map(|device| Finding::new(device, open, &waits_for, &mut missing)).collect();
         let cuda = probe.driver.as_ref().ok().map(|driver| driver.cuda.clone());
@@ -219,7 +220,7 @@ impl Findings {
         }
     }
 
-    /// Nothing was found, since nobody answered.
+    /// The findings if the driver did not answer.
     fn without(why: String) -> Self {
         Self {
             harness: env!("CARGO_PKG_VERSION").to_owned(),
@@ -227,7 +228,7 @@ impl Findings {
             kernel_driver: None,
             devices: Vec::new(),
             missing: vec![why],
-            conclusion: "scenarios run with `--device sim`; without it they would ask the same driver".to_owned(),
+            conclusion: "scenarios run only with `--device sim`, which does not call the driver".to_owned(),
         }
     }
 
@@ -254,7 +255,7 @@ impl Findings {
             line("  opens", device.opens_text());
         }
         self.missing.iter().for_each(|missing| line("missing", missing));
-        line("so", &self.conclusion);
+        line("conclusion", &self.conclusion);
         out
     }
 }
@@ -266,7 +267,7 @@ impl Finding {
             missing.push(format!("{device}: {why}"));
         }
         let opens = open.then(|| {
-            waits_for(&format!("{device} to be opened and used"));
+            waits_for(&format!("{device} to open and to pass a memory test"));
             try_to_use(found.ordinal).inspect_err(|error| missing.push(format!("{device} cannot be used: {error}"))).is_ok()
         });
         let nvml = found.nvml.as_ref().ok();
@@ -297,17 +298,17 @@ impl Finding {
         }
         let processes = others.iter().map(|other| {
             let name = other.name.as_deref().unwrap_or("unnamed");
-            let used = other.used.map_or_else(|| "an amount that NVML does not tell".to_owned(), |used| used.to_string());
-            format!("{name} (process {}) holds {used}", other.pid)
+            let used = other.used.map_or_else(|| "an unknown amount".to_owned(), |used| used.to_string());
+            format!("{name} (process {}) uses {used}", other.pid)
         });
         processes.collect::<Vec<_>>().join("; ")
     }
 
     const fn opens_text(&self) -> &'static str {
         match self.opens {
-            Some(true) => "yes: memory was filled and read back, and each byte made wrong was found",
+            Some(true) => "yes: a memory test passed, and it found every wrong byte",
             Some(false) => "no, see below",
-            None => "not tried",
+            None => "not tested",
         }
     }
 }
@@ -316,7 +317,7 @@ fn others(nvml: &NvmlFound) -> Vec<Other> {
     nvml.others.iter().map(|other| Other { pid: other.pid, name: other.name.clone(), used: other.used }).collect()
 }
 
-/// Opens the device, fills a piece of its memory and reads it back: what is right must pass, and what is wrong must be found.
+/// Opens the device, fills a part of its memory and reads it back. The check must pass, and must find deliberately wrong bytes.
 fn try_to_use(ordinal: u32) -> Result<(), DeviceError> {
     CudaDevice::open(ordinal)?.check_verification()
 }
@@ -327,8 +328,8 @@ fn conclusion(probe: &Probe, devices: &[Finding]) -> String {
             let device = DeviceChoice::Cuda(ordinal).to_string();
             let opens = devices.iter().find(|found| found.device == device).and_then(|found| found.opens);
             match opens {
-                Some(false) => format!("scenarios would run on {device}, which cannot be used: choose another one, or `--device sim`"),
-                Some(true) | None => format!("scenarios run on {device}, unless `--device` says otherwise"),
+                Some(false) => format!("scenarios would run on {device}, which cannot be used: choose another device, or `--device sim`"),
+                Some(true) | None => format!("scenarios run on {device}, unless `--device` names another device"),
             }
         }
         Ok(Resolved::Simulated { .. }) | Err(_) => "scenarios run on the simulated device".to_owned(),

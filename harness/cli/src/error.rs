@@ -1,4 +1,4 @@
-//! What ends a command early: [`CliError`], shown with the place in the file where it has one, and with what to do.
+//! [`CliError`]: an error that ends a command, with its place in a file and with advice.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,87 +15,70 @@ use miette::{Diagnostic, LabeledSpan};
 
 use super::exit::Exit;
 
-/// Why a command cannot do what it was asked for.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub(crate) enum CliError {
-    /// A scenario is not valid: correct it at the place shown.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Scenario(#[from] FileError),
-    /// A device profile is not valid: correct it at the place shown.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Profile(#[from] ProfileError),
-    /// Something else that the user gave is not valid.
+    /// Any other invalid input.
     #[error("{message}")]
     Input {
-        /// What is wrong with it.
         message: String,
-        /// What the user may do about it.
         #[help]
         help: String,
     },
-    /// Settings of the allocator are not valid: correct them at the place shown.
+    /// Invalid settings of the allocator.
     #[error("{rule}")]
     Conf {
-        /// What is wrong, and what would be right.
         rule: String,
-        /// The settings. Apart, because the error travels through every result.
+        // Shared, because a large error makes every `Result` large.
         #[source_code]
         text: Arc<Excerpt>,
-        /// The place in the text.
         #[label(collection)]
         at: Vec<LabeledSpan>,
-        /// What the user may do about it.
         #[help]
         help: String,
     },
-    /// The device cannot be used.
     #[error("{error}")]
     Device {
-        /// The reason, as the system or the device gives it.
         error: DeviceError,
-        /// What the user may do about it.
         #[help]
         help: &'static str,
     },
-    /// A report cannot be written, or what it is made of cannot be read; its sentence says what to do.
+    /// The message of this error contains the advice.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A file, or standard output, cannot be written.
     #[error("cannot write to {}: {error}", .target.as_ref().map_or_else(|| "standard output".to_owned(), |path| format!("`{}`", path.display())))]
     Output {
-        /// The file; `None` for standard output.
+        /// `None` for standard output.
         target: Option<PathBuf>,
-        /// The reason, as the system or the device gives it.
         error: io::Error,
-        /// What the user may do about it.
         #[help]
         help: &'static str,
     },
-    /// Something that the machine should be able to do, and this program cannot go on without.
+    /// The machine refuses something that every command needs, or the harness has a bug.
     #[error("{message}")]
     Internal {
-        /// What failed, in one sentence.
         message: String,
-        /// What the user may do about it.
         #[help]
         help: &'static str,
     },
 }
 
 impl CliError {
-    /// An input that is not valid.
     pub(crate) fn input(message: impl Into<String>, help: impl Into<String>) -> Self {
         Self::Input { message: message.into(), help: help.into() }
     }
 
-    /// Settings given as `--alloc-conf text`.
+    /// Invalid settings in `--alloc-conf`.
     pub(crate) fn conf(error: &ConfError, text: &str) -> Self {
         Self::conf_of("--alloc-conf", error, text)
     }
 
-    /// Settings given by this option.
+    /// Invalid settings in this option.
     pub(crate) fn conf_of(option: &str, error: &ConfError, text: &str) -> Self {
         let place = (error.offset()..error.offset() + error.length(), "here".to_owned());
         let excerpt = Excerpt::new(option, text, &[place]);
@@ -107,7 +90,6 @@ impl CliError {
         }
     }
 
-    /// How the command ends because of it.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Scenario(_) | Self::Profile(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
@@ -122,15 +104,15 @@ impl From<DeviceError> for CliError {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Unavailable { .. } | DeviceError::Driver { .. } | DeviceError::OutOfMemory { .. } => {
-                Self::Device { error, help: "see `harness doctor` for what is there, or use `--device sim`" }
+                Self::Device { error, help: "see `harness doctor` for the available devices, or use `--device sim`" }
             }
-            // Only a mistaken caller sees these.
-            _ => Self::Internal { message: error.to_string(), help: "this is a mistake in the harness: report it with the command" },
+            // Only a wrong call of the device returns the other errors.
+            _ => Self::Internal { message: error.to_string(), help: "this is a bug in the harness: report it with the command" },
         }
     }
 }
 
-/// Everything that was found wrong; never empty.
+/// All errors of a command; never empty.
 #[derive(Debug)]
 pub(crate) struct Failures(pub(crate) Vec<CliError>);
 

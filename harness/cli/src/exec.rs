@@ -1,4 +1,4 @@
-//! `harness exec`: an unmodified PyTorch program on a simulated GPU, many runs of it in `trials`; or on a real GPU, limited, in `limited`.
+//! `harness exec`: runs an unmodified PyTorch program on a simulated GPU, or with limits on a real GPU (`limited`), once or many times (`trials`).
 
 pub(crate) mod limited;
 pub(crate) mod trials;
@@ -32,10 +32,10 @@ use harness_report::program::{self, Program};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
+use super::program::name as program_name;
 use super::terminal::{self, Terminal};
 use super::{device, snapshots};
 
-/// What is simulated where `--gpu` names nothing else.
 pub(crate) const DEFAULT_GPU: &str = "h100-80";
 
 const EXAMPLES: &str = "Examples:
@@ -49,76 +49,78 @@ const EXAMPLES: &str = "Examples:
   harness exec --device cuda:0 --memory 24GiB --fail cudaMalloc:40:2 -- python train.py
   harness exec --gpu h100-80 --devices 4 --record run.json -- torchrun --nproc-per-node 4 train.py
 
-PyTorch's own allocator and host code run for real, so what is reserved, refused and retried is what it does on such a GPU. Kernels do nothing:
-times mean nothing, and what the program reads back is zeros (`--values`). No GPU, driver or CUDA library is needed; torch has to be a build for CUDA 12 or 13.
-The GPU's compute capability decides how much workspace libraries ask for, so `--gpu` changes the result.
+PyTorch's own allocator and host code run unchanged, so reserved memory, refused requests and retries are the same as on such a GPU. Kernels are
+no-ops: times have no meaning, and the program reads zeros from GPU memory (see `--values`). The command needs no GPU, driver or CUDA library. It needs a
+torch build for CUDA 12 or 13. Libraries choose their workspace by the GPU's compute capability, so `--gpu` changes the result.
 
-The program has our standard input, output and error, and its exit code is ours (128 + n where signal n ended it). Nothing of it is run and the code is 2
-where the command or the torch that it imports cannot be used; it is 4 where the results cannot be written.
-Of many runs the first has our standard output and error, and none has our standard input. The exit code is 0, 1 where `--expect` or a failure asked for
-was not met, where the first run does not end with 0, or where no setting ends well, and 130 after Ctrl-C, which shows what was done so far.
-Libraries made for a torch are kept in ~/.cache/harness, or in the folder that HARNESS_CACHE names.";
+The program uses our standard input, output and error. Our exit code is the program's exit code, or 128 + n if signal n ended it. The exit code is 2 if the
+command or its torch cannot be used; then the program is not started. It is 4 if the results cannot be written.
 
-/// Run a PyTorch program, as it is, on a simulated GPU with as much memory as you like, or on a real one with less.
+With many runs, the first run uses our standard output and error, and no run uses our standard input. The exit code is 1 if the program does not meet
+`--expect`, if an injected failure never happens, if the first run fails, or if every setting fails. It is 130 after Ctrl-C, which prints the results so far.
+
+The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a torch.";
+
+/// Run an unmodified PyTorch program on a simulated GPU with any amount of memory, or on a real GPU with less memory.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Exec {
-    /// Memory of each simulated GPU, as in `24GiB`, or of a real one for each process; all that the GPU has without it.
+    /// Memory of each simulated GPU, as in `24GiB`, or with `--device`, the memory that each process may use [default: all memory of the GPU].
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
-    /// Run on this real GPU instead of a simulated one, as in `cuda:0`: `--memory` limits how much of its memory the program gets, `--fail` lets attempts fail,
-    /// and all else is real. NVIDIA's driver and the program's own CUDA libraries are used.
+    /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
+    /// uses NVIDIA's driver and its own CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = limited::ordinal, conflicts_with_all = [
         "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values",
     ])]
     device: Option<u32>,
-    /// The GPU that the program is told of.
+    /// The GPU to simulate.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: String,
-    /// Number of simulated GPUs. All processes of the program see all of them, and share their memory.
+    /// Number of simulated GPUs. All processes of the program see all of them and share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
     devices: u32,
-    /// Memory that a process takes before its first allocation, for what the CUDA context and loaded libraries take on a real GPU.
+    /// Memory that each process uses before its first allocation, like the CUDA context and libraries on a real GPU.
     #[arg(long, value_name = "SIZE", default_value = "0B", value_parser = Bytes::parse)]
     context_overhead: Bytes,
-    /// When events are complete: `instant`; `synchronize`, when the host waits for them; `lag:N`, also when N more pieces of work were submitted.
+    /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`, also after N further submissions of work.
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
-    /// Which addresses allocations get: `up`, `down`, or `reuse`, the lowest that are free. PyTorch prefers low addresses, so it can change peaks.
-    /// With `--least-memory` all are tried, and of several `--alloc-conf` each that comes close to the limit; how far they differ is said.
+    /// The addresses of allocations: `up`, `down`, or `reuse` (the lowest free address). PyTorch prefers low addresses, so the order can change
+    /// peaks. `--least-memory` tries all orders, and several `--alloc-conf` try them near the limit. The result contains the difference.
     #[arg(long, value_name = "ORDER", default_value = "up")]
     addresses: AddressOrder,
-    /// How much workspace cuDNN asks for: `operands`, a model that goes by the operands of a convolution, or `none`.
+    /// The workspace that cuDNN requests: `operands`, a model based on the operands of a convolution, or `none`.
     #[arg(long, value_name = "MODEL", default_value = "operands")]
     cudnn_workspace: CudnnWorkspace,
-    /// What the program reads back: `zeros`; `copies`, what small copies wrote until a kernel may have overwritten it, the default where there are
-    /// several devices, since processes that talk to each other read what they sent; or `small` (experimental): each operation of Python on tensors
-    /// of at most 64 KiB is done on the CPU beside, so that masks, stop tests and `generate` decide by real values.
+    /// The values that the program reads from GPU memory: `zeros` (the default for one device); `copies` (the default for several devices), values from
+    /// small copies until a kernel may have overwritten them; or `small` (experimental), which also computes Python operations on tensors of at most
+    /// 64 KiB on the CPU, so masks, stop tests and `generate` use real values.
     #[arg(long, value_name = "WHAT")]
     values: Option<Values>,
-    /// Let attempts of a call fail, counted from 1: COUNT of them (1), of those of at least MIN_SIZE. PyTorch tries again at once, so COUNT 2 makes
-    /// an out-of-memory error. `any` counts all calls that get device memory together. May be repeated. Where the program does not come to the
-    /// first attempt, the exit code is 1.
+    /// Fail COUNT calls (default: 1), starting with number FIRST, from 1. Calls for less than MIN_SIZE do not count. PyTorch retries once, so COUNT 2
+    /// causes an out-of-memory error. `any` counts all calls that allocate device memory together. May be repeated. The exit code is 1 if the
+    /// program never reaches call FIRST.
     #[arg(long, value_name = "CALL:FIRST[:COUNT][:MIN_SIZE]")]
     fail: Vec<Fault>,
-    /// Let each call of a function take so much longer, as in `cudaFree:3ms`. `any` stands for the calls that get device memory, `all` for all that can
-    /// be named: cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree, cudaFreeAsync and cuMemUnmap; of the driver's functions those that do the same
-    /// count too. The program really waits, and times between events show it. May be repeated. Where the program makes no such call, the exit code is 1.
+    /// Delay each call of a function, as in `cudaFree:3ms`. The functions are cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, cudaFree,
+    /// cudaFreeAsync and cuMemUnmap, including their driver equivalents. `any` means those that allocate device memory, `all` means all of them. The program
+    /// really waits, and event times include the delay. May be repeated. The exit code is 1 if the program never makes such a call.
     #[arg(long, value_name = "CALL:DURATION")]
     latency: Vec<Latency>,
-    /// Settings of PyTorch's allocator, as PYTORCH_ALLOC_CONF holds them. Several, each with this option, are compared: one run for each.
+    /// Settings of PyTorch's allocator in the format of PYTORCH_ALLOC_CONF. If the option is repeated, one run per setting compares them.
     #[arg(long, value_name = "CONF")]
     alloc_conf: Vec<String>,
-    /// The Python whose torch the program imports, where the command does not tell.
+    /// The Python whose torch the program imports, if the command does not show it.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// Write what each process did, as JSON.
+    /// Write a JSON record of each process to this file.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Write a memory snapshot at the end; where an out-of-memory error ended the program, it is explained. Further processes write FILE.rankN.pickle.
+    /// Write a memory snapshot at the end, and explain it if an out-of-memory error ended the program. Further processes write FILE.rankN.pickle.
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
-    /// Write the run as a JUnit test case, which fails where the exit code is not 0.
+    /// Write the run as a JUnit test case, which fails if the exit code is not 0.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
     #[command(flatten)]
@@ -132,7 +134,7 @@ impl Exec {
     pub(super) fn run(self, terminal: &Terminal) -> Result<ExitCode, Failures> {
         let has_many = self.many.are_asked_for(&self.alloc_conf)?;
         if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some()) {
-            let message = "`--record`, `--snapshot` and `--junit` are for one run, and many are asked for";
+            let message = "`--record`, `--snapshot` and `--junit` are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
         if let Some(ordinal) = self.device {
@@ -159,7 +161,7 @@ impl Exec {
         self.finish(&ended, &record, &summary, (&Machine::Simulated(settings), None), terminal)
     }
 
-    /// Tells what came of a run on a machine, which is a real GPU if it has a name.
+    /// Prints and writes the results of a run. `gpu` is the name of a real GPU.
     fn finish(
         &self,
         ended: &Ended,
@@ -178,19 +180,19 @@ impl Exec {
         Ok(exit_code(ended, missed.as_deref()))
     }
 
-    /// The first failure or latency that was asked for and did not happen, as its option.
+    /// The first `--fail` or `--latency` option without effect.
     fn not_reached(&self, record: &Record, timelines: &[Timeline]) -> Option<String> {
         let fault = faults::not_reached(&self.fail, timelines).map(|fault| format!("--fail {fault}"));
         fault.or_else(|| record.latency_not_reached(&self.latency).map(|latency| format!("--latency {latency}")))
     }
 
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
-        let unknown = || CliError::input(format!("there is no GPU `{}`", self.gpu), "see `harness exec --help`");
+        let unknown = || CliError::input(format!("`{}` is not a known GPU", self.gpu), "see `harness exec --help`");
         let gpu = Gpu::named(&self.gpu).ok_or_else(unknown)?;
         let memory = self.memory.or_else(|| Some(Shipped::named(&self.gpu)?.memory)).ok_or_else(unknown)?;
         if self.context_overhead >= memory {
-            let message = format!("a context overhead of {} leaves nothing of {memory}", self.context_overhead);
-            return Err(CliError::input(message, "give more `--memory`, or less `--context-overhead`"));
+            let message = format!("a context overhead of {} uses all of {memory}", self.context_overhead);
+            return Err(CliError::input(message, "give more `--memory` or less `--context-overhead`"));
         }
         Ok(Settings {
             devices: self.devices,
@@ -205,12 +207,11 @@ impl Exec {
         })
     }
 
-    /// Everything that is said of a run, to standard error: standard output is the program's.
+    /// Prints the results to standard error, because standard output belongs to the program.
     fn tell(&self, ended: &Ended, record: &Record, summary: &str, memory: Bytes, terminal: &Terminal) -> Result<(), Failures> {
         terminal::tell(format_args!("\n{}", summary.trim_end()));
         if let Some(path) = &self.record {
-            let text = serde_json::to_string_pretty(record).map_err(|error| lost(&error.into()))?;
-            files::write(path, &(text + "\n")).map_err(|error| unwritten(path, error))?;
+            files::write(path, &terminal::json(record)?).map_err(|error| unwritten(path, error))?;
         }
         if let Some(path) = &self.snapshot {
             self.keep_snapshots(path, ended, record, memory, terminal)?;
@@ -218,7 +219,7 @@ impl Exec {
         Ok(())
     }
 
-    /// The report and the test case, where they are wanted.
+    /// Writes the requested report and test case.
     fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
         let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
         if let Some(path) = &self.junit {
@@ -228,7 +229,7 @@ impl Exec {
         write_report(&path, program::picture(run).as_deref(), |picture| program::markdown(run, picture))
     }
 
-    /// A command that does the same again.
+    /// The command that repeats this run.
     fn again(&self, machine: &Machine, command: &str) -> String {
         let on = match machine {
             Machine::Simulated(settings) => {
@@ -248,29 +249,29 @@ impl Exec {
         let faults = self.fail.iter().map(|fault| format!(" --fail {fault}"));
         let latencies = self.latency.iter().map(|latency| format!(" --latency {latency}"));
         let rest: String = conf.chain(faults).chain(latencies).collect();
-        format!("harness exec {on}{rest} -- {command}")
+        format!("{} exec {on}{rest} -- {command}", program_name())
     }
 
     fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
         let snapshots = record.snapshots(ended.folder()).map_err(|error| lost(&error))?;
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
-            let beside = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
-            copy(&snapshot.path, &beside).map_err(|error| unwritten(&beside, error))?;
-            terminal::tell(format_args!("snapshot of process {}: {}", snapshot.pid, beside.display()));
+            let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
+            copy(&snapshot.path, &file).map_err(|error| unwritten(&file, error))?;
+            terminal::tell(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
         }
         match snapshots.first() {
             Some(first) if first.ended_out_of_memory => explain(path, memory, terminal),
             Some(_) => Ok(()),
             None => {
-                terminal::tell("no snapshot: no process with torch used the GPU to its end");
+                terminal::tell("no snapshot: no process with torch was using the GPU at its end");
                 Ok(())
             }
         }
     }
 }
 
-/// Writes a report with its picture beside it, and says where it is. The page is told the name of the picture.
+/// Writes a report and its picture, and prints the report's path. `page` receives the picture's file name.
 pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Option<&str>) -> String) -> Result<(), CliError> {
     let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
     let picture = path.with_extension("svg");
@@ -283,19 +284,18 @@ pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Opt
     Ok(())
 }
 
-/// The program's own, unless something that was asked for by this option did not happen.
+/// The program's exit code, or 1 if an option had no effect and the program ended with 0.
 fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
     match not_reached {
         Some(option) => {
-            terminal::tell(format_args!("`{option}` was not reached: no call was struck by it"));
-            // What was to be tested was not; another exit code says more.
+            terminal::tell(format_args!("`{option}` had no effect: the program did not make such a call"));
             ended.end.exit_code().max(Exit::Failed as u8).into()
         }
         None => ended.end.exit_code().into(),
     }
 }
 
-/// Why memory ran out, in the words of `harness explain`.
+/// Prints the explanation of `harness explain`.
 fn explain(path: &Path, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
     let snapshot = snapshots::read(path)?;
     let options = Options { memory: Some(memory), ..Options::default() };
@@ -313,7 +313,7 @@ fn explain(path: &Path, memory: Bytes, terminal: &Terminal) -> Result<(), CliErr
     Ok(())
 }
 
-/// Into a file that the user named.
+/// Copies a file, and creates the target's folder.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     if let Some(folder) = to.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder)?;
@@ -322,12 +322,12 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 pub(crate) fn unwritten(path: &Path, error: io::Error) -> CliError {
-    CliError::Output { target: Some(path.to_owned()), error, help: "choose another place, or make room" }
+    CliError::Output { target: Some(path.to_owned()), error, help: "choose another file, or free disk space" }
 }
 
 pub(crate) fn lost(error: &io::Error) -> CliError {
-    let message = format!("what the program's processes left behind cannot be read: {error}");
-    CliError::Internal { message, help: "see whether something clears the folder for temporary files; TMPDIR names another one" }
+    let message = format!("the records of the program's processes cannot be read: {error}");
+    CliError::Internal { message, help: "check whether another program deletes temporary files; TMPDIR selects another folder for them" }
 }
 
 pub(crate) fn of_setup(error: SetupError) -> CliError {
@@ -340,18 +340,18 @@ pub(crate) fn of_setup(error: SetupError) -> CliError {
 
 fn of_torch(error: TorchError) -> CliError {
     let help = match &error {
-        TorchError::NoCommand { .. } => "give the program and its arguments behind `--`, as in `-- python train.py`",
-        TorchError::NoPython { .. } => "activate the environment of the program, or name its Python by `--python PATH`",
-        TorchError::Broken { .. } => "run the program without `harness exec` first, or name its Python by `--python PATH`",
+        TorchError::NoCommand { .. } => "give the program and its arguments after `--`, as in `-- python train.py`",
+        TorchError::NoPython { .. } => "activate the environment of the program, or name its Python with `--python PATH`",
+        TorchError::Broken { .. } => "run the program without `harness exec` first, or name its Python with `--python PATH`",
         TorchError::NoTorch { .. } => {
-            "activate the environment that has torch, or name its Python by `--python PATH`; `pip install torch` installs a build for CUDA"
+            "activate the environment that has torch, or name its Python with `--python PATH`; `pip install torch` installs a CUDA build"
         }
         TorchError::TooOld { .. } => "install a newer torch",
         TorchError::NotCuda { .. } | TorchError::OtherCuda { .. } => {
-            "install a build for CUDA, as `pip install torch` does on Linux; it needs neither a GPU nor, with `--no-deps`, NVIDIA's packages"
+            "install a CUDA build, as `pip install torch` does on Linux; it needs no GPU, and with `--no-deps` none of NVIDIA's packages"
         }
         TorchError::OtherMachine { .. } => "use a Python for x86-64 that is linked to the GNU C library",
-        TorchError::SpecialRights { .. } => "use a Python without special rights, as that of a virtual environment",
+        TorchError::SpecialRights { .. } => "use a Python without special rights, for example in a virtual environment",
     };
     CliError::input(error.to_string(), help)
 }
@@ -369,16 +369,19 @@ fn of_cache(error: CacheError) -> CliError {
 
 pub(crate) fn of_launch(error: LaunchError) -> CliError {
     match error {
-        LaunchError::Start { .. } => CliError::input(error.to_string(), "give a program that can be started"),
-        LaunchError::OldLibc(_) => CliError::input(error.to_string(), "use a newer system, or leave `--device` out for a simulated GPU"),
+        LaunchError::Start { .. } => CliError::input(error.to_string(), "give an executable program"),
+        LaunchError::OldLibc(_) => CliError::input(error.to_string(), "use a newer system, or leave out `--device` to simulate a GPU"),
         LaunchError::UnloadablePath(_) => {
-            CliError::input(error.to_string(), format!("let {} name a copy of it in another folder", launch::LIMITER_VARIABLE))
+            CliError::input(error.to_string(), format!("copy it to another folder and set {} to the copy", launch::LIMITER_VARIABLE))
         }
         LaunchError::NotLoaded => CliError::input(error.to_string(), "see `LD_DEBUG=files` for the dynamic linker's reason"),
         LaunchError::NoCore | LaunchError::NoLimiter => {
-            let help = "run `ci/install` in a copy of the project, or `pip install \"$(ci/wheel)\"` there: `cargo install` installs the program alone";
+            let help =
+                "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo install` installs only the program";
             CliError::Internal { message: error.to_string(), help }
         }
-        LaunchError::Folder(_) => CliError::Internal { message: error.to_string(), help: "make room, or let TMPDIR name another folder" },
+        LaunchError::Folder(_) => {
+            CliError::Internal { message: error.to_string(), help: "free disk space, or set TMPDIR to another folder" }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `harness explain`: where the memory of a recorded program was, and why it ran out.
+//! `harness explain`: explains the memory of a recorded program, and why it ran out.
 
 use std::path::{Path, PathBuf};
 
@@ -21,50 +21,50 @@ use super::{device, jobs, snapshots};
 const EXAMPLES: &str = "Examples:
   harness explain memory_snapshot.pickle
   harness explain memory_snapshot.pickle --memory 80GiB --at peak
-  harness explain snapshots/                        all ranks: which failed, where they differ
+  harness explain snapshots/                        all ranks: which ones failed, and how they differ
   harness explain memory_snapshot.pickle --format json | jq '.causes[] | {cause, bytes}'
-  harness explain program.trace --memory 24GiB      a trace, or a log of RMM, replayed on the simulated device
+  harness explain program.trace --memory 24GiB      a trace or an RMM log, replayed on the simulated device
   harness explain memory_snapshot.pickle --format markdown --out memory.md
   harness explain snapshots/ --format html --out memory.html
 
-A snapshot is what torch.cuda.memory._dump_snapshot(FILE) writes. To have one written when memory runs out:
+torch.cuda.memory._dump_snapshot(FILE) writes a snapshot. This code writes one when memory runs out:
   torch.cuda.memory._record_memory_history()
   torch._C._cuda_attach_out_of_memory_observer(
       lambda device, allocated, total, free: torch.cuda.memory._dump_snapshot(\"oom.pickle\"))";
 
-/// Tell where the memory of a recorded PyTorch program was, by cause and to the byte, and why it ran out.
+/// Explain the memory of a recorded PyTorch program, by cause and to the byte, and why it ran out.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Explain {
-    /// Memory snapshots of PyTorch, packed by gzip or not, or folders of them (*.pickle, *.pkl, *.pickle.gz, *.pkl.gz, not deeper); allocation traces and
-    /// logs of RMM, which need `--memory`.
+    /// Memory snapshots of PyTorch, plain or compressed with gzip. Of a folder, the *.pickle, *.pkl, *.pickle.gz and *.pkl.gz files are read, without
+    /// subfolders. Allocation traces and RMM logs need `--memory`.
     #[arg(value_name = "SNAPSHOT", required = true)]
     paths: Vec<PathBuf>,
-    /// The device's memory, as in `80GiB`. Without it the total is what was reserved and what was free when a request was refused.
+    /// The device's memory, as in `80GiB` [default: the reserved memory plus the free memory at a refused request].
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
-    /// The moment: `oom` (the last request that was refused), `peak` (when the most was allocated), `end`, or the index of an event, from 0. Without
-    /// it: the out-of-memory error, if nothing was allocated after it, else the end.
+    /// The moment: `oom` (the last refused request), `peak` (of allocated memory), `end`, or the index of an event, from 0 [default: the out-of-memory
+    /// error if no allocation follows it, else the end].
     #[arg(long, value_name = "MOMENT", value_parser = moment)]
     at: Option<At>,
-    /// What to write.
+    /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
-    /// Where to write it; standard output without it. The picture of a markdown document lies beside it.
+    /// Write to this file instead of standard output. The picture of a markdown document goes into the same folder.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
-/// How an explanation is written.
+/// The format of an explanation.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// For people, on one screen.
     Text,
     /// For programs: one document.
     Json,
-    /// For a pull request: markdown, with an SVG picture beside it where `--out` names a file.
+    /// For a pull request: markdown, and an SVG picture if `--out` is given.
     Markdown,
-    /// For a browser: one page with timeline, segments and flame graph, which needs no network.
+    /// For a browser: one offline page with timeline, segments and flame graph.
     Html,
 }
 
@@ -81,7 +81,7 @@ fn moment(text: &str) -> Result<At, String> {
 struct Explained {
     name: String,
     explanation: Explanation,
-    /// For the page.
+    /// The data for an HTML page.
     shown: Option<RankData>,
 }
 
@@ -99,11 +99,11 @@ impl Explain {
             return Err(Failures(failures));
         };
         self.write(&explained, first, terminal)?;
-        // What can be explained is, although other files cannot be read.
+        // Unreadable files do not prevent the explanation of the others.
         if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
     }
 
-    /// A snapshot; of a trace or a log of RMM what a replay of it records.
+    /// Reads a snapshot, or records one from the replay of a trace or an RMM log.
     fn read(&self, path: &Path) -> Result<Snapshot, CliError> {
         match jobs::requests(path, self.memory) {
             Some(requests) => {
@@ -114,13 +114,13 @@ impl Explain {
         }
     }
 
-    /// Every device that the snapshot knows.
+    /// Explains every device in the snapshot.
     fn explain(&self, path: &Path, snapshot: &Snapshot) -> Result<Vec<Explained>, CliError> {
         let options = Options { memory: self.memory, at: self.at.unwrap_or_default() };
         let devices = causes::devices(snapshot);
         if devices.is_empty() {
-            let message = format!("{}: there is nothing to explain: the snapshot has neither segments nor events", path.display());
-            return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees everything"));
+            let message = format!("{}: the snapshot has neither segments nor events", path.display());
+            return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees its memory"));
         }
         let name = |device: u32| {
             let file = path.display().to_string();
@@ -151,8 +151,8 @@ impl Explain {
             Format::Json => {
                 let documents = ranks.iter().map(|rank| json::Document::new(rank.name, rank.explanation));
                 match &overview {
-                    Some(overview) => to_json(&json::Documents { overview, snapshots: documents.collect() })?,
-                    None => to_json(&json::Document::new(named.0, named.1))?,
+                    Some(overview) => terminal::json(&json::Documents { overview, snapshots: documents.collect() })?,
+                    None => terminal::json(&json::Document::new(named.0, named.1))?,
                 }
             }
             Format::Markdown => {
@@ -177,21 +177,15 @@ impl Explain {
     }
 }
 
-/// What is wrong with the options for this file.
+/// The error for options that do not fit this file.
 fn invalid(path: &Path, error: &ExplainError) -> CliError {
     CliError::input(format!("{}: {error}", path.display()), "see `harness explain --help` for `--at` and `--memory`")
-}
-
-fn to_json(document: &impl serde::Serialize) -> Result<String, CliError> {
-    let text = serde_json::to_string_pretty(document)
-        .map_err(|error| CliError::Internal { message: error.to_string(), help: "report this with the command" })?;
-    Ok(text + "\n")
 }
 
 fn save(path: &Path, document: &str) -> Result<(), CliError> {
     files::write(path, document).map_err(|error| CliError::Output {
         target: Some(path.to_owned()),
         error,
-        help: "choose another place with `--out`, or make room",
+        help: "choose another file with `--out`, or free disk space",
     })
 }

@@ -23,20 +23,20 @@ const EXAMPLES: &str = "Examples:
   harness import memory_snapshot.pickle --out scenarios/our_training.yaml
   harness import oom.pickle --memory 24GiB --out scenarios/our_oom.yaml
 
-Beside the scenario lies the trace, packed: every allocation and free of the program with its line, for `harness run` on the simulated device or on a
-GPU, where every block is really allocated, written and verified. What the scenario expects is what a replay on the simulated device showed.";
+The compressed trace next to the scenario contains every allocation and free of the program with its line. `harness run` replays it on the simulated
+device or on a GPU, where it really allocates, writes and verifies every block. The scenario expects the results of a replay on the simulated device.";
 
-/// Make a scenario of a recorded PyTorch program: what it allocated and freed, replayed.
+/// Turn a recorded PyTorch program into a scenario that replays its allocations and frees.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Import {
-    /// A memory snapshot of PyTorch, packed by gzip or not.
+    /// A memory snapshot of PyTorch, plain or compressed with gzip.
     #[arg(value_name = "SNAPSHOT")]
     snapshot: PathBuf,
-    /// The device's memory: without it what the recording tells, or else as much as the program reserves.
+    /// The device's memory [default: the memory in the recording, else the memory that the program reserves].
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
-    /// The scenario to write; the trace is written beside it.
+    /// The scenario file to write. The trace goes into the same folder.
     #[arg(long, value_name = "FILE.yaml")]
     out: PathBuf,
 }
@@ -44,20 +44,20 @@ pub(super) struct Import {
 impl Import {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         if self.out.extension().is_none_or(|ending| ending != "yaml") {
-            let message = format!("{}: a scenario's name ends in .yaml", self.out.display());
-            return Err(CliError::input(message, "as in `--out scenarios/our_training.yaml`").into());
+            let message = format!("{}: the name of a scenario file must end in .yaml", self.out.display());
+            return Err(CliError::input(message, "name it as in `--out scenarios/our_training.yaml`").into());
         }
         Program::read(&self.snapshot, self.memory)?.write(&self.out, &self.snapshot)?;
         Ok(Exit::Passed)
     }
 }
 
-/// How the replay ended, as a scenario says it.
+/// The end of the replay, in the words of a scenario.
 fn ending(record: &RunRecord) -> &'static str {
     if figure(record, "ooms") == 0 { "fits" } else { "oom" }
 }
 
-/// What was seen, to be expected.
+/// An `expect` step with the figures of the replay.
 fn expectations(record: &RunRecord) -> String {
     format!(
         "  - expect: [ program.ooms == {}, program.peak_live_bytes == {}, reserved.peak == {} ]\n",
@@ -71,7 +71,7 @@ fn figure(record: &RunRecord, report: &str) -> u64 {
     record.steps.iter().find_map(|step| step.reports.get(report)).copied().unwrap_or_default()
 }
 
-/// A program as a trace, with what it ran under.
+/// The trace of a program, with its settings and its memory.
 pub(crate) struct Program {
     about: String,
     conf: String,
@@ -87,35 +87,35 @@ impl Program {
             Some(memory) => memory,
             None => reserved(path, &job)?,
         };
-        let mut about = format!("What a PyTorch program allocated and freed, as recorded in {}.", file_name(path));
+        let mut about = format!("The allocations and frees of a PyTorch program, as recorded in {}.", file_name(path));
         for note in &job.notes {
             about += &format!("\n\nNote: {note}.");
         }
         Ok(Self { about, conf: job.config.to_string(), memory, trace })
     }
 
-    /// A job that a command made itself.
+    /// Uses a program that a command has changed.
     pub(crate) fn of_job(about: String, job: &RecordedProgram, snapshot: &Snapshot, memory: Bytes) -> Self {
         let trace = plain(job, PendingFrees::Late).text(job, snapshot);
         Self { about, conf: job.config.to_string(), memory, trace }
     }
 
-    /// A trace that the user wrote. Its memory is not known from it.
+    /// Reads an allocation trace. The format does not contain the device's memory.
     fn of_trace(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
         let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
         let (_, trace) = Trace::read_with_text(path).map_err(invalid)?;
         let help = "give `--memory`, as in `--memory 24GiB`".to_owned();
-        let memory = memory.ok_or_else(|| invalid(("a trace does not tell the device's memory".to_owned(), help)))?;
+        let memory = memory.ok_or_else(|| invalid(("a trace does not contain the device's memory".to_owned(), help)))?;
         Ok(Self { about: format!("The allocation trace {}.", file_name(path)), conf: String::new(), memory, trace })
     }
 
-    /// Writes the scenario, whose end is expected as a replay on the simulated device showed it, and the trace beside it.
+    /// Replays the trace on the simulated device, then writes the trace and a scenario that expects the same results.
     pub(crate) fn write(&self, out: &Path, snapshot: &Path) -> Result<(), CliError> {
         let trace_file = out.with_extension("trace.gz");
         let name = file_name(&trace_file);
         let records = simulated::run(&self.scenario(&name, "any", ""), Some((&name, &self.trace)))?;
         let failed = || CliError::Internal {
-            message: format!("{}: a replay of it breaks the rules of the harness", snapshot.display()),
+            message: format!("{}: the replay of the program violates an invariant", snapshot.display()),
             help: "report this with the snapshot",
         };
         let record = records.first().ok_or_else(failed)?;
@@ -129,7 +129,7 @@ impl Program {
         let write = |file: &mut std::fs::File| std::io::Write::write_all(file, &packed).map(Ok::<_, std::convert::Infallible>);
         files::write_by(&trace_file, write).map(drop).map_err(|error| unwritten(&trace_file, error))?;
         files::write(out, &text).map_err(|error| unwritten(out, error))?;
-        let end = if ending(record) == "fits" { "every request is served" } else { "it runs out of memory" };
+        let end = if ending(record) == "fits" { "every request succeeds" } else { "the program runs out of memory" };
         terminal::tell(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Program {
     }
 }
 
-/// What a program reserves on a device that refuses nothing.
+/// The memory that a program reserves on a device without a limit.
 fn reserved(path: &Path, job: &RecordedProgram) -> Result<Bytes, CliError> {
     use harness_explain::grid::{Configuration, Grid, UNLIMITED};
     let own = Configuration { name: String::new(), allocator: harness_allocator::allocator::AllocatorSpec::caching(job.config.clone()) };
@@ -157,7 +157,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A snapshot or a trace as a scenario of one step, whose requests should all be served; `None` where the file is neither.
+/// Turns a snapshot or a trace into a scenario with one step, in which every request must succeed; `None` for other files.
 pub(crate) fn as_scenario(path: &Path, memory: Option<Bytes>) -> Option<Result<Scenario, CliError>> {
     let program = match kind::of(path)? {
         Kind::Pickle => Program::read(path, memory),

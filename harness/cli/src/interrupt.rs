@@ -1,4 +1,4 @@
-//! Ctrl-C: the first one asks to stop, the second one ends the program at once.
+//! Ctrl-C: the first one requests a stop, the second one ends the program immediately.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::error::CliError;
 use super::exit::Exit;
 
-/// Set when the user wants to stop.
+/// `true` after the first Ctrl-C.
 pub(crate) type Interrupt = Arc<AtomicBool>;
 
-/// Watches for Ctrl-C. `on_interrupt` is called at the first one, in another thread.
+/// Handles Ctrl-C. The first one calls `on_interrupt` in another thread.
 pub(crate) fn watch(on_interrupt: impl Fn() + Send + 'static) -> Result<Interrupt, CliError> {
     let interrupt = Interrupt::default();
-    let seen = Arc::clone(&interrupt);
+    let is_set = Arc::clone(&interrupt);
     let handler = move || {
-        if seen.swap(true, Ordering::Relaxed) {
+        if is_set.swap(true, Ordering::Relaxed) {
             std::process::exit(Exit::Interrupted as i32);
         }
         on_interrupt();
     };
     ctrlc::set_handler(handler).map_err(|error| CliError::Internal {
-        message: format!("Ctrl-C cannot be watched for: {error}"),
-        help: "this machine refuses signal handlers: see its limits on threads and pipes",
+        message: format!("the handler for Ctrl-C cannot be installed: {error}"),
+        help: "check this machine's limits on threads and pipes",
     })?;
     Ok(interrupt)
 }

@@ -1,5 +1,4 @@
-//! Jobs that the user names: recovered from memory snapshots of PyTorch, with the word whether a replay does what was recorded; or those of programs
-//! of which only the requests are known, traces and logs of RMM.
+//! Recorded programs that the user names: memory snapshots of PyTorch, and traces and RMM logs, which contain only the requests.
 
 use std::path::Path;
 
@@ -14,28 +13,28 @@ use super::error::CliError;
 use super::kind::{self, Kind};
 use super::snapshots;
 
-/// A job, and what it was recovered from.
+/// A recorded program, its snapshot, and the comparison of its replay with the recording.
 pub(crate) struct Recovered {
     pub(crate) snapshot: Snapshot,
     pub(crate) job: RecordedProgram,
     pub(crate) fidelity: Fidelity,
 }
 
-/// Reads a snapshot. The job's device is the first that has events. The memory given is taken for that of the device at the time of the recording where
-/// a replay with it does what was recorded.
+/// Reads a snapshot and recovers the program on the first device that has events. `memory` counts as the memory of the recorded device if a
+/// replay with it equals the recording.
 pub(crate) fn read(path: &Path, memory: Option<Bytes>) -> Result<Recovered, CliError> {
     let snapshot = snapshots::read(path)?;
     let device = (0_u32..).zip(&snapshot.traces).find(|(_, events)| !events.is_empty()).map(|(device, _)| device);
     let Some(device) = device else {
-        let message = format!("{}: nothing was recorded: the snapshot has segments, but no events to replay", path.display());
-        let help = "call torch.cuda.memory._record_memory_history() before the part of the program that matters; `harness explain` takes the segments";
+        let message = format!("{}: the snapshot has segments, but no events to replay", path.display());
+        let help = "call torch.cuda.memory._record_memory_history() before the part of the program that matters; `harness explain` needs only segments";
         return Err(CliError::input(message, help));
     };
     let (job, fidelity) = fidelity::recover(&snapshot, device, memory).map_err(|error| of_job(path, &error))?;
     Ok(Recovered { snapshot, job, fidelity })
 }
 
-/// What a trace or a log of RMM asks for; `None` where the file is neither. An error where `memory` is not given, which neither tells.
+/// Reads the requests of a trace or an RMM log; `None` for other files. Neither format contains the device's memory, so `memory` is required.
 pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Requests, Bytes), CliError>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let read_trace = || {
@@ -46,20 +45,20 @@ pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Req
     };
     let (what, read) = match kind::of(path)? {
         Kind::Trace => ("a trace", read_trace()),
-        Kind::RmmLog => ("a log of RMM", snapshots::read(path).map(|log| Requests::of_log(&name, &log))),
+        Kind::RmmLog => ("an RMM log", snapshots::read(path).map(|log| Requests::of_log(&name, &log))),
         Kind::Pickle | Kind::Recording => return None,
     };
     let help = "give `--memory`, as in `--memory 24GiB`";
-    let no_memory = || CliError::input(format!("{}: {what} does not tell the device's memory", path.display()), help);
+    let no_memory = || CliError::input(format!("{}: {what} does not contain the device's memory", path.display()), help);
     Some(read.and_then(|requests| Ok((requests, memory.ok_or_else(no_memory)?))))
 }
 
-/// A job that cannot be recovered or replayed.
+/// The error for a program that cannot be recovered or replayed.
 pub(crate) fn of_job(path: &Path, error: &ProgramError) -> CliError {
     let help = match error {
         ProgramError::TooLittleMemory { .. } => "give more `--memory`",
         ProgramError::Settings { .. } => "this version of the harness follows PyTorch 2.11; correct the settings in a new recording",
-        _ => "record the program anew; where that does not help, report this with the snapshot",
+        _ => "record the program again; if that does not help, report this with the snapshot",
     };
     CliError::input(format!("{}: {error}", path.display()), help)
 }

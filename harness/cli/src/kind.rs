@@ -1,4 +1,4 @@
-//! What a file is that a command cannot use, judged by how it begins: [`of`]. The answer names the command that can.
+//! Recognizes files that belong to another command by their first bytes ([`of`]); the error names that command.
 
 use std::io::Read;
 use std::path::Path;
@@ -9,26 +9,25 @@ use harness_trace::trace;
 
 use super::error::CliError;
 
-/// How much of a file is looked at: enough for the comments in front of a trace.
+/// The inspected bytes of a file; enough for the comments before a trace.
 const BEGINNING: u64 = 4096;
 
-/// A kind of file that some command takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One operation a line.
+    /// An allocation trace: one operation per line.
     Trace,
     /// A run of PyTorch's allocator: settings, operations and statistics.
     Recording,
-    /// What Python's `pickle` writes, as PyTorch's memory snapshots are.
+    /// A file of Python's `pickle`, like PyTorch's memory snapshots.
     Pickle,
-    /// What RMM's `logging_resource_adaptor` writes.
+    /// A log of RMM's `logging_resource_adaptor`.
     RmmLog,
 }
 
-/// The kind of this file; `None` where it cannot be read or is none of them.
+/// The kind of this file; `None` if it is unreadable or of another kind.
 pub(crate) fn of(path: &Path) -> Option<Kind> {
     let mut bytes = Vec::new();
-    // Only a file: what is read of a pipe is gone for the command that comes after.
+    // Only a regular file can be read twice; a pipe cannot.
     let file = path.metadata().ok()?.is_file().then(|| packed::open(path))?.ok()?;
     file.take(BEGINNING).read_to_end(&mut bytes).ok()?;
     kind(&bytes)
@@ -39,7 +38,7 @@ fn kind(beginning: &[u8]) -> Option<Kind> {
     if beginning.first() == Some(&0x80) {
         return Some(Kind::Pickle);
     }
-    // The last line may be cut off in the middle of a character.
+    // The last line may end within a character.
     let text = String::from_utf8_lossy(beginning);
     if text.starts_with(RMM_LOG_HEADER) {
         return Some(Kind::RmmLog);
@@ -52,17 +51,19 @@ fn kind(beginning: &[u8]) -> Option<Kind> {
 }
 
 impl Kind {
-    /// That this file was given where a file of another kind is wanted.
-    pub(crate) fn instead_of(self, wanted: &str, path: &Path) -> CliError {
+    /// The error for this file in place of a file of the expected kind.
+    pub(crate) fn instead_of(self, expected: &str, path: &Path) -> CliError {
         let shown = path.display().to_string();
         let file = shell::quoted(&shown);
         let (is, help) = match self {
             Self::Trace => ("an allocation trace", format!("replay it, as in `harness replay {file} --memory 80GiB`")),
-            Self::RmmLog => ("a log of RMM", format!("explain it, as in `harness explain {file} --memory 80GiB`")),
-            Self::Recording => ("a recording of PyTorch's allocator", format!("compare it by `harness replay --verify {file}`")),
-            Self::Pickle => ("a Python pickle, as PyTorch's memory snapshots are", format!("explain it by `harness explain {file}`")),
+            Self::RmmLog => ("an RMM log", format!("explain it, as in `harness explain {file} --memory 80GiB`")),
+            Self::Recording => {
+                ("a recording of PyTorch's allocator", format!("compare it with its replay: `harness replay --verify {file}`"))
+            }
+            Self::Pickle => ("a Python pickle, like PyTorch's memory snapshots", format!("explain it: `harness explain {file}`")),
         };
-        CliError::input(format!("{shown}: this is {is}, not {wanted}"), help)
+        CliError::input(format!("{shown}: this is {is}, not {expected}"), help)
     }
 }
 
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_known_by_its_beginning() {
+    fn the_first_bytes_determine_the_kind() {
         for (beginning, expected) in [
             (b"# a trace\n\na 1 512 0\nf 1".as_slice(), Some(Kind::Trace)),
             (b"{\"torch\":\"2.11.0\",\"conf\":\"\",\"capacity\":1", Some(Kind::Recording)),

@@ -1,4 +1,4 @@
-//! Which runs failed when they were last run, for `harness run --last-failed`: a small file beside the numbered reports.
+//! The list of failed runs for `harness run --last-failed`: a small file next to the numbered reports.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,13 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::error::CliError;
 
-/// The version that this build writes.
 const VERSION: u32 = 1;
 
-/// What can be done about a file that is no list of failures.
-const HELP: &str = "remove it, and run without `--last-failed`";
+const HELP: &str = "remove this file, and run without `--last-failed`";
 
-/// The runs that failed, by scenario and allocator.
+/// The failed runs, by scenario and allocator.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastFailed {
     version: u32,
@@ -32,7 +30,7 @@ impl Default for LastFailed {
 }
 
 impl LastFailed {
-    /// Reads the list; an empty one where there is no file.
+    /// Reads the list, which is empty if there is no file.
     pub(crate) fn read() -> Result<Self, CliError> {
         let path = path();
         let text = match fs::read_to_string(&path) {
@@ -42,7 +40,7 @@ impl LastFailed {
         };
         match serde_json::from_str(&text) {
             Ok(Self { version: VERSION, failed }) => Ok(Self { version: VERSION, failed }),
-            Ok(Self { version, .. }) => Err(CliError::input(format!("{}: version {version} is not known", path.display()), HELP)),
+            Ok(Self { version, .. }) => Err(CliError::input(format!("{}: version {version} is unknown", path.display()), HELP)),
             Err(error) => Err(CliError::input(format!("{}: {error}", path.display()), HELP)),
         }
     }
@@ -55,8 +53,8 @@ impl LastFailed {
         self.failed.contains(pair)
     }
 
-    /// Takes runs that passed from the list, and those that failed into it. One that was skipped, contended or interrupted stays what it was;
-    /// of several repetitions, one that failed is enough.
+    /// Removes passed runs and adds failed ones. Skipped, contended and interrupted runs change nothing. A run counts as failed if any
+    /// repetition failed.
     pub(crate) fn update(&mut self, runs: &[RunRecord]) {
         let pair = |run: &RunRecord| (run.scenario.name.clone(), run.allocator.clone());
         for run in runs.iter().filter(|run| run.verdict == Verdict::Passed) {
@@ -65,16 +63,16 @@ impl LastFailed {
         self.failed.extend(runs.iter().filter(|run| matches!(run.verdict, Verdict::Failed { .. })).map(pair));
     }
 
-    /// Writes the list whole or not at all.
+    /// Replaces the list atomically.
     pub(crate) fn write(&self) -> Result<(), CliError> {
         let path = path();
-        let failed = |error| CliError::Output { target: Some(path.clone()), error, help: "make room, or run with `--no-report`" };
+        let failed = |error| CliError::Output { target: Some(path.clone()), error, help: "free disk space, or run with `--no-report`" };
         if self.is_empty() && !path.exists() {
             return Ok(());
         }
         fs::create_dir_all(store::DEFAULT_ROOT).map_err(failed)?;
-        let text =
-            serde_json::to_string_pretty(self).map_err(|error| CliError::Internal { message: error.to_string(), help: "report this" })?;
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| CliError::Internal { message: error.to_string(), help: "this is a bug in the harness: report it" })?;
         files::write(&path, &(text + "\n")).map_err(failed)
     }
 }

@@ -1,4 +1,4 @@
-//! `harness library-host`: the process that a library which allocates runs in. The harness starts it; people do not.
+//! `harness library-host`: the process that runs an allocator library, started by the harness itself.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use clap::Args;
 use harness_allocator::allocator::library::LibrarySpec;
 use harness_exec::library_host;
 
-/// Serve a library that allocates, on standard input.
+/// Run the calls of an allocator library that arrive on standard input.
 #[derive(Args)]
 pub(super) struct LibraryHost {
     path: PathBuf,

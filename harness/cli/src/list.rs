@@ -1,4 +1,4 @@
-//! `harness list`: what scenarios there are.
+//! `harness list`: lists scenarios.
 
 use std::path::PathBuf;
 
@@ -12,14 +12,14 @@ use super::error::Failures;
 use super::exit::Exit;
 use super::{Format, inputs, terminal};
 
-/// List scenarios: name, allocators, memory, and the first sentence of what they are about.
+/// List scenarios: name, allocators, memory, and the first sentence of their description.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  harness list\n  harness list my-scenarios --format json | jq -r '.[].path'")]
 pub(super) struct List {
-    /// Scenario files, or folders of them (*.yaml, by name, not deeper).
+    /// Scenario files or folders. Of a folder, the `*.yaml` files are listed, without subfolders.
     #[arg(value_name = "PATH", default_value = inputs::CATALOGUE)]
     paths: Vec<PathBuf>,
-    /// What to print.
+    /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
 }
@@ -72,7 +72,7 @@ fn allocators(scenario: &Scenario) -> Vec<String> {
     scenario.allocators.iter().map(ToString::to_string).collect()
 }
 
-/// Up to the first full stop that a space follows, on one line.
+/// The text up to the first full stop before a space, on one line.
 pub(super) fn first_sentence(about: &str) -> String {
     let text = about.split_whitespace().collect::<Vec<_>>().join(" ");
     match text.find(". ") {

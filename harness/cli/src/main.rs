@@ -1,7 +1,7 @@
-//! The program `harness`: its command line, one file a subcommand, and beside them what they share.
+//! The program `harness`: its command line, with one file per subcommand.
 //!
-//! A command answers with an [`Exit`] code, or with [`Failures`] that are shown on standard error; results go to standard output. Both are
-//! written by [`terminal`], which bears that a reader has gone away; the macros of the standard library panic there.
+//! A command returns an [`Exit`] code, or [`Failures`] that go to standard error. Results go to standard output. All output passes through
+//! [`terminal`], because the print macros of the standard library panic after the reader has closed the pipe.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -26,7 +26,10 @@ mod kind;
 mod last_failed;
 mod library_host;
 mod list;
+mod program;
 mod recorded;
+#[cfg(test)]
+mod reference;
 mod replay;
 mod report;
 mod run;
@@ -44,16 +47,14 @@ mod what_if;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use harness_base::shell::quoted;
 
 use terminal::{ColorChoice, Terminal};
 
-/// Reads the arguments and does what they say.
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(program::arguments());
     let terminal = Terminal::new(cli.color);
     let done = match cli.command {
-        // It ends as the program that it runs.
+        // These two return the exit code of the program that they run.
         Command::Exec(command) => return command.run(&terminal).unwrap_or_else(|failures| terminal.fail(failures).into()),
         Command::Squeeze(command) => return command.run().unwrap_or_else(|failures| terminal.fail(failures).into()),
         Command::LibraryHost(command) => return command.run(),
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-/// Drives GPU memory allocators into exhaustion, checks every account of memory after every step, and reports what happened.
+/// Test how programs and GPU memory allocators behave when GPU memory runs out, with or without a GPU.
 #[derive(Parser)]
 #[command(name = "harness", version = built::version(), after_help = exit::explained(), arg_required_else_help = true)]
 struct Cli {
@@ -88,16 +89,7 @@ struct Cli {
     command: Command,
 }
 
-/// How the user started this program, as a shell takes it.
-fn program() -> String {
-    // Cargo tells its children where it is.
-    if std::env::var_os("CARGO").is_some() {
-        return if cfg!(debug_assertions) { "cargo run --" } else { "cargo run --release --" }.to_owned();
-    }
-    std::env::args_os().next().map_or_else(|| "harness".to_owned(), |program| quoted(&program.to_string_lossy()))
-}
-
-/// How results are written to standard output.
+/// The format of results on standard output.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// For people.

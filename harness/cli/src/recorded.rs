@@ -1,5 +1,4 @@
-//! What `harness run` does with the recordings of its runs: `--snapshot` writes each as a memory snapshot of PyTorch, `--explain` tells where the
-//! memory was at its end.
+//! The recordings of `harness run`: `--snapshot` writes them as PyTorch memory snapshots, `--explain` explains the memory at the end of each run.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,31 +17,30 @@ use super::error::CliError;
 use super::snapshots;
 use super::terminal::{self, Terminal};
 
-/// What to do where a snapshot cannot be written.
-const UNWRITTEN: &str = "make room, choose another place with `--snapshot`, or make this one writable";
+const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--snapshot`";
 
-/// Which runs are explained.
+/// The runs to explain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Explained {
-    /// Runs that fail and whose last request was refused.
+    /// Failed runs whose last request was refused.
     Failed,
-    /// Each run, at its end.
+    /// The end of every run.
     All,
 }
 
-/// Takes the recordings of runs as they end.
+/// Receives the recordings of runs as they end.
 pub(crate) struct Recordings {
-    /// Of the runs that have not ended, in the order of the plan.
+    /// The files of the runs that have not ended, in the order of the plan.
     files: Vec<(PlannedRun, PathBuf)>,
     explained: Option<Explained>,
-    /// Of each run that is explained, its screen.
+    /// The explanations so far.
     screens: Vec<String>,
     receiver: Receiver<Snapshot>,
     failed: Option<CliError>,
 }
 
 impl Recordings {
-    /// Says before anything runs what cannot be recorded, or written there. `None` where nothing is to be recorded.
+    /// Checks before the first run that the runs can be recorded and written. `None` if no recording is requested.
     pub(crate) fn new(plan: &Plan, out: Option<&Path>, explained: Option<Explained>) -> Result<Option<(Self, Sender<Snapshot>)>, CliError> {
         if out.is_none() && explained.is_none() {
             return Ok(None);
@@ -56,31 +54,31 @@ impl Recordings {
         Ok(Some((Self { files, explained, screens: Vec::new(), receiver, failed: None }, sender)))
     }
 
-    /// A run has ended: writes and explains what it recorded, if it did.
+    /// Writes and explains the recording of a finished run.
     pub(crate) fn run_ended(&mut self, run: &RunRecord, terminal: &Terminal) {
-        // It was sent before the end of the run was told. A run that never began, or never ended, has sent nothing.
+        // A run sends its recording before it ends. A run that did not start or was stuck sends nothing.
         let Ok(snapshot) = self.receiver.try_recv() else { return };
         let is_of = |(planned, _): &(PlannedRun, PathBuf)| {
             (&planned.scenario, &planned.allocator, planned.repetition) == (&run.scenario.name, &run.allocator, run.repetition)
         };
-        // Scenarios of one name in two folders run in the order of their files.
+        // Scenarios with the same name in two folders run in the order of their files.
         if let Some((_, file)) = self.files.iter().position(is_of).map(|place| self.files.remove(place))
             && let Err(error) = snapshots::write(&file, &snapshot, UNWRITTEN)
         {
             self.failed.get_or_insert(error);
         }
-        let wanted = match self.explained {
+        let is_explained = match self.explained {
             None => false,
             Some(Explained::All) => true,
             Some(Explained::Failed) => matches!(run.verdict, Verdict::Failed { .. } | Verdict::FailedAsExpected { .. }),
         };
-        if wanted {
+        if is_explained {
             self.screens.extend(self.screen(run, &snapshot, terminal));
         }
     }
 
     fn screen(&self, run: &RunRecord, snapshot: &Snapshot, terminal: &Terminal) -> Option<String> {
-        // The end of a run is a moment that every recording has.
+        // Every recording can be explained at its end.
         let explanation = causes::explain(snapshot, 0, Options::default()).ok()?;
         if self.explained == Some(Explained::Failed) && explanation.request.is_none() {
             return None;
@@ -90,20 +88,19 @@ impl Recordings {
         Some(text::render(&name, &explanation, terminal.style(), terminal::width_of_output()))
     }
 
-    /// What was explained, and what could not be written.
+    /// Returns the explanations, or the first error.
     pub(crate) fn finish(self) -> Result<String, CliError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
         if self.explained == Some(Explained::Failed) && self.screens.is_empty() {
-            terminal::tell("nothing to explain: no run failed at a request that was refused; `--explain=all` explains the end of each run");
+            terminal::tell("nothing to explain: no run failed at a refused request; `--explain=all` explains the end of every run");
         }
-        // Behind what was printed before.
         Ok(self.screens.iter().map(|screen| format!("\n{screen}")).collect())
     }
 }
 
-/// The runs that can be recorded. Says which cannot; an error where none can.
+/// The runs that can be recorded. Prints the others; an error if no run can be recorded.
 fn recorded(plan: &Plan) -> Result<Vec<PlannedRun>, CliError> {
     let mut refused = BTreeSet::new();
     let mut runs = Vec::new();
@@ -115,7 +112,7 @@ fn recorded(plan: &Plan) -> Result<Vec<PlannedRun>, CliError> {
     }
     let sentence = |(allocator, why): &(String, &str)| format!("runs with {allocator} cannot be recorded: {why}");
     match (runs.as_slice(), refused.first()) {
-        ([], Some(first)) => Err(CliError::input(sentence(first), "choose another allocator by `--allocator`, or leave the option out")),
+        ([], Some(first)) => Err(CliError::input(sentence(first), "choose another allocator with `--allocator`, or leave out the option")),
         _ => {
             refused.iter().for_each(|refused| terminal::tell(sentence(refused)));
             Ok(runs)
@@ -123,20 +120,19 @@ fn recorded(plan: &Plan) -> Result<Vec<PlannedRun>, CliError> {
     }
 }
 
-/// Where each run is written: into `out` itself where there is one run, else into a file of that folder.
+/// The snapshot file of each run: `out` itself for one run, else a file in the folder `out`.
 fn files_of(out: &Path, runs: Vec<PlannedRun>) -> Result<Vec<(PlannedRun, PathBuf)>, CliError> {
     let shown = quoted(&out.to_string_lossy());
     let files: Vec<(PlannedRun, PathBuf)> = match <[PlannedRun; 1]>::try_from(runs) {
         Ok([run]) if out.is_dir() || ends_in_separator(out) => {
-            let message = format!("--snapshot {shown}: this is a folder, and there is one run: its snapshot is a file");
+            let message = format!("--snapshot {shown} is a folder, but one run writes one file");
             return Err(CliError::input(message, format!("name a file, as in `--snapshot {}`", out.join(file_name(&run)).display())));
         }
         Ok([run]) => vec![(run, out.to_owned())],
         Err(runs) => {
             if out.exists() && !out.is_dir() {
-                let message =
-                    format!("--snapshot {shown}: this is a file, and there are {} runs, each with a snapshot of its own", runs.len());
-                let help = "name a folder, or choose one run by `--allocator`, `--filter` and `--repeat 1`";
+                let message = format!("--snapshot {shown} is a file, but {} runs write one file each", runs.len());
+                let help = "name a folder, or select one run with `--allocator`, `--filter` and `--repeat 1`";
                 return Err(CliError::input(message, help));
             }
             let mut names = BTreeSet::new();
@@ -153,13 +149,13 @@ fn ends_in_separator(path: &Path) -> bool {
     path.to_string_lossy().ends_with(std::path::is_separator)
 }
 
-/// A run as the name of a file: `oom_retry-caching.pickle`, `oom_retry-caching-2.pickle` for the second repetition.
+/// The file name of a run: `oom_retry-caching.pickle`, or `oom_retry-caching-2.pickle` for the second repetition.
 fn file_name(run: &PlannedRun) -> String {
     let repetition = if run.repetition > 0 { format!("-{}", run.repetition + 1) } else { String::new() };
     format!("{}-{}{repetition}.pickle", files::slug(&run.scenario), files::slug(&run.allocator))
 }
 
-/// The name, with a number if an earlier run has it.
+/// Adds a number to the name if an earlier run uses it.
 fn unused(name: String, names: &mut BTreeSet<String>) -> String {
     let stem = name.trim_end_matches(".pickle");
     let numbered = (2..).map(|number| format!("{stem}_{number}.pickle"));
@@ -177,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_names_its_file_and_no_two_files_have_one_name() {
+    fn every_run_has_its_own_file_name() {
         assert_eq!(file_name(&run("oom_retry", "caching", 0)), "oom_retry-caching.pickle");
         assert_eq!(
             file_name(&run("kv_cache[batch=8]", "caching(max_split_size_mb:512)", 1)),

@@ -1,4 +1,4 @@
-//! `harness replay`: allocation traces on the simulated device, and recordings of PyTorch's allocator compared with their replay.
+//! `harness replay`: replays allocation traces on the simulated device, and compares recordings of PyTorch's allocator with their replay.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -33,19 +33,19 @@ const EXAMPLES: &str = "Examples:
   harness replay job.trace --memory 8GiB --stats /dev/null --memory-summary
   harness replay --verify recordings/*.jsonl.gz
 
-A trace has one operation a line; `#` starts a comment:
+A trace has one operation per line; `#` starts a comment:
   a ID SIZE STREAM   allocate            f ID         free
   r ID STREAM        record_stream       e            empty_cache
   s STREAM           synchronize it      d            synchronize the device
   m FRACTION         memory fraction     p            reset peaks
-  x BYTES            others take memory, or (negative) give it back
+  x BYTES            other processes allocate memory, or release it (negative)
   g+ POOL  g- POOL   enter and leave a private pool
   gr POOL            release it
-It may be packed by gzip.
+It may be compressed with gzip.
 
-Statistics are a line with the names of the columns, an array of figures for each operation, and the segments at the end. The first
-column, `result`, says how the operation ended:
-  0   done
+The statistics are a line with the names of the columns, an array of figures per operation, and the segments at the end. The first
+column, `result`, is the outcome of the operation:
+  0   success
   1   out of memory
   2   ignored: its id or pool is not live";
 
@@ -56,35 +56,35 @@ pub(super) struct Replay {
     /// An allocation trace.
     #[arg(value_name = "FILE", required_unless_present = "verify", requires = "memory")]
     trace: Option<PathBuf>,
-    /// The allocator's settings, as in PYTORCH_ALLOC_CONF, whose older name is PYTORCH_CUDA_ALLOC_CONF.
+    /// The allocator's settings, in the format of PYTORCH_ALLOC_CONF or its older name PYTORCH_CUDA_ALLOC_CONF.
     #[arg(long, value_name = "CONF", default_value = "")]
     alloc_conf: String,
     /// The device's memory, 2MiB or more: a number of bytes, or a size as in `80GiB`.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
-    /// Where to write a row of statistics an operation; `-` is standard output.
+    /// Write one row of statistics per operation to this file; `-` is standard output.
     #[arg(long, value_name = "OUT.jsonl", default_value = "-")]
     stats: PathBuf,
-    /// Print the counters after the last operation, in the layout of `torch.cuda.memory_summary()`: on standard output, or on standard
-    /// error where statistics go to standard output.
+    /// Print the counters after the last operation, in the layout of `torch.cuda.memory_summary()`. They go to standard error if the statistics go to
+    /// standard output.
     #[arg(long)]
     memory_summary: bool,
-    /// Time the allocator's host path instead: this many passes over the trace, behind two that warm the cache. What is live at the end of
-    /// the trace is freed in each pass, and these frees count.
+    /// Time the allocator's host code instead: REPS passes over the trace, after two passes that warm the cache. Each pass frees the live blocks at
+    /// its end, and these frees count.
     #[arg(long, value_name = "REPS", conflicts_with_all = ["stats", "verify", "memory_summary"], value_parser = clap::value_parser!(u32).range(1..))]
     bench: Option<u32>,
-    /// Print what `--bench` measures as JSON.
+    /// Print the results of `--bench` as JSON.
     #[arg(long, requires = "bench")]
     json: bool,
-    /// By which front the allocator is used.
+    /// The interface of the allocator.
     #[arg(long, value_enum, default_value = "handle")]
     front: FrontName,
-    /// Compare these recordings with their own replay, row by row.
+    /// Compare these recordings with their replay, row by row.
     #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"])]
     verify: Vec<PathBuf>,
 }
 
-/// A [`Front`] on the command line.
+/// The value of `--front`.
 #[derive(Clone, Copy)]
 struct FrontName(Front);
 
@@ -96,7 +96,7 @@ impl ValueEnum for FrontName {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self.0 {
             Front::Handle => PossibleValue::new("handle").help("one host thread, frees by handle"),
-            Front::Shared => PossibleValue::new("shared").help("locked for many host threads, frees by address"),
+            Front::Shared => PossibleValue::new("shared").help("many host threads with a lock, frees by address"),
         })
     }
 }
@@ -105,7 +105,7 @@ impl Replay {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         match (&self.trace, self.memory) {
             (Some(trace), Some(memory)) => self.replay(trace, memory),
-            // The arguments' own rules leave nothing else.
+            // The rules of the arguments exclude other cases.
             _ => verify_all(&self.verify, self.front.0),
         }
     }
@@ -126,11 +126,11 @@ impl Replay {
             Ok(Ok(stats)) => Ok(self.tell(&stats).map(|()| Exit::Passed)?),
             Ok(Err(error)) => Err(error.into()),
             Err(_) if interrupt.load(Ordering::Relaxed) => Ok(Exit::Interrupted),
-            // Who reads standard output wants no more.
+            // The reader has closed the pipe.
             Err(error) if self.stats_are_printed() && error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Passed),
             Err(error) => {
                 let target = (!self.stats_are_printed()).then(|| self.stats.clone());
-                Err(CliError::Output { target, error, help: "choose another place with `--stats`, or make room" }.into())
+                Err(CliError::Output { target, error, help: "choose another file with `--stats`, or free disk space" }.into())
             }
         }
     }
@@ -146,15 +146,14 @@ impl Replay {
         }
     }
 
-    /// Whether standard output is taken.
     fn stats_are_printed(&self) -> bool {
         self.stats == Path::new("-")
     }
 
     fn time(&self, trace: &Trace<'_>, config: Config, memory: Bytes, repetitions: u32) -> Result<Exit, Failures> {
         if !trace.events.iter().any(|event| matches!(event, TraceEvent::Allocate { .. })) {
-            let message = format!("{}: there is nothing to time: the trace allocates nothing", trace.path.display());
-            return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` tells the format").into());
+            let message = format!("{}: the trace contains no allocations to time", trace.path.display());
+            return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` describes the format").into());
         }
         let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0).map_err(|error| trace.locate(&error))?;
         if self.json {
@@ -163,9 +162,9 @@ impl Replay {
         }
         let BenchResult { operations, allocations, frees, ooms, device_calls, .. } = result;
         terminal::print(&format!(
-            "{} a pass: {}, {}, {ooms} out of memory; {}
-ns an operation: median {:.1}, min {:.1}
-ns an allocation: {:.1}; ns a free: {:.1}
+            "{} per pass: {}, {}, {ooms} out of memory; {}
+ns per operation: median {:.1}, min {:.1}
+ns per allocation: {:.1}; ns per free: {:.1}
 device calls in the timed passes: {device_calls}
 ",
             count(operations, "operation"),
@@ -181,7 +180,7 @@ device calls in the timed passes: {device_calls}
     }
 }
 
-/// A trace and where it was read.
+/// A trace and its file.
 struct Trace<'a> {
     path: &'a Path,
     events: Vec<TraceEvent>,
@@ -198,11 +197,11 @@ impl<'a> Trace<'a> {
         packed::open(path).and_then(|mut file| file.read_to_string(&mut text)).map_err(|error| {
             let why = match error.kind() {
                 ErrorKind::NotFound => "there is no such file".to_owned(),
-                ErrorKind::InvalidData => "is not a text in UTF-8".to_owned(),
-                ErrorKind::IsADirectory => "this is a directory, not an allocation trace".to_owned(),
-                _ => format!("cannot be read: {error}"),
+                ErrorKind::InvalidData => "the file is not UTF-8 text".to_owned(),
+                ErrorKind::IsADirectory => "this is a folder, not an allocation trace".to_owned(),
+                _ => format!("the file cannot be read: {error}"),
             };
-            CliError::input(format!("{}: {why}", path.display()), "name an allocation trace; `harness replay --help` tells the format")
+            CliError::input(format!("{}: {why}", path.display()), "name an allocation trace; `harness replay --help` describes the format")
         })?;
         let mut trace = Self { path, events: Vec::new(), lines: Vec::new() };
         for (index, line) in text.lines().enumerate() {
@@ -216,13 +215,13 @@ impl<'a> Trace<'a> {
             trace.events.extend(events);
         }
         if trace.events.is_empty() {
-            let message = format!("{}: there is nothing to replay: the trace has no operations", path.display());
-            return Err(CliError::input(message, "name a trace with operations; `harness replay --help` tells the format"));
+            let message = format!("{}: the trace has no operations", path.display());
+            return Err(CliError::input(message, "name a trace with operations; `harness replay --help` describes the format"));
         }
         Ok(trace)
     }
 
-    /// The error outside is of the output, the one inside of the trace.
+    /// The outer error concerns the output, the inner one the trace.
     fn write_stats(
         &self,
         config: Config,
@@ -242,20 +241,19 @@ impl<'a> Trace<'a> {
         };
         match error {
             ReplayError::Device { source: source @ DeviceError::Unavailable { .. }, .. } => {
-                CliError::input(source.to_string(), "give other settings by `--alloc-conf`")
+                CliError::input(source.to_string(), "give other settings with `--alloc-conf`")
             }
-            ReplayError::Device { .. } | ReplayError::Prepare(PrepareError::Device(_)) => CliError::Internal {
-                message: format!("{place}: {error}"),
-                help: "report this with the trace: it is a mistake in the harness",
-            },
+            ReplayError::Device { .. } | ReplayError::Prepare(PrepareError::Device(_)) => {
+                CliError::Internal { message: format!("{place}: {error}"), help: "this is a bug in the harness: report it with the trace" }
+            }
             ReplayError::Prepare(_) | ReplayError::PrivatePool { .. } => {
-                CliError::input(format!("{place}: {error}"), "correct the trace there")
+                CliError::input(format!("{place}: {error}"), "correct this line of the trace")
             }
         }
     }
 }
 
-/// An output that refuses to go on when the user interrupts.
+/// An output that fails after Ctrl-C.
 struct Interruptible<'a, W> {
     output: W,
     interrupt: &'a Interrupt,
@@ -263,7 +261,7 @@ struct Interruptible<'a, W> {
 
 impl<W: Write> Write for Interruptible<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Not ErrorKind::Interrupted, which means "try again".
+        // ErrorKind::Interrupted would mean "try again".
         if self.interrupt.load(Ordering::Relaxed) { Err(io::Error::other("interrupted")) } else { self.output.write(bytes) }
     }
 
@@ -272,7 +270,7 @@ impl<W: Write> Write for Interruptible<'_, W> {
     }
 }
 
-/// Compares all recordings, on all cores, and tells the results in the order given.
+/// Compares all recordings on all cores, and prints the results in the given order.
 fn verify_all(paths: &[PathBuf], front: Front) -> Result<Exit, Failures> {
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().map_or(1, usize::from).min(paths.len());
@@ -284,20 +282,20 @@ fn verify_all(paths: &[PathBuf], front: Front) -> Result<Exit, Failures> {
                 while let index = next.fetch_add(1, Ordering::Relaxed)
                     && let Some(path) = paths.get(index)
                 {
-                    // Nobody listens any more where the output is closed.
+                    // The receiver is gone after an output error.
                     let _ = sender.send((index, replay::verify(path, front)));
                 }
             });
         }
         drop(sender);
-        tell_in_order(paths, results)
+        print_in_order(paths, results)
     })
 }
 
 type Verified = Result<Comparison, RecordingError>;
 
-fn tell_in_order(paths: &[PathBuf], results: mpsc::Receiver<(usize, Verified)>) -> Result<Exit, Failures> {
-    let mut tally = Tally::default();
+fn print_in_order(paths: &[PathBuf], results: mpsc::Receiver<(usize, Verified)>) -> Result<Exit, Failures> {
+    let mut counts = Counts::default();
     let mut early = BTreeMap::new();
     let mut paths = paths.iter().enumerate().peekable();
     for (index, verified) in results {
@@ -305,24 +303,24 @@ fn tell_in_order(paths: &[PathBuf], results: mpsc::Receiver<(usize, Verified)>) 
         while let Some((_, path)) = paths.next_if(|(index, _)| early.contains_key(index))
             && let Some((_, verified)) = early.pop_first()
         {
-            terminal::print(&tally.tell(path, verified))?;
+            terminal::print(&counts.add(path, verified))?;
         }
     }
-    terminal::print(&tally.summary())?;
-    Ok(tally.exit())
+    terminal::print(&counts.summary())?;
+    Ok(counts.exit())
 }
 
 #[derive(Default)]
-struct Tally {
+struct Counts {
     equal: usize,
     different: usize,
     unusable: usize,
     operations: usize,
 }
 
-impl Tally {
-    /// Counts a result and puts it into a line, or more where something differs.
-    fn tell(&mut self, path: &Path, verified: Verified) -> String {
+impl Counts {
+    /// Counts a result and describes it, in one line unless there is a difference.
+    fn add(&mut self, path: &Path, verified: Verified) -> String {
         let path = path.display();
         match verified {
             Ok(Comparison { operations, difference: None }) => {
@@ -338,7 +336,7 @@ impl Tally {
             Err(error) => {
                 self.unusable += 1;
                 match error {
-                    // One line, without the excerpt.
+                    // The rule is one line without an excerpt.
                     RecordingError::Settings { source, .. } => format!("unusable {path}: {}\n", source.rule()),
                     error @ (RecordingError::Read { .. } | RecordingError::Malformed { .. }) => format!("unusable {error}\n"),
                 }

@@ -1,4 +1,4 @@
-//! `harness report`: benchmark runs that are there already, compared, merged and rendered; and the accepted build.
+//! `harness report`: compares, merges and renders benchmark runs, and selects the accepted build.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
@@ -30,10 +30,9 @@ const EXAMPLES: &str = "Examples:
   harness report render reports/nightly/*
   harness report index";
 
-/// How runs are rendered.
 pub(super) const RENDERER: store::Renderer = store::Renderer { run: bench::render, index: bench::index };
 
-/// How many of the most important changes JSON repeats apart.
+/// The length of `most_important` in JSON.
 const MOST_IMPORTANT: usize = 3;
 
 /// Compare, accept, merge and render benchmark runs.
@@ -65,20 +64,20 @@ impl Report {
     }
 }
 
-/// Compare two runs by their records; exit code 1 where something is worse or broken.
+/// Compare the records of two runs. The exit code is 1 if an entry is worse or broken.
 ///
-/// Model times and memory are exact: any difference counts, on whatever machine. Measured times of different runs must differ by 15 %, and are
-/// compared on one kind of processor only. What `harness bench --accepted` compares side by side is more precise.
+/// Model times and memory are exact, so every difference counts, on all machines. Measured times of different runs count if they differ by 15 % on the same
+/// kind of processor. `harness bench --accepted` compares side by side, which is more precise.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
   harness report compare old/benchmark.json new/benchmark.json --format json | jq .counts")]
 struct Compare {
-    /// The earlier run: its folder, or its `benchmark.json`.
+    /// The earlier run: its folder or its `benchmark.json`.
     base: PathBuf,
-    /// The later one.
+    /// The later run.
     new: PathBuf,
-    /// What to print.
+    /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     format: Format,
 }
@@ -92,8 +91,8 @@ impl Compare {
             (Ok(base), Ok(new)) => (base, new),
             (base, new) => return Err(Failures([base.err(), new.err()].into_iter().flatten().map(CliError::from).collect())),
         };
-        // The record of the base is asked for, whatever else was measured beside.
-        new.accepted.missing = Some("two records were given".to_owned());
+        // The user names the base, so the accepted build of the new run does not count.
+        new.accepted.missing = Some("the comparison is between two records".to_owned());
         for entry in new.suites.iter_mut().flat_map(|suite| &mut suite.entries) {
             entry.accepted = None;
         }
@@ -107,11 +106,11 @@ impl Compare {
     }
 }
 
-/// A comparison for programs.
+/// The document of `--format json`.
 #[derive(Serialize)]
 struct Document<'a> {
     counts: Counts,
-    /// The first ones by importance.
+    /// The first changes by importance.
     most_important: Vec<&'a Change>,
     comparison: Option<&'a Comparison>,
 }
@@ -124,17 +123,17 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Accept a build: later runs are compared with it, side by side, until another one is accepted.
+/// Accept a build. Later runs are compared with it side by side, until another build is accepted.
 ///
-/// Writes `accepted.json` among the reports; commit that file.
+/// The command writes `accepted.json` to the reports folder. Commit that file.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  harness report accept                             # what the last run measured
+  harness report accept                             # the build of the last run
   harness report accept v0.2.0 --reason \"release\"")]
 struct Accept {
-    /// A commit, branch or tag of the repository here [default: the commit that the last run measured].
+    /// A commit, branch or tag of the current repository [default: the commit of the last run].
     commit: Option<String>,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     #[arg(long, default_value = "accepted")]
     reason: String,
     /// The folder of the reports.
@@ -156,7 +155,7 @@ impl Accept {
     }
 }
 
-/// The suites of a commit, which later runs are judged by. A repository without the folder has none.
+/// The suites of a commit, which judge later runs. The list is empty if the commit has no such folder.
 fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
     let failed = |error: &dyn std::fmt::Display| {
         CliError::input(format!("cannot read the suites of {commit}: {error}"), "accept a commit whose suites this build can read")
@@ -179,7 +178,7 @@ fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
     inputs::files(&[suites], "suite")?.iter().map(|path| Suite::load(path).map_err(|error| failed(&error))).collect()
 }
 
-/// The commit that the last run measured.
+/// The commit of the last run.
 fn last_measured(root: &Path) -> Result<String, CliError> {
     let runs = store::load(root)?.whole;
     let Some((folder, last)) = runs.last() else {
@@ -188,36 +187,38 @@ fn last_measured(root: &Path) -> Result<String, CliError> {
     match (&last.build.commit, last.build.dirty) {
         (Some(commit), Some(false)) => Ok(commit.clone()),
         _ => {
-            let message = format!("{folder}: this run was not of a commit alone, so the build could not be made again");
+            let message = format!("{folder}: this run measured uncommitted changes or an unknown commit, so its build cannot be repeated");
             Err(CliError::input(message, "name a commit"))
         }
     }
 }
 
-/// The hash of a commit that is named somehow.
+/// The hash of a commit, branch or tag.
 fn resolved(name: &str) -> Result<String, CliError> {
     let revision = format!("{name}^{{commit}}");
     let output = Process::new("git").args(["rev-parse", "--quiet", "--verify", "--end-of-options", &revision]).output();
     let found = output.ok().filter(|output| output.status.success()).and_then(|output| String::from_utf8(output.stdout).ok());
-    let help = "name a commit, branch or tag of the repository here, as in `harness report accept HEAD`";
-    found.map(|hash| hash.trim().to_owned()).ok_or_else(|| CliError::input(format!("`{name}` is no commit here"), help))
+    let help = "name a commit, branch or tag of the current repository, as in `harness report accept HEAD`";
+    found
+        .map(|hash| hash.trim().to_owned())
+        .ok_or_else(|| CliError::input(format!("`{name}` is not a commit of the current repository"), help))
 }
 
-/// Put shards of one run together.
+/// Merge the shards of a run.
 ///
-/// They must be of one build, one seed and one kind of device. A shard that is there twice, and one that is missing, are errors.
+/// The shards must have the same build, seed and kind of device. Missing and repeated shards are errors.
 #[derive(Args)]
 #[command(after_help = "Examples:
   harness report merge shards/*/benchmark.json -o benchmark.json
   harness report merge 1.json 3.json -o benchmark.json --allow-missing")]
 struct Merge {
-    /// The shards: their `benchmark.json` files, or the folders of these.
+    /// The shards: their `benchmark.json` files or the folders of these.
     #[arg(required = true, value_name = "SHARD")]
     shards: Vec<PathBuf>,
-    /// Where to write the run.
+    /// The file for the merged run.
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
-    /// Merge where shards are missing, too. The run says which.
+    /// Allow missing shards. The merged run lists them.
     #[arg(long)]
     allow_missing: bool,
 }
@@ -243,7 +244,7 @@ impl Merge {
         Ok(Exit::Passed)
     }
 
-    /// A shard that the run took the place of could not be merged again.
+    /// Rejects an output file that would replace a shard.
     fn check_output(&self) -> Result<(), CliError> {
         let Ok(output) = self.output.canonicalize() else { return Ok(()) };
         let record = |shard: &Path| if shard.is_dir() { shard.join(store::RECORD) } else { shard.to_owned() };
@@ -251,20 +252,20 @@ impl Merge {
         match self.shards.iter().find(is_output) {
             None => Ok(()),
             Some(shard) => {
-                let message = format!("{}: this is one of the shards, {}: nothing was written", self.output.display(), shard.display());
-                Err(CliError::input(message, "choose another place for the run with `-o FILE`"))
+                let message = format!("{}: the output would replace the shard {}", self.output.display(), shard.display());
+                Err(CliError::input(message, "choose another output with `-o FILE`"))
             }
         }
     }
 }
 
-/// Render the reports and pictures of runs anew from their records, each in its own folder.
+/// Render the reports and pictures of runs from their records, each in its own folder.
 ///
-/// Trends are drawn from the runs on the same device beside it. What cannot be read is told, and the others are rendered.
+/// Trends use the runs on the same device in the same parent folder. The command names unreadable runs, and renders the others.
 #[derive(Args)]
 #[command(after_help = "Example:\n  harness report render reports/nightly/*")]
 struct Render {
-    /// The runs: their folders, or the `benchmark.json` in these.
+    /// The runs: their folders or the `benchmark.json` files in these.
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
 }
@@ -287,7 +288,7 @@ impl Render {
     }
 }
 
-/// The folder of a run that is named by its folder or by the record in it.
+/// The folder of a run, given the folder or its record.
 fn folder_of(run: &Path) -> &Path {
     match run.parent() {
         Some(folder) if run.ends_with(store::RECORD) && run.is_file() => {
@@ -307,11 +308,11 @@ fn render(folder: &Path) -> Result<(), StoreError> {
     store::render_again(folder, &run, &others.whole, RENDERER)
 }
 
-/// Write the index of all runs anew. Runs that cannot be read are told, and left out.
+/// Write the index of all runs. The command names unreadable runs, and leaves them out.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  harness report index\n  harness report index /srv/reports")]
 struct Index {
-    /// The folder that the index is written to, with the runs in `nightly` below.
+    /// The folder for the index. Its subfolder `nightly` contains the runs.
     #[arg(default_value = store::DEFAULT_ROOT, value_name = "ROOT")]
     root: PathBuf,
 }
@@ -325,26 +326,26 @@ impl Index {
     }
 }
 
-/// A root that is not there, or one that is too deep, is a slip of the pen: nothing is made of it.
+/// Rejects a missing folder, and a subfolder of the reports folder.
 fn check_root(root: &Path) -> Result<(), CliError> {
-    const HELP: &str = "name the folder that `harness bench --reports DIR` saves runs below";
+    const HELP: &str = "name the folder of `harness bench --reports DIR`";
     if !root.is_dir() {
-        let why = if root.exists() { "this is no folder" } else { "there is no such folder" };
+        let why = if root.exists() { "this is not a folder" } else { "there is no such folder" };
         return Err(CliError::input(format!("{}: {why}", root.display()), HELP));
     }
     let Some(above) = too_deep(root) else { return Ok(()) };
-    let message = format!("{}: runs are looked for in the folder `{}` below the one named", root.display(), store::NIGHTLY);
-    Err(CliError::input(message, format!("name the folder above: {}", above.display())))
+    let message = format!("{}: this folder has no subfolder `{}` with runs", root.display(), store::NIGHTLY);
+    Err(CliError::input(message, format!("name the reports folder: {}", above.display())))
 }
 
-/// The root that was meant where the folder of all runs is named instead, or that of one run in it.
+/// The reports folder, if `root` is its subfolder with all runs or with one run.
 fn too_deep(root: &Path) -> Option<PathBuf> {
     if root.join(store::NIGHTLY).is_dir() {
         return None;
     }
     let here = root.canonicalize().ok()?;
     let above = if here.ends_with(store::NIGHTLY) { here.parent()?.to_owned() } else { root_of(&here.join(store::RECORD))? };
-    // As the user would write it, where that is the same.
+    // Prefer the user's own spelling of the path.
     let written = root.ancestors().find(|ancestor| ancestor.canonicalize().is_ok_and(|ancestor| ancestor == above));
     Some(written.map_or(above, Path::to_owned))
 }
@@ -353,7 +354,7 @@ fn unless_broken(broken: Vec<StoreError>) -> Result<Exit, Failures> {
     if broken.is_empty() { Ok(Exit::Passed) } else { Err(Failures(broken.into_iter().map(CliError::from).collect())) }
 }
 
-/// The root that a run's folder, or a file in it, lies in, where it lies in one.
+/// The reports folder that contains this run's folder or a file of it.
 fn root_of(run: &Path) -> Option<PathBuf> {
     let path = run.canonicalize().ok()?;
     let folder = if path.is_dir() { path.as_path() } else { path.parent()? };

@@ -1,10 +1,10 @@
-//! `harness scenario-process`: a process of a scenario beside the main one. The harness starts it; people do not.
+//! `harness scenario-process`: a further process of a scenario, started by the harness itself.
 
 use std::process::ExitCode;
 
 use clap::Args;
 
-/// Do steps of a scenario, as standard input tells them.
+/// Run the steps of a scenario that arrive on standard input.
 #[derive(Args)]
 pub(super) struct ScenarioProcess {}
 

@@ -1,4 +1,4 @@
-//! `harness schema`: the JSON Schema of scenarios, or of suites.
+//! `harness schema`: prints the JSON Schema of scenarios or benchmark suites.
 
 use clap::Args;
 use harness_bench::suite;
@@ -7,13 +7,13 @@ use super::error::Failures;
 use super::exit::Exit;
 use super::terminal;
 
-/// Print the JSON Schema of scenarios, or of suites of benchmarks, for editors that complete and check.
+/// Print the JSON Schema of scenarios or benchmark suites. Editors use it for completion and checks.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  harness schema > schema.json\n  and as a scenario's first line: # yaml-language-server: $schema=schema.json"
+    after_help = "Example:\n  harness schema > schema.json\n\nThe first line of a scenario names the schema: # yaml-language-server: $schema=schema.json"
 )]
 pub(super) struct Schema {
-    /// Of suites of benchmarks.
+    /// Print the schema of benchmark suites.
     #[arg(long)]
     suites: bool,
 }

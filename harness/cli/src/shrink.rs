@@ -1,6 +1,6 @@
-//! `harness shrink`: a trace that runs out of memory, or a scenario that fails, reduced to a small scenario that fails the same way.
+//! `harness shrink`: reduces a failing scenario, or a trace that runs out of memory, to a small scenario that fails in the same way.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -20,7 +20,6 @@ use harness_reduce::Progress;
 use harness_reduce::scenario::{self, ReduceError};
 use harness_reduce::trace::{self as shrink, Case, Goal, Shrunk};
 use harness_scenario::{SCENARIO, Scenario, Trace, choices};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -30,54 +29,53 @@ use super::{device, interrupt, simulated, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness shrink scenarios/failing/adapters.yaml --out scenarios/small.yaml
-  harness shrink my.yaml --arm 'caching(max_split_size_mb:512)' --while invariant
+  harness shrink my.yaml --arm 'caching(max_split_size_mb:512)' --preserve invariant
   harness shrink oom.pickle --out scenarios/our_oom.yaml
-  harness shrink job.trace --memory 8GiB --conf max_split_size_mb:128 --out small.yaml
-  harness shrink job.trace --memory 8GiB --while conf-differs --conf '' --conf expandable_segments:True
+  harness shrink job.trace --memory 8GiB --alloc-conf max_split_size_mb:128 --out small.yaml
+  harness shrink job.trace --memory 8GiB --preserve conf-differs --alloc-conf '' --alloc-conf expandable_segments:True
   harness shrink oom.pickle --out small.trace        a trace instead of a scenario
 
-A trace or a snapshot keeps the way in which its last refused request fails: for lack of memory, for fragments, for a memory fraction, or for what waits
-for events. A scenario keeps the first failure of its first arm that fails on the simulated device: the cause for which a request is refused, the
-invariant that is violated, or the expectation that is not met, with its figures. Memory, sizes and numbers become smaller, loops shorter; names and
-comments of what is left stay.
+For a trace or a snapshot, the cause of the last refused request stays the same: too little memory, fragmentation, a memory fraction, or blocks that wait
+for events. For a scenario, the first failure of its first failing configuration on the simulated device stays the same: the cause of a refused request, the
+violated invariant, or the unmet expectation with its figures. Memory, sizes and numbers become smaller, and loops become shorter. Names and
+comments of the remaining steps are kept.
 
-The result says how it ends (`expect: { oom: CAUSE }`, `expect_violation:` or `expected_to_fail:`), so `harness run` and `cargo test --test scenarios` take it
-as it is. It was run before it is written. A scenario that passes cannot be reduced: exit code 2.";
+The result contains its own expectation (`expect: { oom: CAUSE }`, `expect_violation:` or `expected_to_fail:`), so it passes in `harness run` and
+`cargo test --test scenarios`. It is run before it is written. The exit code is 2 for a scenario that passes, because it cannot be reduced.";
 
-/// Reduce a scenario that fails, or a trace or a snapshot that runs out of memory, to a small scenario that fails the same way.
+/// Reduce a failing scenario, or a trace or snapshot that runs out of memory, to a small scenario that fails in the same way.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Shrink {
-    /// A scenario, a memory snapshot of PyTorch or an allocation trace; the last two packed by gzip or not.
+    /// A scenario, a memory snapshot of PyTorch or an allocation trace. Snapshots and traces may be compressed with gzip.
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// What stays as it is: `oom`, a request is refused; `invariant`, an always-checked invariant is violated; `conf-differs`, one of two settings makes
-    /// a trace run out of memory and the other does not. If not given, `oom` for a trace or a snapshot, and for a scenario whatever fails first.
-    #[arg(long = "while", value_name = "WHAT")]
+    /// The failure to preserve: `oom`, a refused request; `invariant`, a violated invariant; `conf-differs`, a trace runs out of memory with one of two
+    /// settings only [default: `oom` for a trace or a snapshot, the first failure for a scenario].
+    #[arg(long = "preserve", value_name = "WHAT")]
     goal: Option<Keep>,
-    /// Of a scenario, the arm that fails, by its name: the first one that does, if not given.
+    /// For a scenario: the name of the failing configuration [default: the first one that fails].
     #[arg(long, value_name = "ARM")]
     arm: Option<String>,
-    /// Of a scenario whose expectation is not met: let it come to other figures, as long as it is not met. Less is left then, and it may be something else
-    /// than what was looked for.
+    /// For a scenario with an unmet expectation: allow other figures, as long as the expectation stays unmet. The result is smaller, but may
+    /// show a different problem.
     #[arg(long)]
     any_figures: bool,
-    /// The device's memory: of a trace, and of a snapshot where that does not tell it.
+    /// The device's memory, for a trace or for a snapshot that does not contain it.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
-    /// The settings to run a trace or a snapshot under, as PYTORCH_ALLOC_CONF would hold them: the default or the recorded ones, if not given. With
-    /// `--while conf-differs` the settings to compare them with too.
-    #[arg(long, value_name = "CONF")]
+    /// The settings for a trace or a snapshot, in the format of PYTORCH_ALLOC_CONF [default: the recorded settings]. With `--preserve conf-differs`,
+    /// also the settings to compare with.
+    #[arg(long = "alloc-conf", value_name = "CONF")]
     conf: Vec<String>,
-    /// Stop after this time with what was reached, as in `30s` or `5min`.
+    /// Stop after this time with the smallest result so far, as in `30s` or `5min`.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     time_limit: Duration,
-    /// Where to write the scenario, or where the name ends in `.trace` the trace; standard output without it.
+    /// Write the scenario to this file instead of standard output. If the name ends in `.trace`, write a trace.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
-/// What stays as it is.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Keep {
     Oom,
@@ -89,7 +87,7 @@ fn time(text: &str) -> Result<Duration, String> {
     Nanos::parse(text).map(|time| Duration::from_nanos(time.0)).map_err(|error| error.to_string())
 }
 
-/// What is to be reduced, and where in its program each event was.
+/// The program to reduce, and the call site of each event.
 struct Given {
     case: Case,
     sites: Vec<Option<String>>,
@@ -101,16 +99,16 @@ impl Shrink {
             Some(Kind::Pickle) => self.shrink_program(self.of_snapshot()?),
             Some(Kind::Trace) => self.shrink_program(self.of_trace()?),
             Some(kind @ (Kind::Recording | Kind::RmmLog)) => Err(kind.instead_of("a scenario, a snapshot or a trace", &self.file).into()),
-            // What is no trace and is called one is answered as a trace with a mistake.
+            // A file named like a trace gets the error messages for traces.
             None if self.file.to_string_lossy().contains(".trace") => self.shrink_program(self.of_trace()?),
             None => self.shrink_scenario(),
         }
     }
 
-    /// Of a trace or a snapshot.
+    /// Reduces a trace or a snapshot.
     fn shrink_program(&self, mut given: Given) -> Result<Exit, Failures> {
         if self.arm.is_some() || self.any_figures {
-            let help = "a trace has neither arms nor expectations: give the settings to run it under by `--conf`";
+            let help = "a trace has neither configurations nor expectations: select its settings with `--alloc-conf`";
             return Err(CliError::input("`--arm` and `--any-figures` are for scenarios", help).into());
         }
         let goal = self.goal_of_program(&mut given.case)?;
@@ -120,7 +118,7 @@ impl Shrink {
             None => shrink::shrink_violation(given.case, &scenario::Simulated, watch),
         })?;
         let shrunk = shrunk.map_err(|error| {
-            let help = "give less `--memory` or other `--conf`; `harness advise` tells which settings fail";
+            let help = "give less `--memory` or another `--alloc-conf`; `harness advise` lists the settings that fail";
             CliError::input(format!("{}: {error}", self.file.display()), help)
         })?;
         let sites = |origin: usize| given.sites.get(origin).cloned().flatten();
@@ -128,9 +126,9 @@ impl Shrink {
         Ok(Exit::Passed)
     }
 
-    /// What stays as it is: how a request is refused, or if `None` the invariant that is violated. The settings given are those of the case.
+    /// The failure to preserve: a refused request, or if `None`, a violated invariant. Sets the settings of `case`.
     fn goal_of_program(&self, case: &mut Case) -> Result<Option<Goal>, CliError> {
-        let configs = self.conf.iter().map(|conf| Config::parse(conf).map_err(|error| CliError::conf_of("--conf", &error, conf)));
+        let configs = self.conf.iter().map(|conf| Config::parse(conf).map_err(|error| CliError::conf(&error, conf)));
         let configs = configs.collect::<Result<Vec<_>, _>>()?;
         if let [config] | [config, _] = configs.as_slice()
             && (configs.len() == 2 || self.goal != Some(Keep::ConfDiffers))
@@ -142,12 +140,12 @@ impl Shrink {
             (Keep::Invariant, [] | [_]) => Ok(None),
             (Keep::ConfDiffers, [other] | [_, other]) => Ok(Some(Goal::ConfDiffers(other.clone()))),
             (Keep::ConfDiffers, _) => {
-                let help =
-                    "give the settings to compare with, and in front of them those to run under, where they are not the recorded ones";
-                Err(CliError::input("`--while conf-differs` takes one or two `--conf`", help))
+                let help = "give the settings to compare with; to replace the recorded settings too, give the replacement first";
+                Err(CliError::input("`--preserve conf-differs` takes one or two `--alloc-conf`", help))
             }
             (Keep::Oom | Keep::Invariant, _) => {
-                Err(CliError::input("several `--conf` are for `--while conf-differs`", "give one, or `--while conf-differs`"))
+                let help = "give one `--alloc-conf`, or `--preserve conf-differs`";
+                Err(CliError::input("several `--alloc-conf` are for `--preserve conf-differs`", help))
             }
         }
     }
@@ -155,7 +153,7 @@ impl Shrink {
     fn of_snapshot(&self) -> Result<Given, CliError> {
         let Recovered { snapshot, job, .. } = jobs::read(&self.file, self.memory)?;
         let Some(memory) = self.memory.or(job.memory) else {
-            let message = format!("{}: how much memory the device had is not known", self.file.display());
+            let message = format!("{}: the recording does not contain the device's memory", self.file.display());
             return Err(CliError::input(message, "give `--memory`, as in `--memory 24GiB`"));
         };
         let (plain, names) = (plain(&job, PendingFrees::AsRecorded), Sites::new(&snapshot, job.device));
@@ -168,7 +166,7 @@ impl Shrink {
         let trace = Trace::read(&self.file).map_err(|(why, help)| invalid(why, help))?;
         let Some(memory) = self.memory else {
             return Err(invalid(
-                "a trace does not tell the device's memory".to_owned(),
+                "a trace does not contain the device's memory".to_owned(),
                 "give `--memory`, as in `--memory 24GiB`".to_owned(),
             ));
         };
@@ -176,9 +174,9 @@ impl Shrink {
         Ok(Given { case: Case { events: trace.events, config: Config::default(), memory }, sites })
     }
 
-    /// Does something that is told how far it is, shows that, and breaks it off when its time is over or the user interrupts.
+    /// Runs `act` with a progress display. Stops it after the time limit or at Ctrl-C.
     fn watched<T>(&self, noun: &str, act: impl FnOnce(&mut dyn FnMut(&Progress) -> ControlFlow<()>) -> T) -> Result<T, CliError> {
-        let bar = spinner();
+        let bar = terminal::progress(true, "{spinner} {elapsed} {wide_msg}", None);
         let (began, interrupt) = (Instant::now(), interrupt::watch(|| {})?);
         let mut watch = |progress: &Progress| {
             bar.set_message(format!("{}, {}, {}", count(progress.operations, noun), progress.memory, count(progress.runs, "run")));
@@ -197,13 +195,13 @@ impl Shrink {
             Some(Keep::Oom) => scenario::Goal::Oom,
             Some(Keep::Invariant) => scenario::Goal::Invariant,
             Some(Keep::ConfDiffers) => {
-                let help = "a scenario compares settings by an expectation, as in `expandable.reserved.peak <= caching.reserved.peak`";
-                return Err(CliError::input("`--while conf-differs` is for traces and snapshots", help).into());
+                let help = "a scenario compares settings with an expectation, as in `expandable.reserved.peak <= caching.reserved.peak`";
+                return Err(CliError::input("`--preserve conf-differs` is for traces and snapshots", help).into());
             }
         };
         if self.memory.is_some() || !self.conf.is_empty() {
-            let help = "a scenario says both itself, under `needs:` and `allocators:`";
-            return Err(CliError::input("`--memory` and `--conf` are for traces and snapshots", help).into());
+            let help = "a scenario contains both under `needs:` and `allocators:`";
+            return Err(CliError::input("`--memory` and `--alloc-conf` are for traces and snapshots", help).into());
         }
         let source = yaml::read(&self.file, &SCENARIO)?;
         let given = scenario::Given {
@@ -216,15 +214,18 @@ impl Shrink {
         };
         let reduced = self.watched("step", |watch| scenario::reduce(&given, &scenario::Simulated, watch))?.map_err(of_scenario)?;
         if let Some(out) = &self.out {
-            // A trace that it replays is looked for beside it.
+            // The scenario may replay a trace in the same folder.
             Scenario::parse(&reduced.text, out).map_err(|error| {
                 let folder = self.file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-                CliError::input(error.to_string(), format!("the scenario names a file beside it: write it into `{}` too", folder.display()))
+                CliError::input(
+                    error.to_string(),
+                    format!("the scenario names a file in its folder: write the result into `{}` too", folder.display()),
+                )
             })?;
         }
         let values: String = reduced.point.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
         terminal::tell(format_args!(
-            "{} came down to {}, by {} with {}{values}{}: {}",
+            "reduced {} to {}, in {} with {}{values}{}: {}",
             count(reduced.steps_before, "step"),
             reduced.steps,
             count(reduced.runs, "run"),
@@ -255,12 +256,12 @@ impl Shrink {
             Some(text) => text,
             None if is_trace => trace(shrunk, sites),
             None => {
-                let message = "the reduced trace has no scenario that fails in the same way: its private pools overlap, or it needs what waits for events or what a replay does";
-                return Err(CliError::input(message, "write it as a trace: `--out small.trace`"));
+                let message = "no scenario fails in the same way as the reduced trace: its private pools overlap, or the failure depends on pending events or on the replay itself";
+                return Err(CliError::input(message, "write a trace instead: `--out small.trace`"));
             }
         };
         terminal::tell(format_args!(
-            "{} in {memory} came down to {} in {}, by {}{}: {}",
+            "reduced {} in {memory} to {} in {}, in {}{}: {}",
             count(operations, "operation"),
             shrunk.case.events.len(),
             shrunk.case.memory,
@@ -271,7 +272,7 @@ impl Shrink {
         self.put(&text)
     }
 
-    /// The scenario, which was run before: it ends as it says. `None` where it would not.
+    /// The scenario. A run has confirmed its expectation; `None` if the run ended differently.
     fn scenario(&self, shrunk: &Shrunk, operations: usize, sites: &dyn Fn(usize) -> Option<String>) -> Result<Option<String>, CliError> {
         let origin = format!("{} of {}", count(operations, "operation"), self.file.file_name().unwrap_or_default().to_string_lossy());
         if matches!(shrunk.failure, shrink::Failure::Violates(_)) {
@@ -303,29 +304,31 @@ impl Shrink {
 }
 
 const fn stopped(is_stopped: bool) -> &'static str {
-    if is_stopped { "; stopped by the time limit or by Ctrl-C: more might go" } else { "" }
+    if is_stopped { "; stopped by the time limit or Ctrl-C, so a smaller result may exist" } else { "" }
 }
 
-/// Why a scenario cannot be reduced, and what to do about it.
+/// The error for a scenario that cannot be reduced.
 fn of_scenario(error: ReduceError) -> CliError {
     let help = match &error {
         ReduceError::Invalid(_) | ReduceError::Device(_) | ReduceError::NotConfirmed { .. } => String::new(),
-        ReduceError::Passes { .. } => "`harness run` tells how each arm ends; a failure that needs a real GPU cannot be reduced".to_owned(),
-        ReduceError::NoSuchArm { arm, arms, .. } => choices(arm, "arms", arms.iter().map(String::as_str)),
-        ReduceError::NotRun { .. } => "only what runs on the simulated device can be reduced".to_owned(),
+        ReduceError::Passes { .. } => {
+            "`harness run` shows the result of each configuration; a failure that needs a real GPU cannot be reduced".to_owned()
+        }
+        ReduceError::NoSuchArm { arm, arms, .. } => choices(arm, "configurations", arms.iter().map(String::as_str)),
+        ReduceError::NotRun { .. } => "only scenarios for the simulated device can be reduced".to_owned(),
         ReduceError::TimeLimit { .. } => "give the step a longer `timeout`".to_owned(),
     };
     match error {
         ReduceError::Invalid(error) => error.into(),
         ReduceError::Device(error) => error.into(),
         ReduceError::NotConfirmed { .. } => {
-            CliError::Internal { message: error.to_string(), help: "this is a mistake in the harness: report it with the scenario" }
+            CliError::Internal { message: error.to_string(), help: "this is a bug in the harness: report it with the scenario" }
         }
         error => CliError::input(error.to_string(), help),
     }
 }
 
-/// The reduced trace, with what `harness replay` needs to be told in its first lines.
+/// The reduced trace. Its first line contains the options for `harness replay`.
 fn trace(shrunk: &Shrunk, sites: &dyn Fn(usize) -> Option<String>) -> String {
     let conf = shrunk.case.config.to_string();
     let mut text = format!("# --memory {} --alloc-conf '{conf}'\n", exact_size(shrunk.case.memory));
@@ -336,19 +339,6 @@ fn trace(shrunk: &Shrunk, sites: &dyn Fn(usize) -> Option<String>) -> String {
     text
 }
 
-/// A file that cannot be written.
 pub(crate) fn unwritten(path: &Path, error: io::Error) -> CliError {
-    CliError::Output { target: Some(path.to_owned()), error, help: "choose another place with `--out`, or make room" }
-}
-
-fn spinner() -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new_spinner();
-    // A template that indicatif does not understand leaves its own, which is good enough.
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
-        bar.set_style(style);
-    }
-    bar
+    CliError::Output { target: Some(path.to_owned()), error, help: "choose another file with `--out`, or free disk space" }
 }

@@ -1,4 +1,4 @@
-//! Scenarios that a command makes itself, run once on the simulated device, to see how they end.
+//! Runs scenarios that a command generates, once, on the simulated device.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,21 +10,24 @@ use harness_run::session::{Plan, Selection};
 use harness_scenario::Scenario;
 
 use super::error::CliError;
+use super::program;
 
-/// Runs the text of a scenario with each of its allocators; `trace` is the packed trace beside it, with its file name.
+/// Runs a scenario with each of its allocators, on a simulated device that has enough memory. `trace` is the file name and the text of the
+/// trace that it replays.
 pub(crate) fn run(text: &str, trace: Option<(&str, &str)>) -> Result<Vec<RunRecord>, CliError> {
     let scenario = parse(text, Path::new("scenario.yaml"), trace)?;
-    let (selection, program) = (Selection::default(), "harness".to_owned());
+    let source = DeviceSource::simulated().with_room_for(scenario.needs.memory);
+    let (selection, program) = (Selection::default(), program::name());
     let plan =
         Plan { scenarios: vec![scenario], selection, seed: None, memory: None, repetitions: 1, audit: true, fail_fast: false, program };
-    Ok(plan.run(&DeviceSource::simulated(), &Arc::default())?.runs)
+    Ok(plan.run(&source, &Arc::default())?.runs)
 }
 
-/// The scenario of a text, under the name of `path`, which need not be there.
+/// Parses a scenario and names it after `path`, which need not exist.
 pub(crate) fn parse(text: &str, path: &Path, trace: Option<(&str, &str)>) -> Result<Scenario, CliError> {
     let internal = |error: &dyn std::fmt::Display| CliError::Internal {
-        message: format!("a scenario cannot be made in the folder for temporary files: {error}"),
-        help: "make room there, or let the variable TMPDIR name another folder",
+        message: format!("the scenario cannot be written to the folder for temporary files: {error}"),
+        help: "free disk space there, or set TMPDIR to another folder",
     };
     let folder = tempfile::tempdir().map_err(|error| internal(&error))?;
     if let Some((name, trace)) = trace {
@@ -36,7 +39,7 @@ pub(crate) fn parse(text: &str, path: &Path, trace: Option<(&str, &str)>) -> Res
     Ok(scenario)
 }
 
-/// Whether all of them end as they should.
+/// Returns whether all runs passed.
 pub(crate) fn pass(records: &[RunRecord]) -> bool {
     records.iter().all(|record| record.verdict == Verdict::Passed)
 }

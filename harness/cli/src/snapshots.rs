@@ -1,4 +1,4 @@
-//! Memory snapshots that the user names: files as they are, a folder as the pickles in it; read on all cores, one file a core.
+//! Memory snapshots that the user names, directly or by their folder. All cores read them, one file per core.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -14,16 +14,16 @@ use indicatif::ProgressBar;
 use super::error::CliError;
 use super::kind::{self, Kind};
 
-/// Endings of files that are taken from a folder.
+/// File name endings of the snapshots in a folder.
 const ENDINGS: [&str; 4] = [".pickle", ".pkl", ".pickle.gz", ".pkl.gz"];
 
-/// The files that paths stand for: in the order given, a folder's by name with numbers in order, each once.
+/// Expands paths to files in the given order, each once. The snapshots of a folder are sorted by name, with `rank2` before `rank10`.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
     let mut files = Vec::new();
     let mut seen = BTreeSet::new();
     for path in paths {
         let found = if path.is_dir() { files_of_folder(path)? } else { vec![path.clone()] };
-        // What does not exist stays as it is named, for the message that says so.
+        // A missing file keeps its given name, for the error message.
         files.extend(found.into_iter().filter(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone()))));
     }
     Ok(files)
@@ -31,7 +31,7 @@ pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
 
 fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
     let unreadable = |error: io::Error| {
-        CliError::input(format!("{}: cannot be read: {error}", folder.display()), "make the folder readable, or name files")
+        CliError::input(format!("{}: the folder cannot be read: {error}", folder.display()), "make the folder readable, or name files")
     };
     let entries = std::fs::read_dir(folder).map_err(unreadable)?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
@@ -42,14 +42,14 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
     let mut files: Vec<PathBuf> = paths.into_iter().filter(is_snapshot).collect();
     if files.is_empty() {
         let message = format!("{}: there is no snapshot in this folder", folder.display());
-        let help = format!("name a folder with files that end in {} (folders in it are not searched), or name files", ENDINGS.join(", "));
+        let help = format!("name a folder that contains {} files (subfolders are not searched), or name files", ENDINGS.join(", "));
         return Err(CliError::input(message, help));
     }
     files.sort_by_cached_key(|path| by_numbers(&path.to_string_lossy()));
     Ok(files)
 }
 
-/// Orders names so that `rank2` stands before `rank10`.
+/// A sort key that compares the numbers in names by value.
 fn by_numbers(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = name;
@@ -62,7 +62,6 @@ fn by_numbers(name: &str) -> Vec<(String, u64)> {
     parts
 }
 
-/// Reads one file.
 pub(crate) fn read(path: &Path) -> Result<Snapshot, CliError> {
     Snapshot::read(path).map_err(|error| {
         if let SnapshotError::NotPickle { .. } = error
@@ -72,17 +71,17 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, CliError> {
         }
         let why = match &error {
             SnapshotError::Io(error) if error.kind() == io::ErrorKind::NotFound => "there is no such file".to_owned(),
-            SnapshotError::Io(error) if error.kind() == io::ErrorKind::IsADirectory => "this is a directory, not a snapshot".to_owned(),
+            SnapshotError::Io(error) if error.kind() == io::ErrorKind::IsADirectory => "this is a folder, not a snapshot".to_owned(),
             error => error.to_string(),
         };
         CliError::input(
             format!("{}: {why}", path.display()),
-            "name a file that torch.cuda.memory._dump_snapshot() wrote, as it is or packed by gzip",
+            "name a file that torch.cuda.memory._dump_snapshot() wrote, plain or compressed with gzip",
         )
     })
 }
 
-/// Reads the files on all cores by `read` and makes something of each, in the order given. Each answer or error stands for its file.
+/// Calls `read` and `make` for each file on all cores. Returns the results in the order of the files.
 pub(crate) fn each<T: Send>(
     files: &[PathBuf],
     read: impl Fn(&Path) -> Result<Snapshot, CliError> + Sync,
@@ -110,7 +109,7 @@ pub(crate) fn each<T: Send>(
     done.into_iter().filter_map(|made| made.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
 }
 
-/// Writes one file, and makes its folder; `help` is what to do where that fails.
+/// Writes a snapshot and creates its folder. `help` is shown if that fails.
 pub(crate) fn write(file: &Path, snapshot: &Snapshot, help: &'static str) -> Result<(), CliError> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     let made = folder.map_or(Ok(()), std::fs::create_dir_all);
@@ -123,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_in_the_order_of_their_numbers() {
+    fn numbers_in_names_are_sorted_by_value() {
         let mut names = ["rank10.pickle", "rank2.pickle", "rank1.pickle.gz", "a", "rank2.pkl"];
         names.sort_by_key(|name| by_numbers(name));
         assert_eq!(names, ["a", "rank1.pickle.gz", "rank2.pickle", "rank2.pkl", "rank10.pickle"]);

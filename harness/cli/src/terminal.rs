@@ -1,6 +1,9 @@
-//! Where output goes: results to standard output ([`print`]), everything else to standard error ([`tell`], [`Terminal::fail`]), colour only where
-//! it is wanted.
+//! All output of the program: results on standard output ([`print`]), messages on standard error ([`tell`], [`Terminal::fail`]).
+//!
+//! [`print`] and [`tell`] escape all control characters, because file names, devices and traces may contain some. Documents that define their
+//! own escapes go through [`print_document`].
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -16,13 +19,13 @@ use terminal_size::{Height, Width};
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 
-/// Width of messages where standard error is no terminal: wide enough for most paths.
+/// Width of messages if standard error is not a terminal: wide enough for most paths.
 const WIDTH_OF_FILES: usize = 120;
 
-/// Whether standard output and standard error show colors. Without colors, every escape sequence is escaped.
-static COLORS: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+/// Whether colours pass through [`print`] and [`tell`].
+static COLOUR_OUT: AtomicBool = AtomicBool::new(false);
+static COLOUR_ERR: AtomicBool = AtomicBool::new(false);
 
-/// When to use colour.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ColorChoice {
     Auto,
@@ -30,7 +33,7 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-/// Where colour is used.
+/// The streams that show colour.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminal {
     colour_out: bool,
@@ -45,23 +48,21 @@ impl Terminal {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
         };
-        let [colour_out, colour_err] = [colour(io::stdout().is_terminal()), colour(io::stderr().is_terminal())];
-        COLORS[0].store(colour_out, Ordering::Relaxed);
-        COLORS[1].store(colour_err, Ordering::Relaxed);
+        let (colour_out, colour_err) = (colour(io::stdout().is_terminal()), colour(io::stderr().is_terminal()));
+        COLOUR_OUT.store(colour_out, Ordering::Relaxed);
+        COLOUR_ERR.store(colour_err, Ordering::Relaxed);
         Self { colour_out, colour_err }
     }
 
-    /// How results are written.
     pub(crate) const fn style(&self) -> Style {
         if self.colour_out { Style::Colour } else { Style::Plain }
     }
 
-    /// How messages are written.
     pub(crate) const fn style_of_messages(&self) -> Style {
         if self.colour_err { Style::Colour } else { Style::Plain }
     }
 
-    /// Shows all of them on standard error. The exit code is that of the first.
+    /// Shows all errors on standard error. Returns the exit code of the first.
     pub(crate) fn fail(&self, Failures(errors): Failures) -> Exit {
         let exit = errors.first().map_or(Exit::Internal, CliError::exit);
         for error in errors {
@@ -79,7 +80,7 @@ impl Terminal {
         }
         let styles = if self.colour_err { ThemeStyles::ansi() } else { ThemeStyles::none() };
         let theme = GraphicalTheme { styles, ..GraphicalTheme::unicode() };
-        // Our messages tell their causes themselves.
+        // Our messages contain their causes.
         let options = MietteHandlerOpts::new()
             .without_cause_chain()
             .terminal_links(false)
@@ -92,7 +93,7 @@ impl Terminal {
     }
 }
 
-/// An error whose message and help can do nothing to a terminal. Its excerpt can do nothing either: [`harness_base::excerpt`] sees to that.
+/// An error with escaped message and help. [`harness_base::excerpt`] escapes the excerpt.
 #[derive(Debug)]
 struct Printable {
     message: String,
@@ -129,12 +130,12 @@ impl Diagnostic for Printable {
     }
 }
 
-/// Columns of the terminal that standard output is; `None` where it is none.
+/// Columns of the terminal on standard output; `None` if it is not a terminal.
 pub(crate) fn width_of_output() -> Option<usize> {
     width_of(terminal_size::terminal_size_of(io::stdout()))
 }
 
-/// Columns of the terminal that standard error is; `None` where it is none.
+/// Columns of the terminal on standard error; `None` if it is not a terminal.
 pub(crate) fn width_of_messages() -> Option<usize> {
     width_of(terminal_size::terminal_size_of(io::stderr()))
 }
@@ -143,51 +144,58 @@ fn width_of(size: Option<(Width, Height)>) -> Option<usize> {
     size.map(|(Width(columns), _)| usize::from(columns)).filter(|&columns| columns > 0)
 }
 
-/// Whether a terminal is to be sent colour, by the variables `NO_COLOR` (set and not empty, as <https://no-color.org> has it) and `TERM`: a
-/// dumb terminal prints escape codes as they are.
+/// Returns whether the variables `NO_COLOR` (<https://no-color.org>) and `TERM` permit colour. A dumb terminal prints escape codes as text.
 fn shows_colour(no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
 }
 
-/// Writes to standard output. A reader that has gone away, as in `harness list | head`, wants nothing more.
+/// Writes a text to standard output, without control characters.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
-    print_document(&for_terminal(text, COLORS[0].load(Ordering::Relaxed)))
+    print_document(&for_terminal(text, COLOUR_OUT.load(Ordering::Relaxed)))
 }
 
-/// Writes a document for programs to standard output, without escapes.
+/// Writes a document, for example JSON or HTML, to standard output. A reader that closes the pipe, as in `harness list | head`, is no error.
 pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|error| CliError::Output { target: None, error, help: "make room, or send the output elsewhere" }),
+        other => other.map_err(|error| CliError::Output {
+            target: None,
+            error,
+            help: "free disk space, or redirect the output to another place",
+        }),
     }
 }
 
-/// Writes a line to standard error. One that nobody can read, as in `harness run 2>&1 | head`, is no reason to stop or to end otherwise.
+/// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.
 pub(crate) fn tell(line: impl Display) {
-    // In one piece, so that lines of several processes do not mix.
     let line = format!("{line}\n");
-    let _ = io::stderr().lock().write_all(for_terminal(&line, COLORS[1].load(Ordering::Relaxed)).as_bytes());
+    // One write per line keeps the lines of several processes apart.
+    let _ = io::stderr().lock().write_all(for_terminal(&line, COLOUR_ERR.load(Ordering::Relaxed)).as_bytes());
 }
 
-/// A bar on standard error for so many things to do, if that is a terminal.
-pub(crate) fn progress(is_wanted: bool, template: &str, length: u64) -> ProgressBar {
-    if !is_wanted || !io::stderr().is_terminal() {
+/// A progress bar on standard error if that is a terminal and `is_shown`. Without a `length` it is a spinner.
+pub(crate) fn progress(is_shown: bool, template: &str, length: Option<u64>) -> ProgressBar {
+    if !is_shown || !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(length);
-    // A template that indicatif does not understand leaves its own, which is good enough.
+    let bar = length.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+    // With an invalid template, indicatif keeps its own.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar
 }
 
-/// Writes a document to standard output.
-pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {
+/// The document as JSON.
+pub(crate) fn json(document: &impl serde::Serialize) -> Result<String, CliError> {
     let internal = |error: serde_json::Error| CliError::Internal { message: error.to_string(), help: "report this with the command" };
-    let text = serde_json::to_string_pretty(document).map_err(internal)?;
-    print_document(&format!("{text}\n"))
+    Ok(serde_json::to_string_pretty(document).map_err(internal)? + "\n")
+}
+
+/// Writes a document as JSON to standard output.
+pub(crate) fn print_json(document: &impl serde::Serialize) -> Result<(), CliError> {
+    print_document(&json(document)?)
 }
 
 #[cfg(test)]
@@ -195,9 +203,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dumb_terminal_and_one_where_colour_is_refused_get_none() {
+    fn a_dumb_terminal_and_the_variable_no_color_switch_colour_off() {
         let shown = |no_color: Option<&str>, term: Option<&str>| shows_colour(no_color.map(OsStr::new), term.map(OsStr::new));
         assert!(shown(None, Some("xterm-256color")) && shown(None, None) && shown(Some(""), Some("xterm")));
         assert!(!shown(None, Some("dumb")) && !shown(Some("1"), Some("xterm")) && !shown(Some(""), Some("dumb")));
+    }
+
+    #[test]
+    fn only_our_own_colours_pass_to_the_terminal() {
+        let hostile = "a\u{1b}]0;title\u{7}b\u{1b}[31mred\u{1b}[0m\u{1b}[2J\tc\n";
+        assert_eq!(safe(hostile, false), "a\\u{1b}]0;title\\u{7}b\\u{1b}[31mred\\u{1b}[0m\\u{1b}[2J\tc\n");
+        assert_eq!(safe(hostile, true), "a\\u{1b}]0;title\\u{7}b\u{1b}[31mred\u{1b}[0m\\u{1b}[2J\tc\n");
     }
 }

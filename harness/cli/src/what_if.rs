@@ -1,5 +1,5 @@
-//! `harness run --try-settings` and `--least-memory`: which setting would have saved a scenario, and how much memory would have been enough for it, in
-//! one sentence for each. Tried on the simulated device, whatever the scenario runs on.
+//! `harness run --try-settings` and `--least-memory`: tries scenarios with other settings and other amounts of memory on the simulated device,
+//! even if the runs themselves use a GPU. The result is one sentence per scenario or configuration.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -7,107 +7,148 @@ use std::sync::Arc;
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
+use harness_base::printable::printable;
 use harness_base::words::count;
 use harness_devices::DeviceSource;
 use harness_explain::grid::{SETTINGS, in_parallel};
 use harness_explain::least::least_memory;
-use harness_record::{RunRecord, Verdict};
+use harness_record::Verdict;
 use harness_run::session::{Plan, Selection, has_pytorchs};
-use harness_scenario::Scenario;
+use harness_scenario::{MAX_MEMORY, Scenario};
 use indicatif::ProgressBar;
 
 use super::error::CliError;
 
-/// Memory is looked for in steps of a page.
+/// The precision of the search for the least memory.
 const STEP: Bytes = Bytes::mib(2);
-/// No more than so many times what a scenario asks for.
+/// The search stops at this multiple of the scenario's own memory.
 const MOST: u64 = 64;
 
-/// How often [`try_settings`] runs a scenario.
-pub(crate) fn settings_to_try(scenarios: &[Scenario]) -> u64 {
-    (scenarios.iter().filter(|scenario| has_pytorchs(scenario)).count() * SETTINGS.len()) as u64
+/// The outcome of a trial.
+enum Outcome {
+    Passed,
+    Failed,
+    /// The scenario cannot run on the device, for this reason.
+    Skipped(String),
 }
 
-/// A sentence about each scenario that lists PyTorch's allocator: under which settings it passes. The bar advances with each run.
-pub(crate) fn try_settings(scenarios: &[Scenario], memory: Option<Bytes>, bar: &ProgressBar) -> Result<String, CliError> {
-    let mut text = String::new();
-    for scenario in scenarios.iter().filter(|scenario| has_pytorchs(scenario)) {
-        bar.set_message(format!("settings tried, for {}", scenario.name));
-        let configs = SETTINGS.iter().filter_map(|conf| Config::parse(conf).ok().map(|config| (*conf, AllocatorSpec::caching(config))));
-        let configs: Vec<(&str, AllocatorSpec)> = configs.collect();
-        let passed = in_parallel(&configs, |(_, arm)| {
-            let passed = passes(scenario, arm, memory);
-            bar.inc(1);
-            passed
-        })?;
-        let saving: Vec<&str> = configs.iter().zip(&passed).filter(|(_, passed)| **passed).map(|((conf, _), _)| *conf).collect();
-        let all = configs.len();
-        let sentence = match saving.as_slice() {
-            [] => format!("none of {} makes it pass", count(all, "setting")),
-            ["", rest @ ..] if rest.len() + 1 == all => "it passes under every setting".to_owned(),
-            ["", ..] => format!("it passes without any settings, and not under {} of {all} settings", all - saving.len()),
-            [first] => {
-                format!("PYTORCH_CUDA_ALLOC_CONF={first} makes it pass, and none other of {all} settings")
+/// Trials of the scenarios of a plan.
+pub(crate) struct WhatIf<'a> {
+    plan: &'a Plan,
+    source: DeviceSource,
+}
+
+impl<'a> WhatIf<'a> {
+    /// Uses the device profile of `source` if it simulates a device.
+    pub(crate) fn new(plan: &'a Plan, source: &DeviceSource) -> Self {
+        let source = if source.simulated_because().is_some() { source.clone() } else { DeviceSource::simulated() };
+        Self { plan, source }
+    }
+
+    fn with_pytorchs(&self) -> impl Iterator<Item = &'a Scenario> {
+        self.plan.scenarios.iter().filter(|scenario| has_pytorchs(scenario))
+    }
+
+    /// The number of trials of [`Self::try_settings`].
+    pub(crate) fn settings_to_try(&self) -> u64 {
+        (self.with_pytorchs().count() * SETTINGS.len()) as u64
+    }
+
+    /// Returns a sentence per scenario that lists PyTorch's allocator: the settings with which it passes. The bar advances with each trial.
+    pub(crate) fn try_settings(&self, bar: &ProgressBar) -> Result<String, CliError> {
+        let mut text = String::new();
+        for scenario in self.with_pytorchs() {
+            bar.set_message(printable(&format!("settings for {}", scenario.name)).into_owned());
+            let configs = SETTINGS.iter().filter_map(|conf| Config::parse(conf).ok().map(|config| (*conf, AllocatorSpec::caching(config))));
+            let configs: Vec<(&str, AllocatorSpec)> = configs.collect();
+            let outcomes = in_parallel(&configs, |(_, arm)| {
+                let outcome = self.outcome(scenario, arm, self.plan.memory.unwrap_or(scenario.needs.memory));
+                bar.inc(1);
+                outcome
+            })?;
+            let _ = writeln!(text, "{}: {} (on the simulated device).", scenario.name, settings_sentence(&configs, &outcomes));
+        }
+        Ok(text)
+    }
+
+    /// Returns a sentence per configuration: the memory in which it passes. The bar advances with each configuration.
+    pub(crate) fn least(&self, bar: &ProgressBar) -> Result<String, CliError> {
+        let mut text = String::new();
+        for scenario in &self.plan.scenarios {
+            for arm in self.plan.selection.of(scenario) {
+                let _ = writeln!(text, "{} with {arm}: {} (on the simulated device).", scenario.name, self.least_of(scenario, arm, bar)?);
+                bar.inc(1);
             }
-            [first, rest @ ..] => {
-                format!(
-                    "PYTORCH_CUDA_ALLOC_CONF={first} makes it pass, and so do {} other of {all} settings: {}",
-                    rest.len(),
-                    rest.join(" ")
-                )
-            }
+        }
+        Ok(text)
+    }
+
+    fn least_of(&self, scenario: &Scenario, arm: &AllocatorSpec, bar: &ProgressBar) -> Result<String, CliError> {
+        let given = self.plan.memory.unwrap_or(scenario.needs.memory);
+        let try_memory = |memory: Bytes| {
+            bar.set_message(printable(&format!("{} with {arm}: in {memory}?", scenario.name)).into_owned());
+            self.outcome(scenario, arm, memory)
         };
-        let _ = writeln!(text, "{}: {sentence} (on the simulated device).", scenario.name);
+        let mut high = given;
+        loop {
+            match try_memory(high)? {
+                Outcome::Passed => break,
+                Outcome::Skipped(why) if high == given => return Ok(format!("not tried: {why}")),
+                Outcome::Skipped(_) => {
+                    return Ok(format!(
+                        "it does not pass in {given}, and not in {}, the most that the device has room for",
+                        Bytes(high.0 / 2)
+                    ));
+                }
+                Outcome::Failed if high.0 >= given.0.saturating_mul(MOST) || high >= MAX_MEMORY => {
+                    return Ok(format!("it does not pass in {given}, and not in larger amounts up to {high}"));
+                }
+                Outcome::Failed => high = Bytes(high.0 * 2),
+            }
+        }
+        let least = least_memory(STEP, high, STEP, |memory| try_memory(memory).map(|outcome| matches!(outcome, Outcome::Passed)))?;
+        let doubt = if least.is_monotonic { "" } else { "; more memory hurts here: some larger amounts are not enough" };
+        Ok(format!("{} would be enough, and {} would not{doubt}", least.enough, least.too_little))
     }
-    Ok(text)
+
+    /// Runs a scenario once with one allocator in that memory.
+    fn outcome(&self, scenario: &Scenario, arm: &AllocatorSpec, memory: Bytes) -> Result<Outcome, CliError> {
+        let plan = Plan {
+            scenarios: vec![Scenario { allocators: vec![arm.clone()], ..scenario.clone() }],
+            selection: Selection::default(),
+            seed: self.plan.seed,
+            memory: Some(memory),
+            repetitions: 1,
+            audit: false,
+            fail_fast: true,
+            program: String::new(),
+        };
+        let runs = plan.run(&self.source.clone().with_room_for(memory), &Arc::default())?.runs;
+        let skipped = runs.iter().find_map(|run| match &run.verdict {
+            Verdict::Skipped { reason } => Some(Outcome::Skipped(reason.clone())),
+            _ => None,
+        });
+        let has_passed = runs.iter().all(|run| matches!(run.verdict, Verdict::Passed | Verdict::FailedAsExpected { .. }));
+        Ok(skipped.unwrap_or(if has_passed { Outcome::Passed } else { Outcome::Failed }))
+    }
 }
 
-/// A sentence about each scenario with each of its allocators: in how much memory it passes. The bar advances with each allocator.
-pub(crate) fn least(scenarios: &[Scenario], selection: &Selection, memory: Option<Bytes>, bar: &ProgressBar) -> Result<String, CliError> {
-    let mut text = String::new();
-    for scenario in scenarios {
-        for arm in selection.of(scenario) {
-            let given = memory.unwrap_or(scenario.needs.memory);
-            let _ = writeln!(text, "{} with {arm}: {} (on the simulated device).", scenario.name, least_of(scenario, arm, given, bar)?);
-            bar.inc(1);
+fn settings_sentence(configs: &[(&str, AllocatorSpec)], outcomes: &[Outcome]) -> String {
+    if let Some(why) = outcomes.iter().find_map(|outcome| if let Outcome::Skipped(why) = outcome { Some(why) } else { None }) {
+        return format!("not tried: {why}");
+    }
+    let passing: Vec<&str> =
+        configs.iter().zip(outcomes).filter(|(_, outcome)| matches!(outcome, Outcome::Passed)).map(|((conf, _), _)| *conf).collect();
+    let all = configs.len();
+    match passing.as_slice() {
+        [] => format!("none of {} makes it pass", count(all, "setting")),
+        ["", rest @ ..] if rest.len() + 1 == all => "it passes with every setting".to_owned(),
+        ["", ..] => format!("it passes without settings, and fails with {} of {all} settings", all - passing.len()),
+        [only] => format!("PYTORCH_CUDA_ALLOC_CONF={only} makes it pass, and none of the other {} settings does", all - 1),
+        [first, rest @ ..] => {
+            format!("PYTORCH_CUDA_ALLOC_CONF={first} makes it pass, and so do {} of {all} other settings: {}", rest.len(), rest.join(" "))
         }
     }
-    Ok(text)
-}
-
-fn least_of(scenario: &Scenario, arm: &AllocatorSpec, given: Bytes, bar: &ProgressBar) -> Result<String, CliError> {
-    let try_memory = |memory: Bytes| {
-        bar.set_message(format!("{} with {arm}: in {memory}?", scenario.name));
-        passes(scenario, arm, Some(memory))
-    };
-    let mut high = given;
-    while !try_memory(high)? {
-        if high.0 >= given.0.saturating_mul(MOST) || high >= harness_scenario::MAX_MEMORY {
-            return Ok(format!("it does not pass in {given}, nor in any of up to {high}"));
-        }
-        high = Bytes(high.0 * 2);
-    }
-    let least = least_memory(STEP, high, STEP, try_memory)?;
-    let doubt = if least.is_monotonic { "" } else { "; more memory hurts here: some amounts above this do not do" };
-    Ok(format!("{} would be enough, and {} are not{doubt}", least.enough, least.too_little))
-}
-
-/// Whether a scenario passes with an allocator in that memory, or in what it needs.
-fn passes(scenario: &Scenario, arm: &AllocatorSpec, memory: Option<Bytes>) -> Result<bool, CliError> {
-    let scenario = Scenario { allocators: vec![arm.clone()], ..scenario.clone() };
-    let plan = Plan {
-        scenarios: vec![scenario],
-        selection: Selection::default(),
-        seed: None,
-        memory,
-        repetitions: 1,
-        audit: false,
-        fail_fast: true,
-        program: String::new(),
-    };
-    let source = DeviceSource::simulated();
-    let runs: Vec<RunRecord> = plan.run(&source, &Arc::default())?.runs;
-    Ok(runs.iter().all(|run| matches!(run.verdict, Verdict::Passed | Verdict::FailedAsExpected { .. })))
 }
 
 #[cfg(test)]
@@ -123,15 +164,66 @@ steps:
   - alloc: { buffer: a, size: 30MiB }
 ";
 
+    fn plan(scenario: &str, memory: Option<Bytes>, seed: Option<u64>) -> Plan {
+        Plan {
+            scenarios: vec![Scenario::parse(scenario, Path::new("test.yaml")).expect("a valid scenario")],
+            selection: Selection::default(),
+            seed,
+            memory,
+            repetitions: 1,
+            audit: true,
+            fail_fast: false,
+            program: String::new(),
+        }
+    }
+
+    fn least(plan: &Plan, source: &DeviceSource) -> String {
+        WhatIf::new(plan, source).least(&ProgressBar::hidden()).expect("the simulated device opens")
+    }
+
     #[test]
-    fn the_bars_are_full_when_everything_was_tried() {
-        let scenarios = [Scenario::parse(SCENARIO, Path::new("test.yaml")).expect("a valid scenario")];
+    fn the_bars_are_full_after_all_trials() {
+        let plan = plan(SCENARIO, None, None);
+        let what_if = WhatIf::new(&plan, &DeviceSource::simulated());
         let bar = ProgressBar::hidden();
-        let tried = try_settings(&scenarios, None, &bar).expect("the simulated device is always there");
-        assert_eq!(bar.position(), settings_to_try(&scenarios), "{tried}");
+        let tried = what_if.try_settings(&bar).expect("the simulated device opens");
+        assert_eq!(bar.position(), what_if.settings_to_try(), "{tried}");
         let bar = ProgressBar::hidden();
-        let least = least(&scenarios, &Selection::default(), None, &bar).expect("the simulated device is always there");
+        let least = what_if.least(&bar).expect("the simulated device opens");
         assert_eq!(bar.position(), 2, "{least}");
         assert_eq!(bar.message(), "test with bfc: in 38 MiB?", "{least}");
+    }
+
+    #[test]
+    fn the_device_profile_limits_the_search() {
+        let large = SCENARIO.replace("30MiB", "30GiB").replace("64MiB", "16GiB");
+        let source = DeviceSource::simulated().with_profile(Path::new("l4-24")).expect("the profile is part of the program");
+        let found = least(&plan(&large, None, None), &source);
+        assert!(found.contains("caching: it does not pass in 16 GiB, and not in 16 GiB, the most that the device has room for"), "{found}");
+        let found = least(&plan(&large, None, None), &DeviceSource::simulated());
+        assert!(found.contains("caching: 30 GiB would be enough"), "{found}");
+    }
+
+    #[test]
+    fn a_skipped_scenario_is_not_a_failed_one() {
+        let source = DeviceSource::simulated().with_profile(Path::new("l4-24")).expect("the profile is part of the program");
+        let plan = plan(SCENARIO, Some(Bytes::gib(40)), None);
+        let found = least(&plan, &source);
+        assert!(found.contains("test with caching: not tried: ") && found.contains("40 GiB"), "{found}");
+        let tried = WhatIf::new(&plan, &source).try_settings(&ProgressBar::hidden()).expect("the simulated device opens");
+        assert!(tried.contains("test: not tried: "), "{tried}");
+    }
+
+    #[test]
+    fn the_seed_of_the_plan_decides() {
+        let random = "about: A test.
+needs: { memory: 256MiB }
+allocators: [direct]
+steps:
+  - storm: { id: storm, operations: 60, sizes: { min: 1MiB, max: 16MiB }, live: 128MiB, lifetime: { min: 5, max: 30 } }
+";
+        let found: std::collections::BTreeSet<String> =
+            (0..4).map(|seed| least(&plan(random, None, Some(seed)), &DeviceSource::simulated())).collect();
+        assert!(found.len() > 1, "{found:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Calibration against a device whose costs are known, the simulated one by its virtual clock; and the command, on the simulated GPU, whose
-//! times say nothing of any GPU.
+//! Calibration of a device with known costs, which is the simulated device with its virtual clock; and the command on the
+//! simulated GPU, whose times do not apply to real GPUs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,8 +60,8 @@ fn values(cost: &CostModel) -> [u64; 15] {
     ]
 }
 
-/// A cost model of such times, each with what its field allows: calls below 100 µs, so that three of them are shorter than the head start
-/// of a fill.
+/// A cost model with times in the range of each field. Calls take less than 100 µs, so three calls are shorter than the head
+/// start of a fill.
 fn model(times: &[u64], transfer: u64) -> CostModel {
     let mut model = CostModel::PUBLISHED;
     let fields = [
@@ -108,7 +108,7 @@ proptest! {
         let found = values(&profile_of(&mut device(cost.clone())).cost_model());
         let known = values(&cost);
         prop_assert_eq!(&found[..14], &known[..14]);
-        // The device rounds each fill down to whole nanoseconds: one of half a GiB by up to two for each GiB.
+        // The device rounds each fill down to whole nanoseconds, so half a GiB is off by up to two nanoseconds per GiB.
         prop_assert!(found[14].abs_diff(known[14]) <= 2, "{} instead of {}", found[14], known[14]);
     }
 }
@@ -142,7 +142,7 @@ fn a_device_with_too_little_memory_is_refused() {
 }
 
 #[test]
-fn calibration_stops_where_the_user_wants_it_and_tells_each_round() {
+fn calibration_reports_each_round_and_can_be_stopped() {
     let mut rounds = Vec::new();
     let error = calibrate(&mut device(CostModel::PUBLISHED), 5, |done, all| {
         rounds.push((done, all));
@@ -151,13 +151,13 @@ fn calibration_stops_where_the_user_wants_it_and_tells_each_round() {
     assert_eq!((error, rounds), (Err(CalibrateError::Interrupted), vec![(1, 7), (2, 7), (3, 7)]));
 }
 
-/// A folder to work in, and a machine.
+/// A folder and a machine.
 struct World {
     folder: TempDir,
     staging: Staging,
 }
 
-/// A GPU small enough to be filled quickly: it really holds memory.
+/// A small GPU, because the simulated GPU really writes its memory.
 fn small_gpu() -> Settings {
     Settings { memory: Bytes::mib(512), context_overhead: Bytes::mib(100), ..strict() }
 }
@@ -175,7 +175,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// Exit code, standard output and standard error.
+    /// Returns the exit code, standard output and standard error.
     fn harness(&self, arguments: &str) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
         command.arg0("harness").args(arguments.split(' ')).current_dir(self.folder.path()).env_remove("HARNESS_DEVICE").env_remove("CARGO");
@@ -250,7 +250,7 @@ fn a_gpu_that_breaks_or_is_full_leaves_no_profile() {
 }
 
 #[test]
-fn a_profile_that_cannot_be_written_is_told_and_what_is_there_stays() {
+fn a_profile_that_cannot_be_written_is_an_error_and_leaves_the_old_file() {
     let world = World::with_gpu(&small_gpu());
     fs::create_dir(world.path("p.yaml")).unwrap();
     let (code, _, err) = world.harness("calibrate --rounds 3 --output p.yaml");

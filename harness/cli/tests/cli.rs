@@ -1,6 +1,7 @@
-//! The program as a user meets it: what it prints, its exit code, and what it leaves on disk.
+//! Tests of the program from a user's view: output, exit code, and files.
 //!
-//! Each test runs the built program in a folder of its own, on a machine without a GPU unless it says otherwise, also where there is one.
+//! Each test runs the built program in its own folder, on a machine without a GPU unless it stages one. A real GPU of the machine
+//! is hidden.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,13 +21,13 @@ use harness_staging::{NOTHING_LEFT, Staging, strict};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A folder to work in, and a machine.
+/// A folder and a machine.
 struct World {
     folder: TempDir,
     staging: Staging,
 }
 
-/// How a run of the program ended.
+/// The result of a run of the program.
 struct Ran {
     code: Option<i32>,
     out: String,
@@ -42,7 +43,7 @@ impl World {
         Self { folder: TempDir::new().unwrap(), staging: Staging::new(config).unwrap() }
     }
 
-    /// With files, by name and content.
+    /// Adds files, by name and content.
     fn holding(self, files: &[(&str, &str)]) -> Self {
         for (name, content) in files {
             fs::write(self.path(name), content).unwrap();
@@ -68,7 +69,7 @@ impl World {
         Self::ran(self.command(arguments))
     }
 
-    /// What a user's shell makes of a line, where `harness` is installed.
+    /// Runs a line in a shell in which `harness` is installed.
     fn shell(&self, line: &str) -> Ran {
         let program = Path::new(env!("CARGO_BIN_EXE_harness")).parent().unwrap();
         let mut command = Command::new("/bin/sh");
@@ -82,7 +83,7 @@ impl World {
         Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
     }
 
-    /// Everything in the folder.
+    /// The names of all files in the folder.
     fn names(&self) -> Vec<String> {
         let mut names: Vec<String> =
             fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -92,7 +93,7 @@ impl World {
 }
 
 impl Ran {
-    /// All of it as one text.
+    /// The whole result as one text.
     fn told(&self) -> String {
         let code = self.code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
         format!("exit: {code}\n--- stdout ---\n{}--- stderr ---\n{}", self.out, self.err)
@@ -104,9 +105,17 @@ impl Ran {
     }
 }
 
-/// What Ctrl-C does.
+/// Sends the signal of Ctrl-C.
 fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Checks that a text contains all of these strings, ignoring line breaks.
+fn assert_contains(text: &str, needles: &[&str]) {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for needle in needles {
+        assert!(words(text).contains(&words(needle)), "`{needle}` is missing in:\n{text}");
+    }
 }
 
 /// The root of the project.
@@ -122,7 +131,7 @@ steps:
   - free: a
 ";
 
-/// Runs one scenario text, which must be refused before anything runs.
+/// Runs an invalid scenario text, which must be rejected before anything runs.
 fn refused(scenario: &str) -> String {
     let world = World::without_gpu().holding(&[("wrong.yaml", scenario)]);
     let ran = world.harness(&["run", "wrong.yaml"]);
@@ -135,22 +144,22 @@ fn with_step(step: &str) -> String {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
-    insta::assert_snapshot!(World::without_gpu().harness(&["run", "nothing.yaml"]).told());
+fn a_missing_file_is_named() {
+    assert_contains(&World::without_gpu().harness(&["run", "nothing.yaml"]).told(), &["exit: 2", "nothing.yaml"]);
 }
 
 #[test]
 fn a_folder_without_scenarios_is_an_error() {
-    insta::assert_snapshot!(World::without_gpu().harness(&["run", "."]).told());
+    assert_contains(&World::without_gpu().harness(&["run", "."]).told(), &["exit: 2", ".: ", "*.yaml"]);
 }
 
 #[test]
 fn a_text_that_is_not_yaml_is_shown_at_its_place() {
-    insta::assert_snapshot!(refused("about: [\nneeds: {\n"));
+    assert_contains(&refused("about: [\nneeds: {\n"), &["exit: 2", "wrong.yaml:1:8"]);
 }
 
 #[test]
-fn an_unknown_step_is_shown_with_the_steps_there_are() {
+fn the_error_for_an_unknown_step_lists_the_steps() {
     insta::assert_snapshot!(refused(&with_step("aloc: { buffer: b, size: 1MiB }")));
 }
 
@@ -162,22 +171,22 @@ fn a_list_item_without_a_step_is_shown_at_its_beginning() {
 
 #[test]
 fn an_unknown_metric_is_shown_with_the_nearest_one() {
-    insta::assert_snapshot!(refused(&with_step("expect: alocated_bytes.all.current == 0")));
+    assert_contains(&refused(&with_step("expect: alocated_bytes.all.current == 0")), &["exit: 2", "wrong.yaml:5:13", "`allocated_bytes"]);
 }
 
 #[test]
 fn a_size_with_a_decimal_unit_is_refused() {
-    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: 600MB }")));
+    assert_contains(&refused(&with_step("alloc: { buffer: b, size: 600MB }")), &["exit: 2", "wrong.yaml:5:31", "600MB"]);
 }
 
 #[test]
 fn a_negative_size_is_refused() {
-    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: -1 }")));
+    assert_contains(&refused(&with_step("alloc: { buffer: b, size: -1 }")), &["exit: 2", "wrong.yaml:5:31"]);
 }
 
 #[test]
 fn a_size_beyond_64_bits_is_refused() {
-    insta::assert_snapshot!(refused(&with_step("alloc: { buffer: b, size: 20EiB }")));
+    assert_contains(&refused(&with_step("alloc: { buffer: b, size: 20EiB }")), &["exit: 2", "wrong.yaml:5:31", "20EiB"]);
 }
 
 #[test]
@@ -186,28 +195,30 @@ fn a_buffer_freed_twice_is_shown_with_both_places() {
 }
 
 #[test]
-fn a_buffer_never_made_is_shown() {
-    insta::assert_snapshot!(refused(&with_step("free: weights")));
+fn an_unknown_buffer_is_shown() {
+    assert_contains(&refused(&with_step("free: weights")), &["exit: 2", "wrong.yaml:5:11", "`weights`"]);
 }
 
 #[test]
 fn an_alias_bomb_is_refused_at_once() {
-    // Each line is ten times the line before it: a thousand million steps in all.
+    // Each line is ten times the line before it: 10⁹ steps in total.
     let mut bomb = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - &a { empty_cache: {} }\n".to_owned();
     for (name, of) in ('b'..='j').zip('a'..='i') {
         let ten = vec![format!("*{of}"); 10].join(", ");
         bomb.push_str(&format!("  - &{name} {{ repeat: {{ times: 1, steps: [{ten}] }} }}\n"));
     }
     let start = Instant::now();
-    insta::assert_snapshot!(refused(&bomb));
+    assert_contains(&refused(&bomb), &["exit: 2", "wrong.yaml:4:24"]);
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]
 fn sizes_on_the_command_line_are_refused_like_those_in_scenarios() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
-    let told = ["600MB", "-1", "20EiB", "1KiB"].map(|size| world.harness(&["run", "good.yaml", &format!("--memory={size}")]).told());
-    insta::assert_snapshot!(told.join("\n"));
+    for size in ["600MB", "-1", "20EiB", "1KiB"] {
+        let told = world.harness(&["run", "good.yaml", &format!("--memory={size}")]).told();
+        assert_contains(&told, &["exit: 2", "--memory <SIZE>", size.trim_end_matches("KiB")]);
+    }
 }
 
 #[test]
@@ -221,19 +232,23 @@ fn all_scenarios_are_checked_before_any_runs() {
 }
 
 #[test]
-fn an_allocator_that_does_not_exist_is_answered_with_those_that_do() {
+fn the_error_for_an_unknown_allocator_lists_the_known_ones() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
-    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--allocator", "cacheing"]).told());
+    assert_contains(
+        &world.harness(&["run", "good.yaml", "--allocator", "cacheing"]).told(),
+        &["exit: 2", "`cacheing`", "caching", "direct"],
+    );
 }
 
 #[test]
-fn an_allocator_that_no_scenario_lists_is_answered_with_what_they_list() {
+fn the_error_for_an_unlisted_allocator_lists_those_of_the_scenarios() {
     let only_caching = GOOD.replace("allocators: [ caching, direct ]\n", "");
     let world = World::without_gpu().holding(&[("first.yaml", &only_caching), ("second.yaml", &only_caching)]);
-    insta::assert_snapshot!(world.harness(&["run", "first.yaml", "second.yaml", "--allocator", "direct"]).told());
+    let told = world.harness(&["run", "first.yaml", "second.yaml", "--allocator", "direct"]).told();
+    assert_contains(&told, &["exit: 2", "`direct`", "first.yaml lists `caching`", "second.yaml lists `caching`"]);
 }
 
-/// A cached block is cut, and the rest of it is too small for what comes next.
+/// A cached block is split, and its remainder is too small for the next request.
 const CUT: &str = "about: Which setting would have saved me?
 needs: { memory: 1GiB }
 allocators: [ caching, { caching: { name: tuned, conf: \"max_split_size_mb:100\" } }, direct ]
@@ -244,14 +259,14 @@ steps:
   - alloc: { buffer: again, size: 600MiB }
 ";
 
-/// The arms that ran, and whether they passed.
+/// The configurations that ran, and whether they passed.
 fn ended(ran: &Ran) -> Vec<(String, bool)> {
     let records: Records = serde_json::from_str(&ran.out).unwrap_or_else(|error| panic!("{error}\n{}", ran.told()));
     records.runs.iter().map(|run| (run.allocator.clone(), run.verdict == Verdict::Passed)).collect()
 }
 
 #[test]
-fn settings_given_on_the_command_line_run_beside_the_arms_of_the_scenario() {
+fn settings_of_options_run_next_to_those_of_the_scenario() {
     let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("direct.yaml", &GOOD.replace("caching, ", ""))]);
     let run = |arguments: &[&str]| {
         let always = ["run", "cut.yaml", "direct.yaml", "--device", "sim", "--no-report", "--format", "json"];
@@ -295,7 +310,7 @@ fn the_command_of_a_failed_arm_reproduces_that_arm() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_answered_at_their_place() {
+fn errors_for_invalid_settings_show_their_place() {
     let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("direct.yaml", &GOOD.replace("caching, ", ""))]);
     let told = [
         ["cut.yaml", "--alloc-conf", "max_split_size_mb:200,max_splt:1"],
@@ -315,10 +330,11 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() 
     let world = World::without_gpu().holding(&[("huge.yaml", &GOOD.replace("64MiB", "512TiB"))]);
     let ran = world.harness(&["run", "huge.yaml", "--allocator", "caching", "--no-report"]);
     assert_eq!(ran.code, Some(3), "{}", ran.told());
-    insta::assert_snapshot!(ran.paragraph("skipped:"));
+    assert_contains(&ran.out, &["skipped:", "512 TiB"]);
 }
 
-/// The first arm is run checked and timed. The second meets a failed launch, and the driver refuses the next context.
+/// The first configuration has a checked and a timed run. The second meets a failed launch, and the driver refuses the next
+/// context.
 #[test]
 fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
     let broken = strict().failing("cuMemAlloc_v2", 7, 719).failing("cuDevicePrimaryCtxRetain", 4, 719);
@@ -378,7 +394,7 @@ fn runs_are_chosen_by_words() {
 }
 
 #[test]
-fn nothing_is_started_after_a_failure_where_that_is_asked_for() {
+fn fail_fast_starts_nothing_after_a_failure() {
     let world = World::without_gpu().holding(&[("bad.yaml", &GOOD.replace("10MiB", "100MiB")), ("good.yaml", GOOD)]);
     let ran = world.harness(&["run", ".", "--device", "sim", "--no-report", "--fail-fast"]);
     assert_eq!(ran.code, Some(1), "{}", ran.told());
@@ -403,11 +419,11 @@ fn what_failed_is_run_again_until_it_passes() {
     fs::write(world.path("reports/runs/last-failed.json"), "{}").unwrap();
     let broken = run(&["--last-failed"]);
     assert_eq!(broken.code, Some(2), "{}", broken.told());
-    assert!(broken.err.contains("last-failed.json") && broken.err.contains("remove it"), "{}", broken.told());
+    assert!(broken.err.contains("last-failed.json") && broken.err.contains("remove this file"), "{}", broken.told());
 }
 
 #[test]
-fn a_failure_is_explained_where_people_and_programs_look() {
+fn text_json_and_junit_explain_a_failure() {
     let world = World::without_gpu();
     let adapters = project().join("scenarios/failing/adapters.yaml");
     let adapters = adapters.to_str().unwrap();
@@ -425,22 +441,19 @@ fn a_failure_is_explained_where_people_and_programs_look() {
 }
 
 #[test]
-fn a_gpu_asked_for_by_name_must_be_there() {
-    if harness_staging::hides_a_driver() {
-        return eprintln!("skipped: the driver of this machine can be hidden, but not taken away");
-    }
+fn a_gpu_that_the_user_names_must_exist() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
-    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "cuda"]).told());
+    assert_contains(&world.harness(&["run", "good.yaml", "--device", "cuda"]).told(), &["exit: 3", "libcuda.so.1", "harness doctor"]);
 }
 
 #[test]
-fn a_device_that_is_none_is_answered_with_the_accepted_forms() {
+fn the_error_for_an_invalid_device_lists_the_valid_forms() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
-    insta::assert_snapshot!(world.harness(&["run", "good.yaml", "--device", "gpu0"]).told());
+    assert_contains(&world.harness(&["run", "good.yaml", "--device", "gpu0"]).told(), &["exit: 2", "gpu0", "cuda:"]);
 }
 
 #[test]
-fn without_a_gpu_the_simulated_device_is_taken_and_the_reason_told() {
+fn without_a_gpu_the_simulated_device_runs_and_the_reason_is_printed() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let ran = world.harness(&["run", "good.yaml", "--no-report"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
@@ -458,15 +471,16 @@ fn the_device_can_be_chosen_by_a_variable() {
 }
 
 #[test]
-fn a_report_folder_that_cannot_be_made_is_told_before_anything_runs() {
+fn an_unwritable_report_folder_is_an_error_before_the_run() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("taken", "a file")]);
-    let told = ["taken", "taken/below"].map(|folder| world.harness(&["run", "good.yaml", "--device", "sim", "--report", folder]).told());
-    insta::assert_snapshot!(told.join("\n"));
+    for folder in ["taken", "taken/below"] {
+        assert_contains(&world.harness(&["run", "good.yaml", "--device", "sim", "--report", folder]).told(), &["exit: 4", folder]);
+    }
     assert_eq!(world.names(), ["good.yaml", "taken"]);
 }
 
 #[test]
-fn reports_go_where_they_are_wanted() {
+fn reports_go_to_the_requested_folder() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let named = world.harness(&["run", "good.yaml", "--device", "sim", "--report", "here"]);
     assert_eq!(named.out.lines().last(), Some("report: here/report.md"), "{}", named.told());
@@ -502,7 +516,7 @@ steps:
 ";
 
 #[test]
-fn every_call_fails_in_its_turn_and_what_came_of_it_is_told_and_leaves_no_report() {
+fn every_fault_fails_each_call_and_prints_the_outcomes_without_a_report() {
     let world = World::without_gpu().holding(&[("small.yaml", FALLIBLE)]);
     let ran = world.harness(&["run", "small.yaml", "--every-fault", "--device", "sim"]);
     insta::assert_snapshot!(ran.told());
@@ -516,7 +530,7 @@ fn every_call_fails_in_its_turn_and_what_came_of_it_is_told_and_leaves_no_report
     assert!(again.out.contains(&format!("reproduce: harness {reproduce}")), "{}", again.told());
 }
 
-/// A worker is killed and started anew, and begins its calls again where it left off.
+/// A worker is killed and restarted, and continues the count of its calls.
 const WITH_WORKER: &str = "about: x
 needs: { memory: 64MiB }
 allocators: [caching, direct]
@@ -533,7 +547,7 @@ steps:
 ";
 
 #[test]
-fn the_calls_of_processes_fail_in_their_turn_too_and_the_process_is_named() {
+fn every_fault_includes_the_calls_of_further_processes() {
     let world = World::without_gpu().holding(&[("worker.yaml", WITH_WORKER)]);
     let options = ["--every-fault", "--device", "sim", "--format", "json"];
     let ran = world.harness(&[&["run", "worker.yaml"], &options[..]].concat());
@@ -549,7 +563,7 @@ fn the_calls_of_processes_fail_in_their_turn_too_and_the_process_is_named() {
         lines.push(parts.map(text).join(" "));
     }
     insta::assert_snapshot!(lines.join("\n"));
-    // The process was a copy of the harness there; the command starts a program.
+    // The process was a copy of the harness; the command starts a program.
     let told =
         document["arms"][1]["cases"].as_array().unwrap().iter().filter(|case| case["process"] == "worker" && case["outcome"] == "told");
     for case in told {
@@ -573,7 +587,7 @@ fn the_calls_of_processes_fail_in_their_turn_too_and_the_process_is_named() {
 }
 
 #[test]
-fn calls_that_are_to_fail_and_cannot_are_answered_with_those_that_can() {
+fn errors_for_invalid_faults_list_the_valid_calls() {
     let world = World::without_gpu().holding(&[("small.yaml", FALLIBLE)]);
     let fail = |text: &str| world.harness(&["run", "small.yaml", "--device", "sim", "--no-report", "--fail", text]);
     let missed = fail("cudaMalloc:9");
@@ -631,7 +645,7 @@ fn memory_summaries_follow_the_text_report_one_a_run() {
 }
 
 #[test]
-fn memory_stats_are_printed_in_json_where_they_are_wanted_and_kept_nowhere() {
+fn memory_stats_appear_in_json_output_but_not_in_saved_records() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--format", "json", "--memory-summary", "--report", "kept"]);
     let document: Value = serde_json::from_str(&ran.out).unwrap();
@@ -645,7 +659,7 @@ fn memory_stats_are_printed_in_json_where_they_are_wanted_and_kept_nowhere() {
 }
 
 #[test]
-fn colour_is_written_only_where_it_is_wanted() {
+fn colour_appears_only_on_request() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let coloured =
         |choice| world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--color", choice]).out.contains('\u{1b}');
@@ -653,7 +667,7 @@ fn colour_is_written_only_where_it_is_wanted() {
 }
 
 #[test]
-fn list_shows_what_there_is() {
+fn list_shows_scenarios() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("b.yaml", &with_step("free: a")), ("notes.txt", "none")]);
     insta::assert_snapshot!(world.harness(&["list", "."]).told());
     let listed: Value = serde_json::from_str(&world.harness(&["list", "good.yaml", "--format", "json"]).out).unwrap();
@@ -674,10 +688,11 @@ fn list_shows_what_there_is() {
 }
 
 #[test]
-fn check_tells_of_all_files_even_where_one_is_wrong() {
+fn check_reports_all_files_even_if_one_is_wrong() {
     let wrong = with_step("free: weights");
     let world = World::without_gpu().holding(&[("a.yaml", "about: ["), ("b.yaml", GOOD), ("c.yaml", &wrong), ("d.yaml", GOOD)]);
-    insta::assert_snapshot!(world.harness(&["check", ".", "d.yaml"]).told());
+    let told = world.harness(&["check", ".", "d.yaml"]).told();
+    assert_contains(&told, &["exit: 2", "invalid  ./a.yaml", "valid    ./b.yaml", "invalid  ./c.yaml", "./a.yaml:1:8", "./c.yaml:5:11"]);
     assert_eq!(
         world.harness(&["check", "b.yaml", "d.yaml"]).told(),
         "exit: 0\n--- stdout ---\nvalid    b.yaml\nvalid    d.yaml\n--- stderr ---\n"
@@ -694,17 +709,17 @@ fn the_schema_is_the_one_that_is_committed() {
 }
 
 #[test]
-fn doctor_says_what_is_missing_and_what_follows() {
-    if harness_staging::hides_a_driver() {
-        return eprintln!("skipped: the driver of this machine can be hidden, but not taken away");
-    }
+fn doctor_lists_missing_libraries() {
     let world = World::without_gpu();
-    insta::assert_snapshot!(world.harness(&["doctor"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+    let found: Value = serde_json::from_str(&world.harness(&["doctor", "--format", "json"]).out).unwrap();
+    assert_eq!((&found["devices"], &found["conclusion"]), (&json!([]), &json!("scenarios run on the simulated device")));
+    assert_contains(&found["missing"].to_string(), &["libcuda.so.1", "libnvidia-ml.so.1"]);
+    assert_contains(&world.harness(&["doctor"]).told(), &["exit: 0", "GPUs           none", "missing"]);
     assert_eq!(world.harness(&["doctor", "--require-gpu"]).code, Some(3));
 }
 
 #[test]
-fn doctor_describes_every_gpu_and_tries_it() {
+fn doctor_describes_and_tests_every_gpu() {
     let world = World::with_gpu(&Settings { devices: 2, others: Bytes::mib(64), ..strict() });
     insta::assert_snapshot!(world.harness(&["doctor", "--require-gpu"]).told().replace(env!("CARGO_PKG_VERSION"), "VERSION"));
     let found: Value = serde_json::from_str(&world.harness(&["doctor", "--format", "json", "--no-open"]).out).unwrap();
@@ -714,7 +729,7 @@ fn doctor_describes_every_gpu_and_tries_it() {
 }
 
 #[test]
-fn doctor_tells_a_gpu_that_cannot_be_used_from_one_that_can() {
+fn doctor_reports_a_gpu_that_cannot_be_used() {
     let world = World::with_gpu(&strict().failing("cuMemAlloc_v2", 0, 719));
     let ran = world.harness(&["doctor", "--require-gpu"]);
     assert_eq!(ran.code, Some(3), "{}", ran.told());
@@ -723,7 +738,7 @@ fn doctor_tells_a_gpu_that_cannot_be_used_from_one_that_can() {
         "{}",
         ran.out
     );
-    assert!(ran.out.ends_with("which cannot be used: choose another one, or `--device sim`\n"), "{}", ran.out);
+    assert!(ran.out.ends_with("which cannot be used: choose another device, or `--device sim`\n"), "{}", ran.out);
 }
 
 const TRACE: &str = "# the second request meets a full device
@@ -733,7 +748,7 @@ a 2 700000000 0
 a 3 900000000 0
 ";
 
-/// A recording of [`TRACE`] as the replay itself writes it.
+/// A recording of [`TRACE`] in the format of the replay's statistics.
 fn recording(world: &World) -> (Value, Vec<String>) {
     let ran = world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", "stats.jsonl"]);
     assert_eq!(ran.told(), "exit: 0\n--- stdout ---\n--- stderr ---\n");
@@ -746,7 +761,7 @@ fn recording(world: &World) -> (Value, Vec<String>) {
 }
 
 #[test]
-fn a_replay_counts_what_pytorch_would_count() {
+fn a_replay_counts_like_pytorch() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
     let (header, rows) = recording(&world);
     let columns: Vec<&str> = header["columns"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
@@ -767,7 +782,7 @@ fn a_replay_counts_what_pytorch_would_count() {
 }
 
 #[test]
-fn a_replay_prints_its_memory_summary_where_statistics_do_not_go() {
+fn a_replay_prints_its_memory_summary_to_the_other_stream() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
     recording(&world);
     let arguments = ["replay", "job.trace", "--memory", "1GiB", "--memory-summary"];
@@ -796,7 +811,7 @@ fn a_recording_equals_its_replay_until_one_figure_is_changed() {
 }
 
 #[test]
-fn what_is_not_a_recording_is_told_and_the_others_are_compared() {
+fn files_without_a_recording_are_named_and_the_others_compared() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
     let (header, rows) = recording(&world);
     fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
@@ -805,15 +820,17 @@ fn what_is_not_a_recording_is_told_and_the_others_are_compared() {
     unknown_settings["conf"] = json!("max_split_size_mb:1");
     fs::write(world.path("settings.jsonl"), format!("{unknown_settings}\n{}\n", rows.join("\n"))).unwrap();
     let files = ["job.trace", "short.jsonl", "nothing.jsonl", "settings.jsonl", "good.jsonl"];
-    insta::assert_snapshot!(world.harness(&[["replay", "--verify"].as_slice(), &files].concat()).told());
+    let told = world.harness(&[["replay", "--verify"].as_slice(), &files].concat()).told();
+    assert_contains(&told, &["exit: 2", "equal    good.jsonl  4 operations", "1 equal, 0 differ, 4 unusable; 4 operations compared"]);
 }
 
 #[test]
-fn mistakes_in_a_trace_are_told_with_file_and_line_and_leave_no_file() {
+fn errors_in_a_trace_show_file_and_line_and_leave_no_file() {
     let world = World::without_gpu().holding(&[("word.trace", "d\n\n# x\nallocate 7\n"), ("twice.trace", "a 1 512 0\n\na 1 512 0\n")]);
-    let told = ["word.trace", "twice.trace", "nothing.trace"]
-        .map(|trace| world.harness(&["replay", trace, "--memory", "1GiB", "--stats", "stats.jsonl"]).told());
-    insta::assert_snapshot!(told.join("\n"));
+    for (trace, place) in [("word.trace", "word.trace:4"), ("twice.trace", "twice.trace:3"), ("nothing.trace", "nothing.trace")] {
+        let told = world.harness(&["replay", trace, "--memory", "1GiB", "--stats", "stats.jsonl"]).told();
+        assert_contains(&told, &["exit: 2", place]);
+    }
     assert_eq!(world.names(), ["twice.trace", "word.trace"]);
 }
 
@@ -823,7 +840,7 @@ fn an_interrupted_replay_leaves_no_file() {
     let operations = (0..4_000_000).map(|id| format!("a {id} 512 0\nf {id}\n")).collect::<String>();
     fs::write(world.path("long.trace"), operations).unwrap();
     let mut child = world.command(&["replay", "long.trace", "--memory", "1GiB", "--stats", "stats.jsonl"]).spawn().unwrap();
-    // The temporary file shows that it has begun.
+    // The temporary file shows that the replay has started.
     while world.names().len() == 1 {
         assert_eq!(child.try_wait().unwrap(), None, "it ended before it could be interrupted");
         std::thread::sleep(Duration::from_millis(5));
@@ -839,21 +856,88 @@ fn settings_of_the_allocator_are_those_of_pytorch() {
     let told = ["max_split_size_mb:10", "garbage_collection_treshold:0.8", "max_split_size_mb:64,"]
         .map(|conf| world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", "stats.jsonl", "--alloc-conf", conf]));
     assert_eq!(told.each_ref().map(|ran| ran.code), [Some(2), Some(2), Some(0)]);
-    insta::assert_snapshot!(told.map(|ran| ran.told()).join("\n"));
+    assert_contains(&told[0].told(), &["max_split_size_mb", "--alloc-conf:1:"]);
+    assert_contains(&told[1].told(), &["garbage_collection_treshold", "garbage_collection_threshold"]);
 }
 
 #[test]
 fn statistics_that_cannot_be_written_are_an_error() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE), ("taken", "a file")]);
-    let told = ["no-folder/stats", "taken/stats", ".", "/dev/full"]
-        .map(|stats| world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", stats]).told());
-    insta::assert_snapshot!(told.join("\n"));
+    for stats in ["no-folder/stats", "taken/stats", ".", "/dev/full"] {
+        let told = world.harness(&["replay", "job.trace", "--memory", "1GiB", "--stats", stats]).told();
+        assert_contains(&told, &["exit: 4", &format!("`{stats}`"), "--stats"]);
+    }
     assert_eq!(world.names(), ["job.trace", "taken"]);
 }
 
 #[test]
-fn a_wrong_word_is_answered_with_the_nearest_subcommand() {
-    insta::assert_snapshot!(World::without_gpu().harness(&["doctr"]).told());
+fn old_option_names_still_work_and_print_one_hint() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--no-audit"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), "`--no-audit` is now called `--skip-checks`\n"));
+    let ran = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report", "--skip-checks"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn printed_commands_begin_with_the_command_of_the_user() {
+    let adapters = project().join("scenarios/failing/adapters.yaml");
+    let world = World::without_gpu();
+    let mut command = world.command(&["run", adapters.to_str().unwrap(), "--device", "sim", "--no-report"]);
+    let ran = World::ran({
+        command.env("CARGO", "cargo");
+        command
+    });
+    assert!(ran.out.contains("; cargo run -- explain oom.pickle"), "{}", ran.told());
+    assert!(!ran.out.contains("cargo explain"), "{}", ran.told());
+}
+
+#[test]
+fn every_command_gives_up_on_a_hanging_driver() {
+    let world = World::with_gpu(&strict().hanging("cuInit", 1)).holding(&[("good.yaml", GOOD)]);
+    let commands: [&[&str]; 3] =
+        [&["run", "good.yaml", "--no-report"], &["squeeze", "--leave-free", "1GiB", "--", "true"], &["calibrate", "--device", "cuda"]];
+    for arguments in commands {
+        let mut command = world.command(arguments);
+        command.env("HARNESS_DRIVER_LIMIT", "1s");
+        let ran = World::ran(command);
+        assert_contains(&ran.told(), &["exit: 3", "no answer within 1 s", "the driver hangs", "--device sim"]);
+    }
+    let mut command = world.command(&["run", "good.yaml", "--no-report"]);
+    command.env("HARNESS_DRIVER_LIMIT", "soon");
+    assert_contains(&World::ran(command).told(), &["exit: 2", "HARNESS_DRIVER_LIMIT"]);
+    let simulated = world.harness(&["run", "good.yaml", "--device", "sim", "--no-report"]);
+    assert_eq!(simulated.code, Some(0), "{}", simulated.told());
+}
+
+#[test]
+fn every_memory_option_accepts_the_memory_of_large_gpus() {
+    let snapshot = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/streams.pickle.gz");
+    let snapshot = snapshot.to_str().unwrap();
+    for gib in [80_u64, 141, 192] {
+        let (memory, half) = (format!("{gib}GiB"), gib << 29);
+        let trace = format!("a 1 {half} 0\na 2 {half} 0\na 3 {half} 0\n");
+        let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("job.trace", &trace)]);
+        let commands: [&[&str]; 8] = [
+            &["run", "good.yaml", "--device", "sim", "--no-report"],
+            &["run", snapshot, "--device", "sim", "--no-report"],
+            &["run", "good.yaml", "--device", "sim", "--no-report", "--least-memory", "--try-settings"],
+            &["replay", "job.trace"],
+            &["explain", "job.trace"],
+            &["advise", snapshot, "--force"],
+            &["import", snapshot, "--out", "imported.yaml"],
+            &["shrink", "job.trace", "--out", "small.yaml"],
+        ];
+        for arguments in commands {
+            let ran = world.harness(&[arguments, &["--memory", &memory]].concat());
+            assert_eq!(ran.code, Some(0), "{arguments:?} in {memory}: {}", ran.told());
+        }
+    }
+}
+
+#[test]
+fn the_error_for_a_wrong_subcommand_suggests_the_nearest() {
+    assert_contains(&World::without_gpu().harness(&["doctr"]).told(), &["exit: 2", "'doctr'", "'doctor'"]);
 }
 
 #[test]
@@ -864,15 +948,15 @@ fn the_help_has_the_exit_codes_and_examples() {
         let help = world.harness(&[command, "--help"]).out;
         assert!(help.contains("\nExample"), "{help}");
     }
-    assert!(world.harness(&["check", "-h"]).out.contains("one line a file, and the first thing that is wrong in each\n"));
+    assert!(world.harness(&["check", "-h"]).out.contains("one line per file, and the first error in each file\n"));
     let version = world.harness(&["--version"]).out;
     assert!(version.starts_with(&format!("harness {} (", env!("CARGO_PKG_VERSION"))), "{version}");
 }
 
-/// The CUDA device's own code under every scenario of the catalogue.
+/// Runs the CUDA device's code in every scenario of the catalogue.
 #[test]
 fn the_whole_catalogue_passes_on_the_simulated_gpu() {
-    // Its memory is the host's, and all of it is really written: larger scenarios are run on the simulated device alone.
+    // The simulated GPU uses host memory and really writes it. Larger scenarios run only on the simulated device.
     const MOST: Bytes = Bytes::gib(2);
     let mut files: Vec<PathBuf> = fs::read_dir(project().join("scenarios")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|ending| ending == "yaml"));
@@ -882,7 +966,7 @@ fn the_whole_catalogue_passes_on_the_simulated_gpu() {
     files.retain(|path| points(path).iter().all(is_for_it));
     let listed: usize = files.iter().flat_map(points).map(|scenario| scenario.allocators.len()).sum();
     assert!(listed > 80, "{listed}");
-    // In halves at one time, as no other test takes so long.
+    // Two halves run in parallel, because this is the longest test.
     let ran: usize = thread::scope(|scope| {
         let halves = ["1/2", "2/2"].map(|shard| scope.spawn(|| pass_on_the_simulated_gpu(&files, shard)));
         halves.map(|half| half.join().unwrap()).iter().sum()
@@ -890,7 +974,7 @@ fn the_whole_catalogue_passes_on_the_simulated_gpu() {
     assert_eq!(ran, listed);
 }
 
-/// Runs a part of some scenarios on a simulated GPU, all of which have to pass. How many runs there were.
+/// Runs a part of some scenarios on a simulated GPU. All must pass. Returns the number of runs.
 fn pass_on_the_simulated_gpu(files: &[PathBuf], shard: &str) -> usize {
     let world = World::with_gpu(&Settings { memory: Bytes::gib(8), processes: true, ..strict() });
     let mut command = world.command(&["run", "--device", "cuda", "--no-report", "--repeat", "1", "--shard", shard, "--format", "json"]);
@@ -905,7 +989,7 @@ fn pass_on_the_simulated_gpu(files: &[PathBuf], shard: &str) -> usize {
     records.runs.len()
 }
 
-/// A part of four that has this scenario, and one that has not.
+/// A part of four that contains this scenario, and one that does not.
 fn parts(scenario: &str) -> (String, String) {
     let has = |index| harness_base::shard::Shard { index, count: 4 }.has(scenario);
     let find = |wanted: bool| format!("{}/4", (1..=4).find(|&index| has(index) == wanted).unwrap());
@@ -913,7 +997,7 @@ fn parts(scenario: &str) -> (String, String) {
 }
 
 #[test]
-fn a_shard_without_runs_leaves_all_that_it_was_asked_for() {
+fn a_shard_without_runs_writes_all_requested_files() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let (_, empty) = parts("good");
     let always = ["run", "good.yaml", "--device", "sim", "--shard", &empty];
@@ -925,7 +1009,7 @@ fn a_shard_without_runs_leaves_all_that_it_was_asked_for() {
     assert_eq!(harness_report::store::read(&world.path("report")).unwrap(), records);
     let text = |name: &str| fs::read_to_string(world.path(name)).unwrap();
     assert_eq!(text("summary.md"), text("report/report.md"));
-    insta::assert_snapshot!([text("report/report.md"), text("junit.xml"), ran.err.replace(&empty, "I/N")].join("---\n"));
+    assert!(text("junit.xml").contains("tests=\"0\"") && ran.err.contains(&empty), "{}", ran.told());
     let told = world.harness(&[&always[..], &["--no-report"]].concat());
     assert_eq!((told.code, told.out.as_str()), (Some(0), "Nothing was run.\n"));
 }
@@ -953,7 +1037,7 @@ fn an_allocator_that_only_another_shard_has_is_no_mistake() {
 }
 
 #[test]
-fn of_a_very_long_line_the_place_is_shown_and_not_the_line() {
+fn errors_in_very_long_lines_show_only_the_place() {
     let long = format!("about: {}{{ needs: 3 }}\nsteps: []\n", "x".repeat(2_000_000).replacen("xxxx", "x: x", 1));
     let key = format!("about: x\n{}: 1\nneeds: {{ memory: 1GiB }}\n", "k".repeat(2_000_000));
     let item = format!(
@@ -995,13 +1079,13 @@ fn a_packed_trace_is_replayed_like_the_trace_itself() {
     let [plain, packed] = ["job.trace", "packed.gz"].map(|trace| world.harness(&["replay", trace, "--memory", "1GiB"]));
     assert_eq!((packed.code, packed.out), (Some(0), plain.out));
     fs::write(world.path("cut.gz"), &fs::read(world.path("packed.gz")).unwrap()[..40]).unwrap();
-    insta::assert_snapshot!(world.harness(&["replay", "cut.gz", "--memory", "1GiB"]).told());
+    assert_contains(&world.harness(&["replay", "cut.gz", "--memory", "1GiB"]).told(), &["exit: 2", "cut.gz"]);
 }
 
 #[test]
 fn a_trace_without_allocations_is_not_timed() {
     let world = World::without_gpu().holding(&[("none.trace", "# nothing\nd\nf 1\n"), ("one.trace", "a 1 512 0\n")]);
-    insta::assert_snapshot!(world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told());
+    assert_contains(&world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told(), &["exit: 2", "none.trace"]);
     assert_eq!(world.harness(&["replay", "none.trace", "--memory", "1GiB"]).code, Some(0), "what is freed twice can be replayed");
     let one = world.harness(&["replay", "one.trace", "--memory", "1GiB", "--bench", "3"]);
     assert!(one.out.starts_with("2 operations a pass: 1 allocation, 1 free, "), "{}", one.told());
@@ -1022,7 +1106,7 @@ fn the_help_of_replay_explains_results_frees_and_settings() {
 }
 
 #[test]
-fn settings_that_add_no_arm_or_do_nothing_are_told_of() {
+fn settings_that_are_identical_or_without_effect_are_named() {
     let also = CUT.replace("direct ]", "expandable ]");
     let world = World::without_gpu().holding(&[("cut.yaml", CUT), ("also.yaml", &also)]);
     let run = |arguments: &[&str]| {
@@ -1045,23 +1129,25 @@ fn settings_that_add_no_arm_or_do_nothing_are_told_of() {
 }
 
 #[test]
-fn what_is_looked_for_outside_of_the_project_is_said_to_be_missing_here() {
+fn suites_are_missing_outside_of_the_project() {
     let world = World::without_gpu();
-    let told = [["bench"].as_slice(), &["bench", "latency"]].map(|arguments| world.harness(arguments).told());
-    insta::assert_snapshot!(told.join("\n"));
+    for arguments in [["bench"].as_slice(), &["bench", "latency"]] {
+        assert_contains(&world.harness(arguments).told(), &["exit: 2", "scenarios/bench"]);
+    }
 }
 
 #[test]
-fn a_folder_of_reports_that_is_not_there_is_an_error_and_is_not_made() {
+fn a_missing_reports_folder_is_an_error_and_is_not_created() {
     let world = World::without_gpu().holding(&[("taken", "a file")]);
     let commands: [&[&str]; 3] = [&["accept", "HEAD", "--reports", "typo"], &["index", "typo"], &["index", "taken"]];
-    let told = commands.map(|arguments| world.harness(&[&["report"], arguments].concat()).told());
-    insta::assert_snapshot!(told.join("\n"));
+    for (arguments, folder) in commands.into_iter().zip(["typo: ", "typo: ", "taken: "]) {
+        assert_contains(&world.harness(&[&["report"], arguments].concat()).told(), &["exit: 2", folder, "--reports DIR"]);
+    }
     assert_eq!(world.names(), ["taken"]);
 }
 
 #[test]
-fn the_variable_of_the_device_is_named_where_it_is_wrong_and_passed_over_where_it_is_empty() {
+fn an_invalid_device_variable_is_an_error_and_an_empty_one_is_ignored() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let run = |value: &str, more: &[&str]| {
         let mut command = world.command(&[&["run", "good.yaml", "--no-report"], more].concat());
@@ -1070,7 +1156,7 @@ fn the_variable_of_the_device_is_named_where_it_is_wrong_and_passed_over_where_i
     };
     let (code, err) = run("gpu0", &[]);
     assert_eq!(code, Some(2));
-    insta::assert_snapshot!(err);
+    assert_contains(&err, &["HARNESS_DEVICE: ", "gpu0", "--device"]);
     assert_eq!(run("gpu0", &["--device", "sim"]), (Some(0), String::new()), "the option goes before it");
     assert_eq!(run("sim", &[]), (Some(0), String::new()));
     let (code, err) = run("", &[]);
@@ -1078,30 +1164,36 @@ fn the_variable_of_the_device_is_named_where_it_is_wrong_and_passed_over_where_i
 }
 
 #[test]
-fn a_file_of_the_other_kind_is_answered_with_the_command_for_it() {
+fn the_error_for_a_file_of_another_kind_names_its_command() {
     let suite = "about: Times.\nneeds: { memory: 1GiB }\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
     let world = World::without_gpu().holding(&[("suite.yaml", suite), ("good.yaml", GOOD)]);
     let commands: [&[&str]; 3] = [&["check", "suite.yaml"], &["run", "suite.yaml"], &["bench", "good.yaml"]];
-    insta::assert_snapshot!(commands.map(|arguments| world.harness(arguments).told()).join("\n"));
+    for (arguments, needles) in commands.into_iter().zip([
+        ["suite.yaml:3:1", "harness bench"],
+        ["suite.yaml:3:1", "harness bench"],
+        ["good.yaml:3:1", "harness run"],
+    ]) {
+        assert_contains(&world.harness(arguments).told(), &[["exit: 2"].as_slice(), &needles].concat());
+    }
     let slip = GOOD.replace("allocators", "arms");
     let slip = World::without_gpu().holding(&[("slip.yaml", &slip)]).harness(&["check", "slip.yaml"]);
     assert!(!slip.err.contains("harness bench"), "a scenario with a wrong key is still one: {}", slip.err);
 }
 
 #[test]
-fn a_trace_a_recording_and_a_pickle_are_answered_with_the_command_for_them() {
+fn errors_for_traces_recordings_and_pickles_name_their_commands() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE), ("recording.jsonl", "{\"torch\":\"2.11.0\",\"conf\":\"\"}\n")]);
     std::fs::write(world.path("snapshot.pickle"), b"\x80\x04\x95\x00").unwrap();
     for (arguments, is, help) in [
         (["check", "job.trace"].as_slice(), "job.trace: this is an allocation trace, not a scenario", "harness replay job.trace --memory"),
-        (&["run", "job.trace"], "job.trace: a trace does not tell the device's memory", "give `--memory`"),
-        (&["check", "snapshot.pickle"], "this is a Python pickle, as PyTorch's memory snapshots are", "harness explain snapshot.pickle"),
+        (&["run", "job.trace"], "job.trace: a trace does not contain the device's memory", "give `--memory`"),
+        (&["check", "snapshot.pickle"], "this is a Python pickle, like PyTorch's memory snapshots", "harness explain snapshot.pickle"),
         (&["check", "recording.jsonl"], "this is a recording of PyTorch's allocator", "harness replay --verify recording.jsonl"),
         (&["replay", "recording.jsonl", "--memory", "1GiB"], "not an allocation trace", "harness replay --verify recording.jsonl"),
         (&["replay", "snapshot.pickle", "--memory", "1GiB"], "this is a Python pickle", "harness explain snapshot.pickle"),
     ] {
         let ran = world.harness(arguments);
-        // Lines are broken between words.
+        // Lines break between words.
         let told = ran.err.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(ran.code == Some(2) && told.contains(is) && told.contains(help), "{}", ran.told());
     }
@@ -1121,7 +1213,7 @@ fn files_for_ci_may_be_pipes_devices_or_links() {
 }
 
 #[test]
-fn a_device_profile_that_is_not_there_is_answered_with_those_that_are() {
+fn the_error_for_a_missing_device_profile_lists_the_existing_ones() {
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     let run = || world.harness(&["run", "good.yaml", "--device", "sim", "--device-profile", "scenarios/devices/typo.yaml"]).told();
     let none = run();
@@ -1129,10 +1221,13 @@ fn a_device_profile_that_is_not_there_is_answered_with_those_that_are() {
     for name in ["nvidia-a100.yaml", "README.md", "h200-node7.yaml"] {
         fs::write(world.path("scenarios/devices").join(name), "").unwrap();
     }
-    insta::assert_snapshot!([none, run()].join("\n"));
+    assert_contains(&none, &["exit: 2", "scenarios/devices/typo.yaml"]);
+    let told = run();
+    assert_contains(&told, &["exit: 2", "nvidia-a100.yaml", "h200-node7.yaml"]);
+    assert!(!told.contains("README"), "{told}");
 }
 
-/// Ends of the program where nobody reads what it tells: a reader that has gone away, and a full disk.
+/// The exit codes of the program if nothing reads its messages: with a closed pipe, and on a full disk.
 fn unread(command: impl Fn() -> Command) -> [Option<i32>; 2] {
     let (reader, writer) = pipe().unwrap();
     drop(reader);
@@ -1141,7 +1236,7 @@ fn unread(command: impl Fn() -> Command) -> [Option<i32>; 2] {
 }
 
 #[test]
-fn messages_that_nobody_can_read_change_neither_what_is_done_nor_the_exit_code() {
+fn unread_messages_change_neither_the_work_nor_the_exit_code() {
     let suite = "about: Times.\nneeds: { memory: 1GiB }\nbudget: 1ms\narms: [caching]\ntime: [latency: { sizes: [2MiB] }]\n";
     let world = World::without_gpu().holding(&[("good.yaml", GOOD), ("cut.yaml", CUT), ("suite.yaml", suite), ("job.trace", TRACE)]);
     let commands: [(&[&str], i32); 7] = [
@@ -1201,11 +1296,13 @@ fn an_empty_trace_and_too_little_memory_are_refused_by_a_replay() {
         &["job.trace", "--memory", "80", "--bench", "3"],
         &["job.trace", "--memory", "2PiB"],
     ];
-    let told = commands.map(|arguments| world.harness(&[&["replay"], arguments].concat()).told());
-    insta::assert_snapshot!(told.join("\n"));
+    for arguments in commands {
+        let about = if arguments[2] == "1GiB" { arguments[0] } else { "--memory" };
+        assert_contains(&world.harness(&[&["replay"], arguments].concat()).told(), &["exit: 2", about]);
+    }
 }
 
-/// A trace of two streams and what it leaves, with these numbers.
+/// A trace with two streams of these numbers.
 fn trace_of_streams(one: u32, other: u32) -> String {
     format!("a 1 3000000 {other}\na 2 1000 {one}\nr 2 {other}\na 3 30000000 0\nf 2\ns {other}\na 4 1000 {one}\nd\n")
 }
@@ -1228,7 +1325,7 @@ fn streams_may_have_any_numbers_in_a_trace() {
         assert_eq!(low[..low.len() - 1], high[..high.len() - 1], "the figures do not depend on the numbers");
         assert_eq!((streams(&low), streams(&high)), (vec![2, 1, 0], vec![3_000_000_000, 7, 0]), "reported as the trace calls them");
         let bench = world.harness(&["replay", "high.trace", "--memory", "1GiB", "--bench", "1", "--front", front]);
-        assert!(bench.out.starts_with("8 operations a pass: 4 allocations, 4 frees, 0 out of memory"), "{}", bench.told());
+        assert!(bench.out.starts_with("8 operations per pass: 4 allocations, 4 frees, 0 out of memory"), "{}", bench.told());
     }
     let (header, rows) = (replay("high.trace", "handle"), high.lines().collect::<Vec<_>>());
     let mut head: Value = serde_json::from_str(&header[0]).unwrap();
@@ -1255,7 +1352,7 @@ fn the_commands_for_replays_in_the_readme_work() {
 }
 
 #[test]
-fn settings_of_a_scenario_that_do_nothing_are_told_of_like_those_of_an_option() {
+fn settings_without_effect_are_named_for_scenarios_and_options() {
     let idle = "{ caching: { name: idle, garbage_collection_threshold: 0.6 } }";
     let scenario = GOOD.replace("direct", idle);
     let world = World::without_gpu().holding(&[("idle.yaml", &scenario), ("too.yaml", &scenario)]);

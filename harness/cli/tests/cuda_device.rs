@@ -1,7 +1,7 @@
-//! The CUDA device's own code, run against the simulated GPU, each test in a child process of its own.
+//! Runs the CUDA device's code against the simulated GPU, each test in its own child process.
 //!
-//! What holds here holds of the code between the [`Device`] trait and the driver's functions; what the driver itself does, only a GPU tells.
-//! Times in here are the simulated GPU's and say nothing of any other.
+//! These tests cover the code between the [`Device`] trait and the driver's functions. Only a GPU can test the driver itself. The
+//! times are those of the simulated GPU and do not apply to others.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt as _;
@@ -27,15 +27,16 @@ use harness_gpu_settings::driver::WrongWrite;
 use harness_gpu_settings::settings::Settings;
 use harness_staging::{NOTHING_LEFT, Staging, strict};
 
-/// Says to a child which test it is.
+/// Contains the name of the child's test.
 const CHILD: &str = "CUDA_DEVICE_TEST_CHILD";
-/// An argument of the test for its child.
+/// An argument for the child.
 const ARGUMENT: &str = "CUDA_DEVICE_TEST_ARGUMENT";
 
 const TAG: Tag = Tag(0x0123_4567_89ab_cdef);
 const OTHER: Tag = Tag(0xfedc_ba98_7654_3210);
 
-/// Declares a test whose body runs in a child process that sees a machine as configured. Whatever it opens must be given back wholly.
+/// Declares a test whose body runs in a child process with the configured machine. Its contexts must be empty when they are
+/// released.
 macro_rules! on_the_simulated_gpu {
     ($(fn $name:ident($config:expr) $body:block)*) => {$(
         #[test]
@@ -50,7 +51,7 @@ macro_rules! on_the_simulated_gpu {
     )*};
 }
 
-/// Each context that was given back is told, if any was opened: none may have held anything.
+/// The staged GPU reports each released context. None may have held memory.
 fn assert_nothing_left(staging: &Staging) {
     let left = staging.left().unwrap_or_default();
     let leftovers: Vec<_> = left.lines().filter(|line| !line.ends_with(NOTHING_LEFT)).collect();
@@ -91,7 +92,7 @@ fn used_memory(device: &mut CudaDevice) -> Bytes {
     device.memory().expect("memory is told").used
 }
 
-/// Has so many programs hold memory that write a file `pid.N` with their numbers to a folder, and lets them go on, each by a file `held.N`.
+/// Starts programs that hold memory. Each writes a file `pid.N` to a folder, and ends after a file `held.N` appears.
 fn have_hold(folder: &Path, mut programs: u32, held: Bytes) {
     while programs > 0 {
         for entry in std::fs::read_dir(folder).expect("it is there").flatten() {
@@ -106,30 +107,30 @@ fn have_hold(folder: &Path, mut programs: u32, held: Bytes) {
     }
 }
 
-/// What was called so far.
+/// The calls so far.
 fn calls() -> Vec<String> {
     harness_staging::calls().expect("calls are listed")
 }
 
-/// How often NVML was called so far.
+/// The number of NVML calls so far.
 fn nvml_calls() -> usize {
     calls().into_iter().filter(|call| call.starts_with("nvml")).count()
 }
 
-/// A machine whose NVML is older than the successors of deprecated functions.
+/// A machine whose NVML has only the deprecated functions.
 fn without_successors() -> Settings {
     let newer = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetFieldValues"];
     newer.into_iter().fold(strict(), |config, function| config.failing(function, 0, 13))
 }
 
-/// All that deprecated functions and their successors tell of the GPU.
+/// The values that NVML returns through deprecated functions or their successors.
 fn assert_told(reading: &Reading) {
     let throttled = reading.throttled.as_ref().map(|reasons| reasons.iter().map(|reason| reason.words).collect::<Vec<_>>());
     assert_eq!((reading.temperature, throttled), (Some(40), Some(vec!["power cap"])));
     assert_eq!((reading.held_by_power, reading.held_by_heat), (Some(Nanos(0)), Some(Nanos(0))));
 }
 
-/// One call inside a mapping of four pages is refused: nothing may stay of it, and it must work when tried again.
+/// One call inside a mapping of four pages fails. The mapping must leave nothing, and must succeed when repeated.
 fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
     let mut device = device();
     let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
@@ -494,7 +495,7 @@ on_the_simulated_gpu! {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
         let [start, end, never] = [(); 3].map(|()| device.create_timed_event().expect("an event"));
-        // More than a second, so that the spin is cut into two kernels.
+        // More than a second, so the spin needs two kernels.
         let duration = Nanos::millis(1200);
         device.record_event(start, stream).expect("it is queued");
         device.busy(stream, duration).expect("it is queued");
@@ -559,7 +560,7 @@ on_the_simulated_gpu! {
         let attributes = || calls().iter().filter(|call| *call == "cuMemPoolGetAttribute").count();
         let asked = |device: &mut dyn TestDevice| {
             let mut allocator = AllocatorKind::AsyncPool.build();
-            // The first one makes the pool.
+            // The first call creates the pool.
             let mut held = vec![allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")];
             let before = attributes();
             held.extend((0..10).map(|_| allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")));
@@ -912,7 +913,7 @@ fn with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulate
     assert_eq!(DeviceChoice::Cuda(0).resolve(&probe).expect_err("there is none").to_string(), sentence);
 }
 
-/// Every driver function that opening calls, refused in turn: each time a driver error that names it, and nothing left behind.
+/// Fails every driver function of `open` in turn. Each time, the error names the function, and nothing is leaked.
 #[test]
 fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
     const NAME: &str = "whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left";
@@ -949,8 +950,8 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
 }
 
 #[test]
-fn a_dropped_device_leaves_nothing_behind() {
-    const NAME: &str = "a_dropped_device_leaves_nothing_behind";
+fn a_dropped_device_leaks_nothing() {
+    const NAME: &str = "a_dropped_device_leaks_nothing";
     if !is_child(NAME) {
         let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
@@ -981,7 +982,7 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
     if !is_child(NAME) {
         let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
-        // What a broken context holds cannot be given back call by call: it goes with the context.
+        // The memory of a broken context cannot be freed call by call. The driver releases it with the context.
         let left = staging.left().expect("the context was given back");
         return assert!(left.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{left}");
     }
@@ -997,8 +998,8 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
 }
 
 #[test]
-fn a_read_that_nothing_orders_behind_a_write_breaks_the_context() {
-    const NAME: &str = "a_read_that_nothing_orders_behind_a_write_breaks_the_context";
+fn an_unordered_read_after_a_write_breaks_the_context() {
+    const NAME: &str = "an_unordered_read_after_a_write_breaks_the_context";
     if !is_child(NAME) {
         let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
@@ -1015,7 +1016,7 @@ fn a_read_that_nothing_orders_behind_a_write_breaks_the_context() {
     assert!(matches!(error, DeviceError::Driver { code: 719, .. }), "{error}");
 }
 
-/// How `harness doctor` ends on a staged machine: its exit code and what it prints.
+/// Runs `harness doctor` on a staged machine. Returns its exit code and its output.
 fn doctor(staging: &Staging, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
     command.arg("doctor").args(arguments);
@@ -1025,17 +1026,17 @@ fn doctor(staging: &Staging, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn doctor_gives_up_on_a_driver_that_hangs_and_says_what_it_waited_for() {
+fn doctor_gives_up_on_a_hanging_driver_and_names_the_step() {
     for (function, waits_for) in [
-        ("cuInit", "the CUDA driver and NVML to say which GPUs there are"),
-        ("nvmlInit_v2", "the CUDA driver and NVML to say which GPUs there are"),
-        ("cuDevicePrimaryCtxRetain", "cuda:0 to be opened and used"),
+        ("cuInit", "the CUDA driver and NVML to list the GPUs"),
+        ("nvmlInit_v2", "the CUDA driver and NVML to list the GPUs"),
+        ("cuDevicePrimaryCtxRetain", "cuda:0 to open and to pass a memory test"),
     ] {
         let staging = Staging::new(&strict().hanging(function, 1)).expect("the GPU is staged");
         let (code, text) = doctor(&staging, &["--limit", "2s", "--require-gpu"]);
         assert_eq!(code, Some(3), "{function}: {text}");
         assert!(text.contains(&format!("waiting for {waits_for}: the driver hangs; ")), "{function}: {text}");
-        assert!(text.contains("scenarios run with `--device sim`"), "{function}: {text}");
+        assert!(text.contains("scenarios run only with `--device sim`"), "{function}: {text}");
     }
 }
 
@@ -1048,7 +1049,7 @@ fn doctor_does_not_pass_a_gpu_whose_verification_finds_nothing() {
 }
 
 #[test]
-fn doctor_tells_a_library_that_cannot_be_loaded_from_one_that_is_missing() {
+fn doctor_distinguishes_a_broken_library_from_a_missing_one() {
     let (code, text) = doctor(&Staging::with_broken_libraries().expect("the folder is made"), &[]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "), "{text}");

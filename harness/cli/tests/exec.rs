@@ -1,7 +1,7 @@
-//! `harness exec` as a user meets it: a program runs as it would without it, on a simulated GPU, and what it did is told.
+//! Tests of `harness exec`: programs run unchanged on a simulated GPU, and the results are printed.
 //!
-//! Most tests use a made-up torch, a few lines of Python on the real library of the simulated GPU; with HARNESS_TEST_PYTHON naming an interpreter that has
-//! a real one, that is tried too. Without python3 they are skipped.
+//! Most tests use a fake torch: a few lines of Python on the library of the simulated GPU. If HARNESS_TEST_PYTHON names an
+//! interpreter with a real torch, that is tested too. Without python3 the tests are skipped.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use harness_staging::{Staging, strict};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The part of torch that programs and the hook at their end use.
+/// The functions of torch that the programs and the exit hook use.
 const TORCH: [(&str, &str); 4] = [
     ("__init__.py", "class OutOfMemoryError(RuntimeError): pass\nfrom .version import __version__\nfrom . import cuda\n"),
     ("version.py", "__version__ = '2.11.0+cu130'\ncuda = '13.0'\nhip = None\n"),
@@ -62,13 +62,13 @@ def memory_stats(device):
     ),
 ];
 
-/// A folder with a torch, where programs are run.
+/// A folder with a fake torch, in which programs run.
 struct World {
     folder: TempDir,
 }
 
 impl World {
-    /// `None` where there is no Python.
+    /// Returns `None` without Python.
     fn new() -> Option<Self> {
         if Command::new("python3").arg("--version").output().is_err() {
             eprintln!("skipped: there is no python3 here");
@@ -78,7 +78,7 @@ impl World {
         for (name, text) in TORCH {
             world.write(&format!("site/torch/{name}"), text);
         }
-        // It needs the CUDA runtime, as the real one does.
+        // Like the real torch, it depends on the CUDA runtime.
         let library = StubLibrary { soname: "libtorch_cuda.so", nodes: vec![], symbols: vec![], core: "libcudart.so.13" };
         let path = world.path("site/torch/lib/libtorch_cuda.so");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -97,7 +97,7 @@ impl World {
         fs::write(path, text).unwrap();
     }
 
-    /// `harness exec OPTIONS -- COMMAND`, on 1 GiB unless the options say otherwise.
+    /// Runs `harness exec OPTIONS -- COMMAND` with 1 GiB, unless the options contain a size.
     fn command(&self, options: &[&str], command: &[&str]) -> Command {
         let mut harness = self.harness();
         harness.arg("exec").args(options);
@@ -108,13 +108,14 @@ impl World {
         harness
     }
 
-    /// `harness run` of a scenario with these steps, on the simulated device.
+    /// Runs a scenario with these steps on the simulated device.
     fn run_scenario(&self, steps: &str) -> Ran {
         self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
         Ran::of(self.harness().args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report"]).output().unwrap())
     }
 
-    /// The same on a GPU: the driver and NVML are those of a simulated one of 8 GiB, which does the kernels of the CUDA device and none of the programs.
+    /// Runs a scenario on a GPU. The driver and NVML are those of a simulated GPU with 8 GiB, which executes the kernels of the
+    /// CUDA device but not those of programs.
     fn run_scenario_on_gpu(&self, steps: &str, format: &str) -> Ran {
         self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
         let python = "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" PATH=\"${PATH#*:}\" exec python3 \"$@\"\n";
@@ -125,7 +126,7 @@ impl World {
         self.run(&["--memory", "8GiB"], &["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_harness"), format])
     }
 
-    /// `harness` in this folder, with its torch.
+    /// Runs `harness` in this folder, with its torch.
     fn harness(&self) -> Command {
         let mut harness = Command::new(env!("CARGO_BIN_EXE_harness"));
         harness.current_dir(self.folder.path()).stdin(Stdio::null());
@@ -181,7 +182,7 @@ fn the_programs_output_and_exit_code_are_its_own_and_the_summary_goes_to_standar
 }
 
 #[test]
-fn a_program_that_a_signal_ends_is_told_as_shells_tell_it_and_its_counters_are_kept() {
+fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters() {
     let Some(world) = World::new() else { return };
     let program = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), signal.SIGKILL)";
     let ran = world.run(&RECORD, &["python3", "-c", program]);
@@ -215,7 +216,7 @@ fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
     assert!(ran.err.contains("all processes: peak of 720 MiB held together, of 1 GiB"), "{}", ran.err);
 }
 
-/// What a forked child gets, first of a process without a context, then of one that has one.
+/// The results of a forked child, first of a process without a context, then of one with a context.
 const FORKED: &str = r#"
 import ctypes, os, torch
 runtime, driver = torch.cuda._runtime, ctypes.CDLL("libcuda.so.1")
@@ -247,13 +248,13 @@ print(codes())
 "#;
 
 #[test]
-fn a_forked_child_cannot_use_the_context_of_its_parent_and_is_told_as_a_driver_tells_it() {
+fn a_forked_child_gets_the_drivers_error_for_its_parents_context() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FORKED);
     let ran = world.run(&RECORD, &["python3", "train.py"]);
     let (fine, refused) = ("[0, 0, 0, 0, 0, 0, 0, 0]", "[3, 3, 3, 3, 3, 3, 3, 3]");
     assert_eq!((ran.code, ran.out), (Some(0), format!("{fine} 0\n{fine}\n{refused} 3\n{fine}\n")), "{}", ran.err);
-    // Each process has its own attempts; the child with a context made none that count.
+    // Each process counts its own attempts. The attempts of the child with a context fail before they count.
     let record = world.record();
     let mallocs: Vec<u64> =
         record["processes"].as_array().unwrap().iter().map(|process| process["devices"][0]["mallocs"].as_u64().unwrap()).collect();
@@ -300,7 +301,7 @@ fn failures_that_are_asked_for_are_counted_apart() {
     assert_eq!(["mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [4, 2, 2]);
 }
 
-/// Asks the runtime, the driver and NVML for memory, and what there is.
+/// Queries the memory from the runtime, the driver and NVML.
 const LIMITED: &str = r#"
 import ctypes, torch
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p, CFUNCTYPE, POINTER
@@ -339,7 +340,7 @@ assert runtime.cudaGetDeviceProperties_v2(properties, 0) == 0 and driver.cuDevic
 print("properties", int.from_bytes(properties.raw[288:296], "little") // MIB, total.value // MIB)
 "#;
 
-/// What it prints with a limit of 1 GiB.
+/// The output with a limit of 1 GiB.
 const LIMITED_PRINTS: &str = "at first (1024, 1024)
 two pages 0 (1020, 1024) (1020, 1024)
 too much 2 [2, 0]
@@ -351,14 +352,14 @@ NVML [1024, 0, 1024]
 properties 1024 1024
 ";
 
-/// `harness exec --device cuda:0 OPTIONS -- COMMAND` where the driver, NVML and the runtime are those of a simulated GPU of 8 GiB.
+/// Runs `harness exec --device cuda:0 OPTIONS -- COMMAND`. Driver, NVML and runtime are those of a simulated GPU with 8 GiB.
 fn limited(world: &World, options: &[&str], command: &[&str]) -> Ran {
     let inner = [&[env!("CARGO_BIN_EXE_harness"), "exec"], options, &["--"], command].concat();
     world.run(&["--memory", "8GiB"], &inner)
 }
 
 #[test]
-fn a_program_on_a_real_gpu_gets_no_more_than_its_limit_and_is_told_of_no_more() {
+fn a_program_on_a_real_gpu_gets_and_sees_only_its_limit() {
     let Some(world) = World::new() else { return };
     world.write("train.py", LIMITED);
     let options = ["--device", "cuda:0", "--memory", "1GiB", "--record", "run.json"];
@@ -371,7 +372,7 @@ fn a_program_on_a_real_gpu_gets_no_more_than_its_limit_and_is_told_of_no_more() 
     assert!(ran.err.contains("cuda:0 (NVIDIA H100 80GB HBM3): 1 GiB of its 8 GiB for each process\npeak reserved 1 GiB"), "{}", ran.err);
 }
 
-/// Asks the driver for managed and pitched memory and for arrays, and tells the code and how many MiB are free then.
+/// Requests managed memory, pitched memory and arrays from the driver. Prints the result code and the free memory in MiB.
 const KINDS: &str = r#"
 import ctypes, torch
 from ctypes import byref, c_size_t, c_uint, c_void_p
@@ -408,7 +409,7 @@ told("too much", lambda place: driver.cuMemAllocManaged(place, c_size_t(1025 * M
 told("too large", lambda place: driver.cuArray3DCreate_v2(place, byref(Array(8192, 8192, 2, FLOAT, 4, 0))), driver.cuArrayDestroy)
 "#;
 
-/// What it prints in 1 GiB: 65,536 rows of 512 bytes are 32 MiB, 1024² elements of 16 bytes with a quarter more behind them 20 MiB.
+/// The output with 1 GiB: 65,536 rows of 512 bytes are 32 MiB; 1024² elements of 16 bytes plus a quarter are 20 MiB.
 const KINDS_PRINTS: &str = "managed 0 924 0 1024
 managed of the runtime 0 924 0 1024
 pitched 0 992 0 1024
@@ -441,10 +442,10 @@ fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
     let device = &world.record()["processes"][0]["devices"][0];
     assert_eq!(["memory", "mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [8 << 30, 4, 2, 2]);
     let ran = limited(&world, &["--device", "cuda:0", "--fail", "cudaMalloc:5"], &["python3", "train.py"]);
-    assert!(ran.code == Some(1) && ran.err.contains("was not reached"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("had no effect"), "{}", ran.err);
 }
 
-/// Tells whether slow calls took at least 40 ms by the clock of the host, and which did by events.
+/// Prints whether slow calls took at least 40 ms by the host's clock, and which calls did by events.
 const TIMED: &str = r#"
 import ctypes, time, torch
 runtime = torch.cuda._runtime
@@ -472,7 +473,7 @@ timed("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
 "#;
 
 #[test]
-fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
+fn latencies_delay_calls_by_the_clocks_of_host_and_gpu() {
     let Some(world) = World::new() else { return };
     world.write("train.py", TIMED);
     let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
@@ -486,7 +487,7 @@ fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
     let calls = |record: &Value| record["processes"][0]["slow_calls"].clone();
     let expected = serde_json::json!([{ "call": "cudaMalloc", "calls": 1 }, { "call": "cudaFree", "calls": 1 }]);
     assert_eq!(calls(&world.record()), expected);
-    // The clock of the simulated GPU that stands in for a real one knows nothing of the wait.
+    // The clock of the simulated GPU does not include the wait.
     let ran = limited(&world, &[&["--device", "cuda:0"][..], &options].concat(), &["python3", "train.py"]);
     assert_eq!((ran.code, ran.out), (Some(0), timed(false)), "{}", ran.err);
     assert_eq!(calls(&world.record()), expected);
@@ -494,7 +495,7 @@ fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
 }
 
 #[test]
-fn a_latency_of_a_call_that_never_came_is_said_and_one_that_is_none_is_refused() {
+fn a_latency_without_effect_is_reported_and_an_invalid_one_rejected() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     for device in [&[][..], &["--device", "cuda:0"]] {
@@ -507,10 +508,10 @@ fn a_latency_of_a_call_that_never_came_is_said_and_one_that_is_none_is_refused()
             }
         };
         let ran = run(&options);
-        assert!(ran.code == Some(1) && ran.err.contains("`--latency cuMemUnmap:3ms` was not reached"), "{}", ran.err);
+        assert!(ran.code == Some(1) && ran.err.contains("`--latency cuMemUnmap:3ms` had no effect"), "{}", ran.err);
     }
     let many = world.run(&["--latency", "cuMemUnmap:3ms", "--every-fault=largest:1"], &["python3", "train.py"]);
-    assert!(many.err.contains("`--latency cuMemUnmap:3ms` was not reached in the first run"), "{}", many.err);
+    assert!(many.err.contains("`--latency cuMemUnmap:3ms` had no effect in the first run"), "{}", many.err);
     let refused = world.run(&["--latency", "cudaMalloc:3"], &["python3", "train.py"]);
     assert!(
         refused.code == Some(2) && refused.err.contains("`cudaMalloc:3` is not CALL:DURATION with a duration above 0"),
@@ -520,7 +521,7 @@ fn a_latency_of_a_call_that_never_came_is_said_and_one_that_is_none_is_refused()
 }
 
 #[test]
-fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
+fn options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run() {
     let Some(world) = World::new() else { return };
     let refused = |options: &[&str]| {
         let ran = limited(&world, options, &["python3", "-c", "print('ran')"]);
@@ -536,8 +537,8 @@ fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
     }
 }
 
-/// Gets memory, and gives some of it back in between. Prints outcomes, sizes of what was served and bytes held of its attempts, and where it gave memory back and what it held then, as the
-/// simulated GPU noted them, and as the limiting library did, where there is one.
+/// Allocates memory and frees some of it in between. Prints the outcome, size and held bytes of each attempt, and the frees. The
+/// simulated GPU records the same, and so does the limiting library if it is loaded.
 const GIVES_BACK: &str = r#"
 import ctypes, os, torch
 runtime, memory, other = torch.cuda._runtime, ctypes.c_void_p(), ctypes.c_void_p()
@@ -571,7 +572,7 @@ fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_cu
     };
     let [page, picture] = reported(world.run(&["--report", "report.md"], &["python3", "train.py"]), &format!("{curve}{work}"));
     assert!(page.contains("what is reserved changes where memory was got"), "{page}");
-    // The driver that the program takes for a real one notes the same; calls for memory are counted where nobody counts work.
+    // The simulated driver in place of a real one records the same. Without a count of stream work, it counts calls for memory.
     let ran = limited(&world, &["--device", "cuda:0", "--memory", "1GiB", "--report", "report.md"], &["python3", "train.py"]);
     let [limited_page, limited_picture] = reported(ran, &format!("{curve}{work}{curve}[0, 1, 3, 4] [2, 5]\n"));
     let in_words = |picture: &str| picture.split_once("device 0: ").unwrap().1.split_once("</desc>").unwrap().0.to_owned();
@@ -585,7 +586,7 @@ fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_cu
 #[test]
 fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
     let Some(world) = World::new() else { return };
-    // In place of the runtime, so that it is named as needed.
+    // It replaces the runtime, so it has the runtime's name.
     let runtime = StubLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
     world.write(
         "env/site-packages/fast/ops.c",
@@ -620,7 +621,7 @@ fn the_users_own_sitecustomize_runs_and_modules_are_found_as_ever() {
 }
 
 #[test]
-fn what_cannot_be_run_is_told_before_anything_is() {
+fn a_command_that_cannot_run_is_rejected_before_the_run() {
     let Some(world) = World::new() else { return };
     let refused = |options: &[&str], command: &[&str]| {
         let ran = world.run(options, command);
@@ -637,7 +638,7 @@ fn what_cannot_be_run_is_told_before_anything_is() {
     assert!(refused(&[], &["python3", "-c", "print('ran')"]).contains("is built for CPUs: install a PyTorch built for CUDA"));
 }
 
-/// A program that has said that it is ready.
+/// A program that has reported that it is ready.
 fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -648,7 +649,7 @@ fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) 
 }
 
 #[test]
-fn signals_are_passed_on_and_the_program_decides_what_they_do() {
+fn signals_reach_the_program() {
     let Some(world) = World::new() else { return };
     for signal in ["INT", "TERM", "HUP", "USR1"] {
         let program = format!(
@@ -663,7 +664,7 @@ fn signals_are_passed_on_and_the_program_decides_what_they_do() {
 #[test]
 fn what_the_program_leaves_running_is_ended_with_it() {
     let Some(world) = World::new() else { return };
-    // Its parent is gone, and it does not listen.
+    // Its parent has ended, and it ignores signals.
     let stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
     let program = format!("(setsid sh -c \"{stubborn}\" &) ; while ! test -s pid; do sleep 0.1; done; exit 3").replace("$$", "\\$\\$");
     let began = Instant::now();
@@ -692,11 +693,11 @@ fn a_real_torch_runs_on_the_simulated_gpu() {
     assert!(ran.err.contains("oom.pickle: out of memory, after event"), "{}", ran.err);
 }
 
-/// Keeps what it allocates; does without what fails, but for the first allocation.
+/// Keeps its allocations. Only a failure of the first allocation is fatal.
 const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        pass\nprint('done')\n";
 
 #[test]
-fn every_attempt_to_get_memory_fails_once_and_what_is_expected_decides_the_exit_code() {
+fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let options = ["--every-fault", "--expect", "recovers", "--logs", "logs", "--report", "faults.md", "--jobs", "2"];
@@ -740,7 +741,7 @@ fn several_settings_are_compared_by_running_the_program_with_each() {
     assert!(ran.code == Some(0) && ran.out.contains("(no settings)"), "{}", ran.out);
 }
 
-/// The document of many runs on a simulated GPU of 1 GiB, and of the same on a real one with that limit.
+/// The document of many runs on a simulated GPU with 1 GiB, and on a real GPU with the same limit.
 fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
     let options = [&["--format", "json", "--memory", "1GiB"], options].concat();
     let simulated = world.run(&options, &["python3", "train.py"]);
@@ -757,7 +758,7 @@ fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one()
     assert_eq!((simulated["cases"].as_array().unwrap().len(), &simulated), (4, &limited));
     let settings = ["--alloc-conf", "", "--alloc-conf", "expandable_segments:True", "--least-memory", "--exact"];
     let [mut simulated, mut limited] = simulated_and_limited(&world, &settings);
-    // A real GPU has one order of addresses.
+    // A real GPU has only one order of addresses.
     let orders = [&mut simulated, &mut limited].map(|document| {
         let rows = document["rows"].as_array_mut().unwrap();
         rows.iter_mut()
@@ -775,7 +776,7 @@ fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one()
 #[test]
 fn runs_on_a_real_gpu_are_made_one_after_the_other_unless_more_are_asked_for() {
     let Some(world) = World::new() else { return };
-    // Notes how many of its runs are under way when it begins.
+    // Records the number of parallel runs at its start.
     let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), 'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
                    torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % os.getpid())\n";
     world.write("train.py", program);
@@ -791,15 +792,15 @@ fn runs_on_a_real_gpu_are_made_one_after_the_other_unless_more_are_asked_for() {
 }
 
 #[test]
-fn a_failure_that_is_not_reached_is_said_and_fails() {
+fn an_injected_failure_without_effect_is_reported_and_fails() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let ran = world.run(&["--fail", "any:9:2"], &["python3", "train.py"]);
-    assert!(ran.code == Some(1) && ran.err.contains("`--fail any:9:2:0` was not reached"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("`--fail any:9:2:0` had no effect"), "{}", ran.err);
 }
 
 #[test]
-fn many_runs_that_would_tell_nothing_are_refused_with_what_to_do() {
+fn pointless_runs_are_rejected_with_advice() {
     let Some(world) = World::new() else { return };
     for (options, program, code, message) in [
         (&["--every-fault=some:3"][..], "", 2, "does not select attempts"),
@@ -815,16 +816,16 @@ fn many_runs_that_would_tell_nothing_are_refused_with_what_to_do() {
     }
 }
 
-/// Asks for so many MiB as its argument says, and ends with 3 where variables are not as they should be.
+/// Requests the number of MiB in its argument. Exits with 3 if a variable has an unexpected value.
 const ASKS: &str = "import os, sys, torch\ntorch.cuda.malloc(int(sys.argv[1]) << 20)\nassert os.environ['PYTORCH_ALLOC_CONF'] == 'expandable_segments:True'\nsys.exit(int(os.environ.get('CODE', '0')))\n";
 
 #[test]
 fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_other() {
     let Some(world) = World::new() else { return };
     world.write("scenarios/asks.py", ASKS);
-    // It holds 600 MiB until somebody holds 100 MiB beside it.
+    // It holds 600 MiB until another process holds 100 MiB.
     world.write("scenarios/holds.py", "import ctypes, torch\ntorch.cuda.malloc(600 << 20)\nleft, all = ctypes.c_size_t(1 << 30), ctypes.c_size_t()\nwhile left.value > 324 << 20:\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n");
-    // It asks for more as soon as that is there, and goes on when it is gone.
+    // It requests more memory when the other process appears, and continues when that process has ended.
     world.write("scenarios/waits.py", "import ctypes, torch\nleft, all = ctypes.c_size_t(), ctypes.c_size_t()\ndef free():\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n    return left.value >> 20\nwhile free() > 424: pass\ntry:\n    torch.cuda.malloc(600 << 20)\nexcept torch.OutOfMemoryError:\n    torch.cuda.malloc(100 << 20)\nwhile free() < 924: pass\ntorch.cuda.malloc(600 << 20)\n");
     let steps = "  - alloc: { buffer: own, size: 600MiB }
   - exec: { id: refused, command: [python3, asks.py, 600], expect: oom }
@@ -923,7 +924,7 @@ fn a_program_of_a_scenario_that_fails_on_a_gpu_is_shown_with_the_command_that_ru
 }
 
 #[test]
-fn an_optional_program_that_cannot_be_run_is_passed_over_with_what_is_expected_of_it() {
+fn an_optional_program_that_cannot_run_is_skipped_with_its_expectations() {
     let Some(world) = World::new() else { return };
     let steps = "  - exec: { id: program, command: [python3, -I, train.py], optional: true }
   - expect: program.reserved == 382MiB

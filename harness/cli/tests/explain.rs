@@ -1,4 +1,4 @@
-//! `harness explain` and `harness compare` as a user meets them: what they print, and what they say of files and options that are wrong.
+//! Tests of `harness explain` and `harness compare`: their output, and their errors for wrong files and options.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ fn recorded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots").join(format!("{name}.pickle.gz"))
 }
 
-/// Exit code, standard output, and standard error without its line breaks.
+/// Returns the exit code, standard output, and standard error without its line breaks.
 fn harness(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
     command.arg0("harness").args(arguments).current_dir(folder).env_remove("CARGO").env_remove("NO_COLOR");
@@ -25,7 +25,7 @@ fn harness(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), String::from_utf8(output.stdout).unwrap(), err)
 }
 
-/// A folder with the snapshots of three ranks, of which the second ran out of memory.
+/// A folder with the snapshots of three ranks. The second rank ran out of memory.
 fn ranks() -> TempDir {
     let folder = TempDir::new().unwrap();
     for (rank, name) in [(0, "streams"), (2, "features"), (10, "streams")] {
@@ -48,7 +48,7 @@ fn the_json_of_one_snapshot_adds_up_to_the_memory_given() {
 }
 
 #[test]
-fn a_folder_of_ranks_tells_which_failed_and_explains_it() {
+fn a_folder_of_ranks_shows_and_explains_the_failed_rank() {
     let folder = ranks();
     let (code, out, _) = harness(folder.path(), &["explain", "."]);
     assert_eq!(code, Some(0));
@@ -69,7 +69,7 @@ fn what_can_be_read_is_explained_although_another_file_cannot() {
 }
 
 #[test]
-fn markdown_in_a_file_has_its_picture_beside_it() {
+fn a_markdown_file_has_a_picture_in_its_folder() {
     let folder = TempDir::new().unwrap();
     let file = recorded("features").display().to_string();
     let (code, out, err) = harness(folder.path(), &["explain", &file, "--format", "markdown", "--out", "memory.md"]);
@@ -81,7 +81,7 @@ fn markdown_in_a_file_has_its_picture_beside_it() {
 }
 
 #[test]
-fn wrong_files_and_options_are_answered_with_what_is_right() {
+fn errors_for_wrong_files_and_options_contain_advice() {
     let folder = TempDir::new().unwrap();
     let file = recorded("streams").display().to_string();
     fs::write(folder.path().join("code.pickle"), b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94.").unwrap();
@@ -92,7 +92,7 @@ fn wrong_files_and_options_are_answered_with_what_is_right() {
         (&["explain", "nothing.pickle"][..], "nothing.pickle: there is no such file"),
         (&["explain", "code.pickle"], "calls code at byte"),
         (&["explain", "weights.pt"], "a zip file, as torch.save() writes it"),
-        (&["explain", "job.trace"], "a trace does not tell the device's memory"),
+        (&["explain", "job.trace"], "a trace does not contain the device's memory"),
         (&["compare", "job.trace", "job.trace"], "this is an allocation trace, not a memory snapshot"),
         (&["explain", "empty.pickle"], "there is nothing to explain"),
         (&["explain", "."], "code.pickle: calls code at byte"),
@@ -133,8 +133,8 @@ fn what_runs_and_benchmark_runs_leave_is_compared_by_another_command_that_is_nam
         for given in [[name, name], [file.as_str(), file.as_str()]] {
             let (code, out, err) = harness(folder.path(), &["compare", given[0], given[1]]);
             assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
-            assert!(err.contains(&format!("{}: this is what {what} left behind, not a memory snapshot", given[0])), "{err}");
-            // Lines break in paths too.
+            assert!(err.contains(&format!("{}: this is the record of {what}, not a memory snapshot", given[0])), "{err}");
+            // Paths may contain line breaks too.
             let without_spaces = |text: &str| text.split_whitespace().collect::<String>();
             let command = format!("`harness report compare {} {}`", given[0], given[1]);
             assert!(without_spaces(&err).contains(&without_spaces(&command)), "{err}");

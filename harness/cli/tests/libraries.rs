@@ -1,4 +1,5 @@
-//! Shared libraries as allocators: right ones pass, and each mistake of a wrong one is found and told. The libraries are those of `test-allocators`.
+//! Shared libraries as allocators: correct ones pass, and each bug of a wrong one is found and reported. The crate
+//! `test-allocators` contains the libraries.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use harness_bench::record::{BenchRun, Entry, Outcome, Quantity};
 use harness_staging::{Staging, strict};
 use tempfile::TempDir;
 
-/// Where cargo puts shared libraries: beside this test.
+/// The folder of shared libraries, which is the folder of this test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let library = test.with_file_name("libtest_allocators.so");
@@ -16,7 +17,7 @@ fn library() -> PathBuf {
     library
 }
 
-/// A folder with a link to the library, as a user has it beside a scenario.
+/// A folder with a link to the library, next to the scenarios.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("there is a folder for temporary files");
     std::os::unix::fs::symlink(library(), folder.path().join("alloc.so")).expect("it can be linked");
@@ -34,7 +35,7 @@ const STEPS: &str = "steps:
   - free: b
 ";
 
-/// Runs a scenario with these arms: the exit code, and everything that was said.
+/// Runs a scenario with these configurations. Returns the exit code and all output.
 fn run(folder: &Path, arms: &str) -> (Option<i32>, String) {
     let scenario = format!("about: Libraries are allocators.\nneeds: {{ memory: 64MiB }}\nallocators:\n{arms}{STEPS}");
     fs::write(folder.join("scenario.yaml"), scenario).expect("it can be written");
@@ -47,12 +48,12 @@ fn harness(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), text)
 }
 
-/// An arm of the library.
+/// A configuration with the library.
 fn arm(name: &str, alloc: &str, free: &str, rest: &str) -> String {
     format!("  - library: {{ name: {name}, path: ./alloc.so, alloc: {alloc}, free: {free}{rest} }}\n")
 }
 
-/// What is told of a wrong library: the run fails, the one beside it passes.
+/// Returns the output for a wrong library: its run fails, and the other run passes.
 fn told(alloc: &str, free: &str) -> String {
     let folder = folder();
     let (code, text) = run(folder.path(), &(arm("wrong", alloc, free, "") + "  - direct\n"));
@@ -69,7 +70,7 @@ fn a_library_that_calls_the_driver_each_time_passes_every_check() {
 }
 
 #[test]
-fn a_library_with_a_cache_passes_where_it_says_how_the_cache_is_emptied_and_leaves_memory_behind_where_not() {
+fn a_library_with_a_cache_passes_only_with_a_function_that_empties_it() {
     let folder = folder();
     let (code, text) = run(folder.path(), &arm("cached", "cached_malloc", "cached_free", ", empty_cache: cached_empty_cache"));
     assert_eq!(code, Some(0), "{text}");
@@ -149,7 +150,7 @@ fn a_function_of_cuda_that_is_not_passed_on_is_named() {
 }
 
 #[test]
-fn what_is_wrong_with_a_library_is_said_at_its_place_in_the_file() {
+fn errors_of_libraries_show_their_place_in_the_scenario() {
     let folder = folder();
     let refused = |arms: &str, place: &str, message: &str| {
         let (code, text) = run(folder.path(), arms);
@@ -200,13 +201,13 @@ fn an_optional_library_that_was_not_built_is_skipped_and_one_that_has_to_be_ther
     assert!(code == Some(2) && text.contains("gone.so"), "{text}");
     let (code, text) = gone("perhaps");
     assert!(code == Some(2) && text.contains("`optional` is `true` or `false`"), "{text}");
-    // One that is there has to have the functions.
+    // An existing library must export the functions.
     let (code, text) = run(folder.path(), &arm("wrong", "plain_maloc", "plain_free", ", optional: true"));
     assert!(code == Some(2) && text.contains("has no function `plain_maloc`"), "{text}");
 }
 
 #[test]
-fn the_library_of_the_catalogue_does_what_its_scenario_says_when_it_is_built() {
+fn the_library_of_the_catalogue_passes_its_scenario() {
     let folder = tempfile::tempdir().expect("there is a folder for temporary files");
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/libraries");
     fs::copy(shipped.join("bins.yaml"), folder.path().join("bins.yaml")).expect("it can be copied");
@@ -238,7 +239,7 @@ time:
   - threads: { counts: [2] }
 ";
 
-/// Runs the suite with the two libraries on a device.
+/// Runs the suite with both libraries on a device.
 fn bench(folder: &Path, staging: &Staging, device: &str) -> Vec<Entry> {
     fs::write(folder.join("suite.yaml"), SUITE).expect("it can be written");
     fs::write(folder.join("trace.txt"), "a 1 2097152 0\na 2 1000 0\nf 1\na 3 2097152 0\nf 2\n").expect("it can be written");
@@ -253,7 +254,7 @@ fn bench(folder: &Path, staging: &Staging, device: &str) -> Vec<Entry> {
     run.suites.into_iter().flat_map(|suite| suite.entries).collect()
 }
 
-/// The one entry of a case, an arm and a quantity.
+/// The only entry for a case, a configuration and a quantity.
 fn entry<'a>(entries: &'a [Entry], case: &str, arm: &str, quantity: Quantity) -> &'a Outcome {
     let found = entries.iter().find(|entry| entry.case() == case && entry.arm == arm && entry.quantity == quantity);
     &found.unwrap_or_else(|| panic!("no {case} of {arm} in {quantity:?}: {entries:?}")).outcome
@@ -305,7 +306,7 @@ fn on_a_gpu_the_time_of_a_library_is_its_own_and_the_drivers_and_not_that_of_the
     for case in TIMED {
         assert!(of(case, "plain") > 0, "{case}");
     }
-    // A hit of a cache is some tens of nanoseconds; one order and its answer between two processes take tens of microseconds.
+    // A cache hit takes some tens of nanoseconds. A message between two processes and its answer take tens of microseconds.
     assert!(of("hit, 2 MiB", "cached") < 2_000_000, "{} ps", of("hit, 2 MiB", "cached"));
     for (case, quantity) in [("pipeline, 2 MiB", Quantity::DeviceTime), ("scenario", Quantity::HostTime)] {
         let reason = entry(&entries, case, "cached", quantity).reason().unwrap_or_default();

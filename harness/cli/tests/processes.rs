@@ -1,4 +1,4 @@
-//! Processes of scenarios, and `harness squeeze`: with processes of the program `harness`, on the simulated device and on the driver of the simulated GPU.
+//! Processes of scenarios, and `harness squeeze`, on the simulated device and on the driver of the simulated GPU.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use harness_gpu_settings::settings::Settings;
 use harness_staging::{Staging, strict};
 use tempfile::TempDir;
 
-/// The program in a folder: the exit code, standard output and standard error.
+/// Runs the program in a folder. Returns the exit code, standard output and standard error.
 fn harness(folder: &Path, staging: Option<&Staging>, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
     command.args(arguments).current_dir(folder).env_remove("CARGO").env_remove("HARNESS_DEVICE").env("NO_COLOR", "1");
@@ -22,12 +22,12 @@ fn harness(folder: &Path, staging: Option<&Staging>, arguments: &[&str]) -> (Opt
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// A machine with a GPU that processes share.
+/// A machine with a GPU that several processes share.
 fn gpu() -> Staging {
     Staging::new(&Settings { processes: true, ..strict() }).expect("the simulated GPU is built")
 }
 
-/// Runs a scenario: the exit code, and everything that was said.
+/// Runs a scenario. Returns the exit code and all output.
 fn run(staging: Option<&Staging>, scenario: &str) -> (Option<i32>, String) {
     let folder = TempDir::new().expect("there is a folder for temporary files");
     fs::write(folder.path().join("scenario.yaml"), scenario).expect("it can be written");
@@ -61,7 +61,7 @@ steps:
   - alloc: { buffer: a, size: 200MiB }
 ";
 
-/// A scenario whose worker is killed and started anew, with these faults.
+/// A scenario that kills and restarts its worker, with these faults.
 fn faulty(faults: &str, expected: &str) -> String {
     format!(
         "about: x\nneeds: {{ memory: 64MiB }}\nallocators: [caching]\nstreams: [side]\nprocesses: [worker]\nfaults:\n{faults}\nsteps:\n  - alloc: {{ buffer: a, size: 8MiB }}\n  - process: worker\n    steps:\n      - alloc: {{ buffer: a, size: 8MiB }}\n  - kill: worker\n  - process: worker\n    steps:\n      - alloc: {{ buffer: a, size: 8MiB }}\n      - fill: a\n      - free: a\n      - empty_cache\n  - expect: {expected}\n"
@@ -69,7 +69,7 @@ fn faulty(faults: &str, expected: &str) -> String {
 }
 
 #[test]
-fn a_fault_of_a_process_strikes_its_calls_alone_counted_on_where_it_is_started_anew() {
+fn a_fault_of_a_process_counts_only_its_calls_across_restarts() {
     let second = "  - { process: worker, call: cudaMalloc, skip: 1 }\n  - { call: cudaMalloc }";
     for staging in [None, Some(gpu())] {
         let (code, said) = run(staging.as_ref(), &faulty(second, "[ num_alloc_retries == 1, worker.num_alloc_retries == 1 ]"));
@@ -82,7 +82,7 @@ fn a_fault_of_a_process_strikes_its_calls_alone_counted_on_where_it_is_started_a
 }
 
 #[test]
-fn an_error_of_a_process_ends_the_run_as_its_fault_says_and_the_device_is_given_back_where_it_is_in_order() {
+fn an_error_of_a_process_ends_the_run_and_releases_a_working_device() {
     let (code, said) = run(None, &faulty("  - { process: worker, call: cudaFree, expect: error }", "worker.num_ooms == 0"));
     assert_eq!(code, Some(0), "{said}");
     let lost = "  - { process: worker, call: cudaLaunchKernel, error: device_lost, expect: error }";
@@ -96,7 +96,7 @@ fn an_error_of_a_process_ends_the_run_as_its_fault_says_and_the_device_is_given_
     let at_the_end = "  - { process: worker, call: cudaStreamDestroy, expect: error }";
     let (code, said) = run(None, &faulty(at_the_end, "worker.num_ooms == 0"));
     assert_eq!(code, Some(0), "it is told once: {said}");
-    // Other processes give theirs back too where one fails.
+    // If one process fails, the others release their memory too.
     let others = "  - { call: cudaMalloc, error: unknown, expect: error, skip: 1 }\n  - { process: worker, call: cudaStreamDestroy }";
     let (code, said) =
         run(None, &faulty(others, "worker.num_ooms == 0").replace("  - expect:", "  - alloc: { buffer: z, size: 20MiB }\n  - expect:"));
@@ -119,7 +119,7 @@ fn a_process_that_a_fault_keeps_from_starting_says_by_which_call() {
 }
 
 #[test]
-fn nvml_attributes_to_each_process_what_it_holds_and_a_killed_one_gives_it_back() {
+fn nvml_reports_the_memory_of_each_process_and_none_of_a_killed_one() {
     for staging in [None, Some(gpu())] {
         let (code, said) = run(staging.as_ref(), TWO);
         assert_eq!(code, Some(0), "{said}");
@@ -138,7 +138,7 @@ fn a_process_that_takes_too_long_is_killed_and_the_run_has_failed_by_its_time_li
 
 #[test]
 fn a_process_that_cannot_start_fails_the_run_and_says_why() {
-    // The second context finds no memory left on a GPU of this size.
+    // A GPU of this size has no memory for a second context.
     let staging = Staging::new(&Settings { processes: true, memory: Bytes::mib(2048), context_overhead: Bytes::mib(1100), ..strict() })
         .expect("the simulated GPU is built");
     let (code, said) = run(
@@ -151,7 +151,7 @@ fn a_process_that_cannot_start_fails_the_run_and_says_why() {
 
 #[test]
 fn what_the_driver_refuses_a_process_fails_the_run_and_names_the_process() {
-    // A context that breaks in the middle of the run takes no other process with it.
+    // A context that breaks during the run does not affect other processes.
     let staging = Staging::new(&Settings { processes: true, ..strict() }.failing("cuMemAlloc_v2", 3, 719)).expect("it is built");
     let (code, said) = run(
         Some(&staging),
@@ -161,16 +161,17 @@ fn what_the_driver_refuses_a_process_fails_the_run_and_names_the_process() {
     assert!(said.contains("the process `worker`") && said.contains("CUDA_ERROR_LAUNCH_FAILED"), "{said}");
 }
 
-/// Clock ticks (of 10 ms) that a process has computed for when it is long past its start.
+/// The CPU time of a process after its start phase, in clock ticks of 10 ms.
 const AT_WORK: u64 = 20;
 
-/// The clock ticks that a process has computed for: the fields `utime` and `stime` (<https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html>).
+/// The CPU time of a process in clock ticks: the fields `utime` and `stime`
+/// (<https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html>).
 fn ticks(stat: &str) -> u64 {
     let behind_the_name = stat.rsplit(')').next().unwrap_or_default();
     behind_the_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// Waits until a process of a scenario, a child of this process, is at work: its number.
+/// Waits until a child of this process, a process of a scenario, is busy. Returns its process number.
 fn process_of(parent: u32) -> u32 {
     let began = Instant::now();
     while began.elapsed().as_secs() < 60 {
@@ -228,14 +229,14 @@ fn no_process_outlives_a_run_that_is_killed() {
 }
 
 #[test]
-fn a_squeezed_gpu_has_so_much_left_and_all_of_it_again_when_the_program_has_ended() {
+fn a_squeezed_gpu_has_the_given_free_memory_and_all_of_it_after_the_program() {
     let (staging, folder) = (gpu(), TempDir::new().expect("there is a folder for temporary files"));
     let harness_itself = env!("CARGO_BIN_EXE_harness");
     let squeeze = |leave: &str, rest: &[&str]| {
-        let arguments = [&["squeeze", "--leave", leave, "--every", "1ms", "--record", "record.json", "--"], rest].concat();
+        let arguments = [&["squeeze", "--leave-free", leave, "--every", "1ms", "--record", "record.json", "--"], rest].concat();
         harness(folder.path(), Some(&staging), &arguments)
     };
-    // A context takes 300 MiB of the 2 GiB, so 700 MiB less one context are free for the doctor.
+    // A context takes 300 MiB of the 2 GiB, so 700 MiB minus one context are free for `doctor`.
     let (code, out, err) = squeeze("700MiB", &[harness_itself, "doctor", "--format", "json", "--require-gpu"]);
     assert_eq!(code, Some(0), "{out}{err}");
     let found: serde_json::Value = serde_json::from_str(&out).expect("standard output is the program's");
@@ -245,15 +246,21 @@ fn a_squeezed_gpu_has_so_much_left_and_all_of_it_again_when_the_program_has_ende
         serde_json::from_str(&fs::read_to_string(folder.path().join("record.json")).expect("it is written")).expect("it is JSON");
     assert_eq!((&record["taken"], &record["free_at_start"]), (&serde_json::json!(1048_u64 << 20), &serde_json::json!(700_u64 << 20)));
     assert!(record["curve"].as_array().is_some_and(|curve| !curve.is_empty()), "{record}");
-    let printed = ["squeeze", "--leave", "700MiB", "--format", "json", "--report", "report/", "--", "echo", "hello"];
+    let printed = ["squeeze", "--leave-free", "700MiB", "--format", "json", "--report", "report/", "--", "echo", "hello"];
     let (code, out, err) = harness(folder.path(), Some(&staging), &printed);
     let told: serde_json::Value = serde_json::from_str(&out).expect("standard output is the document");
     assert_eq!((code, &told["exit_code"], &told["taken"], &told["command"]), (Some(0), &0.into(), &record["taken"], &"echo hello".into()));
     assert!(err.contains("hello") && err.contains("report: report/report.md") && !err.contains("squeezed"), "{err}");
     let page = fs::read_to_string(folder.path().join("report/report.md")).expect("it is written");
-    assert!(page.starts_with("# echo hello") && page.contains("](report.svg)") && page.contains("700 MiB"), "{page}");
+    assert!(
+        page.starts_with("# echo hello")
+            && page.contains("](report.svg)")
+            && page.contains(&format!("{harness_itself} squeeze --leave-free"))
+            && page.contains("700 MiB"),
+        "{page}"
+    );
     assert!(fs::read_to_string(folder.path().join("report/report.svg")).is_ok_and(|svg| svg.contains("device used (driver)")));
-    // A scenario that wants more than is left is refused, and the program's exit code is ours.
+    // A scenario that needs more than the free memory is rejected, and our exit code is the program's.
     fs::write(folder.path().join("scenario.yaml"), "about: x\nneeds: { memory: 1GiB }\nsteps: [ alloc: { buffer: a, size: 1GiB } ]\n")
         .expect("it can be written");
     let run = [harness_itself, "run", "scenario.yaml", "--no-report", "--device", "cuda:0"];
@@ -262,15 +269,15 @@ fn a_squeezed_gpu_has_so_much_left_and_all_of_it_again_when_the_program_has_ende
 }
 
 #[test]
-fn a_gpu_cannot_be_squeezed_where_there_is_none_or_less_is_free_or_no_program_starts() {
+fn squeeze_needs_a_gpu_enough_free_memory_and_a_program() {
     let (staging, folder) = (gpu(), TempDir::new().expect("there is a folder for temporary files"));
-    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave", "3GiB", "--", "true"]);
-    assert!(code == Some(3) && err.contains("cuda:0 has 1.71 GiB free, and 3 GiB are to be left"), "{code:?} {err}");
-    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave", "1GiB", "--", "./nothing"]);
+    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave-free", "3GiB", "--", "true"]);
+    assert!(code == Some(3) && err.contains("cuda:0 has only 1.71 GiB free"), "{code:?} {err}");
+    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave-free", "1GiB", "--", "./nothing"]);
     assert!(code == Some(2) && err.contains("`./nothing` cannot be started"), "{code:?} {err}");
-    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave", "1GiB", "--", "sh", "-c", "kill -TERM $$"]);
+    let (code, _, err) = harness(folder.path(), Some(&staging), &["squeeze", "--leave-free", "1GiB", "--", "sh", "-c", "kill -TERM $$"]);
     assert!(code == Some(128 + 15) && err.contains("signal 15 ended it (exit code 143)"), "{code:?} {err}");
     let none = Staging::without_driver().expect("a folder can be made");
-    let (code, _, err) = harness(folder.path(), Some(&none), &["squeeze", "--leave", "1GiB", "--", "true"]);
+    let (code, _, err) = harness(folder.path(), Some(&none), &["squeeze", "--leave-free", "1GiB", "--", "true"]);
     assert_eq!(code, Some(3), "{err}");
 }

@@ -55,7 +55,7 @@ fn a_trace_runs_as_a_scenario_of_one_step() {
     assert_eq!(run(&["--memory", "1GiB"]).status.code(), Some(0));
     let without = run(&[]);
     assert_eq!(without.status.code(), Some(2));
-    assert!(text(&without.stderr).contains("a trace does not tell the device's memory"), "{}", text(&without.stderr));
+    assert!(text(&without.stderr).contains("a trace does not contain the device's memory"), "{}", text(&without.stderr));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_scenario_that_fails_is_reduced_to_one_that_is_a_test_as_it_is() {
     assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
     let message = text(&shrunk.stderr);
     assert!(
-        message.starts_with("7 steps came down to 4, by ") && message.contains(" runs with caching: a request runs out of memory"),
+        message.starts_with("reduced 7 steps to 4, in ") && message.contains(" runs with caching: a request runs out of memory"),
         "{message}"
     );
     insta::assert_snapshot!(std::fs::read_to_string(folder.path().join("small.yaml")).unwrap());
@@ -121,8 +121,8 @@ fn a_scenario_that_cannot_be_reduced_is_answered_with_what_to_do() {
     let answers = [
         &["given.yaml", "--arm", "expandable"][..],
         &["given.yaml", "--arm", "cachng"],
-        &["given.yaml", "--while", "invariant"],
-        &["given.yaml", "--while", "conf-differs"],
+        &["given.yaml", "--preserve", "invariant"],
+        &["given.yaml", "--preserve", "conf-differs"],
         &["given.yaml", "--memory", "2GiB"],
         &["gpu.yaml"],
         &["missing.yaml"],
@@ -138,7 +138,7 @@ fn a_scenario_that_cannot_be_reduced_is_answered_with_what_to_do() {
 #[test]
 fn two_settings_that_end_differently_are_both_arms_of_the_reduced_scenario() {
     let folder = folder_with_trace();
-    let arguments = ["shrink", "job.trace", "--memory", "88MiB", "--while", "conf-differs", "--conf", "expandable_segments:True"];
+    let arguments = ["shrink", "job.trace", "--memory", "88MiB", "--preserve", "conf-differs", "--alloc-conf", "expandable_segments:True"];
     let shrunk = harness(&[&arguments[..], &["--out", "small.yaml"]].concat(), folder.path());
     assert_eq!(shrunk.status.code(), Some(0), "{}", text(&shrunk.stderr));
     let scenario = std::fs::read_to_string(folder.path().join("small.yaml")).unwrap();
@@ -165,10 +165,10 @@ fn a_trace_that_cannot_be_reduced_gets_an_error_with_a_remedy() {
     let folder = folder_with_trace();
     for (arguments, message) in [
         (&["--memory", "1GiB"][..], "the trace does not run out of memory: every request succeeds with 1 GiB"),
-        (&[], "a trace does not tell the device's memory"),
-        (&["--memory", "88MiB", "--while", "conf-differs"], "takes one or two"),
-        (&["--memory", "88MiB", "--conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
-        (&["--memory", "88MiB", "--while", "invariant"], "no invariant is violated while the trace is replayed in 88 MiB"),
+        (&[], "a trace does not contain the device's memory"),
+        (&["--memory", "88MiB", "--preserve", "conf-differs"], "takes one or two"),
+        (&["--memory", "88MiB", "--alloc-conf", "max_splt_size_mb:20"], "is not a setting of PyTorch"),
+        (&["--memory", "88MiB", "--preserve", "invariant"], "no invariant is violated while the trace is replayed in 88 MiB"),
         (&["--memory", "88MiB", "--arm", "caching"], "`--arm` and `--any-figures` are for scenarios"),
     ] {
         let failed = harness(&[&["shrink", "job.trace"], arguments].concat(), folder.path());
@@ -198,7 +198,7 @@ fn advice_on_given_settings_has_the_documented_format() {
     let folder = tempfile::tempdir().unwrap();
     let path = recorded("kept-features");
     let advised =
-        harness(&["advise", path.to_str().unwrap(), "--conf", "max_split_size_mb:128", "--only", "--format", "json"], folder.path());
+        harness(&["advise", path.to_str().unwrap(), "--alloc-conf", "max_split_size_mb:128", "--only", "--format", "json"], folder.path());
     assert_eq!(advised.status.code(), Some(0), "{}", text(&advised.stderr));
     let document: Value = serde_json::from_slice(&advised.stdout).unwrap();
     let expected = serde_json::json!({ "faithful": true, "complete": false, "configurations": [{
@@ -299,7 +299,7 @@ fn traces_and_rmm_logs_are_explained_by_their_replay() {
         let without = harness(&["explain", file], folder.path());
         assert_eq!(without.status.code(), Some(2));
         let message = text(&without.stderr);
-        assert!(message.contains("does not tell the device's memory") && message.contains("--memory"), "{message}");
+        assert!(message.contains("does not contain the device's memory") && message.contains("--memory"), "{message}");
     }
 }
 
@@ -315,6 +315,6 @@ fn traces_and_rmm_logs_are_advised_on_to_their_end() {
         assert!(shown.contains("no recording of the program is there to compare them with"), "{shown}");
         let without = harness(&["advise", file], folder.path());
         assert_eq!(without.status.code(), Some(2));
-        assert!(text(&without.stderr).contains("does not tell the device's memory"), "{}", text(&without.stderr));
+        assert!(text(&without.stderr).contains("does not contain the device's memory"), "{}", text(&without.stderr));
     }
 }

@@ -1,10 +1,11 @@
-//! What the README shows of `harness explain`, `advise` and `shrink` is what they print, and files that it quotes are as they are. `UPDATE=1 cargo test --test readme` writes it anew.
+//! The README shows the real output of `harness explain`, `advise` and `shrink`, and the real content of quoted files. `UPDATE=1
+//! cargo test --test readme` updates it.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// An excerpt of the README: its name, the command, and the line that is the first left out, where not all is shown.
+/// An excerpt of the README: its name, the command, and the first omitted line, if lines are omitted.
 const EXCERPTS: [(&str, &[&str], Option<&str>); 3] = [
     ("explain", &["explain", "harness/explain/tests/snapshots/kept-features.pickle.gz"], Some("What keeps free memory")),
     ("advise", &["advise", "harness/explain/tests/snapshots/kept-features.pickle.gz"], Some("max_split_size_mb:256 ")),
@@ -12,7 +13,7 @@ const EXCERPTS: [(&str, &[&str], Option<&str>); 3] = [
 ];
 
 #[test]
-fn the_readme_shows_what_explain_advise_and_shrink_print_and_files_as_they_are() {
+fn the_readme_shows_real_output_and_real_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).expect("the README is there");
     let mut wanted = readme.clone();

@@ -1,4 +1,4 @@
-//! `harness run --snapshot` and `--explain` as a user meets them: what is written and where, who can read it, and what is refused before anything runs.
+//! Tests of `harness run --snapshot` and `--explain`: the files, their readers, and the errors before the first run.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,7 +12,7 @@ use harness_trace::snapshot::{Action, Snapshot};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The second request does not fit: the first block is in the middle of its segment's only free memory.
+/// The second request does not fit, because the first block splits the only free memory of its segment.
 const FAILS: &str = "about: Fails.
 needs: { memory: 64MiB }
 allocators: [caching, bfc, direct, async_pool]
@@ -23,7 +23,7 @@ steps:
   - alloc: { buffer: b, size: 40MiB }
 ";
 
-/// What it does on a stream, and where it fails.
+/// Its work on a stream, and its failure.
 const TRACED: &str = "about: Fails after work.
 needs: { memory: 64MiB }
 streams: [side]
@@ -73,7 +73,7 @@ impl World {
         files
     }
 
-    /// Exit code, standard output, and standard error without its line breaks.
+    /// Returns the exit code, standard output, and standard error without its line breaks.
     fn harness(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
         command.arg0("harness").args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
@@ -105,7 +105,7 @@ fn a_run_that_fails_leaves_a_snapshot_that_all_commands_take() {
         "{out}"
     );
     assert!(out.contains("40 MiB asked for at fails.yaml:8 alloc b did not fit"), "{out}");
-    let (code, out, _) = world.harness(&["advise", "new/oom.pickle", "--conf", "expandable_segments:True", "--only"]);
+    let (code, out, _) = world.harness(&["advise", "new/oom.pickle", "--alloc-conf", "expandable_segments:True", "--only"]);
     assert!(code == Some(0) && out.contains("expandable_segments:True"), "{out}");
     for (command, end) in [("import", "expect: oom"), ("shrink", "expect: { oom: ")] {
         let (code, _, err) = world.harness(&[command, "new/oom.pickle", "--out", "made.yaml"]);
@@ -211,7 +211,7 @@ fn a_failed_run_is_explained_on_the_spot_as_its_snapshot_is() {
 }
 
 #[test]
-fn a_failed_run_names_the_commands_that_tell_where_every_byte_was() {
+fn a_failed_run_prints_the_commands_that_explain_it() {
     let world = World::without_gpu();
     let (_, out, _) = world.run(&["fails.yaml", "--allocator", "caching"]);
     let commands = out.lines().find_map(|line| line.strip_prefix("explain: ")).unwrap();
@@ -261,7 +261,7 @@ fn a_change_that_is_advised_can_be_seen_as_a_snapshot() {
 }
 
 #[test]
-fn pytorchs_viewer_reads_what_a_run_writes() {
+fn pytorchs_viewer_reads_the_snapshots_of_runs() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
     let world = World::without_gpu();
     world.run(&["fails.yaml", "--allocator", "caching", "--snapshot", "oom.pickle"]);
@@ -269,7 +269,7 @@ fn pytorchs_viewer_reads_what_a_run_writes() {
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&kept, &written).unwrap();
     }
-    // The viewer of PyTorch 2.11 read these bytes, and said what stands in the text beside them.
+    // The viewer of PyTorch 2.11 read these bytes and printed the text in the file next to them.
     assert!(
         written == fs::read(&kept).unwrap(),
         "other bytes than the viewer has read: set UPDATE and HARNESS_TEST_PYTHON, and look at what changes"
@@ -294,7 +294,7 @@ fn pytorchs_viewer_reads_what_a_run_writes() {
 }
 
 #[test]
-fn a_traced_run_is_a_timeline_of_steps_calls_streams_and_memory_also_where_it_fails() {
+fn a_timeline_has_steps_calls_streams_and_memory_even_of_a_failed_run() {
     let world = World::without_gpu();
     fs::write(world.path("traced.yaml"), TRACED).unwrap();
     let (code, _, err) = world.run(&["traced.yaml", "--trace", "new/timeline.json"]);
@@ -323,7 +323,7 @@ fn a_traced_run_is_a_timeline_of_steps_calls_streams_and_memory_also_where_it_fa
 }
 
 #[test]
-fn a_timeline_that_cannot_be_written_is_told_before_anything_runs() {
+fn an_unwritable_timeline_is_an_error_before_the_run() {
     let world = World::without_gpu();
     let (code, out, err) = world.run(&["passes.yaml", "--trace", "passes.yaml/timeline.json"]);
     assert_eq!(code, Some(4), "{err}");

@@ -1,11 +1,11 @@
-//! Every scenario of the catalogue, with every allocator that it lists, on every device of this machine: one trial each.
+//! Runs every scenario of the catalogue with each of its allocators on each device of this machine, as one test each.
 //!
-//! The simulated device is always there. Where a GPU is, the same trials run on it, one after the other; where none is, they are shown as
-//! ignored, with the reason. `cargo test --test scenarios oom_retry` runs those whose name contains the word.
+//! The tests run on the simulated device, and one after the other on a GPU. Tests that cannot run are ignored, with the reason.
+//! `cargo test --test scenarios oom_retry` runs the tests whose name contains `oom_retry`.
 //!
-//! Programs of `exec` steps run where their Python has a torch, by HARNESS_TEST_PYTHON or by PATH, and are skipped with the reason elsewhere.
+//! Programs of `exec` steps need a Python with torch, from HARNESS_TEST_PYTHON or PATH.
 //!
-//! A bundle runs this program on machines that do not have the project: there [`ROOT`] names the folder with `scenarios/` and `harness`.
+//! A bundle runs this program on machines without the project. There, [`ROOT`] names the folder with `scenarios/` and `harness`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -19,9 +19,9 @@ use harness_record::Verdict;
 use harness_report::text::step_table;
 use harness_run::session::{Plan, Selection};
 use harness_scenario::{Scenario, Settings};
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-/// The variable that names the folder to run in, instead of the project that this was built from.
+/// The variable that names the folder to run in, instead of the project.
 const ROOT: &str = "HARNESS_ROOT";
 /// The variable that names a Python with torch, for tests.
 const TEST_PYTHON: &str = "HARNESS_TEST_PYTHON";
@@ -29,14 +29,14 @@ const TEST_PYTHON: &str = "HARNESS_TEST_PYTHON";
 const PYTHON: &str = "HARNESS_PYTHON";
 
 fn main() -> ExitCode {
-    // The processes of a scenario are this program once more.
+    // A scenario starts this program again for its further processes.
     if std::env::args().nth(1).as_deref() == Some(harness_run::processes::SUBCOMMAND) {
         return harness_run::processes::serve();
     }
     if let Some(code) = with_python_of_tests() {
         return code;
     }
-    // Paths in messages are as a user in this folder would write them.
+    // Messages contain paths relative to this folder.
     let (root, program) = match std::env::var_os(ROOT) {
         Some(root) => (PathBuf::from(root), "./harness"),
         None => (Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), "cargo run --release --"),
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Runs this program once more with the Python of tests as that of `exec` steps, where that says something new. Tells how it ended.
+/// Runs this program again with the Python of tests for `exec` steps, if one is set. Returns its exit code.
 fn with_python_of_tests() -> Option<ExitCode> {
     let python = std::env::var_os(TEST_PYTHON).filter(|python| !python.is_empty() && std::env::var_os(PYTHON).is_none())?;
     let again =
@@ -80,7 +80,7 @@ fn with_python_of_tests() -> Option<ExitCode> {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("this program cannot be run once more: {error}");
+            eprintln!("this program cannot start itself: {error}");
             ExitCode::FAILURE
         }
     })
@@ -110,27 +110,25 @@ fn trial(device: &str, scenario: &Scenario, allocator: &AllocatorSpec, source: &
     match source {
         Ok(source) => {
             let source = source.clone();
-            Trial::test(name, move || run(&plan, &source))
+            Trial::ignorable_test(name, move || run(&plan, &source))
         }
-        // The reason was printed once, for all of them.
-        Err(_) => Trial::test(name, || Err("there is no CUDA device".into())).with_ignored_flag(true),
+        Err(reason) => {
+            let reason = reason.clone();
+            Trial::ignorable_test(name, || Ok(Completion::ignored_with(reason)))
+        }
     }
 }
 
-fn run(plan: &Plan, source: &DeviceSource) -> Result<(), Failed> {
+fn run(plan: &Plan, source: &DeviceSource) -> Result<Completion, Failed> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    // A GPU's memory is one; simulated devices are as many as there are trials.
+    // All tests share the memory of the GPU; each has its own simulated device.
     let turn = source.simulated_because().is_none().then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
     let arm = plan.arms().next().ok_or("nothing to run")?;
     let record = &plan.run_arm(&arm, source, &Arc::default())?;
     drop(turn);
     match &record.verdict {
-        Verdict::Passed | Verdict::FailedAsExpected { .. } => Ok(()),
-        // Found out only by opening the device: there is no other way to tell the test runner.
-        Verdict::Skipped { reason } => {
-            eprintln!("{} on {source}: skipped, {reason}", record.scenario.name);
-            Ok(())
-        }
+        Verdict::Passed | Verdict::FailedAsExpected { .. } => Ok(Completion::Completed),
+        Verdict::Skipped { reason } => Ok(Completion::ignored_with(reason)),
         Verdict::Failed { .. } | Verdict::Contended { .. } | Verdict::Interrupted => Err(step_table(record).into()),
     }
 }

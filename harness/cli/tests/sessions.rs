@@ -1,4 +1,5 @@
-//! Runs that do not come to their end: killed, interrupted, or past a time limit. What was done is kept, and what was not is said.
+//! Runs that end early: killed, interrupted, or stopped by a time limit. The report keeps the finished steps and lists the
+//! missing ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -30,7 +31,7 @@ steps:
   - storm: { id: storm, operations: 9000000, sizes: { min: 1KiB, max: 1MiB }, live: 512MiB, lifetime: { min: 1, max: 1000 } }
 ";
 
-/// A folder to work in, and a machine.
+/// A folder and a machine.
 struct World {
     folder: TempDir,
     staging: Staging,
@@ -67,7 +68,7 @@ impl World {
         self.command(arguments).output().unwrap()
     }
 
-    /// Starts a run of `good.yaml` and `long.yaml` into `report`, and waits until the first step of the long one is written down.
+    /// Starts a run of `good.yaml` and `long.yaml` into `report`, and waits until the first step of the long one is saved.
     fn started(&self) -> Child {
         let mut child =
             self.command(&["run", "good.yaml", "long.yaml", "good.yaml", "--repeat", "2", "--report", "report"]).spawn().unwrap();
@@ -92,7 +93,7 @@ fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Two runs that passed, one that was cut short after its first step, and three that did not start.
+/// Expects two passed runs, one that stopped after its first step, and three that did not start.
 fn assert_incomplete(report: &Path) {
     let records = store::read(report).unwrap();
     let runs: Vec<(&str, &str, bool)> =
@@ -103,7 +104,7 @@ fn assert_incomplete(report: &Path) {
 }
 
 #[test]
-fn a_killed_run_leaves_what_was_done_and_its_report_says_what_is_missing() {
+fn the_report_of_a_killed_run_has_its_steps_and_lists_missing_runs() {
     let world = World::without_gpu(&[("good.yaml", GOOD), ("long.yaml", LONG)]);
     let mut child = world.started();
     signal(&child, "-KILL");
@@ -120,7 +121,7 @@ fn a_killed_run_leaves_what_was_done_and_its_report_says_what_is_missing() {
 }
 
 #[test]
-fn an_interrupted_run_keeps_what_was_done_and_says_what_did_not_start() {
+fn an_interrupted_run_keeps_its_steps_and_lists_runs_that_did_not_start() {
     let world = World::without_gpu(&[("good.yaml", GOOD), ("long.yaml", LONG)]);
     let child = world.started();
     signal(&child, "-INT");
@@ -131,11 +132,11 @@ fn an_interrupted_run_keeps_what_was_done_and_says_what_did_not_start() {
 }
 
 #[test]
-fn an_interrupt_behind_the_last_operation_ends_with_130() {
+fn an_interrupt_after_the_last_operation_ends_with_130() {
     let world = World::without_gpu(&[("good.yaml", GOOD)]);
     let arguments = ["run", "good.yaml", "--no-report", "--device", "sim", "--repeat", "200", "--format", "json"];
     let mut child = world.command(&arguments).spawn().unwrap();
-    // The records do not fit the pipe: once the first byte is there, all runs are over, and the program waits until somebody reads.
+    // The records do not fit into the pipe. After the first byte, all runs are over, and the program waits for a reader.
     let mut out = child.stdout.take().unwrap();
     let mut first = [0];
     out.read_exact(&mut first).unwrap();
@@ -172,14 +173,14 @@ steps:
   - free: a
     timeout: 100ms
 ";
-    // The first free is of the check that wrong contents are found.
+    // The first free belongs to the check that wrong contents are found.
     let staging = Staging::new(&strict().hanging("cuMemFree_v2", 2)).unwrap();
     let world = World::new(staging, &[("waits.yaml", waits), ("good.yaml", GOOD)]);
     let output = world.ran(&["run", "waits.yaml", "good.yaml", "--device", "cuda", "--repeat", "1", "--report", "report"]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{out}{err}");
     assert!(err.contains("gave up: step 2 (line 6: free a): it has not ended after "), "{err}");
-    assert!(err.contains("the last call that it began is the allocator's `free`; nothing more is run"), "{err}");
+    assert!(err.contains("the last call that it began is the allocator's `free`; no further scenario is run"), "{err}");
     let records = store::read(&world.path("report")).unwrap();
     assert_eq!((records.runs.len(), records.runs[0].steps.len(), records.not_started.len()), (1, 1, 2));
     assert!(matches!(&records.runs[0].verdict, Verdict::Failed { first, .. } if first.rule == Rule::TimeLimit));

@@ -145,7 +145,7 @@ fn a_correct_recovery_survives_on_a_squeezed_gpu(python: &Path) -> Result<(), Fa
     };
     for (rest, rows, summary) in [
         (&[][..], "rows 131072\n", "0 out of memory errors"),
-        (&[harness, "squeeze", "--leave", "4GiB", "--"], "rows 65536\n", "12 GiB taken of cuda:0, 4 GiB free at the start"),
+        (&[harness, "squeeze", "--leave-free", "4GiB", "--"], "rows 65536\n", "12 GiB taken of cuda:0, 4 GiB free at the start"),
     ] {
         let (passed, output) = train(rest)?;
         if !passed || !output.contains(rows) || !output.contains(summary) {

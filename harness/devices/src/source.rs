@@ -23,6 +23,8 @@ pub struct DeviceSource {
     resolved: Resolved,
     /// The simulated device's configuration, and the profile that the user named.
     profile: Option<(SimConfig, PathBuf)>,
+    /// The free memory that a simulated device without a profile has at least.
+    room: Bytes,
     /// `true` if a run may take the last memory of a shared GPU.
     whole_device: bool,
     /// Number of devices of this kind on the machine.
@@ -40,14 +42,14 @@ impl DeviceSource {
             Resolved::Simulated { .. } => 1,
             Resolved::Cuda(_) => probe.driver.as_ref().map_or(0, |driver| driver.devices.len() as u64),
         };
-        Ok(Self { resolved, profile: None, whole_device, devices })
+        Ok(Self { resolved, profile: None, room: Bytes::ZERO, whole_device, devices })
     }
 
     /// Returns the source of the simulated device.
     #[must_use]
     pub fn simulated() -> Self {
         let resolved = Resolved::Simulated { reason: "the simulated device was requested".to_owned() };
-        Self { resolved, profile: None, whole_device: false, devices: 1 }
+        Self { resolved, profile: None, room: Bytes::ZERO, whole_device: false, devices: 1 }
     }
 
     /// Like [`DeviceSource::new`], but a simulated device uses the profile in this file, or the shipped profile of this name.
@@ -55,6 +57,12 @@ impl DeviceSource {
         let shipped = path.to_str().and_then(Shipped::named).filter(|_| !path.exists());
         let config = shipped.map_or_else(|| load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
         Ok(Self { profile: Some((config, path.to_owned())), ..self })
+    }
+
+    /// Enlarges a simulated device without a profile until this much memory is free.
+    #[must_use]
+    pub fn with_room_for(self, memory: Bytes) -> Self {
+        Self { room: memory, ..self }
     }
 
     /// Returns the number of devices of this kind; 1 for the simulated device.
@@ -76,7 +84,10 @@ impl DeviceSource {
     #[must_use]
     pub fn arguments(&self) -> Vec<OsString> {
         match (&self.resolved, &self.profile) {
-            (Resolved::Simulated { .. }, None) => vec!["--device".into(), "sim".into()],
+            (Resolved::Simulated { .. }, None) if self.room == Bytes::ZERO => vec!["--device".into(), "sim".into()],
+            (Resolved::Simulated { .. }, None) => {
+                vec!["--device".into(), "sim".into(), "--room".into(), self.room.0.to_string().into()]
+            }
             (Resolved::Simulated { .. }, Some((_, path))) => vec!["--device".into(), "sim".into(), "--device-profile".into(), path.into()],
             (Resolved::Cuda(ordinal), _) => vec!["--device".into(), format!("cuda:{ordinal}").into()],
         }
@@ -92,6 +103,8 @@ impl DeviceSource {
             DeviceChoice::Simulated => Self::simulated(),
             DeviceChoice::Auto | DeviceChoice::Cuda(_) => Self::new(choice, &machine::probe(), true)?,
         };
+        let room = value("--room").and_then(|room| room.to_str()?.parse().ok());
+        let source = source.with_room_for(Bytes(room.unwrap_or_default()));
         match value("--device-profile") {
             Some(path) => source.with_profile(Path::new(path)).map_err(|error| unavailable(&error)),
             None => Ok(source),
@@ -120,7 +133,7 @@ impl DeviceSource {
     pub fn open(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         Ok(match self.resolved {
             Resolved::Simulated { .. } => {
-                let config = self.profile.as_ref().map_or_else(SimConfig::default, |(config, _)| config.clone());
+                let config = self.profile.as_ref().map_or_else(|| sim_config(self.room), |(config, _)| config.clone());
                 Box::new(SimDevice::new(config))
             }
             Resolved::Cuda(ordinal) => {
@@ -145,6 +158,13 @@ impl DeviceSource {
         self.admit(&mut *device, need)?;
         Ok(Box::new(Limited::new(device, need)?))
     }
+}
+
+/// The usual simulated device, enlarged to whole GiB if `room` needs more.
+fn sim_config(room: Bytes) -> SimConfig {
+    let usual = SimConfig::default();
+    let needed = Bytes((room + usual.context_overhead).0.next_multiple_of(1 << 30));
+    SimConfig { total: usual.total.max(needed), ..usual }
 }
 
 /// Reads the simulated device of a measured or shipped profile.
@@ -196,6 +216,20 @@ mod tests {
         }
         let unknown = DeviceSource::simulated().with_profile(Path::new("l4-25")).expect_err("there is none");
         assert_eq!(unknown.to_string(), "l4-25: there is no such file");
+    }
+
+    #[test]
+    fn a_simulated_device_grows_to_the_memory_asked_for_unless_it_has_a_profile() {
+        for gib in [1, 80, 141, 192] {
+            let source = DeviceSource::simulated().with_room_for(Bytes::gib(gib));
+            let mut device = source.open().expect("a simulated device opens");
+            source.admit(&mut *device, Bytes::gib(gib)).expect("it has room");
+            let same = DeviceSource::of_arguments(&source.arguments()).expect("the arguments are its own").open().expect("it opens");
+            assert_eq!(same.info().total, device.info().total);
+        }
+        let profiled = DeviceSource::simulated().with_profile(Path::new("l4-24")).expect("it comes with the program");
+        let device = profiled.with_room_for(Bytes::gib(80)).open().expect("a simulated device opens");
+        assert_eq!(device.info().total, Bytes(23_570_219_008));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fmt::Display;
 use harness_allocator::device::Clock;
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::shell::quoted;
 
 use super::{ArmGroup, Clocks, Counts, DeviceGroup, Report};
 pub(super) use harness_base::words::count;
@@ -243,7 +244,8 @@ pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
 /// cache to record.
 pub(super) fn explain_command(run: &RunRecord) -> Option<String> {
     run.steps.last()?.shortage.as_ref()?.lanes.as_ref()?;
-    let (program, _) = run.reproduce.split_once(" run ")?;
+    // The program's name may contain ` run ` itself, as in `cargo run --`.
+    let (program, _) = run.reproduce.split_once(&format!(" run {}", quoted(&run.scenario.path)))?;
     Some(format!("{} --repeat 1 --snapshot oom.pickle; {program} explain oom.pickle", run.reproduce))
 }
 

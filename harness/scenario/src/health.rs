@@ -8,7 +8,7 @@ use harness_language::error::Problem;
 use harness_language::text::CountText;
 
 /// Looks at everything from time to time: all always-checked invariants from the whole structure of each allocator and the device's own word, and the contents of every live buffer and
-/// of the live blocks of storms. A finding names the step. It is for runs without the audit (`--no-audit`), which else see mistakes only when a buffer is freed or at the end; with
+/// of the live blocks of storms. A finding names the step. It is for runs without the audit (`--skip-checks`), which else see mistakes only when a buffer is freed or at the end; with
 /// the audit it adds the contents. A timed run does none of it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -277,7 +277,7 @@ pub(crate) struct ScenarioWire {
     seed: u64,
     /// What goes wrong on the device.
     faults: Option<Located<Vec<Located<FaultWire>>>>,
-    /// Looks at everything from time to time, as in `{ every: 100 }`: for long runs without the audit (`--no-audit`).
+    /// Looks at everything from time to time, as in `{ every: 100 }`: for long runs without the audit (`--skip-checks`).
     health_check: Option<HealthCheckWire>,
     /// What is done, in order.
     #[schemars(length(min = 1))]

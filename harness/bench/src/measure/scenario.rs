@@ -26,7 +26,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
         allocator: arm,
         seed: scenario.seed,
         repetition: 0,
-        reproduce: format!("harness run {path} --device {device} --allocator {arm_for_shell} --no-audit"),
+        reproduce: format!("harness run {path} --device {device} --allocator {arm_for_shell} --skip-checks"),
         audit: false,
         interrupt: Arc::clone(visit.interrupt),
     };

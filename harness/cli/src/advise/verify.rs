@@ -1,4 +1,4 @@
-//! `harness advise --verify`: the program itself, run with the recommended settings on a simulated GPU of the recording's memory.
+//! `harness advise --verify`: runs the program with the recommended settings on a simulated GPU with the memory of the recording.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,13 +20,13 @@ use crate::exec::{DEFAULT_GPU, lost, of_launch, of_setup};
 use crate::exit::Exit;
 use crate::terminal;
 
-/// What is run.
 #[derive(Args)]
 pub(super) struct Options {
-    /// Run the program that was recorded with the recommended settings, as `harness exec` does, and tell whether they hold. Its output goes to standard error.
+    /// Run the recorded program with the recommended settings, as `harness exec` does, and report whether they hold. The program's output goes to standard
+    /// error.
     #[arg(long, requires = "command", conflicts_with = "only")]
     pub(super) verify: bool,
-    /// With `--verify`: the GPU that the program is told of.
+    /// With `--verify`: the simulated GPU.
     #[arg(long, value_name = "NAME", requires = "verify", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
     gpu: String,
     /// With `--verify`: the program and its arguments.
@@ -34,19 +34,19 @@ pub(super) struct Options {
     command: Vec<OsString>,
 }
 
-/// What the replay says of the recommended settings.
+/// The replay's prediction for the recommended settings.
 pub(super) struct Predicted {
     pub(super) conf: String,
     pub(super) memory: Bytes,
     pub(super) peak_reserved: Bytes,
 }
 
-/// What was seen, with what was predicted.
+/// The measured results and the prediction.
 #[derive(Serialize)]
 pub(super) struct Verified {
     pub(super) conf: String,
     memory: u64,
-    /// Whether the program ended with 0 and without an out of memory error.
+    /// `true` if the program ended with exit code 0 and without an out-of-memory error.
     pub(super) held: bool,
     exit_code: u8,
     num_ooms: u64,
@@ -55,10 +55,10 @@ pub(super) struct Verified {
 }
 
 impl Options {
-    /// Runs the program. Its standard output is our standard error, since ours is the advice's.
+    /// Runs the program. Its standard output goes to our standard error, because ours contains the advice.
     pub(super) fn run(&self, predicted: Predicted) -> Result<Verified, CliError> {
         let setup = Setup::of(&self.command, None).map_err(of_setup)?;
-        let unknown = || CliError::input(format!("there is no GPU `{}`", self.gpu), "see `harness advise --help`");
+        let unknown = || CliError::input(format!("`{}` is not a known GPU", self.gpu), "see `harness advise --help`");
         let settings = setup.settings(Gpu::named(&self.gpu).ok_or_else(unknown)?, predicted.memory);
         let launch = Launch {
             command: &self.command,
@@ -69,7 +69,7 @@ impl Options {
             snapshot: false,
             ledger: None,
         };
-        terminal::tell(format_args!("running it with {} on a simulated GPU of {}", named(&predicted.conf), predicted.memory));
+        terminal::tell(format_args!("running the program with {} on a simulated GPU with {}", named(&predicted.conf), predicted.memory));
         let mut prepared = launch.prepare().map_err(of_launch)?;
         prepared.command.stdout(io::stderr());
         let end = process::run(&mut prepared.command).map_err(|source| of_launch(prepared.start_error(source)))?;
@@ -89,22 +89,20 @@ impl Options {
 }
 
 impl Verified {
-    /// 1 where the settings did not hold.
     pub(super) const fn exit(&self) -> Exit {
         if self.held { Exit::Passed } else { Exit::Failed }
     }
 
-    /// In a few sentences.
     pub(super) fn sentences(&self) -> String {
         let verdict = if self.held { "holds" } else { "does not hold" };
         let (predicted, seen) = (self.peak_reserved_predicted, self.peak_reserved_seen);
         let percent = (seen as f64 - predicted as f64) * 100.0 / (predicted as f64).max(1.0);
         format!(
-            "Verified: {} {verdict} in {}. The program ended with exit code {} and {}; it reserved {} at most, {} by the replay of the recording ({percent:+.1} %).\n",
+            "Verified: {} {verdict} in {}. The program ended with exit code {} and {}. It reserved at most {}; the replay predicted {} ({percent:+.1} %).\n",
             named(&self.conf),
             Bytes(self.memory),
             self.exit_code,
-            count(self.num_ooms, "out of memory error"),
+            count(self.num_ooms, "out-of-memory error"),
             Bytes(seen),
             Bytes(predicted),
         )

@@ -1,8 +1,8 @@
-//! `harness exec --device cuda:N`: a program on a real GPU, with a limit on its device memory and failures that are asked for.
+//! `harness exec --device cuda:N`: runs a program on a real GPU with limited device memory and injected failures.
 
 use std::process::ExitCode;
 
-use harness_cuda::machine::{self, DeviceFound};
+use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_exec::limited::LimitedLaunch;
 use harness_exec::record::Record;
@@ -12,19 +12,19 @@ use harness_exec::trials::runner::{Machine, On};
 use harness_gpu_settings::limits::Limits;
 
 use super::{Exec, lost, of_launch};
+use crate::device;
 use crate::error::{CliError, Failures};
 use crate::terminal::Terminal;
 
-/// The value of `--device`.
+/// Parses the value of `--device`.
 pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
-        _ => Err("give a real GPU, as in `cuda:0`; without `--device` the GPU is simulated".to_owned()),
+        _ => Err("expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated".to_owned()),
     }
 }
 
 impl Exec {
-    /// Runs the program on a real GPU.
     pub(super) fn run_limited(&self, ordinal: u32, has_many: bool, torch: &Torch, terminal: &Terminal) -> Result<ExitCode, Failures> {
         let device = self.real_device(ordinal)?;
         let limits = Limits { device: device.total, memory: self.memory, faults: self.fail.clone(), latencies: self.latency.clone() };
@@ -46,18 +46,17 @@ impl Exec {
         self.finish(&ended, &record, &summary, (&Machine::Real(ordinal, limits), Some(&device.name)), terminal)
     }
 
-    /// The GPU, which has as much memory as the program is to get.
+    /// Finds the GPU and checks that it has at least the memory of `--memory`.
     fn real_device(&self, ordinal: u32) -> Result<DeviceFound, CliError> {
-        let probe = machine::probe();
-        let unusable = |error: &dyn std::fmt::Display| CliError::input(error.to_string(), "leave `--device` out for a simulated GPU");
+        let probe = device::probe()?;
+        let unusable = |error: &dyn std::fmt::Display| CliError::input(error.to_string(), "leave out `--device` to simulate a GPU");
         probe.require(ordinal).map_err(|error| unusable(&error))?;
         let devices = probe.driver.map_err(|error| unusable(&error))?.devices;
         let device = devices.into_iter().find(|device| device.ordinal == ordinal).ok_or_else(|| unusable(&"the GPU is gone"))?;
         match self.memory.filter(|memory| *memory > device.total) {
             Some(memory) => {
-                let message =
-                    format!("cuda:{ordinal} ({}) has {}, which is less than the `--memory` of {memory}", device.name, device.total);
-                Err(CliError::input(message, "give less, or leave `--device` out for a simulated GPU"))
+                let message = format!("cuda:{ordinal} ({}) has {}, which is less than `--memory {memory}`", device.name, device.total);
+                Err(CliError::input(message, "give less `--memory`, or leave out `--device` to simulate a GPU"))
             }
             None => Ok(device),
         }

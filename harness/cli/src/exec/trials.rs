@@ -1,6 +1,5 @@
-//! `harness exec` with many runs: `--every-fault`, `--least-memory`, and several `--alloc-conf`.
+//! Many runs of `harness exec`: `--every-fault`, `--least-memory`, and several `--alloc-conf`.
 
-use std::io::{self, IsTerminal as _};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +20,6 @@ use harness_exec::trials::settings;
 use harness_exec::trials::which::Which;
 use harness_exec::trials::{Program, Trial};
 use harness_report::trials::{self, Trials};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::{lost, of_launch, unwritten};
@@ -31,48 +29,48 @@ use crate::exit::Exit;
 use crate::interrupt::{self, Interrupt};
 use crate::terminal::{self, Terminal};
 
-/// A run may take so many times as long as the first, and not less than [`SHORTEST_LIMIT`].
+/// The time limit of a run, as a multiple of the first run's time.
 const TIMES_THE_FIRST: u32 = 10;
 const SHORTEST_LIMIT: Duration = Duration::from_secs(30);
-/// The first run may take as long as it likes where nothing else was asked for.
+/// The limit of the first run without `--time-limit`.
 const NO_LIMIT: Duration = Duration::from_secs(u64::MAX / 4);
 
-/// Options of many runs.
 #[derive(Args)]
 pub(super) struct Options {
-    /// Run the program once without failures, then once for each of its attempts to get device memory with this attempt and the next failing, which makes
-    /// an out of memory error: `all`, `sample:N` or `largest:N`; without a value all up to 64, of more a sample of 64 and the 16 largest.
+    /// Run the program once without failures, then once per allocation of device memory. In each run, that allocation and PyTorch's retry fail, which
+    /// causes an out-of-memory error. WHICH is `all`, `sample:N` or `largest:N` [default: all up to 64 allocations; of more, a sample of 64 and the 16
+    /// largest].
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "some", conflicts_with_all = ["fail", "least_memory"], help_heading = MANY)]
     every_fault: Option<Which>,
-    /// With `--every-fault`: also let each attempt fail alone, which PyTorch's retry should serve; without it three of them.
+    /// With `--every-fault`: also fail each allocation alone. PyTorch's retry should then succeed. Without this option, three allocations are tested alone.
     #[arg(long, requires = "every_fault", help_heading = MANY)]
     alone: bool,
-    /// With `--every-fault`: end with exit code 1 where a run does not do this. `recovers`: it ends as the first run, and holds no more memory at its end
-    /// (1 % or 2 MiB are borne). `ends-cleanly`: it does that, or ends with an exit code that is not 0 and an OutOfMemoryError as its last message.
+    /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends like the first run, with at most 1 % or 2 MiB
+    /// more memory in use. `ends-cleanly`: the run recovers, or ends with a nonzero exit code and an OutOfMemoryError as its last message.
     #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY)]
     expect: Option<Expected>,
-    /// Search the least memory with which the program ends as with `--memory`, to 1 %, without out of memory errors.
+    /// Search for the least memory in which the program ends as with `--memory`, without out-of-memory errors. The result is exact to 1 %.
     #[arg(long, conflicts_with = "fail", help_heading = MANY)]
     least_memory: bool,
-    /// With `--least-memory`: to the page of 2 MiB.
+    /// With `--least-memory`: search until the result is exact to 2 MiB.
     #[arg(long, requires = "least_memory", help_heading = MANY)]
     exact: bool,
-    /// With `--least-memory`: out of memory errors that the program survives are fine.
+    /// With `--least-memory`: allow out-of-memory errors that the program survives.
     #[arg(long, requires = "least_memory", help_heading = MANY)]
     allow_ooms: bool,
-    /// Runs at one time; as many as there are cores without it, and one with `--device`, since all share that GPU.
+    /// The number of parallel runs [default: the number of cores; 1 with `--device`, because all runs share that GPU].
     #[arg(long, value_name = "N", help_heading = MANY)]
     jobs: Option<NonZeroUsize>,
-    /// How long a run may take, as in `90s`; 10 times as long as the first run without it, and not less than 30 s.
+    /// The time limit of a run, as in `90s` [default: 10 times the time of the first run, and at least 30 s].
     #[arg(long, value_name = "TIME", value_parser = Nanos::parse, help_heading = MANY)]
     time_limit: Option<Nanos>,
-    /// Keep the output of all runs but the first in this folder.
+    /// Keep the output of all runs except the first in this folder.
     #[arg(long, value_name = "DIR", help_heading = MANY)]
     logs: Option<PathBuf>,
-    /// Write a report as markdown; of one run with a picture beside it: what was reserved and allocated, with what failed. A folder gets `report.md`.
+    /// Write a markdown report. For one run, a picture next to it shows reserved and allocated memory and failed calls. In a folder, the file is `report.md`.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// How the result is written to standard output. With `json` the first run's standard output goes to standard error.
+    /// The output format. With `json`, the first run's standard output goes to standard error.
     #[arg(long, value_enum, default_value_t = Format::Text, help_heading = MANY)]
     format: Format,
 }
@@ -81,7 +79,7 @@ const MANY: &str = "Many runs";
 /// The name of a report in a folder.
 const REPORT: &str = "report.md";
 
-/// The file that a report goes to: one in the folder, where that is named.
+/// The report file: `path` itself, or `report.md` if `path` is a folder.
 pub(crate) fn in_folder(path: &Path) -> PathBuf {
     let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
     if is_folder { path.join(REPORT) } else { path.to_owned() }
@@ -102,7 +100,7 @@ impl From<Expected> for Expectation {
     }
 }
 
-/// The first run, and what the others need.
+/// The first run, and the context for the others.
 struct Begun<'a> {
     runner: Runner<'a>,
     trial: Trial,
@@ -112,7 +110,7 @@ struct Begun<'a> {
 }
 
 impl Options {
-    /// Whether many runs are asked for, given the settings of PyTorch's allocator. Options that would do nothing are refused.
+    /// Returns whether the options request many runs. Rejects options without effect.
     pub(super) fn are_asked_for(&self, alloc_confs: &[String]) -> Result<bool, CliError> {
         let several = alloc_confs.len() > 1;
         if several && self.every_fault.is_some() {
@@ -127,19 +125,18 @@ impl Options {
         ];
         match idle.into_iter().find(|(_, given)| *given && !asked) {
             Some((option, _)) => {
-                let help = "add `--every-fault`, `--least-memory` or a second `--alloc-conf`, or leave it out; `--record FILE` writes what one run did";
-                Err(CliError::input(format!("`{option}` is for many runs, and one is asked for"), help))
+                let help = "add `--every-fault`, `--least-memory` or a second `--alloc-conf`, or leave it out; `--record FILE` records a single run";
+                Err(CliError::input(format!("`{option}` is for many runs, but this command is for one run"), help))
             }
             None => Ok(asked),
         }
     }
 
-    /// Makes the runs.
     pub(super) fn run(&self, on: On<'_>, alloc_confs: &[String], terminal: &Terminal) -> Result<ExitCode, Failures> {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs).map_err(|error| unwritten(logs, error))?;
         }
-        let interrupt = interrupt::watch(|| terminal::tell("stopping: the runs under way are ended"))?;
+        let interrupt = interrupt::watch(|| terminal::tell("interrupted: stopping all runs"))?;
         process::adopt();
         let stop = Arc::clone(&interrupt);
         let runner = Runner { on, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
@@ -151,7 +148,6 @@ impl Options {
         Ok(exit?.into())
     }
 
-    /// The file that the report goes to: one in the folder, where that is named.
     pub(super) fn report(&self) -> Option<PathBuf> {
         self.report.as_deref().map(in_folder)
     }
@@ -160,14 +156,14 @@ impl Options {
         self.time_limit.map(|limit| Duration::from_nanos(limit.0))
     }
 
-    /// The first run; or how this ends where the others make no sense.
+    /// Makes the first run. Returns the exit code if further runs make no sense.
     fn begin<'a>(&self, runner: Runner<'a>, interrupt: Interrupt) -> Result<Result<Begun<'a>, Exit>, CliError> {
         let trial = runner.on.first_trial();
         let Some((first, took)) = runner.first(&trial, self.format == Format::Json).map_err(of_runner)? else {
             return Ok(Err(Exit::Interrupted));
         };
         if let Some(latency) = first.latency_not_reached(runner.on.latencies()) {
-            terminal::tell(format_args!("`--latency {latency}` was not reached in the first run: no call was struck by it"));
+            terminal::tell(format_args!("`--latency {latency}` had no effect in the first run: the program did not make such a call"));
         }
         if let Some(problem) = self.problem(&first) {
             terminal::tell(problem);
@@ -178,7 +174,7 @@ impl Options {
         Ok(Ok(Begun { runner: Runner { limit, ..runner }, trial, first, jobs, interrupt }))
     }
 
-    /// Why the first run says that others would tell nothing.
+    /// Returns why further runs would show nothing.
     fn problem(&self, first: &Observed) -> Option<String> {
         if self.every_fault.is_none() && !self.least_memory {
             return None;
@@ -186,20 +182,17 @@ impl Options {
         let ending = match first.ending {
             Ending::By(end) if end.exit_code() == 0 => None,
             Ending::By(end) => Some(format!("ends with exit code {}", end.exit_code())),
-            Ending::Hang => Some("does not end in its time".to_owned()),
+            Ending::Hang => Some("exceeds its time limit".to_owned()),
         };
         match ending {
-            // With several settings the others may end well.
             Some(ending) if self.every_fault.is_some() => {
-                Some(format!("The program {ending} by itself, so failures would tell nothing. Correct that first."))
+                Some(format!("The program {ending} without injected failures. Correct that first."))
             }
-            Some(ending) => Some(format!(
-                "The program {ending} in the memory that it has, so less would tell nothing. Give more `--memory`, or correct the program."
-            )),
-            None if first.attempts.is_empty() => Some("The program asked for no device memory, so there is nothing to try.".to_owned()),
+            Some(ending) => Some(format!("The program {ending} with all of its memory. Give more `--memory`, or correct the program.")),
+            None if first.attempts.is_empty() => Some("The program allocated no device memory, so there is nothing to test.".to_owned()),
             None if self.least_memory && !self.allow_ooms && first.ooms > 0 => Some(format!(
-                "The program had {} in the memory that it has. Give more `--memory`, or `--allow-ooms`.",
-                count(first.ooms, "out of memory error")
+                "The program had {} with all of its memory. Give more `--memory`, or `--allow-ooms`.",
+                count(first.ooms, "out-of-memory error")
             )),
             None => None,
         }
@@ -209,7 +202,9 @@ impl Options {
         let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: begun.runner.on.context_overhead() };
         let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
         let known = plan.map(|plan| faults::runs(&begun.first, plan));
-        let bar = bar(known);
+        // The number of runs of a search is unknown.
+        let template = known.map_or("{spinner} {pos} runs, {elapsed}", |_| "{bar:30} {pos}/{len} runs, {eta} left");
+        let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
         let progress = || bar.inc(1);
         let program =
             Program { runner: &begun.runner, trial: begun.trial.clone(), first: &begun.first, jobs: begun.jobs, progress: &progress };
@@ -246,27 +241,11 @@ impl Options {
     }
 }
 
-/// What was expected decides; an attempt that was not reached was not tested.
+/// Exit code 1 if a run does not meet the expectation, or did not reach its injected failure.
 fn of_faults(report: &FaultReport, expectation: Option<Expectation>) -> Exit {
     let is_fine =
         |case: &faults::Case| case.outcome != faults::Outcome::NotReached && expectation.is_none_or(|expectation| case.meets(expectation));
     if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed }
-}
-
-/// Shown on a terminal. How many runs a search takes is not known before.
-fn bar(runs: Option<usize>) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let (bar, template) = match runs {
-        Some(runs) => (ProgressBar::new(runs as u64), "{bar:30} {pos}/{len} runs, {eta} left"),
-        None => (ProgressBar::new_spinner(), "{spinner} {pos} runs, {elapsed}"),
-    };
-    // A template that indicatif does not understand leaves its own, which is good enough.
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn of_runner(error: RunnerError) -> CliError {

@@ -1,4 +1,4 @@
-//! Faults of `harness run`: `--fail`, and `--every-fault`, which lets every call fail in its turn.
+//! Injected failures of `harness run`: `--fail`, and `--every-fault`, which fails each device call in turn.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
@@ -18,13 +18,12 @@ use crate::exit::Exit;
 use crate::interrupt::Interrupt;
 use crate::terminal::{self, Terminal};
 
-/// Options of faults.
 #[derive(Args)]
 pub(super) struct FaultOptions {
-    /// Let calls of the device fail, as in `cudaMalloc:3`, `any:2:2` or `worker/cudaFree:1`; may be repeated. One that is not reached fails the run.
+    /// Fail device calls, as in `cudaMalloc:3`, `any:2:2` or `worker/cudaFree:1`; may be repeated. The run fails if such a call never happens.
     #[arg(long, value_name = "[PROCESS/]CALL:FIRST[:COUNT][:MIN_SIZE]", long_help = FAIL_HELP)]
     fail: Vec<AskedFault>,
-    /// Run each scenario once without failures, then once for each call that it makes to the device, with this call failing: `all` (without a value), `each`, `sample:N` or `largest:N`.
+    /// Run each scenario once without failures, then once per device call, in which that call fails: `all` (the default), `each`, `sample:N` or `largest:N`.
     #[arg(
         long,
         value_name = "WHICH",
@@ -35,13 +34,13 @@ pub(super) struct FaultOptions {
         conflicts_with_all = ["fail", "snapshot", "explain", "try_settings", "least_memory", "repeat", "report", "fail_fast", "memory_summary"]
     )]
     every_fault: Option<Chosen>,
-    /// With `--every-fault`: runs at one time; as many as there are cores without it.
+    /// With `--every-fault`: the number of parallel runs [default: the number of cores].
     #[arg(long, value_name = "N", requires = "every_fault")]
     jobs: Option<NonZeroUsize>,
 }
 
 impl FaultOptions {
-    /// Gives the scenarios the faults that the user asks for.
+    /// Adds the failures of `--fail` to the scenarios.
     pub(super) fn add_to(&self, scenarios: &mut [Scenario]) -> Result<(), CliError> {
         for scenario in scenarios {
             let processes = scenario.processes.iter().map(|process| &process.name);
@@ -51,12 +50,11 @@ impl FaultOptions {
         Ok(())
     }
 
-    /// Which calls are to fail in their turn, where that is asked for.
     pub(super) const fn every_fault(&self) -> Option<Chosen> {
         self.every_fault
     }
 
-    /// Lets them fail, and shows what came of it.
+    /// Fails each chosen call in turn and shows the outcomes.
     pub(super) fn run_every_fault(
         &self,
         chosen: Chosen,
@@ -78,7 +76,7 @@ impl FaultOptions {
     }
 }
 
-/// How results are shown.
+/// The output of the results.
 pub(super) struct Shown<'a> {
     pub(super) bar: &'a ProgressBar,
     pub(super) format: Format,
@@ -97,17 +95,20 @@ impl Shown<'_> {
 }
 
 const FAIL_HELP: &str = "\
-Let calls of the device fail; may be repeated. One that is not reached fails the run.
+Fail device calls; may be repeated. The run fails if such a call never happens.
 
-CALL is a call by the name that CUDA has for it, as in cudaMalloc, cuMemCreate, cudaMallocAsync, cudaFree or cudaEventRecord, or `any` for all that get device memory, \
-counted together. PROCESS is a process of the scenario whose calls are meant, as in worker/cudaMalloc:3; without it they are those of the main one. FIRST is the first call that fails, counted from 1, COUNT how many fail (1 without it), and calls for less than MIN_SIZE do not count. Calls that get \
-memory are out of memory; others fail with CUDA_ERROR_UNKNOWN. Other errors, delays and wrong figures stand in the scenario: `faults:`.";
+CALL is the CUDA name of the call, as in cudaMalloc, cuMemCreate, cudaMallocAsync, cudaFree or cudaEventRecord. `any` counts all calls that \
+allocate device memory together. PROCESS selects a process of the scenario, as in worker/cudaMalloc:3; the default is the main process. FIRST is the number of the \
+first failing call, from 1. COUNT is the number of failing calls (default: 1). Calls for less than MIN_SIZE do not count. Calls that allocate memory \
+fail with out of memory, others with CUDA_ERROR_UNKNOWN. A scenario can inject other errors, delays and wrong figures with `faults:`.";
 
 const EVERY_FAULT_HELP: &str = "\
-Run each scenario once without failures, then once for each call that it and its processes make to the device, with this call failing.
+Run each scenario once without failures, then once per device call of the scenario and its processes, in which that call fails.
 
-`all`, as without a value, lets every call fail in its turn, but for those that repeat one that was tried: the same call in the same step, with the same held by the allocators, where the \
-failure ended the run at once. `each` tries those too. `sample:N` tries so many of those that differ, evenly spread; `largest:N` those that ask for most memory. Calls that get memory are out of \
-memory, and where the allocator gets it by asking again, the next one is in a run of its own; others fail with an error. However calls fail, the invariants have to hold, contents \
-have to be intact, nothing may be left on the device, and the run has to recover, be out of memory, or end with an error that names the call: else it is a defect, told with \
-the command that shows it, and the exit code is 1. What the scenario expects is not asked of these runs. No report is saved.";
+`all` (the default) fails every call in turn, except repetitions: the same call in the same step with the same allocator state, if its failure ended the \
+run immediately. `each` includes repetitions. `sample:N` tries N different calls, evenly spread. `largest:N` tries the N largest requests. Calls that \
+allocate memory fail with out of memory; if the allocator succeeds by retrying, another run fails the retry too. Other calls fail with an error.
+
+After every failure, the invariants must hold, buffer contents must be intact, and the device must be empty at the end. The run must recover, run out of memory, \
+or end with an error that names the call. Anything else is a defect: it is printed with a command that reproduces it, and the exit code is 1. The \
+scenario's expectations are not checked in these runs. No report is saved.";

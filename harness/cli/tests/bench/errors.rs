@@ -1,4 +1,4 @@
-//! What a user sees who wrote a suite wrong: one clear error each, with file, line, column and the accepted forms.
+//! Errors for invalid suites: one per suite, with file, line, column and the accepted forms.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -7,7 +7,7 @@ use harness_bench::suite::Suite;
 use harness_scenario::FileError;
 use miette::{GraphicalReportHandler, GraphicalTheme};
 
-/// The text that the command line prints, without colours.
+/// The error as the command line prints it, without colours.
 fn shown(error: &FileError, folder: &Path) -> String {
     let mut text = String::new();
     let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(140).with_links(false);
@@ -15,7 +15,7 @@ fn shown(error: &FileError, folder: &Path) -> String {
     text.replace(&format!("{}/", folder.display()), "").lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-/// What all of these texts are answered with.
+/// The errors for all of these texts.
 fn all(cases: &[(&str, &str)]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -33,7 +33,7 @@ fn all(cases: &[(&str, &str)]) -> String {
     text
 }
 
-/// Suites that time these things.
+/// A suite that times these measures.
 fn timing(cases: &[(&'static str, &str)]) -> String {
     let texts: Vec<(&str, String)> = cases
         .iter()
@@ -43,7 +43,7 @@ fn timing(cases: &[(&'static str, &str)]) -> String {
 }
 
 #[test]
-fn a_file_that_is_no_suite_is_answered_with_what_one_is() {
+fn the_error_for_a_file_that_is_no_suite_describes_suites() {
     insta::assert_snapshot!(all(&[
         ("empty file", ""),
         ("not YAML", "about: ["),
@@ -66,7 +66,7 @@ fn a_file_that_is_no_suite_is_answered_with_what_one_is() {
 }
 
 #[test]
-fn a_wrong_measure_is_answered_with_what_there_is() {
+fn the_error_for_a_wrong_measure_lists_the_measures() {
     insta::assert_snapshot!(timing(&[
         ("no such measure", "latancy: { sizes: [1MiB] }"),
         ("a measure without fields", "latency"),
@@ -92,7 +92,7 @@ fn a_wrong_measure_is_answered_with_what_there_is() {
 }
 
 #[test]
-fn a_suite_that_is_not_there_is_answered_with_what_to_name() {
+fn the_error_for_a_missing_suite_contains_advice() {
     let error = Suite::load(Path::new("nothing.yaml")).map(|_| ()).unwrap_err();
     insta::assert_snapshot!(shown(&error, Path::new("/nowhere")));
 }

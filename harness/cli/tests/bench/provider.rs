@@ -1,4 +1,4 @@
-//! A provider whose devices and allocators are those that a test wants.
+//! A provider with the devices and allocators that a test selects.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use harness_bench::suite::Suite;
 
 /// Simulated devices.
 pub(crate) struct TestProvider {
-    /// What devices cost.
+    /// The costs of the devices.
     pub(crate) cost: CostModel,
-    /// Which clock the devices are said to run on: `Measured` has the harness read the host's.
+    /// The reported clock of the devices. With `Measured`, the harness reads the host's clock.
     pub(crate) clock: Clock,
-    /// Which allocator stands for an arm.
+    /// The allocator for a configuration.
     pub(crate) build: fn(&AllocatorSpec) -> Box<dyn Allocator>,
-    /// What a request for a device is refused with, by its number, counted from 1.
+    /// The errors of device requests, by the number of the request, from 1.
     pub(crate) refuse: fn(u64) -> Option<DeviceError>,
-    /// How many devices were asked for.
+    /// The number of device requests.
     pub(crate) asked: u64,
 }
 
@@ -79,13 +79,13 @@ pub(crate) fn within(budget: Nanos) -> Terms {
     Terms { budget: Some(budget), ..terms(0) }
 }
 
-/// A suite that times these things with these arms.
+/// A suite that times these measures with these configurations.
 pub(crate) fn suite(arms: &str, time: &str) -> Suite {
     let text = format!("about: A test.\nneeds: {{ memory: 1GiB }}\narms: [{arms}]\ntime:\n  - {time}\n");
     Suite::parse(&text, &catalogue().join("test.yaml")).unwrap_or_else(|error| panic!("{:?}", miette::Report::new(error)))
 }
 
-/// The folder of the ready suites.
+/// The folder of the project's suites.
 pub(crate) fn catalogue() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/bench")
 }
@@ -94,7 +94,7 @@ pub(crate) fn measured(entry: &Entry) -> &Measured {
     entry.outcome.measured().unwrap_or_else(|| panic!("{}, {}: {:?}", entry.case(), entry.arm, entry.outcome))
 }
 
-/// The medians of an arm, by case.
+/// The medians of a configuration, by case.
 pub(crate) fn medians(record: &SuiteRecord, arm: &str) -> Vec<(String, u64)> {
     let entries = record.entries.iter().filter(|entry| entry.arm == arm && entry.quantity.is_time());
     entries.map(|entry| (entry.case(), measured(entry).summary.median)).collect()

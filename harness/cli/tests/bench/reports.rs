@@ -1,4 +1,4 @@
-//! The accepted build beside this one, and `harness report` over runs that are there already.
+//! Comparison with the accepted build, and `harness report` on existing runs.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::world::{SMALL, World};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_harness");
 
-/// A world with two runs: the first one took less than the second.
+/// A world with two runs. The first one was faster than the second.
 fn world_with_runs() -> (World, [String; 2]) {
     let world = World::without_gpu().with("small.yaml", SMALL);
     world.bench(&["small.yaml", "--device", "sim"]);
@@ -43,8 +43,8 @@ fn the_same_build_side_by_side_changes_nothing() {
 }
 
 #[test]
-fn an_accepted_build_that_takes_a_picosecond_less_is_told_and_ends_with_exit_code_1() {
-    // Everything took one picosecond with it.
+fn an_accepted_build_that_is_a_picosecond_faster_gives_exit_code_1() {
+    // Every operation took one picosecond with it.
     let faster = format!("#!/bin/sh\n{PROGRAM} \"$@\" | sed -u 's/\"Ok\":\\[[0-9]*\\]/\"Ok\":[1]/'\n");
     let world = World::without_gpu().with("small.yaml", SMALL).with_program("faster", &faster);
     let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run", "--accepted", "./faster"]);
@@ -68,7 +68,7 @@ fn measured_times_are_put_side_by_side_round_by_round() {
 }
 
 #[test]
-fn an_accepted_build_that_cannot_serve_is_told_and_records_are_compared() {
+fn without_a_working_accepted_build_the_records_are_compared() {
     let old = "#!/bin/sh\necho \"error: unexpected argument '--serve' found\" >&2\nexit 2\n";
     let (world, _) = world_with_runs();
     let world = world.with_program("old", old);
@@ -180,7 +180,7 @@ fn two_runs_are_compared_and_the_exit_code_says_whether_something_is_worse() {
 }
 
 #[test]
-fn broken_runs_are_all_told_and_the_others_are_still_in_the_index() {
+fn broken_runs_are_reported_and_the_others_stay_in_the_index() {
     let (world, [first, second]) = world_with_runs();
     fs::write(world.path(&first).join("benchmark.json"), "{\"version\": 1, \"har").unwrap();
     let told = world.report(&["compare", &first, "nowhere"]);

@@ -1,4 +1,4 @@
-//! The loop: when it stops, what it counts, and that it sees what is slower.
+//! The measuring loop: when it stops, its counts, and its detection of slower allocators.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -23,7 +23,7 @@ use crate::world::World;
 
 const EVERY_ARM: &str = "caching, expandable, bfc, rmm_pool, async_pool, direct";
 
-/// Everything that takes a time of the model.
+/// All measures with model times.
 const OF_THE_MODEL: &str = "latency: { sizes: [512B, 2MiB, 64MiB] }
   - recovery: { sizes: [16MiB] }
   - pipeline: { sizes: [32MiB] }
@@ -87,14 +87,14 @@ fn a_driver_that_is_a_tenth_slower_makes_every_model_time_a_tenth_longer() {
     for (old, new) in before.entries.iter().zip(&after.entries) {
         let (old_time, new_time) = (measured(old).summary.median, measured(new).summary.median);
         let ratio = new_time as f64 / old_time as f64;
-        // A hit that asks no driver takes no time of the model, before and after.
+        // A cache hit calls no driver function, so it takes no model time.
         assert!((old_time, new_time) == (0, 0) || (1.09..=1.11).contains(&ratio), "{}, {}: {old_time} {new_time}", old.case(), old.arm);
         compared += usize::from(old_time > 0);
     }
     assert!(compared > 30, "only {compared} entries take a time");
 }
 
-/// An allocator that does something else before each allocation.
+/// An allocator that does additional work before each allocation.
 struct Before(Box<dyn Allocator>, Box<Meddling>);
 
 type Meddling = dyn Fn(&mut dyn Device) -> Result<(), DeviceError> + Send;
@@ -139,7 +139,7 @@ impl Allocator for Before {
     }
 }
 
-/// Two arms that are the same but for a tenth of the time: they are measured side by side, so that the machine's moods cancel out.
+/// Two configurations that differ by 10 % in time. They are measured side by side, so changes of the machine's speed affect both.
 fn busy(arm: &AllocatorSpec) -> Box<dyn Allocator> {
     let time = if arm.kind() == Some(AllocatorKind::Caching) { 100 } else { 110 };
     let busy = move |_: &mut dyn Device| {
@@ -164,7 +164,7 @@ fn an_allocator_that_is_a_tenth_slower_has_host_times_a_tenth_longer() {
     assert!(record.entries.iter().all(host), "{record:#?}");
 }
 
-/// PyTorch's allocator, with so many waits for an idle device before each allocation; each takes 466 ns of the model's time.
+/// PyTorch's allocator with additional waits for an idle device before each allocation. Each wait takes 466 ns of model time.
 fn slowed(arm: &AllocatorSpec, waits: u32) -> Box<dyn Allocator> {
     let wait = move |device: &mut dyn Device| (0..waits).try_for_each(|_| device.synchronize());
     if arm.kind() == Some(AllocatorKind::Caching) { Box::new(Before(arm.build(), Box::new(wait))) } else { arm.build() }
@@ -250,7 +250,7 @@ fn parts_cover_all_cases_once_and_keep_arms_together() {
 }
 
 #[test]
-fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
+fn broken_cases_fail_and_unsupported_cases_are_skipped() {
     fn leaky(arm: &AllocatorSpec) -> Box<dyn Allocator> {
         let leak = |device: &mut dyn Device| device.malloc(Bytes::mib(2)).map(drop);
         if arm.kind() == Some(AllocatorKind::Direct) { Box::new(Before(arm.build(), Box::new(leak))) } else { arm.build() }
@@ -268,7 +268,7 @@ fn what_is_broken_fails_and_what_is_not_for_an_arm_is_skipped() {
     assert!(reason.ends_with("fragmentation_storm.yaml` does not list `direct`"), "{reason}");
 }
 
-/// One entry, measured by the host's clock in ten rounds behind two that warm up; each visit asks for one device.
+/// One entry, measured with the host's clock in ten rounds after two warm-up rounds. Each visit requests one device.
 fn ten_rounds(refuse: fn(u64) -> Option<DeviceError>) -> (SuiteRecord, u64) {
     let text = "about: x\nneeds: { memory: 64MiB }\nrounds: { least: 10, most: 10 }\nbudget: 60s\narms: [caching]
 time: [latency: { sizes: [1MiB], cases: [hit] }]\n";
@@ -286,7 +286,7 @@ fn a_visit_that_is_skipped_loses_its_own_round_and_no_other() {
     let (record, visits) = ten_rounds(|visit| [1, 3, 7].contains(&visit).then(taken));
     let measured = measured(&record.entries[0]);
     assert_eq!((visits, record.rounds), (12, 10));
-    // Of visits 3 to 12 the first and the fifth: each round keeps its index.
+    // The first and the fifth of visits 3 to 12. Each round keeps its index.
     let empty: Vec<usize> = (0..10).filter(|&round| measured.rounds[round].is_none()).collect();
     assert_eq!((measured.rounds.len(), empty), (10, vec![0, 4]));
     assert!(measured.summary.count >= 8);
@@ -303,7 +303,7 @@ fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
 }
 
 #[test]
-fn what_was_never_possible_is_given_up_and_what_breaks_has_failed_whenever_it_does() {
+fn impossible_cases_are_dropped_and_cases_that_break_later_fail() {
     let (record, visits) = ten_rounds(|_| Some(taken()));
     assert_eq!((visits, &record.entries[0].outcome), (3, &Outcome::Skipped { reason: taken().to_string() }));
     let (record, visits) = ten_rounds(|visit| (visit == 9).then_some(DeviceError::NotReady(1)));
@@ -312,7 +312,7 @@ fn what_was_never_possible_is_given_up_and_what_breaks_has_failed_whenever_it_do
 }
 
 #[test]
-fn an_arm_with_settings_runs_what_pytorchs_allocator_runs() {
+fn a_configuration_with_settings_runs_all_cases_of_pytorchs_allocator() {
     let time = "scenario: { file: ../oom_retry.yaml }\n  - latency: { sizes: [1MiB], cases: [miss] }";
     let record = TestProvider::new().run(&suite("caching: { name: pages, conf: \"expandable_segments:True\" }, expandable", time));
     let (named, built_in) = (medians(&record, "pages"), medians(&record, "expandable"));
@@ -330,10 +330,10 @@ fn a_scenario_that_fails_is_a_failure_with_the_command_that_shows_it() {
     let record = TestProvider::new().run(&suite);
     let Outcome::Failed { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
     assert!(reason.contains("wrong.yaml:5:"), "{reason}");
-    assert!(reason.contains("see `harness run ") && reason.ends_with("--device sim --allocator caching --no-audit`"), "{reason}");
+    assert!(reason.contains("see `harness run ") && reason.ends_with("--device sim --allocator caching --skip-checks`"), "{reason}");
 }
 
-/// What a driver does not offer is no refusal of memory.
+/// A missing feature of the driver does not count as out of memory.
 #[test]
 fn an_arm_that_the_driver_cannot_do_is_skipped_in_traces_too() {
     let suite = "about: x\nneeds: { memory: 64MiB }\narms: [caching, expandable, async_pool]\nrounds: { least: 2, most: 2 }\n\

@@ -1,4 +1,5 @@
-//! The ready suites, their schema and their page agree with the code. `UPDATE=1 cargo test -p harness --test bench` rewrites the schema.
+//! The project's suites, their schema and their page agree with the code. `UPDATE=1 cargo test -p harness --test bench` rewrites
+//! the schema.
 
 use std::path::PathBuf;
 
@@ -35,7 +36,7 @@ fn every_ready_suite_checks_and_matches_the_schema() {
 }
 
 #[test]
-fn the_ready_suites_time_what_they_promise() {
+fn the_projects_suites_contain_the_promised_cases() {
     let suites = suites();
     let named = |name: &str| suites.iter().find(|suite| suite.name == name).unwrap_or_else(|| panic!("there is no suite {name}"));
     let latency = named("latency");
@@ -81,13 +82,13 @@ fn the_committed_schema_is_fresh() {
     assert!(committed == expected, "{} is stale: run `UPDATE=1 cargo test -p harness --test bench`", path.display());
 }
 
-/// The hashes of the cases of a suite, by name.
+/// The hashes of a suite's cases, by name.
 fn hashes(text: &str, path: &std::path::Path) -> Vec<(String, String)> {
     Suite::parse(text, path).unwrap().cases.into_iter().map(|case| (case.name(), case.hash)).collect()
 }
 
 #[test]
-fn the_hash_of_a_case_is_of_what_is_measured_and_of_nothing_else() {
+fn the_hash_of_a_case_covers_only_its_measurement() {
     let of = |memory: &str, rest: &str, sizes: &str| {
         let text = format!("about: x\nneeds: {{ memory: {memory} }}\n{rest}time: [latency: {{ sizes: [{sizes}], cases: [hit] }}]\n");
         hashes(&text, &catalogue().join("test.yaml"))

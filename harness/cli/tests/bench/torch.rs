@@ -1,4 +1,4 @@
-//! PyTorch's own allocator as an arm: how its answers are taken, and the script itself over a module that stands for torch.
+//! PyTorch's own allocator as a configuration: its answers, and the script itself with a fake torch.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use harness_bench::record::{Entry, Outcome, Quantity};
 
 use crate::world::{SMALL, World};
 
-/// A program that stands for Python with torch: it answers each question with the samples that it was given.
+/// A program in place of Python with torch. It answers each question with the given samples.
 const PYTHON: &str = "#!/bin/sh
 echo '{\"arm\": \"torch\", \"version\": \"2.11.0\", \"note\": \"from Python\"}'
 while read -r question; do
@@ -34,7 +34,7 @@ time:
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let run = world.run("run");
     let torch: Vec<_> = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch").collect();
-    // What it is not asked for has no entry, what it cannot do says so.
+    // Measures without a question have no entry, and unsupported measures have a reason.
     let told = torch.iter().map(|entry| match &entry.outcome {
         Outcome::Measured(measured) => format!("{}: {} ps, {:?}", entry.case(), measured.summary.median, entry.quantity),
         Outcome::Skipped { reason } | Outcome::OutOfMemory { reason } => format!("{}: {reason}", entry.case()),
@@ -45,7 +45,7 @@ time:
 }
 
 #[test]
-fn where_pytorch_is_missing_its_entries_say_why() {
+fn entries_of_a_missing_pytorch_contain_the_reason() {
     let world = World::without_gpu().with("small.yaml", SMALL);
     let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run", "--torch", "python3"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
@@ -58,7 +58,7 @@ fn where_pytorch_is_missing_its_entries_say_why() {
     assert!(auto.err.is_empty() && world.run("auto").suites[0].entries.iter().all(|entry| entry.arm != "torch"), "{}", auto.told());
 }
 
-/// A Python whose torch is that of `fake_torch`; none where there is no Python.
+/// A Python with the torch of `fake_torch`; `None` without Python.
 fn python_with_a_fake() -> Option<String> {
     let here = Command::new("python3").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     here.ok().filter(|status| status.success())?;
@@ -66,10 +66,10 @@ fn python_with_a_fake() -> Option<String> {
     Some(format!("#!/bin/sh\nPYTHONDONTWRITEBYTECODE=1 PYTHONPATH='{fake}' exec python3 \"$@\"\n"))
 }
 
-/// Everything that the script can do, over the interface of torch. Of the fake's times the 5 µs that its Python takes for a call are taken off,
-/// and the 4 µs that its allocator takes stay.
+/// All measures of the script, with the interface of torch. The results exclude the 5 µs that the fake's Python takes for a call,
+/// and include the 4 µs of its allocator.
 #[test]
-fn the_script_does_what_ours_do_and_takes_off_what_python_adds() {
+fn the_script_runs_all_measures_and_subtracts_pythons_overhead() {
     let Some(python) = python_with_a_fake() else {
         eprintln!("python3 is not here: nothing was tested");
         return;
@@ -123,18 +123,18 @@ time: [latency: { sizes: [2MiB], cases: [miss] }]
     let world = World::with_gpu(Bytes::gib(2)).with_program("python", &python).with("suite.yaml", suite);
     let arguments = ["suite.yaml", "--device", "cuda:0", "--report", "run", "--torch", "./python"];
     let mut command = world.command(&arguments);
-    // That of whoever runs the benchmarks is nobody's.
+    // The variable of the current user must not affect the test.
     let output = command.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:21").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let run = world.run("run");
     let torches = run.suites[0].entries.iter().filter(|entry| entry.arm.starts_with("torch"));
     let told: Vec<String> = torches.map(|entry| format!("{}: {}", entry.arm, told(entry))).collect();
-    // By the fake's times, 4 µs and a nanosecond for each character of the settings.
+    // The fake takes 4 µs and one nanosecond for each character of the settings.
     let expected = ["torch_expandable: miss, 2 MiB: 4024000 ps", "torch_rounded: miss, 2 MiB: 4026000 ps"];
     assert_eq!(told, expected.map(|entry| format!("{entry}, HostTime, 1 at a time")));
 }
 
-/// Requests as somebody types them; each line of the answer is that of one.
+/// Requests as a person types them. Each line of the answer belongs to one request.
 #[test]
 fn the_script_says_why_it_cannot_do_something_and_goes_on() {
     let Some(python) = python_with_a_fake() else {
@@ -161,7 +161,7 @@ nonsense
     insta::assert_snapshot!(String::from_utf8(ran.stdout).unwrap());
 }
 
-/// Where the request of this number takes 100 ms longer.
+/// The number of the request that takes 100 ms longer.
 fn pipeline_with_a_hiccup_in(request: u32, python: &str) -> String {
     let question = r#"{"do": "pipeline", "size": 134217728, "turns": 20}"#;
     let world = World::without_gpu().with_program("python", python).with("requests", question);
@@ -181,13 +181,13 @@ fn a_slow_moment_of_the_interpreter_does_not_lose_a_size_of_the_pipeline() {
     };
     let undisturbed = pipeline_with_a_hiccup_in(0, &python);
     assert_eq!(undisturbed, r#"{"samples_ps": [131072000]}"#);
-    // The first 20 turns warm up.
+    // The first 20 rounds warm up.
     for request in [5, 25, 40] {
         assert_eq!(pipeline_with_a_hiccup_in(request, &python), undisturbed, "in request {request}");
     }
 }
 
-/// By the fake's clock, each time is the same wherever this runs.
+/// With the fake's clock, all times are the same on every machine.
 fn told(entry: &Entry) -> String {
     let outcome = match &entry.outcome {
         Outcome::Measured(measured) => {

@@ -12,7 +12,7 @@ use harness_gpu_settings::settings::Settings;
 use harness_staging::{Staging, strict};
 use tempfile::TempDir;
 
-/// A folder to work in, and a machine.
+/// A folder and a machine.
 pub(crate) struct World {
     pub(crate) folder: TempDir,
     pub(crate) staging: Staging,
@@ -48,7 +48,7 @@ impl World {
         Self::with_driver(&Settings { memory, ..strict() })
     }
 
-    /// With a GPU that this describes.
+    /// With a GPU of this description.
     pub(crate) fn with_driver(config: &Settings) -> Self {
         Self { staging: Staging::new(config).unwrap(), ..Self::without_gpu() }
     }
@@ -98,7 +98,7 @@ impl World {
         Ran { code: output.status.code(), out: String::from_utf8(output.stdout).unwrap(), err: String::from_utf8(output.stderr).unwrap() }
     }
 
-    /// Changes the run that was saved first. It was yesterday, and nothing else ran on the machine, as it may well do today.
+    /// Changes the first saved run: its date is yesterday, and no other process disturbed it, although one may today.
     pub(crate) fn rewrite_first_run(&self, change: impl FnOnce(&mut BenchRun)) {
         let folder = fs::read_dir(self.path("reports/nightly")).unwrap().next().unwrap().unwrap().path();
         let mut run: BenchRun = serde_json::from_str(&fs::read_to_string(folder.join("benchmark.json")).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The files that hand benchmarks to schedulers: valid for the scheduler, and calling this program as it wants to be called.
+//! The files that start benchmarks in schedulers: they must be valid for the scheduler and call this program correctly.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -8,8 +8,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// The JSON Schema of `batch/v1` `Job` in Kubernetes 1.31, without descriptions and without leave for unknown fields: from the OpenAPI
-/// definitions at <https://github.com/kubernetes/kubernetes/tree/release-1.31/api/openapi-spec>, by the crate k8s-openapi 0.25.
+/// The JSON Schema of `batch/v1` `Job` in Kubernetes 1.31, without descriptions and with unknown fields forbidden. The source is
+/// <https://github.com/kubernetes/kubernetes/tree/release-1.31/api/openapi-spec>, in the crate k8s-openapi 0.25.
 const JOB_SCHEMA: &[u8] = include_bytes!("kubernetes-1.31-job.schema.json.gz");
 
 fn ci() -> PathBuf {
@@ -27,7 +27,7 @@ fn errors(job: &Value) -> Vec<String> {
     validator.iter_errors(job).map(|error| format!("{}: {error}", error.instance_path)).collect()
 }
 
-/// What is written there is typed in, or started by a machine at night.
+/// People type these commands, or a machine runs them at night.
 #[test]
 fn budgets_in_scripts_workflows_and_pages_are_ones_that_the_command_takes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -76,7 +76,8 @@ fn each_pod_of_the_kubernetes_job_is_one_shard() {
     assert_eq!(spec["completionMode"], "Indexed");
     assert_eq!(spec["completions"], spec["parallelism"]);
     let pod = &spec["template"]["spec"];
-    // Both demand each other: https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index
+    // Each of the two fields requires the other:
+    // https://kubernetes.io/docs/concepts/workloads/controllers/job/#backoff-limit-per-index
     assert!(spec["backoffLimitPerIndex"].is_u64() && pod["restartPolicy"] == "Never");
     let container = &pod["containers"][0];
     let shards = container["env"].as_array().unwrap().iter().find(|env| env["name"] == "SHARDS").unwrap();
@@ -85,7 +86,7 @@ fn each_pod_of_the_kubernetes_job_is_one_shard() {
     assert!(container["volumeMounts"].as_array().unwrap().iter().all(|mount| volumes.contains(&&mount["name"])));
 }
 
-/// An unpacked bundle whose program says how it was called.
+/// An unpacked bundle whose program records its arguments.
 fn bundle() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("harness-gpu-bundle");
@@ -100,7 +101,7 @@ fn bundle() -> tempfile::TempDir {
     folder
 }
 
-/// What the program was called with.
+/// The recorded arguments.
 fn called(folder: &Path, script: &str, settings: &[(&str, &str)]) -> String {
     let output = Command::new("bash")
         .arg(folder.join("harness-gpu-bundle").join(script))
@@ -115,7 +116,7 @@ fn called(folder: &Path, script: &str, settings: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn a_kubernetes_pod_runs_the_shard_behind_its_index() {
+fn a_kubernetes_pod_runs_the_shard_of_its_index() {
     let folder = bundle();
     let asked = called(folder.path(), "shard", &[("SHARDS", "4"), ("JOB_COMPLETION_INDEX", "0"), ("BUDGET", "300s")]);
     assert_eq!(asked, "bench --device cuda --shard 1/4 --report …/shards/1-of-4 --budget 300s");

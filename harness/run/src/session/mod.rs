@@ -347,7 +347,7 @@ impl Plan {
         let memory = self.memory.map(|memory| format!(" --memory {}B", memory.0)).unwrap_or_default();
         let (program, path) = (&self.program, quoted(&arm.scenario.path.to_string_lossy()));
         let allocator = quoted(&arm.allocator.to_string());
-        let audit = if self.audit { "" } else { " --no-audit" };
+        let audit = if self.audit { "" } else { " --skip-checks" };
         let set = |(name, value): &(String, String)| format!(" --set {}", quoted(&format!("{name}={value}")));
         let parameters: String = arm.scenario.parameters.iter().map(set).collect();
         let others = comparisons::needed_for(arm.scenario, &arm.allocator.to_string());

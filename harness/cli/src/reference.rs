@@ -1,0 +1,79 @@
+//! Generates `harness/book/src/commands.md`, the command reference, from the definitions of the commands.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use clap::{Arg, Command, CommandFactory as _};
+
+use super::Cli;
+
+const BEGINNING: &str = "# Command reference
+
+This page is generated from `harness --help`. To renew it, run `UPDATE=1 cargo test -p harness --bin harness reference`.
+";
+
+fn reference() -> String {
+    let mut root = Cli::command().term_width(0).disable_help_subcommand(true);
+    root.build();
+    let mut page = BEGINNING.to_owned();
+    for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
+        section(&mut page, command, "harness");
+    }
+    let exit_codes = root.get_after_help().map(ToString::to_string).unwrap_or_default();
+    write!(page, "\n## Exit codes\n\n```text\n{exit_codes}\n```\n").expect("a string takes all text");
+    page
+}
+
+fn section(page: &mut String, command: &Command, parent: &str) {
+    let name = format!("{parent} {}", command.get_name());
+    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+    let usage = command.clone().bin_name(&name).render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ");
+    let level = "#".repeat(name.split(' ').count());
+    write!(page, "\n{level} `{name}`\n\n{about}\n\n```text\n{usage}\n```\n").expect("a string takes all text");
+    let shown = |argument: &&Arg| !argument.is_hide_set() && !matches!(argument.get_id().as_str(), "help" | "color");
+    let arguments: Vec<&Arg> = command.get_arguments().filter(shown).collect();
+    if !arguments.is_empty() {
+        page.push('\n');
+    }
+    for argument in arguments {
+        page.push_str(&entry(argument));
+    }
+    // The exit codes are the same for all commands: they are shown once, at the end.
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let after = after.split("\n\nExit codes:").next().unwrap_or_default();
+    if !after.is_empty() {
+        write!(page, "\n```text\n{after}\n```\n").expect("a string takes all text");
+    }
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        section(page, sub, &name);
+    }
+}
+
+/// One argument as an item of a list.
+fn entry(argument: &Arg) -> String {
+    let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
+    let values: Vec<String> = if argument.is_hide_possible_values_set() || !argument.get_action().takes_values() {
+        Vec::new()
+    } else {
+        argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect()
+    };
+    let values = if values.is_empty() { String::new() } else { format!(" Values: {}.", values.join(", ")) };
+    let defaults: Vec<String> = argument.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+    let has_default = argument.get_action().takes_values() && defaults.iter().any(|value| !value.is_empty());
+    let default = if has_default { format!(" Default: `{}`.", defaults.join(" ")) } else { String::new() };
+    let help = help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n  ").replace("\n  \n", "\n\n");
+    // `<` would begin an HTML tag outside of code.
+    format!("- `{argument}`: {}{values}{default}\n", help.replace('<', "&lt;"))
+}
+
+#[test]
+fn the_command_reference_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../book/src/commands.md");
+    let reference = reference();
+    if std::env::var_os("UPDATE").is_some_and(|update| update == "1") {
+        std::fs::write(&path, &reference).expect("the reference can be written");
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == reference, "run `UPDATE=1 cargo test -p harness --bin harness reference`, and commit {}", path.display());
+}

@@ -12,7 +12,7 @@ pub(crate) enum Exit {
     Failed = 1,
     /// A scenario, a suite, a recording, a trace, a benchmark run or an argument is not valid. Nothing was done, or not with that one.
     Invalid = 2,
-    /// The device is missing, too small or cannot be used; also where scenarios, or all of a benchmark, were skipped for that and none failed.
+    /// The device is missing, too small or unusable, other processes disturbed it, or every run was skipped.
     Device = 3,
     /// The harness itself failed, for example because the report could not be written.
     Internal = 4,
@@ -33,7 +33,7 @@ impl Exit {
                 "an expectation or invariant fails, a step exceeds its time limit, a recording differs, or a benchmark fails or is worse"
             }
             Self::Invalid => "a scenario, a suite, a recording, a trace, a benchmark run or an argument is not valid",
-            Self::Device => "the device is missing or too small, or runs were skipped or contended for it",
+            Self::Device => "the device is missing or too small, other processes disturbed it, or every run was skipped",
             Self::Internal => "the harness itself failed, or could not write output or report",
             Self::Inconclusive => "a benchmark comparison is inconclusive: no accepted build, or too many unsure entries",
             Self::Interrupted => "interrupted (Ctrl-C); the report of `run` holds what was done",

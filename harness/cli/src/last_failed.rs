@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::error::CliError;
 
 /// The version that this build writes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What can be done about a file that is no list of failures.
 const HELP: &str = "remove it, and run without `--last-failed`";
@@ -42,6 +42,8 @@ impl LastFailed {
         };
         match serde_json::from_str(&text) {
             Ok(Self { version: VERSION, failed }) => Ok(Self { version: VERSION, failed }),
+            // Version 1 identified scenarios by name alone, which is ambiguous.
+            Ok(Self { version: 1, .. }) => Ok(Self::default()),
             Ok(Self { version, .. }) => Err(CliError::input(format!("{}: version {version} is not known", path.display()), HELP)),
             Err(error) => Err(CliError::input(format!("{}: {error}", path.display()), HELP)),
         }
@@ -58,7 +60,7 @@ impl LastFailed {
     /// Takes runs that passed from the list, and those that failed into it. One that was skipped, contended or interrupted stays what it was;
     /// of several repetitions, one that failed is enough.
     pub(crate) fn update(&mut self, runs: &[RunRecord]) {
-        let pair = |run: &RunRecord| (run.scenario.name.clone(), run.allocator.clone());
+        let pair = |run: &RunRecord| (run.scenario.id(), run.allocator.clone());
         for run in runs.iter().filter(|run| run.verdict == Verdict::Passed) {
             self.failed.remove(&pair(run));
         }

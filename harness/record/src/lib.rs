@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::{Component, Path};
 
 pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
@@ -132,6 +133,25 @@ pub struct ScenarioInfo {
     /// What it puts to the test.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
+}
+
+impl ScenarioInfo {
+    /// The scenario's identity: see [`scenario_id`].
+    #[must_use]
+    pub fn id(&self) -> String {
+        scenario_id(Path::new(&self.path), &self.name)
+    }
+}
+
+/// Identifies a scenario by its name and its folder. The folder is relative to the last folder named `scenarios` in the path, or else to the current folder.
+#[must_use]
+pub fn scenario_id(path: &Path, name: &str) -> String {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let folder = std::env::current_dir().ok().and_then(|current| folder.strip_prefix(current).ok()).unwrap_or(folder);
+    let parts: Vec<_> = folder.components().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().to_string_lossy()).collect();
+    let root = parts.iter().rposition(|part| part == "scenarios").map_or(0, |index| index + 1);
+    let parts = parts[root..].iter().map(AsRef::as_ref);
+    parts.chain([name]).collect::<Vec<&str>>().join("/")
 }
 
 /// How a run ended.

@@ -28,6 +28,9 @@ pub struct Recovery {
     pub given_back: Bytes,
     /// The most allocated bytes that a failed try left behind: 0 where nothing leaks.
     pub retained: Bytes,
+    /// Identifies the trained model, batches and settings without the policies: only equal trainings are alternatives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
     /// What was trained; `None` of one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained: Option<Trained>,

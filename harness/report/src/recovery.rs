@@ -35,15 +35,20 @@ fn of_arm<'a>(arm: &ArmGroup<'a>) -> Vec<Row<'a>> {
     // Trainings that began alike and differ in their policies are alternatives.
     let first_asked = |row: &Row<'_>| row.recovery.listed.first().map(|attempt| attempt.asked.clone());
     for index in 0..rows.len() {
-        let is_alternative = |other: &&Row<'_>| other.step.kind == "train" && first_asked(other) == first_asked(&rows[index]);
+        let workload = |row: &Row<'_>| (row.recovery.workload.clone(), first_asked(row));
+        let is_alternative = |other: &&Row<'_>| is_finished_training(other.step) && workload(other) == workload(&rows[index]);
         let alternatives: Vec<&Row<'_>> = rows.iter().filter(is_alternative).collect();
-        if rows[index].step.kind != "train" || first_asked(&rows[index]).is_none() || alternatives.len() < 2 {
+        if !is_finished_training(rows[index].step) || first_asked(&rows[index]).is_none() || alternatives.len() < 2 {
             continue;
         }
         let better = alternatives.iter().filter(|other| other.compare(&rows[index]) == Ordering::Greater).count();
         rows[index].place = Some((better + 1, alternatives.len()));
     }
     rows
+}
+
+fn is_finished_training(step: &StepRecord) -> bool {
+    step.kind == "train" && matches!(step.outcome, Outcome::Fits { .. })
 }
 
 impl Row<'_> {
@@ -164,6 +169,22 @@ mod tests {
         let terminal = text::render(&report, text::Style::Plain, Some(120));
         let table = terminal.split("Recovery in").nth(1).expect("the table is there").split("\n\n").next().unwrap_or_default();
         insta::assert_snapshot!(format!("{}\n\nRecovery in{table}", section.trim()));
+    }
+
+    #[test]
+    fn only_finished_trainings_of_one_workload_are_ranked() {
+        let ranked = |records: &harness_record::Records| {
+            let report = Report::new(records);
+            let rows = report.scenarios.iter().flat_map(|scenario| &scenario.by_device).flat_map(rows);
+            rows.filter(|row| row.place.is_some()).count()
+        };
+        let all = examples::recoveries();
+        let first = all.runs[0].steps.iter().position(is_finished_training).expect("a training finishes");
+        let (mut other_model, mut failed) = (all.clone(), all.clone());
+        other_model.runs[0].steps[first].recovery.as_mut().expect("it has policies").workload = Some("another".to_owned());
+        failed.runs[0].steps[first].outcome = Outcome::OutOfMemory;
+        assert!(ranked(&all) > 1);
+        assert!(ranked(&other_model) < ranked(&all) && ranked(&failed) < ranked(&all));
     }
 
     #[test]

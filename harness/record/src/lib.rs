@@ -541,3 +541,18 @@ pub struct Samples {
     /// Those that were kept: all of them up to a bound, then a seeded reservoir.
     pub kept: Vec<Nanos>,
 }
+
+#[cfg(test)]
+mod id_tests {
+    use super::*;
+
+    #[test]
+    fn scenarios_with_one_name_in_different_folders_have_different_ids() {
+        let id = |path: &str| scenario_id(Path::new(path), "empty_cache");
+        assert_eq!(id("scenarios/empty_cache.yaml"), "empty_cache");
+        assert_eq!(id("./scenarios/claims/empty_cache.yaml"), "claims/empty_cache");
+        assert_eq!(id("/home/me/scenarios/claims/empty_cache.yaml"), "claims/empty_cache");
+        assert_eq!(id("own/empty_cache.yaml"), "own/empty_cache");
+        assert_eq!(id("empty_cache.yaml"), "empty_cache");
+    }
+}

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::CliError;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 const HELP: &str = "remove this file, and run without `--last-failed`";
 
@@ -40,6 +40,8 @@ impl LastFailed {
         };
         match serde_json::from_str(&text) {
             Ok(Self { version: VERSION, failed }) => Ok(Self { version: VERSION, failed }),
+            // Version 1 identified scenarios by name alone, which is ambiguous.
+            Ok(Self { version: 1, .. }) => Ok(Self::default()),
             Ok(Self { version, .. }) => Err(CliError::input(format!("{}: version {version} is unknown", path.display()), HELP)),
             Err(error) => Err(CliError::input(format!("{}: {error}", path.display()), HELP)),
         }
@@ -56,7 +58,7 @@ impl LastFailed {
     /// Removes passed runs and adds failed ones. Skipped, contended and interrupted runs change nothing. A run counts as failed if any
     /// repetition failed.
     pub(crate) fn update(&mut self, runs: &[RunRecord]) {
-        let pair = |run: &RunRecord| (run.scenario.name.clone(), run.allocator.clone());
+        let pair = |run: &RunRecord| (run.scenario.id(), run.allocator.clone());
         for run in runs.iter().filter(|run| run.verdict == Verdict::Passed) {
             self.failed.remove(&pair(run));
         }

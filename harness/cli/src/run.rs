@@ -378,7 +378,7 @@ impl Run {
             return Ok(None);
         }
         let all =
-            scenarios.iter().flat_map(|scenario| selection.of(scenario).into_iter().map(|arm| (scenario.name.clone(), arm.to_string())));
+            scenarios.iter().flat_map(|scenario| selection.of(scenario).into_iter().map(|arm| (scenario.id(), arm.to_string())));
         let all: BTreeSet<(String, String)> = all.collect();
         let pairs: BTreeSet<(String, String)> = all.iter().filter(|pair| self.has_words(pair)).cloned().collect();
         if pairs.is_empty() && !all.is_empty() {
@@ -605,7 +605,7 @@ const fn exit_of(counts: Counts) -> Exit {
     match counts {
         Counts { failed: 1.., .. } => Exit::Failed,
         Counts { interrupted: 1.., .. } => Exit::Interrupted,
-        Counts { skipped: 1.., .. } | Counts { contended: 1.., .. } => Exit::Device,
+        Counts { contended: 1.., .. } | Counts { passed: 0, skipped: 1.., .. } => Exit::Device,
         Counts { .. } => Exit::Passed,
     }
 }

@@ -11,6 +11,6 @@ pub(super) struct ScenarioProcess {}
 impl ScenarioProcess {
     pub(super) fn run(self) -> ExitCode {
         let Self {} = self;
-        harness_run::processes::serve()
+        harness_run::session::serve_process()
     }
 }

@@ -333,8 +333,15 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_exit_code_3() 
     assert_contains(&ran.out, &["skipped:", "512 TiB"]);
 }
 
-/// The first configuration has a checked and a timed run. The second meets a failed launch, and the driver refuses the next
-/// context.
+#[test]
+fn skipped_scenarios_are_listed_and_do_not_fail_a_run_in_which_others_pass() {
+    let world = World::without_gpu().holding(&[("huge.yaml", &GOOD.replace("64MiB", "512TiB")), ("good.yaml", GOOD)]);
+    let ran = world.harness(&["run", ".", "--device", "sim", "--allocator", "caching", "--no-report"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert!(ran.out.contains("skipped:") && ran.out.contains("huge"), "{}", ran.told());
+}
+
+/// The first configuration has a checked and a timed run. The second meets a failed launch, and the driver refuses the next context.
 #[test]
 fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
     let broken = strict().failing("cuMemAlloc_v2", 7, 719).failing("cuDevicePrimaryCtxRetain", 4, 719);
@@ -420,6 +427,18 @@ fn what_failed_is_run_again_until_it_passes() {
     let broken = run(&["--last-failed"]);
     assert_eq!(broken.code, Some(2), "{}", broken.told());
     assert!(broken.err.contains("last-failed.json") && broken.err.contains("remove this file"), "{}", broken.told());
+}
+
+#[test]
+fn a_pass_does_not_erase_the_failure_of_a_scenario_with_the_same_name_in_another_folder() {
+    let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
+    fs::create_dir(world.path("other")).unwrap();
+    fs::write(world.path("other/good.yaml"), GOOD.replace("10MiB", "100MiB")).unwrap();
+    let run = |path: &str, arguments: &[&str]| world.harness(&[&["run", path, "--device", "sim", "--format", "json"], arguments].concat());
+    assert_eq!(run(".", &[]).code, Some(1));
+    assert_eq!(run("good.yaml", &[]).code, Some(0));
+    let again = run(".", &["--last-failed"]);
+    assert_eq!((started(&again), again.code), (["good::caching", "good::direct"].map(str::to_owned).to_vec(), Some(1)));
 }
 
 #[test]

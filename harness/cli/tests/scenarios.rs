@@ -31,7 +31,7 @@ const PYTHON: &str = "HARNESS_PYTHON";
 fn main() -> ExitCode {
     // A scenario starts this program again for its further processes.
     if std::env::args().nth(1).as_deref() == Some(harness_run::processes::SUBCOMMAND) {
-        return harness_run::processes::serve();
+        return harness_run::session::serve_process();
     }
     if let Some(code) = with_python_of_tests() {
         return code;

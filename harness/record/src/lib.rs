@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::{Component, Path};
 
 pub use harness_allocator::device::CostFigure;
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory};
@@ -127,6 +128,25 @@ pub struct ScenarioInfo {
     /// The claim that the scenario tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
+}
+
+impl ScenarioInfo {
+    /// The scenario's identity: see [`scenario_id`].
+    #[must_use]
+    pub fn id(&self) -> String {
+        scenario_id(Path::new(&self.path), &self.name)
+    }
+}
+
+/// Identifies a scenario by its name and its folder. The folder is relative to the last folder named `scenarios` in the path, or else to the current folder.
+#[must_use]
+pub fn scenario_id(path: &Path, name: &str) -> String {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let folder = std::env::current_dir().ok().and_then(|current| folder.strip_prefix(current).ok()).unwrap_or(folder);
+    let parts: Vec<_> = folder.components().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().to_string_lossy()).collect();
+    let root = parts.iter().rposition(|part| part == "scenarios").map_or(0, |index| index + 1);
+    let parts = parts[root..].iter().map(AsRef::as_ref);
+    parts.chain([name]).collect::<Vec<&str>>().join("/")
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -496,4 +516,19 @@ pub struct Samples {
     pub count: u64,
     /// The kept samples: all up to a limit, then a seeded reservoir.
     pub kept: Vec<Nanos>,
+}
+
+#[cfg(test)]
+mod id_tests {
+    use super::*;
+
+    #[test]
+    fn scenarios_with_one_name_in_different_folders_have_different_ids() {
+        let id = |path: &str| scenario_id(Path::new(path), "empty_cache");
+        assert_eq!(id("scenarios/empty_cache.yaml"), "empty_cache");
+        assert_eq!(id("./scenarios/claims/empty_cache.yaml"), "claims/empty_cache");
+        assert_eq!(id("/home/me/scenarios/claims/empty_cache.yaml"), "claims/empty_cache");
+        assert_eq!(id("own/empty_cache.yaml"), "own/empty_cache");
+        assert_eq!(id("empty_cache.yaml"), "empty_cache");
+    }
 }

@@ -28,6 +28,9 @@ pub struct Recovery {
     pub given_back: Bytes,
     /// The largest number of bytes that a failed attempt left allocated. 0 means no leak.
     pub retained: Bytes,
+    /// Identifies the trained model, batches and settings without the policies: only equal trainings are alternatives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<String>,
     /// The training's result. `None` if the step made a single request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained: Option<Trained>,

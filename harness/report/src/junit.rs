@@ -21,7 +21,7 @@ use harness_record::{RunRecord, Verdict};
 pub fn of_runs(report: &Report<'_>) -> String {
     let mut document = Document::new("harness run");
     for scenario in &report.scenarios {
-        let mut suite = TestSuite::new(scenario.info.name.as_str());
+        let mut suite = TestSuite::new(scenario.info.id());
         suite.add_property(("file", scenario.info.path.as_str()));
         for on_device in &scenario.by_device {
             for arm in &on_device.arms {
@@ -53,7 +53,7 @@ fn run_case(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGr
         name.push_str(&format!(", repetition {}", run.repetition + 1));
     }
     let mut case = TestCase::new(name, run_status(run));
-    case.set_classname(scenario.info.name.as_str());
+    case.set_classname(scenario.info.id());
     case.add_property(("device", device.label.as_str()));
     case.add_property(("seed", run.seed.to_string().as_str()));
     case.add_property(("reproduce", run.reproduce.as_str()));

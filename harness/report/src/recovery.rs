@@ -42,6 +42,10 @@ fn of_arm<'a>(arm: &ArmGroup<'a>) -> Vec<Row<'a>> {
     rows
 }
 
+fn is_finished_training(step: &StepRecord) -> bool {
+    step.kind == "train" && matches!(step.outcome, Outcome::Fits { .. })
+}
+
 impl Row<'_> {
     fn trained(&self) -> Option<&Trained> {
         self.recovery.trained.as_ref()
@@ -55,13 +59,8 @@ impl Row<'_> {
 
     /// Whether both completed and trained the same model from the same first batch. They then differ in their policies only.
     fn is_alternative_to(&self, other: &Self) -> bool {
-        let completed = |row: &Self| row.step.kind == "train" && !matches!(row.step.outcome, Outcome::OutOfMemory | Outcome::Failed);
-        let first_request = |row: &Self| row.recovery.listed.first().map(|attempt| attempt.asked.clone());
-        completed(self)
-            && completed(other)
-            && first_request(self).is_some()
-            && first_request(self) == first_request(other)
-            && words::step_name(self.step) == words::step_name(other.step)
+        let workload = |row: &Self| Some((row.recovery.workload.clone(), row.recovery.listed.first()?.asked.clone()));
+        [self, other].iter().all(|row| is_finished_training(row.step)) && workload(self).is_some() && workload(self) == workload(other)
     }
 
     /// Orders by throughput, then by effective batch.
@@ -166,6 +165,22 @@ mod tests {
         let terminal = text::render(&report, text::Style::Plain, Some(120));
         let table = terminal.split("Recovery in").nth(1).expect("the report has the table").split("\n\n").next().unwrap_or_default();
         insta::assert_snapshot!(format!("{}\n\nRecovery in{table}", section.trim()));
+    }
+
+    #[test]
+    fn only_finished_trainings_of_one_workload_are_ranked() {
+        let ranked = |records: &harness_record::Records| {
+            let report = Report::new(records);
+            let rows = report.scenarios.iter().flat_map(|scenario| &scenario.by_device).flat_map(rows);
+            rows.filter(|row| row.place.is_some()).count()
+        };
+        let all = examples::recoveries();
+        let first = all.runs[0].steps.iter().position(is_finished_training).expect("a training finishes");
+        let (mut other_model, mut failed) = (all.clone(), all.clone());
+        other_model.runs[0].steps[first].recovery.as_mut().expect("it has policies").workload = Some("another".to_owned());
+        failed.runs[0].steps[first].outcome = Outcome::OutOfMemory;
+        assert!(ranked(&all) > 1);
+        assert!(ranked(&other_model) < ranked(&all) && ranked(&failed) < ranked(&all));
     }
 
     #[test]

@@ -6,9 +6,9 @@
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
+use crate::context::RunContext;
 use crate::rig::Stop;
 use crate::step_result::{StepResult, Unmet};
-use crate::context::RunContext;
 use harness_record::Table;
 use harness_scenario::MeasureName;
 use harness_scenario::steps::leaks::LeakCheck;
@@ -204,7 +204,8 @@ fn unlisted(rows: usize) -> String {
 
 /// Describes the sites that grow fastest.
 fn named(sites: &[&Growing]) -> String {
-    let one = |site: &&Growing| format!("{} grows by {} per iteration, from {} to {}", site.name, site.per_iteration, site.first, site.last);
+    let one =
+        |site: &&Growing| format!("{} grows by {} per iteration, from {} to {}", site.name, site.per_iteration, site.first, site.last);
     let mut words: Vec<String> = sites.iter().take(MOST_NAMED).map(one).collect();
     if sites.len() > MOST_NAMED {
         words.push(format!("{} more", sites.len() - MOST_NAMED));

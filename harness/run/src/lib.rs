@@ -11,6 +11,7 @@
 
 mod between;
 pub mod branches;
+mod context;
 pub mod control;
 pub mod faults;
 mod leaks;
@@ -23,4 +24,3 @@ mod shared_memory;
 mod step_result;
 pub mod timeline;
 mod workload;
-mod context;

@@ -177,6 +177,12 @@ impl Scenario {
         ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory, claim: self.claim.clone() }
     }
 
+    /// Its identity: see [`harness_record::scenario_id`].
+    #[must_use]
+    pub fn id(&self) -> String {
+        harness_record::scenario_id(&self.path, &self.name)
+    }
+
     /// A position in its file, for records.
     #[must_use]
     pub fn place(&self, position: Position) -> SourceLine {

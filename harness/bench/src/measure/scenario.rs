@@ -10,7 +10,7 @@ use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 use harness_base::shell::quoted;
 use harness_record::Verdict;
-use harness_run::run::{RunRequest, TimedRun, time_with};
+use harness_run::run::{Run, RunRequest, TimedRun};
 use harness_run::session::has_pytorchs;
 use harness_scenario::Scenario;
 
@@ -31,7 +31,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
         interrupt: Arc::clone(visit.interrupt),
     };
     let device = visit.provider.device(scenario.needs.memory, MemoryLimit::Enforced)?;
-    let timed = time_with(&request, device, visit.provider.allocator(arm))?;
+    let timed = Run::new(&request, device).with_allocator(visit.provider.allocator(arm)).timed()?;
     match &timed.verdict {
         Verdict::Passed => Ok(readings(visit.timer(), &timed, arm.not_timed())),
         Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => {

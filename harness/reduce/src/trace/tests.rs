@@ -5,7 +5,7 @@ use harness_allocator::device::{Device, DeviceError};
 use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_devices::DeviceSource;
 use harness_record::{Invariant, RunRecord};
-use harness_run::run::{RunRequest, run_with};
+use harness_run::run::{Run, RunRequest};
 use harness_scenario::Scenario;
 
 use super::*;
@@ -143,7 +143,7 @@ impl Engine for WithWrongCounter {
         let allocator = &scenario.allocators[0];
         let (reproduce, interrupt) = (String::new(), Arc::default());
         let request = RunRequest { scenario, allocator, seed: scenario.seed, repetition: 0, reproduce, audit: true, interrupt };
-        Ok(vec![run_with(&request, device, Box::new(WrongCounter { inner: allocator.build(), is_wrong: false }))?])
+        Ok(vec![Run::new(&request, device).with_allocator(Box::new(WrongCounter { inner: allocator.build(), is_wrong: false })).checked()?])
     }
 }
 

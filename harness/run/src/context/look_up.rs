@@ -12,7 +12,9 @@ pub(crate) enum LookUpError {
     #[error("{0} was not reported")]
     NotReported(String),
     /// No process of a program reported it.
-    #[error("{0} is unknown: no process of the program reported counters of torch; either none imported torch, or it was killed before it could")]
+    #[error(
+        "{0} is unknown: no process of the program reported counters of torch; either none imported torch, or it was killed before it could"
+    )]
     NotTold(String),
     /// The program was skipped: it cannot run here.
     #[error("{0} is unknown: the program was not run")]

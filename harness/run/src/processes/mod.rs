@@ -2,12 +2,11 @@
 //! and audit on the same device.
 //! || The main process reads the scenario and sends orders to the others, step by step. It waits for each answer, so
 //! every run behaves the same.
-//! || * `wire`: the messages; `serve`: the side of the other process;
+//! || * `wire`: the messages; `session::scenario_process`: the side of the other process;
 //! * `shared`: the device, whose memory the processes share through a ledger.
 
-mod serve;
-mod shared;
-mod wire;
+pub(crate) mod shared;
+pub(crate) mod wire;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _};
@@ -30,8 +29,6 @@ use harness_record::Rule;
 use harness_scenario::steps::process::Kill;
 use harness_scenario::{ProcessName, Readings, Scenario, Step};
 
-pub use self::serve::serve;
-use self::serve::{Known, serve_in_copy};
 use self::shared::{Shared, unavailable};
 use self::wire::{Answer, Done, Failed, Order, Reply, Start};
 use crate::control::DEFAULT_TIME_LIMIT;
@@ -39,7 +36,7 @@ use crate::faults::Faults;
 use crate::rig::{Finding, Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
 
-/// The subcommand that starts such a process. Programs that run scenarios must handle it with [`serve`].
+/// The subcommand that starts such a process. Programs that run scenarios must handle it with [`crate::session::serve_process`].
 pub const SUBCOMMAND: &str = "scenario-process";
 
 /// The file that records the memory of each process.
@@ -52,12 +49,22 @@ const MOST_PERIODS: u32 = 100;
 /// asynchronously.
 const LOOK: (Duration, u32) = (Duration::from_millis(10), 500);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum StartedBy {
     /// As new programs, which read the scenario again.
     Exec,
     /// By forking this process, which must have a single thread. Faster; only for the simulated device.
-    Fork,
+    Fork(ServeCopy),
+}
+
+/// Serves the main process in a forked copy of it.
+pub type ServeCopy = fn(UnixStream, &Inherited) -> !;
+
+/// The data that a forked process inherits.
+#[derive(Clone, Debug)]
+pub struct Inherited {
+    pub(crate) scenario: Scenario,
+    pub(crate) arm: AllocatorSpec,
 }
 
 /// The data shared by the processes of one run.
@@ -68,7 +75,7 @@ pub struct ProcessGroup {
     /// The start message, without the process's name, step and faults.
     start: Start,
     /// The data that forked processes inherit.
-    known: Option<Known>,
+    forks: Option<(ServeCopy, Inherited)>,
 }
 
 impl ProcessGroup {
@@ -102,8 +109,11 @@ impl ProcessGroup {
             step: 0,
             faults: None,
         };
-        let known = (started_by == StartedBy::Fork).then(|| Known { scenario: scenario.clone(), arm: allocator.clone() });
-        Ok(Some(Self { folder, ledger: shared, start, known }))
+        let forks = match started_by {
+            StartedBy::Exec => None,
+            StartedBy::Fork(serve) => Some((serve, Inherited { scenario: scenario.clone(), arm: allocator.clone() })),
+        };
+        Ok(Some(Self { folder, ledger: shared, start, forks }))
     }
 
     /// Wraps the device of the main process.
@@ -179,20 +189,20 @@ fn is_not_yet(error: &io::Error) -> bool {
 }
 
 impl Process {
-    fn start(known: Option<&Known>) -> io::Result<Self> {
+    fn start(forks: Option<&(ServeCopy, Inherited)>) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(PERIOD))?;
-        let running = match known {
+        let running = match forks {
             None => {
                 let mut command = Command::new(program()?);
                 // Standard output is reserved for the harness's results.
                 command.arg(SUBCOMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr()));
                 Running::Program(Started::start(&mut command)?)
             }
-            Some(known) => match fork()? {
+            Some((serve, inherited)) => match fork()? {
                 Forked::Copy => {
                     drop(ours);
-                    serve_in_copy(theirs, known)
+                    serve(theirs, inherited)
                 }
                 Forked::Original(copied) => Running::Copy(copied),
             },
@@ -252,7 +262,7 @@ impl Processes {
     /// the step with this number.
     fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
         if !self.running.contains_key(name) {
-            let process = Process::start(self.group.known.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
+            let process = Process::start(self.group.forks.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
             self.running.insert(name.clone(), process);
             let faults = self.faults_of(name).map(Injector::state_of_new_process);
             let start = Start { process: name.to_string(), step, faults, ..self.group.start.clone() };

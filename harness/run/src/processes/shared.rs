@@ -16,18 +16,18 @@ const MEMORY: u32 = 0;
 /// The ledger entry for the memory of contexts, which comes on top.
 const CONTEXTS: u32 = 1;
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
     inner: Limited<Box<dyn TestDevice>>,
     account: Account,
 }
 
-pub(super) fn unavailable(why: &io::Error) -> DeviceError {
+pub(crate) fn unavailable(why: &io::Error) -> DeviceError {
     DeviceError::Unavailable { what: "memory that processes share".to_owned(), why: why.to_string() }
 }
 
 impl Shared {
     /// Limits all processes of the ledger to `memory` in total.
-    pub(super) fn new(device: Box<dyn TestDevice>, memory: Bytes, ledger: Ledger) -> Result<Self, DeviceError> {
+    pub(crate) fn new(device: Box<dyn TestDevice>, memory: Bytes, ledger: Ledger) -> Result<Self, DeviceError> {
         // Contexts are not counted if the device cannot report them separately.
         let context = device.own_context().unwrap_or_default();
         let mut account = Account::new(Some(ledger));

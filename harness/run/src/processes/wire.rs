@@ -20,7 +20,7 @@ use crate::step_result::{StepResult, Unmet};
 
 /// A message of the main process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Sent first, and only once.
     Start(Box<Start>),
     Do(Do),
@@ -32,71 +32,74 @@ pub(super) enum Order {
 
 /// The parameters of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Start {
+pub(crate) struct Start {
     /// Its name in the scenario.
-    pub(super) process: String,
+    pub(crate) process: String,
     /// The text and the path of the scenario.
-    pub(super) source: String,
-    pub(super) path: PathBuf,
-    pub(super) parameters: BTreeMap<String, String>,
+    pub(crate) source: String,
+    pub(crate) path: PathBuf,
+    pub(crate) parameters: BTreeMap<String, String>,
     /// The memory of all processes together.
-    pub(super) memory: Bytes,
-    pub(super) allocator: String,
-    pub(super) seed: u64,
+    pub(crate) memory: Bytes,
+    pub(crate) allocator: String,
+    pub(crate) seed: u64,
     /// True if every operation is audited.
-    pub(super) audit: bool,
+    pub(crate) audit: bool,
     /// The command line arguments that select the device.
-    pub(super) device: Vec<OsString>,
-    pub(super) ledger: PathBuf,
+    pub(crate) device: Vec<OsString>,
+    pub(crate) ledger: PathBuf,
     /// The number of the step that starts it.
-    pub(super) step: u32,
+    pub(crate) step: u32,
     /// The faults of its device, if the run has faults.
-    pub(super) faults: Option<InjectorState>,
+    pub(crate) faults: Option<InjectorState>,
 }
 
 /// A step, by its number in the scenario.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Do {
+pub(crate) struct Do {
     /// The number of the step in the run.
-    pub(super) number: u32,
-    pub(super) step: usize,
+    pub(crate) number: u32,
+    pub(crate) step: usize,
     /// The loops around it: their step numbers and completed iterations.
-    pub(super) loops: Vec<(usize, u64)>,
+    pub(crate) loops: Vec<(usize, u64)>,
 }
 
 /// A message of a process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Answer {
-    pub(super) reply: Reply,
+pub(crate) struct Answer {
+    pub(crate) reply: Reply,
     /// The calls and faults since the last answer, if the run has faults.
-    pub(super) faults: Option<InjectorState>,
+    pub(crate) faults: Option<InjectorState>,
 }
 
 /// The result of an order.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Reply {
+pub(crate) enum Reply {
     /// The process cannot start.
     Refused(String),
     Done(Box<Done>),
     /// The process cannot continue because of violated invariants or a failure.
-    Stopped { findings: Vec<(Invariant, String, String)>, failed: Option<Failed> },
+    Stopped {
+        findings: Vec<(Invariant, String, String)>,
+        failed: Option<Failed>,
+    },
     /// Everything was released.
     Closed,
 }
 
 /// A failure in a process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Failed {
-    pub(super) rule: Rule,
-    pub(super) expected: String,
-    pub(super) seen: String,
+pub(crate) struct Failed {
+    pub(crate) rule: Rule,
+    pub(crate) expected: String,
+    pub(crate) seen: String,
     /// The index of the injected fault that caused it, if any.
-    pub(super) fault: Option<usize>,
+    pub(crate) fault: Option<usize>,
 }
 
 /// The result of a step and the process's readings.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Done {
+pub(crate) struct Done {
     outcome: Outcome,
     reports: BTreeMap<String, u64>,
     notes: Vec<String>,
@@ -106,14 +109,14 @@ pub(super) struct Done {
     shortage: Option<Box<Shortage>>,
     size: Option<Bytes>,
     recovery: Option<Recovery>,
-    pub(super) findings: Vec<(Invariant, String, String)>,
+    pub(crate) findings: Vec<(Invariant, String, String)>,
     stats: MemoryStats,
     memory: Option<DeviceMemory>,
     calls: DeviceCalls,
 }
 
 impl Done {
-    pub(super) fn new(result: StepResult, findings: Vec<Finding>, readings: &Readings) -> Self {
+    pub(crate) fn new(result: StepResult, findings: Vec<Finding>, readings: &Readings) -> Self {
         let StepResult { outcome, reports, notes, tables, unmet, shortage, size, recovery } = result;
         let place = |at: Position| (at.line, at.column, at.length);
         Self {
@@ -133,11 +136,11 @@ impl Done {
     }
 
     /// The readings of the process. Its clock is not comparable with others.
-    pub(super) const fn readings(&self) -> Readings {
+    pub(crate) const fn readings(&self) -> Readings {
         Readings { stats: self.stats, memory: self.memory, calls: self.calls, now: Nanos::ZERO }
     }
 
-    pub(super) fn into_result(self) -> StepResult {
+    pub(crate) fn into_result(self) -> StepResult {
         let unmet = |((line, column, length), expected, seen)| Unmet { at: Position { line, column, length }, expected, seen };
         StepResult {
             outcome: self.outcome,
@@ -152,16 +155,16 @@ impl Done {
     }
 }
 
-pub(super) fn of_finding(Finding { invariant, expected, seen }: Finding) -> (Invariant, String, String) {
+pub(crate) fn of_finding(Finding { invariant, expected, seen }: Finding) -> (Invariant, String, String) {
     (invariant, expected, seen)
 }
 
-pub(super) fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+pub(crate) fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     to.write_all(&line)
 }
 
-pub(super) fn read<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
+pub(crate) fn read<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(line)?)
 }

@@ -1,8 +1,8 @@
 //! `empty_cache`: releases the allocator's cache to the driver.
 
 use super::applied::Applied;
-use crate::rig::Stop;
 use crate::context::RunContext;
+use crate::rig::Stop;
 use harness_allocator::units::Bytes;
 use harness_scenario::Plan;
 

@@ -1,8 +1,8 @@
 //! `evict`: frees the least recently used buffer or request cache.
 
 use super::applied::Applied;
-use crate::rig::Stop;
 use crate::context::RunContext;
+use crate::rig::Stop;
 use harness_scenario::{BufferName, Plan};
 
 pub(super) fn apply(ctx: &mut RunContext, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {

@@ -1,8 +1,8 @@
 //! `free`: frees live buffers of the scenario.
 
 use super::applied::Applied;
-use crate::rig::Stop;
 use crate::context::RunContext;
+use crate::rig::Stop;
 use harness_scenario::{BufferName, Plan};
 
 pub(super) fn apply(ctx: &mut RunContext, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {

@@ -23,8 +23,8 @@ use harness_base::words::count;
 
 use self::applied::Applied;
 use crate::between::Between;
-use crate::rig::{Finding, MemoryState, Stop};
 use crate::context::RunContext;
+use crate::rig::{Finding, MemoryState, Stop};
 use harness_record::{Attempt, Invariant, Trained};
 use harness_scenario::{BatchRule, Chain, Plan, Policy, PolicyKind, ReportKey};
 
@@ -226,7 +226,13 @@ impl<'p> Recovery<'p> {
     }
 
     /// Handles a successful attempt and returns the plan of the next iteration.
-    pub(crate) fn succeeded(&mut self, ctx: &mut RunContext, kind: AttemptKind, attempts: &Attempts, begun: &AttemptStart) -> Result<Plan, Stop> {
+    pub(crate) fn succeeded(
+        &mut self,
+        ctx: &mut RunContext,
+        kind: AttemptKind,
+        attempts: &Attempts,
+        begun: &AttemptStart,
+    ) -> Result<Plan, Stop> {
         self.record.attempts += 1;
         let Attempts { plan, retries, agreed, .. } = attempts;
         if let AttemptKind::Iteration = kind {

@@ -4,8 +4,8 @@ use harness_allocator::units::Nanos;
 
 use super::applied::Applied;
 use crate::between::{Between, pause};
-use crate::rig::Stop;
 use crate::context::RunContext;
+use crate::rig::Stop;
 use harness_scenario::Plan;
 
 /// `before` is the number of earlier waits.

@@ -45,7 +45,9 @@ impl CheckedFrom {
 pub(super) enum Checking {
     From(CheckedFrom),
     /// Each operation, up to this one if given.
-    Operations { until: Option<u64> },
+    Operations {
+        until: Option<u64>,
+    },
     /// The ends of steps, limited by the audit's budget, so the total cost stays linear in operations and steps.
     Steps,
 }

@@ -1,8 +1,8 @@
 //! Health checks: a full check every N steps and operations, for runs that are too long for a continuous audit.
 
 use super::runner::Runner;
-use crate::rig::{Checks, Stop};
 use crate::context::RunContext;
+use crate::rig::{Checks, Stop};
 
 impl Runner<'_, '_> {
     pub(super) fn has_health_checks(&self) -> bool {

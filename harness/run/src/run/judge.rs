@@ -9,10 +9,10 @@ use harness_scenario::{Expectation, Located, PlannedFault, ProcessName};
 
 use super::execute;
 use super::runner::Runner;
+use crate::context::RunContext;
 use crate::faults::{Faults, planned_of};
 use crate::rig::{Checks, Finding, Stop};
 use crate::step_result::Unmet;
-use crate::context::RunContext;
 
 /// The rule that a device error violates, and the expectation that goes with it.
 pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {

@@ -3,10 +3,10 @@
 use harness_scenario::steps::Step;
 
 use super::runner::Runner;
+use crate::context::RunContext;
 use crate::leaks::Watch;
 use crate::rig::Stop;
 use crate::step_result::StepResult;
-use crate::context::RunContext;
 
 impl Runner<'_, '_> {
     /// Starts the leak check of a block that has one.

@@ -27,14 +27,14 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use self::kept::Steps;
 use self::runner::Runner;
+use crate::context::{Figures, RunContext};
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::faults::Faults;
 use crate::processes::{ProcessGroup, Processes};
 use crate::rig::{CheckedFrom, Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::timeline::{TracedDevice, Tracer};
-use crate::context::{Figures, RunContext};
 
-pub(crate) use execute::{execute_step, describe_unmet};
+pub(crate) use execute::{describe_unmet, execute_step};
 use harness_record::timeline::Timeline;
 use harness_record::{ClaimFigure, CurvePoint, Event, Recovery, RunRecord, StepRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario};
@@ -71,10 +71,6 @@ pub struct Observer<'a> {
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
-fn faults_of(request: &RunRequest<'_>) -> Option<Faults> {
-    Faults::planned(request.scenario, request.seed)
-}
-
 /// The result of a run with injected faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FaultedRun {
@@ -84,117 +80,158 @@ pub struct FaultedRun {
     pub ooms: u64,
 }
 
-/// Runs a scenario on a device with these faults instead of the scenario's own, with all checks from there on. How
-/// the device was given back counts too, however the run ended. The record has no steps: they are counted. A scenario that has processes shares the device by a [`ProcessGroup`].
+/// A run to execute: [`Run::checked`], [`Run::timed`], [`Run::traced`] or [`Run::faulted`].
 ///
-/// # Errors
-/// [`DeviceError`] where the scenario could not begin.
-pub fn run_faulted(
-    request: &RunRequest<'_>,
+/// These fail with a [`DeviceError`] only if the run cannot begin. Later failures are data in the result.
+pub struct Run<'a, 'o> {
+    request: &'a RunRequest<'a>,
     device: Box<dyn TestDevice>,
-    allocator: Box<dyn Allocator>,
-    faults: Faults,
-    checked_from: CheckedFrom,
+    allocator: Option<Box<dyn Allocator>>,
+    observer: Option<Observer<'o>>,
     group: Option<ProcessGroup>,
-) -> Result<FaultedRun, DeviceError> {
-    let mut ignore = |_| {};
-    let setup = Setup { faults: Some(faults), checked_from, group, tracer: None, counts_steps: true };
-    let (record, _, ooms) = observe_with(request, device, allocator, unobserved(request, &mut ignore), setup)?;
-    Ok(FaultedRun { ooms: record.stats.num_ooms + ooms, record })
 }
 
-/// Runs a scenario on a device that is as large as the scenario wants it, with all checks. The record has no times: those are taken by [`time`].
-///
-/// # Errors
-/// [`DeviceError`] where the device cannot even tell its memory; whatever happens later is in the record.
-pub fn run(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<RunRecord, DeviceError> {
-    run_with(request, device, request.allocator.build())
+impl<'a, 'o> Run<'a, 'o> {
+    /// A run on a device with the memory that the scenario needs.
+    #[must_use]
+    pub fn new(request: &'a RunRequest<'a>, device: Box<dyn TestDevice>) -> Self {
+        Self { request, device, allocator: None, observer: None, group: None }
+    }
+
+    /// Replaces the allocator that the request names.
+    #[must_use]
+    pub fn with_allocator(self, allocator: Box<dyn Allocator>) -> Self {
+        Self { allocator: Some(allocator), ..self }
+    }
+
+    /// Timed and traced runs emit no events.
+    #[must_use]
+    pub fn observed(self, observer: Observer<'o>) -> Self {
+        Self { observer: Some(observer), ..self }
+    }
+
+    /// Adds the scenario's other processes.
+    #[must_use]
+    pub fn with_processes(self, group: Option<ProcessGroup>) -> Self {
+        Self { group, ..self }
+    }
+
+    /// Runs with all checks. The record has no times.
+    pub fn checked(self) -> Result<RunRecord, DeviceError> {
+        self.checked_with_figures().map(|(record, _)| record)
+    }
+
+    /// Like [`Run::checked`], with the figures for comparisons between allocators.
+    pub fn checked_with_figures(mut self) -> Result<(RunRecord, Figures), DeviceError> {
+        let setup = Setup { faults: self.planned_faults(), group: self.group.take(), ..Setup::default() };
+        self.run_checks(setup).map(|(record, figures, _)| (record, figures))
+    }
+
+    /// Runs with these faults instead of the scenario's own, and with all checks from `checked_from` on. The run must release everything, however it
+    /// ends. The record counts its steps without keeping them.
+    pub fn faulted(mut self, faults: Faults, checked_from: CheckedFrom) -> Result<FaultedRun, DeviceError> {
+        let setup = Setup { faults: Some(faults), checked_from, group: self.group.take(), tracer: None, counts_steps: true };
+        let (record, _, ooms) = self.run_checks(setup)?;
+        Ok(FaultedRun { ooms: record.stats.num_ooms + ooms, record })
+    }
+
+    /// Measures times without any checks. From the first step to the last, the device receives only the scenario's own calls.
+    pub fn timed(self) -> Result<TimedRun, DeviceError> {
+        let setup = Setup { faults: self.planned_faults(), ..Setup::default() };
+        let done = self.execute(Checks::Timing, setup)?;
+        Ok(TimedRun {
+            verdict: done.verdict,
+            timings: done.timings,
+            steps: done.times.into_iter().collect(),
+            stats: done.stats,
+            unused_at_peak: done.unused_at_peak,
+            figures: done.figures,
+        })
+    }
+
+    /// Records a timeline, whatever the verdict. Recording takes time, so the times differ from [`Run::timed`].
+    pub fn traced(mut self) -> Result<Timeline, DeviceError> {
+        let info = self.device.info();
+        let tracer = Tracer::new(Timeline {
+            scenario: self.request.scenario.name.clone(),
+            allocator: self.request.allocator.to_string(),
+            repetition: self.request.repetition,
+            device: info.name.clone(),
+            clock: info.clock,
+            streams: Vec::new(),
+            entries: Vec::new(),
+            left_out: 0,
+        });
+        self.device = Box::new(TracedDevice::new(self.device, tracer.clone())?);
+        let setup = Setup { faults: self.planned_faults(), tracer: Some(tracer.clone()), ..Setup::default() };
+        self.execute(Checks::Timing, setup)?;
+        Ok(tracer.timeline())
+    }
+
+    fn planned_faults(&self) -> Option<Faults> {
+        Faults::planned(self.request.scenario, self.request.seed)
+    }
+
+    fn execute(self, checks: Checks, setup: Setup) -> Result<Executed, DeviceError> {
+        let Self { request, device, allocator, observer, .. } = self;
+        let allocator = allocator.unwrap_or_else(|| request.allocator.build());
+        match observer {
+            Some(observer) => execute_all(request, device, allocator, checks, observer, setup),
+            None => execute_all(request, device, allocator, checks, unobserved(request, &mut |_| {}), setup),
+        }
+    }
+
+    /// Returns the record, the figures, and the OOMs of other processes.
+    fn run_checks(mut self, setup: Setup) -> Result<(RunRecord, Figures, u64), DeviceError> {
+        let request = self.request;
+        let mut record = RunRecord {
+            scenario: request.scenario.info(),
+            device: self.device.info().clone(),
+            allocator: request.allocator.to_string(),
+            settings: request.allocator.settings(),
+            only_observed: self.observer.as_ref().is_some_and(|observer| observer.only_observed),
+            seed: request.seed,
+            repetition: request.repetition,
+            reproduce: request.reproduce.clone(),
+            audited: Some(request.audit),
+            timed: false,
+            verdict: Verdict::Interrupted,
+            steps: Vec::new(),
+            unrecorded_steps: 0,
+            figures: Vec::new(),
+            curve: Vec::new(),
+            timings: Timings::default(),
+            calls: DeviceCalls::default(),
+            stats: MemoryStats::default(),
+            cost_figures: self.device.cost_figures(),
+        };
+        if let Some(observer) = &mut self.observer {
+            (observer.emit)(Event::RunStarted(Box::new(record.clone())));
+        }
+        let checks = match (request.audit, request.scenario.health_check) {
+            (true, _) => Checks::Audit,
+            (false, Some(_)) => Checks::Health,
+            (false, None) => Checks::Accounts,
+        };
+        let done = self.execute(checks, setup)?;
+        record.verdict = done.verdict;
+        (record.steps, record.unrecorded_steps) = (done.steps, done.unrecorded_steps);
+        record.figures = done.claim_figures;
+        (record.curve, record.timings) = (done.curve, done.timings);
+        (record.calls, record.stats) = (done.calls, done.stats);
+        Ok((record, done.figures, done.ooms_of_processes))
+    }
 }
 
-/// Runs a scenario with an allocator that somebody else made, in the place of the one that the request names.
-pub fn run_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<RunRecord, DeviceError> {
-    observe(request, device, allocator, unobserved(request, &mut |_| {})).map(|(record, _)| record)
-}
-
-/// Runs a scenario, watched by somebody. Besides the record there are the figures for its expectations between arms.
-pub fn observe(
-    request: &RunRequest<'_>,
-    device: Box<dyn TestDevice>,
-    allocator: Box<dyn Allocator>,
-    observer: Observer<'_>,
-) -> Result<(RunRecord, Figures), DeviceError> {
-    observe_group(request, device, allocator, observer, None)
-}
-
-/// What a run has besides its scenario, device and allocator.
+/// The parts of a run that depend on its kind.
 #[derive(Default)]
 struct Setup {
-    /// Makes calls to the device fail.
     faults: Option<Faults>,
-    /// From where on it is checked.
     checked_from: CheckedFrom,
-    /// The processes beside the main one.
     group: Option<ProcessGroup>,
-    /// Is told what happens and when.
     tracer: Option<Tracer>,
-    /// Nobody looks at the steps in the record: they are counted.
+    /// Steps are counted, not recorded.
     counts_steps: bool,
-}
-
-/// As [`observe`], of a scenario that has processes beside the main one: the device is shared by this [`ProcessGroup`].
-pub fn observe_group(
-    request: &RunRequest<'_>,
-    device: Box<dyn TestDevice>,
-    allocator: Box<dyn Allocator>,
-    observer: Observer<'_>,
-    group: Option<ProcessGroup>,
-) -> Result<(RunRecord, Figures), DeviceError> {
-    let setup = Setup { faults: faults_of(request), group, ..Setup::default() };
-    observe_with(request, device, allocator, observer, setup).map(|(record, figures, _)| (record, figures))
-}
-
-/// The record, the figures, and how many requests ran out of memory in processes beside the main one.
-fn observe_with(
-    request: &RunRequest<'_>,
-    device: Box<dyn TestDevice>,
-    allocator: Box<dyn Allocator>,
-    observer: Observer<'_>,
-    setup: Setup,
-) -> Result<(RunRecord, Figures, u64), DeviceError> {
-    let mut record = RunRecord {
-        scenario: request.scenario.info(),
-        device: device.info().clone(),
-        allocator: request.allocator.to_string(),
-        settings: request.allocator.settings(),
-        only_observed: observer.only_observed,
-        seed: request.seed,
-        repetition: request.repetition,
-        reproduce: request.reproduce.clone(),
-        audited: Some(request.audit),
-        timed: false,
-        verdict: Verdict::Interrupted,
-        steps: Vec::new(),
-        unrecorded_steps: 0,
-        figures: Vec::new(),
-        curve: Vec::new(),
-        timings: Timings::default(),
-        calls: DeviceCalls::default(),
-        stats: MemoryStats::default(),
-        cost_figures: device.cost_figures(),
-    };
-    (observer.emit)(Event::RunStarted(Box::new(record.clone())));
-    let checks = match (request.audit, request.scenario.health_check) {
-        (true, _) => Checks::Audit,
-        (false, Some(_)) => Checks::Health,
-        (false, None) => Checks::Accounts,
-    };
-    let done = execute_all(request, device, allocator, checks, observer, setup)?;
-    record.verdict = done.verdict;
-    (record.steps, record.unrecorded_steps) = (done.steps, done.unrecorded_steps);
-    record.figures = done.claim_figures;
-    (record.curve, record.timings) = (done.curve, done.timings);
-    (record.calls, record.stats) = (done.calls, done.stats);
-    Ok((record, done.figures, done.ooms_of_processes))
 }
 
 fn unobserved<'a>(request: &RunRequest<'_>, emit: &'a mut dyn FnMut(Event)) -> Observer<'a> {
@@ -249,60 +286,6 @@ impl TimedRun {
             verdict @ (Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted) => record.verdict = verdict,
         }
     }
-}
-
-/// Runs a scenario for its times, without any check: from the first step to the end of the last one, the device sees the scenario's own calls
-/// only.
-pub fn time(request: &RunRequest<'_>, device: Box<dyn TestDevice>) -> Result<TimedRun, DeviceError> {
-    time_with(request, device, request.allocator.build())
-}
-
-/// As [`time`], with an allocator that somebody else made.
-pub fn time_with(request: &RunRequest<'_>, device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>) -> Result<TimedRun, DeviceError> {
-    time_observed(request, device, allocator, unobserved(request, &mut |_| {}))
-}
-
-/// As [`time_with`], watched by somebody. No event is told: between the steps of a timed run nothing else is done.
-pub fn time_observed(
-    request: &RunRequest<'_>,
-    device: Box<dyn TestDevice>,
-    allocator: Box<dyn Allocator>,
-    observer: Observer<'_>,
-) -> Result<TimedRun, DeviceError> {
-    let setup = Setup { faults: faults_of(request), ..Setup::default() };
-    let done = execute_all(request, device, allocator, Checks::Timing, observer, setup)?;
-    Ok(TimedRun {
-        verdict: done.verdict,
-        timings: done.timings,
-        steps: done.times.into_iter().collect(),
-        stats: done.stats,
-        unused_at_peak: done.unused_at_peak,
-        figures: done.figures,
-    })
-}
-
-/// Runs a scenario for its timeline, whatever its verdict is. Recording takes time, so its times are not those of [`time`].
-pub fn trace_observed(
-    request: &RunRequest<'_>,
-    device: Box<dyn TestDevice>,
-    allocator: Box<dyn Allocator>,
-    observer: Observer<'_>,
-) -> Result<Timeline, DeviceError> {
-    let info = device.info();
-    let tracer = Tracer::new(Timeline {
-        scenario: request.scenario.name.clone(),
-        allocator: request.allocator.to_string(),
-        repetition: request.repetition,
-        device: info.name.clone(),
-        clock: info.clock,
-        streams: Vec::new(),
-        entries: Vec::new(),
-        left_out: 0,
-    });
-    let device = Box::new(TracedDevice::new(device, tracer.clone())?);
-    let setup = Setup { faults: faults_of(request), tracer: Some(tracer.clone()), ..Setup::default() };
-    execute_all(request, device, allocator, Checks::Timing, observer, setup)?;
-    Ok(tracer.timeline())
 }
 
 /// The result of any run.

@@ -14,13 +14,13 @@ use super::execute;
 use super::frames::frames;
 use super::kept::Steps;
 use super::{Observer, RunRequest, StepTimes};
+use crate::context::RunContext;
 use crate::control::{DEFAULT_TIME_LIMIT, Phase};
 use crate::faults::Faults;
 use crate::leaks::Watch;
 use crate::processes::{self, Inside};
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
-use crate::context::RunContext;
 
 /// The state of one run.
 pub(super) struct Runner<'a, 'o> {

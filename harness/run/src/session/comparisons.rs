@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use harness_record::{Rule, RunRecord, Verdict, Violation};
 use harness_scenario::{Expectation, Located, Metric, Number, Scenario, Value};
 
-use crate::run::describe_unmet;
 use crate::context::Figures;
+use crate::run::describe_unmet;
 
 /// The figures of one scenario's allocators that have run in one repetition.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(super) struct Comparisons {
 impl Comparisons {
     /// Adds the figures of an allocator that has run, and judges the comparisons that are now complete.
     pub(super) fn add(&mut self, scenario: &Scenario, record: &mut RunRecord, figures: Figures) {
-        let of = Some((record.scenario.name.clone(), record.repetition));
+        let of = Some((record.scenario.id(), record.repetition));
         if self.of != of {
             *self = Self { of, figures: BTreeMap::new() };
         }

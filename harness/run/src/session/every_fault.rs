@@ -38,7 +38,7 @@ use crate::branches::Point;
 use crate::faults::Faults;
 use crate::processes::{ProcessGroup, StartedBy};
 use crate::rig::CheckedFrom;
-use crate::run::{FaultedRun, RunRequest, run_faulted};
+use crate::run::{FaultedRun, Run, RunRequest};
 
 /// A run with a failure may make this many times the calls of the run without failures, plus [`MORE_CALLS`]. With more
 /// calls it counts as endless.
@@ -303,7 +303,12 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs an arm on a fresh device. The inner errors are the reason to skip it and the reason that it did not begin.
-    fn run_with(&self, arm: &ArmRun<'_>, seed: u64, setup: RunSetup) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
+    fn run_with(
+        &self,
+        arm: &ArmRun<'_>,
+        seed: u64,
+        setup: RunSetup,
+    ) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
         let RunSetup { faults, checked_from, started_by } = setup;
         let scenario = self.plan.sized(arm.scenario);
         let group = ProcessGroup::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source, started_by)?;
@@ -320,7 +325,7 @@ impl<'a> Engine<'a> {
             audit: self.plan.audit,
             interrupt: Arc::default(),
         };
-        Ok(Ok(run_faulted(&request, device, arm.allocator.build(), faults, checked_from, group)))
+        Ok(Ok(Run::new(&request, device).with_processes(group).faulted(faults, checked_from)))
     }
 
     /// Fails the calls at some indexes of each arm: in forked copies if possible, otherwise in separate runs.

@@ -4,6 +4,7 @@
 mod comparisons;
 pub mod every_fault;
 mod repeated;
+mod scenario_process;
 mod supervise;
 
 use std::borrow::Cow;
@@ -21,11 +22,11 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use self::comparisons::Comparisons;
+use crate::context::Figures;
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::processes::{ProcessGroup, StartedBy};
-use crate::run::{Observer, RunRequest, observe, observe_group, time_observed, trace_observed};
+use crate::run::{Observer, Run, RunRequest};
 use crate::workload::exec;
-use crate::context::Figures;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::timeline::Timeline;
@@ -33,6 +34,7 @@ use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule
 use harness_scenario::{DeviceKind, Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 
+pub use self::scenario_process::serve_process;
 pub use self::supervise::{End, supervise};
 
 /// The runs of a session and their options.
@@ -72,7 +74,7 @@ pub struct Selection {
     /// Additional allocators: PyTorch's for every scenario that lists it with any settings, libraries for every
     /// scenario.
     pub added: Vec<AllocatorSpec>,
-    /// Restricts everything to these pairs of a scenario's key and an allocator's name; `None`: no restriction.
+    /// Restricts everything to these pairs of a scenario's [id](Scenario::id) and an allocator's name; `None`: no restriction.
     pub pairs: Option<BTreeSet<(String, String)>>,
 }
 
@@ -96,7 +98,7 @@ impl Selection {
             }
         }
         if let Some(pairs) = &self.pairs {
-            arms.retain(|arm| pairs.contains(&(scenario.name.clone(), arm.to_string())));
+            arms.retain(|arm| pairs.contains(&(scenario.id(), arm.to_string())));
         }
         arms
     }
@@ -262,14 +264,17 @@ impl Plan {
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
         let group = ProcessGroup::of(scenario, arm.allocator, (seed, self.audit), source, StartedBy::Exec)?;
         let (mut record, mut figures) = match open(source, scenario, arm.allocator, group.as_ref())? {
-            Ok(device) => match observe_group(&request, device, arm.allocator.build(), arm.observer(control, emit, record), group) {
-                // If an injected fault prevents the start, the run has failed; the device is not lost.
-                Err(error) if !scenario.faults.is_empty() => {
-                    let info = source.open()?.info().clone();
-                    return Ok((self.not_run(arm, source, info, did_not_begin(&error)), Figures::new()));
+            Ok(device) => {
+                match Run::new(&request, device).observed(arm.observer(control, emit, record)).with_processes(group).checked_with_figures()
+                {
+                    // If an injected fault prevents the start, the run has failed; the device is not lost.
+                    Err(error) if !scenario.faults.is_empty() => {
+                        let info = source.open()?.info().clone();
+                        return Ok((self.not_run(arm, source, info, did_not_begin(&error)), Figures::new()));
+                    }
+                    observed => observed?,
                 }
-                observed => observed?,
-            },
+            }
             Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
         };
         // Programs and processes run only once, because their times mean nothing.
@@ -277,7 +282,7 @@ impl Plan {
         if record.verdict == Verdict::Passed && is_alone && can_be_repeated(scenario, &record) {
             control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
-                let (again, _) = observe(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
+                let again = Run::new(&request, device).observed(arm.observer(control, &mut |_| {}, None)).checked()?;
                 repeated::judge(&mut record, &again);
             }
         }
@@ -287,7 +292,7 @@ impl Plan {
         if record.verdict == Verdict::Passed && has_times {
             control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
-                let timed = time_observed(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
+                let timed = Run::new(&request, device).observed(arm.observer(control, &mut |_| {}, None)).timed()?;
                 figures.extend(timed.figures.clone());
                 timed.add_to(&mut record);
             }
@@ -295,7 +300,7 @@ impl Plan {
         if let Some(timelines) = sinks.timelines.as_ref().filter(|_| has_times) {
             control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
             if let Ok(device) = open(source, scenario, arm.allocator, None)? {
-                let timeline = trace_observed(&request, device, arm.allocator.build(), arm.observer(control, &mut |_| {}, None))?;
+                let timeline = Run::new(&request, device).observed(arm.observer(control, &mut |_| {}, None)).traced()?;
                 // The receiver is gone if the session was aborted.
                 drop(timelines.send(timeline));
             }
@@ -371,7 +376,12 @@ fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
 type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, String)>;
 
 /// Opens a fresh device of the size that the scenario needs.
-fn open(source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec, group: Option<&ProcessGroup>) -> Result<Opened, DeviceError> {
+fn open(
+    source: &DeviceSource,
+    scenario: &Scenario,
+    allocator: &AllocatorSpec,
+    group: Option<&ProcessGroup>,
+) -> Result<Opened, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
     let missing = scenario
@@ -411,7 +421,11 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
     }
     let there = source.devices();
     if *devices > there {
-        return Some(format!("the scenario needs {}, and {there} {} available", count(*devices, "device"), if there == 1 { "is" } else { "are" }));
+        return Some(format!(
+            "the scenario needs {}, and {there} {} available",
+            count(*devices, "device"),
+            if there == 1 { "is" } else { "are" }
+        ));
     }
     for feature in features {
         let is_there = match feature {

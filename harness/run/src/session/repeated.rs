@@ -46,7 +46,7 @@ mod tests {
     use harness_scenario::Scenario;
 
     use super::*;
-    use crate::run::{RunRequest, run};
+    use crate::run::{Run, RunRequest};
 
     /// Runs a training that recovers with a smaller batch twice.
     fn twice() -> [RunRecord; 2] {
@@ -58,7 +58,7 @@ mod tests {
             let config = SimConfig { total: config.context_overhead + Bytes::mib(64), ..config };
             let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
             let request = RunRequest { scenario: &scenario, allocator, seed: 3, repetition: 0, reproduce, audit: true, interrupt };
-            run(&request, Box::new(SimDevice::new(config))).unwrap()
+            Run::new(&request, Box::new(SimDevice::new(config))).checked().unwrap()
         })
     }
 

@@ -119,7 +119,10 @@ impl TracedDevice {
 
 /// The device's mapping or pool view, which the caller has checked to exist.
 fn view<T>(view: Option<T>) -> Result<T, DeviceError> {
-    view.ok_or_else(|| DeviceError::Unavailable { what: "the device".to_owned(), why: "it does not support this kind of memory".to_owned() })
+    view.ok_or_else(|| DeviceError::Unavailable {
+        what: "the device".to_owned(),
+        why: "it does not support this kind of memory".to_owned(),
+    })
 }
 
 impl DeviceWrapper for TracedDevice {

@@ -11,12 +11,12 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::between::{Between, pause};
-use crate::recovery::{Recovery, AttemptKind};
+use crate::context::RunContext;
+use crate::context::requests::{Requests, Running, Sequence};
+use crate::recovery::{AttemptKind, Recovery};
 use crate::rig::{Buffer, Stop};
 use crate::step_result::{StepResult, Unmet};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::context::RunContext;
-use crate::context::requests::{Requests, Running, Sequence};
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::infer::{Cache, Infer};
 use harness_scenario::{Chain, Expected, Plan, ReportKey, Step};

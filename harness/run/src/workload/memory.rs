@@ -5,8 +5,8 @@ use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 use harness_record::Shortage;
 
-use crate::rig::{Buffer, Stop};
 use crate::context::RunContext;
+use crate::rig::{Buffer, Stop};
 
 /// Why an operation was not completed.
 #[derive(Debug)]

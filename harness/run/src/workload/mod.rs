@@ -24,9 +24,9 @@ mod tests {
 
     use super::*;
     use crate::between::Between;
+    use crate::context::RunContext;
     use crate::rig::{ProgramId, Rig, RigOptions, Stop};
     use crate::step_result::StepResult;
-    use crate::context::RunContext;
 
     const STORM: &str =
         "storm: { id: s, operations: 200, sizes: { min: 1KiB, max: 1MiB }, live: 8MiB, lifetime: { min: 5, max: 50 }, fill: true }";

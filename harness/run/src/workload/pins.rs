@@ -10,9 +10,9 @@ use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
+use crate::context::RunContext;
 use crate::rig::{Stop, held_back, release_unit};
 use crate::step_result::StepResult;
-use crate::context::RunContext;
 use harness_record::Table;
 use harness_scenario::{ReportKey, StepName};
 

@@ -9,9 +9,9 @@ use harness_trace::snapshot::StackId;
 use harness_trace::trace::TraceEvent;
 
 use crate::between::{Between, pause};
+use crate::context::RunContext;
 use crate::rig::{PoolRefused, Stop};
 use crate::step_result::{StepResult, Unmet};
-use crate::context::RunContext;
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::replay::Replay;
 use harness_scenario::{Expected, ReportKey, Step};

@@ -139,7 +139,7 @@ fn a_pool_without_a_threshold_gives_unused_memory_back_at_a_wait(device: &mut dy
         for (index, wait) in waits.into_iter().enumerate() {
             let ptr = pooled(device).malloc_async(pool, Bytes::mib(20), stream)?;
             wait(device)?;
-    assert!(reserved(device, pool)? >= Bytes::mib(20), "live memory stays reserved");
+            assert!(reserved(device, pool)? >= Bytes::mib(20), "live memory stays reserved");
             device.busy(stream, LONG)?;
             pooled(device).free_async(ptr, stream)?;
             device.record_event(event, stream)?;

@@ -9,7 +9,7 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::units::Bytes;
 use harness_record::{RunRecord, Verdict};
 use harness_report::text::step_table;
-use harness_run::run::{RunRequest, run};
+use harness_run::run::{Run, RunRequest};
 use harness_scenario::Scenario;
 
 use crate::staged::{Stage, Staged};
@@ -26,7 +26,8 @@ fn run_on(steps: &str, stage: Stage) -> RunRecord {
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let (device, _) = Staged::new(scenario.needs.memory, stage);
     let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
-    run(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt }, Box::new(device))
+    Run::new(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt }, Box::new(device))
+        .checked()
         .unwrap()
 }
 
@@ -120,7 +121,7 @@ fn all_metrics_of_an_expectation_are_read_at_one_moment() {
         let (allocator, interrupt) = (&AllocatorKind::Caching.into(), Arc::default());
         let request =
             RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: false, interrupt };
-        assert_eq!(run(&request, Box::new(device)).unwrap().verdict, Verdict::Passed);
+        assert_eq!(Run::new(&request, Box::new(device)).checked().unwrap().verdict, Verdict::Passed);
         asked.memory.load(Ordering::Relaxed)
     };
     // One look for the expectation, one for the accounts after the step.

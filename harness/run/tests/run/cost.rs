@@ -13,7 +13,7 @@ use harness_allocator::units::Bytes;
 use harness_record::Verdict;
 use harness_run::faults::Faults;
 use harness_run::rig::CheckedFrom;
-use harness_run::run::run_faulted;
+use harness_run::run::Run;
 use harness_scenario::Scenario;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -150,7 +150,7 @@ fn the_steps_behind_a_failed_call_cost_time_linear_in_their_number_and_no_memory
     let allocator = Box::new(Counted(AllocatorKind::Caching.build(), Arc::clone(&read)));
     let faults = Faults::each_by(&scenario, |_| Injector::new(&["cudaMalloc:1".parse().unwrap()], 0));
     let device = Box::new(SimDevice::new(SimConfig::default()));
-    let run = run_faulted(&request, device, allocator, faults, CheckedFrom::Operation(1), None).unwrap().record;
+    let run = Run::new(&request, device).with_allocator(allocator).faulted(faults, CheckedFrom::Operation(1)).unwrap().record;
     assert_eq!((run.verdict, run.stats.num_alloc_retries), (Verdict::Passed, 1));
     assert_eq!((run.steps.len(), run.unrecorded_steps), (0, STEPS));
     let each = read.load(Ordering::Relaxed) / STEPS;

@@ -12,7 +12,7 @@ use harness_devices::DeviceSource;
 use harness_record::{Invariant, Rule, RunRecord, Verdict, Violation};
 use harness_run::faults::Faults;
 use harness_run::rig::CheckedFrom;
-use harness_run::run::run_faulted;
+use harness_run::run::Run;
 use harness_run::session::{Plan, Selection};
 use harness_scenario::Scenario;
 
@@ -167,7 +167,7 @@ fn an_allocator_that_forgets_memory_when_a_free_fails_leaks_it_and_is_told() {
         let request = request(&scenario, &spec);
         let device = Box::new(SimDevice::new(SimConfig::default()));
         let faults = Faults::each_by(&scenario, |_| Injector::new(&[fail.parse().unwrap()], 0));
-        run_faulted(&request, device, allocator, faults, CheckedFrom::Start, None).unwrap().record
+        Run::new(&request, device).with_allocator(allocator).faulted(faults, CheckedFrom::Start).unwrap().record
     };
     let forgetful = || Box::new(Forgetful { inner: AllocatorKind::Direct.build(), has_failed: false });
     let leaking = run(forgetful(), "cudaFree:1");

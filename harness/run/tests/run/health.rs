@@ -6,7 +6,7 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
 use harness_record::{Invariant, Rule, RunRecord, Verdict};
-use harness_run::run::{RunRequest, run_with};
+use harness_run::run::{Run, RunRequest};
 use harness_scenario::Scenario;
 
 use crate::lying::{Lie, Lying, TOLD};
@@ -38,7 +38,7 @@ fn run(lie: Lie, health_check: &str, audit: bool) -> RunRecord {
     let request = RunRequest { audit, ..request(&scenario, allocator) };
     let config = SimConfig::default();
     let config = SimConfig { total: config.context_overhead + Bytes::mib(64), ..config };
-    run_with(&request, Box::new(SimDevice::new(config)), Box::new(Lying::new(lie).0)).unwrap()
+    Run::new(&request, Box::new(SimDevice::new(config))).with_allocator(Box::new(Lying::new(lie).0)).checked().unwrap()
 }
 
 /// The step at which the run failed, and the invariant.

@@ -74,7 +74,7 @@ fn a_numbered_buffer_that_is_not_there_fails_the_step_and_those_that_are_are_tol
         failure(&run("  - alloc: { buffer: \"kv[1]\", size: 1MiB }\n  - alloc: { buffer: \"kv[2]\", size: 1MiB }\n  - free: kv[3]"));
     assert_eq!((expected.as_str(), seen.as_str()), ("kv[3] to be live", "2 of that name are live, from kv[1] to kv[2]"));
     let (_, expected, seen) = failure(&run("  - alloc: { buffer: \"kv[1]\", size: 1MiB }\n  - alloc: { buffer: \"kv[1]\", size: 1MiB }"));
-    assert_eq!((expected.as_str(), seen.as_str()), ("no buffer kv[1]", "it is live already; say `leak: true` to lose it"));
+    assert_eq!((expected.as_str(), seen.as_str()), ("no buffer kv[1]", "it is already live; add `leak: true` to leak it"));
     let (_, _, seen) = failure(&run("  - for: { i: [0.5] }\n    steps: [ alloc: { buffer: \"kv[i]\", size: 1MiB } ]"));
     assert_eq!(seen, "the number of `kv[i]` evaluates to 1/2");
 }

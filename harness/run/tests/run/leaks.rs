@@ -118,7 +118,7 @@ fn growth_within_its_limits_passes_and_is_told() {
     steps:
       - alloc: { buffer: losses, size: 1MiB, leak: true }",
     );
-    assert!(too_much.contains("1 MiB an iteration or 7 MiB in all"), "{too_much}");
+    assert!(too_much.contains("1 MiB per iteration or 7 MiB in total"), "{too_much}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use harness_allocator::allocator::AllocatorKind;
 use harness_devices::DeviceSource;
 use harness_record::{RunRecord, Verdict};
-use harness_run::run::{RunRequest, run};
+use harness_run::run::{Run, RunRequest};
 use harness_scenario::Scenario;
 
 const STORM: &str = "storm: { id: s, operations: 6, sizes: [3KiB], live: 1MiB, lifetime: { min: 1, max: 3 } }";
@@ -18,7 +18,7 @@ fn ran(steps: &str) -> RunRecord {
     let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
     let source = DeviceSource::simulated();
     let device = source.open().and_then(|device| source.limit(device, scenario.needs.memory)).unwrap();
-    run(&request, device).unwrap()
+    Run::new(&request, device).checked().unwrap()
 }
 
 #[test]

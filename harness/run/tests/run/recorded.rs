@@ -10,7 +10,7 @@ use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_record::{RunRecord, Verdict};
 use harness_run::control::Control;
-use harness_run::run::{Observer, RunRequest, observe};
+use harness_run::run::{Observer, Run, RunRequest};
 use harness_scenario::Scenario;
 use harness_trace::snapshot::{Action, Event, Snapshot};
 
@@ -32,7 +32,7 @@ fn ran(text: &str, kind: AllocatorKind, is_recorded: bool, at: u64) -> (RunRecor
         emit: &mut |_| {},
         record: is_recorded.then_some(&mut keep),
     };
-    let (record, _) = observe(&request, Box::new(device), allocator.build(), observer).unwrap();
+    let record = Run::new(&request, Box::new(device)).observed(observer).checked().unwrap();
     (record, snapshot)
 }
 

@@ -13,7 +13,7 @@ use harness_devices::DeviceSource;
 use harness_record::Invariant;
 use harness_record::{Outcome, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
 use harness_report::text::step_table;
-use harness_run::run::{RunRequest, run as run_on};
+use harness_run::run::{Run, RunRequest};
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
@@ -264,8 +264,8 @@ fn a_policy_that_changes_nothing_makes_no_progress() {
     assert_eq!(
         told(&run),
         [
-            "test.yaml:6:5: invariant retry_makes_progress: expected the retry to succeed, to ask for less, or to meet other memory than the failed \
-          try, seen it asked for 30 MiB again and failed again: the allocator's blocks and the 24 MiB free on the device were the same"
+            "test.yaml:6:5: invariant retry_makes_progress: expected the retry to succeed, to ask for less, or to find memory changed since the failed \
+          attempt, seen it asked for 30 MiB again and failed again: the allocator's blocks and the 24 MiB free on the device were the same"
         ]
     );
 }
@@ -478,9 +478,12 @@ fn a_storm_that_is_interrupted_leaves_nothing_on_the_device() {
     let interrupt = Arc::<AtomicBool>::default();
     let (device, left) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), 2);
     let (allocator, reproduce) = (&AllocatorKind::Caching.into(), String::new());
-    let run =
-        run_on(&RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt }, Box::new(device))
-            .unwrap();
+    let run = Run::new(
+        &RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt },
+        Box::new(device),
+    )
+    .checked()
+    .unwrap();
     assert_eq!(run.verdict, Verdict::Interrupted);
     assert_eq!(
         run.steps.iter().map(|step| step.kind.as_str()).collect::<Vec<_>>(),
@@ -504,7 +507,7 @@ fn a_scenario_without_leaks_leaves_nothing_and_one_that_fails_neither() {
         let (device, left) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), u64::MAX);
         let spec = AllocatorKind::Caching.into();
         let request = RunRequest { interrupt, ..request(&scenario, &spec) };
-        run_on(&request, Box::new(device)).unwrap();
+        Run::new(&request, Box::new(device)).checked().unwrap();
         assert_eq!(*left.lock().unwrap(), Some(Leaks::default()), "{steps}");
     }
 }
@@ -523,7 +526,7 @@ fn the_end_gives_the_cache_back_and_takes_the_whole_limit_once() {
     let mallocs = device.mallocs();
     let spec = AllocatorKind::Caching.into();
     let request = RunRequest { interrupt, ..request(&scenario, &spec) };
-    let run = run_on(&request, Box::new(device)).unwrap();
+    let run = Run::new(&request, Box::new(device)).checked().unwrap();
     assert_eq!(run.verdict, Verdict::Passed);
     assert_eq!(*mallocs.lock().unwrap(), [Bytes::mib(20), Bytes::mib(64)]);
     assert_eq!((run.calls.malloc, run.calls.free), (1, 0));
@@ -559,7 +562,7 @@ steps:
     for allocator in &scenario.allocators {
         let (reproduce, interrupt) = (String::new(), Arc::default());
         let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
-        let run = run_on(&request, Box::new(SimDevice::new(device.clone()))).unwrap();
+        let run = Run::new(&request, Box::new(SimDevice::new(device.clone()))).checked().unwrap();
         assert_eq!(run.verdict, Verdict::Passed, "{allocator}");
     }
 }
@@ -600,7 +603,7 @@ fn a_training_that_cannot_even_begin_counts_its_failed_request() {
 fn run_on_device(scenario: &Scenario, device: Watched) -> RunRecord {
     let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
     let request = RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
-    run_on(&request, Box::new(device)).unwrap()
+    Run::new(&request, Box::new(device)).checked().unwrap()
 }
 
 /// The first question of the step is that of its expectation, the last one that of the scenario's invariant.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Verdict;
-use harness_run::run::{RunRequest, TimedRun, time};
+use harness_run::run::{Run, RunRequest, TimedRun};
 use harness_scenario::Scenario;
 
 use crate::program::request;
@@ -18,7 +18,7 @@ fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos)
     let (device, asked) = Staged::new(scenario.needs.memory, Stage { nvml_takes, ..Stage::default() });
     let (allocator, reproduce, interrupt) = (&allocator.into(), String::new(), Arc::default());
     let request = RunRequest { scenario: &scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
-    let run = time(&request, Box::new(device)).unwrap();
+    let run = Run::new(&request, Box::new(device)).timed().unwrap();
     assert_eq!(run.verdict, Verdict::Passed);
     (run, asked)
 }
@@ -103,10 +103,10 @@ fn the_times_of_steps_go_to_the_record_of_the_checked_run() {
     let allocator = &AllocatorKind::Caching.into();
     let request = request(&scenario, allocator);
     let device = || Box::new(Staged::new(Bytes::mib(64), Stage::default()).0);
-    let mut record = harness_run::run::run(&request, device()).unwrap();
+    let mut record = Run::new(&request, device()).checked().unwrap();
     assert!(record.steps.iter().all(|step| step.duration.is_none() && !step.reports.contains_key("time")), "a checked run has no times");
     assert_eq!(record.timings, harness_record::Timings::default());
-    let timed = time(&request, device()).unwrap();
+    let timed = Run::new(&request, device()).timed().unwrap();
     let whole = timed.timings.scenario;
     timed.add_to(&mut record);
     let durations: Vec<Nanos> = record.steps.iter().map(|step| step.duration.expect("each step was timed")).collect();

@@ -126,7 +126,8 @@ impl DeviceAccount {
         }
         // Another process may have caused the difference, so it does not prove an allocator bug.
         let (moved, reserved) = (self.moved(memory), look.held.and(look.others).reserved);
-        let why = format!("device used moved by {moved} B while {reserved} B were reserved, and NVML does not report which process caused it");
+        let why =
+            format!("device used moved by {moved} B while {reserved} B were reserved, and NVML does not report which process caused it");
         self.contention.get_or_insert(why);
         Vec::new()
     }

@@ -396,7 +396,7 @@ fn check_owners<'a>(
         }
     }
     if let Some((address, owner)) = handed_out.next() {
-            let expected = format!("{} at {address} to have its own allocated block", owner.requested);
+        let expected = format!("{} at {address} to have its own allocated block", owner.requested);
         findings.push(Finding::new(Invariant::AllocationsAreDisjoint, expected, "its block is not allocated"));
     }
 }

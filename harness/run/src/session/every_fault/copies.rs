@@ -17,11 +17,12 @@ use harness_exec::large_pages::use_for_code;
 use harness_record::FaultedCase;
 use serde::{Deserialize, Serialize};
 
-use super::{ArmRun, Attempt, Engine, Outcome, CallResult, RunSetup};
+use super::{ArmRun, Attempt, CallResult, Engine, Outcome, RunSetup};
 use crate::branches::{Branches, Ended, Failing, Point};
 use crate::faults::Faults;
 use crate::processes::StartedBy;
 use crate::rig::CheckedFrom;
+use crate::session::scenario_process::serve_in_copy;
 
 /// The maximum number of calls per order. It balances the cost of the shared steps against the load of the servers.
 pub(super) const MOST_POINTS: usize = 400;
@@ -96,7 +97,13 @@ impl Server {
     }
 
     /// `None` if the order did not complete.
-    fn ask(&mut self, order: &Order, stop: &AtomicBool, told: &mut BTreeMap<usize, CallResult>, progress: &(dyn Fn() + Sync)) -> Option<()> {
+    fn ask(
+        &mut self,
+        order: &Order,
+        stop: &AtomicBool,
+        told: &mut BTreeMap<usize, CallResult>,
+        progress: &(dyn Fn() + Sync),
+    ) -> Option<()> {
         send(self.socket.get_mut(), order)?;
         // The first run of a call whose second run is still missing.
         let mut first: Option<(usize, CallResult)> = None;
@@ -187,14 +194,16 @@ fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut 
         let faults = Faults::each_by(arm.scenario, |_| injector.clone());
         // The steps before the second operation cost nothing, so their copies run all of it.
         let checked_from = if branches.make_up_to(1) { CheckedFrom::Operation(1) } else { CheckedFrom::Branches(branches.clone()) };
-        let setup = RunSetup { faults: faults.clone(), checked_from, started_by: StartedBy::Fork };
+        let setup = RunSetup { faults: faults.clone(), checked_from, started_by: StartedBy::Fork(serve_in_copy) };
         let seen = engine.run_catching(arm, seed, setup).ok();
         attempt().zip(seen).map(|((place, attempt), seen)| (place, engine.outcome(attempt, &faults, &seen)))
     } else {
         // Other processes do not fork along with this one. So each call gets a copy that runs the whole arm and starts
         // its processes by forking itself.
         let made = branches.make_up_to(u64::MAX).then(attempt).flatten();
-        made.and_then(|(place, attempt)| Some((place, engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork).ok()?)))
+        made.and_then(|(place, attempt)| {
+            Some((place, engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork(serve_in_copy)).ok()?))
+        })
     };
     let Some((place, Outcome { case, ended_at_once, wants_one_more })) = outcome else { leave(1) };
     match send(socket, &Answer::Outcome { place, case, ended_at_once, wants_one_more }) {

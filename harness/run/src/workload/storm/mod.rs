@@ -11,9 +11,9 @@ use harness_base::words::count;
 
 use self::requests::{Operation, Requests};
 use crate::between::{Between, pause};
+use crate::context::RunContext;
 use crate::rig::Stop;
 use crate::step_result::{StepResult, Unmet};
-use crate::context::RunContext;
 use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::storm::{Storm, Until};
 use harness_scenario::{ReportKey, Step};
@@ -109,7 +109,13 @@ fn operate(ctx: &mut RunContext, storm: &Storm, requests: &mut Requests<'_>, cou
 }
 
 /// Handles a failed request. The storm continues unless it should end at this failure.
-fn refused(ctx: &mut RunContext, storm: &Storm, request: Request, error: &AllocatorError, counts: &mut Counts) -> Result<ControlFlow<()>, Stop> {
+fn refused(
+    ctx: &mut RunContext,
+    storm: &Storm,
+    request: Request,
+    error: &AllocatorError,
+    counts: &mut Counts,
+) -> Result<ControlFlow<()>, Stop> {
     counts.ooms += 1;
     let stats = ctx.rig.stats();
     let (reserved, allocated) = (Bytes(stats.reserved_bytes.all.current), Bytes(stats.allocated_bytes.all.current));
@@ -151,7 +157,11 @@ fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) ->
     }
     match storm.until {
         Some(Until::Fragmented) if !fragmented => {
-            let seen = format!("{} with {}, none because of fragmentation", count(counts.operations, "operation"), count(counts.ooms, "failed request"));
+            let seen = format!(
+                "{} with {}, none because of fragmentation",
+                count(counts.operations, "operation"),
+                count(counts.ooms, "failed request")
+            );
             let expected = "a request that fails although reserved − allocated is at least its size";
             result.unmet.push(Unmet::at(step, expected, seen));
         }

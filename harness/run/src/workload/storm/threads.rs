@@ -18,11 +18,11 @@ use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 
 use super::requests::{Operation, Requests};
+use crate::context::RunContext;
+use crate::context::live_blocks::{Block, LiveBlocks};
 use crate::control::{Call, Control};
 use crate::rig::{Finding, Stop, check_structure};
 use crate::step_result::{StepResult, Unmet};
-use crate::context::RunContext;
-use crate::context::live_blocks::{Block, LiveBlocks};
 use harness_record::{Invariant, Outcome};
 use harness_scenario::steps::storm::Storm;
 use harness_scenario::{ReportKey, Step};
@@ -98,7 +98,9 @@ pub(super) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, threads: u64
         (ReportKey::Frees, counts.frees),
         (ReportKey::Ooms, ooms),
     ]);
-    result.notes.push(format!("{threads} threads used one allocator concurrently; their requests are the same in every run, their interleaving is not"));
+    result.notes.push(format!(
+        "{threads} threads used one allocator concurrently; their requests are the same in every run, their interleaving is not"
+    ));
     Ok(result)
 }
 

@@ -6,8 +6,8 @@ use harness_record::{Outcome, Shortage};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{Expected, Step};
 
-use crate::step_result::{StepResult, Unmet};
 use crate::context::RunContext;
+use crate::step_result::{StepResult, Unmet};
 
 /// Judges the end of a training: its iterations and retries, and a description of the final plan.
 pub(super) fn judge(

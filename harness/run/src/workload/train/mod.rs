@@ -13,17 +13,20 @@ mod ranks;
 mod spill;
 mod training;
 
+use std::hash::{Hash as _, Hasher as _};
+
 use harness_allocator::allocator::AllocatorError;
+use harness_allocator::hash::Mixer;
 use harness_allocator::units::Bytes;
 
 use self::judge::{batch_became, judge};
 use self::training::{Counts, Training};
 use crate::between::{Between, pause};
+use crate::context::RunContext;
 use crate::leaks::Watch;
-use crate::recovery::{Recovery, AttemptKind};
+use crate::recovery::{AttemptKind, Recovery};
 use crate::rig::Stop;
 use crate::step_result::StepResult;
-use crate::context::RunContext;
 use harness_scenario::steps::train::{Train, Trained};
 use harness_scenario::{Plan, ReportKey, Step};
 
@@ -99,6 +102,14 @@ fn iterate(
     Ok(None)
 }
 
+/// Identifies a training without its name, policies and expectations. Reports rank only equal trainings.
+fn workload(train: &Train) -> String {
+    let Train { model, batches, lengths, plan, iterations, optimizer, zero_grad, retain_graph, ranks, .. } = train;
+    let mut hasher = Mixer::default();
+    format!("{:?}", (model, batches, lengths, plan, iterations, optimizer, zero_grad, retain_graph, ranks)).hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
 /// Describes the effect of retries: on the batch, or on the whole plan if the batch is unchanged.
 fn what_became(train: &Train, counts: &Counts) -> String {
     let first = train.batches[0];
@@ -130,8 +141,36 @@ fn conclude(
     ]);
     recovery.left_behind(Bytes(counts.retained));
     result.reports.extend(recovery.reports());
-    result.recovery = recovery.into_record(ctx).map(|record| harness_record::Recovery { host: counts.host, ..record });
+    result.recovery =
+        recovery.into_record(ctx).map(|record| harness_record::Recovery { host: counts.host, workload: Some(workload(train)), ..record });
     let done = (counts.iterations, counts.retries, what_became(train, &counts));
     judge(ctx, step, train, done, failed.map(|error| (error, counts.shortage)), &mut result);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use harness_scenario::steps::Action;
+
+    use super::*;
+    use crate::rig::RigOptions;
+    use crate::workload::tests::{scenario_in, simulated, world_on};
+
+    #[test]
+    fn throughput_counts_the_batch_that_was_trained() {
+        let step =
+            "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 4MiB, batch: 64, iterations: 5, on_oom: bisect_batch }";
+        let scenario = scenario_in("160MiB", step);
+        let Action::Train(train) = &scenario.steps[0].action else { panic!("{step}") };
+        let mut ctx = world_on(Box::new(simulated(&scenario)), &scenario, &RigOptions::default());
+        let mut training = Training::new(train, ctx.stream(&train.stream));
+        let (mut counts, mut recovery) = (Counts::default(), Recovery::new(train.on_oom.as_ref()));
+        assert!(training.build(&mut ctx).is_ok());
+        assert!(iterate(&mut ctx, &mut training, &mut counts, &mut recovery, None, None).unwrap().is_none());
+        let trained = recovery.into_record(&ctx).unwrap().trained.unwrap();
+        assert!(counts.retries > 0 && counts.iterations == 5);
+        assert_eq!(counts.samples, trained.samples);
+    }
 }

@@ -8,9 +8,9 @@ use harness_allocator::device::StreamId;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::spill::SavedOnHost;
+use crate::context::RunContext;
 use crate::rig::{Buffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::context::RunContext;
 use harness_scenario::DeviceKind;
 use harness_scenario::model::{Gradient, ParameterId, Program, Segment, TensorId};
 

@@ -6,9 +6,9 @@ use harness_allocator::allocator::AllocatorError;
 use harness_allocator::device::{HostMemory, StreamId};
 use harness_allocator::units::Bytes;
 
+use crate::context::RunContext;
 use crate::rig::{Buffer, HostBuffer, Stop};
 use crate::workload::memory::{Failed, take};
-use crate::context::RunContext;
 use harness_record::HostUse;
 
 /// The host memory of a training. Unused memory is cached for requests of the same size, as in PyTorch's allocator for

@@ -9,9 +9,9 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::pass::{ParameterGradients, Pass, Workspaces};
 use super::spill::{HostStore, SavedOnHost};
+use crate::context::RunContext;
 use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::context::RunContext;
 use harness_record::{HostUse, Invariant, Shortage};
 use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};

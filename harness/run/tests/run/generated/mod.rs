@@ -16,7 +16,7 @@ use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
 use harness_record::{Invariant, Records, Rule, RunRecord, Verdict, Violation};
 use harness_run::control::Control;
-use harness_run::run::{Observer, RunRequest, observe, time_observed};
+use harness_run::run::{Observer, Run, RunRequest};
 use harness_run::session::{Plan, Selection};
 use harness_scenario::{Scenario, Settings, Step, StepKind, schema};
 use proptest::prelude::*;
@@ -112,8 +112,8 @@ fn runs_on(scenario: &Scenario, record: &RunRecord) -> Result<[Verdict; 2], Devi
     let device = || source.open().and_then(|device| source.limit(device, scenario.needs.memory));
     let (mut checked_events, mut timed_events) = (|_| {}, |_| {});
     let observer = |emit| Observer { control: Arc::new(Control::new(Arc::default())), only_observed: true, emit, record: None };
-    let (checked, _) = observe(&request, device()?, allocator.build(), observer(&mut checked_events))?;
-    let timed = time_observed(&request, device()?, allocator.build(), observer(&mut timed_events))?;
+    let checked = Run::new(&request, device()?).observed(observer(&mut checked_events)).checked()?;
+    let timed = Run::new(&request, device()?).observed(observer(&mut timed_events)).timed()?;
     Ok([checked.verdict, timed.verdict])
 }
 

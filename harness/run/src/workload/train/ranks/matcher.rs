@@ -200,7 +200,10 @@ impl fmt::Display for Mismatch {
         match self.trouble {
             Trouble::Hang => write!(f, "a hang after {before} that all ranks joined")?,
             Trouble::Mixed => {
-                write!(f, "after {before} that all ranks joined, they call one with the same operation and byte count, so no rank waits, ")?;
+                write!(
+                    f,
+                    "after {before} that all ranks joined, they call one with the same operation and byte count, so no rank waits, "
+                )?;
                 f.write_str("but it adds up unrelated data")?;
             }
         }

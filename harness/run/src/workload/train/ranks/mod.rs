@@ -19,12 +19,12 @@ use harness_allocator::allocator::AllocatorError;
 
 use self::matcher::Matcher;
 use self::outcome::{Ended, Outcomes};
-use self::rank::{End, Rank, Attempt, AttemptResult};
+use self::rank::{Attempt, AttemptResult, End, Rank};
 use crate::between::{Between, pause};
+use crate::context::RunContext;
 use crate::recovery;
 use crate::rig::Stop;
 use crate::step_result::StepResult;
-use crate::context::RunContext;
 use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::Ranks;
 use harness_scenario::steps::train::Train;
@@ -254,10 +254,10 @@ mod tests {
     use harness_scenario::steps::Action;
     use harness_scenario::{ReportKey, Scenario};
 
+    use crate::context::RunContext;
     use crate::rig::{Rig, RigOptions};
     use crate::step_result::StepResult;
     use crate::workload::train;
-    use crate::context::RunContext;
 
     /// Trains on three ranks with 128 MiB each; rank 1 has `less` MiB less. Checks that everything is freed. Returns
     /// the result and whether the ranks hung.

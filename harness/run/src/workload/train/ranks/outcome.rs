@@ -7,10 +7,11 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::matcher::Mismatch;
 use super::rank::{End, Rank, RankEnd};
+use crate::context::{RankFigures, RunContext};
 use crate::rig::Finding;
 use crate::step_result::StepResult;
 use crate::workload::train::judge::{batch_became, judge};
-use crate::context::{RankFigures, RunContext};
+use crate::workload::train::workload;
 use harness_record::{Attempt, Invariant, Outcome, Recovery, Shortage, Table, Trained};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{ReportKey, Step};
@@ -67,7 +68,8 @@ pub(super) struct Ended {
 pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: Ended) -> StepResult {
     let Ended { mut ends, matched, outcomes, mismatch } = ended;
     let mut result = StepResult { reports: reports(train, &ends, matched, &outcomes), tables: vec![table(&ends)], ..StepResult::default() };
-    result.recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
+    let recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
+    result.recovery = recovery.map(|record| Recovery { workload: Some(workload(train)), ..record });
     let failed = first_failure(&mut ends);
     ctx.report_ranks(train.id.clone(), ends.iter().map(figures).collect());
     if let Some(mismatch) = mismatch {

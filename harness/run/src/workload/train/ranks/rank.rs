@@ -9,12 +9,12 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use super::matcher::{Collective, Matcher, Purpose};
 use super::reducer::{Call, Reducer};
-use crate::recovery::{self, Recovery, AttemptKind, Attempts};
+use crate::context::RunContext;
+use crate::recovery::{self, AttemptKind, Attempts, Recovery};
 use crate::rig::{Buffer, ProgramId, Stop};
 use crate::workload::memory::{Failed, free_all, make};
 use crate::workload::train::pass::Pass;
 use crate::workload::train::training::{self, Counts, Training};
-use crate::context::RunContext;
 use harness_scenario::model::Program;
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 use harness_scenario::steps::train::Train;
@@ -128,7 +128,11 @@ impl<'a> Rank<'a> {
     }
 
     /// Calls `act` in the rank's program and measures the time.
-    pub(super) fn within<T>(&mut self, ctx: &mut RunContext, act: impl FnOnce(&mut Self, &mut RunContext) -> Result<T, Stop>) -> Result<T, Stop> {
+    pub(super) fn within<T>(
+        &mut self,
+        ctx: &mut RunContext,
+        act: impl FnOnce(&mut Self, &mut RunContext) -> Result<T, Stop>,
+    ) -> Result<T, Stop> {
         ctx.rig.enter(self.program);
         ctx.rig.name_buffers(&self.name, self.line);
         let began = ctx.rig.now();

@@ -10,9 +10,9 @@ use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
 use super::matcher::Purpose;
+use crate::context::RunContext;
 use crate::rig::{Buffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use crate::context::RunContext;
 use harness_scenario::model::{ParameterId, Program};
 use harness_scenario::steps::ranks::{Ranks, Reduce};
 

@@ -8,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::faulty::{Faulty, Injector};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{DeviceError, CallSite, TestDevice};
@@ -19,34 +18,28 @@ use harness_record::Rule;
 use harness_scenario::steps::Action;
 use harness_scenario::{Scenario, Step};
 
-use super::shared::{Shared, unavailable};
-use super::wire::{self, Answer, Do, Done, Failed, Order, Reply, Start};
+use crate::context::RunContext;
+use crate::processes::Inherited;
+use crate::processes::shared::{Shared, unavailable};
+use crate::processes::wire::{self, Answer, Do, Done, Failed, Order, Reply, Start};
 use crate::rig::{Checks, Rig, RigOptions, Stop};
 use crate::run::{execute_step, of_device};
 use crate::step_result::StepResult;
-use crate::context::RunContext;
 
 /// The exit code of a program that panicked.
 const PANICKED: u8 = 101;
 
 /// Serves the main process, connected to standard input, until it closes the connection.
 #[must_use]
-pub fn serve() -> ExitCode {
+pub fn serve_process() -> ExitCode {
     let orders = || io::stdin().as_fd().try_clone_to_owned();
     ExitCode::from(exit_code(|| converse(File::from(orders()?), read)))
 }
 
-/// The data that a forked process inherits.
-#[derive(Clone, Debug)]
-pub(super) struct Known {
-    pub(super) scenario: Scenario,
-    pub(super) arm: AllocatorSpec,
-}
-
 /// Serves the main process in a forked copy of it, then exits.
-pub(super) fn serve_in_copy(socket: UnixStream, known: &Known) -> ! {
+pub(super) fn serve_in_copy(socket: UnixStream, inherited: &Inherited) -> ! {
     let orders = File::from(OwnedFd::from(socket));
-    let served = catch_unwind(AssertUnwindSafe(|| exit_code(|| converse(orders, |_| Ok(known.clone())))));
+    let served = catch_unwind(AssertUnwindSafe(|| exit_code(|| converse(orders, |_| Ok(inherited.clone())))));
     // A panic must not unwind into the main process's code.
     leave(served.unwrap_or(PANICKED))
 }
@@ -62,7 +55,7 @@ fn exit_code(converse: impl FnOnce() -> io::Result<()>) -> u8 {
     }
 }
 
-fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Known, String>) -> io::Result<()> {
+fn converse(mut to: File, read: impl FnOnce(&Start) -> Result<Inherited, String>) -> io::Result<()> {
     let mut from = BufReader::new(to.try_clone()?);
     let Some(Order::Start(start)) = next(&mut from)? else { return Err(io::Error::other("only `harness run` starts this process")) };
     let faults = start.faults.clone().map(Injector::from_state);
@@ -99,8 +92,8 @@ struct Process {
 
 impl Process {
     /// Reads the scenario and opens the device. An error is the reply to send.
-    fn start(start: &Start, read: impl FnOnce(&Start) -> Result<Known, String>, faults: Option<&Injector>) -> Result<Self, Reply> {
-        let Known { mut scenario, arm } = read(start).map_err(Reply::Refused)?;
+    fn start(start: &Start, read: impl FnOnce(&Start) -> Result<Inherited, String>, faults: Option<&Injector>) -> Result<Self, Reply> {
+        let Inherited { mut scenario, arm } = read(start).map_err(Reply::Refused)?;
         // Only the main process runs external programs.
         scenario.programs.clear();
         let device = open(start, &scenario, faults).map_err(|error| Reply::Refused(error.to_string()))?;
@@ -168,12 +161,12 @@ fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
 }
 
 /// Reads the scenario again.
-fn read(start: &Start) -> Result<Known, String> {
+fn read(start: &Start) -> Result<Inherited, String> {
     let mut points = Scenario::parse_points(&start.source, &start.path, &start.parameters).map_err(|error| error.to_string())?;
     let scenario = points.pop().ok_or("the scenario has no points")?;
     let listed = scenario.allocators.iter().find(|arm| arm.to_string() == start.allocator).cloned();
     let arm = listed.map_or_else(|| start.allocator.parse().map_err(|error| format!("{error}")), Ok)?;
-    Ok(Known { scenario, arm })
+    Ok(Inherited { scenario, arm })
 }
 
 fn value(step: &Step, iterations: u64) -> Option<(&harness_scenario::VariableName, harness_scenario::Number)> {

@@ -173,7 +173,7 @@ impl Advise {
         let advice = Advice::new(grid.program(), endings, memory);
         let recommended = advice.as_ref().and_then(|advice| advice.recommended());
         let Some(ending) = endings.iter().find(|ending| Some(ending.configuration.name.as_str()) == recommended) else {
-            terminal::tell("nothing to verify: no settings are recommended");
+            terminal::message("nothing to verify: no settings are recommended");
             return Ok(None);
         };
         let ending = ending.record(false);
@@ -210,9 +210,9 @@ impl Advise {
                 verified: None,
             })?;
         }
-        tell_notes(job);
+        print_notes(job);
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();
-        terminal::tell(format_args!(
+        terminal::message(format_args!(
             "{}: no advice: a replay with the recorded settings differs from the recording, so replays with other settings are not reliable.\nFirst divergence {divergence}\n`--force` shows the advice nevertheless",
             self.snapshot.display()
         ));
@@ -244,7 +244,7 @@ impl Advise {
                     Some(advice) => advice::render(&advice, endings, memory, fidelity, &in_program.sentences()),
                     None => advice::endings(endings, fidelity, is_complete(grid.program())),
                 };
-                tell_notes(grid.program());
+                print_notes(grid.program());
                 let verified = verified.map(|verified| format!("\n{}", verified.sentences())).unwrap_or_default();
                 terminal::print(&(text + &verified))
             }
@@ -253,9 +253,9 @@ impl Advise {
 }
 
 /// Prints unknowns and assumptions of the recovered program.
-fn tell_notes(job: &RecordedProgram) {
+fn print_notes(job: &RecordedProgram) {
     for note in &job.notes {
-        terminal::tell(format_args!("note: {note}"));
+        terminal::message(format_args!("note: {note}"));
     }
 }
 

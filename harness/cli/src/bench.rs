@@ -137,7 +137,7 @@ impl Bench {
             let bar = bar.clone();
             move || {
                 bar.suspend(|| {
-                    terminal::tell("interrupted: stopping after the current measurement; press Ctrl-C again to stop immediately")
+                    terminal::message("interrupted: stopping after the current measurement; press Ctrl-C again to stop immediately")
                 })
             }
         })?;
@@ -247,7 +247,7 @@ impl Bench {
                 Ok((Some(builds), Accepted { commit, missing: None, is_required }))
             }
             Err(why) => {
-                terminal::tell(format_args!("the accepted build is not measured: {why}"));
+                terminal::message(format_args!("the accepted build is not measured: {why}"));
                 missing(why)
             }
         }
@@ -259,7 +259,7 @@ impl Bench {
         let wanted: BTreeSet<String> = plan.suites().into_iter().flat_map(torch_arms).map(|arm| arm.settings).collect();
         let missing: BTreeSet<String> = wanted.iter().filter_map(|settings| torches.with(settings).err()).collect();
         if !self.quiet {
-            missing.iter().for_each(|reason| terminal::tell(format_args!("PyTorch's own allocator is not timed: {reason}")));
+            missing.iter().for_each(|reason| terminal::message(format_args!("PyTorch's own allocator is not timed: {reason}")));
         }
         Some(torches)
     }
@@ -298,7 +298,7 @@ impl Bench {
         let choice = device::choice(self.device, DeviceChoice::Auto)?;
         let source = device::source(choice, self.allow_full_device, self.device_profile.as_deref())?;
         if let (DeviceChoice::Auto, Some(reason), false) = (choice, source.simulated_because(), self.quiet) {
-            terminal::tell(format_args!("on the simulated device: {reason}"));
+            terminal::message(format_args!("on the simulated device: {reason}"));
         }
         Ok(source)
     }
@@ -337,7 +337,7 @@ impl Bench {
         }
         let Saved { folder, run, broken } = store::save(&self.reports, run, RENDERER)?;
         for error in broken {
-            terminal::tell(format_args!("skipped in the comparison and in the index: {error}"));
+            terminal::message(format_args!("skipped in the comparison and in the index: {error}"));
         }
         Ok((run, Some(folder)))
     }
@@ -346,7 +346,7 @@ impl Bench {
         let place = place.map(|folder| format!("report: {}", folder.join(store::REPORT).display()));
         match self.format {
             Format::Json => {
-                place.iter().for_each(terminal::tell);
+                place.iter().for_each(terminal::message);
                 terminal::print_json(run)
             }
             Format::Text if self.quiet && exit_of(run) == Exit::Passed => Ok(()),

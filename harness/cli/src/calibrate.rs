@@ -62,7 +62,7 @@ impl Calibrate {
         let name = self.name.unwrap_or_else(|| ProfileName::of_device(&info.name));
         let output = self.output.unwrap_or_else(|| Path::new(profile::FOLDER).join(format!("{name}.yaml")));
         for reason in &contended {
-            terminal::tell(format_args!("warning: the figures may be wrong: {reason}"));
+            terminal::message(format_args!("warning: the figures may be wrong: {reason}"));
         }
         let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
         files::write(&output, &profile.to_yaml()).map_err(|error| {
@@ -94,7 +94,9 @@ impl Calibrate {
         let bar = self.progress();
         let interrupt = interrupt::watch({
             let bar = bar.clone();
-            move || bar.suspend(|| terminal::tell("interrupted: stopping after the current round; press Ctrl-C again to stop immediately"))
+            move || {
+                bar.suspend(|| terminal::message("interrupted: stopping after the current round; press Ctrl-C again to stop immediately"))
+            }
         })?;
         let measured = calibrate::calibrate(device, self.rounds, |done, all| {
             bar.set_length(all.into());

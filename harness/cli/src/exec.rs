@@ -170,7 +170,7 @@ impl Exec {
         (machine, gpu): (&Machine, Option<&str>),
         terminal: &Terminal,
     ) -> Result<ExitCode, Failures> {
-        self.tell(ended, record, summary, machine.memory(), terminal)?;
+        self.print_results(ended, record, summary, machine.memory(), terminal)?;
         let timelines = &machine.timelines(ended.folder()).map_err(|error| lost(&error))?;
         let missed = self.not_reached(record, timelines);
         let command: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -208,8 +208,8 @@ impl Exec {
     }
 
     /// Prints the results to standard error, because standard output belongs to the program.
-    fn tell(&self, ended: &Ended, record: &Record, summary: &str, memory: Bytes, terminal: &Terminal) -> Result<(), Failures> {
-        terminal::tell(format_args!("\n{}", summary.trim_end()));
+    fn print_results(&self, ended: &Ended, record: &Record, summary: &str, memory: Bytes, terminal: &Terminal) -> Result<(), Failures> {
+        terminal::message(format_args!("\n{}", summary.trim_end()));
         if let Some(path) = &self.record {
             files::write(path, &terminal::json(record)?).map_err(|error| unwritten(path, error))?;
         }
@@ -258,13 +258,13 @@ impl Exec {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
             let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
             copy(&snapshot.path, &file).map_err(|error| unwritten(&file, error))?;
-            terminal::tell(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
+            terminal::message(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
         }
         match snapshots.first() {
             Some(first) if first.ended_out_of_memory => explain(path, memory, terminal),
             Some(_) => Ok(()),
             None => {
-                terminal::tell("no snapshot: no process with torch was using the GPU at its end");
+                terminal::message("no snapshot: no process with torch was using the GPU at its end");
                 Ok(())
             }
         }
@@ -280,7 +280,7 @@ pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Opt
     }
     let name = picture.file_name().map(|name| name.to_string_lossy().into_owned()).filter(|_| svg.is_some());
     write(path, &page(name.as_deref()))?;
-    terminal::tell(format_args!("report: {}", path.display()));
+    terminal::message(format_args!("report: {}", path.display()));
     Ok(())
 }
 
@@ -288,7 +288,7 @@ pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Opt
 fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
     match not_reached {
         Some(option) => {
-            terminal::tell(format_args!("`{option}` had no effect: the program did not make such a call"));
+            terminal::message(format_args!("`{option}` had no effect: the program did not make such a call"));
             ended.end.exit_code().max(Exit::Failed as u8).into()
         }
         None => ended.end.exit_code().into(),
@@ -304,10 +304,10 @@ fn explain(path: &Path, memory: Bytes, terminal: &Terminal) -> Result<(), CliErr
         match causes::explain(&snapshot, device, options) {
             Ok(explanation) if explanation.request.is_some() => {
                 let text = text::render(&name, &explanation, terminal.style_of_messages(), terminal::width_of_messages());
-                terminal::tell(format_args!("\n{}", text.trim_end()));
+                terminal::message(format_args!("\n{}", text.trim_end()));
             }
             Ok(_) => {}
-            Err(error) => terminal::tell(format_args!("{name}: {error}")),
+            Err(error) => terminal::message(format_args!("{name}: {error}")),
         }
     }
     Ok(())

@@ -130,7 +130,7 @@ impl Program {
         files::write_by(&trace_file, write).map(drop).map_err(|error| unwritten(&trace_file, error))?;
         files::write(out, &text).map_err(|error| unwritten(out, error))?;
         let end = if ending(record) == "fits" { "every request succeeds" } else { "the program runs out of memory" };
-        terminal::tell(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));
+        terminal::message(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));
         Ok(())
     }
 

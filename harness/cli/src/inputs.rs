@@ -13,7 +13,7 @@ use super::{import, kind, terminal};
 /// The catalogue's folder, relative to the root of the project.
 pub(crate) const CATALOGUE: &str = "scenarios";
 
-/// Expands paths to files in the given order, each once. A folder stands for its `*.yaml` files, sorted by name.
+/// Expands paths to files in the given order, each once. A folder is replaced by its `*.yaml` files, sorted by name.
 pub(crate) fn files(paths: &[PathBuf], noun: &str) -> Result<Vec<PathBuf>, CliError> {
     let mut files = Vec::new();
     let mut seen = BTreeSet::new();
@@ -53,7 +53,7 @@ pub(crate) fn points(path: &Path, settings: &Settings) -> Result<Vec<Scenario>, 
         None => CliError::from(error),
     })?;
     for hint in scenarios.iter().flat_map(|scenario| &scenario.renamed).collect::<BTreeSet<_>>() {
-        terminal::tell(printable(&format!("{}:{}:{}: {hint}", path.display(), hint.at.line, hint.at.column)));
+        terminal::message(printable(&format!("{}:{}:{}: {hint}", path.display(), hint.at.line, hint.at.column)));
     }
     Ok(scenarios)
 }

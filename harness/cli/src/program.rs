@@ -27,7 +27,7 @@ pub(crate) fn name() -> String {
 /// The arguments of this process. An old option name becomes the new one, and a hint on standard error names both.
 pub(crate) fn arguments() -> Vec<OsString> {
     let (arguments, hints) = with_new_names(std::env::args_os());
-    hints.iter().for_each(terminal::tell);
+    hints.iter().for_each(terminal::message);
     arguments
 }
 

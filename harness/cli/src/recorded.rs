@@ -94,7 +94,7 @@ impl Recordings {
             return Err(error);
         }
         if self.explained == Some(Explained::Failed) && self.screens.is_empty() {
-            terminal::tell("nothing to explain: no run failed at a refused request; `--explain=all` explains the end of every run");
+            terminal::message("nothing to explain: no run failed at a refused request; `--explain=all` explains the end of every run");
         }
         Ok(self.screens.iter().map(|screen| format!("\n{screen}")).collect())
     }
@@ -114,7 +114,7 @@ fn recorded(plan: &Plan) -> Result<Vec<PlannedRun>, CliError> {
     match (runs.as_slice(), refused.first()) {
         ([], Some(first)) => Err(CliError::input(sentence(first), "choose another allocator with `--allocator`, or leave out the option")),
         _ => {
-            refused.iter().for_each(|refused| terminal::tell(sentence(refused)));
+            refused.iter().for_each(|refused| terminal::message(sentence(refused)));
             Ok(runs)
         }
     }

@@ -113,7 +113,7 @@ impl Replay {
     fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
         let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
         let trace = Trace::read(path)?;
-        config.idle_settings().iter().for_each(terminal::tell);
+        config.idle_settings().iter().for_each(terminal::message);
         if let Some(repetitions) = self.bench {
             return self.time(&trace, config, memory, repetitions);
         }
@@ -123,7 +123,7 @@ impl Replay {
             false => files::write_by(&self.stats, |file| trace.write_stats(config, memory, self.front.0, &interrupt, file)),
         };
         match written {
-            Ok(Ok(stats)) => Ok(self.tell(&stats).map(|()| Exit::Passed)?),
+            Ok(Ok(stats)) => Ok(self.print_summary(&stats).map(|()| Exit::Passed)?),
             Ok(Err(error)) => Err(error.into()),
             Err(_) if interrupt.load(Ordering::Relaxed) => Ok(Exit::Interrupted),
             // The reader has closed the pipe.
@@ -135,11 +135,11 @@ impl Replay {
         }
     }
 
-    fn tell(&self, stats: &MemoryStats) -> Result<(), CliError> {
+    fn print_summary(&self, stats: &MemoryStats) -> Result<(), CliError> {
         match self.memory_summary {
             false => Ok(()),
             true if self.stats_are_printed() => {
-                terminal::tell(stats.summary().trim_end());
+                terminal::message(stats.summary().trim_end());
                 Ok(())
             }
             true => terminal::print(&stats.summary()),

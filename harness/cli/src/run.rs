@@ -198,7 +198,9 @@ impl Run {
         let interrupt = interrupt::watch({
             let bar = bar.clone();
             move || {
-                bar.suspend(|| terminal::tell("interrupted: stopping after the current operation; press Ctrl-C again to stop immediately"))
+                bar.suspend(|| {
+                    terminal::message("interrupted: stopping after the current operation; press Ctrl-C again to stop immediately")
+                })
             }
         })?;
         let source = self.device_source(choice)?;
@@ -231,7 +233,7 @@ impl Run {
                 return if interrupt.load(Ordering::Relaxed) { Ok(Exit::Interrupted) } else { Err(CliError::from(error).into()) };
             }
             End::Stuck(overrun) => {
-                terminal::tell(format_args!("gave up: {}: {}; no further scenario is run", overrun.phase, overrun.seen_stuck()));
+                terminal::message(format_args!("gave up: {}: {}; no further scenario is run", overrun.phase, overrun.seen_stuck()));
                 true
             }
         };
@@ -307,7 +309,7 @@ impl Run {
     fn print_extra(&self, text: &str) -> Result<(), CliError> {
         match self.format {
             _ if text.is_empty() => {}
-            Format::Json => terminal::tell(text.trim_end()),
+            Format::Json => terminal::message(text.trim_end()),
             Format::Text => terminal::print(&format!("{text}\n"))?,
         }
         Ok(())
@@ -371,7 +373,7 @@ impl Run {
     fn pairs(&self, scenarios: &[Scenario], selection: &Selection) -> Result<Option<BTreeSet<(String, String)>>, CliError> {
         let failed = if self.last_failed { Some(LastFailed::read()?) } else { None };
         if failed.as_ref().is_some_and(LastFailed::is_empty) && !self.quiet {
-            terminal::tell("no run failed last time, so all runs are started");
+            terminal::message("no run failed last time, so all runs are started");
         }
         let failed = failed.filter(|failed| !failed.is_empty());
         if failed.is_none() && self.filter.is_empty() {
@@ -388,7 +390,7 @@ impl Run {
         let Some(failed) = failed else { return Ok(Some(pairs)) };
         let pairs: BTreeSet<(String, String)> = pairs.into_iter().filter(|pair| failed.has(pair)).collect();
         if pairs.is_empty() && !self.quiet {
-            terminal::tell("none of these runs failed last time");
+            terminal::message("none of these runs failed last time");
         }
         Ok(Some(pairs))
     }
@@ -432,16 +434,16 @@ impl Run {
             return;
         }
         if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
-            terminal::tell(format_args!("on the simulated device: {reason}"));
+            terminal::message(format_args!("on the simulated device: {reason}"));
         }
         if let (Some(shard), []) = (self.shard, scenarios) {
-            terminal::tell(format_args!("part {shard} contains none of these scenarios"));
+            terminal::message(format_args!("part {shard} contains none of these scenarios"));
         }
         self.explain_added(scenarios, &selection.added);
         explain_idle(scenarios, selection);
         for scenario in scenarios {
             if selection.of(scenario).is_empty() {
-                terminal::tell(format_args!("skipping {}: it lists only {}", scenario.path.display(), names(&scenario.allocators)));
+                terminal::message(format_args!("skipping {}: it lists only {}", scenario.path.display(), names(&scenario.allocators)));
             }
         }
     }
@@ -454,7 +456,7 @@ impl Run {
             let earlier = others.iter().chain(&of_conf[..index]).find(|earlier| earlier.is_equivalent_to(arm));
             if let Some(same) = identical_to(arm, scenarios, earlier) {
                 let conf = if conf.is_empty() { "''" } else { conf };
-                terminal::tell(format_args!("skipping --alloc-conf {conf}: identical to {same}"));
+                terminal::message(format_args!("skipping --alloc-conf {conf}: identical to {same}"));
             }
         }
     }
@@ -497,7 +499,7 @@ impl Run {
             _ if self.quiet => Ok(()),
             Format::Text => terminal::print(&format!("{place}\n")),
             Format::Json => {
-                terminal::tell(place);
+                terminal::message(place);
                 Ok(())
             }
         }
@@ -508,7 +510,7 @@ impl Run {
 fn explain_idle(scenarios: &[Scenario], selection: &Selection) {
     let arms = scenarios.iter().flat_map(|scenario| selection.of(scenario)).chain(&selection.added);
     let idle: BTreeSet<&str> = arms.filter_map(AllocatorSpec::effective).flat_map(|config| config.idle_settings()).collect();
-    idle.iter().for_each(terminal::tell);
+    idle.iter().for_each(terminal::message);
 }
 
 /// The configurations that are identical to this one: an earlier option, or configurations of scenarios.
@@ -552,7 +554,7 @@ impl Progress {
                     let elapsed = format!("{:>7} ", elapsed(self.began.elapsed()));
                     let room = terminal::width_of_messages().map(|width| width.saturating_sub(elapsed.len()));
                     let line = text::run_line(run, self.terminal.style_of_messages(), room);
-                    self.bar.suspend(|| terminal::tell(format_args!("{elapsed}{line}")));
+                    self.bar.suspend(|| terminal::message(format_args!("{elapsed}{line}")));
                 }
             }
             Event::Started { .. } | Event::StepEnded(_) => {}
@@ -584,7 +586,7 @@ impl Log {
 
     fn add(&mut self, event: Event) {
         if let Some(Err(error)) = self.journal.as_mut().map(|journal| journal.add(&event)) {
-            terminal::tell(format_args!("the events are not saved during the runs: {error}"));
+            terminal::message(format_args!("the events are not saved during the runs: {error}"));
             self.journal = None;
             self.in_use = matches!(error, store::StoreError::Busy { .. }).then_some(error);
         }

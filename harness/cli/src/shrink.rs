@@ -224,7 +224,7 @@ impl Shrink {
             })?;
         }
         let values: String = reduced.point.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
-        terminal::tell(format_args!(
+        terminal::message(format_args!(
             "reduced {} to {}, in {} with {}{values}{}: {}",
             count(reduced.steps_before, "step"),
             reduced.steps,
@@ -260,7 +260,7 @@ impl Shrink {
                 return Err(CliError::input(message, "write a trace instead: `--out small.trace`"));
             }
         };
-        terminal::tell(format_args!(
+        terminal::message(format_args!(
             "reduced {} in {memory} to {} in {}, in {}{}: {}",
             count(operations, "operation"),
             shrunk.case.events.len(),

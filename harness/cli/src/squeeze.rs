@@ -120,7 +120,7 @@ impl Squeeze {
         })?;
         let squeezed = self.squeezed(end, measured, took);
         match self.format {
-            Format::Text => terminal::tell(self.summary(&squeezed)),
+            Format::Text => terminal::message(self.summary(&squeezed)),
             Format::Json => terminal::print_json(&squeezed)?,
         }
         if let Some(path) = &self.record {

@@ -1,6 +1,6 @@
-//! All output of the program: results on standard output ([`print`]), messages on standard error ([`tell`], [`Terminal::fail`]).
+//! All output of the program: results on standard output ([`print`]), messages on standard error ([`message`], [`Terminal::fail`]).
 //!
-//! [`print`] and [`tell`] escape all control characters, because file names, devices and traces may contain some. Documents that define their
+//! [`print`] and [`message`] escape all control characters, because file names, devices and traces may contain some. Documents that define their
 //! own escapes go through [`print_document`].
 
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use super::exit::Exit;
 /// Width of messages if standard error is not a terminal: wide enough for most paths.
 const WIDTH_OF_FILES: usize = 120;
 
-/// Whether colours pass through [`print`] and [`tell`].
+/// `true` if colours pass through [`print`] and [`message`].
 static COLOUR_OUT: AtomicBool = AtomicBool::new(false);
 static COLOUR_ERR: AtomicBool = AtomicBool::new(false);
 
@@ -88,7 +88,7 @@ impl Terminal {
             .force_graphical(true);
         let width = if io::stderr().is_terminal() { None } else { Some(WIDTH_OF_FILES) };
         let options = width.into_iter().fold(options, MietteHandlerOpts::width);
-        tell(format_args!("{:?}", Shown(&options.build(), &Printable::new(error))));
+        message(format_args!("{:?}", Shown(&options.build(), &Printable::new(error))));
     }
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
 }
 
 /// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.
-pub(crate) fn tell(line: impl Display) {
+pub(crate) fn message(line: impl Display) {
     let line = format!("{line}\n");
     // One write per line keeps the lines of several processes apart.
     let _ = io::stderr().lock().write_all(for_terminal(&line, COLOUR_ERR.load(Ordering::Relaxed)).as_bytes());

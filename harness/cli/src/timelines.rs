@@ -36,11 +36,11 @@ impl Timelines {
     pub(crate) fn finish(self) -> Result<(), CliError> {
         let timelines: Vec<Timeline> = self.receiver.try_iter().collect();
         if timelines.is_empty() {
-            terminal::tell("no timeline is written: no run was timed");
+            terminal::message("no timeline is written: no run was timed");
             return Ok(());
         }
         files::write(&self.file, &timeline::render(&timelines)).map_err(|error| unwritten(&self.file, error))?;
-        terminal::tell(format_args!("timeline: {}; open it in https://ui.perfetto.dev", quoted(&self.file.to_string_lossy())));
+        terminal::message(format_args!("timeline: {}; open it in https://ui.perfetto.dev", quoted(&self.file.to_string_lossy())));
         Ok(())
     }
 }

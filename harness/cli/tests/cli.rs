@@ -419,7 +419,7 @@ fn what_failed_is_run_again_until_it_passes() {
     assert!(first.err.contains("no run failed when it was last run, so all are run"), "{}", first.told());
     assert_eq!(started(&run(&["--last-failed"])), ["a::caching", "a::direct", "b::direct"]);
     fs::write(world.path("a.yaml"), GOOD).unwrap();
-    assert_eq!(started(&run(&["--filter", "a::caching"])), ["a::caching"], "what is not run stays in the list");
+    assert_eq!(started(&run(&["--filter", "a::caching"])), ["a::caching"], "skipped runs stay in the list");
     assert_eq!(started(&run(&["--last-failed", "--no-report"])), ["a::direct", "b::direct"]);
     assert_eq!(started(&run(&["--last-failed"])), ["a::direct", "b::direct"], "without a report the list is not changed");
     assert_eq!(started(&run(&["--last-failed"])), ["b::direct"]);
@@ -1105,7 +1105,7 @@ fn a_packed_trace_is_replayed_like_the_trace_itself() {
 fn a_trace_without_allocations_is_not_timed() {
     let world = World::without_gpu().holding(&[("none.trace", "# nothing\nd\nf 1\n"), ("one.trace", "a 1 512 0\n")]);
     assert_contains(&world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told(), &["exit: 2", "none.trace"]);
-    assert_eq!(world.harness(&["replay", "none.trace", "--memory", "1GiB"]).code, Some(0), "what is freed twice can be replayed");
+    assert_eq!(world.harness(&["replay", "none.trace", "--memory", "1GiB"]).code, Some(0), "a second free can be replayed");
     let one = world.harness(&["replay", "one.trace", "--memory", "1GiB", "--bench", "3"]);
     assert!(one.out.starts_with("2 operations a pass: 1 allocation, 1 free, "), "{}", one.told());
 }
@@ -1379,7 +1379,7 @@ fn settings_without_effect_are_named_for_scenarios_and_options() {
     let told = "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself\n";
     assert_eq!(err(&[]), told, "once");
     assert_eq!(err(&["--alloc-conf", "garbage_collection_threshold:0.7"]), told);
-    assert_eq!([err(&["--allocator", "caching"]), err(&["--quiet"])], ["", ""], "that arm is not run, or nobody wants to know");
+    assert_eq!([err(&["--allocator", "caching"]), err(&["--quiet"])], ["", ""], "that configuration does not run, or the output is quiet");
 }
 
 #[test]

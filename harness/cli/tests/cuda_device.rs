@@ -85,11 +85,11 @@ fn range(start: DevicePtr, offset: u64, len: u64) -> MemoryRange {
 }
 
 fn free_memory(device: &mut CudaDevice) -> Bytes {
-    device.memory().expect("memory is told").free
+    device.memory().expect("the driver reports memory").free
 }
 
 fn used_memory(device: &mut CudaDevice) -> Bytes {
-    device.memory().expect("memory is told").used
+    device.memory().expect("the driver reports memory").used
 }
 
 /// Starts programs that hold memory. Each writes a file `pid.N` to a folder, and ends after a file `held.N` appears.
@@ -185,7 +185,7 @@ on_the_simulated_gpu! {
         assert_eq!((facts.throttle_reasons, facts.other_processes), (vec!["power cap".to_owned()], Some(1)));
         assert_eq!(facts.uuid_hash.map(|hash| hash.len()), Some(16));
         assert_eq!(device.nvml_problem(), None);
-        let memory = device.memory().expect("memory is told");
+        let memory = device.memory().expect("the driver reports memory");
         assert_eq!((memory.total, memory.free), (Bytes::gib(2), Bytes::mib(2048 - 364)));
         assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "its context and the other process");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context");
@@ -196,7 +196,7 @@ on_the_simulated_gpu! {
         Settings { others: Bytes::mib(64), ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
     ) {
         let mut device = device();
-        assert_eq!(device.memory().expect("memory is told").process, None);
+        assert_eq!(device.memory().expect("the driver reports memory").process, None);
         assert_eq!(device.own_context(), Ok(Bytes::mib(300)));
     }
 
@@ -217,7 +217,7 @@ on_the_simulated_gpu! {
             torches.with("").expect("it starts");
             torches.with("expandable_segments:True").expect("it starts");
         });
-        assert_eq!(others(), [Some(Bytes::mib(64))], "the one that is nobody's here");
+        assert_eq!(others(), [Some(Bytes::mib(64))], "the one that no process has");
         drop(opened);
         let mut opened = device();
         assert_eq!(opened.info().fingerprint.other_processes, Some(1));
@@ -245,7 +245,7 @@ on_the_simulated_gpu! {
 
     fn in_a_container_this_process_is_not_taken_for_another_one(Settings { container: true, ..strict() }) {
         let mut device = device();
-        let memory = device.memory().expect("memory is told");
+        let memory = device.memory().expect("the driver reports memory");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came with it");
         let nvml = machine::nvml_of(device.info()).expect("there is NVML");
         assert_eq!(nvml.other_processes(), Ok(Vec::new()));
@@ -269,7 +269,7 @@ on_the_simulated_gpu! {
         let requested = left + Bytes(1);
         assert_eq!(device.malloc(requested), Err(DeviceError::OutOfMemory { requested, free: left }));
         assert_eq!(free_memory(&mut device), left, "a refusal changes nothing");
-        let last = device.malloc(left).expect("exactly what is left fits");
+        let last = device.malloc(left).expect("the remaining memory fits exactly");
         assert_eq!(free_memory(&mut device), Bytes::ZERO);
         assert_eq!(device.leaks(), Leaks { allocations: 3, bytes: room, ..Leaks::default() });
         for ptr in [small, large, last] {
@@ -305,10 +305,10 @@ on_the_simulated_gpu! {
         for size in [Bytes(1), Bytes::mib(2), Bytes(Bytes::mib(2).0 + 1), Bytes::mib(777)] {
             device.malloc(size).expect("it fits");
             charged += size.checked_round_up(Bytes::mib(2)).expect("it is small");
-            let memory = device.memory().expect("memory is told");
+            let memory = device.memory().expect("the driver reports memory");
             assert_eq!((memory.used, memory.process), (overhead + charged, Some(overhead + charged)));
         }
-        assert_eq!(device.memory().expect("memory is told").context_overhead, overhead);
+        assert_eq!(device.memory().expect("the driver reports memory").context_overhead, overhead);
     }
 
     fn no_answer_of_nvml_stands_in_the_time_of_a_refused_allocation(Settings { list_calls: true, ..strict() }) {
@@ -569,9 +569,9 @@ on_the_simulated_gpu! {
             allocator.close(device).expect("nothing is live");
             asked
         };
-        assert_eq!(asked(&mut device()), 10, "what is reserved, once each time");
+        assert_eq!(asked(&mut device()), 10, "one query of reserved memory per call");
         let mut limited = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
-        assert_eq!(asked(&mut limited), 4 * 10, "what is reserved: for the room, before, after, and by the allocator");
+        assert_eq!(asked(&mut limited), 4 * 10, "reserved memory is queried for the room, before, after, and by the allocator");
     }
 
     fn verification_that_works_is_shown_to_work(strict()) {
@@ -620,7 +620,7 @@ on_the_simulated_gpu! {
         Settings { container: true, ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
     ) {
         let mut device = device();
-        assert_eq!(device.memory().expect("memory is told").process, None, "what was there before the context is not known");
+        assert_eq!(device.memory().expect("the driver reports memory").process, None, "memory from before the context is unknown");
     }
 
     fn pressure_takes_what_is_asked_and_at_most_what_is_free(strict()) {
@@ -635,17 +635,17 @@ on_the_simulated_gpu! {
             (Bytes::mib(700), Bytes::mib(700)),
         ] {
             assert_eq!(device.set_external_memory(asked), Ok(held), "{asked}");
-            let memory = device.memory().expect("memory is told");
+            let memory = device.memory().expect("the driver reports memory");
             assert_eq!((memory.pressure, memory.free), (held, room - held));
         }
         let left = free_memory(&mut device);
         assert!(device.malloc(left + Bytes(1)).is_err());
-        device.malloc(left).expect("what is left fits");
+        device.malloc(left).expect("the remaining memory fits");
         assert_eq!(device.set_external_memory(Bytes::mib(702)), Ok(Bytes::mib(700)), "nothing is left");
-        assert_eq!(device.leaks().allocations, 1, "pressure is nobody's leak");
+        assert_eq!(device.leaks().allocations, 1, "external memory is not a leak");
         assert_eq!(device.set_external_memory(Bytes::ZERO), Ok(Bytes::ZERO));
         let calls = device.calls();
-        assert_eq!((calls.malloc, calls.free), (2, 0), "pressure is nobody's call");
+        assert_eq!((calls.malloc, calls.free), (2, 0), "external memory makes no call");
     }
 
     fn a_device_opened_again_starts_afresh(strict()) {
@@ -778,7 +778,7 @@ on_the_simulated_gpu! {
     ) {
         let mut device = device();
         let mut allocator = AllocatorKind::AsyncPool.build();
-        let error = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool cannot tell");
+        let error = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool fails");
         assert!(error.to_string().starts_with("cuMemPoolGetAttribute failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{error}");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (0, 0));
         let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next try is not refused");
@@ -793,7 +793,7 @@ on_the_simulated_gpu! {
     ) {
         let mut device = device();
         let mut allocator = AllocatorKind::AsyncPool.build();
-        allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool cannot tell");
+        allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool fails");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
         allocator.close(&mut device).expect("the second free is not refused");
         assert!(device.leaks().is_empty(), "{}", device.leaks());
@@ -844,7 +844,7 @@ on_the_simulated_gpu! {
         assert!(why.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: "), "{why}");
         assert_eq!(used_memory(&mut device), Bytes::mib(300));
         device.malloc(Bytes::mib(10)).expect("it fits");
-        let memory = device.memory().expect("memory is told");
+        let memory = device.memory().expect("the driver reports memory");
         assert_eq!((memory.used, memory.context_overhead, memory.process), (Bytes::mib(310), Bytes::mib(300), None));
         let unknown = device.own_context().expect_err("what others hold is not known");
         assert!(matches!(unknown, DeviceError::Unavailable { .. }), "{unknown}");
@@ -955,7 +955,7 @@ fn a_dropped_device_leaks_nothing() {
     if !is_child(NAME) {
         let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
-        return assert_eq!(staging.left().expect("the context was given back"), format!("device 0 {NOTHING_LEFT}\n"));
+        return assert_eq!(staging.left().expect("the context was released"), format!("device 0 {NOTHING_LEFT}\n"));
     }
     let mut device = device();
     let stream = device.create_stream().expect("a stream");
@@ -983,7 +983,7 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
         let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
         // The memory of a broken context cannot be freed call by call. The driver releases it with the context.
-        let left = staging.left().expect("the context was given back");
+        let left = staging.left().expect("the context was released");
         return assert!(left.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{left}");
     }
     let mut device = device();
@@ -1003,7 +1003,7 @@ fn an_unordered_read_after_a_write_breaks_the_context() {
     if !is_child(NAME) {
         let staging = Staging::new(&strict()).expect("the GPU is staged");
         run_child(NAME, &staging, "");
-        let left = staging.left().expect("the context was given back");
+        let left = staging.left().expect("the context was released");
         return assert!(left.starts_with("device 0 left: 1 allocations, 0 reservations, 0 pages, 0 pools, 2 streams"), "{left}");
     }
     let mut device = device();

@@ -91,7 +91,7 @@ fn a_library_takes_memory_from_pools_of_the_driver_and_by_mapping() {
         assert_eq!(code, Some(0), "{prefix}: {text}");
     }
     let (code, text) = run(folder.path(), &arm("pool", "pool_malloc", "pool_free", ""));
-    assert!(code == Some(1) && text.contains("everything_goes_back"), "the pool keeps what it is not told to give back: {text}");
+    assert!(code == Some(1) && text.contains("everything_goes_back"), "the pool keeps memory without a function that releases it: {text}");
     let (code, text) = run(folder.path(), &arm("arena", "arena_malloc", "leaky_free", ", empty_cache: arena_empty_cache"));
     assert!(code == Some(1) && text.contains("everything_goes_back"), "{text}");
 }

@@ -87,7 +87,7 @@ fn an_error_of_a_process_ends_the_run_and_releases_a_working_device() {
     assert_eq!(code, Some(0), "{said}");
     let lost = "  - { process: worker, call: cudaLaunchKernel, error: device_lost, expect: error }";
     let (code, said) = run(None, &faulty(lost, "worker.num_ooms == 0"));
-    assert_eq!(code, Some(0), "nothing can be given back to a lost device: {said}");
+    assert_eq!(code, Some(0), "no memory can be released on a lost device: {said}");
     let twice = "  - { process: worker, call: cudaFree, expect: error }\n  - { process: worker, call: cudaStreamDestroy }";
     let (code, said) = run(None, &faulty(twice, "worker.num_ooms == 0"));
     assert_eq!(code, Some(1), "{said}");
@@ -95,7 +95,7 @@ fn an_error_of_a_process_ends_the_run_and_releases_a_working_device() {
     assert!(said.contains("cudaFree failed") && said.contains("cudaStreamDestroy failed"), "{said}");
     let at_the_end = "  - { process: worker, call: cudaStreamDestroy, expect: error }";
     let (code, said) = run(None, &faulty(at_the_end, "worker.num_ooms == 0"));
-    assert_eq!(code, Some(0), "it is told once: {said}");
+    assert_eq!(code, Some(0), "the error appears once: {said}");
     // If one process fails, the others release their memory too.
     let others = "  - { call: cudaMalloc, error: unknown, expect: error, skip: 1 }\n  - { process: worker, call: cudaStreamDestroy }";
     let (code, said) =

@@ -313,7 +313,7 @@ fn a_timeline_has_steps_calls_streams_and_memory_even_of_a_failed_run() {
     let span = |event: &Value| (event["ts"].as_f64().unwrap(), event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap());
     assert!(span(step).0 <= span(call).0 && span(call).1 <= span(step).1, "{step} {call}");
     let fill = named("X", "fill 30 MiB");
-    assert_eq!(fill["tid"], 11, "the first stream behind the default one");
+    assert_eq!(fill["tid"], 11, "the first stream after the default one");
     assert!(fill["dur"].as_f64().unwrap() > 0.0);
     assert_eq!(named("C", "memory")["args"]["allocated"], 30 << 20);
     assert!(

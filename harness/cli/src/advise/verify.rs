@@ -69,7 +69,7 @@ impl Options {
             snapshot: false,
             ledger: None,
         };
-        terminal::tell(format_args!("running the program with {} on a simulated GPU with {}", named(&predicted.conf), predicted.memory));
+        terminal::message(format_args!("running the program with {} on a simulated GPU with {}", named(&predicted.conf), predicted.memory));
         let mut prepared = launch.prepare().map_err(of_launch)?;
         prepared.command.stdout(io::stderr());
         let end = process::run(&mut prepared.command).map_err(|source| of_launch(prepared.start_error(source)))?;

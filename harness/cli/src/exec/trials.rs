@@ -136,7 +136,7 @@ impl Options {
         if let Some(logs) = &self.logs {
             std::fs::create_dir_all(logs).map_err(|error| unwritten(logs, error))?;
         }
-        let interrupt = interrupt::watch(|| terminal::tell("interrupted: stopping all runs"))?;
+        let interrupt = interrupt::watch(|| terminal::message("interrupted: stopping all runs"))?;
         process::adopt();
         let stop = Arc::clone(&interrupt);
         let runner = Runner { on, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
@@ -163,10 +163,10 @@ impl Options {
             return Ok(Err(Exit::Interrupted));
         };
         if let Some(latency) = first.latency_not_reached(runner.on.latencies()) {
-            terminal::tell(format_args!("`--latency {latency}` had no effect in the first run: the program did not make such a call"));
+            terminal::message(format_args!("`--latency {latency}` had no effect in the first run: the program did not make such a call"));
         }
         if let Some(problem) = self.problem(&first) {
-            terminal::tell(problem);
+            terminal::message(problem);
             return Ok(Err(Exit::Failed));
         }
         let limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));

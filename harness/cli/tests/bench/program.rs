@@ -25,7 +25,7 @@ fn a_run_is_printed_and_written_whole() {
     assert_eq!((run.suites.len(), run.suites[0].entries.len(), run.suites[0].stopped), (1, 12, Stopped::Deterministic));
     assert_eq!((run.machine.clock, run.seed, run.shard), (Clock::Simulated, 0, None));
     assert_eq!(run.reproduce, "harness bench --device sim --seed 0");
-    assert!(!run.conditions.cost_figures.is_empty(), "a model tells its figures");
+    assert!(!run.conditions.cost_figures.is_empty(), "a model names its figures");
     let mut names: Vec<_> = fs::read_dir(world.path("run")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["benchmark.json", "report.md"], "nothing else is left");
@@ -208,6 +208,6 @@ time:
         let region = measured.summary.median * measured.batch;
         // The rest is a single driver call, which takes far longer on a real GPU.
         let alone = measured.batch == 1;
-        assert!(alone || suite.overhead_ps * 50 < region, "{}, {}: {} ps beside {region} ps", entry.case(), entry.arm, suite.overhead_ps);
+        assert!(alone || suite.overhead_ps * 50 < region, "{}, {}: {} ps, region {region} ps", entry.case(), entry.arm, suite.overhead_ps);
     }
 }

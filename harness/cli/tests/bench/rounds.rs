@@ -198,7 +198,7 @@ fn operations_are_timed_together_until_timing_adds_less_than_a_fiftieth() {
         let measured = measured(entry);
         let region = measured.summary.median * measured.batch;
         assert!(measured.batch > 1, "a hit is far shorter than reading a clock fifty times");
-        assert!(record.overhead_ps * 50 < region, "{}, {}: {} ps beside {region} ps", entry.case(), entry.arm, record.overhead_ps);
+        assert!(record.overhead_ps * 50 < region, "{}, {}: {} ps, region {region} ps", entry.case(), entry.arm, record.overhead_ps);
     }
 }
 
@@ -299,7 +299,7 @@ fn what_is_skipped_in_more_rounds_than_it_is_measured_in_has_no_figures() {
     let (record, visits) = ten_rounds(|visit| (7..=12).contains(&visit).then(taken));
     let Outcome::Skipped { reason } = &record.entries[0].outcome else { panic!("{record:#?}") };
     assert!(reason.starts_with("skipped in 6 of 10 rounds; ") && reason.ends_with("others have it"), "{reason}");
-    assert_eq!(visits, 12, "what could be done once is tried again");
+    assert_eq!(visits, 12, "a case that succeeded once is repeated");
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn an_unknown_step_is_shown_with_the_steps_there_are() {
 #[test]
 fn a_list_item_without_a_step_is_shown_at_its_beginning() {
     let told = refused(&with_step("{}"));
-    assert!(told.contains("wrong.yaml:5:5: this list item holds no step"), "{told}");
+    assert!(told.contains("wrong.yaml:5:5: this list item is empty"), "{told}");
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn what_is_wrong_with_a_library_is_said_at_its_place_in_the_file() {
         assert_eq!(code, Some(2), "{text}");
         assert!(text.contains(place) && text.contains(message), "{text}");
     };
-    refused("  - library\n", "scenario.yaml:4:5", "which library is not said");
+    refused("  - library\n", "scenario.yaml:4:5", "`library` needs fields");
     refused("  - library: { path: ./alloc.so, alloc: plain_malloc }\n", "scenario.yaml:4:5", "`library` has no `free`");
     refused("  - library: { path: ./none.so, alloc: a, free: b }\n", "scenario.yaml:4:22", "`./none.so` cannot be read: No such file");
     refused(

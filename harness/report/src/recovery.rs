@@ -172,7 +172,7 @@ mod tests {
         let ranked = |records: &harness_record::Records| {
             let report = Report::new(records);
             let rows = report.scenarios.iter().flat_map(|scenario| &scenario.by_device).flat_map(rows);
-            rows.filter(|row| row.place.is_some()).count()
+            rows.filter(|row| row.rank.is_some()).count()
         };
         let all = examples::recoveries();
         let first = all.runs[0].steps.iter().position(is_finished_training).expect("a training finishes");

@@ -1,6 +1,6 @@
-"""An allocator of libharness_allocator_abi.so in PyTorch, in both of PyTorch's ways.
+"""Uses an allocator of libharness_allocator_abi.so in PyTorch: for one pool or for the whole program.
 
-    python pytorch.py libharness_allocator_abi.so            # a pool of its own for some of the program's tensors: MemPool
+    python pytorch.py libharness_allocator_abi.so            # for some of the program's tensors: MemPool
     python pytorch.py libharness_allocator_abi.so --all      # for the whole program: CUDAPluggableAllocator
 
 Without a GPU: harness exec --memory 8GiB -- python pytorch.py ...
@@ -24,7 +24,7 @@ allocator = torch.cuda.memory.CUDAPluggableAllocator(arguments.path, prefix + "_
 
 
 def stats(device=0):
-    """The statistics by the names of torch.cuda.memory_stats(), which PyTorch has none of for such an allocator."""
+    """The statistics. torch.cuda.memory_stats() has none for a pluggable allocator."""
     function = getattr(functions, prefix + "_stats")
     function.restype = ctypes.c_size_t
     text = ctypes.create_string_buffer(1 << 16)
@@ -37,12 +37,12 @@ def address_of(name):
 
 
 if arguments.all:
-    # Before anything is allocated. Null is not looked at here: a tensor without memory has the address 0.
+    # Call it before the first allocation. PyTorch does not check for null here: a tensor without memory has the address 0.
     torch.cuda.memory.change_current_allocator(allocator)
     allocator.allocator().set_record_stream_fn(address_of("_record_stream"))
     weights = torch.zeros(1024, 1024, device="cuda")
 else:
-    # PyTorch's allocator asks ours for segments, and makes torch.OutOfMemoryError of null.
+    # PyTorch's allocator takes its segments from ours and raises torch.OutOfMemoryError if ours returns null.
     pool = torch.cuda.MemPool(allocator.allocator())
     with torch.cuda.use_mem_pool(pool):
         weights = torch.zeros(1024, 1024, device="cuda")

@@ -1,5 +1,5 @@
-//! The exported functions. Each makes of C's arguments what a [`Front`] takes, and of a failure what C can be told: null, or a code. A panic ends
-//! here, and the calling thread's CUDA context is what it was before.
+//! The exported functions. Each converts C's arguments for a [`Front`] and a failure into a null pointer or an error code. Panics do not leave
+//! this module.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{self, AssertUnwindSafe};
@@ -11,7 +11,6 @@ use harness_allocator::allocator::MemoryFraction;
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::Bytes;
 use harness_base::files;
-use harness_cuda::KeptContext;
 use harness_cuda::device::CUstream;
 use serde_json::{Map, Value};
 
@@ -19,60 +18,58 @@ use crate::failure::{self, Failure};
 use crate::front::Front;
 use crate::settings::Kind;
 
-/// More devices than a machine has.
-const MOST_DEVICES: usize = 128;
+/// An upper bound on the devices of one machine.
+const MAX_DEVICES: usize = 128;
 
-/// An allocator of one kind for each device, opened at the first request for it. A failure to open is remembered: nothing changes it.
+/// One allocator per device, all of one kind. The first request opens a device's allocator; if that fails, every later request fails too.
 struct Allocators {
     kind: Kind,
-    devices: [OnceLock<Result<Front, Failure>>; MOST_DEVICES],
+    devices: [OnceLock<Result<Front, Failure>>; MAX_DEVICES],
 }
 
 impl Allocators {
     const fn of(kind: Kind) -> Self {
-        Self { kind, devices: [const { OnceLock::new() }; MOST_DEVICES] }
+        Self { kind, devices: [const { OnceLock::new() }; MAX_DEVICES] }
     }
 
     fn on(&self, device: c_int) -> Result<&Front, Failure> {
-        let place = usize::try_from(device).ok().and_then(|index| self.devices.get(index));
-        let place = place.ok_or_else(|| Failure::Argument(format!("there is no device {device}")))?;
-        place.get_or_init(|| Front::open(self.kind, device.unsigned_abs())).as_ref().map_err(Clone::clone)
+        let slot = usize::try_from(device).ok().and_then(|index| self.devices.get(index));
+        let slot = slot.ok_or_else(|| Failure::Argument(format!("there is no device {device}")))?;
+        slot.get_or_init(|| Front::open(self.kind, device.unsigned_abs())).as_ref().map_err(Clone::clone)
     }
 
-    /// Those that are open.
+    /// The allocators that are open.
     fn open(&self) -> impl Iterator<Item = &Front> {
         self.devices.iter().filter_map(|device| device.get()?.as_ref().ok())
     }
 
-    /// Memory at this address is some device's, and an address is of one device only. The stream is asked for there alone.
+    /// Finds the device that has this address. Addresses of different devices never overlap.
+    ///
+    /// # Safety
+    /// As [`Front::record_stream`].
     unsafe fn record_stream(&self, address: u64, stream: CUstream) -> Result<(), Failure> {
         let mut first = None;
         for front in self.open() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller guarantees that the stream lives long enough.
             match unsafe { front.record_stream(address, stream) } {
                 Ok(()) => return Ok(()),
                 Err(failure) => first = first.or(Some(failure)),
             }
         }
-        Err(first.unwrap_or_else(|| Failure::Argument("nothing was handed out yet".to_owned())))
+        Err(first.unwrap_or_else(|| Failure::Argument("this library has not allocated any memory yet".to_owned())))
     }
 }
 
-/// Runs a call, and answers `otherwise` where it fails.
+/// Runs a call. If it fails, keeps the failure for this thread and returns `otherwise`.
 fn answer<T>(call: &str, otherwise: T, body: impl FnOnce() -> Result<T, Failure>) -> T {
-    let guarded = || {
-        let _kept = KeptContext::new()?;
-        body()
-    };
-    // Nothing of ours is used again that a panic left half done: locks are taken over as they are.
-    match panic::catch_unwind(AssertUnwindSafe(guarded)) {
+    match panic::catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(done)) => done,
         Ok(Err(failure)) => {
             failure::keep(call, &failure);
             otherwise
         }
         Err(_) => {
-            failure::keep(call, &Failure::Argument("a mistake of this library: please report it with the text above".to_owned()));
+            failure::keep(call, &Failure::Argument("this is a bug of the library: please report it with the text above".to_owned()));
             otherwise
         }
     }
@@ -82,21 +79,21 @@ fn size_of_request(size: isize) -> Result<Bytes, Failure> {
     u64::try_from(size).map(Bytes).map_err(|_| Failure::size(size))
 }
 
-/// All statistics by PyTorch's names.
+/// All statistics as JSON, with the names of `torch.cuda.memory_stats()`.
 fn json(front: &Front) -> String {
     let stats = front.stats();
     let stats: Map<String, Value> = StatKey::all().map(|key| (key.to_string(), stats.get(key).into())).collect();
     Value::Object(stats).to_string()
 }
 
-/// Writes a text and its NUL as far as there is room, and returns its length.
+/// Copies as much of a text as fits, with a final NUL, and returns the length of the whole text.
 ///
 /// # Safety
 /// `into` is null, or has room for `capacity` bytes.
 unsafe fn copy_text(text: &str, into: *mut c_char, capacity: usize) -> usize {
     if !into.is_null() && capacity > 0 {
         let length = text.len().min(capacity - 1);
-        // SAFETY: there is room for that many bytes and the NUL.
+        // SAFETY: `into` has room for `length` bytes and the NUL, by the caller's guarantee.
         unsafe {
             ptr::copy_nonoverlapping(text.as_ptr().cast::<c_char>(), into, length);
             into.add(length).write(0);
@@ -112,7 +109,7 @@ fn write_snapshot(front: &Front, path: &CStr) -> Result<(), Failure> {
     written.map(drop).map_err(|error| Failure::Snapshot { path: path.into_owned(), why: error.to_string() })
 }
 
-/// Exports the functions of one allocator. What they do is said in `harness_allocator.h`.
+/// Exports the functions of one allocator. `harness_allocator.h` documents them.
 macro_rules! export {
     ($allocators:ident of $kind:expr; $malloc:ident $free:ident $record_stream:ident $release_stream:ident $empty_cache:ident
      $set_memory_fraction:ident $stats:ident $snapshot:ident) => {
@@ -120,7 +117,7 @@ macro_rules! export {
 
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $malloc(size: isize, device: c_int, stream: CUstream) -> *mut u8 {
-            // SAFETY: the program names streams of its own that live, as the header demands.
+            // SAFETY: the header requires a live stream of the program.
             let allocate = || unsafe { $allocators.on(device)?.allocate(size_of_request(size)?, stream) };
             ptr::with_exposed_provenance_mut(answer(stringify!($malloc), 0, allocate) as usize)
         }
@@ -132,7 +129,7 @@ macro_rules! export {
 
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $record_stream(address: *mut u8, stream: CUstream) {
-            // SAFETY: the program names streams of its own that live, as the header demands.
+            // SAFETY: the header requires a live stream of the program.
             answer(stringify!($record_stream), (), || unsafe { $allocators.record_stream(address.addr() as u64, stream) });
         }
 
@@ -148,20 +145,20 @@ macro_rules! export {
 
         #[unsafe(no_mangle)]
         extern "C" fn $set_memory_fraction(fraction: f64, device: c_int) {
-            let wrong = || Failure::Argument(format!("{fraction} is no share of the memory: it is from 0 to 1"));
+            let wrong = || Failure::Argument(format!("a memory fraction is from 0 to 1, not {fraction}"));
             let set = || Ok($allocators.on(device)?.set_memory_fraction(MemoryFraction::new(fraction).ok_or_else(wrong)?));
             answer(stringify!($set_memory_fraction), (), set);
         }
 
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $stats(device: c_int, text: *mut c_char, capacity: usize) -> usize {
-            // SAFETY: the program gives so much room, as the header demands.
+            // SAFETY: the header requires a buffer of this capacity.
             answer(stringify!($stats), 0, || Ok(unsafe { copy_text(&json($allocators.on(device)?), text, capacity) }))
         }
 
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $snapshot(device: c_int, path: *const c_char) -> c_int {
-            // SAFETY: the program gives a C string, as the header demands.
+            // SAFETY: the header requires a C string.
             let path = unsafe { CStr::from_ptr(path) };
             answer(stringify!($snapshot), -1, || write_snapshot($allocators.on(device)?, path).map(|()| 0))
         }
@@ -178,7 +175,7 @@ export! { RMM_POOL of Kind::RmmPool;
 harness_rmm_pool_malloc harness_rmm_pool_free harness_rmm_pool_record_stream harness_rmm_pool_release_stream harness_rmm_pool_empty_cache
 harness_rmm_pool_set_memory_fraction harness_rmm_pool_stats harness_rmm_pool_snapshot }
 
-/// Why the last call of this thread failed.
+/// Returns the last failure of the calling thread.
 #[unsafe(no_mangle)]
 extern "C" fn harness_allocator_last_error() -> *const c_char {
     failure::last()

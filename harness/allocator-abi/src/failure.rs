@@ -1,4 +1,5 @@
-//! What went wrong: kept for each thread, as a C string, and said on standard error where it is more than a lack of memory.
+//! Failures of the exported functions: the last one of each thread is kept as a C string. Failures other than out of memory are also printed
+//! to standard error.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -9,31 +10,22 @@ use harness_allocator::units::Bytes;
 
 use crate::settings::SettingsError;
 
-/// Why a call did not do what it was asked for.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// There is no memory. Free some, or ask for less.
+    /// Out of memory: free some or request less.
     #[error("{0}")]
     OutOfMemory(AllocatorError),
-    /// The device refused, or the address is not live. Correct the program.
+    /// The device refused the call, or the address is not live: fix the program.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Correct the environment.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Correct the call.
     #[error("{0}")]
     Argument(String),
-    /// Set the variable before the allocator is used first.
-    #[error("nothing is recorded: set HARNESS_ALLOCATOR_RECORD=1 before the program starts")]
+    #[error("the allocator is not recorded: set HARNESS_ALLOCATOR_RECORD=1 before the program starts")]
     NotRecorded,
-    /// Choose another file.
-    #[error("the snapshot cannot be written to `{path}`: {why}")]
-    Snapshot {
-        path: String,
-        /// What the system says.
-        why: String,
-    },
+    #[error("cannot write the snapshot to `{path}`: {why}")]
+    Snapshot { path: String, why: String },
 }
 
 impl From<AllocatorError> for Failure {
@@ -46,9 +38,8 @@ impl From<AllocatorError> for Failure {
 }
 
 impl Failure {
-    /// A size that is none.
     pub(crate) fn size(size: isize) -> Self {
-        Self::Argument(format!("{size} is no size: it is 0 or more, and at most {}", Bytes(isize::MAX as u64)))
+        Self::Argument(format!("{size} is not a size: sizes are from 0 to {}", Bytes(isize::MAX as u64)))
     }
 }
 
@@ -56,17 +47,17 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Keeps the failure of a call for whoever asks, and says it where nobody may ask. A lack of memory is an answer, which the caller sees.
+/// Keeps the failure of a call for [`last`]. Prints it too, unless it is out of memory, which the caller notices anyway.
 pub(crate) fn keep(call: &str, failure: &Failure) {
     let text = format!("{call}: {failure}");
     if !matches!(failure, Failure::OutOfMemory(_)) {
         eprintln!("{text}");
     }
-    // A NUL byte can only be in a path of the caller's.
+    // Only a path from the caller can contain a NUL byte.
     LAST.with_borrow_mut(|last| *last = CString::new(text.replace('\0', "?")).unwrap_or_default());
 }
 
-/// The last failure of the calling thread, empty where there was none. Valid until its next one.
+/// The last failure of the calling thread, empty if there was none. Valid until the next failure.
 pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
 }

@@ -1,15 +1,17 @@
 //! The allocators of `harness-allocator` as a shared library, `libharness_allocator_abi.so`, for PyTorch's `CUDAPluggableAllocator` and `MemPool`, and for
-//! any other program that takes such a library.
+//! other programs with the same interface.
 //!
-//! `include/harness_allocator.h` declares what is exported: for each allocator the two functions of PyTorch's interface, functions for its further
-//! settings (`set_record_stream_fn` and others), statistics, and a memory snapshot. Memory comes from the CUDA driver, in the primary context of each
-//! device, which PyTorch uses too. Nothing is done before the first call.
+//! `include/harness_allocator.h` declares the exported functions. For each allocator they are the two functions of PyTorch's interface, its optional
+//! functions (for `set_record_stream_fn` and others), statistics and a memory snapshot. Memory comes from the CUDA driver, in the primary context
+//! of each device, which PyTorch uses too. Loading the library does nothing; the first call opens the device.
 //!
-//! * `abi` is the exported functions: arguments as C has them, no panic, no error but by value;
-//! * `front` is an allocator with its device for all threads;
-//! * `settings` reads the environment;
-//! * `streams` are the program's streams by number;
-//! * `failure` is what went wrong last.
+//! A cache hit makes no driver call and leaves the thread's CUDA context alone.
+//!
+//! * `abi`: the exported functions;
+//! * `front`: an allocator with its device, for all threads;
+//! * `settings`: the environment variables;
+//! * `streams`: the program's streams and their numbers;
+//! * `failure`: the last failure of each thread.
 
 mod abi;
 mod failure;

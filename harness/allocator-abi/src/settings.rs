@@ -1,4 +1,4 @@
-//! What the environment says: which settings each allocator has, and whether it is recorded.
+//! The environment variables with the settings of each allocator, and the one that turns recording on.
 
 use std::env;
 
@@ -8,10 +8,9 @@ use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config}
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
 use harness_allocator::units::Bytes;
 
-/// Whether allocators are recorded, for snapshots with a history.
+/// Turns on recording, for snapshots with a history.
 const RECORD: &str = "HARNESS_ALLOCATOR_RECORD";
 
-/// The allocators of this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Caching,
@@ -19,7 +18,6 @@ pub(crate) enum Kind {
     RmmPool,
 }
 
-/// An allocator and its settings.
 #[derive(Clone, Debug)]
 pub(crate) enum Settings {
     Caching(Config),
@@ -27,19 +25,18 @@ pub(crate) enum Settings {
     RmmPool(RmmPoolConfig),
 }
 
-/// A variable that cannot be understood. Correct it.
+/// An environment variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SettingsError {
     #[error("{variable}: {why}")]
     Conf { variable: &'static str, why: ConfError },
-    #[error("{variable}: `{item}` is not understood: settings are {accepted}, with commas between them")]
+    #[error("{variable}: unknown setting `{item}`: write {accepted}, separated by commas")]
     Item { variable: &'static str, item: String, accepted: &'static str },
-    #[error("{RECORD} is `1` or not set, and not `{0}`")]
+    #[error("{RECORD} is `{0}`: set it to `1` or unset it")]
     Record(String),
 }
 
 impl Kind {
-    /// The variable with its settings.
     pub(crate) const fn variable(self) -> &'static str {
         match self {
             Self::Caching => "HARNESS_ALLOCATOR_CONF",
@@ -50,13 +47,13 @@ impl Kind {
 
     const fn accepted(self) -> &'static str {
         match self {
-            Self::Caching => "those of PYTORCH_CUDA_ALLOC_CONF",
+            Self::Caching => "the settings of PYTORCH_CUDA_ALLOC_CONF",
             Self::Bfc => "`allow_growth:True` or `False`, `garbage_collection:True` or `False`, `memory_limit_mb:N`",
             Self::RmmPool => "`initial_pool_size_mb:N` and `maximum_pool_size_mb:N`",
         }
     }
 
-    /// Its settings in the environment.
+    /// Reads its settings from the environment.
     pub(crate) fn settings(self) -> Result<Settings, SettingsError> {
         self.parse(&env::var(self.variable()).unwrap_or_default())
     }
@@ -69,7 +66,7 @@ impl Kind {
         let (mut bfc, mut rmm) = (BfcConfig::default(), RmmPoolConfig::default());
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let (key, value) = item.split_once(':').map_or((item, ""), |(key, value)| (key.trim(), value.trim()));
-            let understood = match (self, key) {
+            let known = match (self, key) {
                 (Self::Bfc, "allow_growth") => truth(value).map(|value| bfc.allow_growth = value),
                 (Self::Bfc, "garbage_collection") => truth(value).map(|value| bfc.garbage_collection = value),
                 (Self::Bfc, "memory_limit_mb") => mebibytes(value).map(|value| bfc.memory_limit = Some(value)),
@@ -77,7 +74,7 @@ impl Kind {
                 (Self::RmmPool, "maximum_pool_size_mb") => mebibytes(value).map(|value| rmm.maximum_pool_size = Some(value)),
                 _ => None,
             };
-            understood.ok_or_else(|| SettingsError::Item { variable, item: item.to_owned(), accepted: self.accepted() })?;
+            known.ok_or_else(|| SettingsError::Item { variable, item: item.to_owned(), accepted: self.accepted() })?;
         }
         Ok(if self == Self::Bfc { Settings::Bfc(bfc) } else { Settings::RmmPool(rmm) })
     }
@@ -93,7 +90,6 @@ impl Settings {
     }
 }
 
-/// Whether allocators are to be recorded.
 pub(crate) fn is_recorded() -> Result<bool, SettingsError> {
     match env::var(RECORD).as_deref() {
         Err(_) | Ok("") => Ok(false),
@@ -102,7 +98,7 @@ pub(crate) fn is_recorded() -> Result<bool, SettingsError> {
     }
 }
 
-/// As PyTorch writes it.
+/// A boolean as PyTorch spells it.
 fn truth(value: &str) -> Option<bool> {
     match value {
         "True" => Some(true),
@@ -121,25 +117,27 @@ mod tests {
 
     #[test]
     fn each_allocator_reads_its_own_settings() {
-        let Ok(Settings::Bfc(bfc)) = Kind::Bfc.parse("allow_growth:False, memory_limit_mb:512") else { panic!("these are settings") };
+        let Ok(Settings::Bfc(bfc)) = Kind::Bfc.parse("allow_growth:False, memory_limit_mb:512") else { panic!("valid settings") };
         assert_eq!(bfc, BfcConfig { allow_growth: false, memory_limit: Some(Bytes::mib(512)), garbage_collection: true });
         let Ok(Settings::RmmPool(rmm)) = Kind::RmmPool.parse("initial_pool_size_mb:64,maximum_pool_size_mb:128,") else {
-            panic!("these too")
+            panic!("valid settings")
         };
         assert_eq!(rmm, RmmPoolConfig { initial_pool_size: Some(Bytes::mib(64)), maximum_pool_size: Some(Bytes::mib(128)) });
-        let Ok(Settings::Caching(config)) = Kind::Caching.parse("max_split_size_mb:64") else { panic!("and these") };
+        let Ok(Settings::Caching(config)) = Kind::Caching.parse("max_split_size_mb:64") else { panic!("valid settings") };
         assert_eq!(config.to_string(), "max_split_size_mb:64");
     }
 
     #[test]
-    fn a_setting_that_is_none_is_refused_with_those_that_there_are() {
+    fn an_unknown_setting_is_refused_with_a_list_of_all() {
         let refusal = |kind: Kind, text: &str| kind.parse(text).expect_err(text).to_string();
         assert_eq!(
             refusal(Kind::Bfc, "allow_growth:true"),
-            "HARNESS_BFC_CONF: `allow_growth:true` is not understood: settings are `allow_growth:True` or `False`, `garbage_collection:True` or \
-             `False`, `memory_limit_mb:N`, with commas between them"
+            "HARNESS_BFC_CONF: unknown setting `allow_growth:true`: write `allow_growth:True` or `False`, `garbage_collection:True` or `False`, \
+             `memory_limit_mb:N`, separated by commas"
         );
-        assert!(refusal(Kind::RmmPool, "initial_pool_size:1GiB").starts_with("HARNESS_RMM_POOL_CONF: `initial_pool_size:1GiB` is not"));
+        assert!(
+            refusal(Kind::RmmPool, "initial_pool_size:1GiB").starts_with("HARNESS_RMM_POOL_CONF: unknown setting `initial_pool_size:1GiB`")
+        );
         assert!(refusal(Kind::Caching, "max_split:1").starts_with("HARNESS_ALLOCATOR_CONF: "));
     }
 }

@@ -1,4 +1,4 @@
-//! The shared library as a program has it: loaded, its functions called by name, on the simulated GPU.
+//! Loads the shared library as a program does and calls its functions by name, on the simulated GPU.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -11,7 +11,7 @@ use harness_gpu_settings::settings::Settings;
 use harness_staging::{Staging, strict};
 use libloading::{Library, Symbol};
 
-/// Says to a child which test it is.
+/// Names the test that a child process runs.
 const CHILD: &str = "ABI_TEST_CHILD";
 
 type Malloc = unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
@@ -21,12 +21,12 @@ fn path() -> PathBuf {
     env::current_exe().expect("this test has a path").with_file_name("libharness_allocator_abi.so")
 }
 
-/// Runs a test again as a child that sees two simulated GPUs, and says whether this is that child.
+/// Runs a test again in a child process with two simulated GPUs. Returns whether this process is that child.
 fn is_child(test: &str, variables: &[(&str, &str)]) -> bool {
     if env::var(CHILD).is_ok_and(|name| name == test) {
         return true;
     }
-    let staging = Staging::new(&Settings { devices: 2, ..strict() }).expect("the simulated GPU is staged");
+    let staging = Staging::new(&Settings { devices: 2, list_calls: true, ..strict() }).expect("the simulated GPU is staged");
     let mut command = Command::new(env::current_exe().expect("this program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, test).envs(variables.iter().copied());
     staging.apply(&mut command);
@@ -36,7 +36,7 @@ fn is_child(test: &str, variables: &[(&str, &str)]) -> bool {
     false
 }
 
-/// The library with the functions of one allocator.
+/// The loaded library, with the functions of one allocator.
 struct Loaded {
     object: Library,
     prefix: &'static str,
@@ -49,9 +49,9 @@ impl Loaded {
     }
 
     /// # Safety
-    /// The type is that of the header.
+    /// `T` is the function's type in the header.
     unsafe fn function<T>(&self, name: &str) -> Symbol<'_, T> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller guarantees the type.
         unsafe { self.object.get(format!("{}_{name}", self.prefix).as_bytes()) }.expect("it is exported")
     }
 
@@ -61,14 +61,14 @@ impl Loaded {
     }
 
     fn free(&self, address: *mut c_void, device: c_int) {
-        // SAFETY: as for the other function.
+        // SAFETY: the type is the header's, and null is the default stream.
         unsafe { self.function::<Free>("free")(address, 0, device, std::ptr::null_mut()) };
     }
 
     fn stats(&self, device: c_int) -> serde_json::Value {
         // SAFETY: the type is the header's.
         let stats = unsafe { self.function::<unsafe extern "C" fn(c_int, *mut c_char, usize) -> usize>("stats") };
-        // SAFETY: no room is given where none is there, and afterwards as much as there is.
+        // SAFETY: the capacity is 0 for null and the length of the buffer otherwise.
         let text = unsafe {
             let length = stats(device, std::ptr::null_mut(), 0);
             let mut text = vec![0_u8; length + 1];
@@ -89,7 +89,7 @@ impl Loaded {
 }
 
 #[test]
-fn the_header_declares_exactly_what_is_exported() {
+fn the_header_declares_exactly_the_exported_functions() {
     let header = include_str!("../include/harness_allocator.h");
     let declared = header.lines().filter(|line| line.ends_with(");")).filter_map(|line| {
         let name = line.split('(').next()?.rsplit([' ', '*']).next()?;
@@ -101,8 +101,8 @@ fn the_header_declares_exactly_what_is_exported() {
 }
 
 #[test]
-fn every_allocator_hands_out_memory_of_each_device_and_counts_it() {
-    if !is_child("every_allocator_hands_out_memory_of_each_device_and_counts_it", &[]) {
+fn every_allocator_serves_each_device_and_counts_its_memory() {
+    if !is_child("every_allocator_serves_each_device_and_counts_its_memory", &[]) {
         return;
     }
     for prefix in ["harness_caching", "harness_bfc", "harness_rmm_pool"] {
@@ -117,7 +117,7 @@ fn every_allocator_hands_out_memory_of_each_device_and_counts_it() {
             library.free(std::ptr::null_mut(), device);
             let again = library.malloc(3 << 20, device);
             assert!(!again.is_null(), "{prefix}: {}", library.last_error());
-            assert_eq!(library.stats(device)["num_device_alloc"], taken, "{prefix}: what is free is handed out again");
+            assert_eq!(library.stats(device)["num_device_alloc"], taken, "{prefix}: the cache serves the request");
             library.free(again, device);
             assert_eq!(library.stats(device)["allocated_bytes.all.current"], 0, "{prefix}");
             assert_ne!(library.stats(device)["reserved_bytes.all.current"], 0, "{prefix}");
@@ -132,8 +132,8 @@ fn every_allocator_hands_out_memory_of_each_device_and_counts_it() {
 }
 
 #[test]
-fn what_cannot_be_done_is_null_and_says_why() {
-    if !is_child("what_cannot_be_done_is_null_and_says_why", &[("HARNESS_BFC_CONF", "memory_limit:1")]) {
+fn a_failed_call_returns_null_and_keeps_the_reason() {
+    if !is_child("a_failed_call_returns_null_and_keeps_the_reason", &[("HARNESS_BFC_CONF", "memory_limit:1")]) {
         return;
     }
     let library = Loaded::new("harness_caching");
@@ -142,19 +142,63 @@ fn what_cannot_be_done_is_null_and_says_why() {
     assert!(library.malloc(1 << 50, 0).is_null());
     assert!(library.last_error().starts_with("harness_caching_malloc: "), "{}", library.last_error());
     assert!(library.malloc(-1, 0).is_null());
-    assert!(library.last_error().contains("-1 is no size"), "{}", library.last_error());
+    assert!(library.last_error().contains("-1 is not a size"), "{}", library.last_error());
     assert!(library.malloc(1, 7).is_null());
     assert!(library.last_error().contains("device 7") || library.last_error().contains("cuda:7"), "{}", library.last_error());
     library.free(std::ptr::without_provenance_mut(4096), 0);
     assert!(library.last_error().contains("0x1000 is freed"), "{}", library.last_error());
     let library = Loaded::new("harness_bfc");
     assert!(library.malloc(1, 0).is_null());
-    assert!(library.last_error().contains("HARNESS_BFC_CONF: `memory_limit:1` is not understood"), "{}", library.last_error());
+    assert!(library.last_error().contains("HARNESS_BFC_CONF: unknown setting `memory_limit:1`"), "{}", library.last_error());
+}
+
+/// The simulated GPU lists every driver call, `cuInit` and `cuCtxSetCurrent` included.
+#[test]
+fn a_cache_hit_makes_no_driver_call() {
+    if !is_child("a_cache_hit_makes_no_driver_call", &[]) {
+        return;
+    }
+    for prefix in ["harness_caching", "harness_bfc", "harness_rmm_pool"] {
+        let library = Loaded::new(prefix);
+        library.free(library.malloc(1 << 20, 0), 0);
+        let before = harness_staging::calls().expect("the first allocation calls the driver").len();
+        for _ in 0..100 {
+            library.free(library.malloc(1 << 20, 0), 0);
+        }
+        let calls = harness_staging::calls().expect("calls are listed");
+        assert_eq!(calls.get(before..), Some(&[][..]), "{prefix}");
+    }
 }
 
 #[test]
-fn threads_share_an_allocator_and_never_a_block() {
-    if !is_child("threads_share_an_allocator_and_never_a_block", &[]) {
+fn a_driver_call_restores_the_context_of_the_thread() {
+    if !is_child("a_driver_call_restores_the_context_of_the_thread", &[]) {
+        return;
+    }
+    // SAFETY: the simulated GPU has no initialisers with preconditions.
+    let driver = unsafe { Library::new("libcuda.so.1") }.expect("the simulated GPU is staged");
+    let current = || {
+        let mut context = std::ptr::null_mut::<c_void>();
+        // SAFETY: the types are those of the CUDA driver, and `context` has room for the answer.
+        unsafe {
+            let get: Symbol<'_, unsafe extern "C" fn(*mut *mut c_void) -> c_int> = driver.get(b"cuCtxGetCurrent").expect("it is exported");
+            assert_eq!(get(&raw mut context), 0);
+        }
+        context
+    };
+    let library = Loaded::new("harness_caching");
+    let address = library.malloc(1 << 20, 1);
+    assert!(!address.is_null(), "{}", library.last_error());
+    assert!(current().is_null(), "this thread had no context");
+    library.free(address, 1);
+    // SAFETY: the type is the header's.
+    unsafe { library.function::<unsafe extern "C" fn()>("empty_cache")() };
+    assert!(current().is_null(), "this thread had no context");
+}
+
+#[test]
+fn threads_never_share_a_block() {
+    if !is_child("threads_never_share_a_block", &[]) {
         return;
     }
     for prefix in ["harness_caching", "harness_bfc", "harness_rmm_pool"] {
@@ -197,5 +241,5 @@ fn a_recorded_allocator_writes_a_snapshot() {
     assert_eq!(write(&folder.path().join("memory.pickle")), 0, "{}", library.last_error());
     assert!(folder.path().join("memory.pickle").is_file());
     assert_eq!(write(&folder.path().join("none/memory.pickle")), -1);
-    assert!(library.last_error().contains("the snapshot cannot be written"), "{}", library.last_error());
+    assert!(library.last_error().contains("cannot write the snapshot"), "{}", library.last_error());
 }

@@ -1,4 +1,4 @@
-//! What an allocator counts and what its structure looks like: plain data, named as `torch.cuda.memory_stats()` names it.
+//! The counters and the structure of an allocator, with the names of `torch.cuda.memory_stats()`.
 
 use std::fmt;
 
@@ -9,12 +9,11 @@ use crate::units::Bytes;
 
 mod summary;
 
-/// One counted quantity, in bytes or in pieces.
+/// One counted quantity, in bytes or blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {
-    /// What it is now.
     pub current: u64,
-    /// The high-water mark since the last reset.
+    /// The maximum since the last reset.
     pub peak: u64,
     /// The sum of all increases.
     pub allocated: u64,
@@ -23,33 +22,33 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Raises the quantity and, with it, the peak.
+    /// Increases the quantity and updates the peak.
     pub fn increase(&mut self, amount: u64) {
         self.current += amount;
         self.allocated += amount;
         self.peak = self.peak.max(self.current);
     }
 
-    /// Lowers the quantity; the peak stays.
+    /// Decreases the quantity. The peak stays.
     pub fn decrease(&mut self, amount: u64) {
-        debug_assert!(self.current >= amount, "a statistic fell below zero");
+        debug_assert!(self.current >= amount, "the statistic is not negative");
         self.current -= amount;
         self.freed += amount;
     }
 
-    /// Makes the present value the high-water mark.
+    /// Sets the peak to the present value.
     pub fn reset_peak(&mut self) {
         self.peak = self.current;
     }
 }
 
-/// Which pool a block belongs to: by its rounded size, small up to and including 1 MiB.
+/// The pool of a block, by its rounded size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolKind {
     /// Blocks of at most 1 MiB.
     Small,
-    /// Everything above.
+    /// Larger blocks.
     Large,
 }
 
@@ -57,32 +56,28 @@ impl PoolKind {
     /// The largest block of the small pool.
     pub const LARGEST_SMALL: Bytes = Bytes::mib(1);
 
-    /// The pool of blocks of that (rounded) size.
-    #[must_use]
+    /// The pool of blocks of this rounded size.
     pub const fn of_block(size: Bytes) -> Self {
         if size.0 <= Self::LARGEST_SMALL.0 { Self::Small } else { Self::Large }
     }
 }
 
-/// A quantity by pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PooledStat {
-    /// Both pools together (its peak is of the sum, not the sum of peaks).
+    /// Both pools together. The peak is that of the sum, not the sum of peaks.
     pub all: Stat,
-    /// Blocks of at most 1 MiB.
     pub small_pool: Stat,
-    /// Larger blocks.
     pub large_pool: Stat,
 }
 
 impl PooledStat {
-    /// Raises the quantity of one pool and of the whole.
+    /// Increases the quantity of one pool and of the sum.
     pub fn increase(&mut self, pool: PoolKind, amount: u64) {
         self.all.increase(amount);
         self.of(pool).increase(amount);
     }
 
-    /// Lowers the quantity of one pool and of the whole.
+    /// Decreases the quantity of one pool and of the sum.
     pub fn decrease(&mut self, pool: PoolKind, amount: u64) {
         self.all.decrease(amount);
         self.of(pool).decrease(amount);
@@ -106,29 +101,29 @@ impl PooledStat {
 /// (<https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html>).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryStats {
-    /// Rounded bytes handed out.
+    /// Allocated bytes after rounding.
     pub allocated_bytes: PooledStat,
-    /// Bytes held from the driver.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: PooledStat,
-    /// Bytes handed out, or freed but waiting for an event.
+    /// Allocated bytes, and freed ones that wait for an event.
     pub active_bytes: PooledStat,
-    /// Bytes of free pieces in partly used segments, which cannot go back to the driver.
+    /// Bytes of free split pieces in partly used segments, which cannot be released.
     pub inactive_split_bytes: PooledStat,
-    /// Bytes the callers asked for.
+    /// Bytes that callers requested.
     pub requested_bytes: PooledStat,
     /// Live allocations.
     pub allocation: PooledStat,
-    /// Segments held from the driver.
+    /// Segments reserved from the driver.
     pub segment: PooledStat,
-    /// Blocks handed out, or freed but waiting for an event.
+    /// Allocated blocks, and freed ones that wait for an event.
     pub active: PooledStat,
-    /// Free pieces in partly used segments.
+    /// Free split pieces in partly used segments.
     pub inactive_split: PooledStat,
-    /// Driver allocations that failed and made the allocator give its cache back (a final OOM counts here too).
+    /// Failed driver allocations after which the allocator released its cache. A final OOM counts here too.
     pub num_alloc_retries: u64,
-    /// Requests that failed for good.
+    /// Requests that finally failed.
     pub num_ooms: u64,
-    /// Times the allocator waited for all streams.
+    /// Waits for all streams.
     pub num_sync_all_streams: u64,
     /// Successful driver allocations.
     pub num_device_alloc: u64,
@@ -137,8 +132,7 @@ pub struct MemoryStats {
 }
 
 impl MemoryStats {
-    /// The value of one key of `torch.cuda.memory_stats()`.
-    #[must_use]
+    /// Returns the value of one key of `torch.cuda.memory_stats()`.
     pub fn get(&self, key: StatKey) -> u64 {
         let (family, pool, field) = match key {
             StatKey::Counter(counter) => return self.counter(counter),
@@ -158,7 +152,7 @@ impl MemoryStats {
         }
     }
 
-    /// Makes every present value its own high-water mark.
+    /// Sets all peaks to the present values.
     pub fn reset_peaks(&mut self) {
         let Self {
             allocated_bytes,
@@ -216,7 +210,7 @@ impl MemoryStats {
     }
 }
 
-/// Declares a plain enum whose variants have a name in texts, with `ALL`, `name` and `from_name`.
+/// Declares a plain enum whose variants have names, with `ALL`, `name` and `from_name`.
 macro_rules! named_enum {
     ($(#[$meta:meta])* $type:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$meta])*
@@ -224,11 +218,10 @@ macro_rules! named_enum {
         pub enum $type { $($(#[$doc])* $variant,)* }
 
         impl $type {
-            /// Every one, in the order of the documentation.
+            /// All of them, in the order of PyTorch's documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Its part of the key.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
@@ -241,51 +234,35 @@ macro_rules! named_enum {
 }
 
 named_enum! {
-    /// First part of a pooled key.
+    /// The first part of a pooled key.
     StatFamily {
-        /// Rounded bytes handed out.
         AllocatedBytes = "allocated_bytes",
-        /// Bytes held from the driver.
         ReservedBytes = "reserved_bytes",
-        /// Bytes handed out, or freed but waiting for an event.
         ActiveBytes = "active_bytes",
-        /// Bytes of free pieces in partly used segments.
         InactiveSplitBytes = "inactive_split_bytes",
-        /// Bytes asked for.
         RequestedBytes = "requested_bytes",
-        /// Live allocations.
         Allocation = "allocation",
-        /// Segments held from the driver.
         Segment = "segment",
-        /// Blocks handed out or waiting for an event.
         Active = "active",
-        /// Free pieces in partly used segments.
         InactiveSplit = "inactive_split",
     }
 }
 
 named_enum! {
-    /// Second part of a pooled key.
+    /// The second part of a pooled key.
     StatPool {
-        /// Both pools.
         All = "all",
-        /// Blocks of at most 1 MiB.
         SmallPool = "small_pool",
-        /// Larger blocks.
         LargePool = "large_pool",
     }
 }
 
 named_enum! {
-    /// Third part of a pooled key.
+    /// The third part of a pooled key.
     StatField {
-        /// The value now.
         Current = "current",
-        /// The high-water mark.
         Peak = "peak",
-        /// The sum of increases.
         Allocated = "allocated",
-        /// The sum of decreases.
         Freed = "freed",
     }
 }
@@ -293,20 +270,15 @@ named_enum! {
 named_enum! {
     /// A key without parts.
     StatCounter {
-        /// Driver allocations that failed and made the allocator give its cache back.
         NumAllocRetries = "num_alloc_retries",
-        /// Requests that failed for good.
         NumOoms = "num_ooms",
-        /// Waits for all streams.
         NumSyncAllStreams = "num_sync_all_streams",
-        /// Successful driver allocations.
         NumDeviceAlloc = "num_device_alloc",
-        /// Driver frees.
         NumDeviceFree = "num_device_free",
     }
 }
 
-/// A key of `torch.cuda.memory_stats()`, checked.
+/// A valid key of `torch.cuda.memory_stats()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StatKey {
     /// For example `num_ooms`.
@@ -316,8 +288,7 @@ pub enum StatKey {
 }
 
 impl StatKey {
-    /// Reads a key; `None` where `torch.cuda.memory_stats()` has no such key.
-    #[must_use]
+    /// Parses a key, or returns `None` if `torch.cuda.memory_stats()` has no such key.
     pub fn from_name(name: &str) -> Option<Self> {
         let mut parts = name.split('.');
         let first = parts.next()?;
@@ -327,13 +298,12 @@ impl StatKey {
         Some(Self::Pooled(StatFamily::from_name(first)?, StatPool::from_name(pool)?, StatField::from_name(field)?))
     }
 
-    /// Whether its values are bytes (the others are counts).
-    #[must_use]
+    /// Whether its values are bytes rather than counts.
     pub fn is_bytes(self) -> bool {
         matches!(self, Self::Pooled(family, ..) if family.name().ends_with("_bytes"))
     }
 
-    /// Every key, counters last.
+    /// All keys, counters last.
     pub fn all() -> impl Iterator<Item = Self> {
         let pooled = StatFamily::ALL.iter().flat_map(|&family| {
             StatPool::ALL.iter().flat_map(move |&pool| StatField::ALL.iter().map(move |&field| Self::Pooled(family, pool, field)))
@@ -353,44 +323,39 @@ impl fmt::Display for StatKey {
     }
 }
 
-/// What a block is doing.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum BlockState {
-    /// Free, ready to be handed out on its stream.
+    /// Free for its stream.
     Inactive,
-    /// Freed by its owner, waiting for events of other streams.
+    /// Freed, but waiting for events of other streams.
     PendingFree,
     Allocated,
 }
 
 /// One block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct BlockInfo {
     pub address: DevicePtr,
     pub size: Bytes,
-    /// The stream it was made for; of a free block the stream that may reuse it without waiting.
+    /// The stream of its request. For a free block, the stream that may reuse it without a wait.
     pub stream: StreamId,
-    /// What its owner asked for; a free block keeps the figure of its last owner.
+    /// The requested bytes. A free block keeps the figure of its last owner.
     pub requested: Bytes,
-    /// What it is doing.
     pub state: BlockState,
 }
 
-/// One segment, its blocks in address order and without gaps.
+/// One segment. Its blocks are in address order and without gaps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SegmentInfo {
     pub address: DevicePtr,
-    /// Its length: bytes held from the driver.
+    /// Its length in bytes.
     pub size: Bytes,
-    /// The stream whose requests it serves, if it serves one only: then all of its blocks are of that stream.
+    /// The stream of all its blocks, if it serves only one stream.
     pub stream: Option<StreamId>,
-    /// Small or large blocks.
     pub pool: PoolKind,
-    /// The private pool it belongs to, if any.
+    /// The private pool that owns it, if any.
     pub private_pool: Option<u32>,
     /// Whether it can grow and shrink by pages.
     pub expandable: bool,

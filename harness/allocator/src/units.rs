@@ -1,48 +1,41 @@
-//! Amounts of memory and of time, as types that cannot be confused with each other or with counts.
+//! Types for amounts of memory and time, so they cannot be confused with each other or with counts.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 
 use serde::{Deserialize, Serialize};
 
-/// An amount of memory in bytes. In JSON a plain integer.
+/// An amount of memory in bytes. A plain integer in JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// No memory at all.
     pub const ZERO: Self = Self(0);
 
-    /// The most that there can be: 16 EiB less one byte.
+    /// The largest amount: 16 EiB less one byte.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// `n` binary kilobytes (1024 B each), at most [`Self::MAX`].
-    #[must_use]
+    /// `n` KiB (1024 B each), limited to [`Self::MAX`].
     pub const fn kib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 10))
     }
 
-    /// `n` binary megabytes (1024² B each), at most [`Self::MAX`].
-    #[must_use]
+    /// `n` MiB (1024² B each), limited to [`Self::MAX`].
     pub const fn mib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 20))
     }
 
-    /// `n` binary gigabytes (1024³ B each), at most [`Self::MAX`].
-    #[must_use]
+    /// `n` GiB (1024³ B each), limited to [`Self::MAX`].
     pub const fn gib(n: u64) -> Self {
         Self(n.saturating_mul(1 << 30))
     }
 
-    /// The bare number of bytes.
-    #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The next multiple of `unit`, or `None` where that does not fit 64 bits. `unit` must not be zero.
-    #[must_use]
+    /// Rounds up to a multiple of `unit` (not zero), or returns `None` if the result exceeds 64 bits.
     pub const fn checked_round_up(self, unit: Self) -> Option<Self> {
         match self.0.checked_next_multiple_of(unit.0) {
             Some(rounded) => Some(Self(rounded)),
@@ -50,14 +43,12 @@ impl Bytes {
         }
     }
 
-    /// The difference, or zero where `other` is larger.
-    #[must_use]
+    /// The difference, or zero if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The sum, or `None` where it does not fit 64 bits.
-    #[must_use]
+    /// The sum, or `None` if it exceeds 64 bits.
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Self(sum)),
@@ -65,24 +56,25 @@ impl Bytes {
         }
     }
 
-    /// Reads `400MiB`, `1.5 GiB`, `4B` or a bare number of bytes: binary units only, whole bytes only, below 16 EiB.
+    /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes and amounts below 16 EiB are
+    /// valid.
     ///
     /// # Errors
-    /// [`ParseBytesError`], which says what is accepted.
+    /// [`ParseBytesError`] with the accepted forms.
     pub fn parse(text: &str) -> Result<Self, ParseBytesError> {
         parse_bytes(text.trim())
     }
 }
 
 impl fmt::Display for Bytes {
-    /// Human form with binary units: `400 MiB`, `1.5 GiB`, `512 B`.
+    /// Formats with binary units: `400 MiB`, `1.5 GiB`, `512 B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const FORMAT: humansize::FormatSizeOptions = humansize::BINARY;
         f.pad(&humansize::format_size(self.0, FORMAT))
     }
 }
 
-/// A sum that leaves 64 bits is [`Bytes::MAX`]: more than any limit, as the true sum would be.
+/// Sums saturate at [`Bytes::MAX`], which exceeds any limit, as the true sum does.
 impl Add for Bytes {
     type Output = Self;
     fn add(self, other: Self) -> Self {
@@ -115,14 +107,11 @@ impl std::iter::Sum for Bytes {
     }
 }
 
-/// A text that is not an amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ParseBytesError {
-    /// Not a number with an optional binary unit.
     #[error("`{0}` is not a size: write a number and one of B, KiB, MiB, GiB, TiB, PiB or EiB, as in `400MiB`, `1.5 GiB` or `512B`")]
     Malformed(String),
-    /// A decimal unit, which is off by up to a tenth from the binary one that is usually meant.
+    /// Decimal units differ by up to a tenth from the binary ones that are usually meant.
     #[error("`{text}` uses the decimal unit {unit}: sizes are binary here, write `{suggestion}`")]
     DecimalUnit {
         text: String,
@@ -130,13 +119,10 @@ pub enum ParseBytesError {
         /// The same number with the binary unit.
         suggestion: String,
     },
-    /// Negative amounts of memory do not exist.
     #[error("`{0}` is negative: a size is 0 or more, as in `400MiB`")]
     Negative(String),
-    /// More than 64 bits of bytes.
     #[error("`{0}` is too large: a size is at most 16EiB - 1 (18446744073709551615 B)")]
     TooLarge(String),
-    /// A fraction that ends between two bytes.
     #[error("`{0}` is not a whole number of bytes")]
     Fractional(String),
 }
@@ -168,7 +154,7 @@ fn parse_bytes(text: &str) -> Result<Bytes, ParseBytesError> {
         return Err(malformed());
     }
     let too_large = || ParseBytesError::TooLarge(text.to_owned());
-    // An exact decimal fraction: (whole·10^k + fraction)·2^shift / 10^k must come out whole.
+    // An exact decimal fraction: (whole·10^k + fraction)·2^shift / 10^k must be a whole number.
     let scale = 10_u128.pow(fraction.len() as u32);
     let digits: u128 = format!("{whole}{fraction}").parse().map_err(|_| too_large())?;
     let scaled = digits.checked_mul(1_u128 << shift).ok_or_else(too_large)?;
@@ -178,43 +164,37 @@ fn parse_bytes(text: &str) -> Result<Bytes, ParseBytesError> {
     u64::try_from(scaled / scale).map(Bytes).map_err(|_| too_large())
 }
 
-/// A span of time in nanoseconds, or a point in time counted from a device's start. In JSON a plain integer.
+/// A duration in nanoseconds, or a time since the start of a device. A plain integer in JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// No time at all.
     pub const ZERO: Self = Self(0);
 
-    /// `n` microseconds, at most some 584 years.
-    #[must_use]
+    /// `n` microseconds, limited to about 584 years.
     pub const fn micros(n: u64) -> Self {
         Self(n.saturating_mul(1_000))
     }
 
-    /// `n` milliseconds, at most some 584 years.
-    #[must_use]
+    /// `n` milliseconds, limited to about 584 years.
     pub const fn millis(n: u64) -> Self {
         Self(n.saturating_mul(1_000_000))
     }
 
-    /// The bare number of nanoseconds.
-    #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The difference, or zero where `other` is later.
-    #[must_use]
+    /// The difference, or zero if `other` is later.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// Reads `250us`, `3ms`, `1.5s`, `800ns` or `20min`, for which `20m` stands too.
+    /// Parses `250us`, `3ms`, `1.5s`, `800ns`, `20min` or `20m`.
     ///
     /// # Errors
-    /// [`ParseNanosError`], which says what is accepted.
+    /// [`ParseNanosError`] with the accepted forms.
     pub fn parse(text: &str) -> Result<Self, ParseNanosError> {
         let error = || ParseNanosError(text.to_owned());
         let text = text.trim();
@@ -229,13 +209,13 @@ impl Nanos {
             _ => return Err(error()),
         };
         let nanos = number * scale;
-        // Above one hour a step is a mistake, and far below 2^53 the product is exact enough.
+        // A step of more than an hour is a mistake, and below 2^53 the product is exact enough.
         if nanos.is_finite() && nanos <= 3.6e12 { Ok(Self(nanos.round() as u64)) } else { Err(error()) }
     }
 }
 
 impl fmt::Display for Nanos {
-    /// Three significant digits and the fitting unit: `850 ns`, `1.20 µs`, `3.41 ms`, `2.00 s`.
+    /// Three significant digits and a suitable unit: `850 ns`, `1.20 µs`, `3.41 ms`, `2.00 s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nanos = self.0 as f64;
         let (value, unit) = match self.0 {
@@ -249,7 +229,7 @@ impl fmt::Display for Nanos {
     }
 }
 
-/// A sum that leaves 64 bits, some 584 years, stays at that.
+/// Sums saturate at 64 bits, about 584 years.
 impl Add for Nanos {
     type Output = Self;
     fn add(self, other: Self) -> Self {
@@ -269,7 +249,6 @@ impl std::iter::Sum for Nanos {
     }
 }
 
-/// A text that is not a span of time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a duration: write a number and one of ns, us, ms, s or min, at most one hour, as in `250us` or `3ms`")]
 pub struct ParseNanosError(String);

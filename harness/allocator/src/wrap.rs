@@ -1,7 +1,7 @@
-//! Wrappers: one way for a type around a device or an allocator to pass on all calls but those that it changes.
+//! A macro for wrappers: types that override some methods of a device or an allocator and pass the others on.
 
-/// Writes a trait for wrappers of `$target`: each method passes the call on to the inner one, unless the wrapper writes it itself. Whatever
-/// implements that trait is a `$target`. `$read` are the methods that take `&self`, `$call` those that take `&mut self`.
+/// Writes a trait for wrappers of `$target`. Each method calls the inner object unless the wrapper overrides it. A type that
+/// implements the trait is a `$target`. `$read` are the methods with `&self`, `$call` those with `&mut self`.
 macro_rules! wrapper {
     (
         $(#[$about:meta])*
@@ -10,8 +10,6 @@ macro_rules! wrapper {
         &mut self: $(fn $call:ident($($argument:ident: $argument_type:ty),*) $(-> $result:ty)?;)*
     ) => {
         $(#[$about])*
-        #[allow(missing_docs, reason = "each method is the one of the same name of the wrapped trait")]
-        #[allow(clippy::missing_errors_doc, reason = "each method is the one of the same name of the wrapped trait")]
         pub trait $wrapper: $base {
             $($inner)*
 

@@ -239,7 +239,7 @@ fn take(device: &mut CudaDevice, leave: Bytes) -> Result<Bytes, DeviceError> {
         if more < granularity {
             return Ok(held);
         }
-        let taken = device.set_pressure(held + more)?;
+        let taken = device.set_external_memory(held + more)?;
         if taken <= held {
             return Ok(held);
         }

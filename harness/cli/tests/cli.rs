@@ -1125,7 +1125,7 @@ fn settings_that_are_identical_or_without_effect_are_named() {
     assert_eq!(run(&["--alloc-conf", "max_split_size_mb:100", "--quiet"]).err, "");
     let replayed = World::without_gpu().holding(&[("job.trace", TRACE)]);
     let replayed = replayed.harness(&["replay", "job.trace", "--memory", "1GiB", "--alloc-conf", "garbage_collection_threshold:0.6"]);
-    assert!(replayed.err.starts_with("garbage_collection_threshold does nothing without "), "{}", replayed.told());
+    assert!(replayed.err.starts_with("garbage_collection_threshold has no effect without "), "{}", replayed.told());
 }
 
 #[test]
@@ -1357,7 +1357,7 @@ fn settings_without_effect_are_named_for_scenarios_and_options() {
     let scenario = GOOD.replace("direct", idle);
     let world = World::without_gpu().holding(&[("idle.yaml", &scenario), ("too.yaml", &scenario)]);
     let err = |more: &[&str]| world.harness(&[&["run", "idle.yaml", "too.yaml", "--device", "sim", "--no-report"], more].concat()).err;
-    let told = "garbage_collection_threshold does nothing without per_process_memory_fraction, unless the program sets a fraction itself\n";
+    let told = "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself\n";
     assert_eq!(err(&[]), told, "once");
     assert_eq!(err(&["--alloc-conf", "garbage_collection_threshold:0.7"]), told);
     assert_eq!([err(&["--allocator", "caching"]), err(&["--quiet"])], ["", ""], "that configuration does not run, or the output is quiet");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
-    Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
+    Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice, MemoryRange, CallSite, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::machine::{Monitor, machine};
@@ -396,13 +396,13 @@ on_the_simulated_gpu! {
     fn a_double_free_is_noticed_before_the_driver_is_asked(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
-        device.set_place(Place(3));
+        device.set_call_site(CallSite(3));
         device.free(ptr).expect("it is live");
-        device.set_place(Place(5));
-        assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: Place(3), second: Place(5) }));
+        device.set_call_site(CallSite(5));
+        assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: CallSite(3), second: CallSite(5) }));
         let inside = DevicePtr(ptr.0 + 512);
-        assert_eq!(device.free(inside), Err(DeviceError::InvalidFree { ptr: inside, place: Place(5) }));
-        assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: Place(5) }));
+        assert_eq!(device.free(inside), Err(DeviceError::InvalidFree { ptr: inside, place: CallSite(5) }));
+        assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: CallSite(5) }));
     }
 
     fn what_is_filled_is_verified_at_every_size_and_alignment(strict()) {
@@ -465,7 +465,7 @@ on_the_simulated_gpu! {
             assert!(matches!(device.fill(StreamId::DEFAULT, bad, TAG), Err(DeviceError::InvalidAccess { .. })), "{bad}");
             assert!(matches!(device.verify(StreamId::DEFAULT, bad, TAG), Err(DeviceError::InvalidAccess { .. })), "{bad}");
         }
-        device.set_place(Place(7));
+        device.set_call_site(CallSite(7));
         device.free(ptr).expect("it is live");
         let error = device.fill(StreamId::DEFAULT, range(ptr, 0, 8), TAG).expect_err("it was freed").to_string();
         assert!(error.ends_with("but it was freed at step 7"), "{error}");
@@ -634,16 +634,16 @@ on_the_simulated_gpu! {
             (Bytes(u64::MAX), room),
             (Bytes::mib(700), Bytes::mib(700)),
         ] {
-            assert_eq!(device.set_pressure(asked), Ok(held), "{asked}");
+            assert_eq!(device.set_external_memory(asked), Ok(held), "{asked}");
             let memory = device.memory().expect("the driver reports memory");
             assert_eq!((memory.pressure, memory.free), (held, room - held));
         }
         let left = free_memory(&mut device);
         assert!(device.malloc(left + Bytes(1)).is_err());
         device.malloc(left).expect("the remaining memory fits");
-        assert_eq!(device.set_pressure(Bytes::mib(702)), Ok(Bytes::mib(700)), "nothing is left");
+        assert_eq!(device.set_external_memory(Bytes::mib(702)), Ok(Bytes::mib(700)), "nothing is left");
         assert_eq!(device.leaks().allocations, 1, "external memory is not a leak");
-        assert_eq!(device.set_pressure(Bytes::ZERO), Ok(Bytes::ZERO));
+        assert_eq!(device.set_external_memory(Bytes::ZERO), Ok(Bytes::ZERO));
         let calls = device.calls();
         assert_eq!((calls.malloc, calls.free), (2, 0), "external memory makes no call");
     }
@@ -961,7 +961,7 @@ fn a_dropped_device_leaks_nothing() {
     let stream = device.create_stream().expect("a stream");
     let event = device.create_event().expect("an event");
     let ptr = device.malloc(Bytes::mib(10)).expect("it fits");
-    device.set_pressure(Bytes::mib(100)).expect("it fits");
+    device.set_external_memory(Bytes::mib(100)).expect("it fits");
     device.busy(stream, Nanos::millis(20)).expect("it is queued");
     device.fill(stream, range(ptr, 0, 10 << 20), TAG).expect("it is queued");
     device.record_event(event, stream).expect("it is queued");

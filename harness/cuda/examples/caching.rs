@@ -5,8 +5,8 @@ use std::error::Error;
 use std::thread;
 
 use harness_allocator::allocator::Request;
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, Tag, TestDevice};
 use harness_allocator::units::Bytes;
@@ -22,9 +22,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     // A program that has streams already lends them instead: `CudaDevice::borrow_stream`.
     let streams = [device.create_stream()?, device.create_stream()?];
-    let allocator = SharedAllocator::new(device, Config::parse("max_split_size_mb:256")?, Cores::PerStream);
+    let allocator = SharedAllocator::new(CachingAllocator::new(Config::parse("max_split_size_mb:256")?), device);
 
-    // Each thread its own stream: on cache hits they do not wait for each other.
+    // Each thread works on its own stream.
     thread::scope(|scope| {
         let workers = streams.map(|stream| {
             let allocator = &allocator;
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 for step in 0..100 {
                     let batch = allocator.allocate(Request::new(Bytes::mib(64)).on(stream))?;
                     // Here your kernels would run, on the address `batch.ptr().0`.
-                    allocator.device().fill(stream, batch.range(), Tag(step))?;
+                    allocator.lock().device.fill(stream, batch.range(), Tag(step))?;
                     allocator.free(batch.ptr())?;
                 }
                 Ok(())
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     .map_err(|error| error.to_string())?;
 
     print!("{}", allocator.stats().summary());
-    println!("{} driver allocations for 200 batches", allocator.device().calls().malloc);
+    println!("{} driver allocations for 200 batches", allocator.lock().device.calls().malloc);
     allocator.close()?;
     Ok(())
 }

@@ -9,7 +9,7 @@
 //! * `mapping` is address space and physical memory apart, [`harness_allocator::device::MappedDevice`];
 //! * `pool` is the driver's stream-ordered pools, [`harness_allocator::device::PooledDevice`];
 //! * `reads` keeps what was queued by [`TestDevice::verify_later`];
-//! * `pressure` is the memory of [`TestDevice::set_pressure`];
+//! * `pressure` is the memory of [`TestDevice::set_external_memory`];
 //! * [`probe`] looks at GPUs without opening one.
 
 mod codes;
@@ -41,7 +41,7 @@ use crate::machine::no_such_device;
 use crate::nvml::{NOT_KNOWN, NvmlDevice};
 use harness_allocator::device::{
     Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, HostId,
-    HostMemory, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
+    HostMemory, Leaks, MappedDevice, MemoryRange, CallSite, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -68,12 +68,12 @@ pub struct CudaDevice {
     opened: Instant,
     context_overhead: Bytes,
     own_context: Result<Bytes, String>,
-    place: Place,
+    place: CallSite,
     calls: DeviceCalls,
     /// Live allocations of callers, by address.
     live: BTreeMap<u64, Bytes>,
     /// Addresses freed and not handed out again, and where they were freed.
-    freed: BTreeMap<u64, Place>,
+    freed: BTreeMap<u64, CallSite>,
     streams: BTreeMap<u32, Stream>,
     next_stream: u32,
     events: Vec<Option<Event>>,
@@ -167,7 +167,7 @@ impl CudaDevice {
             opened: Instant::now(),
             context_overhead: Bytes::ZERO,
             own_context: Ok(Bytes::ZERO),
-            place: Place::default(),
+            place: CallSite::default(),
             calls: DeviceCalls::default(),
             live: BTreeMap::new(),
             freed: BTreeMap::new(),
@@ -576,7 +576,7 @@ impl TestDevice for CudaDevice {
         self.calls
     }
 
-    fn set_place(&mut self, place: Place) {
+    fn set_call_site(&mut self, place: CallSite) {
         self.place = place;
     }
 
@@ -654,7 +654,7 @@ impl TestDevice for CudaDevice {
         std::thread::sleep(std::time::Duration::from_nanos(duration.0));
     }
 
-    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+    fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         let driver = self.driver()?;
         Ok(self.pressure.resize(driver, held, self.info.granularity)?)
     }

@@ -21,17 +21,17 @@
 //!
 //! ```no_run
 //! use harness_allocator::allocator::Request;
-//! use harness_allocator::allocator::caching::Config;
-//! use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+//! use harness_allocator::allocator::caching::CachingAllocator;
+//! use harness_allocator::allocator::shared::SharedAllocator;
 //! use harness_allocator::units::Bytes;
 //! use harness_cuda::CudaDevice;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let theirs: cudarc::driver::sys::CUstream = std::ptr::null_mut();
 //! // `theirs` is a stream of cudarc's: `stream.cu_stream()`.
-//! let allocator = SharedAllocator::new(CudaDevice::open(0)?, Config::default(), Cores::PerStream);
+//! let allocator = SharedAllocator::new(CachingAllocator::default(), CudaDevice::open(0)?);
 //! // SAFETY: the stream is destroyed after the device.
-//! let stream = unsafe { allocator.device().borrow_stream(theirs.cast()) }?;
+//! let stream = unsafe { allocator.lock().device.borrow_stream(theirs.cast()) }?;
 //! let batch = allocator.allocate(Request::new(Bytes::mib(64)).on(stream))?;
 //! // Kernels on `theirs` may use the memory at `batch.ptr().0`.
 //! allocator.free(batch.ptr())?;

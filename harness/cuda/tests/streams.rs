@@ -6,8 +6,8 @@ use std::process::Command;
 use cudarc::driver::result;
 use cudarc::driver::sys;
 use harness_allocator::allocator::Request;
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::allocator::caching::CachingAllocator;
+use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::CudaDevice;
@@ -60,11 +60,11 @@ fn memory_is_allocated_on_a_stream_that_cudarc_made_and_the_stream_stays_cudarcs
     // SAFETY: the stream is destroyed below, after the device.
     let stream = unsafe { device.borrow_stream(theirs.cast()) }.expect("it is of the same context");
     assert_eq!(device.raw_stream(stream).map(|raw| raw.cast()), Ok(theirs));
-    let allocator = SharedAllocator::new(device, Config::default(), Cores::PerStream);
+    let allocator = SharedAllocator::new(CachingAllocator::default(), device);
     let batch = allocator.allocate(Request::new(Bytes::mib(20)).on(stream)).expect("it fits");
-    allocator.device().busy(stream, Nanos::millis(20)).expect("it is queued");
-    allocator.device().fill(stream, batch.range(), Tag(7)).expect("it is queued");
-    allocator.device().verify(stream, batch.range(), Tag(7)).expect("it is intact");
+    allocator.lock().device.busy(stream, Nanos::millis(20)).expect("it is queued");
+    allocator.lock().device.fill(stream, batch.range(), Tag(7)).expect("it is queued");
+    allocator.lock().device.verify(stream, batch.range(), Tag(7)).expect("it is intact");
     allocator.free(batch.ptr()).expect("it is live");
     allocator.close().expect("nothing is live");
     drop(allocator);

@@ -7,7 +7,7 @@ use std::cmp;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use harness_allocator::device::faulty::{DeviceCall, Injector, Made};
+use harness_allocator::device::faulty::{DeviceCall, Injector, CallRecord};
 use harness_exec::forked::{Forked, fork, leave};
 use harness_exec::process::End;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub struct Point {
     pub place: usize,
     /// The index of the process that makes the call; `None` for the main one.
     pub process: Option<usize>,
-    pub made: Made,
+    pub made: CallRecord,
     /// The number of operations that have begun by then.
     pub operation: u64,
 }
@@ -144,7 +144,7 @@ impl State {
         for count in 1.. {
             match fork() {
                 Ok(Forked::Copy) => {
-                    self.injector.fails(point.made.call, point.made.number, count);
+                    self.injector.add_failure(point.made.call, point.made.number, count);
                     self.failing = Some(Failing { point, count });
                     return true;
                 }

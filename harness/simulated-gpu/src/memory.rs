@@ -120,7 +120,7 @@ impl DeviceMemory {
     /// What others hold of the device, from now on.
     pub(crate) fn set_others(&mut self, held: Bytes) {
         // At most what is free, so that it is never refused.
-        let _ = self.sim.set_pressure(held);
+        let _ = self.sim.set_external_memory(held);
     }
 
     /// The device that charges memory, orders work and keeps time. Its addresses lie [`DeviceMemory::shifted`] in front.
@@ -147,7 +147,7 @@ impl DeviceMemory {
             return Err(Code::OutOfMemory);
         }
         self.has_context = true;
-        self.sim.set_pressure(held_by_others).map_or(Err(Code::OutOfMemory), |_| Ok(()))
+        self.sim.set_external_memory(held_by_others).map_or(Err(Code::OutOfMemory), |_| Ok(()))
     }
 
     fn context(&self) -> Bytes {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::PrivatePoolError;
 use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks};
-use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{DeviceCalls, DeviceError};
 use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
@@ -147,8 +147,7 @@ pub enum Front {
     /// [`harness_allocator::allocator::Allocator`]: the caller passes the device and frees by handle.
     #[default]
     Handle,
-    /// [`harness_allocator::allocator::shared::SharedAllocator`]: thread-safe, frees by address. Replays use one core for all
-    /// streams.
+    /// [`harness_allocator::allocator::shared::SharedAllocator`]: thread-safe, frees by address.
     Shared,
 }
 
@@ -242,7 +241,7 @@ fn replay<E>(
         }
         Front::Shared => {
             let executor = Executor::new(events, &mut device)?;
-            let allocator = SharedAllocator::new(device, config, Cores::One);
+            let allocator = SharedAllocator::new(CachingAllocator::new(config), device);
             replay_on(&mut ByPointer(&allocator), executor, each)
         }
     }

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::time::Instant;
 
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
-use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::units::Bytes;
 use serde::Serialize;
@@ -58,7 +58,7 @@ pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions
         }
         Front::Shared => {
             let executor = Executor::new(events, &mut device)?;
-            let allocator = SharedAllocator::new(device, config, cores(events));
+            let allocator = SharedAllocator::new(CachingAllocator::new(config), device);
             measure(executor, &mut ByPointer(&allocator), repetitions)
         }
     };
@@ -66,12 +66,6 @@ pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions
         Stopped::Device { operation, source } => ReplayError::Device { operation, source },
         Stopped::Observer(never) => match never {},
     })
-}
-
-/// Uses one core per stream. Private pools need a single core for all streams.
-fn cores(events: &[TraceEvent]) -> Cores {
-    let of_pools = |event: &TraceEvent| matches!(event, TraceEvent::BeginPool(_) | TraceEvent::EndPool(_) | TraceEvent::ReleasePool(_));
-    if events.iter().any(of_pools) { Cores::One } else { Cores::PerStream }
 }
 
 fn measure<T: Target>(mut executor: Executor<T::Live>, target: &mut T, repetitions: u32) -> Result<BenchResult, Stopped<Infallible>> {

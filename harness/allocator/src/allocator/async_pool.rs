@@ -1,16 +1,16 @@
-//! The driver's own stream-ordered allocator (`cuMemAllocAsync`), as PyTorch's `backend:cudaMallocAsync` uses it: every request and every
-//! free is a call to a pool of the driver, which keeps all that it has reserved until it is told to trim.
+//! The driver's stream-ordered allocator (`cuMemAllocAsync`), as PyTorch's `backend:cudaMallocAsync` uses it. Every request and
+//! every free calls a pool of the driver, which keeps its reserved memory until a trim.
 //!
-//! What its statistics can tell: requested, allocated and active are our own count of what was asked for, as the driver does not say how it
-//! rounds; reserved, as a whole, is what the pool says it has reserved (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that
-//! may change it. What they cannot: how the pool is cut up. So there are no inactive splits and no device allocations and frees, and the
-//! snapshot shows one segment for each live allocation and nothing of what lies between. The driver has one pool for all sizes, so
-//! everything is counted in the large pool. The audit asks the driver for the rest ([`Allocator::driver_pool`]).
+//! The driver does not report how it rounds sizes or cuts its pool. So requested, allocated and active bytes are our own count of
+//! the requests. Reserved bytes are the pool's own figure (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`), read after every call that
+//! may change it. Inactive splits and device calls are unknown, and the snapshot shows one segment per live allocation. The
+//! driver has one pool for all sizes, so all memory counts in the large pool. The audit asks the driver for the rest
+//! ([`Allocator::driver_pool`]).
 //!
-//! Where it differs from PyTorch's backend (`c10/cuda/CUDAMallocAsyncAllocator.cpp`): an allocation that fails is tried once more, behind a
-//! wait for the device and a trim, if the pool holds unused memory; and reuse by chance is off (see [`PooledDevice`]). As there, the memory
-//! fraction limits what is allocated, not what the pool reserves, which nobody knows beforehand; and memory that several streams used is
-//! freed on a stream of its own that waits for all of them, so that none of them waits.
+//! Differences from PyTorch's backend (`c10/cuda/CUDAMallocAsyncAllocator.cpp`): if an allocation fails and the pool has unused
+//! memory, it is tried again after a wait for the device and a trim. Opportunistic reuse is off (see [`PooledDevice`]). As in
+//! PyTorch, the memory fraction limits the allocated bytes, because the reserved bytes cannot be predicted. Memory that several
+//! streams used is freed on an extra stream that waits for all of them, so none of them waits.
 
 use super::live::{LiveAllocation, LiveAllocations};
 use super::pending::if_exists;
@@ -19,23 +19,23 @@ use crate::device::{Device, DeviceError, DevicePtr, EventId, MemoryRange, PoolId
 use crate::stats::PoolKind;
 use crate::units::Bytes;
 
-/// A pool is taken to grow by multiples of this, as the simulated one does: no documentation says by how much a driver's pool grows.
+/// The assumed growth unit of a pool, as in the simulated device: the documentation gives no figure.
 const POOL_GROWTH: Bytes = Bytes::mib(32);
 
-/// The pool never gives memory back by itself: PyTorch's backend sets the same.
+/// The pool never releases memory by itself, as in PyTorch's backend.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
-/// The pool that everything is counted in.
+/// The pool in whose counters everything appears.
 const POOL: PoolKind = PoolKind::Large;
 
-/// The driver's stream-ordered pool. The module says what its statistics can tell.
+/// The driver's stream-ordered pool. The module documentation describes its statistics.
 #[derive(Debug, Default)]
 pub struct AsyncPoolAllocator {
     /// Made with the first allocation.
     pool: Option<PoolId>,
-    /// The stream of frees that wait for several streams, made with the first of them.
+    /// The stream for frees that wait for several streams, made with the first of them.
     free_stream: Option<StreamId>,
-    /// Slots of allocations that were freed, where the device failed before it was done.
+    /// Slots of freed allocations whose free the device failed to finish.
     unfinished: Vec<u32>,
     /// Events that the device failed to destroy.
     undestroyed: Vec<EventId>,
@@ -57,7 +57,7 @@ impl AsyncPoolAllocator {
         Ok(pool)
     }
 
-    /// Reads what the pool has reserved.
+    /// Reads the pool's reserved bytes.
     fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
         let reserved = pooled(device)?.pool_reserved(pool)?.0;
         self.set_reserved(reserved);
@@ -73,7 +73,7 @@ impl AsyncPoolAllocator {
         }
     }
 
-    /// Asks the pool; where it has no room but unused memory, waits for all frees to take their turn, trims, and asks again.
+    /// Allocates from the pool. If it fails and the pool has unused memory, waits for all frees, trims, and tries again.
     fn ask(&mut self, device: &mut dyn Device, pool: PoolId, request: Request) -> Result<DevicePtr, DeviceError> {
         let first = pooled(device)?.malloc_async(pool, request.size, request.stream);
         let unused = self.live.stats.reserved_bytes.all.current > self.live.stats.allocated_bytes.all.current;
@@ -92,7 +92,7 @@ impl AsyncPoolAllocator {
         self.observe(device, pool)
     }
 
-    /// Gives an allocation back to the pool behind the work of all streams that use it. Where the device fails, it waits for
+    /// Frees an allocation to the pool after the work of all streams that use it. If the device fails, the free waits for
     /// [`Self::retry_frees`].
     fn finish_free(&mut self, device: &mut dyn Device, slot: u32) -> Result<(), DeviceError> {
         let freed = self.free_in_order(device, slot);
@@ -108,12 +108,12 @@ impl AsyncPoolAllocator {
         let stream = if other_streams.is_empty() { stream } else { self.wait_for_users(device, slot)? };
         match if_exists(pooled(device)?.free_async(range.start, stream))? {
             Some(()) => Ok(()),
-            // The allocation's own stream was destroyed, so its work is done and any stream will do.
+            // The allocation's own stream is destroyed, so its work is complete and any stream will do.
             None => pooled(device)?.free_async(range.start, StreamId::DEFAULT),
         }
     }
 
-    /// Finishes the frees that the device failed in before.
+    /// Finishes the frees in which the device failed before.
     fn retry_frees(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(slot) = self.unfinished.pop() {
             self.finish_free(device, slot)?;
@@ -121,7 +121,7 @@ impl AsyncPoolAllocator {
         Ok(())
     }
 
-    /// Makes the stream of frees wait for all work so far of every stream that uses the allocation, and returns it.
+    /// Makes the extra stream wait for all work so far of every stream that uses the allocation, and returns it.
     fn wait_for_users(&mut self, device: &mut dyn Device, slot: u32) -> Result<StreamId, DeviceError> {
         let free_stream = self.free_stream.map_or_else(|| device.create_stream(), Ok)?;
         self.free_stream = Some(free_stream);
@@ -140,7 +140,7 @@ impl AsyncPoolAllocator {
         waits.and(destroyed).map(|()| free_stream)
     }
 
-    /// Takes note of what the pool has handed out.
+    /// Records an allocation of the pool.
     fn keep(&mut self, range: MemoryRange, request: Request) -> Allocation {
         let handle = self.live.insert(LiveAllocation { range, stream: request.stream, pool: POOL, other_streams: Vec::new() });
         // At least that much is reserved, even if the pool does not answer.
@@ -173,13 +173,13 @@ impl Allocator for AsyncPoolAllocator {
         self.retry_frees(device)?;
         let pool = self.pool(device)?;
         let answer = self.ask(device, pool, request);
-        // Kept before anything else can fail: `close` gives back what is live.
+        // Recorded before anything else can fail: `close` frees the live allocations.
         let answer = answer.map(|start| self.keep(MemoryRange::new(start, size), request));
         let observed = self.observe(device, pool);
         match (answer, observed) {
             (Ok(allocation), Ok(())) => Ok(allocation),
             (Ok(allocation), Err(error)) => {
-                // Nobody is told of it. Where it cannot go back either, it stays live, and counted.
+                // The caller never learns of this allocation. If it cannot be freed either, it stays live and counted.
                 let _ = self.free(device, allocation);
                 Err(error.into())
             }
@@ -210,12 +210,12 @@ impl Allocator for AsyncPoolAllocator {
         Ok(())
     }
 
-    /// Does nothing: the driver forgets the stream when it is destroyed.
+    /// Does nothing: the driver forgets a destroyed stream.
     fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Waits for the device, as a pool gives back only what the host has seen freed.
+    /// Waits for the device, because a pool releases only memory whose free the host has waited for.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.retry_frees(device)?;
         self.pool.map_or(Ok(()), |pool| self.give_unused_back(device, pool))
@@ -229,7 +229,7 @@ impl Allocator for AsyncPoolAllocator {
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let Some(pool) = self.pool else { return Ok(()) };
-        // Everything is done afterwards, so that any stream will do, also where an allocation's own is gone.
+        // All work is complete afterwards, so any stream will do, even if the allocation's own one is destroyed.
         device.synchronize()?;
         while let Some((start, slot)) = self.live.first() {
             pooled(device)?.free_async(start, StreamId::DEFAULT)?;

@@ -1,34 +1,36 @@
-//! TensorFlow's best-fit-with-coalescing allocator: few, ever larger regions that are kept, chunks cut from them where the rest is worth
-//! it, free neighbours merged.
+//! TensorFlow's best-fit-with-coalescing allocator: a few regions of growing size that are kept, chunks cut from them, and merged
+//! free neighbors.
 //!
-//! Models `BFCAllocator` as its header documents it (`tensorflow/core/common_runtime/bfc_allocator.h`, today
-//! `third_party/xla/xla/tsl/framework/bfc_allocator.h`, in <https://github.com/tensorflow/tensorflow>; the options of the GPU process are
-//! documented in <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth>):
+//! It models `BFCAllocator` as its header documents it (`tensorflow/core/common_runtime/bfc_allocator.h`, today
+//! `third_party/xla/xla/tsl/framework/bfc_allocator.h`, in <https://github.com/tensorflow/tensorflow>).
+//! <https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth> documents the options of the GPU process.
 //!
-//! * Sizes are multiples of 256 B. Free chunks are sorted into 21 bins by size, bin i from 256 B · 2^i on, each ordered by size, then address;
-//!   a search goes from the bin of the request upwards. As bins divide the sizes in order, that finds the smallest chunk that fits, at the
-//!   lowest address: here one ordered index does, in one search.
-//! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted otherwise; else it is handed out whole.
-//! * A region is asked for where nothing fits: 2 MiB first, doubled until the request fits, doubled again for the next region, at most
-//!   what the memory limit leaves. Where the device has less, the first extension that fails tries 0.9 of the size again and again.
-//! * Regions are kept for good. With garbage collection, which a GPU process has by default (`TF_ENABLE_GPU_GARBAGE_COLLECTION`), a request
-//!   that would fail gives wholly free regions back, if their bytes and what the limit leaves come to its size, and extends once more.
+//! * Sizes are multiples of 256 B. TensorFlow sorts free chunks into 21 bins by size, bin i from 256 B · 2^i, each ordered by
+//!   size, then address. A search starts at the bin of the request and goes upward. It finds the smallest chunk that fits, at the
+//!   lowest address. One ordered index gives the same result here.
+//! * A chunk is cut if it is at least twice the request, or if 128 MiB or more would be wasted. Otherwise the whole chunk is
+//!   allocated.
+//! * If no chunk fits, the allocator adds a region. Its size is 2 MiB at first and doubles until the request fits; it doubles
+//!   again for the next region, up to the memory limit. If the device has less, the first failing extension retries with 0.9 of
+//!   the size.
+//! * Regions are kept. With garbage collection, the default of a GPU process (`TF_ENABLE_GPU_GARBAGE_COLLECTION`), a failing
+//!   request releases free regions if they make enough room, and extends once more.
 //!
-//! Where it differs, deliberately:
+//! Deliberate differences:
 //!
-//! * Streams. TensorFlow computes on one stream: what is freed may be handed out at once, as work on the stream runs in order. Memory
-//!   that other streams may still use is held out by a count that a safe frontier has to pass. Here a chunk is free for the stream of its
-//!   last use, which gets it back at once as in TensorFlow, and bears the count of its free. Another stream gets it when an event
-//!   recorded behind the work of the former has been seen complete: that event is the frontier. Events are recorded and asked for where the stream's
-//!   own chunks do not do, so that neither a hit nor a free of unshared memory calls the device; the host waits for them only where the
-//!   request would fail. Memory that nobody has used yet is free for all.
-//! * [`Allocator::record_stream`]: such a chunk is pending until events behind the other streams' work have been seen complete.
-//! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] collects garbage without need: all wholly free regions go.
-//!   The size of the next region stays what it is, as there.
-//! * After its first failing extension TensorFlow never tries less than the full region again, and never less than 0.9 of it at a time, so that it
-//!   can fail while the device still has the memory. Here the last attempt is the request itself, so that an out-of-memory always says that
-//!   the device, or the limit, refused it.
-//! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes all calls, and nothing is waited for.
+//! * Streams. TensorFlow computes on one stream, so freed memory can be reused immediately. A safe frontier holds back memory
+//!   that other streams may still use. Here a chunk is free for the stream of its last use, which reuses it immediately, and has
+//!   the count of its free. Another stream gets it after an event behind the first stream's work is complete: that event is the
+//!   frontier. Events are recorded and polled only if the stream's own chunks do not fit. So neither a hit nor a free of unshared
+//!   memory calls the device. The host waits for events only if the request would otherwise fail. Never used memory is free for
+//!   all streams.
+//! * [`Allocator::record_stream`]: the chunk stays pending until events behind the other streams' work are complete.
+//! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] releases all free regions. The size of the next
+//!   region stays the same, as in TensorFlow.
+//! * After its first failing extension TensorFlow never tries less than 0.9 of the full region again, so it can fail although the
+//!   device has the memory. Here the last attempt is the request itself. So an out of memory always means that the device or the
+//!   limit refused it.
+//! * TensorFlow waits up to ten seconds for another thread to free memory. Here one thread makes all calls, so there is no wait.
 
 use std::collections::BTreeMap;
 
@@ -38,25 +40,25 @@ use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
 
-/// What can be set, by TensorFlow's names.
+/// The settings, with TensorFlow's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BfcConfig {
-    /// Whether regions are asked for as they are needed. If not, the first one takes the whole memory limit. `true`, as in the allocator's
-    /// own options; a TensorFlow process has `false`, and a harness that ran so would measure nothing but its own limit.
+    /// Whether regions are allocated as needed. Otherwise the first region takes the whole memory limit. The default is `true`,
+    /// as in the allocator's own options. A TensorFlow process uses `false`, but then a harness would measure only its own limit.
     pub allow_growth: bool,
-    /// What regions may come to. All of the device by default.
+    /// The limit on all regions together. The default is the whole device.
     pub memory_limit: Option<Bytes>,
-    /// Whether wholly free regions are given back before a request fails. `true`, as in a TensorFlow process.
+    /// Whether free regions are released before a request fails. The default is `true`, as in a TensorFlow process.
     pub garbage_collection: bool,
 }
 
 impl BfcConfig {
-    /// The first region of an allocator that grows.
+    /// The size of the first region of a growing allocator.
     pub const FIRST_REGION: Bytes = Bytes::mib(2);
-    /// A chunk is cut if this or more would be wasted.
+    /// A chunk is cut if at least this much would be wasted.
     pub const MAX_INTERNAL_FRAGMENTATION: Bytes = Bytes::mib(128);
 
-    /// How much of a chunk is handed out for a request of `size`: that, or all of it.
+    /// The bytes of a chunk to allocate for a request of `size`: exactly that, or the whole chunk.
     const fn cut(size: u64, chunk: u64) -> u64 {
         let rest = chunk - size;
         if rest >= size || rest >= Self::MAX_INTERNAL_FRAGMENTATION.0 { size } else { chunk }
@@ -69,14 +71,14 @@ impl Default for BfcConfig {
     }
 }
 
-/// TensorFlow's allocator. The module says what it models, and where it differs.
+/// TensorFlow's allocator. The module documentation lists the differences.
 #[derive(Debug, Default)]
 pub struct BfcAllocator {
     config: BfcConfig,
     regions: Regions,
-    /// The size of the next region, unless the request is larger; `None` before the first one.
+    /// The size of the next region, unless the request is larger, or `None` before the first one.
     next_region: Option<u64>,
-    /// Whether the driver has refused a region of the full size before (`started_backpedal_`).
+    /// Whether the driver has refused a region of full size before (`started_backpedal_`).
     has_backed_off: bool,
     /// Chunks that were freed while other streams used them.
     pending: PendingFrees<ChunkId>,
@@ -84,22 +86,21 @@ pub struct BfcAllocator {
     events: Events,
 }
 
-/// An event behind all work that a stream had when it was recorded.
+/// An event after all work of a stream at the time of its record.
 #[derive(Clone, Copy, Debug)]
 struct Frontier {
     event: EventId,
-    /// The frees that it is behind.
+    /// The number of frees that it is ordered after.
     covers: u64,
 }
 
 impl BfcAllocator {
-    /// An empty allocator with these settings.
-    #[must_use]
+    /// Makes an empty allocator.
     pub fn new(config: BfcConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// A chunk that is not among the stream's own: from another stream, from the driver, or for giving something back.
+    /// Finds a chunk outside the stream's own ones: from another stream, from the driver, or after a release.
     fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
         if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
             return Ok(chunk);
@@ -120,7 +121,7 @@ impl BfcAllocator {
         Err(self.regions.out_of_memory(device, request, size, self.config.memory_limit))
     }
 
-    /// A chunk of another stream that is known to be done with it: what nobody used yet, then what an event has been seen complete for.
+    /// Finds a finished chunk of another stream: a never used one, or one whose event is complete.
     fn take_from_other_streams(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
         let others = self.regions.other_streams(stream);
         for &other in &others {
@@ -130,7 +131,7 @@ impl BfcAllocator {
             }
         }
         for &other in &others {
-            // Once for an event recorded earlier, once for all that was freed since.
+            // First for earlier events, then for everything freed since.
             while self.regions.has_free(other)
                 && let Some(covers) = self.frontier_passed(device, other)?
             {
@@ -143,7 +144,7 @@ impl BfcAllocator {
         Ok(None)
     }
 
-    /// The frees of a stream that all of its work is now known to be behind, if that is news.
+    /// The number of frees that all complete work of a stream covers, if it has grown.
     fn frontier_passed(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<Option<u64>, DeviceError> {
         let frontier = match self.frontiers.get(&stream) {
             Some(&frontier) => frontier,
@@ -161,7 +162,7 @@ impl BfcAllocator {
         Ok(Some(frontier.covers))
     }
 
-    /// A new region that the request fits; `None` where the limit or the driver says no.
+    /// Allocates a region for the request, or returns `None` if the limit or the driver refuses.
     fn extend(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
         let limit = self.limit(device).0;
         let available = limit.saturating_sub(self.regions.reserved()) / CHUNK_UNIT.0 * CHUNK_UNIT.0;
@@ -194,7 +195,7 @@ impl BfcAllocator {
         }
     }
 
-    /// Waits for everything that would make free memory usable for the stream, if there is anything.
+    /// Waits for all work that keeps free memory from the stream, if there is any.
     fn wait_for_all(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         let others = self.regions.other_streams(stream);
         if others.is_empty() && self.pending.is_empty() {
@@ -202,7 +203,7 @@ impl BfcAllocator {
         }
         self.regions.stats.num_sync_all_streams += 1;
         self.wait_for_pending(device)?;
-        // Chunks that were pending may be of other streams too.
+        // Chunks that were pending may belong to other streams too.
         for other in self.regions.other_streams(stream) {
             let covers = self.regions.frees();
             if let Some(event) = self.events.record(device, other)? {
@@ -222,19 +223,19 @@ impl BfcAllocator {
         waited
     }
 
-    /// Gives wholly free regions back where that can make room for the request. Says whether it did.
+    /// Releases free regions if that makes room for the request. Returns whether it did.
     fn collect_garbage(&mut self, device: &mut dyn Device, size: u64) -> Result<bool, DeviceError> {
         let left = self.limit(device).0.saturating_sub(self.regions.reserved());
         let can_help = || left.saturating_add(self.regions.wholly_free()) >= size;
         if self.config.garbage_collection && can_help() { self.regions.release(device, 0) } else { Ok(false) }
     }
 
-    /// What regions may come to.
+    /// The limit on all regions together.
     fn limit(&self, device: &dyn Device) -> Bytes {
         self.regions.limit(device, self.config.memory_limit)
     }
 
-    /// Finishes the frees whose events are complete by now.
+    /// Finishes the frees whose events are complete.
     fn poll(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let (done, polled) = self.pending.poll(device);
         done.into_iter().for_each(|chunk| self.regions.complete_free(chunk));
@@ -279,7 +280,7 @@ impl Allocator for BfcAllocator {
         self.regions.record_use(allocation, stream)
     }
 
-    /// What is free for the stream is free for all afterwards.
+    /// Makes the stream's free chunks available to all streams.
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT {
             return Ok(());
@@ -293,7 +294,7 @@ impl Allocator for BfcAllocator {
         Ok(())
     }
 
-    /// Waits for pending frees, then gives back all regions in which nothing is live.
+    /// Waits for pending frees, then releases all regions without live chunks.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if !self.pending.is_empty() {
             self.regions.stats.num_sync_all_streams += 1;

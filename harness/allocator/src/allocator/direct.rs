@@ -1,4 +1,4 @@
-//! The allocator without a cache: one driver allocation and one driver free per request. The baseline of every timing.
+//! The allocator without a cache: one driver allocation and one driver free per request. It is the baseline of every timing.
 
 use super::live::{LiveAllocation, LiveAllocations};
 use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
@@ -6,7 +6,6 @@ use crate::device::{Device, DeviceError, MemoryRange, StreamId};
 use crate::stats::PoolKind;
 use crate::units::Bytes;
 
-/// Calls the driver for each request and each free.
 #[derive(Debug, Default)]
 pub struct DirectAllocator {
     live: LiveAllocations,
@@ -58,17 +57,17 @@ impl Allocator for DirectAllocator {
         Ok(())
     }
 
-    /// Notes nothing: the driver's free waits for work in flight.
+    /// Records nothing: the driver's free waits for work in flight.
     fn record_stream(&mut self, allocation: &Allocation, _stream: StreamId) -> Result<(), DeviceError> {
         if allocation.is_null() { Ok(()) } else { self.live.slot_of(allocation).map(drop) }
     }
 
-    /// Does nothing: nothing is kept for a stream.
+    /// Does nothing: the allocator keeps nothing per stream.
     fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Nothing to do: there is no cache.
+    /// Does nothing: there is no cache.
     fn empty_cache(&mut self, _device: &mut dyn Device) -> Result<(), DeviceError> {
         Ok(())
     }

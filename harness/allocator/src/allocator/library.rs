@@ -1,13 +1,13 @@
-//! Allocators of others: a shared library with the two functions that PyTorch's `CUDAPluggableAllocator` calls
+//! Shared libraries with the two functions of PyTorch's `CUDAPluggableAllocator`
 //! (<https://docs.pytorch.org/docs/stable/notes/cuda.html#using-custom-memory-allocators-for-cuda>).
 //!
-//! The library runs in a process of its own, the *host*, which `harness library-host` is. What it asks of CUDA is passed on to this process and done on
-//! the device that the run is on ([`wire`]). So it works on a device that is simulated, its segments are known exactly, and a crash of it ends
-//! the host alone: the request that it died in fails with [`DeviceError::Library`], and says how.
+//! The library runs in its own process, the *host* (`harness library-host`). Its CUDA calls are passed to this process and made
+//! on the device of the run ([`wire`]). So it works on a simulated device, its segments are known exactly, and a crash ends only
+//! the host: the current request fails with [`DeviceError::Library`] and the reason.
 //!
-//! What the library cannot tell is told by its calls to the device: what is reserved is what it holds from the driver, each driver allocation, each piece of a
-//! pool of the driver, and all that is mapped side by side a segment. A block is as large as was asked for. Everything is counted in the large pool. The functions for what PyTorch tells an allocator beyond
-//! the two are optional, as they are there; without them [`Allocator::record_stream`] and [`Allocator::empty_cache`] do nothing.
+//! Its state is inferred from its device calls. Each driver allocation, each piece of a driver pool and each contiguous mapped
+//! range is a segment. A block has its requested size. Everything counts in the large pool. The other functions of PyTorch's
+//! interface are optional. Without them [`Allocator::record_stream`] and [`Allocator::empty_cache`] do nothing.
 
 mod accounts;
 mod held;
@@ -28,14 +28,13 @@ use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamI
 use crate::stats::{MemoryStats, SegmentInfo};
 use crate::units::Bytes;
 
-/// Tensors of the widest numbers need addresses of so many bytes.
+/// The alignment that tensors of the widest number type need.
 const ALIGNMENT: u64 = 16;
 
-const NOT_PASSED_ON: &str = "which is none of the functions of CUDA that are passed on to the device of the run";
+const NOT_PASSED_ON: &str = "a CUDA function that is not passed on to the device of the run";
 
 /// A library and the names of its functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct LibrarySpec {
     pub path: PathBuf,
     /// `void *alloc(ssize_t size, int device, CUstream stream)`.
@@ -51,13 +50,13 @@ pub struct LibrarySpec {
 impl LibrarySpec {
     /// The key of the file.
     pub const PATH: &'static str = "path";
-    /// The keys with the names of functions, and whether there has to be one.
+    /// The keys of the functions, and whether they are required.
     pub const FUNCTIONS: [(&'static str, bool); 4] = [("alloc", true), ("free", true), ("record_stream", false), ("empty_cache", false)];
 
-    /// Whether the file is there.
+    /// Checks that the file exists.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] where it is not.
+    /// [`DeviceError::Unavailable`] if it does not.
     pub fn check_file(&self) -> Result<(), DeviceError> {
         if self.path.exists() {
             return Ok(());
@@ -66,28 +65,26 @@ impl LibrarySpec {
         Err(DeviceError::Unavailable { what, why: "there is no such file: it is optional, and was not built".to_owned() })
     }
 
-    /// Each function that is named, by its key.
+    /// The named functions, by key.
     pub fn functions(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let names = [Some(&self.alloc), Some(&self.free), self.record_stream.as_ref(), self.empty_cache.as_ref()];
         Self::FUNCTIONS.into_iter().zip(names).filter_map(|((key, _), name)| Some((key, name?.as_str())))
     }
 }
 
-/// Text that says no library. Name the file and the functions.
+/// An invalid description of a library.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibrarySpecError {
-    /// Add it.
     #[error("a library needs `{0}`")]
     Missing(&'static str),
-    /// Take one of those that there are.
-    #[error("`{0}` is none of `path`, `alloc`, `free`, `record_stream`, `empty_cache`")]
+    #[error("unknown key `{0}`: the keys are `path`, `alloc`, `free`, `record_stream` and `empty_cache`")]
     Unknown(String),
 }
 
 impl FromStr for LibrarySpec {
     type Err = LibrarySpecError;
 
-    /// Reads what stands between the brackets of an arm: `path:./my_alloc.so,alloc:my_malloc,free:my_free`.
+    /// Parses the text between the parentheses of an allocator: `path:./my_alloc.so,alloc:my_malloc,free:my_free`.
     fn from_str(text: &str) -> Result<Self, LibrarySpecError> {
         let items = text.split(',').filter(|item| !item.is_empty());
         let items: Vec<(&str, &str)> = items.map(|item| item.split_once(':').unwrap_or((item, ""))).collect();
@@ -107,53 +104,51 @@ impl FromStr for LibrarySpec {
 }
 
 impl fmt::Display for LibrarySpec {
-    /// As it is written between the brackets of an arm.
+    /// Formats the text between the parentheses of an allocator.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "path:{}", self.path.display())?;
         self.functions().try_for_each(|(key, name)| write!(f, ",{key}:{name}"))
     }
 }
 
-/// A shared library as an allocator. See the module.
+/// A shared library as an allocator.
 #[derive(Debug)]
 pub struct LibraryAllocator {
     spec: LibrarySpec,
     state: State,
     held: Held,
-    /// Uses by other streams that the library is told of before anything else is asked of it: [`Allocator::record_stream`] has no device.
+    /// Uses by other streams to pass to the library before its next call: [`Allocator::record_stream`] has no device.
     uses: Vec<(DevicePtr, StreamId)>,
 }
 
-/// The process of the library.
 #[derive(Debug)]
 enum State {
     /// It starts with the first request.
     NotStarted,
     Running(Host),
-    /// It has ended, and this is what is left to say of it.
+    /// It has ended, for this reason.
     Ended(DeviceError),
 }
 
-/// What was seen while the library did as it was told.
+/// Events during a call of the library.
 #[derive(Debug, Default)]
 struct Seen {
-    /// The device's first word against a call, where it is not a lack of memory.
+    /// The device's first error other than out of memory.
     refused: Option<DeviceError>,
-    /// Functions of CUDA that have no answer here.
+    /// The called CUDA functions that are not passed on.
     unanswered: Vec<String>,
-    /// The largest piece of memory that the driver refused.
-    lacking: Option<Bytes>,
-    /// Whether what is timed of a program is under way.
+    /// The largest allocation that the driver refused.
+    refused_size: Option<Bytes>,
+    /// Whether the timed part of a program is running.
     is_timed: bool,
-    /// The time that the device took for calls meanwhile.
+    /// The device's time for calls in that part.
     driver: Duration,
-    /// What came of a program.
+    /// The result of a program.
     timed: Option<Timed>,
 }
 
 impl LibraryAllocator {
-    /// The library, which is loaded when something is first asked of it.
-    #[must_use]
+    /// Makes the allocator. The first request loads the library.
     pub fn new(spec: LibrarySpec) -> Self {
         let held = Held::new(spec.path.display().to_string());
         Self { spec, state: State::NotStarted, held, uses: Vec::new() }
@@ -163,7 +158,7 @@ impl LibraryAllocator {
         DeviceError::Library { path: self.spec.path.display().to_string(), why: why.into() }
     }
 
-    /// Has the library do something, behind what it was to be told before. `what` says it in words.
+    /// Makes the library execute an order, after the pending uses by streams. `what` describes the order.
     fn order(&mut self, device: &mut dyn Device, order: &Order, what: &str) -> Result<(u64, Seen), DeviceError> {
         for (address, stream) in std::mem::take(&mut self.uses) {
             let told = Order::RecordStream { address: address.0, stream: stream.0 };
@@ -172,7 +167,7 @@ impl LibraryAllocator {
         self.order_now(device, order, what)
     }
 
-    /// Has the library do something, and does what it asks of the device meanwhile.
+    /// Makes the library execute an order, and makes its device calls meanwhile.
     fn order_now(&mut self, device: &mut dyn Device, order: &Order, what: &str) -> Result<(u64, Seen), DeviceError> {
         if let State::NotStarted = self.state {
             self.state = State::Running(Host::start(&self.spec).map_err(|why| self.failed(why))?);
@@ -184,7 +179,7 @@ impl LibraryAllocator {
             let host = match &mut self.state {
                 State::Running(host) => host,
                 State::Ended(error) => return Err(error.clone()),
-                State::NotStarted => return Err(self.failed("it is not started")),
+                State::NotStarted => return Err(self.failed("it is not running")),
             };
             said.take().into_iter().for_each(|order| host.send(&order));
             match host.receive() {
@@ -223,11 +218,11 @@ impl LibraryAllocator {
         }
     }
 
-    /// Has the library do a program by itself, and gives what was refused, and the time of what is timed: that of the library's own functions in its process, and
-    /// that of the device for the calls that they make. The way between the processes is in neither. Such a call leaves the library's caches
-    /// cold, and that is in the time.
+    /// Makes the library run a program. Returns the refused requests and the time of the timed part: the time of the library's
+    /// functions in its process, and the device's time for their calls. Communication between the processes is excluded. A device
+    /// call leaves the library's CPU caches cold, which is part of the time.
     ///
-    /// What is handed out meanwhile is checked by nobody. Nothing may be live before; nothing is afterwards.
+    /// The allocations are not validated. There must be no live allocations before, and none remain.
     ///
     /// # Errors
     /// [`DeviceError`] of a broken device or library.
@@ -236,12 +231,12 @@ impl LibraryAllocator {
         if let Some(function) = seen.unanswered.first() {
             return Err(self.failed(format!("it called {function}, {NOT_PASSED_ON}")));
         }
-        let Some(timed) = seen.timed else { return Err(self.failed("its process tells no time")) };
+        let Some(timed) = seen.timed else { return Err(self.failed("its process returned no time")) };
         let driver = u64::try_from(seen.driver.as_nanos()).unwrap_or(u64::MAX);
         Ok(Timed { nanos: timed.nanos.saturating_add(driver), ..timed })
     }
 
-    /// Does a call of the library on the device.
+    /// Makes a call of the library on the device.
     fn serve(&mut self, device: &mut dyn Device, call: Call, seen: &mut Seen) -> (Code, u64) {
         let began = seen.is_timed.then(Instant::now);
         let done = self.held.call(device, call);
@@ -251,7 +246,7 @@ impl LibraryAllocator {
         match done {
             Ok(value) => (Code::Success, value),
             Err(DeviceError::OutOfMemory { requested, .. }) => {
-                seen.lacking = seen.lacking.max(Some(requested));
+                seen.refused_size = seen.refused_size.max(Some(requested));
                 (Code::OutOfMemory, 0)
             }
             Err(DeviceError::NotReady(_)) => (Code::NotReady, 0),
@@ -267,14 +262,14 @@ impl LibraryAllocator {
         }
     }
 
-    /// Why a request was answered with null.
+    /// The reason why a request returned null.
     fn refusal(&mut self, device: &mut dyn Device, size: Bytes, seen: &Seen) -> AllocatorError {
         if let Some(function) = seen.unanswered.first() {
             let why = format!("`{}` called {function}, {NOT_PASSED_ON}, and returned null", self.spec.alloc);
             return self.failed(why).into();
         }
         match device.free_memory() {
-            Ok(free) => self.held.accounts.out_of_memory(device, size, seen.lacking, OomCause::Device { free }),
+            Ok(free) => self.held.accounts.out_of_memory(device, size, seen.refused_size, OomCause::Device { free }),
             Err(error) => error.into(),
         }
     }
@@ -297,14 +292,13 @@ impl Allocator for LibraryAllocator {
         if let Some(limit) = self.held.accounts.exceeded_limit(size) {
             return Err(self.held.accounts.out_of_memory(device, size, None, OomCause::Fraction { limit }));
         }
-        let what =
-            format!("`{}` was to hand out {size} on stream {}, request {}", self.spec.alloc, stream.0, self.held.accounts.requests() + 1);
+        let what = format!("`{}` allocated {size} on stream {}, request {}", self.spec.alloc, stream.0, self.held.accounts.requests() + 1);
         let (address, seen) = self.order(device, &Order::Allocate { size: size.0, stream: stream.0 }, &what)?;
         if address == 0 {
             return Err(self.refusal(device, size, &seen));
         }
         if !address.is_multiple_of(ALIGNMENT) {
-            let why = format!("`{}` handed out {}, which is no multiple of {ALIGNMENT} bytes", self.spec.alloc, DevicePtr(address));
+            let why = format!("`{}` returned {}, which is not a multiple of {ALIGNMENT} bytes", self.spec.alloc, DevicePtr(address));
             return Err(self.failed(why).into());
         }
         let range = MemoryRange::new(DevicePtr(address), size);
@@ -317,8 +311,8 @@ impl Allocator for LibraryAllocator {
         }
         let (address, size) = (allocation.ptr(), allocation.requested());
         let slot = self.held.accounts.slot_of(&allocation)?;
-        let what = format!("`{}` was to take back {size} at {address}", self.spec.free);
-        // Before the library gives it back to the driver, where that is what it does.
+        let what = format!("`{}` freed {size} at {address}", self.spec.free);
+        // Recorded first, because the library may return the memory to the driver.
         self.held.accounts.taken_back(slot);
         let (_, seen) = self.order(device, &Order::Free { address: address.0, size: size.0, stream: allocation.stream().0 }, &what)?;
         match seen.unanswered.first() {
@@ -338,14 +332,14 @@ impl Allocator for LibraryAllocator {
         Ok(())
     }
 
-    /// Does nothing: nobody can tell a library of this interface.
+    /// Does nothing: the interface of a library has no function for it.
     fn release_stream(&mut self, _device: &mut dyn Device, _stream: StreamId) -> Result<(), DeviceError> {
         Ok(())
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if let Some(function) = self.spec.empty_cache.clone().filter(|_| matches!(self.state, State::Running(_))) {
-            self.order(device, &Order::EmptyCache, &format!("`{function}` was to empty the cache"))?;
+            self.order(device, &Order::EmptyCache, &format!("`{function}` emptied the cache"))?;
         }
         self.held.empty_pool(device)
     }
@@ -374,10 +368,10 @@ impl Allocator for LibraryAllocator {
         self.held.accounts.segment_at(address)
     }
 
-    /// Ends the process of the library, in which whatever it does at its end is still done.
+    /// Stops the host; its exit handlers still run.
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let ended = match self.state {
-            State::Running(_) => self.order(device, &Order::End, "the process was to end").map(drop),
+            State::Running(_) => self.order(device, &Order::End, "the process was asked to end").map(drop),
             State::NotStarted | State::Ended(_) => Ok(()),
         };
         (self.state, self.uses) = (State::NotStarted, Vec::new());

@@ -1,20 +1,19 @@
-//! The live allocations of an allocator that has a driver allocation for each of them.
+//! The live allocations of an allocator that makes one driver allocation for each.
 
 use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
 use super::slab::Slab;
 use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
+use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
-/// One live allocation.
 #[derive(Debug)]
 pub(super) struct LiveAllocation {
     pub(super) range: MemoryRange,
     pub(super) stream: StreamId,
-    /// The pool that it is counted in.
+    /// The pool in whose counters it appears.
     pub(super) pool: PoolKind,
     /// The other streams that use it.
     pub(super) other_streams: Vec<StreamId>,
@@ -29,19 +28,19 @@ impl LiveAllocation {
     }
 }
 
-/// All live allocations of an allocator, by slot and by address, with their statistics and the limit on what they may come to.
+/// All live allocations by slot and by address, with their statistics and the memory limit.
 #[derive(Debug, Default)]
 pub(super) struct LiveAllocations {
     live: Slab<LiveAllocation>,
     by_address: BTreeMap<DevicePtr, u32>,
-    /// Counted here, apart from the reserved bytes and the calls to the driver, which the allocator counts.
+    /// Without reserved bytes and driver calls, which the allocator counts itself.
     pub(super) stats: MemoryStats,
-    /// What may be allocated at most, as the memory fraction says.
+    /// The limit on allocated memory.
     limit: Option<Bytes>,
 }
 
 impl LiveAllocations {
-    /// Keeps and counts an allocation and returns its handle.
+    /// Records an allocation and returns its handle.
     pub(super) fn insert(&mut self, allocation: LiveAllocation) -> Handle {
         count(&mut self.stats, &allocation, PooledStat::increase);
         let start = allocation.range.start;
@@ -50,17 +49,17 @@ impl LiveAllocations {
         Handle::new(slot)
     }
 
-    /// The slot of an allocation.
+    /// Returns the slot of an allocation.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidFree`] where it is not one of these.
+    /// [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
         let slot = allocation.handle().slot();
         let ours = self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr());
-        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }) }
+        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() }) }
     }
 
-    /// Forgets an allocation, which is counted no more.
+    /// Removes an allocation.
     pub(super) fn remove(&mut self, slot: u32) -> LiveAllocation {
         let allocation = self.live.remove(slot);
         self.by_address.remove(&allocation.range.start);
@@ -73,25 +72,25 @@ impl LiveAllocations {
         self.by_address.first_key_value().map(|(&start, &slot)| (start, slot))
     }
 
-    /// All of them as segments, in address order.
+    /// All allocations as segments, in address order.
     pub(super) fn snapshot(&self) -> Vec<SegmentInfo> {
         self.by_address.values().map(|&slot| self.live[slot].segment()).collect()
     }
 
-    /// The one that an address lies in.
+    /// The allocation that contains an address.
     pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
         let (&start, &slot) = self.by_address.range(..=address).next_back()?;
         let allocation = &self.live[slot];
         (address.0 - start.0 < allocation.range.len.0).then(|| allocation.segment())
     }
 
-    /// The limit, where that much more would exceed it.
+    /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
         let allocated = Bytes(self.stats.allocated_bytes.all.current);
         self.limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
     }
 
-    /// Counts a request that failed, and says why.
+    /// Counts a failed request and explains it.
     pub(super) fn out_of_memory(
         &mut self,
         device: &dyn Device,
@@ -102,7 +101,7 @@ impl LiveAllocations {
         self.stats.num_ooms += 1;
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested,
-            lacking: requested,
+            missing: requested,
             segment: requested,
             cause,
             allocated: Bytes(self.stats.allocated_bytes.all.current),
@@ -125,7 +124,7 @@ impl LiveAllocations {
     }
 }
 
-/// Counts an allocation in or out, in bytes and in pieces.
+/// Counts an allocation or a free.
 fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
     let (pool, size) = (allocation.pool, allocation.range.len.0);
     for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes] {

@@ -1,11 +1,9 @@
-//! What an allocator does, whoever wrote it: requests in, allocations out, accounts of everything.
+//! The interface of an allocator, and its implementations.
 //!
-//! The device is passed in with each call and not owned, so that one device can serve an allocator, an audit and a scenario.
-//! [`caching`] is PyTorch's behaviour, [`bfc`] TensorFlow's, [`rmm_pool`] RMM's, [`async_pool`] the driver's own pool, [`direct`] the
-//! baseline without any cache. [`shared`] is PyTorch's behaviour for many host threads; it owns its device and frees by pointer. [`resource`]
-//! is one interface for all of them in a program of many threads, with [`adaptors`] and buffers that free themselves.
+//! The caller passes the device to each call, so one device can serve an allocator, an audit and a scenario. [`caching`] models
+//! PyTorch, [`bfc`] TensorFlow, [`rmm_pool`] RMM and [`async_pool`] the driver's own pool; [`direct`] is the baseline without a
+//! cache. [`shared`] puts one of them behind a lock for many host threads and frees by address.
 
-pub mod adaptors;
 pub mod async_pool;
 pub mod bfc;
 pub mod caching;
@@ -14,14 +12,13 @@ pub mod library;
 mod live;
 mod pending;
 mod regions;
-pub mod resource;
 pub mod rmm_pool;
 pub mod shared;
 mod slab;
 mod spec;
 pub mod wrapper;
 
-/// The methods of an [`Allocator`] that one of its fields answers: the table of its memory, which has methods of the same names.
+/// The methods of an [`Allocator`] that it passes to one of its fields.
 macro_rules! answered_by {
     ($table:ident) => {
         fn set_memory_fraction(&mut self, device: &dyn Device, fraction: $crate::allocator::MemoryFraction) {
@@ -56,30 +53,27 @@ use crate::units::Bytes;
 
 pub use spec::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError};
 
-/// What a caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How many bytes. Zero gives a null allocation that costs nothing.
+    /// The requested bytes. Zero gives a null allocation, which costs nothing.
     pub size: Bytes,
-    /// The stream whose work will use the memory first.
+    /// The stream whose work uses the memory first.
     pub stream: StreamId,
 }
 
 impl Request {
-    /// `size` bytes for the default stream.
-    #[must_use]
+    /// Requests `size` bytes for the default stream.
     pub const fn new(size: Bytes) -> Self {
         Self { size, stream: StreamId::DEFAULT }
     }
 
     /// The same request for another stream.
-    #[must_use]
     pub const fn on(self, stream: StreamId) -> Self {
         Self { stream, ..self }
     }
 }
 
-/// Memory handed out. It is neither cloned nor dropped silently: [`Allocator::free`] consumes it, so nothing is freed twice.
+/// Allocated memory. It is neither `Clone` nor dropped silently: [`Allocator::free`] consumes it, so a double free is impossible.
 #[must_use = "memory that is not given to `Allocator::free` is leaked"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -90,22 +84,20 @@ pub struct Allocation {
     handle: Handle,
 }
 
-/// Where the allocator keeps its account of an allocation: a slot of its own table, so that a free needs no look-up by address.
-/// Never zero, so that an `Option<Allocation>` is as small as an [`Allocation`].
+/// The slot of an allocation in the allocator's own table, so a free needs no look-up by address. Never zero, so an
+/// `Option<Allocation>` is as small as an [`Allocation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Handle(NonZeroU32);
 
 impl Handle {
-    /// No slot: no table has that many.
+    /// Not a slot: no table is that large.
     const NULL: Self = Self(NonZeroU32::MAX);
 
-    /// The handle of a slot.
     #[inline]
     pub(crate) const fn new(slot: u32) -> Self {
         Self(NonZeroU32::MIN.saturating_add(slot))
     }
 
-    /// The slot.
     #[inline]
     pub(crate) const fn slot(self) -> u32 {
         self.0.get() - 1
@@ -118,37 +110,38 @@ impl Allocation {
         Self { ptr: range.start, requested: request.size, size: range.len, stream: request.stream, handle }
     }
 
-    /// The answer to a request for nothing.
+    /// The answer to a request for zero bytes.
     pub(crate) const fn null(request: Request) -> Self {
         Self { ptr: DevicePtr::NULL, requested: Bytes::ZERO, size: Bytes::ZERO, stream: request.stream, handle: Handle::NULL }
     }
 
-    /// Its address; null for a request of zero bytes.
-    #[must_use]
+    /// A second record of the same allocation, for a table of live addresses.
+    #[inline]
+    pub(crate) const fn duplicate(&self) -> Self {
+        Self { ..*self }
+    }
+
+    /// Its address, null for a request of zero bytes.
     pub const fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// What was asked for: the bytes that the caller may touch.
-    #[must_use]
+    /// The requested bytes, which the caller may use.
     pub const fn requested(&self) -> Bytes {
         self.requested
     }
 
-    /// What it is charged as: at least what was asked for.
-    #[must_use]
+    /// The charged bytes, at least the requested ones.
     pub const fn size(&self) -> Bytes {
         self.size
     }
 
-    /// The stream it was made for.
-    #[must_use]
+    /// The stream of the request.
     pub const fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// The bytes that the caller may touch.
-    #[must_use]
+    /// The requested bytes as a range.
     pub const fn range(&self) -> MemoryRange {
         MemoryRange::new(self.ptr, self.requested)
     }
@@ -158,152 +151,129 @@ impl Allocation {
         self.handle
     }
 
-    /// Whether it answers a request for nothing.
-    #[must_use]
+    /// Whether it answers a request for zero bytes.
     pub const fn is_null(&self) -> bool {
         self.ptr.0 == 0
     }
 }
 
-/// A memory allocator over a device.
+/// A memory allocator for a device.
 ///
-/// After any error the allocator's accounts are as consistent as before the call; an out-of-memory has changed nothing but given cached
-/// memory back.
+/// After any error the allocator's counters and structure stay consistent. An out of memory changes nothing, except that cached
+/// memory may have been released.
 pub trait Allocator: Send {
     /// Its name in scenarios and reports.
     fn name(&self) -> &'static str;
 
-    /// What it takes from the device for a large request comes in whole multiples of this.
+    /// The unit of large reservations from the device.
     fn reserve_unit(&self, device: &dyn Device) -> Bytes {
         device.info().granularity
     }
 
-    /// The largest request that `free` bytes of the device can serve: what is left when the request's own rounding is taken off.
+    /// The largest request that `free` bytes of the device can serve after the request's own rounding.
     fn largest_request(&self, device: &dyn Device, free: Bytes) -> Bytes {
         Bytes(free.0 - free.0 % self.reserve_unit(device).0)
     }
 
-    /// Whether it can work on a device at all.
+    /// Checks whether the allocator can work on a device.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`]: what the device lacks, or which setting does not suit it, and what to do.
+    /// [`DeviceError::Unavailable`]: the missing feature or the unsuitable setting, and what to do.
     fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let _ = device;
         Ok(())
     }
 
-    /// Hands out memory.
+    /// Allocates memory.
     ///
     /// # Errors
-    /// [`AllocatorError::OutOfMemory`] where the memory is not there now, [`AllocatorError::TooLarge`] where it never can be.
+    /// [`AllocatorError::OutOfMemory`] if it does not fit now, [`AllocatorError::TooLarge`] if it never can.
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
 
-    /// Takes memory back. Work in flight on the allocation's own stream needs no waiting for; streams told by
-    /// [`Allocator::record_stream`] are waited for before the memory is handed out again.
+    /// Frees memory. Work in flight on the allocation's own stream may still use it. Before the memory is reused, the allocator
+    /// waits for the work of the streams recorded with [`Allocator::record_stream`].
     ///
     /// # Errors
     /// [`DeviceError`] of a broken device or a foreign allocation.
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError>;
 
-    /// Tells that work on `stream` uses the memory too. The null allocation is passed over.
+    /// Records that work on `stream` uses the memory too. Ignores the null allocation.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidFree`] for an allocation that this allocator has not handed out.
+    /// [`DeviceError::InvalidFree`] for a foreign allocation.
     fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Tells that a stream is used no more: for no request, no work and no [`Allocator::record_stream`]. What is kept for the stream goes:
-    /// its free memory is given back to the driver, or to other streams. Memory that is still handed out for the stream stays valid.
-    /// Waits for the stream's work. Call it before or after [`Device::destroy_stream`].
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its cached memory goes to the driver
+    /// or to other streams. Its live allocations stay valid. Waits for the stream's work. Call it before or after
+    /// [`Device::destroy_stream`].
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Gives all cached memory that can be given back to the driver.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Returns all cached memory that can be released to the driver.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
 
-    /// Limits what may be held from the driver to a share of the device, from 0 to 1; 1 lifts the limit.
+    /// Limits the reserved memory to a fraction of the device's memory. The fraction 1 means no limit.
     fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction);
 
-    /// Makes the present values the high-water marks.
+    /// Sets all peaks to the present values.
     fn reset_peaks(&mut self);
 
-    /// The running counters: a copy, nothing is recomputed.
+    /// Returns a copy of the running counters, without recomputation.
     fn stats(&self) -> MemoryStats;
 
-    /// The structure that the counters must agree with: all segments in address order. Linear in blocks.
+    /// Returns all segments in address order. The counters must agree with them. Linear in blocks.
     fn snapshot(&self) -> Vec<SegmentInfo>;
 
-    /// The segment that an address lies in. Linear in the blocks of that segment and logarithmic in segments.
+    /// Returns the segment that contains an address. Linear in the blocks of that segment and logarithmic in segments.
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo>;
 
-    /// The pool of the driver that all its memory comes from, where it keeps none itself. What is reserved is then the driver's to tell:
-    /// [`crate::device::PooledDevice::pool_memory`]. The snapshot shows what is handed out, and not what the pool holds beside.
+    /// Returns the driver's pool that serves all requests, if the allocator has no cache of its own. The driver then knows the
+    /// reserved bytes: [`crate::device::PooledDevice::pool_memory`]. The snapshot shows live allocations only.
     fn driver_pool(&self) -> Option<PoolId> {
         None
     }
 
-    /// Private pools, where the allocator has them.
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
         None
     }
 
-    /// Gives everything it still holds from the device back, handles included. Allocations still live become invalid.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Returns all memory and handles to the device. Live allocations become invalid.
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError>;
 }
 
-/// Pools apart from the default one, as `torch.cuda.MemPool` and `use_mem_pool` make them.
+/// Pools separate from the default one, as made by `torch.cuda.MemPool` and `use_mem_pool`.
 pub trait PrivatePools {
-    /// Sends the allocations of all streams to the pool, which is made on first use. Contexts nest; the innermost wins.
-    ///
-    /// # Errors
-    /// [`PrivatePoolError::AlreadyOpen`].
+    /// Directs the allocations of all streams to the pool, which is made on first use. Contexts nest; the innermost wins.
     fn begin(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 
-    /// Stops sending allocations there. Contexts may be closed in any order.
-    ///
-    /// # Errors
-    /// [`PrivatePoolError::NotOpen`].
+    /// Stops directing allocations to the pool. Contexts may be closed in any order.
     fn end(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 
-    /// The owner lets go of the pool: its cached memory goes back, blocks still live keep theirs until they are freed.
-    ///
-    /// # Errors
-    /// [`PrivatePoolError::Unknown`], [`PrivatePoolError::ContextOpen`], [`PrivatePoolError::Device`].
+    /// Releases a pool: its cached memory returns to the driver. Live blocks stay valid until they are freed.
     fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError>;
 }
 
-/// A private pool's number, chosen by the caller and never reused after its release.
+/// The number of a private pool. The caller chooses it and never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PrivatePoolId(pub u32);
 
-/// Misuse of private pools. Nothing has changed.
+/// A misuse of private pools. It has changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrivatePoolError {
-    /// Close the pool's context first.
     #[error("private pool {} is open already", .0.0)]
     AlreadyOpen(PrivatePoolId),
-    /// Open the pool's context first.
     #[error("private pool {} is not open", .0.0)]
     NotOpen(PrivatePoolId),
-    /// The pool was never made, or is released already.
+    /// The pool was never made or is already released.
     #[error("there is no private pool {}", .0.0)]
     Unknown(PrivatePoolId),
-    /// A pool cannot be released while a context is open, of this or another pool.
+    /// A pool cannot be released while the context of any pool is open.
     #[error("private pool {} cannot be released while a pool context is open", .0.0)]
     ContextOpen(PrivatePoolId),
-    /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// A share of the device's memory, from 0 to 1.
+/// A fraction of the device's memory, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct MemoryFraction(f64);
 
@@ -311,104 +281,81 @@ impl MemoryFraction {
     /// No limit.
     pub const ALL: Self = Self(1.0);
 
-    /// `None` unless 0 ≤ `fraction` ≤ 1.
-    #[must_use]
+    /// Returns `None` unless 0 ≤ `fraction` ≤ 1.
     pub fn new(fraction: f64) -> Option<Self> {
         (0.0..=1.0).contains(&fraction).then_some(Self(fraction))
     }
 
-    /// The number.
-    #[must_use]
     pub const fn get(self) -> f64 {
         self.0
     }
 
     /// The limit in bytes on a device of `total`: floor(fraction · total), or `None` for no limit.
-    #[must_use]
     pub fn limit(self, total: Bytes) -> Option<Bytes> {
-        // As PyTorch computes it: the product in double precision, truncated.
+        // Computed as in PyTorch: the product in double precision, truncated.
         (self.0 < 1.0).then_some(Bytes((self.0 * total.0 as f64) as u64))
     }
 }
 
-/// Why an allocation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllocatorError {
-    /// The memory is not there now. Free something, ask for less, or wait for events; then ask again.
+    /// The memory is not available now. Free some, request less, or wait for events; then try again.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// More than this device could give in any state. Ask for less.
+    /// More memory than this device has. Request less.
     #[error("{requested} can never fit: the device has {total}")]
-    TooLarge {
-        /// What was asked for.
-        requested: Bytes,
-        /// What the device has.
-        total: Bytes,
-    },
-    /// The device failed in another way: stop.
+    TooLarge { requested: Bytes, total: Bytes },
+    /// The device failed for another reason.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 impl AllocatorError {
-    /// Whether there was no memory, now or ever: what a recovery policy can act on.
-    #[must_use]
+    /// Whether the request failed for lack of memory, so a recovery policy can act.
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory(_) | Self::TooLarge { .. })
     }
 }
 
-/// The figures behind an out-of-memory: enough to say why.
+/// The figures that explain an out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct OutOfMemory {
-    /// What was asked for.
     pub requested: Bytes,
-    /// What the allocator could not do without: less than was asked for, where it would have joined new pages to memory that is free.
-    pub lacking: Bytes,
-    /// What was asked of the driver for it: a whole segment, or the pages that were still to be mapped.
+    /// The bytes that were missing: less than requested if new pages would have extended a free block.
+    pub missing: Bytes,
+    /// The bytes requested from the driver: a whole segment, or the pages still to be mapped.
     pub segment: Bytes,
     pub cause: OomCause,
-    /// Handed out when it failed.
+    /// At the time of the failure.
     pub allocated: Bytes,
-    /// Held from the driver when it failed.
+    /// At the time of the failure.
     pub reserved: Bytes,
-    /// The largest free block that this request's stream and pool had, where the allocator knows its blocks: a pool of the driver does not
-    /// tell.
+    /// The largest free block for this stream and pool, or `None` if the allocator does not know its blocks, as with a pool of
+    /// the driver.
     pub largest_free_block: Option<Bytes>,
-    /// All the memory of the device.
+    /// The memory of the device.
     pub total: Bytes,
 }
 
-/// Who refused the memory.
+/// The limit that the request exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OomCause {
-    /// The driver: this much was free.
+    /// The memory of the device.
     Device {
-        /// Free on the device.
+        /// The free bytes of the device.
         free: Bytes,
     },
-    /// The memory fraction: the driver was not asked.
-    Fraction {
-        /// The limit in force.
-        limit: Bytes,
-    },
-    /// A limit that the program has set with [`adaptors::Limited`]: neither the allocator nor the driver was asked.
-    Limit {
-        /// The limit in force.
-        limit: Bytes,
-    },
+    /// The memory fraction. The driver was not asked.
+    Fraction { limit: Bytes },
 }
 
 impl OutOfMemory {
-    /// Memory that was free in the allocator, though of no use to this request.
-    #[must_use]
+    /// Free memory of the allocator that the request could not use.
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.reserved.saturating_sub(self.allocated)
     }
 
-    /// Whether not even an empty device could serve the request: recovery can only ask for less.
-    #[must_use]
+    /// Whether even an empty device could not serve the request, so only a smaller request can succeed.
     pub const fn is_hopeless(&self) -> bool {
         self.segment.0 > self.total.0
     }
@@ -420,7 +367,6 @@ impl fmt::Display for OutOfMemory {
         match self.cause {
             OomCause::Device { free } => write!(f, "{free} free on the device")?,
             OomCause::Fraction { limit } => write!(f, "the memory fraction allows {limit}")?,
-            OomCause::Limit { limit } => write!(f, "the program allows {limit}")?,
         }
         write!(
             f,
@@ -433,7 +379,7 @@ impl fmt::Display for OutOfMemory {
             _ if self.reserved_but_unallocated() == Bytes::ZERO => Ok(()),
             Some(Bytes::ZERO) => f.write_str(", none of it for this stream and size"),
             Some(largest) => write!(f, ", in pieces of at most {largest} for this stream and size"),
-            None => f.write_str(", in pieces of sizes that are not known"),
+            None => f.write_str(", in pieces of unknown sizes"),
         }
     }
 }

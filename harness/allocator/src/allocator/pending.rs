@@ -1,23 +1,23 @@
-//! Frees that wait: memory that several streams use is free when an event behind the work of each of them has been seen complete.
+//! Pending frees: a block used by several streams is free after an event on each of them is complete.
 //!
-//! Every allocator that orders the reuse of memory by events uses this module, so the difficult cases are handled once:
+//! All allocators that order reuse by events share this module. It handles the difficult cases:
 //!
-//! * A stream that was destroyed needs no event: destroying it has waited for its work ([`Device::destroy_stream`]).
-//! * Where an event cannot be recorded, no event of this free stays queued. The free is postponed, and tried again at the next call.
-//! * Where the device fails between two events, the frees that finished before are done and all others still wait.
+//! * A destroyed stream needs no event, because destroying it has waited for its work ([`Device::destroy_stream`]).
+//! * If an event cannot be recorded, the events of this free are removed, and the free is retried at the next call.
+//! * If the device fails between two events, finished frees are done and the others stay pending.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::device::{Device, DeviceError, EventId, StreamId};
 
-/// Events that nobody waits for at the moment. They are kept because making one costs a driver call.
+/// Unused events. They are kept because making one costs a driver call.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Events {
     idle: Vec<EventId>,
 }
 
 impl Events {
-    /// Records an event behind all work of the stream so far. `None` where the stream was destroyed: its work is done.
+    /// Records an event after all work of the stream so far, or returns `None` if the stream was destroyed.
     pub(super) fn record(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<Option<EventId>, DeviceError> {
         let event = match self.idle.pop() {
             Some(event) => event,
@@ -30,12 +30,12 @@ impl Events {
         Ok(recorded?.map(|()| event))
     }
 
-    /// Takes an event back for the next use. Waits for it that are queued already keep their meaning.
+    /// Keeps an event for reuse. Queued waits for it stay valid.
     pub(super) fn give_back(&mut self, event: EventId) {
         self.idle.push(event);
     }
 
-    /// Destroys the events that are idle.
+    /// Destroys the unused events.
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some(&event) = self.idle.last() {
             device.destroy_event(event)?;
@@ -45,7 +45,7 @@ impl Events {
     }
 }
 
-/// The answer to a call about a stream; `None` where the stream was destroyed.
+/// Turns the error of a destroyed stream into `None`.
 pub(super) fn if_exists<T>(result: Result<T, DeviceError>) -> Result<Option<T>, DeviceError> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -54,14 +54,14 @@ pub(super) fn if_exists<T>(result: Result<T, DeviceError>) -> Result<Option<T>, 
     }
 }
 
-/// The frees that wait. `B` names a block in its allocator.
+/// The pending frees. `B` names a block in its allocator.
 #[derive(Clone, Debug)]
 pub(super) struct PendingFrees<B> {
-    /// Blocks whose events are still to be recorded, each with the streams that use it.
+    /// Blocks whose events are still to be recorded, with the streams that use them.
     postponed: VecDeque<(B, BTreeSet<StreamId>)>,
     /// Recorded events by stream, in the order of recording.
     queues: BTreeMap<StreamId, VecDeque<(EventId, B)>>,
-    /// How many events each block in the queues still waits for.
+    /// The number of incomplete events of each queued block.
     events_left: BTreeMap<B, usize>,
     events: Events,
 }
@@ -73,7 +73,6 @@ impl<B> Default for PendingFrees<B> {
 }
 
 impl<B: Copy + Ord> PendingFrees<B> {
-    /// Whether nothing waits.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.queues.is_empty() && self.postponed.is_empty()
@@ -84,10 +83,11 @@ impl<B: Copy + Ord> PendingFrees<B> {
         self.postponed.push_back((block, streams));
     }
 
-    /// Adds a free that waits for all work so far of these streams. Says whether it has to wait: not if no such stream exists.
+    /// Adds a free that waits for all work so far of these streams. Returns whether it has to wait: not if all streams are
+    /// destroyed.
     ///
     /// # Errors
-    /// [`DeviceError`] where an event cannot be recorded. The free is postponed then.
+    /// [`DeviceError`] if an event cannot be recorded. The free is then retried at the next call.
     pub(super) fn add(&mut self, device: &mut dyn Device, block: B, streams: BTreeSet<StreamId>) -> Result<bool, DeviceError> {
         let waits = self.record(device, block, &streams);
         if waits.is_err() {
@@ -96,8 +96,8 @@ impl<B: Copy + Ord> PendingFrees<B> {
         waits
     }
 
-    /// Records the events of the frees that were postponed, without waiting. Returns the blocks that need no wait; those are done even where
-    /// the device fails on the way.
+    /// Records the events of postponed frees, without waiting. Returns the blocks that need no wait. These are done even if the
+    /// device fails afterwards.
     pub(super) fn record_postponed(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
         let mut done = Vec::new();
         while let Some((block, streams)) = self.postponed.pop_front() {
@@ -113,8 +113,8 @@ impl<B: Copy + Ord> PendingFrees<B> {
         (done, Ok(()))
     }
 
-    /// The blocks whose last event is complete by now, without waiting. Looks at the events of each stream in their order, up to the first
-    /// that is not complete. The blocks returned are done even where the device fails on the way.
+    /// Returns the blocks whose last event is complete, without waiting. Polls the events of each stream in order, up to the
+    /// first incomplete one. The returned blocks are done even if the device fails afterwards.
     pub(super) fn poll(&mut self, device: &mut dyn Device) -> (Vec<B>, Result<(), DeviceError>) {
         let (mut done, recorded) = self.record_postponed(device);
         let mut is_emptied = false;
@@ -138,8 +138,8 @@ impl<B: Copy + Ord> PendingFrees<B> {
         (done, polled)
     }
 
-    /// Waits for the events of all blocks that `wanted` names and returns the blocks that wait for nothing more. Those are done even where
-    /// the device fails on the way.
+    /// Waits for the events of all blocks that `wanted` selects, and returns the finished blocks. These are done even if the
+    /// device fails afterwards.
     pub(super) fn wait_for(&mut self, device: &mut dyn Device, wanted: impl Fn(B) -> bool) -> (Vec<B>, Result<(), DeviceError>) {
         let (mut done, recorded) = self.record_postponed(device);
         let waited = recorded.and_then(|()| {
@@ -160,7 +160,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
         (done, waited)
     }
 
-    /// Gives all events back to the device. What still waits is forgotten.
+    /// Returns all events to the device and forgets pending frees.
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let queued = std::mem::take(&mut self.queues).into_values().flatten();
         queued.for_each(|(event, _)| self.events.give_back(event));
@@ -169,7 +169,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
         self.events.close(device)
     }
 
-    /// Records an event on each stream, or on none where one fails.
+    /// Records an event on each stream, or on none if one fails.
     fn record(&mut self, device: &mut dyn Device, block: B, streams: &BTreeSet<StreamId>) -> Result<bool, DeviceError> {
         let mut recorded = Vec::with_capacity(streams.len());
         for &stream in streams {
@@ -191,7 +191,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
         Ok(true)
     }
 
-    /// An event in the queue of a stream was seen complete: returns its block if that waits for nothing more.
+    /// Notes a complete event of a stream. Returns its block if that has no other incomplete event.
     fn pop(&mut self, stream: StreamId, position: usize) -> Option<B> {
         let queue = self.queues.get_mut(&stream)?;
         let (event, block) = queue.remove(position)?;
@@ -203,7 +203,7 @@ impl<B: Copy + Ord> PendingFrees<B> {
     }
 }
 
-/// Counts an event of a block as seen. Returns the block if it waits for no other.
+/// Counts a complete event of a block. Returns the block if it has no other incomplete event.
 fn without_one<B: Copy + Ord>(events_left: &mut BTreeMap<B, usize>, block: B) -> Option<B> {
     let left = events_left.get_mut(&block)?;
     *left -= 1;

@@ -1,42 +1,40 @@
-//! Regions of device memory cut into chunks: what the best-fit allocators have in common. Each of them decides when to cut, when to take
-//! from another stream and when to ask the driver; here are the structure and its accounts.
+//! Regions of device memory that are cut into chunks, for both best-fit allocators. Each of them decides when to cut, when to
+//! take from another stream and when to call the driver. This module has the structure and its counters.
 //!
-//! A *region* is one driver allocation, a chain of *chunks* without gaps. Free chunks are kept in one order: by stream, then size, then
-//! address. The first chunk of a stream that is large enough is therefore the best fit, and among equals the one at the lowest address:
-//! one search, logarithmic in the free chunks. Neighbours that are free for the same stream are always merged; neighbours that are free
-//! for different streams stay apart until one stream takes over what the other had.
+//! A *region* is one driver allocation, a chain of *chunks* without gaps. Free chunks have one order: by stream, then size, then
+//! address. So the first large enough chunk of a stream is the best fit, and the lowest of equal ones: one search, logarithmic in
+//! the free chunks. Neighbors that are free for the same stream are always merged. Neighbors that are free for different streams
+//! stay separate until one stream takes over the other's chunks.
 //!
-//! A region serves requests of all sizes and streams, so all regions are counted in the large pool.
+//! A region serves requests of all sizes and streams, so all regions count in the large pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::slab::Slab;
 use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, Request};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
+use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// Sizes and addresses of chunks are multiples of this: CUDA's guaranteed alignment, and that of both allocators modelled on it
-/// (`kMinAllocationSize` of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
+/// The unit of chunk sizes and addresses: CUDA's guaranteed alignment, and that of both modeled allocators (`kMinAllocationSize`
+/// of TensorFlow, `CUDA_ALLOCATION_ALIGNMENT` of RMM).
 pub(super) const CHUNK_UNIT: Bytes = Bytes(256);
 
-/// The size of a request in whole units.
+/// Rounds a request up to whole units.
 ///
 /// # Errors
-/// [`AllocatorError::TooLarge`] where 64 bits do not hold it.
+/// [`AllocatorError::TooLarge`] if the result exceeds 64 bits.
 pub(super) fn rounded(device: &dyn Device, request: Request) -> Result<u64, AllocatorError> {
     let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
     request.size.checked_round_up(CHUNK_UNIT).map(|size| size.0).ok_or_else(too_large)
 }
 
-/// The pool that all regions are counted in.
+/// The pool in whose counters all regions appear.
 const POOL: PoolKind = PoolKind::Large;
 
-/// A chunk's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChunkId(u32);
 
-/// A slice of a region.
 #[derive(Clone, Debug)]
 pub(super) struct Chunk {
     pub(super) address: u64,
@@ -44,7 +42,7 @@ pub(super) struct Chunk {
     requested: u64,
     pub(super) state: BlockState,
     pub(super) stream: StreamId,
-    /// When it was freed, in frees of this allocator; 0 where nobody has used it, or not since another stream took it over.
+    /// The number of frees before its own free. 0 for a chunk that was never used, or not since another stream took it over.
     freed_at: u64,
     previous: Option<ChunkId>,
     next: Option<ChunkId>,
@@ -56,7 +54,7 @@ impl Chunk {
     }
 }
 
-/// A free chunk as the index orders it.
+/// A free chunk, in the order of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FreeChunk {
     stream: StreamId,
@@ -68,7 +66,7 @@ struct FreeChunk {
 #[derive(Clone, Copy, Debug)]
 struct Region {
     size: u64,
-    /// Its first chunk, which keeps its slot as long as the region lives.
+    /// The slot of its first chunk, which never changes.
     first: ChunkId,
 }
 
@@ -79,7 +77,7 @@ pub(super) struct Regions {
     free: BTreeSet<FreeChunk>,
     /// The other streams that use a chunk.
     uses: BTreeMap<ChunkId, BTreeSet<StreamId>>,
-    /// Chunks that became free so far: the clock of [`Chunk::freed_at`].
+    /// The number of chunks that became free so far: the clock of [`Chunk::freed_at`].
     frees: u64,
     pub(super) stats: MemoryStats,
     fraction: Option<MemoryFraction>,
@@ -99,13 +97,13 @@ impl std::ops::IndexMut<ChunkId> for Regions {
 }
 
 impl Regions {
-    /// The smallest chunk of at least that size that is free for the stream. Logarithmic in free chunks.
+    /// The smallest free chunk of at least `size` for the stream. Logarithmic in free chunks.
     pub(super) fn best_fit(&self, stream: StreamId, size: u64) -> Option<ChunkId> {
         let from = FreeChunk { stream, size, address: 0, id: ChunkId(0) };
         self.free.range(from..).next().filter(|chunk| chunk.stream == stream).map(|chunk| chunk.id)
     }
 
-    /// Hands out a free chunk, cut to `size`. The rest stays free for the stream that had the chunk. Logarithmic in free chunks.
+    /// Allocates a free chunk, cut to `size`. The rest stays free for the chunk's stream. Logarithmic in free chunks.
     pub(super) fn hand_out(&mut self, id: ChunkId, request: Request, size: u64) -> Allocation {
         self.take_out(id);
         if size < self[id].size {
@@ -125,20 +123,20 @@ impl Regions {
         Allocation::new(range, request, Handle::new(id.0))
     }
 
-    /// The chunk of an allocation.
+    /// Returns the chunk of an allocation.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidFree`] for an allocation of somebody else.
+    /// [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
         let slot = allocation.handle().slot();
         let ours = |chunk: &&Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
         match self.chunks.get(slot).filter(ours) {
             Some(_) => Ok(ChunkId(slot)),
-            None => Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }),
+            None => Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() }),
         }
     }
 
-    /// Notes that a stream uses an allocation, unless it is the allocation's own. The null allocation is passed over.
+    /// Records that another stream uses an allocation. Ignores the null allocation.
     ///
     /// # Errors
     /// As [`Regions::chunk_of`].
@@ -153,7 +151,7 @@ impl Regions {
         Ok(())
     }
 
-    /// The caller has freed the chunk: returns the other streams that use it. It stays active until [`Regions::complete_free`].
+    /// Begins the free of a chunk and returns the other streams that use it. It stays active until [`Regions::complete_free`].
     pub(super) fn begin_free(&mut self, id: ChunkId) -> BTreeSet<StreamId> {
         let chunk = &mut self[id];
         chunk.state = BlockState::PendingFree;
@@ -163,7 +161,7 @@ impl Regions {
         self.uses.remove(&id).unwrap_or_default()
     }
 
-    /// Nobody uses the chunk any more, apart from work in flight on its own stream. Logarithmic in free chunks.
+    /// Completes the free of a chunk that only work in flight on its own stream may still use. Logarithmic in free chunks.
     pub(super) fn complete_free(&mut self, id: ChunkId) {
         self.frees += 1;
         let frees = self.frees;
@@ -177,17 +175,17 @@ impl Regions {
         self.merge(id);
     }
 
-    /// Whether anything is free for the stream. Logarithmic in free chunks.
+    /// Whether the stream has free chunks. Logarithmic in free chunks.
     pub(super) fn has_free(&self, stream: StreamId) -> bool {
         self.best_fit(stream, 0).is_some()
     }
 
-    /// Chunks that became free so far.
+    /// The number of chunks that became free so far.
     pub(super) const fn frees(&self) -> u64 {
         self.frees
     }
 
-    /// The streams that have free chunks, other than one. Logarithmic in free chunks for each.
+    /// The streams with free chunks, except one. Logarithmic in free chunks for each.
     pub(super) fn other_streams(&self, than: StreamId) -> Vec<StreamId> {
         let mut streams = Vec::new();
         let mut from = StreamId(0);
@@ -201,13 +199,13 @@ impl Regions {
         streams
     }
 
-    /// Gives one stream what was freed for another one by then. The caller has put the two in order. Linear in the chunks of the other,
-    /// logarithmic in all for each that moves.
+    /// Moves the chunks that another stream freed up to a time to this stream. The caller has ordered the two streams. Linear in
+    /// the chunks of the other stream, logarithmic in all chunks for each moved one.
     pub(super) fn take_over(&mut self, from: StreamId, to: StreamId, freed_by: u64) {
         let range = FreeChunk { stream: from, size: 0, address: 0, id: ChunkId(0) }..;
         let of_stream = self.free.range(range).take_while(|chunk| chunk.stream == from);
         let moving: Vec<ChunkId> = of_stream.map(|chunk| chunk.id).filter(|&id| self[id].freed_at <= freed_by).collect();
-        // None of them is merged before its turn: its neighbours of the same stream were merged when they became free.
+        // None of them merges before its turn: neighbors of the same stream were merged when they became free.
         for id in moving {
             self.take_out(id);
             let chunk = &mut self[id];
@@ -217,14 +215,14 @@ impl Regions {
         }
     }
 
-    /// The largest chunk that is free for the stream.
+    /// The size of the largest free chunk for the stream.
     fn largest(&self, stream: StreamId) -> u64 {
         let from = FreeChunk { stream, size: 0, address: 0, id: ChunkId(0) };
         let to = FreeChunk { stream, size: u64::MAX, address: u64::MAX, id: ChunkId(u32::MAX) };
         self.free.range(from..=to).next_back().map_or(0, |chunk| chunk.size)
     }
 
-    /// A new region as one chunk that is free for the stream; `None` where the driver says no.
+    /// Allocates a new region as one free chunk for the stream, or returns `None` if the driver refuses.
     pub(super) fn add(&mut self, device: &mut dyn Device, size: u64, stream: StreamId) -> Result<Option<ChunkId>, DeviceError> {
         let address = match device.malloc(Bytes(size)) {
             Ok(address) => address.0,
@@ -242,18 +240,18 @@ impl Regions {
         Ok(Some(id))
     }
 
-    /// Bytes held from the driver.
+    /// Reserved bytes.
     pub(super) const fn reserved(&self) -> u64 {
         self.stats.reserved_bytes.all.current
     }
 
-    /// Bytes of regions in which nothing is active. Linear in chunks.
+    /// Bytes of regions without active chunks. Linear in chunks.
     pub(super) fn wholly_free(&self) -> u64 {
         self.by_address.values().filter(|region| self.is_free(region)).map(|region| region.size).sum()
     }
 
-    /// Gives regions in which nothing is active back to the driver, which waits for work in flight on them: in address order, until as
-    /// little is reserved as wanted. Says whether any was given back. Linear in chunks.
+    /// Releases regions without active chunks in address order, until at most `wanted` bytes are reserved. The driver waits for
+    /// work in flight on them. Returns whether any was released. Linear in chunks.
     pub(super) fn release(&mut self, device: &mut dyn Device, down_to: u64) -> Result<bool, DeviceError> {
         let free: Vec<(u64, Region)> =
             self.by_address.iter().filter(|(_, region)| self.is_free(region)).map(|(&address, &region)| (address, region)).collect();
@@ -276,7 +274,7 @@ impl Regions {
         Ok(any)
     }
 
-    /// Gives all regions back, whatever is in them, and forgets everything.
+    /// Releases all regions and forgets their contents.
     pub(super) fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some((&address, _)) = self.by_address.first_key_value() {
             device.free(DevicePtr(address))?;
@@ -286,19 +284,19 @@ impl Regions {
         Ok(())
     }
 
-    /// What all regions together may come to: at most the device, the memory fraction, and the allocator's own setting.
+    /// The limit on all regions together: the device, the memory fraction, and the allocator's own setting.
     pub(super) fn limit(&self, device: &dyn Device, configured: Option<Bytes>) -> Bytes {
         let total = device.info().total;
         self.lowest_setting(device, configured).map_or(total, |limit| limit.min(total))
     }
 
-    /// The lower one of the memory fraction and the allocator's own setting, where one of them is set.
+    /// The lower one of the memory fraction and the allocator's own setting, if one is set.
     fn lowest_setting(&self, device: &dyn Device, configured: Option<Bytes>) -> Option<Bytes> {
         let fraction = self.fraction.and_then(|fraction| fraction.limit(device.info().total));
         fraction.into_iter().chain(configured).min()
     }
 
-    /// Counts a request that failed for good, and says why: a limit that was set, or the device. `configured` as in [`Self::limit`].
+    /// Counts a failed request and explains it by a limit or the device. `configured` as in [`Self::limit`].
     pub(super) fn out_of_memory(
         &mut self,
         device: &mut dyn Device,
@@ -318,7 +316,7 @@ impl Regions {
         };
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
-            lacking: request.size,
+            missing: request.size,
             segment: Bytes(size),
             cause,
             allocated: Bytes(self.stats.allocated_bytes.all.current),
@@ -345,7 +343,7 @@ impl Regions {
         self.by_address.iter().map(|(&address, region)| self.describe(address, region)).collect()
     }
 
-    /// The region that an address lies in. Linear in its chunks.
+    /// The region that contains an address. Linear in its chunks.
     pub(super) fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
         let (&start, region) = self.by_address.range(..=address.0).next_back()?;
         (address.0 - start < region.size).then(|| self.describe(start, region))
@@ -375,29 +373,29 @@ impl Regions {
         self.chain(region.first).all(|id| self[id].state == BlockState::Inactive)
     }
 
-    /// Puts a free chunk into the index.
+    /// Adds a free chunk to the index.
     fn put_in(&mut self, id: ChunkId) {
         let Chunk { stream, size, address, .. } = self[id];
         let new = self.free.insert(FreeChunk { stream, size, address, id });
-        debug_assert!(new, "a chunk becomes free once");
+        debug_assert!(new, "the chunk is not in the index yet");
         if self[id].is_split() {
             self.stats.inactive_split.increase(POOL, 1);
             self.stats.inactive_split_bytes.increase(POOL, size);
         }
     }
 
-    /// Takes a free chunk out of the index. Its neighbours are as they were when it was put in.
+    /// Removes a free chunk from the index. Call it before its neighbors change.
     fn take_out(&mut self, id: ChunkId) {
         let Chunk { stream, size, address, .. } = self[id];
         let was_there = self.free.remove(&FreeChunk { stream, size, address, id });
-        debug_assert!(was_there, "a chunk that is not free cannot be taken");
+        debug_assert!(was_there, "the chunk is in the index");
         if self[id].is_split() {
             self.stats.inactive_split.decrease(POOL, 1);
             self.stats.inactive_split_bytes.decrease(POOL, size);
         }
     }
 
-    /// Merges a chunk that is free, and not in the index, with the neighbours that are free for the same stream, and puts it in.
+    /// Merges a free chunk, not in the index, with its neighbors that are free for the same stream, and adds it to the index.
     fn merge(&mut self, id: ChunkId) {
         let stream = self[id].stream;
         let mergeable = |regions: &Self, id: &ChunkId| regions[*id].state == BlockState::Inactive && regions[*id].stream == stream;
@@ -414,7 +412,7 @@ impl Regions {
         self.put_in(merged);
     }
 
-    /// Cuts a chunk that is not in the index and returns what is behind its first `size` bytes.
+    /// Cuts a chunk that is not in the index after `size` bytes and returns the rest.
     fn cut(&mut self, id: ChunkId, size: u64) -> ChunkId {
         let front = &mut self[id];
         let rest = Chunk { address: front.address + size, size: front.size - size, previous: Some(id), ..front.clone() };
@@ -428,7 +426,7 @@ impl Regions {
         rest
     }
 
-    /// Makes a chunk swallow its next neighbour. Neither is in the index.
+    /// Merges a chunk with its next neighbor. Neither is in the index.
     fn absorb_next(&mut self, id: ChunkId, next: ChunkId) {
         let swallowed = self.chunks.remove(next.0);
         if let Some(after) = swallowed.next {

@@ -1,31 +1,34 @@
-//! RMM's pool: one large pool taken at the start, cut to the byte, a free list for each stream, memory taken from other streams' lists by
-//! way of events on the device, the pool grown when nothing else helps.
+//! RMM's pool: one large initial pool, cut exactly to size, with a free list per stream. A stream takes memory from other
+//! streams' lists after a device-side wait for their events. The pool grows if nothing fits.
 //!
-//! Models `rmm::mr::pool_memory_resource` on top of `cuda_memory_resource`; the name is what its users call it (RMM's
-//! `arena_memory_resource` is another allocator). Sources, in <https://github.com/rapidsai/rmm>: the README's "Stream-ordered Memory Allocation" and
-//! "Available Resources", and the documentation in `pool_memory_resource.hpp`, `detail/stream_ordered_memory_resource.hpp` and
+//! It models `rmm::mr::pool_memory_resource` on top of `cuda_memory_resource`. RMM's `arena_memory_resource` is another
+//! allocator. Sources, in <https://github.com/rapidsai/rmm>: the README's "Stream-ordered Memory Allocation" and "Available
+//! Resources", and the documentation in `pool_memory_resource.hpp`, `detail/stream_ordered_memory_resource.hpp` and
 //! `detail/coalescing_free_list.hpp`; <https://docs.rapids.ai/api/rmm/stable/>.
 //!
-//! * Sizes are multiples of 256 B. The best fit of the stream's own list is cut to the request, whatever is left; the rest stays in that list.
-//! * A freed block joins the list of the stream that it is freed on, merged with its free neighbours there, and the stream's one event is recorded
-//!   again: a free costs a driver call, and never waits.
-//! * A miss looks at the other streams' lists. The stream waits, on the device, for the event of the first of them that has a block that fits,
-//!   and gets that block. If none has, it takes the lists over one after the other, waiting for the event of each, until merging
-//!   has made a block that fits.
-//! * Then the pool grows: by half of what is left to its maximum, or by the request if that is more. If the driver refuses, half of that is tried,
-//!   and so on down to the request itself. If the maximum is in the way, blocks that are wholly free go back until it is not.
+//! * Sizes are multiples of 256 B. The best fit of the stream's own list is cut exactly to the request; the rest stays in that
+//!   list.
+//! * A freed block joins the list of its stream and merges with free neighbors there. The stream's one event is recorded again.
+//!   So a free costs a driver call and never waits.
+//! * A miss searches the other streams' lists. The stream waits, on the device, for the event of the first stream with a fitting
+//!   block and takes the block. If there is none, it takes over the lists one by one, with a wait for each event, until merging
+//!   gives a fitting block.
+//! * Then the pool grows: by half of the distance to its maximum, or by the request if that is more. If the driver refuses, it
+//!   tries half of that, down to the request itself. If the maximum is too low, it first releases free blocks that are whole
+//!   regions.
 //!
-//! Where it differs, deliberately:
+//! Deliberate differences:
 //!
-//! * The initial pool is taken at the first request, not when the allocator is made, because the device is passed in with each call. As in
-//!   RMM's Python interface, it is half of what is free by default; where the maximum or the driver refuses that, there is none.
-//! * The maximum is the whole device by default. RMM without any maximum doubles its pool instead of going half-way, and never gives anything back.
-//! * Wholly free blocks also go back if it is the device that has no room, not only the maximum: pressure by others is what we test.
-//! * RMM cannot give its cache back before it is destroyed. [`Allocator::empty_cache`] gives all wholly free blocks back to the driver.
-//! * [`Allocator::record_stream`]: RMM leaves it to the caller to free on a stream that is ordered behind every use. Here that is done on his behalf: at the free, the
-//!   block's own stream waits on the device for the others. Nothing is ever pending, and the stream's later work waits longer instead.
-//! * A stream that takes lists over has its own event recorded again behind that wait, so that a third stream that takes such a block
-//!   from it is ordered behind the first one too.
+//! * The initial pool is allocated at the first request, because each call passes the device in. As in RMM's Python interface, it
+//!   is half of the free memory by default. If the maximum or the driver refuses it, there is no initial pool.
+//! * The maximum is the whole device by default. RMM without a maximum doubles its pool and never releases memory.
+//! * Whole free regions are also released if the device has no room, because memory pressure by other programs is what we test.
+//! * RMM cannot release its cache before it is destroyed. [`Allocator::empty_cache`] releases all whole free regions.
+//! * [`Allocator::record_stream`]: RMM's caller must free on a stream that is ordered after every use. Here the free makes the
+//!   block's own stream wait, on the device, for the others. So no free is ever pending, but the stream's later work waits
+//!   longer.
+//! * A stream that takes over lists records its own event again after that wait. So a third stream that takes such a block is
+//!   ordered after the first one too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,37 +38,36 @@ use super::{Allocation, Allocator, AllocatorError, Request, answered_by};
 use crate::device::{Device, DeviceError, EventId, StreamId};
 use crate::units::Bytes;
 
-/// What can be set, by RMM's names.
+/// The settings, with RMM's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RmmPoolConfig {
-    /// What is taken from the driver at the first request. Half of what is free then, by default.
+    /// The size of the pool at the first request. The default is half of the free memory.
     pub initial_pool_size: Option<Bytes>,
-    /// What the pool may come to. All of the device by default.
+    /// The limit on the pool. The default is the whole device.
     pub maximum_pool_size: Option<Bytes>,
 }
 
-/// The pool memory resource of RMM. The module says what it models, and where it differs.
+/// The pool memory resource of RMM. The module documentation lists the differences.
 #[derive(Debug, Default)]
 pub struct RmmPool {
     config: RmmPoolConfig,
     regions: Regions,
-    /// Whether the initial pool has been asked for.
+    /// Whether the initial pool was requested.
     started: bool,
-    /// One event for each stream that freed something, recorded behind its last free.
+    /// For each stream with a free, the event after its last one.
     freed: BTreeMap<StreamId, EventId>,
-    /// Chunks that were freed, with the streams that use them, where the device failed before it was done.
+    /// Freed chunks, with the streams that use them, whose free the device failed to finish.
     unfinished: Vec<(ChunkId, BTreeSet<StreamId>)>,
     events: Events,
 }
 
 impl RmmPool {
-    /// An empty pool with these settings.
-    #[must_use]
+    /// Makes an empty pool.
     pub fn new(config: RmmPoolConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// A chunk that is not among the stream's own: from another stream or from the driver.
+    /// Finds a chunk outside the stream's own ones: from another stream or from the driver.
     fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
         self.retry_frees(device)?;
         let maximum = self.regions.limit(device, self.config.maximum_pool_size);
@@ -87,7 +89,7 @@ impl RmmPool {
         Err(self.regions.out_of_memory(device, request, size, self.config.maximum_pool_size))
     }
 
-    /// Takes the initial pool for the default stream.
+    /// Allocates the initial pool for the default stream.
     fn start(&mut self, device: &mut dyn Device, maximum: Bytes) -> Result<(), DeviceError> {
         if self.started {
             return Ok(());
@@ -104,7 +106,7 @@ impl RmmPool {
         Ok(())
     }
 
-    /// A chunk from other streams' lists, behind their events: one that fits, or one that fits after merging.
+    /// Takes a chunk from other streams' lists after their events: one that fits, or one that fits after merging.
     fn take_from_other_streams(&mut self, device: &mut dyn Device, stream: StreamId, size: u64) -> Result<Option<ChunkId>, DeviceError> {
         if let Some(chunk) = self.regions.best_fit(stream, size) {
             return Ok(Some(chunk));
@@ -118,7 +120,7 @@ impl RmmPool {
         }
         for &other in &others {
             if self.wait_for(device, stream, other)? {
-                // Before anything moves: where the record fails, all stays as it was.
+                // Record first: if that fails, nothing has moved.
                 self.record_freed(device, stream)?;
             }
             self.regions.take_over(other, stream, u64::MAX);
@@ -129,7 +131,7 @@ impl RmmPool {
         Ok(None)
     }
 
-    /// Makes the stream's later work wait for the last free on another one. Says whether there was any.
+    /// Makes the stream's later work wait for the last free on another one. Returns whether there was any.
     fn wait_for(&mut self, device: &mut dyn Device, stream: StreamId, other: StreamId) -> Result<bool, DeviceError> {
         match self.freed.get(&other) {
             Some(&event) => device.wait_event(stream, event).map(|()| true),
@@ -137,7 +139,7 @@ impl RmmPool {
         }
     }
 
-    /// Records the stream's event behind all of its work. A stream that is no more has nothing behind its last record.
+    /// Records the stream's event after all of its work. A destroyed stream has no work after its last record.
     fn record_freed(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         if let Some(&event) = self.freed.get(&stream) {
             return if_exists(device.record_event(event, stream)).map(drop);
@@ -148,7 +150,7 @@ impl RmmPool {
         Ok(())
     }
 
-    /// A new region that the request fits; `None` where the maximum or the driver says no.
+    /// Allocates a region for the request, or returns `None` if the maximum or the driver refuses.
     fn grow(&mut self, device: &mut dyn Device, stream: StreamId, size: u64, maximum: Bytes) -> Result<Option<ChunkId>, DeviceError> {
         let left = maximum.0.saturating_sub(self.regions.reserved());
         if size > left {
@@ -166,16 +168,16 @@ impl RmmPool {
         }
     }
 
-    /// Gives wholly free regions back: until the maximum leaves room for the request, or all of them where the device refused it. Says
-    /// whether that was any.
+    /// Releases free regions: until the maximum leaves room for the request, or all if the device refused it. Returns whether any
+    /// was released.
     fn make_room(&mut self, device: &mut dyn Device, size: u64, maximum: Bytes) -> Result<bool, DeviceError> {
         let below_maximum = maximum.0.saturating_sub(size);
         let the_device_refused = self.regions.reserved() <= below_maximum;
         self.regions.release(device, if the_device_refused { 0 } else { below_maximum })
     }
 
-    /// Puts a chunk that its caller has freed into its stream's list, behind the work of all streams that use it. Where the device fails,
-    /// the chunk waits for [`Self::retry_frees`].
+    /// Adds a freed chunk to its stream's list, after the work of all streams that use it. If the device fails, the chunk waits
+    /// for [`Self::retry_frees`].
     fn finish_free(&mut self, device: &mut dyn Device, chunk: ChunkId, users: BTreeSet<StreamId>) -> Result<(), DeviceError> {
         let stream = self.regions[chunk].stream;
         let ordered = self.order_behind(device, stream, &users).and_then(|()| self.record_freed(device, stream));
@@ -186,7 +188,7 @@ impl RmmPool {
         ordered
     }
 
-    /// Finishes the frees that the device failed in before.
+    /// Finishes the frees in which the device failed before.
     fn retry_frees(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         while let Some((chunk, users)) = self.unfinished.pop() {
             self.finish_free(device, chunk, users)?;
@@ -194,13 +196,13 @@ impl RmmPool {
         Ok(())
     }
 
-    /// Makes the stream wait for what other streams still do with memory that is freed on it.
+    /// Makes the stream wait for the other streams' work on memory that is freed on it.
     fn order_behind(&mut self, device: &mut dyn Device, stream: StreamId, users: &BTreeSet<StreamId>) -> Result<(), DeviceError> {
         for &user in users {
             let Some(event) = self.events.record(device, user)? else { continue };
             let waits = match if_exists(device.wait_event(stream, event)) {
                 Ok(Some(())) => Ok(()),
-                // The stream is no more, so that only the host can wait.
+                // The stream is destroyed, so only the host can wait.
                 Ok(None) => device.synchronize_event(event),
                 Err(error) => Err(error),
             };
@@ -241,14 +243,14 @@ impl Allocator for RmmPool {
         self.regions.record_use(allocation, stream)
     }
 
-    /// What is free for the stream goes to the default stream's list.
+    /// Moves the stream's free chunks to the default stream's list.
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT {
             return Ok(());
         }
         self.retry_frees(device)?;
         if_exists(device.synchronize_stream(stream))?;
-        // The event may be behind waits for other streams' work, which the stream was made to wait for: all of that is done by now.
+        // The event may be ordered after waits for other streams' work. All of that is complete now.
         if let Some(event) = self.freed.remove(&stream) {
             self.events.give_back(event);
         }
@@ -256,7 +258,7 @@ impl Allocator for RmmPool {
         Ok(())
     }
 
-    /// Gives back all regions in which nothing is live.
+    /// Releases all regions without live chunks.
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         self.retry_frees(device)?;
         self.regions.release(device, 0).map(drop)

@@ -1,8 +1,8 @@
-//! A table of slots that are reused: constant-time insertion, removal and access by number.
+//! A table of reused slots with constant-time insertion, removal and access.
 
 use std::ops::{Index, IndexMut};
 
-/// Values by slot number. Slots of removed values are given out again, the last one first.
+/// Values by slot number. The most recently vacated slot is reused first.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     slots: Vec<Option<T>>,
@@ -22,19 +22,18 @@ impl<T> Slab<T> {
             self.slots[slot as usize] = Some(value);
             return slot;
         }
-        let slot = u32::try_from(self.slots.len()).expect("4 billion blocks of at least 512 B exceed any device");
+        let slot = u32::try_from(self.slots.len()).expect("4 billion blocks of at least 512 B exceed the memory of any device");
         self.slots.push(Some(value));
         slot
     }
 
-    /// Takes a value out. Panics where the slot is empty: slots never leave this crate unchecked.
+    /// Removes a value. Panics if the slot is empty.
     pub(super) fn remove(&mut self, slot: u32) -> T {
-        let value = self.slots[slot as usize].take().expect("a slot is removed once");
+        let value = self.slots[slot as usize].take().expect("the slot has a value");
         self.vacant.push(slot);
         value
     }
 
-    /// The value, if the slot has one.
     pub(super) fn get(&self, slot: u32) -> Option<&T> {
         self.slots.get(slot as usize)?.as_ref()
     }
@@ -43,12 +42,12 @@ impl<T> Slab<T> {
 impl<T> Index<u32> for Slab<T> {
     type Output = T;
     fn index(&self, slot: u32) -> &T {
-        self.slots[slot as usize].as_ref().expect("links point at live slots")
+        self.slots[slot as usize].as_ref().expect("the slot has a value")
     }
 }
 
 impl<T> IndexMut<u32> for Slab<T> {
     fn index_mut(&mut self, slot: u32) -> &mut T {
-        self.slots[slot as usize].as_mut().expect("links point at live slots")
+        self.slots[slot as usize].as_mut().expect("the slot has a value")
     }
 }

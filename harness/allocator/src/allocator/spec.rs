@@ -1,5 +1,5 @@
-//! Which allocator with which settings: [`AllocatorKind`] registers every allocator, [`AllocatorSpec`] is one of them, or a library of somebody else's, as
-//! a scenario, a command line or a benchmark asks for it, under the name of its *arm*.
+//! [`AllocatorKind`] lists all allocators. [`AllocatorSpec`] is one of them with settings, or a shared library, as named in a
+//! scenario, on the command line or in a benchmark.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use super::caching::{self, ConfError, Config};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
 use super::{Allocator, async_pool, bfc, direct, rmm_pool};
 
-/// Every allocator that can be named in a scenario: the one place where an allocator is registered.
+/// The allocators of this crate. Register a new allocator here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocatorKind {
-    /// PyTorch's caching allocator in its default configuration.
+    /// PyTorch's caching allocator with default settings.
     Caching,
     /// The same with expandable segments.
     Expandable,
@@ -21,16 +21,15 @@ pub enum AllocatorKind {
     RmmPool,
     /// The driver's stream-ordered pool.
     AsyncPool,
-    /// One driver allocation and one driver free a request.
+    /// One driver allocation and one driver free per request.
     Direct,
 }
 
 impl AllocatorKind {
-    /// Every one, the baseline of all comparisons last.
+    /// All allocators. The last one is the baseline of all comparisons.
     pub const ALL: &'static [Self] = &[Self::Caching, Self::Expandable, Self::Bfc, Self::RmmPool, Self::AsyncPool, Self::Direct];
 
     /// Its name in scenarios and reports.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Caching => "caching",
@@ -42,83 +41,74 @@ impl AllocatorKind {
         }
     }
 
-    /// A fresh allocator of this kind with its own defaults.
-    #[must_use]
+    /// Makes an allocator of this kind with default settings.
     pub fn build(self) -> Box<dyn Allocator> {
         AllocatorSpec::from(self).build()
     }
 
     /// Whether it takes settings of `PYTORCH_ALLOC_CONF`.
-    #[must_use]
     pub const fn has_settings(self) -> bool {
         matches!(self, Self::Caching)
     }
 
-    /// Why what it does cannot be recorded with segments and blocks; `None` where it can.
-    #[must_use]
+    /// The reason why snapshots cannot record its segments and blocks, or `None` if they can.
     pub const fn not_recorded(self) -> Option<&'static str> {
         match self {
-            Self::AsyncPool => Some("the driver tells how much its pool holds, but not which of that memory is free"),
+            Self::AsyncPool => Some("the driver reports the size of its pool, but not its free blocks"),
             Self::Caching | Self::Expandable | Self::Bfc | Self::RmmPool | Self::Direct => None,
         }
     }
 
-    /// Whether it is PyTorch's allocator, under whatever settings.
-    #[must_use]
+    /// Whether it is PyTorch's allocator, with any settings.
     pub const fn is_pytorch(self) -> bool {
         matches!(self, Self::Caching | Self::Expandable)
     }
 
-    /// Reads a name.
-    #[must_use]
+    /// Parses a name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
 
-/// An allocator and its settings: one arm of a comparison. Displayed as its name.
+/// An allocator and its settings. It is displayed as its name.
 ///
-/// PyTorch's allocator has settings, those of `PYTORCH_ALLOC_CONF`, and a library the names of its functions; the others have none. Without a name of its own an arm is called after
-/// what it is, as in `direct` or `caching(max_split_size_mb:512)`, and that name reads back ([`FromStr`]) as the same arm.
+/// PyTorch's allocator has the settings of `PYTORCH_ALLOC_CONF`, and a library has the names of its functions; the others have
+/// none. The default name, such as `direct` or `caching(max_split_size_mb:512)`, can be parsed again ([`FromStr`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllocatorSpec {
     which: Which,
     name: Option<String>,
 }
 
-/// What an arm allocates with.
+/// The implementation of a spec.
 #[derive(Clone, Debug, PartialEq)]
 enum Which {
-    /// With other settings than the kind's own; only [`AllocatorKind::Caching`] has any.
+    /// With settings that differ from the kind's defaults, for [`AllocatorKind::Caching`] only.
     Kind(AllocatorKind, Option<Config>),
     Library(LibrarySpec),
 }
 
-/// The name of libraries in scenarios and reports, beside those of [`AllocatorKind`].
+/// The name of libraries in scenarios and reports.
 pub const LIBRARY: &str = "library";
 
 impl AllocatorSpec {
     /// PyTorch's allocator with these settings.
-    #[must_use]
     pub fn caching(config: Config) -> Self {
         let config = (config != Config::default()).then_some(config);
         Self { which: Which::Kind(AllocatorKind::Caching, config), name: None }
     }
 
     /// The allocator of a shared library.
-    #[must_use]
     pub const fn library(library: LibrarySpec) -> Self {
         Self { which: Which::Library(library), name: None }
     }
 
-    /// The same under a name of its own. Such a name says nothing of the settings, so it does not read back.
-    #[must_use]
+    /// The same allocator under another name. The name has no settings, so it cannot be parsed again.
     pub fn named(self, name: impl Into<String>) -> Self {
         Self { name: Some(name.into()), ..self }
     }
 
-    /// Which allocator it is; `None` for one of a library.
-    #[must_use]
+    /// The kind of allocator, or `None` for a library.
     pub const fn kind(&self) -> Option<AllocatorKind> {
         match self.which {
             Which::Kind(kind, _) => Some(kind),
@@ -126,8 +116,6 @@ impl AllocatorSpec {
         }
     }
 
-    /// The library, where it is one.
-    #[must_use]
     pub const fn as_library(&self) -> Option<&LibrarySpec> {
         match &self.which {
             Which::Kind(..) => None,
@@ -135,42 +123,36 @@ impl AllocatorSpec {
         }
     }
 
-    /// The name of its kind, which is [`LIBRARY`] for one of a library.
-    #[must_use]
+    /// The name of its kind, or [`LIBRARY`].
     pub fn kind_name(&self) -> &'static str {
         self.kind().map_or(LIBRARY, AllocatorKind::name)
     }
 
-    /// Whether it is PyTorch's allocator, under whatever settings.
-    #[must_use]
+    /// Whether it is PyTorch's allocator, with any settings.
     pub const fn is_pytorch(&self) -> bool {
         matches!(self.which, Which::Kind(kind, _) if kind.is_pytorch())
     }
 
-    /// Why what it does cannot be recorded with segments and blocks; `None` where it can.
-    #[must_use]
+    /// The reason why snapshots cannot record its segments and blocks, or `None` if they can.
     pub fn not_recorded(&self) -> Option<&'static str> {
         self.kind()?.not_recorded()
     }
 
-    /// Why its times on a GPU would not be its own; `None` where they are.
-    #[must_use]
+    /// The reason why its times on a GPU are not meaningful, or `None` if they are.
     pub const fn not_timed(&self) -> Option<&'static str> {
         match self.which {
             Which::Kind(..) => None,
-            Which::Library(_) => Some("its calls go from process to process, which takes longer than they do"),
+            Which::Library(_) => Some("its calls cross processes, which takes longer than the calls themselves"),
         }
     }
 
-    /// Whether it was given a name of its own.
-    #[must_use]
+    /// Whether it has another name than the default one.
     pub const fn has_own_name(&self) -> bool {
         self.name.is_some()
     }
 
-    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF`; `None` where all are as they are by default for
-    /// this kind.
-    #[must_use]
+    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF`, or `None` if all are the defaults
+    /// of this kind.
     pub fn settings(&self) -> Option<String> {
         match &self.which {
             Which::Kind(_, config) => config.as_ref().map(Config::to_string),
@@ -178,9 +160,8 @@ impl AllocatorSpec {
         }
     }
 
-    /// Whether it is the same allocator with the same settings, whatever the names; `expandable` is `caching` with
+    /// Whether it is the same allocator with the same settings under any name. `expandable` equals `caching` with
     /// `expandable_segments:True`.
-    #[must_use]
     pub fn is_equivalent_to(&self, other: &Self) -> bool {
         match (self.effective(), other.effective()) {
             (Some(config), Some(others)) => config == others,
@@ -189,8 +170,7 @@ impl AllocatorSpec {
         }
     }
 
-    /// A fresh allocator.
-    #[must_use]
+    /// Makes the allocator.
     pub fn build(&self) -> Box<dyn Allocator> {
         match &self.which {
             Which::Kind(AllocatorKind::Caching | AllocatorKind::Expandable, _) => {
@@ -204,8 +184,7 @@ impl AllocatorSpec {
         }
     }
 
-    /// The settings of PyTorch's allocator that it runs with; `None` for any other allocator.
-    #[must_use]
+    /// The complete settings of PyTorch's allocator, or `None` for any other allocator.
     pub fn effective(&self) -> Option<Config> {
         match &self.which {
             Which::Kind(AllocatorKind::Caching, config) => Some(config.clone().unwrap_or_default()),
@@ -223,7 +202,7 @@ impl From<AllocatorKind> for AllocatorSpec {
 }
 
 impl fmt::Display for AllocatorSpec {
-    /// The name of the arm.
+    /// Displays the name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.name, &self.which) {
             (Some(name), _) => f.write_str(name),
@@ -237,7 +216,7 @@ impl fmt::Display for AllocatorSpec {
 impl FromStr for AllocatorSpec {
     type Err = SpecError;
 
-    /// Reads the name of an allocator, with or without settings in brackets: `direct`, `caching(max_split_size_mb:512)`,
+    /// Parses the name of an allocator, with or without settings in parentheses: `direct`, `caching(max_split_size_mb:512)`,
     /// `library(path:./my_alloc.so,alloc:my_malloc,free:my_free)`.
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let (name, conf) = match text.split_once('(') {
@@ -256,34 +235,27 @@ impl FromStr for AllocatorSpec {
     }
 }
 
-/// Why an allocator takes no settings, and what to write instead.
+/// Explains that an allocator takes no settings, and what to write instead.
 fn no_settings(kind: AllocatorKind) -> String {
     let name = kind.name();
     match kind {
         AllocatorKind::Expandable => {
-            format!("`{name}` is `caching` with expandable_segments:True: give `caching` this setting beside the others")
+            format!("`{name}` is `caching` with expandable_segments:True: use `caching` with this setting and the others")
         }
         _ => format!("`{name}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, `caching`"),
     }
 }
 
-/// A text that names no allocator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum SpecError {
-    /// Name one of those there are.
     #[error("there is no allocator `{name}`")]
     Unknown { name: String },
-    /// Close the bracket behind the settings.
-    #[error("settings stand in brackets, as in `caching(max_split_size_mb:512)`")]
+    #[error("write settings in parentheses, as in `caching(max_split_size_mb:512)`")]
     Unclosed,
-    /// Leave the settings out.
     #[error("{}", no_settings(*.0))]
     NoSettings(AllocatorKind),
-    /// Correct the settings.
     #[error(transparent)]
     Conf(#[from] ConfError),
-    /// Name the file and the functions.
     #[error(transparent)]
     Library(#[from] LibrarySpecError),
 }
@@ -307,9 +279,9 @@ mod tests {
         assert_eq!(
             read("caching( max_split_size_mb : 64.5 )").to_string(),
             "caching(max_split_size_mb:64)",
-            "what counts, as PyTorch reads it"
+            "the settings as PyTorch reads them"
         );
-        assert_eq!(read("caching(large_segment_size_mb:20)").to_string(), "caching", "that is the default");
+        assert_eq!(read("caching(large_segment_size_mb:20)").to_string(), "caching", "the default setting");
     }
 
     #[test]
@@ -350,7 +322,7 @@ mod tests {
     fn what_is_no_arm_is_refused_with_a_sentence() {
         let refusal = |text: &str| text.parse::<AllocatorSpec>().expect_err(text).to_string();
         assert_eq!(refusal("cachign"), "there is no allocator `cachign`");
-        assert_eq!(refusal("caching(a"), "settings stand in brackets, as in `caching(max_split_size_mb:512)`");
+        assert_eq!(refusal("caching(a"), "write settings in parentheses, as in `caching(max_split_size_mb:512)`");
         assert!(refusal("direct(max_split_size_mb:512)").starts_with("`direct` has no settings"));
         assert!(refusal("expandable(max_split_size_mb:512)").starts_with("`expandable` is `caching` with expandable_segments:True"));
         assert!(refusal("caching(expandable_segments:true)").starts_with("expandable_segments must be `True` or `False`"));

@@ -1,5 +1,5 @@
-//! Allocators around an allocator: [`AllocatorWrapper`] writes the methods that it changes; all others pass the call on. It is used as
-//! [`crate::device::wrapper::DeviceWrapper`] is.
+//! Allocators that wrap an allocator: [`AllocatorWrapper`] overrides some methods and passes the others on. Use it like
+//! [`crate::device::wrapper::DeviceWrapper`].
 
 use super::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePools, Request};
 use crate::device::{Device, DeviceError, DevicePtr, PoolId, StreamId};
@@ -8,13 +8,12 @@ use crate::units::Bytes;
 use crate::wrap::wrapper;
 
 wrapper! {
-    /// An [`Allocator`] around another one.
+    /// An [`Allocator`] that wraps another one.
     trait AllocatorWrapper: Send => Allocator {
         type Inner: Allocator + ?Sized;
 
         fn inner(&self) -> &Self::Inner;
 
-        /// The wrapped allocator, to call it.
         fn inner_mut(&mut self) -> &mut Self::Inner;
     }
     &self:

@@ -1,8 +1,9 @@
-//! [`Faulty`]: any device on which things go wrong as a plan says: calls fail, take longer, or tell wrong figures, and events never complete.
+//! [`Faulty`]: injects failures into any device, by a plan: calls fail, take longer or return wrong figures, and events never
+//! complete.
 //!
-//! The plan is data: [`Fault`]s of an [`Injector`], which counts the calls and tells which faults took effect, at which call. A call that fails
-//! changes nothing on the device. A sticky error fails every later call with the same error, as on CUDA; only what asks nothing of the device
-//! (its description, clock, counts and leaks) is still answered.
+//! The plan is a list of [`Fault`]s in an [`Injector`], which counts the calls and records the injected failures. A failed call
+//! changes nothing on the device. A sticky error fails every later call with the same error, as on CUDA. Only queries that need
+//! no device call (description, clock, counts, leaks) still work.
 
 mod call;
 mod plan;
@@ -14,50 +15,43 @@ use std::thread;
 use std::time::Duration;
 
 pub use call::{ANY, DeviceCall, Numbered};
-pub use plan::{Call, Calls, Effect, Fault, FaultError, InjectedError, Injector, InjectorState, Made, Noted, Struck};
+pub use plan::{Call, CallRecord, Calls, Effect, Fault, FaultError, InjectedError, InjectedFault, Injector, InjectorState, LoggedCall};
 
 use self::plan::{Decision, Failure, INJECTED};
 use super::{
-    Clock, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, MappedDevice, MemoryRange, Place, PoolId,
+    CallSite, Clock, DeviceCalls, DeviceError, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, MappedDevice, MemoryRange, PoolId,
     PoolMemory, PooledDevice, StreamId, Tag, TestDevice, wrapper,
 };
 use crate::units::{Bytes, Nanos};
 
-/// How often it is looked whether anybody still waits for a wait that never returns.
+/// The interval at which a wait that never returns checks whether it is abandoned.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// See the module.
 pub struct Faulty<D> {
     inner: D,
     injector: Injector,
-    /// Calls that failed here and that the device does not know of.
+    /// Calls that failed here and never reached the device.
     failed: DeviceCalls,
     /// Events and streams with work that never ends.
     stuck_events: BTreeSet<EventId>,
     stuck_streams: BTreeSet<StreamId>,
-    /// Whether somebody has waited for that work already.
+    /// Whether a call has already waited for that work.
     waited: bool,
 }
 
 impl<D: TestDevice> Faulty<D> {
-    /// A device on which these faults strike. The other half of the injector tells which did.
-    pub const fn new(inner: D, injector: Injector) -> Self {
-        let failed = DeviceCalls {
-            malloc: 0,
-            malloc_failures: 0,
-            free: 0,
-            create: 0,
-            release: 0,
-            malloc_async: 0,
-            free_async: 0,
-            event_record: 0,
-            event_query: 0,
-            synchronize: 0,
-        };
-        Self { inner, injector, failed, stuck_events: BTreeSet::new(), stuck_streams: BTreeSet::new(), waited: false }
+    /// Wraps a device. Keep a clone of the injector to read what it injected.
+    pub fn new(inner: D, injector: Injector) -> Self {
+        Self {
+            inner,
+            injector,
+            failed: DeviceCalls::default(),
+            stuck_events: BTreeSet::new(),
+            stuck_streams: BTreeSet::new(),
+            waited: false,
+        }
     }
 
-    /// A call that asks for no memory and is about no stream.
     fn call(&mut self, call: DeviceCall) -> Result<Decision, DeviceError> {
         self.call_of(Call { call, size: None, stream: None })
     }
@@ -66,7 +60,7 @@ impl<D: TestDevice> Faulty<D> {
         self.call_of(Call { call, size: None, stream: Some(stream) })
     }
 
-    /// Counts a call, and fails it where that is planned.
+    /// Counts a call, and fails it if the plan says so.
     fn call_of(&mut self, call: Call) -> Result<Decision, DeviceError> {
         let decision = self.injector.decide(call);
         if decision.delay > Nanos::ZERO {
@@ -94,7 +88,7 @@ impl<D: TestDevice> Faulty<D> {
         }
     }
 
-    /// What failed here is a call all the same.
+    /// Counts a call that failed here.
     const fn count_failed(&mut self, call: DeviceCall, is_out_of_memory: bool) {
         let failed = &mut self.failed;
         match call {
@@ -114,42 +108,30 @@ impl<D: TestDevice> Faulty<D> {
         }
     }
 
-    /// Fails where this waits for a stream with work that never ends.
+    /// Fails if the stream has work that never ends.
     fn wait_for(&mut self, call: DeviceCall, stream: StreamId) -> Result<(), DeviceError> {
         if self.stuck_streams.contains(&stream) { Err(self.never_returns(call)) } else { Ok(()) }
     }
 
-    /// The same for a call that waits for all streams.
+    /// Fails if any stream has work that never ends.
     fn wait_for_all(&mut self, call: DeviceCall) -> Result<(), DeviceError> {
         if self.stuck_streams.is_empty() { Ok(()) } else { Err(self.never_returns(call)) }
     }
 
-    /// A real wait lasts until nobody waits for it any more; the first tells enough, so later ones end at once. Time that is simulated need not pass.
+    /// On a real clock the first wait blocks until it is abandoned; later waits return immediately. On a simulated clock no wait
+    /// blocks.
     fn never_returns(&mut self, call: DeviceCall) -> DeviceError {
         let is_measured = self.inner.info().clock == Clock::Measured;
-        while is_measured && !self.waited && !self.injector.gives_up() {
+        while is_measured && !self.waited && !self.injector.is_abandoned() {
             thread::sleep(PERIOD);
         }
         self.waited = true;
         DeviceError::NeverReturns { call: call.name() }
     }
 
-    fn inner_mapped(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
-        self.inner.mapped().ok_or_else(|| lacking("memory mapping"))
-    }
-
-    fn inner_pooled(&mut self) -> Result<&mut dyn PooledDevice, DeviceError> {
-        self.inner.pooled().ok_or_else(|| lacking("memory pools"))
-    }
-
-    /// Memory that is told wrongly.
     const fn off(bytes: Bytes, by: i64) -> Bytes {
         Bytes(bytes.0.saturating_add_signed(by))
     }
-}
-
-fn lacking(what: &str) -> DeviceError {
-    DeviceError::Unavailable { what: what.to_owned(), why: "the device behind the faults has none".to_owned() }
 }
 
 impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
@@ -269,24 +251,12 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
     }
 
     fn calls(&self) -> DeviceCalls {
-        let (inner, failed) = (self.inner.calls(), self.failed);
-        DeviceCalls {
-            malloc: inner.malloc + failed.malloc,
-            malloc_failures: inner.malloc_failures + failed.malloc_failures,
-            free: inner.free + failed.free,
-            create: inner.create + failed.create,
-            release: inner.release + failed.release,
-            malloc_async: inner.malloc_async + failed.malloc_async,
-            free_async: inner.free_async + failed.free_async,
-            event_record: inner.event_record + failed.event_record,
-            event_query: inner.event_query + failed.event_query,
-            synchronize: inner.synchronize + failed.synchronize,
-        }
+        self.inner.calls().and(&self.failed)
     }
 
-    fn set_place(&mut self, place: Place) {
-        self.injector.set_place(place);
-        self.inner.set_place(place);
+    fn set_call_site(&mut self, place: CallSite) {
+        self.injector.set_call_site(place);
+        self.inner.set_call_site(place);
     }
 
     fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
@@ -335,7 +305,6 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
         self.inner.host_alloc(size, memory)
     }
 
-    /// Waits for copies.
     fn host_free(&mut self, host: HostId) -> Result<(), DeviceError> {
         self.call(DeviceCall::HostFree)?;
         self.wait_for_all(DeviceCall::HostFree)?;
@@ -352,33 +321,33 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
         self.inner.copy_to_device(stream, from, to)
     }
 
-    /// Others' memory is none of this program's calls.
-    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+    /// Memory in use by others is not a call of this program, so only a sticky error applies.
+    fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         self.injector.check_whole(DeviceCall::Malloc)?;
-        self.inner.set_pressure(held)
+        self.inner.set_external_memory(held)
     }
 }
 
 impl<D: TestDevice> MappedDevice for Faulty<D> {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         self.call_of(Call { call: DeviceCall::Reserve, size: Some(size), stream: None })?;
-        self.inner_mapped()?.reserve(size)
+        self.inner.required_mapped()?.reserve(size)
     }
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
         self.call(DeviceCall::Unreserve)?;
-        self.inner_mapped()?.unreserve(start)
+        self.inner.required_mapped()?.unreserve(start)
     }
 
-    /// Each page is a call. Where one fails, those before it are made and given back, as on a device that has no more.
+    /// Each page is a call. If one fails, the pages before it are made and released, as on a full device.
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
         let pages = range.len.0.checked_div(page.0).unwrap_or(0);
         for made in 0..pages {
             if let Err(error) = self.call_of(Call { call: DeviceCall::Create, size: Some(page), stream: None }) {
                 let fitting = MemoryRange::new(range.start, Bytes(made * page.0));
                 if made > 0 && !self.injector.is_broken() {
-                    self.inner_mapped()?.map(fitting, page)?;
-                    self.inner_mapped()?.unmap(fitting)?;
+                    self.inner.required_mapped()?.map(fitting, page)?;
+                    self.inner.required_mapped()?.unmap(fitting)?;
                 }
                 return Err(match error {
                     DeviceError::OutOfMemory { free, .. } => DeviceError::OutOfMemory { requested: range.len, free },
@@ -386,49 +355,49 @@ impl<D: TestDevice> MappedDevice for Faulty<D> {
                 });
             }
         }
-        self.inner_mapped()?.map(range, page)
+        self.inner.required_mapped()?.map(range, page)
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
         self.call(DeviceCall::Unmap)?;
-        self.inner_mapped()?.unmap(range)
+        self.inner.required_mapped()?.unmap(range)
     }
 }
 
 impl<D: TestDevice> PooledDevice for Faulty<D> {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
         self.call(DeviceCall::CreatePool)?;
-        self.inner_pooled()?.create_pool(release_threshold)
+        self.inner.required_pooled()?.create_pool(release_threshold)
     }
 
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
         self.call(DeviceCall::DestroyPool)?;
         self.wait_for_all(DeviceCall::DestroyPool)?;
-        self.inner_pooled()?.destroy_pool(pool)
+        self.inner.required_pooled()?.destroy_pool(pool)
     }
 
     fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
         self.call_of(Call { call: DeviceCall::MallocAsync, size: Some(size), stream: Some(stream) })?;
-        self.inner_pooled()?.malloc_async(pool, size, stream)
+        self.inner.required_pooled()?.malloc_async(pool, size, stream)
     }
 
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         self.call_on(DeviceCall::FreeAsync, stream)?;
-        self.inner_pooled()?.free_async(ptr, stream)
+        self.inner.required_pooled()?.free_async(ptr, stream)
     }
 
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
         self.call(DeviceCall::TrimPool)?;
-        self.inner_pooled()?.trim_pool(pool, keep)
+        self.inner.required_pooled()?.trim_pool(pool, keep)
     }
 
     fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
         self.call(DeviceCall::PoolAttribute)?;
-        self.inner_pooled()?.pool_reserved(pool)
+        self.inner.required_pooled()?.pool_reserved(pool)
     }
 
     fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
         self.call(DeviceCall::PoolAttribute)?;
-        self.inner_pooled()?.pool_memory(pool)
+        self.inner.required_pooled()?.pool_memory(pool)
     }
 }

@@ -1,32 +1,30 @@
-//! Memory of the host that a device copies to and from.
+//! Host memory that a device copies to and from.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// A kind of host memory. The ones further down are easier to have, and copies of them are not faster.
+/// A kind of host memory, from the scarcest to the most available. Copies of the later kinds are not faster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostMemory {
-    /// Page-locked: the device copies by itself, and the host does not wait (`cuMemHostAlloc`).
+    /// Page-locked: copies run without the host (`cuMemHostAlloc`).
     Pinned,
-    /// Plain memory of the process: the driver copies through a pinned buffer of its own.
+    /// Plain process memory: the driver copies through its own pinned buffer.
     Pageable,
-    /// A temporary file that is mapped, for where the host has too little memory too. It never has a name in its folder, so nothing stays of it, however
-    /// the process ends. To the driver it is pageable memory.
+    /// A mapped temporary file, for hosts with too little memory. It never has a name in its folder, so nothing remains when the
+    /// process ends. The driver treats it as pageable memory.
     MappedFile {
-        /// Where the file lies; `None`: where temporary files do (`TMPDIR`).
+        /// The folder of the file, or `None` for the default one (`TMPDIR`).
         folder: Option<PathBuf>,
     },
 }
 
 impl HostMemory {
-    /// Whether the device copies by itself. Otherwise the host may wait in a copy for the work of its stream.
-    #[must_use]
+    /// Whether copies run without the host. Otherwise the host may wait in a copy for earlier work of its stream.
     pub const fn is_pinned(&self) -> bool {
         matches!(self, Self::Pinned)
     }
 
-    /// The call that takes it.
-    #[must_use]
+    /// The call that allocates it.
     pub const fn call(&self) -> &'static str {
         match self {
             Self::Pinned => "cuMemHostAlloc",
@@ -34,8 +32,7 @@ impl HostMemory {
         }
     }
 
-    /// From what is hardest to have, 0, to what is easiest.
-    #[must_use]
+    /// The scarcity: 0 is the scarcest.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Pinned => 0,
@@ -46,7 +43,6 @@ impl HostMemory {
 }
 
 impl fmt::Display for HostMemory {
-    /// As in `pinned host memory`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pinned => "pinned host memory",

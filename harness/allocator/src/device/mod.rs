@@ -1,7 +1,7 @@
-//! What allocators need of a device, [`Device`], and what a test rig needs beyond that, [`TestDevice`].
+//! The interface of a device: [`Device`] for allocators, [`TestDevice`] for test rigs.
 //!
-//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory, [`faulty`] lets any device fail, [`wrapper`] is for devices around
-//! a device. CUDA devices are in the crate `harness-cuda`.
+//! [`sim`] is the simulated device, [`limited`] gives any device a smaller memory, [`faulty`] injects failures into any device,
+//! and [`wrapper`] is for devices that wrap a device. CUDA devices are in the crate `harness-cuda`.
 
 pub mod faulty;
 mod host;
@@ -23,11 +23,9 @@ use crate::units::{Bytes, Nanos};
 pub struct DevicePtr(pub u64);
 
 impl DevicePtr {
-    /// The null pointer.
     pub const NULL: Self = Self(0);
 
-    /// The address `bytes` further on, at most the last one.
-    #[must_use]
+    /// Returns the address plus `bytes`. Saturates at the last address.
     pub const fn offset(self, bytes: Bytes) -> Self {
         Self(self.0.saturating_add(bytes.0))
     }
@@ -39,13 +37,12 @@ impl fmt::Display for DevicePtr {
     }
 }
 
-/// A stream of one device, numbered from 0, the default stream. Numbers are never reused.
+/// A stream of one device. Stream 0 is the default stream. Numbers are never reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StreamId(pub u32);
 
 impl StreamId {
-    /// The default stream, which every device has.
     pub const DEFAULT: Self = Self(0);
 }
 
@@ -53,34 +50,30 @@ impl StreamId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventId(pub u32);
 
-/// Where in the caller's program the next device calls come from; a strict device names it in its errors.
-/// The harness uses the number of the step; 0 means "not told".
+/// The place in the caller's program that makes the next device calls. A strict device names it in its errors. The harness uses
+/// the step number; 0 means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Place(pub u32);
+pub struct CallSite(pub u32);
 
-impl fmt::Display for Place {
+impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 { f.write_str("an unnamed place") } else { write!(f, "step {}", self.0) }
+        if self.0 == 0 { f.write_str("an unknown step") } else { write!(f, "step {}", self.0) }
     }
 }
 
 /// A contiguous range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct MemoryRange {
     pub start: DevicePtr,
     pub len: Bytes,
 }
 
 impl MemoryRange {
-    /// `len` bytes from `start`.
-    #[must_use]
     pub const fn new(start: DevicePtr, len: Bytes) -> Self {
         Self { start, len }
     }
 
-    /// The first address behind the range.
-    #[must_use]
+    /// The first address after the range.
     pub const fn end(self) -> DevicePtr {
         self.start.offset(self.len)
     }
@@ -92,80 +85,78 @@ impl fmt::Display for MemoryRange {
     }
 }
 
-/// What `fill` writes and `verify` expects: each 8-byte word of the range holds this value (a shorter tail holds its first bytes).
+/// The value that `fill` writes to each 8-byte word of a range and that `verify` expects. A shorter tail holds its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(pub u64);
 
-/// Whose clock a device runs on. Times of the two are never compared.
+/// The kind of clock that a device uses. Times of different kinds are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clock {
-    /// A virtual clock, moved by a cost model.
+    /// A virtual clock that a cost model advances.
     Simulated,
     /// The monotonic clock of the host and the event timers of the device.
     Measured,
 }
 
-/// What a device is. Does not change while it is open.
+/// The description of a device. It does not change while the device is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
-    /// As a user would recognise it: `NVIDIA H200`, `simulated`.
+    /// The product name, such as `NVIDIA H200` or `simulated`.
     pub name: String,
-    /// Whose clock it runs on.
     pub clock: Clock,
-    /// All of its memory as an allocator may use it: `totalGlobalMem` of a GPU, the limit of a limited device.
+    /// The memory that an allocator may use: `totalGlobalMem` of a GPU, or the limit of a limited device.
     pub total: Bytes,
-    /// Device memory is charged in whole multiples of this.
+    /// Device memory is charged in multiples of this.
     pub granularity: Bytes,
-    /// How far device used may stray from what allocations add up to: nothing on a simulated device; on a real one the driver's own
-    /// needs, which come and go with modules and streams.
+    /// The allowed difference between used device memory and the sum of allocations: zero on a simulated device. A real driver
+    /// takes memory for modules and streams.
     pub used_tolerance: Bytes,
-    /// What makes two runs comparable.
+    /// The properties that make two runs comparable.
     pub fingerprint: Fingerprint,
 }
 
-/// What must be equal for two runs' figures to be compared, as far as the device can tell. `None`: it could not be read.
+/// Two runs are comparable if these properties are equal. `None` means that the property could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// All memory of the device itself, whatever limit it runs under.
+    /// The physical memory of the device, without any limit.
     pub memory: Option<Bytes>,
-    /// A hash of the GPU's UUID: tells devices apart without naming them.
+    /// A hash of the GPU's UUID. It distinguishes devices without naming them.
     pub uuid_hash: Option<String>,
     /// Version of the kernel driver, for example `580.65.06`.
     pub driver: Option<String>,
     /// CUDA version that the driver supports, for example `13.0`.
     pub cuda: Option<String>,
-    /// Whether multi-instance mode is on.
+    /// Whether multi-instance GPU mode is on.
     pub mig: Option<bool>,
     /// Whether error correction is on.
     pub ecc: Option<bool>,
     /// Streaming-multiprocessor and memory clocks in MHz when the device was opened.
     pub clocks_mhz: Option<(u32, u32)>,
-    /// Why the clocks were held down when the device was opened, if they were.
+    /// The reasons for reduced clocks when the device was opened.
     pub throttle_reasons: Vec<String>,
-    /// Other processes that held memory of this device when it was opened.
+    /// The number of other processes that used memory of this device when it was opened.
     pub other_processes: Option<u32>,
-    /// The cost model of a simulated device: its name and version.
+    /// The name and version of a simulated device's cost model.
     pub cost_model: Option<String>,
 }
 
-/// The state of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemory {
-    /// All of it, as [`DeviceInfo::total`].
+    /// As [`DeviceInfo::total`].
     pub total: Bytes,
-    /// What the next allocation could take at most.
+    /// An upper bound on the next allocation.
     pub free: Bytes,
-    /// What NVML reports as used on the whole device: context overhead, this process and all others.
-    /// Where there is no NVML, total minus free as the driver tells it.
+    /// The used memory of the whole device according to NVML: context overhead, this process and all others. Without NVML, the
+    /// driver's total minus its free memory.
     pub used: Bytes,
-    /// What NVML attributes to this process, where it can tell.
+    /// The memory of this process according to NVML, if NVML knows it.
     pub process: Option<Bytes>,
-    /// Device used before the first allocation of this process: its context, the modules, and what others held.
+    /// The used memory before this process's first allocation: its context, its modules and other processes.
     pub context_overhead: Bytes,
-    /// Memory held by others through [`TestDevice::set_pressure`].
+    /// Memory in use by others, simulated with [`TestDevice::set_external_memory`].
     pub pressure: Bytes,
-    /// Memory held by other processes of the same run, their contexts included.
+    /// Memory of other processes of the same run, including their contexts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub processes: Bytes,
 }
@@ -175,26 +166,20 @@ fn is_zero(bytes: &Bytes) -> bool {
     *bytes == Bytes::ZERO
 }
 
-/// Calls made to the device since it was opened, failed ones included where not said otherwise.
+/// The number of calls since the device was opened, failed ones included unless noted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct DeviceCalls {
-    /// Calls of [`Device::malloc`].
     pub malloc: u64,
-    /// Those of them that failed for lack of memory.
+    /// Calls of [`Device::malloc`] that failed with out of memory.
     pub malloc_failures: u64,
-    /// Calls of [`Device::free`].
     pub free: u64,
-    /// Physical pages asked for by [`MappedDevice::map`], failed ones included.
+    /// Physical pages requested by [`MappedDevice::map`].
     pub create: u64,
-    /// Physical pages given back, those of a failed mapping included.
+    /// Physical pages released, including those of a failed mapping.
     pub release: u64,
-    /// Calls of [`PooledDevice::malloc_async`].
     pub malloc_async: u64,
-    /// Calls of [`PooledDevice::free_async`].
     pub free_async: u64,
     pub event_record: u64,
-    /// Events asked whether they are done.
     pub event_query: u64,
     /// Waits of the host for an event, a stream or the whole device.
     pub synchronize: u64,
@@ -202,342 +187,293 @@ pub struct DeviceCalls {
 
 impl DeviceCalls {
     /// The calls since an earlier count.
-    #[must_use]
-    pub const fn since(&self, earlier: &Self) -> Self {
+    pub fn since(&self, earlier: &Self) -> Self {
+        self.combine(earlier, |now, before| now - before)
+    }
+
+    /// The sum of two counts.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        self.combine(other, |one, other| one + other)
+    }
+
+    fn combine(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            malloc: self.malloc - earlier.malloc,
-            malloc_failures: self.malloc_failures - earlier.malloc_failures,
-            free: self.free - earlier.free,
-            create: self.create - earlier.create,
-            release: self.release - earlier.release,
-            malloc_async: self.malloc_async - earlier.malloc_async,
-            free_async: self.free_async - earlier.free_async,
-            event_record: self.event_record - earlier.event_record,
-            event_query: self.event_query - earlier.event_query,
-            synchronize: self.synchronize - earlier.synchronize,
+            malloc: combine(self.malloc, other.malloc),
+            malloc_failures: combine(self.malloc_failures, other.malloc_failures),
+            free: combine(self.free, other.free),
+            create: combine(self.create, other.create),
+            release: combine(self.release, other.release),
+            malloc_async: combine(self.malloc_async, other.malloc_async),
+            free_async: combine(self.free_async, other.free_async),
+            event_record: combine(self.event_record, other.event_record),
+            event_query: combine(self.event_query, other.event_query),
+            synchronize: combine(self.synchronize, other.synchronize),
         }
     }
 
-    /// Calls that reach the driver's memory manager: what a caching allocator exists to avoid.
-    #[must_use]
+    /// Calls that reach the driver's memory manager. A caching allocator exists to avoid them.
     pub const fn memory_calls(&self) -> u64 {
         self.malloc + self.free + self.create + self.release + self.malloc_async + self.free_async
     }
 }
 
-/// What an allocator needs of a device: memory, streams and events, and where the device has them, mapping and pools. Implement it to run the
-/// allocators of this library on a device of your own; [`TestDevice`] is for test rigs only.
+/// The functions that every allocator device requires: memory, streams, events and, optionally, memory mapping and pools.
+/// Implement it to run these allocators on your own device. [`TestDevice`] is for test rigs only.
 ///
-/// All calls are made by one host thread at a time. Work on one stream runs in order; work on different streams is unordered unless an
-/// event orders it. Handles of another device are the caller's mistake and answered with [`DeviceError::UnknownHandle`].
+/// One host thread at a time makes the calls. Work on one stream runs in order. Work on different streams is unordered unless an
+/// event orders it. A handle of another device gives [`DeviceError::UnknownHandle`].
 pub trait Device: Send {
-    /// What this device is.
     fn info(&self) -> &DeviceInfo;
 
-    /// What the next allocation could take at most. One question to the driver and none to NVML, whose answers may take milliseconds: so it
-    /// may stand where time is measured, as in the error of a refused allocation.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
+    /// Returns an upper bound on the next allocation. Asks only the driver, because NVML may take milliseconds, and timed code
+    /// calls this.
     fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
 
-    /// Takes `size` bytes (not zero) of device memory; the address is at least 256-byte aligned.
+    /// Allocates `size` bytes (not zero) of device memory. The address is at least 256-byte aligned.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] where it does not fit: nothing has changed then.
+    /// [`DeviceError::OutOfMemory`]: the call has changed nothing.
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
 
-    /// Gives back what [`Device::malloc`] returned. As on CUDA, work in flight on the memory is waited for.
-    ///
-    /// # Errors
-    /// [`DeviceError::DoubleFree`], [`DeviceError::InvalidFree`].
+    /// Frees the memory that [`Device::malloc`] returned. As on CUDA, waits for work in flight on the memory.
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError>;
 
     /// Makes a stream that does not synchronize with the default stream.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
     fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
 
-    /// Waits for the work of a stream made by [`Device::create_stream`] and destroys it. Its number is not used again.
+    /// Waits for the work of a stream made by [`Device::create_stream`] and destroys it.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`], also for the default stream, and for a borrowed stream: see [`Device::release_stream`].
+    /// [`DeviceError::UnknownHandle`], also for the default stream and for borrowed streams, which need
+    /// [`Device::release_stream`].
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Forgets the number of a borrowed stream: one that the program made itself and named to the device, as by `CudaDevice::borrow_stream`.
-    /// The driver's stream stays as it is, with its work, and nothing waits. Call it before the program destroys the stream, and with an
-    /// allocator in between after the allocator has released the stream.
+    /// Forgets the number of a borrowed stream: a stream that the program made and passed to `CudaDevice::borrow_stream`. Does
+    /// not wait, and leaves the driver's stream alone. Call it before the program destroys the stream and after the allocator has
+    /// released it.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`] for a number that is not of a borrowed stream; always, for a device that borrows none.
+    /// [`DeviceError::UnknownHandle`] if the stream is not borrowed.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Makes an event, not yet recorded.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
+    /// Makes an event that is not recorded yet.
     fn create_event(&mut self) -> Result<EventId, DeviceError>;
 
-    /// Removes an event; waits that are already queued keep their meaning.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Destroys an event. Queued waits for it stay valid.
     fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError>;
 
-    /// Queues the event behind all work of the stream so far. Recording again forgets the earlier record.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Queues the event after all work of the stream so far. A new record replaces the earlier one.
     fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Whether everything in front of the event's last record is done. An event never recorded is done.
-    /// Where the answer is yes, the host and all work it submits from now on are ordered behind that work.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Whether all work before the event's last record is complete. A never recorded event is complete. If the answer is yes, the
+    /// host and all work it submits later are ordered after that work.
     fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
 
-    /// Makes all later work of the stream wait for the event's last record; the host does not wait.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Makes all later work of the stream wait for the event's last record. The host does not wait.
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError>;
 
     /// Waits for the event's last record.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError>;
 
-    /// Waits for all work of the stream.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Waits for all work of all streams.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
     fn synchronize(&mut self) -> Result<(), DeviceError>;
 
-    /// Address space and physical memory apart, where the device has that.
+    /// Returns the interface for memory mapping, if the device has it.
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
         None
     }
 
-    /// The driver's stream-ordered pools, where the device has them.
+    /// Returns the interface for the driver's stream-ordered pools, if the device has it.
     fn pooled(&mut self) -> Option<&mut dyn PooledDevice> {
         None
     }
+
+    /// As [`Device::mapped`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] if the device cannot map memory.
+    fn required_mapped(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
+        self.mapped().ok_or_else(|| DeviceError::unsupported("memory mapping"))
+    }
+
+    /// As [`Device::pooled`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] if the device has no pools.
+    fn required_pooled(&mut self) -> Result<&mut dyn PooledDevice, DeviceError> {
+        self.pooled().ok_or_else(|| DeviceError::unsupported("memory pools"))
+    }
 }
 
-/// A device with the instruments of a test rig: its clock, its contents, memory held by others, what is left on it, and what it costs.
+/// A device with the instruments of a test rig: a clock, memory contents, memory in use by others, leaks and costs.
 pub trait TestDevice: Device {
-    /// Its memory now, each figure read once and one after the other. NVML's figures follow the driver's calls with a delay: a caller that
-    /// finds them wrong reads them again before it blames anybody. Does not wait for any work.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
+    /// Returns the present memory figures. They are read one after the other, and NVML's figures lag behind the driver's calls:
+    /// read again before you report a difference. Does not wait for any work.
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
 
-    /// What of [`DeviceMemory::context_overhead`] is this process's own: its context and the modules, without what others held.
+    /// Returns this process's own part of [`DeviceMemory::context_overhead`]: its context and its modules.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] where nothing tells the two apart, with the reason.
+    /// [`DeviceError::Unavailable`] if the part cannot be determined, with the reason.
     fn own_context(&self) -> Result<Bytes, DeviceError>;
 
-    /// The number of the device among those that this process sees, by which others can choose it; `None` for one that only this process has.
+    /// The index of the device among those that this process sees, or `None` if no other process can choose it.
     fn ordinal(&self) -> Option<u32> {
         None
     }
 
-    /// Time since the device was opened: virtual on a simulated device, monotonic host time on a real one. The only clock there is.
+    /// The time since the device was opened: virtual on a simulated device, monotonic host time on a real one.
     fn now(&mut self) -> Nanos;
 
-    /// Calls made so far.
     fn calls(&self) -> DeviceCalls;
 
-    /// Says where in the caller's program the next calls come from.
-    fn set_place(&mut self, place: Place);
+    fn set_call_site(&mut self, place: CallSite);
 
-    /// Makes an event that keeps the time of its record, for [`TestDevice::elapsed`]. It costs more than one of [`Device::create_event`], which
-    /// on a GPU keeps none.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
+    /// Makes an event with a timestamp, for [`TestDevice::elapsed`]. On a GPU it costs more than an event of
+    /// [`Device::create_event`].
     fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
 
-    /// Device time from one completed event to another, both made by [`TestDevice::create_timed_event`].
+    /// Returns the device time between two completed events of [`TestDevice::create_timed_event`].
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`] where one of them keeps no time; [`DeviceError::NotReady`] where one was not recorded or is not done.
+    /// [`DeviceError::UnknownHandle`] for an event without a timestamp; [`DeviceError::NotReady`] for an event that is not
+    /// recorded or not complete.
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
 
     /// Queues work on the stream that writes the tag to every byte of the range (not empty).
     ///
     /// # Errors
-    /// A strict device: [`DeviceError::InvalidAccess`], [`DeviceError::Race`].
+    /// On a strict device: [`DeviceError::InvalidAccess`], [`DeviceError::Race`].
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
-    /// Reads every byte of the range (not empty) on the stream, behind its work so far, and waits for the answer.
+    /// Reads every byte of the range (not empty) on the stream, after its work so far, and waits for the result.
     ///
     /// # Errors
-    /// [`DeviceError::Corrupted`] where a byte is not of the tag; a strict device also as [`TestDevice::fill`].
+    /// [`DeviceError::Corrupted`] if a byte does not match the tag; on a strict device also as [`TestDevice::fill`].
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
-    /// Queues a read of every byte of the range (not empty) on the stream, behind its work so far, and does not wait. Each byte is compared with
-    /// the tag as the stream comes to it; [`TestDevice::finish_verifications`] tells the result. A real device may wait here for the oldest of
-    /// these reads where very many are queued.
+    /// Queues a read of every byte of the range (not empty) on the stream and does not wait. The stream compares each byte with
+    /// the tag when the read runs; [`TestDevice::finish_verifications`] returns the result. A real device waits here for the
+    /// oldest read if too many are queued.
     ///
     /// # Errors
-    /// A strict device: as [`TestDevice::fill`].
+    /// On a strict device: as [`TestDevice::fill`].
     fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
-    /// Waits for all reads that were queued on the stream by [`TestDevice::verify_later`], and tells what they found. Reads of a stream that is
-    /// destroyed before are forgotten.
+    /// Waits for all reads queued on the stream by [`TestDevice::verify_later`] and returns their result. Reads of a destroyed
+    /// stream are forgotten.
     ///
     /// # Errors
-    /// [`DeviceError::Corrupted`] for the first read, in the order of the stream, that met another byte than one of its tag.
+    /// [`DeviceError::Corrupted`] for the first read, in stream order, that found a byte that does not match its tag.
     fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Queues work that keeps the stream busy for about `duration`.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
     fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
 
-    /// Lets time pass on the device's clock while the host does nothing: virtual time on a simulated device, real time on a real one. Queued work goes on.
+    /// Advances the clock while the host does nothing: virtual time on a simulated device, real time on a real one. Queued work
+    /// continues.
     fn sleep(&mut self, duration: Nanos);
 
-    /// Makes others hold `held` bytes of the device, at most what is free, and returns what they hold now. A simulated device books it;
-    /// a real one takes plain allocations apart from everybody else's.
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
-    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
+    /// Simulates other programs that use `bytes` of the device, limited to the free memory. Returns the bytes they use now. A
+    /// real device makes plain allocations for this.
+    fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
 
-    /// Takes `size` bytes (not zero) of host memory that the device copies to and from.
+    /// Allocates `size` bytes (not zero) of host memory for copies.
     ///
     /// # Errors
-    /// [`DeviceError::HostMemory`] where it cannot be had: nothing has changed then.
+    /// [`DeviceError::HostMemory`]: the call has changed nothing.
     fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError>;
 
-    /// Gives it back. Waits for the copies that are queued on it.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Frees host memory after all copies queued on it.
     fn host_free(&mut self, host: HostId) -> Result<(), DeviceError>;
 
-    /// Queues a copy of the range (not empty) to the first bytes of host memory. Only of pinned memory the host never waits; that it may wait for other
-    /// memory orders nothing: what reads the host memory must be behind the copy by its stream, an event or a wait.
-    /// (<https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html>)
+    /// Queues a copy of the range (not empty) to the first bytes of host memory. The host never waits if the memory is pinned. It
+    /// may wait otherwise, but that orders nothing: a reader of the host memory must still be ordered after the copy by its
+    /// stream, an event or a wait. (<https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html>)
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`]; [`DeviceError::HostRange`] where the host memory is smaller; a strict device: as [`TestDevice::fill`], and
-    /// [`DeviceError::Race`] of the host memory too.
+    /// [`DeviceError::HostRange`] if the host memory is smaller; on a strict device as [`TestDevice::fill`], also for races on
+    /// the host memory.
     fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError>;
 
-    /// Queues a copy of the first bytes of host memory to the range (not empty), as [`TestDevice::copy_to_host`] in the other direction.
-    ///
-    /// # Errors
-    /// As [`TestDevice::copy_to_host`].
+    /// Queues a copy of the first bytes of host memory to the range (not empty). Otherwise as [`TestDevice::copy_to_host`].
     fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError>;
 
-    /// What the caller has not given back: checked at the end of a run.
+    /// Returns the handles and memory that the caller still holds. The harness checks them at the end of a run.
     fn leaks(&self) -> Leaks;
 
-    /// What a simulated device charges for its calls and work; a real one takes the time it takes.
+    /// The costs that a simulated device charges for calls and work. A real device has none.
     fn cost_figures(&self) -> Vec<CostFigure> {
         Vec::new()
     }
 }
 
-/// Address space and physical memory apart, as CUDA's virtual memory management has them
+/// Address space and physical memory as separate objects, as in CUDA's virtual memory management
 /// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>). Sizes and starts of ranges are multiples of
 /// [`DeviceInfo::granularity`].
 pub trait MappedDevice {
-    /// Reserves addresses without memory behind them.
+    /// Reserves addresses without mapped memory.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] where so many addresses are not left; [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfMemory`] if the address space is exhausted.
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
 
-    /// Gives a reservation back, as [`MappedDevice::reserve`] returned it. Nothing may be mapped in it any more.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`].
+    /// Frees a reservation of [`MappedDevice::reserve`]. Nothing may be mapped in it.
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError>;
 
-    /// Puts memory behind a range that has none, in pages of `page` bytes, each made for itself, and lets the device access it.
-    /// All or nothing: where one page cannot be had, those made before are given back.
+    /// Maps new memory to a range that has none, as separate pages of `page` bytes, and makes it accessible. If one page fails,
+    /// the pages before it are released again.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`]; [`DeviceError::InvalidAccess`] for a range that is not reserved, or mapped already.
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::InvalidAccess`] for a range that is not reserved or already mapped.
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError>;
 
-    /// Takes the memory from behind a range of whole pages. Does not wait: the host must have waited for all work on the range.
+    /// Unmaps a range of whole pages. Does not wait: the host must have waited for all work on the range.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidFree`] for a range that is not mapped by whole pages; a strict device: [`DeviceError::InUse`], where a GPU's
-    /// context breaks.
+    /// [`DeviceError::InvalidFree`] if the range does not consist of whole mapped pages. On a strict device
+    /// [`DeviceError::InUse`] for unfinished work; on a GPU the context breaks.
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError>;
 }
 
-/// Pools of memory that the driver keeps and hands out in the order of streams, as CUDA's stream-ordered memory allocator does
-/// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
+/// Stream-ordered memory pools of the driver (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
 ///
-/// An allocation is there for work of its stream that is submitted later, and for work of other streams that is ordered behind that. A free
-/// takes its turn in its stream; every access must be ordered in front of it. What was freed is handed out again on the same stream at
-/// once, and on another stream only if the free is ordered before that stream's next work by an event or a wait of the host. What the
-/// driver could do beyond that, reuse by chance (`CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC`) and waits that it adds itself
-/// (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`), is switched off: a run must come out the same again.
+/// An allocation is valid for later work of its stream and for work of other streams that is ordered after it. A free takes
+/// effect in stream order; every access must be ordered before it. The same stream reuses freed memory immediately. Another
+/// stream reuses it only if an event or a wait of the host orders the free before that stream's next work. Two more kinds of
+/// reuse are switched off because they make runs differ: `CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC` and
+/// `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`.
 pub trait PooledDevice {
-    /// Makes a pool that holds nothing. When it has reserved more than the threshold, it tries to give unused memory back at the next
-    /// wait of the host for an event, a stream or the device (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`].
+    /// Makes an empty pool. If it has reserved more than the threshold, it releases unused memory when the host next waits for an
+    /// event, a stream or the device (`CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`).
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError>;
 
-    /// Waits for all work, and gives the pool and all it has reserved back.
+    /// Waits for all work and releases the pool with all its memory.
     ///
     /// # Errors
-    /// [`DeviceError::UnknownHandle`], also where something allocated from it was not freed.
+    /// [`DeviceError::UnknownHandle`], also if an allocation of the pool is still live.
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError>;
 
-    /// Takes `size` bytes (not zero) from the pool, in the order of the stream; the address is at least 256-byte aligned.
+    /// Allocates `size` bytes (not zero) from the pool in stream order. The address is at least 256-byte aligned.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] where it does not fit: nothing has changed then, but that the pool may have given unused memory back.
+    /// [`DeviceError::OutOfMemory`]: the call has changed nothing, except that the pool may have released unused memory.
     fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError>;
 
-    /// Gives back what [`PooledDevice::malloc_async`] returned, in the order of the stream, which may be another one.
-    ///
-    /// # Errors
-    /// [`DeviceError::DoubleFree`], [`DeviceError::InvalidFree`]; a strict device: [`DeviceError::Race`].
+    /// Frees an allocation of [`PooledDevice::malloc_async`] in the order of `stream`, which may differ from the stream of the
+    /// allocation.
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Gives unused memory back, but so that at least `keep` stays reserved. Memory whose free the host has not waited for may count as
-    /// used.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Releases unused memory down to `keep` reserved bytes. Memory counts as used until the host has waited for its free.
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError>;
 
-    /// [`PoolMemory::reserved`] alone: one question to the driver, where [`PooledDevice::pool_memory`] asks four.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Returns [`PoolMemory::reserved`] with one driver call; [`PooledDevice::pool_memory`] makes four.
     fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
         Ok(self.pool_memory(pool)?.reserved)
     }
 
-    /// What the pool holds, as the driver tells it.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
     fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError>;
 }
 
@@ -545,52 +481,47 @@ pub trait PooledDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u32);
 
-/// What a pool holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolMemory {
-    /// Held from the device (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
+    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
     pub reserved: Bytes,
-    /// The most that ever was.
+    /// The peak of `reserved`.
     pub reserved_high: Bytes,
-    /// Handed out, as the driver rounds it (`CU_MEMPOOL_ATTR_USED_MEM_CURRENT`).
+    /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`, as the driver rounds it.
     pub used: Bytes,
-    /// The most that ever was.
+    /// The peak of `used`.
     pub used_high: Bytes,
 }
 
-/// One figure of a cost model, for people.
+/// One figure of a cost model, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CostFigure {
-    /// What is charged for, for example `device allocation`.
+    /// The item, for example `device allocation`.
     pub name: String,
-    /// How much, with its unit.
+    /// The amount with its unit.
     pub value: String,
-    /// Where the figure comes from: a measurement with date and device, a publication, or that it is assumed and why.
+    /// The source of the figure: a measurement with date and device, a publication, or the reason for an assumption.
     pub source: String,
 }
 
-/// Handles and memory still held by the caller.
+/// Handles and memory that the caller still holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leaks {
-    /// Allocations not freed, those of pools included.
+    /// Live allocations, including those of pools.
     pub allocations: u64,
-    /// Reservations of addresses not given back, by [`MappedDevice::reserve`].
+    /// Reservations of [`MappedDevice::reserve`].
     pub reservations: u64,
-    /// Pools not destroyed.
     pub pools: u64,
-    /// Bytes of allocations and of mapped pages, as charged, and what pools have reserved.
+    /// The charged bytes of allocations, mapped pages and pools.
     pub bytes: Bytes,
-    /// Streams not destroyed, the default stream apart.
+    /// Streams without the default stream.
     pub streams: u64,
-    /// Events not destroyed.
     pub events: u64,
-    /// Pieces of host memory not given back, by [`TestDevice::host_free`].
+    /// Allocations of host memory.
     pub host: u64,
 }
 
 impl Leaks {
-    /// Whether everything was given back.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -618,14 +549,12 @@ impl fmt::Display for Leaks {
     }
 }
 
-/// One access to memory, as a strict device remembers it.
+/// A memory access, as a strict device records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Access {
     pub kind: AccessKind,
     pub stream: StreamId,
-    /// From where in the caller's program.
-    pub place: Place,
+    pub place: CallSite,
 }
 
 impl fmt::Display for Access {
@@ -639,137 +568,104 @@ impl fmt::Display for Access {
     }
 }
 
-/// Kinds of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessKind {
-    /// `fill`.
+    /// By `fill`.
     Write,
-    /// `verify`.
+    /// By `verify`.
     Read,
-    /// [`PooledDevice::free_async`], which takes its turn in a stream as other work does.
+    /// By [`PooledDevice::free_async`], which runs in stream order.
     Free,
 }
 
-/// What went wrong on a device. Out of memory is an answer, everything else a mistake or a broken machine.
+/// A failed device call. Out of memory is a normal answer; the other errors are bugs of the caller or a broken machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum DeviceError {
-    /// The memory is not there. Give something back and ask again, or ask for less.
-    #[error("the device has {free} free, {requested} were asked for")]
-    OutOfMemory {
-        /// What was asked for.
-        requested: Bytes,
-        /// What the device had free.
-        free: Bytes,
-    },
-    /// An address was freed twice. The caller's accounts are wrong: stop.
-    #[error("{ptr} is freed at {second}, but was freed before at {first}")]
-    DoubleFree {
-        ptr: DevicePtr,
-        /// Where it was freed.
-        first: Place,
-        /// Where it was freed again.
-        second: Place,
-    },
-    /// An address was freed that no allocation starts at. The caller's accounts are wrong: stop.
+    /// The device has too little memory. Free some and try again, or request less.
+    #[error("the device has {free} free, but {requested} were requested")]
+    OutOfMemory { requested: Bytes, free: Bytes },
+    /// An address was freed twice: a bug of the caller.
+    #[error("{ptr} is freed at {second}, but was already freed at {first}")]
+    DoubleFree { ptr: DevicePtr, first: CallSite, second: CallSite },
+    /// An address was freed where no allocation starts: a bug of the caller.
     #[error("{ptr} is freed at {place}, but no allocation starts there")]
-    InvalidFree {
-        ptr: DevicePtr,
-        /// Where it was freed.
-        place: Place,
-    },
-    /// Memory was touched that is not (or no longer) allocated. The caller's accounts are wrong: stop.
+    InvalidFree { ptr: DevicePtr, place: CallSite },
+    /// An access to memory that is not (or no longer) allocated: a bug of the caller.
     #[error("{range} is {access}, but {why}")]
     InvalidAccess {
         range: MemoryRange,
         access: Access,
-        /// What is wrong with it, for example where it was freed.
+        /// The reason, for example where the memory was freed.
         why: String,
     },
-    /// Two streams touched the same memory and nothing orders them. Put an event between them.
+    /// Two streams accessed the same memory without an order between them. Put an event between them.
     #[error("{range} is {second} while it may still be {first}: no event or synchronization orders the two")]
     Race {
         range: MemoryRange,
         /// The earlier access in program order.
         first: Access,
-        /// The later one.
         second: Access,
     },
-    /// Memory was taken away while work on it may not be done. Wait for its stream, or for an event behind the work, first.
-    #[error("{range} is unmapped at {place} while it may still be {access}: the host has not waited for that")]
+    /// Memory was unmapped while work on it may be unfinished. First wait for its stream or for an event after the work.
+    #[error("{range} is unmapped at {place} while it may still be {access}: the host has not waited for that work")]
     InUse {
-        /// What the access touched.
+        /// The range of the access.
         range: MemoryRange,
-        /// The access that may not be done.
+        /// The access that may be unfinished.
         access: Access,
-        /// Where the memory was taken away.
-        place: Place,
+        place: CallSite,
     },
-    /// Memory does not hold what was written. Somebody else wrote there.
+    /// Memory does not contain the written tag: another writer has changed it.
     #[error("the byte at {at} of {range} does not hold tag {expected:#x}: {found}")]
     Corrupted {
         range: MemoryRange,
         /// The first wrong byte.
         at: DevicePtr,
-        /// The tag it should hold.
         expected: u64,
-        /// What is there instead, in words.
+        /// The contents in words.
         found: String,
     },
-    /// The host's memory is not there. Ask for less, or for another kind.
+    /// Host memory is exhausted. Request less, or another kind.
     #[error("{call} of {requested} failed: {why}")]
-    HostMemory {
-        /// The call that got none.
-        call: &'static str,
-        requested: Bytes,
-        why: String,
-    },
-    /// A copy is larger than the host memory that it goes to or comes from. The caller's accounts are wrong: stop.
+    HostMemory { call: &'static str, requested: Bytes, why: String },
+    /// A copy is larger than its host memory: a bug of the caller.
     #[error("{copied} are copied to or from host memory {number}, which has {size}")]
     HostRange { number: u32, copied: Bytes, size: Bytes },
-    /// A stream or an event that this device does not have (any more).
+    /// A stream or event that this device does not have (any more).
     #[error("the device has no {kind} {number}")]
     UnknownHandle {
         /// `stream`, `event` or `host memory`.
         kind: &'static str,
         number: u32,
     },
-    /// The event was never recorded, or is not done: synchronize first.
+    /// The event is not recorded or not complete. Synchronize first.
     #[error("event {0} is not done")]
     NotReady(u32),
-    /// The driver refused a call. The advice says what the user can do.
+    /// The driver refused a call. The advice says what to do.
     #[error("{call} failed: {name} ({code}). {advice}")]
     Driver {
         call: &'static str,
         code: u32,
-        /// The code's name, or "unknown driver code".
+        /// The name of the code, or "unknown driver code".
         name: String,
-        /// What to do about it.
         advice: &'static str,
     },
-    /// A call would wait for ever: work in front of it never ends. End the process.
+    /// The call would wait for ever, for work that never ends. End the process.
     #[error("{call} never returns: it waits for work that does not end")]
     NeverReturns { call: &'static str },
-    /// A shared library that allocates did not do what its interface promises, or cannot be used. Correct the library.
+    /// An allocator library violated its interface or cannot be used. Fix the library.
     #[error("the library {path}: {why}")]
-    Library {
-        path: String,
-        /// What it did.
-        why: String,
-    },
-    /// There is no such device to open. The reason says what is missing and what follows.
+    Library { path: String, why: String },
+    /// The device does not exist or lacks a feature.
     #[error("{what}: {why}")]
-    Unavailable {
-        /// What was looked for.
-        what: String,
-        /// Why it is not there.
-        why: String,
-    },
+    Unavailable { what: String, why: String },
 }
 
 impl DeviceError {
-    /// Whether this is the answer "no memory", which allocators handle.
-    #[must_use]
+    fn unsupported(feature: &str) -> Self {
+        Self::Unavailable { what: feature.to_owned(), why: "this device does not support it".to_owned() }
+    }
+
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. })
     }

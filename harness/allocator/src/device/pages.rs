@@ -1,15 +1,15 @@
-//! [`PageTable`]: which addresses are reserved, and what is mapped to them. Every device that has [`super::MappedDevice`] keeps one, so that
-//! a wrong call is refused in one way, before a driver is asked.
+//! [`PageTable`]: the reserved and mapped addresses. Every device with [`super::MappedDevice`] keeps one, so invalid calls are
+//! refused alike, before any driver call.
 
 use std::collections::BTreeMap;
 
 use super::{DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
-/// Reservations and mapped pages by address. `H` is what a device knows a page's physical memory by.
+/// Reservations and mapped pages by address. `H` is the device's handle of a page's physical memory.
 #[derive(Clone, Debug)]
 pub struct PageTable<H> {
-    /// What starts of reservations, of mappings, and sizes of pages are multiples of.
+    /// The unit of reservations, mappings and pages.
     granularity: Bytes,
     reservations: BTreeMap<u64, Bytes>,
     pages: BTreeMap<u64, Page<H>>,
@@ -22,34 +22,33 @@ struct Page<H> {
 }
 
 impl<H: Copy> PageTable<H> {
-    /// With nothing reserved.
     pub const fn new(granularity: Bytes) -> Self {
         Self { granularity, reservations: BTreeMap::new(), pages: BTreeMap::new() }
     }
 
-    /// Notes a reservation.
+    /// Records a reservation.
     pub fn reserve(&mut self, start: DevicePtr, size: Bytes) {
         self.reservations.insert(start.0, size);
     }
 
-    /// The size of a reservation that may be given back: it starts there and nothing is mapped in it.
+    /// Returns the size of a reservation that can be freed: it starts there and has no mapped memory.
     pub fn check_unreservable(&self, start: DevicePtr) -> Option<Bytes> {
         let size = *self.reservations.get(&start.0)?;
         self.pages.range(start.0..start.0 + size.0).next().is_none().then_some(size)
     }
 
-    /// Forgets a reservation that was checked.
+    /// Removes a checked reservation.
     pub fn unreserve(&mut self, start: DevicePtr) {
         self.reservations.remove(&start.0);
     }
 
-    /// Whether pages of that size may be mapped to the range; why not, in words.
+    /// Checks whether pages of this size can be mapped to the range. The error is the reason in words.
     pub fn check_mappable(&self, range: MemoryRange, page: Bytes) -> Result<(), String> {
-        let end = range.start.0.checked_add(range.len.0).ok_or("the range goes beyond the address space")?;
+        let end = range.start.0.checked_add(range.len.0).ok_or("the range exceeds the address space")?;
         let aligned = |n: u64| n.is_multiple_of(self.granularity.0);
         let whole_pages = page > Bytes::ZERO && range.len > Bytes::ZERO && range.len.0.is_multiple_of(page.0);
         if !whole_pages || !aligned(range.start.0) || !aligned(page.0) {
-            return Err(format!("a mapping is a whole number of pages, each a multiple of {}, and begins at one", self.granularity));
+            return Err(format!("a mapping needs whole pages, and its start and page size must be multiples of {}", self.granularity));
         }
         let reservation = self.reservations.range(..=range.start.0).next_back();
         if reservation.is_none_or(|(&start, &size)| end > start + size.0) {
@@ -57,17 +56,17 @@ impl<H: Copy> PageTable<H> {
         }
         let before = self.pages.range(..range.start.0).next_back().is_some_and(|(&start, page)| start + page.size.0 > range.start.0);
         if before || self.pages.range(range.start.0..end).next().is_some() {
-            return Err("memory is mapped there already".to_owned());
+            return Err("memory is already mapped there".to_owned());
         }
         Ok(())
     }
 
-    /// Notes a page in a range that was checked.
+    /// Records a page in a checked range.
     pub fn map(&mut self, start: DevicePtr, size: Bytes, memory: H) {
         self.pages.insert(start.0, Page { size, memory });
     }
 
-    /// The pages that a range consists of, as address, size and memory; `None` where it is not made of whole pages.
+    /// The pages of the range as address, size and memory, or `None` if it does not consist of whole pages.
     pub fn whole_pages(&self, range: MemoryRange) -> Option<Vec<(DevicePtr, Bytes, H)>> {
         if !self.is_mapped(range) || !self.pages.contains_key(&range.start.0) {
             return None;
@@ -78,12 +77,12 @@ impl<H: Copy> PageTable<H> {
         (start.offset(size) == range.end()).then_some(pages)
     }
 
-    /// Forgets a page.
+    /// Removes a page.
     pub fn unmap(&mut self, start: DevicePtr) {
         self.pages.remove(&start.0);
     }
 
-    /// Whether there is memory behind every byte of the range, which is not empty.
+    /// Whether every byte of the range (not empty) is mapped.
     pub fn is_mapped(&self, range: MemoryRange) -> bool {
         let Some(end) = range.start.0.checked_add(range.len.0) else { return false };
         let mut next = range.start.0;
@@ -97,7 +96,7 @@ impl<H: Copy> PageTable<H> {
         next >= end && range.len > Bytes::ZERO
     }
 
-    /// Whether an address lies in a reservation.
+    /// Whether an address is in a reservation.
     pub fn is_reserved(&self, ptr: DevicePtr) -> bool {
         self.reservations.range(..=ptr.0).next_back().is_some_and(|(&start, &size)| ptr.0 < start + size.0)
     }
@@ -108,7 +107,7 @@ impl<H: Copy> PageTable<H> {
         before.is_some_and(|(&start, &size)| start + size.0 > range.start.0)
     }
 
-    /// Reservations that live, as start and size.
+    /// Live reservations, as start and size.
     pub fn reservations(&self) -> impl ExactSizeIterator<Item = (DevicePtr, Bytes)> {
         self.reservations.iter().map(|(&start, &size)| (DevicePtr(start), size))
     }
@@ -138,7 +137,7 @@ mod tests {
         let mut table = PageTable::new(Bytes::mib(2));
         table.reserve(DevicePtr(START), Bytes::mib(40));
         assert!(table.check_mappable(range(0, 42), Bytes::mib(2)).is_err(), "beyond its end");
-        assert!(table.check_mappable(range(1, 2), Bytes::mib(2)).is_err(), "not at a granule");
+        assert!(table.check_mappable(range(1, 2), Bytes::mib(2)).is_err(), "not a multiple of the granularity");
         assert!(table.check_mappable(range(0, 6), Bytes::mib(4)).is_err(), "not whole pages");
         assert!(table.check_mappable(range(0, 6), Bytes::ZERO).is_err(), "pages of nothing");
         assert!(table.check_mappable(MemoryRange::new(DevicePtr(START), Bytes(u64::MAX)), Bytes(u64::MAX)).is_err());
@@ -150,7 +149,7 @@ mod tests {
         assert!(table.is_mapped(range(0, 24)) && table.is_mapped(range(7, 14)) && !table.is_mapped(range(0, 26)));
         assert!(!table.is_mapped(MemoryRange::new(DevicePtr(START), Bytes(u64::MAX))));
         assert_eq!(starts(table.whole_pages(range(0, 10))), None, "half a page");
-        assert_eq!(starts(table.whole_pages(range(10, 14))), None, "from half a page");
+        assert_eq!(starts(table.whole_pages(range(10, 14))), None, "starts in the middle of a page");
         assert_eq!(starts(table.whole_pages(range(0, 22))).as_deref(), Some("ab"));
         assert_eq!(table.check_unreservable(DevicePtr(START)), None, "pages are mapped");
         for page in ['a', 'b', 'c'] {

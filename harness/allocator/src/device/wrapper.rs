@@ -1,15 +1,15 @@
-//! Devices around a device: [`DeviceWrapper`], and [`TestDeviceWrapper`] where the inner one has the instruments of a test rig. A wrapper
-//! writes the methods that it changes; all others pass the call on.
+//! Devices that wrap a device: [`DeviceWrapper`], and [`TestDeviceWrapper`] if the inner one is a [`TestDevice`]. A wrapper overrides the methods
+//! that it changes. All others call the inner device.
 //!
 //! ```
 //! use harness_allocator::device::sim::{SimConfig, SimDevice};
 //! use harness_allocator::device::{Device, DeviceError, DevicePtr, wrapper};
 //! use harness_allocator::units::Bytes;
 //!
-//! /// Counts the bytes that were asked for.
+//! /// Counts the requested bytes.
 //! struct Counting<D> {
 //!     inner: D,
-//!     asked: Bytes,
+//!     requested: Bytes,
 //! }
 //!
 //! impl<D: Device> wrapper::DeviceWrapper for Counting<D> {
@@ -21,37 +21,35 @@
 //!         &mut self.inner
 //!     }
 //!     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-//!         self.asked += size;
+//!         self.requested += size;
 //!         self.inner.malloc(size)
 //!     }
 //! }
 //!
-//! let mut device = Counting { inner: SimDevice::new(SimConfig::default()), asked: Bytes::ZERO };
+//! let mut device = Counting { inner: SimDevice::new(SimConfig::default()), requested: Bytes::ZERO };
 //! let ptr = device.malloc(Bytes::mib(2))?;
 //! device.free(ptr)?;
-//! assert_eq!(device.asked, Bytes::mib(2));
+//! assert_eq!(device.requested, Bytes::mib(2));
 //! # Ok::<(), DeviceError>(())
 //! ```
 //!
-//! A wrapper has each method twice, by these traits and by [`Device`] and [`TestDevice`], and so has a boxed device, which is a wrapper too. Where
-//! both traits are in scope such a call is ambiguous. So name `DeviceWrapper` by its module, as above, and in its methods call a boxed device by
-//! `self.inner()` and `self.inner_mut()`.
+//! A wrapper has each method twice, from these traits and from [`Device`] and [`TestDevice`]. So has a boxed device. If both traits are in scope,
+//! the call is ambiguous. So import the module instead of `DeviceWrapper`, as above, and call a boxed device by `self.inner()` and
+//! `self.inner_mut()`.
 
 use super::{
-    CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, Leaks, MappedDevice,
-    MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
+    CallSite, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, HostId, HostMemory, Leaks,
+    MappedDevice, MemoryRange, PooledDevice, StreamId, Tag, TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 use crate::wrap::wrapper;
 
 wrapper! {
-    /// A [`Device`] around another one.
     trait DeviceWrapper: Send => Device {
         type Inner: Device + ?Sized;
 
         fn inner(&self) -> &Self::Inner;
 
-        /// The wrapped device, to call it.
         fn inner_mut(&mut self) -> &mut Self::Inner;
     }
     &self:
@@ -76,7 +74,6 @@ wrapper! {
 }
 
 wrapper! {
-    /// A [`TestDevice`] around another one.
     trait TestDeviceWrapper: DeviceWrapper<Inner: TestDevice> => TestDevice {}
     &self:
         fn own_context() -> Result<Bytes, DeviceError>;
@@ -87,7 +84,7 @@ wrapper! {
     &mut self:
         fn memory() -> Result<DeviceMemory, DeviceError>;
         fn now() -> Nanos;
-        fn set_place(place: Place);
+        fn set_call_site(place: CallSite);
         fn create_timed_event() -> Result<EventId, DeviceError>;
         fn elapsed(start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
         fn fill(stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
@@ -96,7 +93,7 @@ wrapper! {
         fn finish_verifications(stream: StreamId) -> Result<(), DeviceError>;
         fn busy(stream: StreamId, duration: Nanos) -> Result<(), DeviceError>;
         fn sleep(duration: Nanos);
-        fn set_pressure(held: Bytes) -> Result<Bytes, DeviceError>;
+        fn set_external_memory(held: Bytes) -> Result<Bytes, DeviceError>;
         fn host_alloc(size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError>;
         fn host_free(host: HostId) -> Result<(), DeviceError>;
         fn copy_to_host(stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError>;
@@ -137,7 +134,7 @@ mod tests {
     use crate::allocator::AllocatorKind;
     use crate::device::sim::{SimConfig, SimDevice};
 
-    /// A device without virtual memory management and without pools.
+    /// A device without memory mapping and pools.
     struct Plain<D>(D);
 
     impl<D: Device> DeviceWrapper for Plain<D> {
@@ -185,7 +182,7 @@ mod tests {
         assert!(TestDevice::verify(&mut *device, StreamId::DEFAULT, range, Tag(8)).is_err());
         assert_eq!(Device::free_memory(&mut *device)?, total - Bytes::mib(2));
         assert_eq!((TestDevice::calls(&*device).malloc, TestDevice::leaks(&*device).allocations), (1, 1));
-        assert!(!TestDevice::cost_figures(&*device).is_empty(), "also what has a default");
+        assert!(!TestDevice::cost_figures(&*device).is_empty(), "a method with a default is passed on too");
         Device::free(&mut *device, ptr)
     }
 }

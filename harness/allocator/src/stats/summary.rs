@@ -1,16 +1,16 @@
-//! The table that `torch.cuda.memory_summary()` prints, made of [`MemoryStats`].
+//! The table of `torch.cuda.memory_summary()`, made from [`MemoryStats`].
 
 use std::fmt::Write as _;
 
 use super::{MemoryStats, PooledStat, Stat, StatFamily};
 
-/// Columns between the outermost bars.
+/// Columns between the outer bars.
 const WIDTH: usize = 75;
 
-/// Names the function whose layout this is. PyTorch's own title has a device number, which statistics do not know.
+/// The title names the function with this layout. PyTorch's own title has a device number, which statistics do not have.
 const TITLE: &str = "Memory summary, laid out as by torch.cuda.memory_summary()";
 
-/// What is shown, in this order, under these names.
+/// The displayed quantities and their titles, in order.
 const ROWS: [(StatFamily, &str); 9] = [
     (StatFamily::AllocatedBytes, "Allocated memory"),
     (StatFamily::ActiveBytes, "Active memory"),
@@ -24,16 +24,15 @@ const ROWS: [(StatFamily, &str); 9] = [
 ];
 
 impl MemoryStats {
-    /// The table that `torch.cuda.memory_summary()` prints, line by line the same but for two things: the title does
-    /// not claim to be PyTorch's, and the rows of oversize allocations and segments are left out, because these are not counted here.
+    /// Formats the table of `torch.cuda.memory_summary()`. Two things differ from PyTorch: the title does not claim to be
+    /// PyTorch's, and the rows of oversize allocations and segments are missing, because these are not counted here.
     ///
-    /// Each of the four columns has its own unit, taken from the figure of both pools: the largest one in which that figure is at least
-    /// 768 (for counts 750), of B, KiB, MiB, … or of ones, thousands (K) and millions (M). All figures are rounded down, so that the
-    /// pools of a column may add up to less than their sum. The text ends with a line break.
+    /// Each of the four columns has its own unit: the largest one in which the figure of both pools is at least 768 (for counts
+    /// 750), of B, KiB, MiB, … or of ones, thousands (K) and millions (M). Figures are rounded down, so the pools may add up to
+    /// less than their sum. The text ends with a line break.
     ///
     /// Source: `torch/cuda/memory.py` of PyTorch at commit 00b65a04a2d3;
     /// <https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_summary.html>.
-    #[must_use]
     pub fn summary(&self) -> String {
         let mut table = Table::default();
         table.rule('=');
@@ -67,7 +66,7 @@ impl Table {
         self.line(&mark.to_string().repeat(WIDTH));
     }
 
-    /// Three rows: the whole, and what of it belongs to each pool.
+    /// Three rows: the sum and both pools.
     fn pooled(&mut self, name: &str, PooledStat { all, small_pool, large_pool }: &PooledStat, scale: Scale) {
         for (name, stat) in [(name, all), ("      from large pool", large_pool), ("      from small pool", small_pool)] {
             let columns = figures(stat).into_iter().zip(figures(all)).map(|(figure, whole)| scale.show(figure, whole));
@@ -81,12 +80,12 @@ const fn figures(Stat { current, peak, allocated, freed }: &Stat) -> [u64; 4] {
     [*current, *peak, *allocated, *freed]
 }
 
-/// How figures are shortened.
+/// The units of a figure.
 #[derive(Clone, Copy)]
 enum Scale {
-    /// By 1024.
+    /// Steps of 1024.
     Bytes,
-    /// By 1000.
+    /// Steps of 1000.
     Count,
 }
 
@@ -102,7 +101,7 @@ impl Scale {
         }
     }
 
-    /// A figure in the unit that fits the whole it belongs to: ten characters wide.
+    /// A figure in the unit for its sum, ten characters wide.
     fn show(self, figure: u64, whole: u64) -> String {
         match self {
             Self::Bytes => {
@@ -117,7 +116,7 @@ impl Scale {
     }
 }
 
-/// Divides by `step`, a unit at a time, until the whole is below `enough` steps or there is no larger unit.
+/// Divides by `step`, one unit at a time, until the sum is below `enough` or the largest unit is reached.
 fn shorten(mut figure: u64, mut whole: u64, step: u64, enough: u64, units: &[&'static str]) -> (u64, &'static str) {
     let mut units = units.iter().copied();
     let mut unit = units.next().unwrap_or_default();
@@ -136,7 +135,7 @@ mod tests {
     use crate::stats::PoolKind;
     use crate::units::Bytes;
 
-    /// Every column of every family differs, and every unit occurs.
+    /// All columns differ, and every unit occurs.
     fn stats() -> MemoryStats {
         let mut stats = MemoryStats { num_ooms: 3, num_alloc_retries: 5, num_device_alloc: 99, ..MemoryStats::default() };
         stats.allocated_bytes.increase(PoolKind::Large, Bytes::gib(900).get());
@@ -156,7 +155,7 @@ mod tests {
         stats
     }
 
-    /// What PyTorch's own formatting makes of the same figures, but for the title and the two rows of oversize ones.
+    /// The output of PyTorch's own formatting for the same figures, without the title and the two oversize rows.
     const EXPECTED: &str = "\
 |===========================================================================|
 |        Memory summary, laid out as by torch.cuda.memory_summary()         |

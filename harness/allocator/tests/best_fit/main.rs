@@ -64,7 +64,7 @@ impl<A: Allocator> Fixture<A> {
     /// Leaves so much free on the device.
     fn leave(&mut self, left: Bytes) {
         let memory = self.device.memory().unwrap();
-        self.device.set_pressure(memory.free + memory.pressure - left).unwrap();
+        self.device.set_external_memory(memory.free + memory.pressure - left).unwrap();
     }
 
     /// Sizes of all regions, in the order in which the simulated device gave them.

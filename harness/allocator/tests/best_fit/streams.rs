@@ -84,7 +84,7 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
             Op::Leave(mib) => {
                 let memory = fixture.device.memory().unwrap();
                 let most = memory.free + memory.pressure;
-                fixture.device.set_pressure(most.saturating_sub(Bytes::mib(*mib))).unwrap();
+                fixture.device.set_external_memory(most.saturating_sub(Bytes::mib(*mib))).unwrap();
             }
             _ => {}
         }

@@ -123,7 +123,7 @@ fn pages_that_a_device_cannot_map_are_refused_with_the_setting_at_every_memory_s
         let mut allocator = CachingAllocator::new(config.clone());
         let unavailable = DeviceError::Unavailable {
             what: "expandable segments with pages of 11 MiB".to_owned(),
-            why: "this device maps memory in multiples of 2 MiB; set large_segment_size_mb to one of them".to_owned(),
+            why: "this device maps memory in multiples of 2 MiB; set large_segment_size_mb to such a multiple".to_owned(),
         };
         assert_eq!(allocator.check_device(&mut device), Err(unavailable.clone()));
         let answer = allocator.allocate(&mut device, Request::new(Bytes::mib(5)));
@@ -153,7 +153,7 @@ fn pages_missing_for_a_size_near_the_end_of_64_bits_are_all_whole_pages_that_64_
         }
         let answer = fixture.allocator.allocate(&mut fixture.device, Request::new(LARGEST));
         let Err(AllocatorError::OutOfMemory(oom)) = answer else { panic!("{answer:?}") };
-        assert_eq!((oom.requested, oom.lacking, oom.segment), (LARGEST, LARGEST, Bytes(u64::MAX / PAGE * PAGE)));
+        assert_eq!((oom.requested, oom.missing, oom.segment), (LARGEST, LARGEST, Bytes(u64::MAX / PAGE * PAGE)));
     }
 }
 
@@ -295,7 +295,7 @@ impl Program {
             // Pressure instead: the limit has its place in the comparison with the plain model.
             Op::SetFraction(fraction) => {
                 let total = self.device.info().total.0;
-                self.device.set_pressure(Bytes((total as f64 * (1.0 - fraction)) as u64))?;
+                self.device.set_external_memory(Bytes((total as f64 * (1.0 - fraction)) as u64))?;
             }
             Op::ResetPeaks => self.allocator.reset_peaks(),
             Op::Begin(pool) if !self.open.contains(pool) && !self.released.contains(pool) => {
@@ -341,7 +341,7 @@ impl Program {
         for stream in 1..STREAMS {
             self.device.destroy_stream(StreamId(stream)).map_err(failed)?;
         }
-        self.device.set_pressure(Bytes::ZERO).map_err(failed)?;
+        self.device.set_external_memory(Bytes::ZERO).map_err(failed)?;
         prop_assert_eq!(self.device.leaks(), Leaks::default());
         Ok(())
     }

@@ -1,15 +1,11 @@
 //! Several threads on one allocator: the time of one allocation and its free, for all threads together.
 //!
-//! Any allocator is behind one lock, and all threads use one stream. PyTorch's allocator is also measured behind its shared
-//! front, with a stream per thread.
+//! The allocator is behind one lock, as in PyTorch, and all threads use one stream.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
 
 use harness_allocator::allocator::Request;
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::shared::{Cores, SharedAllocator};
-use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
 use super::visit::{Fault, Reading, Visit};
@@ -22,68 +18,36 @@ const PAIRS: u64 = 200_000;
 
 pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let each = PAIRS.div_ceil(count);
-    let reading =
-        |part: Option<&'static str>, samples| Reading { part: part.map(Into::into), ..Reading::time(Timer::Host, each * count, samples) };
-    let locked = visit.bench(MemoryLimit::HostPath, |bench, visit| {
+    let samples = visit.bench(MemoryLimit::HostPath, |bench, visit| {
         visit.sample(Timer::Host, |_| {
             let shared = Mutex::new(&mut *bench);
-            together(count, each, |_| {
+            together(count, each, || {
                 let allocation = shared.lock().unwrap_or_else(PoisonError::into_inner).allocate(Request::new(size))?;
                 Ok(shared.lock().unwrap_or_else(PoisonError::into_inner).free(allocation)?)
             })
         })
     })?;
-    let mut readings = vec![reading(None, locked)];
-    if let Some(config) = visit.arm.effective() {
-        for (part, cores) in [("shared front, one core", Cores::One), ("shared front, a core for each stream", Cores::PerStream)] {
-            readings.push(reading(Some(part), shared_front(visit, config.clone(), cores, count, each, size)?));
-        }
-    }
-    Ok(readings)
-}
-
-fn shared_front(visit: &mut Visit<'_>, config: Config, cores: Cores, count: u64, each: u64, size: Bytes) -> Result<Vec<u64>, Fault> {
-    let mut device = visit.provider.device(visit.memory, MemoryLimit::HostPath)?;
-    let mut streams = vec![StreamId::DEFAULT];
-    for _ in 1..count {
-        streams.push(device.create_stream()?);
-    }
-    let allocator = SharedAllocator::new(device, config, cores);
-    let samples = visit.sample(Timer::Host, |_| {
-        together(count, each, |thread| {
-            let stream = streams.get(thread).copied().unwrap_or_default();
-            let allocation = allocator.allocate(Request { size, stream })?;
-            Ok(allocator.free(allocation.ptr())?)
-        })
-    });
-    allocator.device().synchronize()?;
-    allocator.close()?;
-    let mut device = allocator.device();
-    for stream in streams.into_iter().skip(1) {
-        device.destroy_stream(stream)?;
-    }
-    let leaks = device.leaks();
-    if leaks.is_empty() { samples } else { Err(Fault::Failed(format!("left on the device at the end: {leaks}"))) }
+    Ok(vec![Reading::time(Timer::Host, each * count, samples)])
 }
 
 /// The time per pair, from the first thread's start to the last one's end. Each of `count` threads makes `each` pairs. A first
 /// pair per thread fills the cache. The threads take the times, because the starting thread may not run while all processors are
 /// busy.
-fn together(count: u64, each: u64, pair: impl Fn(usize) -> Result<(), Fault> + Sync) -> Result<u64, Fault> {
+fn together(count: u64, each: u64, pair: impl Fn() -> Result<(), Fault> + Sync) -> Result<u64, Fault> {
     let threads = usize::try_from(count).unwrap_or(usize::MAX);
     let (barrier, watch) = (Barrier::new(threads), Stopwatch::start());
-    let work = |thread: usize| {
-        let warm = pair(thread);
+    let work = || {
+        let warm = pair();
         barrier.wait();
         let begin = watch.elapsed_ps();
         warm?;
-        (0..each).try_for_each(|_| pair(thread))?;
+        (0..each).try_for_each(|_| pair())?;
         Ok((begin, watch.elapsed_ps()))
     };
     let all = || {
         thread::scope(|scope| {
             let work = &work;
-            let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(panicked()))).collect::<Result<Vec<(u64, u64)>, Fault>>()
         })
     };

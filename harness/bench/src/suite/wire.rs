@@ -95,8 +95,7 @@ pub(super) enum KindWire {
     Pipeline(SizesWire),
     /// `empty_cache`, by the number of segments in the cache.
     EmptyCache(EmptyCacheWire),
-    /// Allocations and frees by several threads on one allocator behind one lock. PyTorch's allocator is also measured behind its
-    /// shared front, with a stream for each thread.
+    /// Allocations and frees by several threads that share one allocator behind one lock.
     Threads(ThreadsWire),
     /// Allocation, `record_stream` for other streams, and free.
     RecordStream(RecordStreamWire),

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::faulty::{Faulty, Injector};
 use harness_allocator::device::limited::Limited;
-use harness_allocator::device::{DeviceError, Place, TestDevice};
+use harness_allocator::device::{DeviceError, CallSite, TestDevice};
 use harness_devices::DeviceSource;
 use harness_exec::forked::leave;
 use harness_gpu_settings::ledger::Ledger;
@@ -197,6 +197,6 @@ fn open(start: &Start, scenario: &Scenario, faults: Option<&Injector>) -> Result
         Some(faults) => Box::new(Faulty::new(limited, faults.clone())),
         None => limited,
     };
-    device.set_place(Place(start.step));
+    device.set_call_site(CallSite(start.step));
     Ok(device)
 }

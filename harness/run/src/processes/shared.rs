@@ -121,8 +121,8 @@ impl wrapper::TestDeviceWrapper for Shared {
         Ok(DeviceMemory { used, processes, ..memory })
     }
 
-    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
-        self.take(|device| TestDevice::set_pressure(device, held))
+    fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+        self.take(|device| TestDevice::set_external_memory(device, held))
     }
 }
 

@@ -19,7 +19,7 @@ impl Rig {
         }
         self.synchronize()?;
         self.control.calls(Call::Pressure);
-        self.device.set_pressure(Bytes::ZERO)?;
+        self.device.set_external_memory(Bytes::ZERO)?;
         self.in_each_program(Self::give_cache_back)?;
         if !self.host.is_empty() {
             let seen = format!("{} of host memory", count(self.host.len(), "allocation"));
@@ -73,11 +73,11 @@ impl Rig {
     /// [`Stop`]: something could not be released, or leaked.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
         // The end of the run may already have made the same calls.
-        self.faults.iter().for_each(Injector::changes);
+        self.faults.iter().for_each(Injector::state_changed);
         self.control.calls(Call::Synchronize);
         self.device.synchronize()?;
         self.control.calls(Call::Pressure);
-        self.device.set_pressure(Bytes::ZERO)?;
+        self.device.set_external_memory(Bytes::ZERO)?;
         self.programs.iter_mut().try_for_each(|program| program.allocator.close(&mut *self.device))?;
         self.free_all_host()?;
         events.into_iter().try_for_each(|event| self.device.destroy_event(event))?;

@@ -18,10 +18,10 @@ impl Rig {
         self.record_time();
         let start = self.start();
         self.control.calls(Call::Allocate);
-        self.faults.iter().for_each(|faults| faults.serves(Some(request)));
+        self.faults.iter().for_each(|faults| faults.set_request(Some(request)));
         let (program, device) = self.program_on_device();
         let answer = program.allocator.allocate(device, request);
-        self.faults.iter().for_each(|faults| faults.serves(None));
+        self.faults.iter().for_each(|faults| faults.set_request(None));
         let duration = self.since(start);
         self.trace_memory();
         match answer {
@@ -134,7 +134,7 @@ impl Rig {
     /// Reports to the allocator that another stream uses the buffer.
     pub fn record_stream(&mut self, buffer: &mut Buffer, stream: StreamId) -> Result<(), Stop> {
         buffer.shared |= stream != buffer.stream();
-        self.faults.iter().for_each(Injector::changes);
+        self.faults.iter().for_each(Injector::state_changed);
         let program = &mut self.programs[buffer.program.index()];
         Ok(program.allocator.record_stream(&buffer.allocation, stream)?)
     }
@@ -163,22 +163,22 @@ impl Rig {
 
     /// Resets the peaks to the current values.
     pub fn reset_peaks(&mut self) {
-        self.faults.iter().for_each(Injector::changes);
+        self.faults.iter().for_each(Injector::state_changed);
         self.program_on_device().0.allocator.reset_peaks();
     }
 
     /// Limits the allocator to a fraction of the device's memory.
     pub fn set_memory_fraction(&mut self, fraction: MemoryFraction) {
-        self.faults.iter().for_each(Injector::changes);
+        self.faults.iter().for_each(Injector::state_changed);
         let (program, device) = self.program_on_device();
         program.allocator.set_memory_fraction(device, fraction);
     }
 
     /// Sets the memory used by simulated other processes, and returns the amount they could get.
-    pub fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, Stop> {
+    pub fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, Stop> {
         self.control.calls(Call::Pressure);
-        self.faults.iter().for_each(Injector::changes);
-        let held = self.device.set_pressure(held)?;
+        self.faults.iter().for_each(Injector::state_changed);
+        let held = self.device.set_external_memory(held)?;
         if !self.is_timed() {
             self.refresh_memory()?;
             self.plot();

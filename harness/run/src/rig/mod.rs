@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use harness_allocator::allocator::Allocator;
 use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceMemory, HostId, Place, TestDevice};
+use harness_allocator::device::{DeviceCalls, DeviceError, DeviceMemory, HostId, CallSite, TestDevice};
 use harness_allocator::hash::Mixer;
 use harness_allocator::units::Nanos;
 use harness_cuda::nvtx::Ranges;
@@ -273,7 +273,7 @@ impl Rig {
     /// Begins a step. A strict device names its number in errors.
     pub fn begin_step(&mut self, number: u32) {
         self.step = number;
-        self.device.set_place(Place(number));
+        self.device.set_call_site(CallSite(number));
         if self.is_timed() {
             self.times.step_began = self.device.now();
         }
@@ -313,7 +313,7 @@ impl Rig {
         self.sites.iter_mut().for_each(|sites| sites.go_back_to(site.clone()));
         self.step = number;
         self.enter(program);
-        self.device.set_place(Place(number));
+        self.device.set_call_site(CallSite(number));
     }
 
     /// Ends a step. A checked run checks everything and takes the accounts; a timed run takes the time. A step that was
@@ -400,7 +400,7 @@ impl Rig {
         let mut hasher = Mixer::default();
         self.programs.iter().for_each(|program| program.allocator.snapshot().hash(&mut hasher));
         (self.entered, &self.host).hash(&mut hasher);
-        faults.stands(hasher.finish());
+        faults.set_state_hash(hasher.finish());
     }
 
     /// Runs an audit check of the current program and adds a point to the curve. A timed run does neither.

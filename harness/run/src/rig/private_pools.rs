@@ -51,7 +51,7 @@ impl Rig {
     /// released at the end of the run.
     pub fn release_private_pool(&mut self, pool: PrivatePoolId) -> Answer<()> {
         self.begin_operation()?;
-        self.faults.iter().for_each(Injector::changes);
+        self.faults.iter().for_each(Injector::state_changed);
         self.record_time();
         self.control.calls(Call::EmptyCache);
         let (program, device) = self.program_on_device();
@@ -75,7 +75,7 @@ impl Rig {
     }
 
     fn with_pools(&mut self, act: impl FnOnce(&mut dyn PrivatePools) -> Result<(), PrivatePoolError>) -> Answer<()> {
-        self.faults.iter().for_each(Injector::changes);
+        self.faults.iter().for_each(Injector::state_changed);
         let (program, _) = self.program_on_device();
         let name = program.allocator.name();
         match program.allocator.private_pools() {

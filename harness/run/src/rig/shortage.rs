@@ -22,13 +22,12 @@ impl Rig {
             return Ok(None);
         }
         let (lacking, asked, cause) = match error {
-            AllocatorError::OutOfMemory(oom) => (oom.lacking, oom.segment, Some(oom.cause)),
+            AllocatorError::OutOfMemory(oom) => (oom.missing, oom.segment, Some(oom.cause)),
             AllocatorError::TooLarge { .. } | AllocatorError::Device(_) => (request.size, request.size, None),
         };
-        let (limit, program_limit) = match cause {
-            Some(OomCause::Fraction { limit }) => (Some(limit), None),
-            Some(OomCause::Limit { limit }) => (None, Some(limit)),
-            Some(OomCause::Device { .. }) | None => (None, None),
+        let limit = match cause {
+            Some(OomCause::Fraction { limit }) => Some(limit),
+            Some(OomCause::Device { .. }) | None => None,
         };
         let open = self.program().open_pools.last().map(|pool| pool.0);
         let (segments, closed): (Vec<_>, Vec<_>) = self.snapshot().into_iter().partition(|segment| segment.private_pool == open);
@@ -48,7 +47,7 @@ impl Rig {
             lacking,
             asked,
             limit,
-            program_limit,
+            program_limit: None,
             injected,
             accounts,
             inactive_split,

@@ -61,7 +61,7 @@ pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
         }
         Action::ResetPeakStats(_) => ctx.rig.reset_peaks(),
         Action::SetMemoryFraction(set) => ctx.rig.set_memory_fraction(set.fraction),
-        Action::ExternalMemory(memory) => return set_pressure(ctx, step, &memory.held),
+        Action::ExternalMemory(memory) => return set_external_memory(ctx, step, &memory.held),
         Action::Storm(storm) => return storm::run(ctx, step, storm, between),
         Action::Pins(pins) => return pins::list(ctx, &pins.storm),
         Action::Train(train) => return train::run(ctx, step, train, between),
@@ -335,12 +335,12 @@ fn synchronize(ctx: &mut RunContext, target: &Synchronize) -> Result<(), Stop> {
     }
 }
 
-fn set_pressure(ctx: &mut RunContext, step: &Step, held: &Amount) -> Result<StepResult, Stop> {
+fn set_external_memory(ctx: &mut RunContext, step: &Step, held: &Amount) -> Result<StepResult, Stop> {
     let wanted = match amount(ctx, held)? {
         Ok(wanted) => wanted,
         Err(why) => return Ok(refused(step, "a size", Some(why))),
     };
-    let held = ctx.rig.set_pressure(wanted)?;
+    let held = ctx.rig.set_external_memory(wanted)?;
     let unit = ctx.rig.info().granularity;
     let mut result = StepResult::default();
     if held < wanted && wanted.saturating_sub(held) >= unit {

@@ -1,7 +1,7 @@
 //! Judges a run: expectations, invariants, time limits, device failures, and the final verdict.
 
 use harness_allocator::device::DeviceError;
-use harness_allocator::device::faulty::Struck;
+use harness_allocator::device::faulty::InjectedFault;
 use harness_base::words::count;
 use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
 use harness_scenario::steps::{Action, Step};
@@ -129,14 +129,14 @@ impl Runner<'_, '_> {
 
     /// Describes the calls that faults have failed since the last call of this function.
     pub(super) fn struck_calls(&self) -> Vec<String> {
-        let words = |process: Option<&ProcessName>, struck: &Struck| {
+        let words = |process: Option<&ProcessName>, struck: &InjectedFault| {
             let planned = planned_of(self.request.scenario, process).nth(struck.fault);
             let whose = planned.map_or_else(|| "injected".to_owned(), |(_, planned)| planned.to_string());
             let inside = process.map_or_else(String::new, |process| format!("in the process `{process}` "));
             format!("{whose}: {inside}{struck}")
         };
         let all = self.faults.iter().flat_map(Faults::all);
-        all.flat_map(|(process, faults)| faults.take_struck().iter().map(|struck| words(process, struck)).collect::<Vec<_>>()).collect()
+        all.flat_map(|(process, faults)| faults.take_injected().iter().map(|struck| words(process, struck)).collect::<Vec<_>>()).collect()
     }
 
     /// Whether to check that the main process released everything, although the run failed. That is so if the failure
@@ -158,7 +158,7 @@ impl Runner<'_, '_> {
         let scenario = self.request.scenario;
         for (process, faults) in faults.all() {
             for (fault, (place, planned)) in planned_of(scenario, process).enumerate() {
-                let (struck, matching) = faults.struck_by(fault);
+                let (struck, matching) = faults.injected_by(fault);
                 let (expected, seen) = if struck == 0 {
                     (format!("{planned} to strike a call of {}", planned.fault.calls), not_struck(planned, matching))
                 } else if planned.ends_run && self.ended_by != Some(place) {

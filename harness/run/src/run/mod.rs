@@ -334,7 +334,7 @@ fn execute_all(
         None => device,
         Some(faults) => {
             let control = Arc::clone(&observer.control);
-            faults.main().gives_up_when(move || control.should_stop() || control.overrun().is_some());
+            faults.main().abandon_waits_when(move || control.should_stop() || control.overrun().is_some());
             Box::new(Faulty::new(device, faults.main().clone()))
         }
     };

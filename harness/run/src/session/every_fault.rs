@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::device::DeviceError;
-use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, Made, Noted, Numbered};
+use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, CallRecord, LoggedCall, Numbered};
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_exec::trials::each;
@@ -112,7 +112,7 @@ struct Ran {
 struct Call {
     /// The process that made the call; `None` for the main one.
     process: Option<ProcessName>,
-    noted: Noted,
+    noted: LoggedCall,
 }
 
 impl Ran {
@@ -163,7 +163,7 @@ struct Case<'a> {
 impl Case<'_> {
     /// The first run, in which only this call fails.
     fn attempt(&self) -> Attempt<'_> {
-        let Case { baseline, ran, call: Call { process, noted: Noted { made, operation, .. } }, .. } = self;
+        let Case { baseline, ran, call: Call { process, noted: LoggedCall { made, operation, .. } }, .. } = self;
         Attempt {
             arm: &baseline.arm,
             seed: baseline.seed,
@@ -192,7 +192,7 @@ struct Attempt<'a> {
     /// The process that makes the calls; `None` for the main one.
     process: Option<&'a ProcessName>,
     /// The first failing call; `count` is the number of failing calls.
-    made: Made,
+    made: CallRecord,
     count: u64,
     /// The operation that makes the first failing call.
     operation: u64,
@@ -357,7 +357,7 @@ impl<'a> Engine<'a> {
         let order = |cases: &[&(usize, Case<'_>)]| {
             let (arm, Case { ran, .. }) = cases.first()?;
             let point = |(_, case): &&(usize, Case<'_>)| {
-                let Call { process, noted: Noted { made, operation, .. } } = &case.call;
+                let Call { process, noted: LoggedCall { made, operation, .. } } = &case.call;
                 let names = || case.baseline.arm.scenario.processes.iter().map(|process| &process.name);
                 let process = process.as_ref().and_then(|process| names().position(|name| name == process));
                 Point { place: case.place, process, made: *made, operation: *operation }
@@ -435,7 +435,7 @@ impl<'a> Engine<'a> {
     /// Judges a run with failing calls.
     fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, seen: &RunEnd) -> Outcome {
         let Attempt { arm, seed, process, made, count, operation, ooms_without, .. } = attempt;
-        let (struck, operations) = faults.of(process).map_or((0, 0), |faults| (faults.struck_by(0).0, faults.operations()));
+        let (struck, operations) = faults.of(process).map_or((0, 0), |faults| (faults.injected_by(0).0, faults.operations()));
         let end = match struck {
             0 if !matches!(seen, RunEnd::Panicked(_)) => defect("the call was not made again: two runs of the scenario differ"),
             _ => judge((process, made.call), arm.scenario, ooms_without, seen),

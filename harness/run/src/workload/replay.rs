@@ -83,7 +83,7 @@ impl<'a> Replayer<'a> {
             TraceEvent::SetFraction(fraction) => ctx.rig.set_memory_fraction(fraction),
             TraceEvent::ResetPeaks => ctx.rig.reset_peaks(),
             TraceEvent::Pressure(change) => {
-                self.pressure = ctx.rig.set_pressure(Bytes(self.pressure.0.saturating_add_signed(change)))?;
+                self.pressure = ctx.rig.set_external_memory(Bytes(self.pressure.0.saturating_add_signed(change)))?;
             }
             TraceEvent::BeginPool(pool) => {
                 let pool = self.pool(ctx, pool);

@@ -1,7 +1,7 @@
 //! The contract of an [`Allocator`], run with every allocator on every device. The audit of the harness watches all the way.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
-use harness_allocator::device::faulty::{Calls, Effect, Fault, Faulty, InjectedError, Injector, Made, Numbered};
+use harness_allocator::device::faulty::{Calls, Effect, Fault, Faulty, InjectedError, Injector, CallRecord, Numbered};
 use harness_allocator::device::{DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::{Bytes, Nanos};
@@ -161,7 +161,7 @@ impl<'a> Fixture<'a> {
     /// Releases everything that a body left, including handles.
     fn finish(mut self) -> Outcome {
         self.device.synchronize()?;
-        self.device.set_pressure(Bytes::ZERO)?;
+        self.device.set_external_memory(Bytes::ZERO)?;
         self.allocator.close(self.device)?;
         self.streams.iter().try_for_each(|&stream| self.device.destroy_stream(stream))
     }
@@ -269,9 +269,9 @@ fn a_limit_of_exactly_what_is_wanted_is_enough(fixture: &mut Fixture<'_>) -> Out
 
 fn pressure_by_others_is_an_out_of_memory_like_any_other(fixture: &mut Fixture<'_>) -> Outcome {
     let free = fixture.device.memory()?.free;
-    fixture.device.set_pressure(free.saturating_sub(Bytes::mib(4)))?;
+    fixture.device.set_external_memory(free.saturating_sub(Bytes::mib(4)))?;
     assert!(fixture.allocate(Request::new(Bytes::mib(12)))?.is_none());
-    fixture.device.set_pressure(Bytes::ZERO)?;
+    fixture.device.set_external_memory(Bytes::ZERO)?;
     let fits = fixture.must_allocate(Bytes::mib(12))?;
     fixture.free(fits)
 }
@@ -449,7 +449,7 @@ fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<
     let free = fixture.device.memory()?.free;
     let mut left = Bytes::ZERO;
     while left <= free {
-        fixture.device.set_pressure(free - left)?;
+        fixture.device.set_external_memory(free - left)?;
         let mut live = Vec::new();
         for n in 1..=14_u64 {
             let request = Request::new(Bytes(n * n * 90_000));
@@ -461,7 +461,7 @@ fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<
         live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
         fixture.empty_cache()?;
         assert_eq!(fixture.reserved(), 0);
-        fixture.device.set_pressure(Bytes::ZERO)?;
+        fixture.device.set_external_memory(Bytes::ZERO)?;
         left += Bytes::mib(4);
     }
     Ok(())
@@ -517,7 +517,7 @@ fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<()
 }
 
 /// The calls of the small program.
-fn calls_of_the_small_program(fixture: &mut Fixture<'_>) -> Result<Vec<Made>, DeviceError> {
+fn calls_of_the_small_program(fixture: &mut Fixture<'_>) -> Result<Vec<CallRecord>, DeviceError> {
     let faults = Injector::new(&[], 0).logging();
     with_faults(fixture, &faults)?.unwrap_or_else(|error| panic!("without faults: {error}"));
     Ok(faults.calls_made().into_iter().map(|noted| noted.made).collect())
@@ -530,7 +530,7 @@ fn each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind(fixture: &
         let numbered = Numbered { first: made.number, count: 1, min_size: Bytes::ZERO };
         let faults = Injector::new(&[Fault::failing(Calls::Of(made.call), numbered)], 0).with_budget(10 * calls.len() as u64);
         let ended = with_faults(fixture, &faults)?;
-        assert_eq!(faults.struck_by(0).0, 1, "{made} is made again");
+        assert_eq!(faults.injected_by(0).0, 1, "{made} is made again");
         if let Err(error) = ended {
             assert!(error.to_string().starts_with(made.call.name()), "{made}: {error}");
         }

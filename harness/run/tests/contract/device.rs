@@ -207,7 +207,7 @@ fn pressure_is_at_most_what_is_free_and_takes_it(device: &mut dyn TestDevice) ->
     let ptr = device.malloc(Bytes::mib(4))?;
     let before = device.memory()?;
     for wanted in [Bytes::mib(8), Bytes::mib(24), Bytes::mib(2), Bytes::gib(1 << 10)] {
-        let held = device.set_pressure(wanted)?;
+        let held = device.set_external_memory(wanted)?;
         assert!(held <= wanted && held <= before.free, "{held} of {wanted}");
         assert!(held == wanted || held == before.free, "as much as there is: {held} of {wanted}");
         let memory = device.memory()?;
@@ -216,7 +216,7 @@ fn pressure_is_at_most_what_is_free_and_takes_it(device: &mut dyn TestDevice) ->
     }
     assert!(device.malloc(Bytes(1)).is_err_and(|error| error.is_out_of_memory()), "others have everything");
     assert_eq!(device.leaks().allocations, 1, "what others hold is nobody's leak");
-    assert_eq!(device.set_pressure(Bytes::ZERO)?, Bytes::ZERO);
+    assert_eq!(device.set_external_memory(Bytes::ZERO)?, Bytes::ZERO);
     assert_eq!(free_bytes(device)?, before.free);
     device.free(ptr)
 }

@@ -388,9 +388,9 @@ fn allocations_and_pages_share_one_memory(device: &mut dyn TestDevice) -> Outcom
         mapped(device).map(most, PAGE)?;
         assert!(device.malloc(PAGE).is_err_and(|error| error.is_out_of_memory()));
         mapped(device).unmap(most)?;
-        let held = device.set_pressure(Bytes::gib(1 << 10))?;
+        let held = device.set_external_memory(Bytes::gib(1 << 10))?;
         assert!(mapped(device).map(range(start, Bytes::ZERO, PAGE), PAGE).is_err_and(|error| error.is_out_of_memory()), "{held} held");
-        device.set_pressure(Bytes::ZERO).map(drop)
+        device.set_external_memory(Bytes::ZERO).map(drop)
     })?;
     device.free(ptr)
 }

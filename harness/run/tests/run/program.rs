@@ -142,7 +142,7 @@ impl Machine {
             }
             Op::Synchronize => rig.synchronize()?,
             Op::EmptyCache => drop(rig.empty_cache()?),
-            Op::Pressure(held) => drop(rig.set_pressure(held)?),
+            Op::Pressure(held) => drop(rig.set_external_memory(held)?),
             Op::Fraction(fraction) => {
                 let share = if fraction < 1.0 { fraction * MEMORY.0 as f64 / rig.info().total.0 as f64 } else { 1.0 };
                 rig.set_memory_fraction(MemoryFraction::new(share).unwrap());

@@ -89,7 +89,7 @@ fn what_another_program_holds_is_held_by_others_where_a_request_fails() {
         let (mut rig, other) = two_programs(AllocatorKind::Caching, second);
         rig.enter(other);
         let theirs = allocate(&mut rig, Bytes::mib(31));
-        rig.set_pressure(Bytes::mib(2)).unwrap();
+        rig.set_external_memory(Bytes::mib(2)).unwrap();
         rig.enter(ProgramId::FIRST);
         let request = Request::new(Bytes::mib(40));
         let error = rig.allocate(request).unwrap().expect_err("others hold half of the device");

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, DeviceMemory, DevicePtr, Leaks, Place, TestDevice, wrapper};
+use harness_allocator::device::{Device, DeviceError, DeviceMemory, DevicePtr, Leaks, CallSite, TestDevice, wrapper};
 use harness_allocator::units::Bytes;
 
 pub(crate) struct Watched {
@@ -15,8 +15,8 @@ pub(crate) struct Watched {
     left: Arc<Mutex<Option<Leaks>>>,
     mallocs: Arc<Mutex<Vec<Bytes>>>,
     /// Which question for the memory fails, counted from 1 in this step.
-    fails_at: Option<(Place, u64)>,
-    place: Place,
+    fails_at: Option<(CallSite, u64)>,
+    place: CallSite,
     asked: u64,
 }
 
@@ -37,7 +37,7 @@ impl Watched {
             left: Arc::clone(&left),
             mallocs: Arc::default(),
             fails_at: None,
-            place: Place::default(),
+            place: CallSite::default(),
             asked: 0,
         };
         (watched, left)
@@ -46,7 +46,7 @@ impl Watched {
     /// Fails the n-th memory query in this step.
     pub(crate) fn failing(memory: Bytes, step: u32, nth: u64) -> Self {
         let (mut watched, _) = Self::new(memory, Arc::default(), 0);
-        watched.fails_at = Some((Place(step), nth));
+        watched.fails_at = Some((CallSite(step), nth));
         watched
     }
 
@@ -88,8 +88,8 @@ impl wrapper::TestDeviceWrapper for Watched {
         if self.fails_at == Some((self.place, self.asked)) { Err(launch_failed()) } else { self.device.memory() }
     }
 
-    fn set_place(&mut self, place: Place) {
+    fn set_call_site(&mut self, place: CallSite) {
         (self.place, self.asked) = (place, 0);
-        self.device.set_place(place);
+        self.device.set_call_site(place);
     }
 }

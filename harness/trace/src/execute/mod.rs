@@ -360,7 +360,7 @@ fn other<T: Target>(target: &mut T, pressure: &mut Bytes, event: TraceEvent) -> 
         },
         TraceEvent::Pressure(change) => {
             let wanted = Bytes(pressure.0.saturating_add_signed(change));
-            *pressure = target.with_device(|device| device.set_pressure(wanted))?;
+            *pressure = target.with_device(|device| device.set_external_memory(wanted))?;
         }
         // Other variants handle these.
         TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {}

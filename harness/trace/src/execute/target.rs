@@ -1,7 +1,9 @@
 //! Allocators that a trace can run on, through the two interfaces that programs use.
 
-use harness_allocator::allocator::shared::SharedAllocator;
-use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, Request};
+use harness_allocator::allocator::shared::{Locked, SharedAllocator};
+use harness_allocator::allocator::{
+    Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolError, PrivatePoolId, PrivatePools, Request,
+};
 use harness_allocator::device::{DeviceError, DevicePtr, StreamId, TestDevice};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 
@@ -132,23 +134,25 @@ impl<D: TestDevice> Target for ByPointer<'_, D> {
     }
 
     fn set_memory_fraction(&mut self, fraction: MemoryFraction) {
-        self.0.set_memory_fraction(fraction);
+        let Locked { allocator, device, .. } = &mut *self.0.lock();
+        allocator.set_memory_fraction(device, fraction);
     }
 
     fn reset_peaks(&mut self) {
-        self.0.reset_peaks();
+        self.0.lock().allocator.reset_peaks();
     }
 
     fn begin_pool(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
-        self.0.begin_pool(pool)
+        self.0.lock().allocator.begin(pool)
     }
 
     fn end_pool(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
-        self.0.end_pool(pool)
+        self.0.lock().allocator.end(pool)
     }
 
     fn release_pool(&mut self, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
-        self.0.release_pool(pool)
+        let Locked { allocator, device, .. } = &mut *self.0.lock();
+        allocator.release(device, pool)
     }
 
     fn stats(&self) -> MemoryStats {
@@ -160,6 +164,6 @@ impl<D: TestDevice> Target for ByPointer<'_, D> {
     }
 
     fn with_device<R>(&mut self, call: impl FnOnce(&mut dyn TestDevice) -> R) -> R {
-        call(&mut *self.0.device())
+        call(&mut self.0.lock().device)
     }
 }

@@ -1,5 +1,5 @@
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
-use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::DevicePtr;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::stats::MemoryStats;
@@ -126,7 +126,7 @@ fn both_interfaces_give_the_same_results() {
     let (counts, handle, stats) = second_pass(text);
     let mut device = SimDevice::new(SimConfig::replay(CAPACITY));
     let mut executor = Executor::new(&events(text), &mut device).expect("the trace can be prepared");
-    let allocator = SharedAllocator::new(device, Config::default(), Cores::One);
+    let allocator = SharedAllocator::new(CachingAllocator::new(Config::default()), device);
     let mut target = ByPointer(&allocator);
     executor.pass(&mut target, &mut Unobserved).expect("the simulated device does not fail");
     let mut shared = Seen::default();

@@ -71,10 +71,10 @@ impl ShadowAllocator {
         self.device.refused = None;
         let device = self.device.inner_mut();
         // The simulated device supports both calls.
-        let _ = device.set_pressure(Bytes::ZERO);
+        let _ = device.set_external_memory(Bytes::ZERO);
         if let Some(wanted) = wanted {
             let free = device.free_memory().unwrap_or_default();
-            let _ = device.set_pressure(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
+            let _ = device.set_external_memory(free.saturating_sub(wanted.saturating_sub(GRANULARITY)));
         }
     }
 

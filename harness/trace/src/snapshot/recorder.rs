@@ -205,7 +205,7 @@ fn free_memory(error: &AllocatorError, device: &mut dyn Device) -> Bytes {
     match error {
         AllocatorError::OutOfMemory(failed) => match failed.cause {
             OomCause::Device { free } => free,
-            OomCause::Fraction { .. } | OomCause::Limit { .. } => device.free_memory().unwrap_or(Bytes::ZERO),
+            OomCause::Fraction { .. } => device.free_memory().unwrap_or(Bytes::ZERO),
         },
         _ => device.free_memory().unwrap_or(Bytes::ZERO),
     }

@@ -1,40 +1,40 @@
-//! Bins of free blocks by size: below 4 MiB every multiple of 512 B has a bin of its own; above, each doubling has 4096 bins.
+//! Bins of free blocks by size. Below 4 MiB every multiple of 512 B has its own bin; above, each doubling has 4096 bins.
 
 use super::config::BLOCK_UNIT;
 
-/// Bins of a row, as a power of two.
+/// Bins per row, as a power of two.
 const ROW_BITS: u32 = 12;
-/// Bins of a row.
+/// Bins per row.
 pub(super) const ROW: usize = 1 << ROW_BITS;
-/// Rows of a lane. Sizes of 64 bits need 44; with a power of two no index needs a check.
+/// The number of rows. Sizes of 64 bits need 44; a power of two makes index checks unnecessary.
 pub(super) const ROWS: usize = 64;
 
-/// A bin of a lane: its row, and in the low [`ROW_BITS`] bits its place in the row. A block keeps its own, so that it is computed once.
+/// A bin: its row, and in the low [`ROW_BITS`] bits its index in the row. Each block stores its bin, so it is computed once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bin(u32);
 
 impl Bin {
-    /// Of a block that is in none.
+    /// The bin of a block outside the index.
     pub(super) const NONE: Self = Self(0);
     /// Up to this row all blocks of a bin have one size.
     pub(super) const LAST_EXACT_ROW: usize = 1;
 
-    /// The bin of a size, in bytes.
+    /// The bin of a size in bytes.
     #[inline(always)]
     pub(super) fn of(size: u64) -> Self {
         let units = size / BLOCK_UNIT;
-        // Rows 0 and 1 have bins of one unit, and together the numbers of the units themselves; the bins of each row behind are twice as wide.
+        // Bins of rows 0 and 1 are one unit wide, so their number is the size in units. The bins of each later row are twice as
+        // wide.
         let width = (units | ROW as u64).ilog2() - ROW_BITS;
         Self((units >> width) as u32 + (width << ROW_BITS))
     }
 
-    /// Its row in the lane.
     #[inline(always)]
     pub(super) fn row(self) -> usize {
         (self.0 >> ROW_BITS) as usize % ROWS
     }
 
-    /// Its place in the row.
+    /// Its index in the row.
     #[inline(always)]
     pub(super) fn index(self) -> usize {
         self.0 as usize % ROW

@@ -1,68 +1,67 @@
-//! Blocks and segments: slots with neighbour links. A segment is a chain of blocks without gaps, in address order.
+//! Blocks and segments: slots with links to their neighbors. A segment is a chain of blocks without gaps, in address order.
 //!
-//! Everything about a block stands in one cache line, its links among the free blocks included. Slot 0 holds no block: it stands for "no
-//! neighbour", so that links can be followed, and written through, without asking first. Invariants: a block's address never changes;
-//! where two blocks become one the lower one stays; slot 0 and all vacant slots have the state [`State::Vacant`].
+//! A block fits one cache line, including its links in the free index. Slot 0 means "no neighbor", so links can be followed and
+//! written without a check. Invariants: a block's address never changes; when two blocks merge, the lower one remains; slot 0 and
+//! all vacant slots have the state [`State::Vacant`].
 
 use std::collections::BTreeMap;
 
 use super::bins::Bin;
-use super::ids::{BlockId, LaneId};
+use super::ids::{BlockId, StreamPoolId};
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// What a slot's block is doing.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// There is no block.
+    /// No block.
     Vacant,
-    /// Addresses of an expandable segment without memory behind them.
+    /// Addresses of an expandable segment without mapped memory.
     Unmapped,
-    /// Ready to be handed out.
+    /// Ready for allocation.
     Free,
-    /// Freed by its owner, waiting for events of other streams.
+    /// Freed, but waiting for events of other streams.
     PendingFree,
-    /// Handed out.
     Allocated,
 }
 
-/// A slice of a segment: one cache line.
+/// A part of a segment. It fits one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) size: u64,
-    /// What its owner asked for; a free block keeps the figure of its last owner.
+    /// The requested bytes. A free block keeps the figure of its last owner.
     pub(super) requested: u64,
     pub(super) previous: BlockId,
     pub(super) next: BlockId,
-    /// Its place among the free blocks.
+    /// Its links in the free index.
     pub(super) heap: HeapLinks,
-    /// Its pool and stream. Not beside `next`, which is copied with it: one load of both would wait for an earlier store of one.
-    pub(super) lane: LaneId,
+    /// Its pool and stream. It is not next to `next`, which is copied with it: one load of both would wait for an earlier store
+    /// of one.
+    pub(super) stream_pool: StreamPoolId,
     pub(super) kind: PoolKind,
     pub(super) state: State,
-    /// Whether its segment is expandable.
     pub(super) expandable: bool,
-    /// Whether other streams use it: [`super::uses`] knows which.
+    /// Whether other streams use it. [`super::uses`] has the streams.
     pub(super) shared: bool,
 }
 
-/// A free block's place in a heap of the free index, which alone reads and writes it.
+/// The position of a free block in a heap. Only the free index uses it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeapLinks {
     pub(super) child: BlockId,
     pub(super) sibling: BlockId,
-    /// The parent of a first child, the left sibling of another, nothing for a root.
+    /// The parent of a first child, the left sibling of another child, and nothing for a root.
     pub(super) previous: BlockId,
-    /// Of a root: the root of the next larger size in the same bin.
+    /// For a root, the root of the next larger size in the same bin.
     pub(super) next_size: BlockId,
     pub(super) bin: Bin,
 }
 
 impl HeapLinks {
-    /// A heap of one.
+    /// A heap with one block.
     pub(super) const ALONE: Self =
         Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, next_size: BlockId::NONE, bin: Bin::NONE };
 }
@@ -74,7 +73,7 @@ impl Block {
         requested: 0,
         previous: BlockId::NONE,
         next: BlockId::NONE,
-        lane: LaneId(0),
+        stream_pool: StreamPoolId(0),
         heap: HeapLinks::ALONE,
         kind: PoolKind::Small,
         state: State::Vacant,
@@ -82,15 +81,15 @@ impl Block {
         shared: false,
     };
 
-    /// Whether it is a part of its segment and not the whole.
+    /// Whether it is only a part of its segment.
     #[inline]
     pub(super) fn is_split(&self) -> bool {
         self.previous.0 | self.next.0 != 0
     }
 }
 
-/// What a snapshot says of a lane: its stream, and its private pool if it has one.
-pub(super) type LaneLabel = (StreamId, Option<u32>);
+/// The stream and the private pool in a snapshot.
+pub(super) type StreamPoolLabel = (StreamId, Option<u32>);
 
 #[derive(Clone, Copy, Debug)]
 struct Segment {
@@ -98,16 +97,16 @@ struct Segment {
     size: u64,
 }
 
-/// All blocks and segments of an allocator.
 #[derive(Clone, Debug)]
 pub(super) struct Blocks {
     /// By slot.
     blocks: Vec<Block>,
-    /// The slot that became vacant last; [`Block::next`] leads to the one before it.
+    /// The last vacated slot; [`Block::next`] links to the one before it.
     vacant: BlockId,
-    /// Segments by their first address. Touched at driver calls only.
+    /// Segments by their first address. Used at driver calls only.
     segments: BTreeMap<u64, Segment>,
-    /// By slot, where somebody asks for it: look-ups in the block's pool when it became free, as garbage collection counts age.
+    /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage collection measures age in
+    /// look-ups.
     free_since: Vec<u64>,
 }
 
@@ -117,7 +116,8 @@ impl Default for Blocks {
     }
 }
 
-/// The slots. Who changes several blocks takes them once: through a `&mut Blocks` the compiler must look up where they are after each store.
+/// The slots. Code that changes several blocks borrows them once: through `&mut Blocks` the compiler must reload their address
+/// after each store.
 impl std::ops::Deref for Blocks {
     type Target = [Block];
     #[inline(always)]
@@ -149,19 +149,13 @@ impl std::ops::IndexMut<BlockId> for [Block] {
 }
 
 impl Blocks {
-    /// The block in a slot, if the slot was ever used.
-    #[inline]
-    pub(super) fn get(&self, id: BlockId) -> Option<&Block> {
-        self.blocks.get(id.0 as usize)
-    }
-
-    /// The block in a slot, if there is such a slot.
+    /// The block in a slot, if the slot exists.
     #[inline]
     pub(super) fn get_mut(&mut self, id: BlockId) -> Option<&mut Block> {
         self.blocks.get_mut(id.0 as usize)
     }
 
-    /// A slot for a block.
+    /// Allocates a slot.
     #[inline(always)]
     fn slot(&mut self) -> BlockId {
         let slot = self.vacant;
@@ -188,56 +182,55 @@ impl Blocks {
         block.next = before;
     }
 
-    /// A new segment that is one block: free, or unmapped where the segment is expandable.
-    pub(super) fn add_segment(&mut self, range: MemoryRange, lane: LaneId, kind: PoolKind, expandable: bool) -> BlockId {
+    /// Adds a segment of one block: free, or unmapped if the segment is expandable.
+    pub(super) fn add_segment(&mut self, range: MemoryRange, stream_pool: StreamPoolId, kind: PoolKind, expandable: bool) -> BlockId {
         let (address, size) = (range.start.0, range.len.0);
         let first = self.slot();
         let state = if expandable { State::Unmapped } else { State::Free };
-        self[first] = Block { address, size, lane, kind, state, expandable, ..Block::VACANT };
+        self[first] = Block { address, size, stream_pool, kind, state, expandable, ..Block::VACANT };
         self.segments.insert(address, Segment { first, size });
         first
     }
 
-    /// The segment that an address lies in.
+    /// The segment that contains an address.
     fn segment(&self, address: u64) -> Option<Segment> {
         self.segments.range(..=address).next_back().map(|(_, &segment)| segment)
     }
 
-    /// The addresses of the segment that the block lies in.
+    /// The addresses of the block's segment.
     pub(super) fn reservation(&self, block: BlockId) -> MemoryRange {
-        let segment = self.segment(self[block].address).expect("every block lies in a segment");
+        let segment = self.segment(self[block].address).expect("every block is in a segment");
         MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))
     }
 
-    /// The mapped stretches of the segment that begins with a block.
+    /// The mapped ranges of a segment, given its first block.
     pub(super) fn mapped_stretches(&self, first: BlockId) -> Vec<MemoryRange> {
         let stretches = self.stretches(first, &|_| (StreamId::DEFAULT, None));
         stretches.into_iter().map(|stretch| MemoryRange::new(stretch.address, stretch.size)).collect()
     }
 
-    /// Nothing is mapped any more in a stretch of the segment that begins with a block. For closing only: who has the blocks is not looked after.
+    /// Marks a range of a segment as unmapped. For `close` only: it does not check for live blocks.
     pub(super) fn note_unmapped(&mut self, first: BlockId, stretch: MemoryRange) {
         let within: Vec<BlockId> = self.chain(first).filter(|&id| (stretch.start.0..stretch.end().0).contains(&self[id].address)).collect();
         within.into_iter().for_each(|id| self[id].state = State::Unmapped);
     }
 
-    /// Forgets a segment, given as the one block that it is.
+    /// Removes a segment that consists of one block.
     pub(super) fn remove_segment(&mut self, whole: BlockId) {
-        debug_assert!(!self[whole].is_split(), "a segment goes back whole");
+        debug_assert!(!self[whole].is_split(), "the segment is one block");
         let address = self[whole].address;
         self.segments.remove(&address);
         self.vacate(whole);
     }
 
-    /// Cuts a block that nobody uses after its first `size` bytes and returns the rest, which is in the same state and keeps the figure of
-    /// the last owner.
+    /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state and the last owner's figure.
     #[inline(always)]
     pub(super) fn split(&mut self, front: BlockId, size: u64) -> BlockId {
         let rest = self.slot();
         let blocks = &mut self.blocks[..];
         let block = &mut blocks[front];
         debug_assert!(size < block.size, "both parts have bytes");
-        let Block { address, requested, lane, kind, state, expandable, .. } = *block;
+        let Block { address, requested, stream_pool, kind, state, expandable, .. } = *block;
         let bytes = block.size - size;
         block.size = size;
         let next = std::mem::replace(&mut block.next, rest);
@@ -248,7 +241,7 @@ impl Blocks {
         block.requested = requested;
         block.previous = front;
         block.next = next;
-        block.lane = lane;
+        block.stream_pool = stream_pool;
         block.kind = kind;
         block.state = state;
         block.expandable = expandable;
@@ -256,7 +249,7 @@ impl Blocks {
         rest
     }
 
-    /// Makes a block swallow its next neighbour.
+    /// Merges a block with its next neighbor.
     #[inline(always)]
     pub(super) fn absorb_next(&mut self, block: BlockId) {
         let blocks = &mut self.blocks[..];
@@ -271,7 +264,7 @@ impl Blocks {
         block.next = next;
     }
 
-    /// Makes one block of a block and its previous neighbour, which is in the same state. The figure of the last owner is the block's.
+    /// Merges a block with its previous neighbor in the same state. The result keeps the block's last owner's figure.
     #[inline(always)]
     pub(super) fn absorb_into_previous(&mut self, block: BlockId) -> BlockId {
         let Block { previous, requested, .. } = self[block];
@@ -280,12 +273,12 @@ impl Blocks {
         previous
     }
 
-    /// When a free block became free: see [`Blocks::free_since`].
+    /// The time when a free block became free: see [`Blocks::free_since`].
     pub(super) fn free_since(&self, id: BlockId) -> u64 {
         self.free_since.get(id.0 as usize).copied().unwrap_or_default()
     }
 
-    /// Notes when a block became free.
+    /// Records when a block became free.
     pub(super) fn set_free_since(&mut self, id: BlockId, lookups: u64) {
         let slot = id.0 as usize;
         if slot >= self.free_since.len() {
@@ -294,21 +287,21 @@ impl Blocks {
         self.free_since[slot] = lookups;
     }
 
-    /// The segment that an address lies in, described: of an expandable one the mapped stretch around it. Linear in its blocks.
-    pub(super) fn describe_at(&self, address: DevicePtr, label: impl Fn(LaneId) -> LaneLabel) -> Option<SegmentInfo> {
+    /// Describes the segment that contains an address; for an expandable one, the mapped range around it. Linear in its blocks.
+    pub(super) fn describe_at(&self, address: DevicePtr, label: impl Fn(StreamPoolId) -> StreamPoolLabel) -> Option<SegmentInfo> {
         let segment = self.segment(address.0)?;
         let around = |stretch: &SegmentInfo| stretch.address <= address && address < stretch.address.offset(stretch.size);
         self.stretches(segment.first, &label).into_iter().find(around)
     }
 
-    /// All segments in address order: of an expandable one each mapped stretch for itself, as PyTorch's snapshots have it.
-    pub(super) fn snapshot(&self, label: impl Fn(LaneId) -> LaneLabel) -> Vec<SegmentInfo> {
+    /// Describes all segments in address order; for an expandable one, each mapped range separately, as in PyTorch's snapshots.
+    pub(super) fn snapshot(&self, label: impl Fn(StreamPoolId) -> StreamPoolLabel) -> Vec<SegmentInfo> {
         let mut stretches = Vec::with_capacity(self.segments.len());
         self.segments.values().for_each(|segment| self.add_stretches(segment.first, &label, &mut stretches));
         stretches
     }
 
-    /// The addresses of all expandable segments.
+    /// The address ranges of all expandable segments.
     pub(super) fn reservations(&self) -> Vec<MemoryRange> {
         let expandable = self.segments.values().filter(|segment| self[segment.first].expandable);
         expandable.map(|segment| MemoryRange::new(DevicePtr(self[segment.first].address), Bytes(segment.size))).collect()
@@ -319,34 +312,34 @@ impl Blocks {
         self.segments.first_key_value().map(|(_, segment)| segment.first)
     }
 
-    /// Forgets the segment that begins with a block, whatever is in it. Its blocks keep their slots.
+    /// Removes a segment with all its blocks, whose slots are not reused.
     pub(super) fn forget_segment(&mut self, first: BlockId) {
         let address = self[first].address;
         self.segments.remove(&address);
     }
 
-    /// A block and those behind it in its segment.
+    /// A block and the later ones of its segment.
     pub(super) fn chain(&self, from: BlockId) -> impl Iterator<Item = BlockId> {
         std::iter::successors(Some(from), |&id| Some(self[id].next)).take_while(|id| !id.is_none())
     }
 
-    fn stretches(&self, first: BlockId, label: &impl Fn(LaneId) -> LaneLabel) -> Vec<SegmentInfo> {
+    fn stretches(&self, first: BlockId, label: &impl Fn(StreamPoolId) -> StreamPoolLabel) -> Vec<SegmentInfo> {
         let mut stretches = Vec::new();
         self.add_stretches(first, label, &mut stretches);
         stretches
     }
 
-    fn add_stretches(&self, first: BlockId, label: &impl Fn(LaneId) -> LaneLabel, stretches: &mut Vec<SegmentInfo>) {
-        // Most segments are one stretch.
+    fn add_stretches(&self, first: BlockId, label: &impl Fn(StreamPoolId) -> StreamPoolLabel, stretches: &mut Vec<SegmentInfo>) {
+        // Most segments are one range.
         let mut most = self.chain(first).count();
         let mut joined = false;
-        // Blocks side by side are mostly of one lane.
-        let mut labelled = (self[first].lane, label(self[first].lane));
+        // Adjacent blocks usually belong to one stream and pool.
+        let mut labelled = (self[first].stream_pool, label(self[first].stream_pool));
         for id in self.chain(first) {
             let block = &self[id];
             let (address, size) = (DevicePtr(block.address), Bytes(block.size));
-            if block.lane != labelled.0 {
-                labelled = (block.lane, label(block.lane));
+            if block.stream_pool != labelled.0 {
+                labelled = (block.stream_pool, label(block.stream_pool));
             }
             let (stream, private_pool) = labelled.1;
             let state = match block.state {

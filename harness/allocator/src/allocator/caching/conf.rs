@@ -1,13 +1,13 @@
-//! [`Config`] from and to the text that PyTorch reads from `PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`:
+//! Parses and writes [`Config`] in the form of `PYTORCH_CUDA_ALLOC_CONF` and `PYTORCH_ALLOC_CONF`:
 //! `max_split_size_mb:128,garbage_collection_threshold:0.8`.
 //!
 //! The rules are those of PyTorch 2.11 (`c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` in
-//! <https://github.com/pytorch/pytorch>), each of them checked against its binary: blanks are dropped wherever they stand; a setting that
-//! is given twice counts as it stands last; a trailing comma is fine; a whole number is read as far as it goes, so `64.5` and `64abc` are
-//! 64 and `-1` is 2⁶⁴ − 1. Settings of pinned host memory and of graph capture are checked and have no effect here.
+//! <https://github.com/pytorch/pytorch>), checked against its binary. Spaces are dropped everywhere. The last value of a repeated
+//! setting counts. A trailing comma is allowed. A whole number is read up to the first other character, so `64.5` and `64abc` are
+//! 64 and `-1` is 2⁶⁴ − 1. Settings of pinned host memory and of graph capture are checked but have no effect here.
 //!
-//! Two things that PyTorch lets pass are errors here, because nobody means them: a wrong separator (PyTorch takes any of `:`, `,`, `[` and
-//! `]` for any other, so that `max_split_size_mb,64` works there) and hexadecimal fractions.
+//! Two things that PyTorch accepts are errors here, because they are always mistakes: a wrong separator (PyTorch accepts any of
+//! `:`, `,`, `[` and `]` for another, such as `max_split_size_mb,64`) and hexadecimal fractions.
 
 mod error;
 mod setting;
@@ -23,20 +23,20 @@ use crate::units::Bytes;
 
 /// `large_segment_size_mb` must be above this many MiB.
 const LARGE_SEGMENT_SIZE_ABOVE: u64 = 10;
-/// `pinned_num_register_threads` must not be above this.
+/// `pinned_num_register_threads` is at most this.
 const MOST_REGISTER_THREADS: u64 = 128;
 
 impl Config {
-    /// Reads a configuration string. The empty one is PyTorch's default.
+    /// Parses a configuration string. The empty string is PyTorch's default.
     ///
     /// # Errors
-    /// [`ConfError`], which shows the place and says PyTorch's rule.
+    /// [`ConfError`] with the place and PyTorch's rule.
     pub fn parse(text: &str) -> Result<Self, ConfError> {
         let mut reader = Reader { text, tokens: tokens(text), next: 0 };
         let mut config = Self { large_segment_size: reader.large_segment_size()?, ..Self::default() };
         config.max_non_split_rounding = config.large_segment_size;
         while let Some(setting) = reader.key()? {
-            reader.expect(":", "`:` and a value behind the key")?;
+            reader.expect(":", "`:` and a value after the key")?;
             reader.value(setting, &mut config)?;
             if reader.peek().is_some() {
                 reader.expect(",", "`,` between two settings")?;
@@ -47,25 +47,24 @@ impl Config {
 }
 
 impl Config {
-    /// A sentence for each setting that does nothing because another one is missing.
-    #[must_use]
+    /// A sentence for each setting that has no effect because another one is missing.
     pub fn idle_settings(&self) -> Vec<&'static str> {
         let collects_nothing = self.garbage_collection_threshold.is_some() && self.memory_fraction == MemoryFraction::ALL;
         let rounds_nothing = self.max_non_split_rounding != self.large_segment_size && self.max_split_size.is_none();
         let told = [
             collects_nothing.then_some(
-                "garbage_collection_threshold does nothing without per_process_memory_fraction, unless the program sets a fraction itself",
+                "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself",
             ),
-            rounds_nothing.then_some("max_non_split_rounding_mb does nothing without max_split_size_mb"),
+            rounds_nothing.then_some("max_non_split_rounding_mb has no effect without max_split_size_mb"),
         ];
         told.into_iter().flatten().collect()
     }
 }
 
-/// A piece of the text: a word, or one of the four signs.
+/// A token: a word or one of the four signs.
 #[derive(Clone, Debug)]
 struct Token {
-    /// Without the blanks inside.
+    /// Its text without spaces.
     word: String,
     start: usize,
     end: usize,
@@ -100,13 +99,13 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The segment size, wherever it stands: the checks of other settings depend on it. Leaves the reader at the start.
+    /// Finds the segment size, because the checks of other settings depend on it. Leaves the reader at the start.
     fn large_segment_size(&mut self) -> Result<Bytes, ConfError> {
         const KEY: &str = "large_segment_size_mb";
         let mut size = Config::default().large_segment_size;
         while let Some(token) = self.take() {
             if token.word == KEY {
-                self.expect(":", "`:` and a value behind the key")?;
+                self.expect(":", "`:` and a value after the key")?;
                 let (mib, at) = self.whole_number(KEY)?;
                 if mib <= LARGE_SEGMENT_SIZE_ABOVE {
                     return Err(out_of_range(KEY, format!("more than {LARGE_SEGMENT_SIZE_ABOVE} (MiB)"), at));
@@ -193,8 +192,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A list as `[64:8,256:4,>:1]`, behind its bracket. A boundary of B MiB sets the interval that starts there; the first one also sets
-    /// all intervals below; `>` sets all intervals after the last one set.
+    /// Reads a list such as `[64:8,256:4,>:1]` after its bracket. A boundary of B MiB sets the interval that starts there. The
+    /// first one also sets all intervals below, and `>` sets all intervals after the last one.
     fn divisions_by_interval(&mut self, name: &'static str, divisions: &mut [u64; 16]) -> Result<(), ConfError> {
         const EXPECTED: &str = "`MEBIBYTES:DIVISIONS`, `>:DIVISIONS` or `]`";
         let (mut first, mut last) = (true, 0);
@@ -222,7 +221,7 @@ impl Reader<'_> {
                 last = index;
             }
             if self.peek().is_none_or(|token| token.word != "]") {
-                self.expect(",", "`,` or `]` behind an interval")?;
+                self.expect(",", "`,` or `]` after an interval")?;
             }
         }
     }
@@ -250,7 +249,7 @@ impl Reader<'_> {
         Ok((self.read_whole_number(key, &token)?, self.excerpt(&token)))
     }
 
-    /// As C's `strtoull` with base 10: the longest number in front, and a minus wraps around.
+    /// As C's `strtoull` with base 10: reads the longest leading number, and a minus sign wraps around.
     fn read_whole_number(&self, key: &'static str, token: &Token) -> Result<u64, ConfError> {
         let (negative, digits) = sign(&token.word);
         let digits = &digits[..count(digits, |c| c.is_ascii_digit())];
@@ -261,7 +260,7 @@ impl Reader<'_> {
         Ok(if negative { value.wrapping_neg() } else { value })
     }
 
-    /// As C's `strtod` for decimal numbers: the longest number in front.
+    /// As C's `strtod` for decimal numbers: reads the longest leading number.
     fn real_number(&mut self, key: &'static str) -> Result<(f64, Excerpt), ConfError> {
         let token = self.word("a number")?;
         let at = self.excerpt(&token);
@@ -322,7 +321,7 @@ fn out_of_range(key: &'static str, rule: impl Into<String>, at: Excerpt) -> Conf
     ConfError::OutOfRange { key, rule: rule.into(), at }
 }
 
-/// As many bytes as whole mebibytes fit 64 bits, at most.
+/// The bytes of whole mebibytes, limited to 64 bits.
 fn mebibytes(mib: u64) -> Bytes {
     Bytes::mib(mib.min(u64::MAX >> 20))
 }
@@ -334,12 +333,13 @@ fn sign(word: &str) -> (bool, &str) {
     }
 }
 
-/// Bytes at the start of the text whose characters are all of that kind.
+/// The number of leading bytes whose characters match.
 fn count(text: &str, kind: impl Fn(char) -> bool) -> usize {
     text.find(|c| !kind(c)).unwrap_or(text.len())
 }
 
-/// The longest decimal number in front: sign, digits with at most one point, exponent. `None` where there is none, or a hexadecimal one.
+/// The longest leading decimal number: sign, digits with at most one point, exponent. `None` if there is none or it is
+/// hexadecimal.
 fn decimal_prefix(word: &str) -> Option<&str> {
     let digits = |from: usize| count(&word[from..], |c| c.is_ascii_digit());
     let mut end = word.len() - sign(word).1.len();
@@ -365,8 +365,8 @@ fn decimal_prefix(word: &str) -> Option<&str> {
 }
 
 impl fmt::Display for Config {
-    /// The shortest string that [`Config::parse`] reads as the same settings: defaults are left out, sizes are whole mebibytes, and
-    /// [`Quirks`](super::Quirks), which PyTorch does not know, do not appear.
+    /// The shortest string that [`Config::parse`] reads as the same settings. It omits defaults, writes sizes in whole mebibytes,
+    /// and omits [`Quirks`](super::Quirks), which PyTorch does not have.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             max_split_size,
@@ -399,7 +399,7 @@ impl fmt::Display for Config {
     }
 }
 
-/// The intervals as PyTorch reads them: a number where they are all alike, else a list; nothing where there are none.
+/// The intervals in PyTorch's form: one number if all are equal, otherwise a list, and nothing without divisions.
 fn write_divisions(divisions: &[u64; 16]) -> Option<String> {
     let [head, .., tail] = *divisions;
     if *divisions == [head; 16] {

@@ -1,4 +1,5 @@
-//! What can be set of the caching allocator, and the arithmetic of sizes that follows: rounding, segment sizes, splitting, oversize.
+//! The settings of the caching allocator, and the size arithmetic that follows from them: rounding, segment sizes, splitting,
+//! oversize.
 //!
 //! The rules are those of PyTorch 2.11 (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
 //! <https://github.com/pytorch/pytorch>).
@@ -7,48 +8,48 @@ use crate::allocator::MemoryFraction;
 use crate::stats::PoolKind;
 use crate::units::Bytes;
 
-/// Smallest block, and the unit of sizes.
+/// The smallest block and the unit of sizes.
 pub(super) const BLOCK_UNIT: u64 = 512;
-/// Segments of the small pool.
+/// The segment size of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// From this size on a segment is made to measure.
+/// From this size on, a segment fits its request.
 const MADE_TO_MEASURE: u64 = 10 << 20;
-/// Made-to-measure segments are multiples of this.
+/// Segments that fit their request are multiples of this.
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// A remainder up to and including this stays with a large block.
+/// A remainder of at most this size stays with a large block.
 pub(super) const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 
-/// Settings of a caching allocator. The default is PyTorch's.
+/// The settings. The default is PyTorch's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Blocks of at least this are never split (`max_split_size_mb`); `None`: all may be.
+    /// Blocks of at least this size are never split (`max_split_size_mb`). `None` allows all splits.
     pub max_split_size: Option<Bytes>,
-    /// How much larger than the request an oversize block may be (`max_non_split_rounding_mb`).
+    /// The allowed excess of an oversize block over its request (`max_non_split_rounding_mb`).
     pub max_non_split_rounding: Bytes,
-    /// Segment size for large blocks below 10 MiB (`large_segment_size_mb`).
+    /// The segment size for large blocks below 10 MiB (`large_segment_size_mb`).
     pub large_segment_size: Bytes,
-    /// Divisions between powers of two, by interval of the request's size (`roundup_power2_divisions`); 0 and 1: none.
+    /// Divisions between powers of two, by interval of the request's size (`roundup_power2_divisions`). 0 and 1 mean none.
     pub roundup_power2_divisions: [u64; 16],
-    /// Share of the limit above which old cached blocks go back before a new segment is made (`garbage_collection_threshold`).
-    /// Without a memory fraction it does nothing.
+    /// The fraction of the limit above which old cached blocks are released before a new segment
+    /// (`garbage_collection_threshold`). Has no effect without a memory fraction.
     pub garbage_collection_threshold: Option<f64>,
-    /// Share of the device that may be held at most (`per_process_memory_fraction`), until
-    /// [`set_memory_fraction`](crate::allocator::Allocator::set_memory_fraction) says otherwise.
+    /// The limit on reserved memory as a fraction of the device (`per_process_memory_fraction`), until
+    /// [`set_memory_fraction`](crate::allocator::Allocator::set_memory_fraction) changes it.
     pub memory_fraction: MemoryFraction,
     /// Whether segments are reserved addresses that grow and shrink by pages (`expandable_segments`).
     pub expandable_segments: bool,
-    /// What to do where PyTorch's own behaviour is unsafe.
+    /// The behavior in the cases in which PyTorch is unsafe.
     pub quirks: Quirks,
 }
 
-/// Where PyTorch's behaviour would hand out memory that is still in use.
+/// The behavior in a case in which PyTorch reuses memory that is still in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Quirks {
-    /// Never unsafe.
+    /// Safe.
     #[default]
     Safe,
-    /// As PyTorch 2.11 does it, to compare with recordings of it: a stream recorded while a private pool's context is open is forgotten
-    /// if the block is freed in there, so that the block can be handed out while that stream still works on it.
+    /// As PyTorch 2.11, for comparisons with its recordings: PyTorch forgets a stream recorded while a private pool's context is
+    /// open if the block is freed in that context. So it may reuse the block while that stream still works on it.
     Torch211,
 }
 
@@ -68,21 +69,20 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The size of the block that serves a request, both in bytes; `None` where it does not fit 64 bits.
-    #[must_use]
+    /// The size of the block for a request, in bytes, or `None` if it exceeds 64 bits.
     pub fn round(&self, requested: u64) -> Option<u64> {
         if requested < BLOCK_UNIT {
             return Some(BLOCK_UNIT);
         }
         let divisions = self.roundup_power2_divisions[interval(requested)];
-        // The product wraps in PyTorch too: divisions of 2⁵⁵ and more round everything to a power of two.
+        // The product wraps in PyTorch too: divisions of at least 2⁵⁵ round everything to a power of two.
         if divisions > 1 && requested > BLOCK_UNIT.wrapping_mul(divisions) {
             return round_to_division(requested, divisions);
         }
         requested.checked_next_multiple_of(BLOCK_UNIT)
     }
 
-    /// The largest request that rounds to at most `size`, which is a multiple of the unit.
+    /// The largest request that rounds to at most `size`, a multiple of the unit.
     pub(super) fn round_down(&self, size: u64) -> u64 {
         if size == 0 || self.round(size) == Some(size) {
             return size;
@@ -94,9 +94,8 @@ impl Config {
         }
     }
 
-    /// What is asked of the driver for a block of that size, both in bytes; `None` where it does not fit 64 bits. Expandable segments grow by
+    /// The size of the segment for a block of this size, in bytes, or `None` if it exceeds 64 bits. Expandable segments grow by
     /// [pages](Self::page) instead.
-    #[must_use]
     pub fn segment_size(&self, size: u64) -> Option<u64> {
         match size {
             _ if size <= PoolKind::LARGEST_SMALL.0 => Some(SMALL_SEGMENT),
@@ -105,8 +104,7 @@ impl Config {
         }
     }
 
-    /// Bytes of a page of an expandable segment.
-    #[must_use]
+    /// The page size of an expandable segment in bytes.
     pub const fn page(&self, pool: PoolKind) -> u64 {
         match pool {
             PoolKind::Small => SMALL_SEGMENT,
@@ -114,9 +112,8 @@ impl Config {
         }
     }
 
-    /// Whether a block of `wanted` bytes may be taken from a free block of `found` at all.
+    /// Whether a request of `wanted` bytes may use a free block of `found` bytes.
     #[inline]
-    #[must_use]
     pub fn accepts(&self, wanted: u64, found: u64) -> bool {
         let Some(Bytes(max_split)) = self.max_split_size else { return true };
         // The sum wraps in PyTorch too: with the largest rounding no oversize block is ever reused.
@@ -124,7 +121,7 @@ impl Config {
     }
 }
 
-/// Interval of a size for `roundup_power2_divisions`: 0 is everything below 2 MiB, then one a power of two, 15 from 32 GiB on.
+/// The interval of a size in `roundup_power2_divisions`: 0 below 2 MiB, then one per power of two, and 15 from 32 GiB.
 fn interval(size: u64) -> usize {
     (size.ilog2() as usize).saturating_sub(20).min(15)
 }
@@ -181,7 +178,7 @@ mod tests {
     #[test]
     fn power_of_two_divisions_apply_by_interval_of_the_request() {
         let config = Config { roundup_power2_divisions: [4; 16], ..Config::default() };
-        assert_eq!(config.round(1200), Some(1536), "not above 512 · 4: plain rounding");
+        assert_eq!(config.round(1200), Some(1536), "at most 512 · 4: plain rounding");
         assert_eq!(config.round(5 << 20), Some(5 << 20));
         assert_eq!(config.round((5 << 20) + 1), Some(6 << 20));
         assert_eq!(config.round(8 << 20), Some(8 << 20));
@@ -193,7 +190,7 @@ mod tests {
         let finest = Config { roundup_power2_divisions: [1 << 63; 16], ..Config::default() };
         assert_eq!(finest.round(3_000_000), Some(4 << 20), "as PyTorch's binary does");
         assert_eq!((finest.round_down(3_000_000), Config::default().round_down(512)), (2 << 20, 512));
-        assert_eq!((finest.round_down(0), Config::default().round_down(0)), (0, 0), "where not even one page is free");
+        assert_eq!((finest.round_down(0), Config::default().round_down(0)), (0, 0), "less than one page is free");
         assert_eq!((interval(1 << 20), interval(2 << 20), interval(1 << 40)), (0, 1, 15));
     }
 }

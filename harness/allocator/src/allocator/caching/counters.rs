@@ -1,14 +1,14 @@
-//! The running counters behind [`MemoryStats`], kept so that each operation changes as few as possible: sums over pools, decreases, and
-//! everything *active* are derived when somebody asks.
+//! The running counters behind [`MemoryStats`]. Each operation changes as few as possible. Sums over pools, decreases, and all
+//! *active* figures are derived on request.
 
 use crate::stats::{MemoryStats, PoolKind, PooledStat, Stat};
 
-/// One quantity of one pool. What has gone is what came and is not there any more.
+/// One quantity of one pool. The decreases are the increases minus the current value.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauge {
     current: u64,
-    /// Stands between the two that change together. Side by side the compiler loads both at once, and that load waits for an earlier store of
-    /// one of them.
+    /// Separates two fields that change together. If they were adjacent, the compiler would load both at once, and that load
+    /// would wait for an earlier store of one of them.
     peak: u64,
     /// The sum of all increases.
     total: u64,
@@ -20,7 +20,7 @@ impl Gauge {
     }
 }
 
-/// One quantity by pool, and the high-water mark of the sum.
+/// One quantity by pool, and the peak of the sum.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pooled {
     pools: [Gauge; 2],
@@ -28,7 +28,6 @@ pub(super) struct Pooled {
 }
 
 impl Pooled {
-    /// Raises the quantity.
     #[inline]
     pub(super) fn increase(&mut self, pool: PoolKind, amount: u64) {
         let gauge = &mut self.pools[pool as usize];
@@ -37,25 +36,24 @@ impl Pooled {
         self.observe(pool);
     }
 
-    /// Lowers it.
     #[inline]
     pub(super) fn decrease(&mut self, pool: PoolKind, amount: u64) {
         let gauge = &mut self.pools[pool as usize];
-        debug_assert!(gauge.current >= amount, "a statistic fell below zero");
+        debug_assert!(gauge.current >= amount, "the statistic is not negative");
         gauge.current -= amount;
     }
 
-    /// One net change, as PyTorch counts it: the sums of increases and decreases depend on that.
+    /// Applies one net change. As in PyTorch, it counts as one increase or decrease.
     #[inline]
     fn change(&mut self, pool: PoolKind, before: u64, after: u64) {
         let gauge = &mut self.pools[pool as usize];
-        debug_assert!(gauge.current + after >= before, "a statistic fell below zero");
+        debug_assert!(gauge.current + after >= before, "the statistic is not negative");
         gauge.current = gauge.current + after - before;
         gauge.total += after.saturating_sub(before);
         self.observe(pool);
     }
 
-    /// Raises the high-water marks where they were passed. They move seldom, so a branch is cheaper than a store.
+    /// Updates the peaks. They change rarely, so a branch is cheaper than a store.
     #[inline]
     fn observe(&mut self, pool: PoolKind) {
         let current = self.current();
@@ -68,7 +66,7 @@ impl Pooled {
         }
     }
 
-    /// Both pools together.
+    /// The sum of both pools.
     #[inline]
     pub(super) fn current(&self) -> u64 {
         self.pools[0].current + self.pools[1].current
@@ -86,14 +84,14 @@ impl Pooled {
     }
 }
 
-/// What was freed but waits for events, of one quantity.
+/// The pending frees, for one quantity.
 ///
-/// Active is what is allocated and what waits. While nothing waits the two are equal, so only the rest has to be followed: active's
-/// high-water mark is that of allocated, or the highest it reached while something waited, whichever is higher.
+/// Active is allocated plus pending. The two are equal while nothing is pending, so only the pending part is tracked. The peak of
+/// active is the larger of the peak of allocated and the peak while something was pending.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
     current: [u64; 2],
-    /// Highest active of each pool while that pool had something waiting, and of both while any had.
+    /// The peak of active while something was pending, per pool and for both.
     peaks: [u64; 2],
     peak: u64,
 }
@@ -131,7 +129,6 @@ impl Pending {
     }
 }
 
-/// All counters of a caching allocator.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     allocated_bytes: Pooled,
@@ -151,7 +148,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// A block was handed out. As a call of its own it would be a fiftieth of a cache hit; the compiler's choice changes with other code.
+    /// Counts an allocation. Without inlining it would take 2 % of a cache hit.
     #[inline(always)]
     pub(super) fn handed_out(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.allocated_bytes.increase(pool, size);
@@ -162,8 +159,8 @@ impl Counters {
         }
     }
 
-    /// A free block was cut: `taken` bytes of it were handed out and `rest` stay free. It was a piece of a partly used segment, or a whole
-    /// segment.
+    /// Counts a split: `taken` bytes are allocated and `rest` bytes stay free. The block was a split piece of a segment or a
+    /// whole segment.
     #[inline(always)]
     pub(super) fn piece_was_cut(&mut self, pool: PoolKind, was_piece: bool, taken: u64, rest: u64) {
         if was_piece {
@@ -174,34 +171,34 @@ impl Counters {
         }
     }
 
-    /// A free piece of a partly used segment is there from the start.
+    /// Counts a free split piece of a restored segment.
     pub(super) fn piece_was_there(&mut self, pool: PoolKind, size: u64) {
         self.inactive_splits.increase(pool, 1);
         self.inactive_split_bytes.increase(pool, size);
     }
 
-    /// A free piece of a partly used segment was handed out whole.
+    /// Counts the allocation of a whole free split piece.
     #[inline(always)]
     pub(super) fn piece_was_taken(&mut self, pool: PoolKind, size: u64) {
         self.inactive_splits.decrease(pool, 1);
         self.inactive_split_bytes.decrease(pool, size);
     }
 
-    /// A block of `size` bytes became free and one with so many free neighbours, and is a piece of a partly used segment.
+    /// Counts a freed block of `size` bytes that merged with free neighbors and is still a split piece of a segment.
     #[inline(always)]
     pub(super) fn piece_was_freed(&mut self, pool: PoolKind, neighbours: u64, size: u64) {
         self.inactive_splits.change(pool, neighbours, 1);
         self.inactive_split_bytes.increase(pool, size);
     }
 
-    /// So many free pieces with so many bytes became one with a block that was freed, and that is a whole segment now.
+    /// Counts free split pieces that merged with a freed block into a whole segment.
     #[inline(always)]
     pub(super) fn pieces_became_whole(&mut self, pool: PoolKind, pieces: u64, bytes: u64) {
         self.inactive_splits.decrease(pool, pieces);
         self.inactive_split_bytes.decrease(pool, bytes);
     }
 
-    /// A block was freed by its owner, and can be reused at once. As [`Counters::handed_out`].
+    /// Counts a free of a block that can be reused immediately. Inlined as [`Counters::handed_out`].
     #[inline(always)]
     pub(super) fn freed(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.allocated_bytes.decrease(pool, size);
@@ -209,29 +206,29 @@ impl Counters {
         self.allocations.decrease(pool, 1);
     }
 
-    /// A block was freed by its owner, but waits for events.
+    /// Counts a free of a block that waits for events.
     pub(super) fn free_is_pending(&mut self, pool: PoolKind, size: u64) {
         self.pending_bytes.current[pool as usize] += size;
         self.pending.current[pool as usize] += 1;
-        // Before the block leaves the allocated ones it was active too: the sum is the same before and after.
+        // The block was active as an allocated one before, so the sum stays the same.
         self.allocated_bytes.decrease(pool, size);
         self.allocations.decrease(pool, 1);
         self.observe_pending();
     }
 
-    /// A block that waited can be reused.
+    /// Counts a pending free that is complete.
     pub(super) fn pending_free_is_done(&mut self, pool: PoolKind, size: u64, requested: u64) {
         self.pending_bytes.current[pool as usize] -= size;
         self.pending.current[pool as usize] -= 1;
         self.requested_bytes.decrease(pool, requested);
     }
 
-    /// Handed out, both pools together.
+    /// Allocated bytes of both pools.
     pub(super) fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes.current()
     }
 
-    /// Makes the present values the high-water marks.
+    /// Sets all peaks to the present values.
     pub(super) fn reset_peaks(&mut self) {
         for pooled in [
             &mut self.allocated_bytes,
@@ -248,7 +245,7 @@ impl Counters {
         self.pending.reset_peak(&self.allocations);
     }
 
-    /// As PyTorch tells them.
+    /// The counters with PyTorch's names.
     pub(super) fn stats(&self) -> MemoryStats {
         MemoryStats {
             allocated_bytes: self.allocated_bytes.stat(),

@@ -1,35 +1,35 @@
-//! The free blocks of all pools, found by best fit: the smallest that is large enough, and among equals the one at the lowest address.
+//! The index of free blocks. It finds the best fit: the smallest block that is large enough, and the lowest address among equal
+//! sizes.
 //!
-//! A *lane* holds the free blocks of one pool and one stream. Its blocks lie in bins by size: below 4 MiB every multiple of 512 B has a bin
-//! of its own; above, each doubling has 4096 bins. A hierarchy of bitmaps finds the next bin that is not empty in three steps. A bin is a
-//! short chain of *heaps*, one for each size in it, the smallest first; a heap orders blocks of one size by address.
+//! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 4 MiB every multiple of 512 B has its
+//! own bin; above, each doubling has 4096 bins. A hierarchy of bitmaps finds the next non-empty bin in three steps. A bin is a
+//! short chain of *heaps*, one for each size, the smallest first. A heap orders blocks of one size by address.
 //!
-//! The heaps are pairing heaps (Fredman, Sedgewick, Sleator and Tarjan, <https://doi.org/10.1007/BF01840439>): an insertion is one
-//! comparison; taking the lowest, or any other, is logarithmic in the blocks of that size, amortized. Links are block numbers and stand in
-//! the blocks themselves ([`HeapLinks`]), so nothing is allocated for a block that becomes free, and no second cache line is touched. The
-//! chain of a bin is as long as there are different sizes in it: one below 4 MiB, and never more than the device's memory has room for,
-//! some dozens at most.
+//! The heaps are pairing heaps (Fredman, Sedgewick, Sleator and Tarjan, <https://doi.org/10.1007/BF01840439>). An insertion is
+//! one comparison. A removal is logarithmic in the blocks of that size, amortized. The links are block numbers inside the blocks
+//! ([`HeapLinks`]), so a free allocates no memory and touches no second cache line. A chain is as long as the number of sizes in
+//! its bin: one below 4 MiB, and above limited by the device's memory to a few dozen.
 //!
-//! The block that became free last is kept apart, in front of the bins: programs tend to take it, or to free its neighbour, next, and then no
-//! bin is touched at all. It takes part in the order like any other.
+//! The most recently freed block is kept outside the bins, because programs tend to take it next, or to free its neighbor. Then
+//! no bin is touched. It takes part in the order like any other.
 //!
-//! Invariants: a bit is set exactly where its bin has a block; a chain's sizes rise; every block of a heap has that heap's size; a parent
-//! lies at a lower address than its children. A block's size and address do not change while it is in here.
+//! Invariants: a bit is set exactly if its bin has a block; the sizes of a chain increase; all blocks of a heap have its size; a
+//! parent has a lower address than its children. A block's size and address do not change while it is in the index.
 
 use super::bins::{Bin, ROW, ROWS};
 use super::blocks::{Block, HeapLinks};
 use super::ids::BlockId;
 
-/// Words of a row's bitmap.
+/// Words per bitmap of a row.
 const WORDS: usize = ROW / 64;
-/// The free blocks of one lane.
+/// The free blocks of one pool and one stream.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lane {
-    /// The block that became free last, unless it was taken.
+pub(super) struct FreeBlocks {
+    /// The most recently freed block, unless it was taken.
     last: BlockId,
-    /// Which rows have a block.
+    /// The rows that have a block.
     occupied: u64,
-    /// Row 0 holds sizes below 2 MiB; row n those from 2ⁿ MiB up to twice that. Made when they are first needed.
+    /// Row 0 has sizes below 2 MiB; row n has sizes from 2ⁿ MiB to twice that. Made on first use.
     rows: Rows,
 }
 
@@ -44,14 +44,14 @@ impl Default for Rows {
 
 #[derive(Clone, Debug)]
 struct Row {
-    /// Which words have a bit.
+    /// The words that have a bit.
     summary: u64,
     words: [u64; WORDS],
-    /// The root of the smallest size of each bin; meaningful where its bit is set.
+    /// The root of the smallest size of each bin. Valid only if its bit is set.
     heads: [BlockId; ROW],
 }
 
-impl Lane {
+impl FreeBlocks {
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], id: BlockId) {
         let before = std::mem::replace(&mut self.last, id);
@@ -69,18 +69,18 @@ impl Lane {
         }
     }
 
-    /// The best fit for a size, which is not zero.
+    /// The best fit for a size (not zero).
     #[inline(always)]
     pub(super) fn best_fit(&self, blocks: &[Block], size: u64) -> Option<BlockId> {
         let best = if self.occupied == 0 { BlockId::NONE } else { self.best_in_bins(blocks, size) };
-        // Slot 0 stands for none. Its size is zero: too small as the last one, and behind all others as the best one.
+        // Slot 0 means none. Its size is zero: too small as the most recent block, and after all others in the order.
         let (last_key, best_key) = (key(blocks, self.last), key(blocks, best));
         let last_is_best = (blocks[self.last].size >= size) & (last_key.wrapping_sub(1) < best_key.wrapping_sub(1));
         let found = if last_is_best { self.last } else { best };
         (!found.is_none()).then_some(found)
     }
 
-    /// All blocks by size, then address. Sorts them: for rare use.
+    /// All blocks by size, then address. It sorts them, so it is for rare use.
     pub(super) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
         let mut all: Vec<BlockId> = Some(self.last).filter(|last| !last.is_none()).into_iter().collect();
         for row in self.rows.0.iter().flatten() {
@@ -131,7 +131,7 @@ impl Lane {
             remove_from_chain(blocks, head, id);
             return;
         }
-        // Each step is computed, whether the word and the row became empty or not: a branch that is guessed wrong costs more.
+        // Each step is always computed, because a mispredicted branch costs more.
         let word = index / 64;
         bins.words[word] &= !(1 << (index % 64));
         bins.summary &= !(u64::from(bins.words[word] == 0) << word);
@@ -146,7 +146,7 @@ impl Lane {
         if let Some(bins) = &self.rows.0[row] {
             let mut from = bin.index();
             if row > Bin::LAST_EXACT_ROW && bins.has(from) {
-                // Only here can there be smaller ones in the same bin.
+                // Only this bin can also have smaller blocks.
                 let (_, fitting) = find_size(blocks, bins.heads[from], size);
                 if !fitting.is_none() {
                     return fitting;
@@ -177,10 +177,10 @@ impl Row {
         self.words[index / 64 % WORDS] >> (index % 64) & 1 == 1
     }
 
-    /// The first bin with a block, from `index` on, which is at most the number of bins.
+    /// The first bin with a block from `index`, which is at most the number of bins.
     ///
-    /// Whether the first word has one cannot be predicted, so the next word is looked at in any case and one of the two is chosen without
-    /// a branch.
+    /// Whether the first word has one is unpredictable. So the code always reads the next word too and selects one of them
+    /// without a branch.
     #[inline(always)]
     fn next(&self, index: usize) -> Option<usize> {
         let word = index / 64;
@@ -203,7 +203,7 @@ impl Row {
     }
 }
 
-/// What free blocks are ordered by: size, then address, in one number.
+/// The order of free blocks: size, then address, in one number.
 #[inline(always)]
 fn key(blocks: &[Block], id: BlockId) -> u128 {
     let block = &blocks[id];
@@ -222,7 +222,7 @@ fn collect(blocks: &[Block], root: BlockId, all: &mut Vec<BlockId>) {
     }
 }
 
-/// Adds a block to the chain of a bin that is not empty.
+/// Adds a block to the chain of a non-empty bin.
 #[inline(never)]
 fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let size = blocks[id].size;
@@ -239,7 +239,7 @@ fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     put_behind(blocks, head, before, new_root);
 }
 
-/// Takes a block out of the chain of its bin.
+/// Removes a block from the chain of its bin.
 #[inline(never)]
 fn remove_from_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let (before, root) = find_size(blocks, *head, blocks[id].size);
@@ -254,7 +254,7 @@ fn remove_from_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     put_behind(blocks, head, before, new_root);
 }
 
-/// Makes `root` the next in a chain behind `before`, or the first where that is none.
+/// Links `root` after `before`, or as the first if that is none.
 #[inline]
 fn put_behind(blocks: &mut [Block], head: &mut BlockId, before: BlockId, root: BlockId) {
     if before.is_none() {
@@ -274,7 +274,7 @@ fn find_size(blocks: &[Block], head: BlockId, size: u64) -> (BlockId, BlockId) {
     (before, root)
 }
 
-/// The root of a heap without one of its blocks.
+/// Removes a block from a heap and returns the new root.
 fn remove_from_heap(blocks: &mut [Block], root: BlockId, id: BlockId) -> BlockId {
     let HeapLinks { child, sibling, previous, .. } = blocks[id].heap;
     let orphans = meld_siblings(blocks, child);
@@ -290,7 +290,7 @@ fn remove_from_heap(blocks: &mut [Block], root: BlockId, id: BlockId) -> BlockId
     if orphans.is_none() { root } else { meld(blocks, root, orphans) }
 }
 
-/// One heap of two, given and returned by their roots.
+/// Melds two heaps, given and returned by their roots.
 #[inline]
 fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
     let (parent, child) = if blocks[left].address < blocks[right].address { (left, right) } else { (right, left) };
@@ -305,7 +305,8 @@ fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
     parent
 }
 
-/// One heap of a list of siblings: melded in pairs from the left, then together from the right, which is what keeps the costs logarithmic.
+/// Melds a list of siblings into one heap: in pairs from the left, then together from the right. This keeps the costs
+/// logarithmic.
 fn meld_siblings(blocks: &mut [Block], first: BlockId) -> BlockId {
     let mut pairs = BlockId::NONE;
     let mut next = first;
@@ -319,7 +320,7 @@ fn meld_siblings(blocks: &mut [Block], first: BlockId) -> BlockId {
             next = blocks[right].heap.sibling;
             meld(blocks, left, right)
         };
-        // The list of pairs runs backwards through the sibling links.
+        // The list of pairs runs backward through the sibling links.
         blocks[pair].heap.sibling = pairs;
         pairs = pair;
     }
@@ -342,7 +343,7 @@ mod tests {
 
     use super::super::blocks::Blocks;
     use super::super::config::BLOCK_UNIT;
-    use super::super::ids::LaneId;
+    use super::super::ids::StreamPoolId;
     use super::*;
     use crate::device::{DevicePtr, MemoryRange};
     use crate::stats::PoolKind;
@@ -358,33 +359,33 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(512))]
         #[test]
         fn it_finds_what_an_ordered_set_finds(operations in prop::collection::vec((sizes(), any::<prop::sample::Index>(), 0..12_u32), 1..300)) {
-            let (mut lane, mut blocks) = (Lane::default(), Blocks::default());
+            let (mut stream_pool, mut blocks) = (FreeBlocks::default(), Blocks::default());
             let mut model = BTreeSet::new();
             for (step, (size, choice, kind)) in operations.into_iter().enumerate() {
-                let best = lane.best_fit(&blocks, size);
+                let best = stream_pool.best_fit(&blocks, size);
                 let expected = model.range((size, 0, BlockId::NONE)..).next().copied();
                 prop_assert_eq!(best, expected.map(|(_, _, id)| id));
                 if kind < 6 {
-                    // Addresses in no order.
+                    // Addresses in random order.
                     let address = (step as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
                     let range = MemoryRange::new(DevicePtr(address), Bytes(size));
-                    let id = blocks.add_segment(range, LaneId(0), PoolKind::Large, false);
-                    lane.insert(&mut blocks, id);
+                    let id = blocks.add_segment(range, StreamPoolId(0), PoolKind::Large, false);
+                    stream_pool.insert(&mut blocks, id);
                     model.insert((size, address, id));
                 } else if let (Some(found), Some(entry), true) = (best, expected, kind < 8) {
-                    lane.remove(&mut blocks, found);
+                    stream_pool.remove(&mut blocks, found);
                     blocks.remove_segment(found);
                     model.remove(&entry);
                 } else if kind < 11 && !model.is_empty() {
                     let entry = **choice.get(&model.iter().collect::<Vec<_>>());
-                    lane.remove(&mut blocks, entry.2);
+                    stream_pool.remove(&mut blocks, entry.2);
                     blocks.remove_segment(entry.2);
                     model.remove(&entry);
                 }
             }
             let all: Vec<_> = model.iter().map(|&(_, _, id)| id).collect();
-            prop_assert_eq!(lane.largest(&blocks), model.last().map_or(0, |&(size, _, _)| size));
-            prop_assert_eq!(lane.in_order(&blocks), all);
+            prop_assert_eq!(stream_pool.largest(&blocks), model.last().map_or(0, |&(size, _, _)| size));
+            prop_assert_eq!(stream_pool.in_order(&blocks), all);
         }
     }
 }

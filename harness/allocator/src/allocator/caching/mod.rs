@@ -1,16 +1,18 @@
-//! PyTorch's caching allocator: memory is taken from the driver in segments, handed out in blocks, kept when it is freed, and given back
-//! only when somebody asks or a request would fail otherwise.
+//! PyTorch's caching allocator. It takes segments from the driver, allocates blocks from them, and caches freed blocks. It
+//! returns memory to the driver only on request or if a request would otherwise fail.
 //!
-//! Words: a *segment* is one driver allocation, a chain of *blocks*; a *pool* (`pools`) keeps the free blocks of one size class; a block
-//! used by several streams is freed by way of events (`uses`); memory goes back in `reclaim`; segments that grow and shrink
-//! by pages are in `expandable`; sizes are computed in `config`;
-//! `conf` reads the settings as PyTorch writes them.
+//! A *segment* is one driver allocation, a chain of *blocks*. A *pool* (`pools`) has the free blocks of one size class, by
+//! stream. `uses` tracks the streams of a block, and a block used by several streams is freed after events on them. `reclaim`
+//! returns memory to the driver. `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf`
+//! parses PyTorch's settings.
 //!
-//! Behaves byte for byte like PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>), which recorded
-//! runs of it prove. The one deliberate difference, [`Quirks`], makes ours safe where PyTorch's is not.
+//! It behaves byte for byte like PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>);
+//! tests replay recordings of PyTorch. The one deliberate difference, [`Quirks`], makes this allocator safe where PyTorch's is
+//! not.
 //!
-//! A cache hit touches no device and recomputes no statistic; it costs one search in an ordered index, logarithmic in the free blocks of
-//! the pool. A free goes by handle and costs at most one search for each neighbour it merges with and one insertion.
+//! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered index, logarithmic in the free
+//! blocks of the pool. A free uses a handle. It costs at most one search for each neighbor that it merges with, and one
+//! insertion.
 
 mod bins;
 mod blocks;
@@ -25,71 +27,65 @@ mod reclaim;
 mod released;
 mod restore;
 mod rules;
-mod siblings;
 mod uses;
-mod without_device;
 
 pub use conf::{ConfError, Excerpt, Setting};
 pub use config::{Config, Quirks};
 pub use restore::RestoreError;
-pub(super) use siblings::{Siblings, StreamOrder};
-pub(super) use without_device::Freed;
 
 use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
-use self::free_index::Lane;
-use self::ids::{BlockId, LaneId};
+use self::free_index::FreeBlocks;
+use self::ids::{BlockId, StreamPoolId};
 use self::pools::{PoolId, Pools};
 use self::released::ReleasedStreams;
 use self::rules::Rules;
-use self::siblings::NoSiblings;
 use self::uses::Uses;
 use super::pending::PendingFrees;
 use super::{
     Allocation, Allocator, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, PrivatePoolError, PrivatePoolId, PrivatePools,
     Request,
 };
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
+use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// PyTorch's caching allocator, for one host thread at a time. [`super::shared::SharedAllocator`] is for many.
+/// PyTorch's caching allocator, for one host thread at a time. [`super::shared::SharedAllocator`] is for several.
 #[derive(Clone, Debug)]
 pub struct CachingAllocator {
     config: Config,
     rules: Rules,
     blocks: Blocks,
     pools: Pools,
-    /// Which other streams use a live block.
+    /// The other streams that use a live block.
     uses: Uses,
     /// Blocks that were freed while other streams used them.
     pending: PendingFrees<BlockId>,
     released_streams: ReleasedStreams,
     counters: Counters,
-    /// What may be held from the driver at most. Kept as a share, so that the setting needs no device: the limit itself is computed where
-    /// a segment is asked for, which no cache hit does.
+    /// The limit on reserved memory, as a fraction, so the setting needs no device. The limit in bytes is computed for each new
+    /// segment, but not for a cache hit.
     fraction: MemoryFraction,
 }
 
-/// What became of a block that was freed.
+/// A freed block after merging.
 struct Merged {
-    /// The block that it is part of now.
+    /// The merged block.
     block: BlockId,
-    /// Free neighbours that it was merged with.
+    /// The number of free neighbors merged into it.
     neighbours: u64,
     bytes: u64,
 }
 
 impl Default for CachingAllocator {
-    /// An empty allocator with PyTorch's own settings.
+    /// Makes an empty allocator with PyTorch's default settings.
     fn default() -> Self {
         Self::new(Config::default())
     }
 }
 
 impl CachingAllocator {
-    /// An empty allocator with these settings.
-    #[must_use]
+    /// Makes an empty allocator.
     pub fn new(config: Config) -> Self {
         Self {
             fraction: config.memory_fraction,
@@ -104,15 +100,9 @@ impl CachingAllocator {
         }
     }
 
-    /// Whether nothing is held from the device.
-    pub(super) fn holds_nothing(&self) -> bool {
-        self.blocks.first_segment().is_none() && self.pending.is_empty()
-    }
-
-    /// Hands out a block for a request where other allocators of the same kind hold memory of the same device. A request for zero bytes gets
-    /// slot 0, at the null address.
+    /// Allocates a block for a request. A request for zero bytes gets slot 0, at the null address.
     #[inline(never)]
-    fn serve(&mut self, device: &mut dyn Device, request: Request, siblings: &mut impl Siblings) -> Result<BlockId, Box<AllocatorError>> {
+    fn serve(&mut self, device: &mut dyn Device, request: Request) -> Result<BlockId, Box<AllocatorError>> {
         if request.size == Bytes::ZERO {
             return Ok(BlockId::NONE);
         }
@@ -123,44 +113,32 @@ impl CachingAllocator {
             return Err(Box::new(too_large(device, request)));
         };
         let pool = self.pools.route(PoolKind::of_block(Bytes(size)));
-        let lane = self.pools.lane(pool, request.stream);
-        let block = match self.take_cached(pool, lane, size) {
+        let stream_pool = self.pools.stream_pool(pool, request.stream);
+        let block = match self.take_cached(pool, stream_pool, size) {
             Some(block) => block,
-            None => self.take_from_driver(device, lane, request, size, siblings).map_err(Box::new)?,
+            None => self.take_from_driver(device, stream_pool, request, size).map_err(Box::new)?,
         };
-        self.hand_out(block, lane, request.size.0, size);
+        self.hand_out(block, stream_pool, request.size.0, size);
         Ok(block)
     }
 
-    /// [`Allocator::allocate`] where other allocators of the same kind hold memory of the same device.
-    pub(super) fn allocate_with_siblings(
-        &mut self,
-        device: &mut dyn Device,
-        request: Request,
-        siblings: &mut impl Siblings,
-    ) -> Result<Allocation, AllocatorError> {
-        let id = self.serve(device, request, siblings).map_err(|error| *error)?;
-        Ok(self.allocation(id, request))
-    }
-
-    /// What a request got.
     #[inline]
     fn allocation(&self, id: BlockId, request: Request) -> Allocation {
         let block = &self.blocks[id];
         Allocation::new(MemoryRange::new(DevicePtr(block.address), Bytes(block.size)), request, Handle::new(id.0))
     }
 
-    /// A free block from the cache, taken out of its pool.
+    /// Takes a free block from the cache.
     #[inline(always)]
-    fn take_cached(&mut self, pool: PoolId, lane: LaneId, size: u64) -> Option<BlockId> {
+    fn take_cached(&mut self, pool: PoolId, stream_pool: StreamPoolId, size: u64) -> Option<BlockId> {
         if self.rules.ages && self.fraction < MemoryFraction::ALL {
             self.pools[pool].lookups += 1;
         }
-        let free = self.pools.free_mut(lane);
+        let free = self.pools.free_mut(stream_pool);
         let best = free.best_fit(&self.blocks, size)?;
-        // A best fit that cannot grow is the one to take: all that come later are as large or larger.
+        // Take a best fit that cannot grow: all later ones are as large or larger.
         if self.rules.expandable && self.blocks[self.blocks[best].next].state == State::Unmapped {
-            return self.take_expandable(lane, best, size);
+            return self.take_expandable(stream_pool, best, size);
         }
         if !self.config.accepts(size, self.blocks[best].size) {
             return None;
@@ -169,142 +147,141 @@ impl CachingAllocator {
         Some(best)
     }
 
-    /// The block to take where segments are expandable, given a best fit that lies in front of unmapped addresses. Such a block counts as large
-    /// as it could grow, so it is passed over as long as the next larger one counts as strictly smaller.
-    fn take_expandable(&mut self, lane: LaneId, mut best: BlockId, size: u64) -> Option<BlockId> {
+    /// Chooses the block if segments are expandable and the best fit is followed by unmapped addresses. Such a block counts with
+    /// its possible growth, so it is skipped while the next larger one counts as strictly smaller.
+    fn take_expandable(&mut self, stream_pool: StreamPoolId, mut best: BlockId, size: u64) -> Option<BlockId> {
         let mut passed = Vec::new();
-        self.pools.free_mut(lane).remove(&mut self.blocks, best);
-        // The next in order is the best fit once this one is away.
-        while let Some(next) = self.pools.free(lane).best_fit(&self.blocks, self.blocks[best].size)
+        self.pools.free_mut(stream_pool).remove(&mut self.blocks, best);
+        // After this removal the best fit is the next block in order.
+        while let Some(next) = self.pools.free(stream_pool).best_fit(&self.blocks, self.blocks[best].size)
             && self.size_with_growth(next) < self.size_with_growth(best)
         {
             passed.push(best);
-            self.pools.free_mut(lane).remove(&mut self.blocks, next);
+            self.pools.free_mut(stream_pool).remove(&mut self.blocks, next);
             best = next;
         }
         let refused = !self.config.accepts(size, self.blocks[best].size);
         for free in passed.into_iter().chain(refused.then_some(best)) {
-            self.pools.free_mut(lane).insert(&mut self.blocks, free);
+            self.pools.free_mut(stream_pool).insert(&mut self.blocks, free);
         }
         (!refused).then_some(best)
     }
 
-    /// The size of a free block with the unmapped addresses behind it, into which it can grow.
+    /// The size of a free block plus the unmapped addresses after it, into which it can grow.
     fn size_with_growth(&self, free: BlockId) -> u64 {
         let Block { size, next, .. } = self.blocks[free];
         let behind = &self.blocks[next];
         if behind.state == State::Unmapped { size + behind.size } else { size }
     }
 
-    /// A free block from the driver, giving cached memory back where that is what it takes.
+    /// Gets a free block from the driver. Releases cached memory if necessary.
     #[cold]
     fn take_from_driver(
         &mut self,
         device: &mut dyn Device,
-        lane: LaneId,
+        stream_pool: StreamPoolId,
         request: Request,
         size: u64,
-        siblings: &mut dyn Siblings,
     ) -> Result<BlockId, AllocatorError> {
         let segment = self.config.segment_size(size).ok_or_else(|| too_large(device, request))?;
         self.collect_garbage(device)?;
-        if let Some(block) = self.try_segment(device, lane, size, segment, siblings)? {
+        if let Some(block) = self.try_segment(device, stream_pool, size, segment)? {
             return Ok(block);
         }
-        if self.release_available(device, lane, size)?
-            && let Some(block) = self.try_segment(device, lane, size, segment, siblings)?
+        if self.release_available(device, stream_pool, size)?
+            && let Some(block) = self.try_segment(device, stream_pool, size, segment)?
         {
             return Ok(block);
         }
         if !self.pools.context_is_open() {
-            self.release_all_cached(device, siblings)?;
+            self.release_all_cached(device)?;
             self.counters.num_alloc_retries += 1;
-            if let Some(block) = self.try_segment(device, lane, size, segment, siblings)? {
+            if let Some(block) = self.try_segment(device, stream_pool, size, segment)? {
                 return Ok(block);
             }
         }
-        Err(self.out_of_memory(device, lane, request, size, segment, siblings))
+        Err(self.out_of_memory(device, stream_pool, request, size, segment))
     }
 
-    /// A block of at least `size` from a new segment, or from new pages of an expandable one; `None` where the limit or the driver says no.
+    /// Gets a block of at least `size` from a new segment or from new pages of an expandable one. Returns `None` if the limit or
+    /// the driver refuses.
     fn try_segment(
         &mut self,
         device: &mut dyn Device,
-        lane: LaneId,
+        stream_pool: StreamPoolId,
         size: u64,
         segment: u64,
-        siblings: &dyn Siblings,
     ) -> Result<Option<BlockId>, DeviceError> {
-        if self.exceeded_limit(device, segment, siblings).is_some() {
+        if self.exceeded_limit(device, segment).is_some() {
             return Ok(None);
         }
         if self.config.expandable_segments {
-            return self.try_expand(device, lane, size);
+            return self.try_expand(device, stream_pool, size);
         }
         let address = match device.malloc(Bytes(segment)) {
             Ok(address) => address,
             Err(error) if error.is_out_of_memory() => return Ok(None),
             Err(error) => return Err(error),
         };
-        let pool = self.pools.owner(lane).pool;
+        let pool = self.pools.owner(stream_pool).pool;
         let kind = self.pools[pool].kind;
         self.counters.reserved_bytes.increase(kind, segment);
         self.counters.segments.increase(kind, 1);
         self.counters.num_device_alloc += 1;
-        self.pools.segment_added(lane);
-        Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), lane, kind, false)))
+        self.pools.segment_added(stream_pool);
+        Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), stream_pool, kind, false)))
     }
 
-    /// The limit in force, where that much more would exceed it.
-    fn exceeded_limit(&self, device: &dyn Device, size: u64, siblings: &dyn Siblings) -> Option<Bytes> {
+    /// The limit, if `size` more bytes would exceed it.
+    fn exceeded_limit(&self, device: &dyn Device, size: u64) -> Option<Bytes> {
         let limit = self.fraction.limit(device.info().total)?;
-        let reserved = self.counters.reserved_bytes.current() + siblings.reserved();
+        let reserved = self.counters.reserved_bytes.current();
         reserved.checked_add(size).is_none_or(|total| total > limit.0).then_some(limit)
     }
 
-    /// Kept out of the way of requests that are served.
+    /// Kept out of the code for successful requests.
     #[cold]
     #[inline(never)]
     fn out_of_memory(
         &mut self,
         device: &mut dyn Device,
-        lane: LaneId,
+        stream_pool: StreamPoolId,
         request: Request,
         size: u64,
         segment: u64,
-        siblings: &dyn Siblings,
     ) -> AllocatorError {
         self.counters.num_ooms += 1;
-        let cause = match self.exceeded_limit(device, segment, siblings) {
+        let cause = match self.exceeded_limit(device, segment) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.free_memory() {
                 Ok(free) => OomCause::Device { free },
                 Err(error) => return error.into(),
             },
         };
-        let (lacking, asked) = if self.config.expandable_segments { self.missing_pages(lane, size) } else { (request.size.0, segment) };
+        let (missing, asked) =
+            if self.config.expandable_segments { self.missing_pages(stream_pool, size) } else { (request.size.0, segment) };
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested: request.size,
-            lacking: Bytes(lacking),
+            missing: Bytes(missing),
             segment: Bytes(asked),
             cause,
-            allocated: Bytes(self.counters.allocated_bytes() + siblings.allocated()),
-            reserved: Bytes(self.counters.reserved_bytes.current() + siblings.reserved()),
-            largest_free_block: Some(Bytes(self.pools.free(lane).largest(&self.blocks))),
+            allocated: Bytes(self.counters.allocated_bytes()),
+            reserved: Bytes(self.counters.reserved_bytes.current()),
+            largest_free_block: Some(Bytes(self.pools.free(stream_pool).largest(&self.blocks))),
             total: device.info().total,
         }))
     }
 
-    /// Cuts a free block to size where the settings say so, and hands it out.
+    /// Splits a free block if the settings say so, and allocates it.
     #[inline(always)]
-    fn hand_out(&mut self, id: BlockId, lane: LaneId, requested: u64, size: u64) {
+    fn hand_out(&mut self, id: BlockId, stream_pool: StreamPoolId, requested: u64, size: u64) {
         let block = &self.blocks[id];
         let (kind, available) = (block.kind, block.size);
         let (was_piece, counts_pieces) = (block.is_split(), !block.expandable);
         let rest = available - size;
         let charged = if self.rules.splits(kind, size, rest) {
             let id = self.blocks.split(id, size);
-            self.put_into_pool(lane, id);
+            self.put_into_pool(stream_pool, id);
             if counts_pieces {
                 self.counters.piece_was_cut(kind, was_piece, size, rest);
             }
@@ -321,13 +298,13 @@ impl CachingAllocator {
         self.counters.handed_out(kind, charged, requested);
     }
 
-    /// Merges a block that nobody uses any more with its free neighbours and keeps it for reuse.
+    /// Merges an unused block with its free neighbors and caches it.
     #[inline(always)]
     fn make_reusable(&mut self, id: BlockId) {
         let Self { blocks, pools, counters, rules, .. } = self;
-        let Block { size: own_size, lane, .. } = blocks[id];
-        let now = if rules.ages { pools[pools.owner(lane).pool].lookups } else { 0 };
-        let free = pools.free_mut(lane);
+        let Block { size: own_size, stream_pool, .. } = blocks[id];
+        let now = if rules.ages { pools[pools.owner(stream_pool).pool].lookups } else { 0 };
+        let free = pools.free_mut(stream_pool);
         let Merged { block: id, neighbours, bytes } = merge_free(blocks, free, id);
         let block = &blocks[id];
         if !block.expandable {
@@ -344,21 +321,21 @@ impl CachingAllocator {
     }
 
     #[inline(always)]
-    fn put_into_pool(&mut self, lane: LaneId, id: BlockId) {
+    fn put_into_pool(&mut self, stream_pool: StreamPoolId, id: BlockId) {
         if self.rules.ages {
-            self.blocks.set_free_since(id, self.pools[self.pools.owner(lane).pool].lookups);
+            self.blocks.set_free_since(id, self.pools[self.pools.owner(stream_pool).pool].lookups);
         }
-        self.pools.free_mut(lane).insert(&mut self.blocks, id);
+        self.pools.free_mut(stream_pool).insert(&mut self.blocks, id);
     }
 
-    /// Finishes the frees whose events are complete by now.
+    /// Finishes the frees whose events are complete.
     fn poll_pending(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let (done, polled) = self.pending.poll(device);
         done.into_iter().for_each(|block| self.finish_wait(block));
         polled
     }
 
-    /// Frees a block that other streams use too: it waits for an event of each.
+    /// Frees a block that other streams use too. It waits for an event on each.
     #[cold]
     fn free_shared(&mut self, device: &mut dyn Device, id: BlockId) -> Result<(), DeviceError> {
         let context_is_open = self.pools.context_is_open();
@@ -382,9 +359,9 @@ impl CachingAllocator {
     }
 }
 
-/// Makes a block free, and one with its free neighbours, which leave their lane.
+/// Marks a block as free and merges it with its free neighbors, which leave the index.
 #[inline(always)]
-fn merge_free(blocks: &mut Blocks, free: &mut Lane, id: BlockId) -> Merged {
+fn merge_free(blocks: &mut Blocks, free: &mut FreeBlocks, id: BlockId) -> Merged {
     let block = &mut blocks[id];
     block.state = State::Free;
     let (previous, next) = (block.previous, block.next);
@@ -409,13 +386,13 @@ fn too_large(device: &dyn Device, request: Request) -> AllocatorError {
     AllocatorError::TooLarge { requested: request.size, total: device.info().total }
 }
 
-/// The answer to a call about memory that is not handed out: an error, unless it is the null allocation.
+/// The result of a call with an unknown allocation: an error, unless it is the null allocation.
 #[cold]
 fn not_live(allocation: &Allocation) -> Result<(), DeviceError> {
     if allocation.is_null() {
         return Ok(());
     }
-    Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() })
+    Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() })
 }
 
 impl Allocator for CachingAllocator {
@@ -432,7 +409,7 @@ impl Allocator for CachingAllocator {
             0 => None,
             units => Some(self.config.round_down(units)),
         };
-        // Blocks below 10 MiB come in segments that are larger than they are, unless those grow by pages.
+        // Blocks below 10 MiB come in segments larger than themselves, unless the segments grow by pages.
         let grows = |size| self.config.expandable_segments && PoolKind::of_block(Bytes(size)) == PoolKind::Large;
         let fits = |size: &u64| grows(*size) || self.config.segment_size(*size).is_some_and(|segment| segment <= free.0);
         Bytes(whole.into_iter().chain([PoolKind::LARGEST_SMALL.0]).find(fits).unwrap_or(0))
@@ -444,9 +421,9 @@ impl Allocator for CachingAllocator {
 
     #[inline]
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        // What goes from one function to the other fits registers; the allocation is put together where the caller wants it. A copy of
-        // it would cost as much as finding the block: loads that span recent stores wait for them.
-        let id = self.serve(device, request, &mut NoSiblings).map_err(|error| *error)?;
+        // The data between these functions fits registers, and the allocation is built where the caller needs it. Copying it
+        // would cost as much as finding the block, because loads that span recent stores wait for them.
+        let id = self.serve(device, request).map_err(|error| *error)?;
         Ok(self.allocation(id, request))
     }
 
@@ -479,11 +456,11 @@ impl Allocator for CachingAllocator {
     }
 
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
-        self.release_lanes_of(device, stream)
+        self.release_stream_pools_of(device, stream)
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        self.release_all_cached(device, &mut NoSiblings)
+        self.release_all_cached(device)
     }
 
     fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
@@ -499,11 +476,11 @@ impl Allocator for CachingAllocator {
     }
 
     fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.blocks.snapshot(|lane| self.pools.label(lane))
+        self.blocks.snapshot(|stream_pool| self.pools.label(stream_pool))
     }
 
     fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.blocks.describe_at(address, |lane| self.pools.label(lane))
+        self.blocks.describe_at(address, |stream_pool| self.pools.label(stream_pool))
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -514,7 +491,7 @@ impl Allocator for CachingAllocator {
         self.pending.close(device)?;
         self.uses.clear();
         if self.config.expandable_segments {
-            // Unlike a device free, unmapping waits for nothing.
+            // Unlike a device free, an unmap does not wait.
             device.synchronize()?;
         }
         while let Some(first) = self.blocks.first_segment() {

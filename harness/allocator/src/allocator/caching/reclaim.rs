@@ -1,31 +1,20 @@
-//! Giving cached memory back: at an out-of-memory, by request, and by age.
+//! Returning cached memory to the driver: at an out of memory, by request, and by age.
 
 use super::CachingAllocator;
-use super::ids::{BlockId, LaneId};
+use super::ids::{BlockId, StreamPoolId};
 use super::pools::{PoolId, Pools};
-use super::siblings::{Siblings, StreamOrder};
 use crate::allocator::PrivatePoolId;
 use crate::device::{Device, DeviceError, DevicePtr};
-use crate::stats::PoolKind;
 
 impl CachingAllocator {
-    /// Gives back everything that can go: whole free segments of the default pools, its own and its siblings', behind a wait for all events,
-    /// and those of private pools that are released. While a pool context is open the default pools are left alone.
-    pub(in crate::allocator) fn release_all_cached(
-        &mut self,
-        device: &mut dyn Device,
-        siblings: &mut dyn Siblings,
-    ) -> Result<(), DeviceError> {
+    /// Releases everything possible: whole free segments of the default pools after a wait for all events, and those of released
+    /// private pools. Leaves the default pools alone while a pool context is open.
+    pub(super) fn release_all_cached(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if !self.pools.context_is_open() {
-            siblings.before_release(&self.counters.stats());
             self.counters.num_sync_all_streams += 1;
             self.finish_pending(device, None)?;
-            siblings.finish_pending(device)?;
-            for kind in [PoolKind::Large, PoolKind::Small] {
-                siblings.release_default_pool(device, kind, StreamOrder::Lower)?;
-                self.release_default_pool(device, kind)?;
-                siblings.release_default_pool(device, kind, StreamOrder::Higher)?;
-            }
+            self.release_whole_segments(device, Pools::LARGE)?;
+            self.release_whole_segments(device, Pools::SMALL)?;
         }
         for (_, pools) in self.pools.released() {
             for pool in pools {
@@ -37,16 +26,7 @@ impl CachingAllocator {
         Ok(())
     }
 
-    /// Gives back the whole free segments of one default pool.
-    pub(in crate::allocator) fn release_default_pool(&mut self, device: &mut dyn Device, kind: PoolKind) -> Result<(), DeviceError> {
-        let pool = match kind {
-            PoolKind::Small => Pools::SMALL,
-            PoolKind::Large => Pools::LARGE,
-        };
-        self.release_whole_segments(device, pool)
-    }
-
-    /// The same for one private pool that its owner has just let go.
+    /// The same for one private pool that its owner has just released.
     pub(super) fn release_private(&mut self, device: &mut dyn Device, id: PrivatePoolId) -> Result<(), DeviceError> {
         self.counters.num_sync_all_streams += 1;
         self.finish_pending(device, Some(id))?;
@@ -58,19 +38,19 @@ impl CachingAllocator {
         Ok(())
     }
 
-    /// With a maximum split size only: gives back one free block of the request's pool and stream that is large enough, or else the
-    /// largest oversize ones until their sum is. Says whether the room was reached; what was given back stays given back.
-    pub(super) fn release_available(&mut self, device: &mut dyn Device, lane: LaneId, size: u64) -> Result<bool, DeviceError> {
+    /// If a maximum split size is set: releases one large enough free block of the request's pool and stream, or else the largest
+    /// oversize blocks until they add up to the size. Returns whether that was enough. Released blocks stay released.
+    pub(super) fn release_available(&mut self, device: &mut dyn Device, stream_pool: StreamPoolId, size: u64) -> Result<bool, DeviceError> {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
         let ordinary = |&free: &BlockId| !self.blocks[free].expandable;
-        if let Some(free) = self.pools.free(lane).best_fit(&self.blocks, wanted).filter(ordinary) {
+        if let Some(free) = self.pools.free(stream_pool).best_fit(&self.blocks, wanted).filter(ordinary) {
             self.release_segment(device, free)?;
             return Ok(true);
         }
         let mut sum = 0_u64;
         let oversize = |&free: &BlockId| self.blocks[free].size >= max_split.0;
-        let free = self.pools.free(lane).in_order(&self.blocks);
+        let free = self.pools.free(stream_pool).in_order(&self.blocks);
         let candidates: Vec<BlockId> = free.into_iter().rev().take_while(oversize).filter(ordinary).collect();
         for free in candidates {
             if sum >= wanted {
@@ -82,8 +62,8 @@ impl CachingAllocator {
         Ok(sum >= wanted)
     }
 
-    /// With a threshold and a limit only: gives back the older half of the cached large segments, round by round, until the memory held
-    /// is below the threshold. A round is finished even when its target was reached on the way.
+    /// If a threshold and a limit are set: releases the older half of the cached large segments, round by round, until the
+    /// reserved memory is below the threshold. A round is completed even if it reaches the target earlier.
     pub(super) fn collect_garbage(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let Some(threshold) = self.config.garbage_collection_threshold else { return Ok(()) };
         let Some(limit) = self.fraction.limit(device.info().total) else { return Ok(()) };
@@ -110,12 +90,12 @@ impl CachingAllocator {
         Ok(())
     }
 
-    /// Gives a free block that is a whole segment back to the driver.
+    /// Releases a free block that is a whole segment.
     fn release_segment(&mut self, device: &mut dyn Device, whole: BlockId) -> Result<(), DeviceError> {
         let block = self.blocks[whole];
         device.free(DevicePtr(block.address))?;
-        self.pools.free_mut(block.lane).remove(&mut self.blocks, whole);
-        self.pools.segment_removed(block.lane);
+        self.pools.free_mut(block.stream_pool).remove(&mut self.blocks, whole);
+        self.pools.segment_removed(block.stream_pool);
         self.blocks.remove_segment(whole);
         self.counters.reserved_bytes.decrease(block.kind, block.size);
         self.counters.segments.decrease(block.kind, 1);
@@ -123,12 +103,12 @@ impl CachingAllocator {
         Ok(())
     }
 
-    /// Gives back whole free segments, and whole free pages of expandable ones.
+    /// Releases whole free segments, and whole free pages of expandable ones.
     fn release_whole_segments(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
         self.release_whole(device, self.pools.free_blocks(&self.blocks, pool))
     }
 
-    /// Gives back those of these free blocks that are whole segments, and the whole pages inside those of expandable segments.
+    /// Releases blocks that span whole segments, and whole pages of expandable segments.
     pub(super) fn release_whole(&mut self, device: &mut dyn Device, free: Vec<BlockId>) -> Result<(), DeviceError> {
         let (expandable, ordinary): (Vec<BlockId>, Vec<BlockId>) = free.into_iter().partition(|&free| self.blocks[free].expandable);
         let whole: Vec<BlockId> = ordinary.into_iter().filter(|&free| !self.blocks[free].is_split()).collect();
@@ -136,14 +116,10 @@ impl CachingAllocator {
         expandable.into_iter().try_for_each(|free| self.release_pages(device, free))
     }
 
-    /// Waits for the events of pending frees, of all blocks or of one private pool's, and finishes those frees.
-    pub(in crate::allocator) fn finish_pending(
-        &mut self,
-        device: &mut dyn Device,
-        owner: Option<PrivatePoolId>,
-    ) -> Result<(), DeviceError> {
+    /// Waits for the events of pending frees and finishes those frees: all, or those of one private pool.
+    fn finish_pending(&mut self, device: &mut dyn Device, owner: Option<PrivatePoolId>) -> Result<(), DeviceError> {
         let (blocks, pools) = (&self.blocks, &self.pools);
-        let wanted = |block: BlockId| owner.is_none() || pools[pools.owner(blocks[block].lane).pool].owner == owner;
+        let wanted = |block: BlockId| owner.is_none() || pools[pools.owner(blocks[block].stream_pool).pool].owner == owner;
         let (done, waited) = self.pending.wait_for(device, wanted);
         done.into_iter().for_each(|block| self.finish_wait(block));
         waited

@@ -1,4 +1,4 @@
-//! Streams that are used no more: their free memory goes back to the driver, and their lanes to other streams.
+//! Released streams: their free memory returns to the driver, and other streams reuse their stream pools.
 
 use std::collections::BTreeSet;
 
@@ -7,30 +7,30 @@ use super::pools::Pools;
 use crate::allocator::pending::if_exists;
 use crate::device::{Device, DeviceError, StreamId};
 
-/// So many released streams with live memory may be there before all of them are looked at again.
+/// All released streams with live memory are checked again if there are more than this.
 const FEW: usize = 64;
 
-/// Streams that were released while memory of theirs was live.
+/// Streams that were released while they had live memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReleasedStreams {
     streams: BTreeSet<StreamId>,
-    /// How many there may be before all of them are looked at again: twice what the last look has left. So each release costs constant
-    /// time on average.
+    /// All of them are checked again above this number: twice as many as remained after the last check. So a release costs
+    /// constant time on average.
     limit: usize,
 }
 
 impl ReleasedStreams {
-    /// Forgets the streams that hold nothing any more.
+    /// Forgets the streams without segments.
     pub(super) fn forget_empty(&mut self, pools: &mut Pools) {
-        self.streams.retain(|&stream| !pools.remove_empty_lanes(stream));
+        self.streams.retain(|&stream| !pools.remove_empty_stream_pools(stream));
         self.limit = 2 * self.streams.len();
     }
 }
 
 impl CachingAllocator {
-    /// See [`crate::allocator::Allocator::release_stream`]. While the context of a private pool is open nothing is looked at, as everywhere;
-    /// the stream waits for a later call.
-    pub(super) fn release_lanes_of(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
+    /// See [`crate::allocator::Allocator::release_stream`]. While the context of a private pool is open, the stream waits for a
+    /// later call.
+    pub(super) fn release_stream_pools_of(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT {
             return Ok(());
         }
@@ -43,10 +43,10 @@ impl CachingAllocator {
         let many = self.released_streams.streams.len() > self.released_streams.limit.max(FEW);
         let looked_at = if many { self.released_streams.streams.iter().copied().collect() } else { vec![stream] };
         for stream in looked_at {
-            for lane in self.pools.lanes_of(stream) {
-                self.release_whole(device, self.pools.free(lane).in_order(&self.blocks))?;
+            for stream_pool in self.pools.stream_pools_of(stream) {
+                self.release_whole(device, self.pools.free(stream_pool).in_order(&self.blocks))?;
             }
-            if self.pools.remove_empty_lanes(stream) {
+            if self.pools.remove_empty_stream_pools(stream) {
                 self.released_streams.streams.remove(&stream);
             }
         }
@@ -67,7 +67,7 @@ mod tests {
     use crate::units::Bytes;
 
     fn short_lived_streams(config: Config, keep: bool) {
-        // The simulated device uses no address twice, and each stream reserves as many as there is memory.
+        // The simulated device never reuses addresses, and each stream reserves as many as the device has memory.
         let memory = if config.expandable_segments { Bytes::mib(512) } else { Bytes::gib(80) };
         let mut device = SimDevice::new(SimConfig::replay(memory));
         let mut allocator = CachingAllocator::new(config);
@@ -90,10 +90,10 @@ mod tests {
         allocator.empty_cache(&mut device).expect("the device is sound");
         assert_eq!(allocator.stats().reserved_bytes.all.current, 0);
         assert_eq!(allocator.released_streams.streams.len(), 0);
-        let lanes = allocator.pools.lanes();
-        assert_eq!(lanes.in_use, 1, "the default stream's");
-        assert!(keep || lanes.made <= 4, "the lanes of one short-lived stream serve the next: {lanes:?}");
-        assert!(device.calls().memory_calls() <= 20_010, "one driver allocation and one free for each stream");
+        let stream_pools = allocator.pools.stream_pools();
+        assert_eq!(stream_pools.in_use, 1, "the default stream's");
+        assert!(keep || stream_pools.made <= 4, "the stream pools of one short-lived stream serve the next: {stream_pools:?}");
+        assert!(device.calls().memory_calls() <= 20_010, "one driver allocation and one free per stream");
         allocator.close(&mut device).expect("the device is sound");
     }
 

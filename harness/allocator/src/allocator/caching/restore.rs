@@ -1,48 +1,48 @@
-//! An allocator in a given state: the inverse of [`Allocator::snapshot`].
+//! Restores an allocator from its segments: the inverse of [`Allocator::snapshot`].
 
 use super::CachingAllocator;
 use super::blocks::State;
 use super::config::Config;
-use super::ids::{BlockId, LaneId};
+use super::ids::{BlockId, StreamPoolId};
 use crate::allocator::{Allocation, PrivatePoolId, Request};
 use crate::device::{DevicePtr, MemoryRange};
 use crate::stats::{BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// A state in which no caching allocator can be.
+/// The segments are not a possible state of a caching allocator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum RestoreError {
-    /// Order the segments by address. Two of them may not share an address.
-    #[error("the segment at {at} begins before the one in front of it ends")]
+    /// Order the segments by address. They must not overlap.
+    #[error("the segment at {at} starts before the end of the previous one")]
     SegmentsOverlap { at: DevicePtr },
-    /// Blocks have at least one byte, follow on each other, and add up to their segment.
+    /// Blocks have at least one byte, follow each other without gaps, and add up to their segment.
     #[error("the blocks of the segment at {segment} leave a gap or overlap at {at}")]
     BlocksDoNotTile { segment: DevicePtr, at: DevicePtr },
-    /// Join them.
-    #[error("two free blocks touch at {at}")]
+    /// Merge them.
+    #[error("two adjacent blocks at {at} are both free")]
     FreeNeighbours { at: DevicePtr },
-    /// Give it back as allocated, tell with [`record_stream`](crate::allocator::Allocator::record_stream) what it waits for, and free it.
-    #[error("the block at {at} waits for an event, which no state tells")]
+    /// Restore it as allocated, call [`record_stream`](crate::allocator::Allocator::record_stream) for the streams it waits for,
+    /// and free it.
+    #[error("the block at {at} waits for an event, which segments do not describe")]
     PendingFree { at: DevicePtr },
-    /// Name the reserved addresses around it.
-    #[error("the expandable segment at {at} lies in none of the reservations")]
+    /// Pass the reserved addresses around it.
+    #[error("the expandable segment at {at} is in none of the reservations")]
     NotReserved { at: DevicePtr },
-    /// Each segment of this allocator is for one stream.
+    /// Each segment of this allocator serves one stream.
     #[error("the segment at {at} has no stream")]
     NoStream { at: DevicePtr },
 }
 
 impl CachingAllocator {
-    /// An allocator that holds these segments, given in address order as [`Allocator::snapshot`] tells them; of expandable segments the
-    /// mapped stretches, with the reserved addresses around them in `reservations`. The device must hold the memory already: no call is
-    /// made. Returns the allocations of the allocated blocks in address order. The current values and peaks of the statistics are those of
-    /// the state, and its sums begin with it; driver calls are counted from 0.
+    /// Makes an allocator with these segments, in address order as [`Allocator::snapshot`] returns them. For expandable segments
+    /// they are the mapped ranges, and `reservations` has the reserved addresses around them. The device must have the memory
+    /// already; no device call is made. Returns the allocations of the allocated blocks in address order. Statistics start with
+    /// the values of this state; driver calls count from 0.
     ///
-    /// Linear in blocks, and logarithmic in segments.
+    /// Linear in blocks and logarithmic in segments.
     ///
     /// # Errors
-    /// [`RestoreError`] where no allocator can be in that state.
+    /// [`RestoreError`] if an allocator cannot have this state.
     ///
     /// [`Allocator::snapshot`]: crate::allocator::Allocator::snapshot
     pub fn restore(
@@ -53,7 +53,7 @@ impl CachingAllocator {
         let mut allocator = Self::new(config);
         let mut allocations = Vec::new();
         let mut end = DevicePtr::NULL;
-        // The unmapped rest of the reservation that the last segment lay in.
+        // The unmapped rest of the last segment's reservation.
         let mut rest: Option<(MemoryRange, BlockId)> = None;
         for segment in segments {
             if segment.address < end {
@@ -61,55 +61,54 @@ impl CachingAllocator {
             }
             end = segment.address.offset(segment.size);
             check(segment)?;
-            let lane = allocator.lane_of(segment)?;
+            let stream_pool = allocator.stream_pool_of(segment)?;
             let first = if segment.expandable {
                 let inside = |range: &MemoryRange| range.start <= segment.address && end <= range.end();
                 let range = *reservations.iter().find(|range| inside(range)).ok_or(RestoreError::NotReserved { at: segment.address })?;
                 let unmapped = match rest.filter(|(of, _)| *of == range) {
                     Some((_, unmapped)) => unmapped,
-                    None => allocator.add_reservation(range, lane, segment.pool),
+                    None => allocator.add_reservation(range, stream_pool, segment.pool),
                 };
                 let (mapped, behind) = allocator.cut_mapped(unmapped, segment);
                 rest = behind.map(|behind| (range, behind));
                 mapped
             } else {
                 let range = MemoryRange::new(segment.address, segment.size);
-                allocator.pools.segment_added(lane);
+                allocator.pools.segment_added(stream_pool);
                 allocator.counters.segments.increase(segment.pool, 1);
-                allocator.blocks.add_segment(range, lane, segment.pool, false)
+                allocator.blocks.add_segment(range, stream_pool, segment.pool, false)
             };
             allocator.counters.reserved_bytes.increase(segment.pool, segment.size.0);
-            allocator.fill(first, lane, segment, &mut allocations);
+            allocator.fill(first, stream_pool, segment, &mut allocations);
         }
         Ok((allocator, allocations))
     }
 
-    /// The reserved addresses of all expandable segments, in address order: what [`CachingAllocator::restore`] asks for beside the snapshot.
-    #[must_use]
+    /// The reserved addresses of all expandable segments, in address order, for [`CachingAllocator::restore`].
     pub fn reservations(&self) -> Vec<MemoryRange> {
         self.blocks.reservations()
     }
 
-    /// The lane that a segment serves.
-    fn lane_of(&mut self, segment: &SegmentInfo) -> Result<LaneId, RestoreError> {
+    /// The stream pool of a segment.
+    fn stream_pool_of(&mut self, segment: &SegmentInfo) -> Result<StreamPoolId, RestoreError> {
         let stream = segment.stream.ok_or(RestoreError::NoStream { at: segment.address })?;
         let pool = match segment.private_pool.map(PrivatePoolId) {
             None => self.pools.route(segment.pool),
             Some(id) => self.pools.private(id, segment.pool),
         };
-        Ok(self.pools.lane(pool, stream))
+        Ok(self.pools.stream_pool(pool, stream))
     }
 
-    /// A reservation of which nothing is mapped.
-    fn add_reservation(&mut self, range: MemoryRange, lane: LaneId, kind: PoolKind) -> BlockId {
-        let unmapped = self.blocks.add_segment(range, lane, kind, true);
-        self.pools.segment_added(lane);
+    /// A reservation without mapped memory.
+    fn add_reservation(&mut self, range: MemoryRange, stream_pool: StreamPoolId, kind: PoolKind) -> BlockId {
+        let unmapped = self.blocks.add_segment(range, stream_pool, kind, true);
+        self.pools.segment_added(stream_pool);
         self.remember_unmapped(unmapped);
         unmapped
     }
 
-    /// Cuts a mapped stretch out of an unmapped block, which it lies in. Returns it as one free block that is in no pool yet, and the unmapped
-    /// block behind it.
+    /// Cuts a mapped range out of the unmapped block that contains it. Returns it as one free block outside the index, and the
+    /// unmapped block after it.
     fn cut_mapped(&mut self, unmapped: BlockId, segment: &SegmentInfo) -> (BlockId, Option<BlockId>) {
         self.forget_unmapped(unmapped);
         let mut mapped = unmapped;
@@ -127,8 +126,8 @@ impl CachingAllocator {
         (mapped, behind)
     }
 
-    /// Cuts a free block that is a whole stretch into the blocks of a segment.
-    fn fill(&mut self, first: BlockId, lane: LaneId, segment: &SegmentInfo, allocations: &mut Vec<Allocation>) {
+    /// Splits a free block that spans a range into the blocks of a segment.
+    fn fill(&mut self, first: BlockId, stream_pool: StreamPoolId, segment: &SegmentInfo, allocations: &mut Vec<Allocation>) {
         let mut id = first;
         for (index, block) in segment.blocks.iter().enumerate() {
             let rest = (index + 1 < segment.blocks.len()).then(|| self.blocks.split(id, block.size.0));
@@ -136,20 +135,20 @@ impl CachingAllocator {
             if block.state == BlockState::Allocated {
                 self.blocks[id].state = State::Allocated;
                 self.counters.handed_out(segment.pool, block.size.0, block.requested.0);
-                let stream = self.pools.owner(lane).stream;
+                let stream = self.pools.owner(stream_pool).stream;
                 allocations.push(self.allocation(id, Request { size: block.requested, stream }));
             } else {
                 if !segment.expandable && segment.blocks.len() > 1 {
                     self.counters.piece_was_there(segment.pool, block.size.0);
                 }
-                self.put_into_pool(lane, id);
+                self.put_into_pool(stream_pool, id);
             }
             id = rest.unwrap_or(id);
         }
     }
 }
 
-/// Whether the blocks of a segment can be those of a caching allocator.
+/// Checks whether a caching allocator can have these blocks in a segment.
 fn check(segment: &SegmentInfo) -> Result<(), RestoreError> {
     let mut at = segment.address;
     let mut free = false;
@@ -177,7 +176,7 @@ mod tests {
     use crate::device::{Device, StreamId};
     use crate::stats::BlockInfo;
 
-    /// A step of a program: what it frees, and what it allocates.
+    /// A step of a program: a free and an allocation.
     #[derive(Clone, Debug)]
     struct Step {
         free: Option<prop::sample::Index>,
@@ -210,8 +209,8 @@ mod tests {
         live.sort_by_key(Allocation::ptr);
     }
 
-    /// Without what was last requested of blocks that are free: memory that is mapped again has what it had before it was unmapped, and no
-    /// snapshot tells of memory that is not mapped.
+    /// Clears the requested size of free blocks. Memory that is mapped again keeps its last figure, but snapshots do not contain
+    /// unmapped memory.
     fn without_past_requests(mut segments: Vec<SegmentInfo>) -> Vec<SegmentInfo> {
         let blocks = segments.iter_mut().flat_map(|segment| &mut segment.blocks);
         blocks.filter(|block| block.state == BlockState::Inactive).for_each(|block| block.requested = Bytes::ZERO);
@@ -231,11 +230,11 @@ mod tests {
             let (mut allocator, mut live) = (CachingAllocator::new(config.clone()), Vec::new());
             run(&before, &mut allocator, &mut device, &mut live);
             let (segments, reservations) = (allocator.snapshot(), allocator.reservations());
-            // An expandable segment without memory, as a refused request leaves it, is in no snapshot.
+            // Snapshots do not contain an expandable segment without memory, which a refused request leaves.
             let has_memory = |range: &MemoryRange| segments.iter().any(|segment| (range.start.0..range.start.0 + range.len.0).contains(&segment.address.0));
             prop_assume!(reservations.iter().all(has_memory));
             let (mut restored, mut restored_live) =
-                CachingAllocator::restore(config, &segments, &reservations).expect("an allocator was in this state");
+                CachingAllocator::restore(config, &segments, &reservations).expect("an allocator had this state");
             prop_assert_eq!(restored.snapshot(), segments);
             let current = |stats: crate::stats::MemoryStats| {
                 [stats.allocated_bytes, stats.reserved_bytes, stats.requested_bytes, stats.inactive_split_bytes, stats.segment, stats.active]

@@ -1,24 +1,22 @@
-//! What the settings mean for one request, computed once: a cache hit reads these few words and branches on nothing that settings decide.
+//! The effect of the settings on one request, computed once. A cache hit reads these few words and does not branch on settings.
 
 use super::config::{BLOCK_UNIT, Config, LARGEST_UNSPLIT_REMAINDER};
 use crate::stats::PoolKind;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// Whether sizes are rounded up to multiples of the unit and nothing else.
+    /// Whether sizes are only rounded up to multiples of the unit.
     plain_rounding: bool,
-    /// By kind of pool: the smallest remainder that is cut off.
+    /// By kind of pool: the smallest remainder that is split off.
     smallest_remainder: [u64; 2],
-    /// By kind of pool: what is cut off for requests below this only.
+    /// By kind of pool: only requests below this size split a block.
     cut_below: [u64; 2],
-    /// Whether blocks note when they became free.
+    /// Whether blocks record when they became free.
     pub(super) ages: bool,
-    /// Whether segments are expandable.
     pub(super) expandable: bool,
 }
 
 impl Rules {
-    /// What these settings mean.
     pub(super) fn new(config: &Config) -> Self {
         let (smallest_remainder, cut_below) = if config.expandable_segments {
             ([BLOCK_UNIT; 2], [u64::MAX; 2])
@@ -34,7 +32,7 @@ impl Rules {
         }
     }
 
-    /// The size of the block that serves a request of at least one byte, as [`Config::round`] has it.
+    /// The block size for a request of at least one byte, as [`Config::round`] computes it.
     #[inline]
     pub(super) fn round(&self, config: &Config, requested: u64) -> Option<u64> {
         if self.plain_rounding {
@@ -43,7 +41,7 @@ impl Rules {
         config.round(requested)
     }
 
-    /// Whether the block is cut after `wanted`, leaving `remaining`.
+    /// Whether the block is split after `wanted` bytes, with `remaining` bytes left.
     #[inline]
     pub(super) fn splits(&self, pool: PoolKind, wanted: u64, remaining: u64) -> bool {
         (remaining >= self.smallest_remainder[pool as usize]) & (wanted < self.cut_below[pool as usize])

@@ -1,4 +1,4 @@
-//! Which other streams use a live block, as `record_stream` tells it.
+//! The other streams that use a live block, from `record_stream`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,12 +15,12 @@ pub(super) struct Uses {
 #[derive(Clone, Debug, Default)]
 struct BlockUses {
     streams: BTreeSet<StreamId>,
-    /// Those of them that were recorded while a private pool's context was open.
+    /// Those recorded while a private pool's context was open.
     in_context: BTreeSet<StreamId>,
 }
 
 impl Uses {
-    /// Notes that a stream uses a block.
+    /// Records that a stream uses a block.
     pub(super) fn record(&mut self, block: BlockId, stream: StreamId, context_is_open: bool) {
         let uses = self.by_block.entry(block).or_default();
         uses.streams.insert(stream);
@@ -29,11 +29,11 @@ impl Uses {
         }
     }
 
-    /// The streams whose events a freed block waits for. The block is forgotten.
+    /// Takes the streams whose events a freed block waits for.
     pub(super) fn take(&mut self, block: BlockId, quirks: Quirks, context_is_open: bool) -> BTreeSet<StreamId> {
         let BlockUses { streams, in_context } = self.by_block.remove(&block).unwrap_or_default();
         match quirks {
-            // PyTorch takes these streams to belong to a graph capture that is over when the context is closed, and forgets them.
+            // PyTorch assumes that these streams belong to a graph capture that ends with the context, and forgets them.
             Quirks::Torch211 if context_is_open => &streams - &in_context,
             Quirks::Safe | Quirks::Torch211 => streams,
         }

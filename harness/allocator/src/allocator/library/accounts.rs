@@ -1,22 +1,22 @@
-//! [`Accounts`]: what a library holds from the driver, what of it is handed out, and the statistics of both.
+//! [`Accounts`]: the driver memory and the allocations of a library, with their statistics.
 
 use std::collections::BTreeMap;
 
 use super::super::slab::Slab;
 use super::super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory};
-use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, Place, StreamId};
+use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
-/// The pool that everything is counted in: libraries tell of none.
+/// The pool in whose counters everything appears: libraries have no pools.
 const POOL: PoolKind = PoolKind::Large;
 
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     live: Slab<Live>,
-    /// What is handed out, by address. An address that a library hands out twice is here once, for the second owner.
+    /// Live allocations by address. An address that is allocated twice appears once, for the second owner.
     blocks: BTreeMap<DevicePtr, u32>,
-    /// By their starts.
+    /// By start address.
     segments: BTreeMap<DevicePtr, Segment>,
     stats: MemoryStats,
     limit: Option<Bytes>,
@@ -28,14 +28,14 @@ struct Live {
     stream: StreamId,
 }
 
-/// Where memory comes from.
+/// The source of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// An allocation of the driver, which is a segment.
+    /// A driver allocation, which is a segment.
     Driver,
-    /// A piece of a pool of the driver. What is reserved is what the pool has reserved.
+    /// A piece of a driver pool. The pool's reserved bytes count.
     Pool,
-    /// Memory that is mapped: a segment is what is mapped side by side in one reservation.
+    /// Mapped memory. Each contiguous mapped range of a reservation is a segment.
     Mapping,
 }
 
@@ -43,17 +43,17 @@ pub(super) enum Source {
 struct Segment {
     source: Source,
     size: Bytes,
-    /// Its free pieces and their bytes, as they are counted, while it is partly used.
+    /// The counted free pieces and their bytes, while it is partly used.
     splits: (u64, u64),
 }
 
 impl Accounts {
-    /// How many requests were served.
+    /// The number of successful requests.
     pub(super) const fn requests(&self) -> u64 {
         self.stats.allocation.all.allocated
     }
 
-    /// The library took memory, not by mapping.
+    /// Records memory that the library got, except by mapping.
     pub(super) fn took(&mut self, range: MemoryRange, source: Source) {
         self.segments.insert(range.start, Segment { source, size: range.len, splits: (0, 0) });
         self.stats.segment.increase(POOL, 1);
@@ -63,7 +63,7 @@ impl Accounts {
         }
     }
 
-    /// The library gave memory back, not by unmapping.
+    /// Records memory that the library released, except by unmapping.
     pub(super) fn gave_back(&mut self, start: DevicePtr) {
         let Some(segment) = self.segments.remove(&start) else { return };
         self.count_splits(segment.splits, (0, 0));
@@ -74,7 +74,7 @@ impl Accounts {
         }
     }
 
-    /// A pool has so much reserved.
+    /// Sets the reserved bytes of the pool.
     pub(super) fn set_reserved(&mut self, reserved: Bytes) {
         let known = self.reserved();
         if reserved >= known {
@@ -84,12 +84,12 @@ impl Accounts {
         }
     }
 
-    /// What is reserved.
+    /// The reserved bytes.
     pub(super) const fn reserved(&self) -> Bytes {
         Bytes(self.stats.reserved_bytes.all.current)
     }
 
-    /// The library mapped memory in a reservation.
+    /// Records memory that the library mapped in a reservation.
     pub(super) fn mapped(&mut self, range: MemoryRange, reservation: MemoryRange) {
         self.stats.reserved_bytes.increase(POOL, range.len.0);
         self.stats.num_device_alloc += 1;
@@ -111,7 +111,7 @@ impl Accounts {
         self.segments.insert(start, Segment { source: Source::Mapping, size, splits: (0, 0) });
     }
 
-    /// The library unmapped memory, which may be in the middle of a segment.
+    /// Records memory that the library unmapped, possibly in the middle of a segment.
     pub(super) fn unmapped(&mut self, range: MemoryRange) {
         let Some(start) = self.start_of(range.start) else { return };
         let Some(segment) = self.segments.remove(&start) else { return };
@@ -125,17 +125,17 @@ impl Accounts {
         self.stats.num_device_free += 1;
     }
 
-    /// Where the memory comes from that begins here.
+    /// The source of the memory that starts here.
     pub(super) fn source_of(&self, start: DevicePtr) -> Option<Source> {
         self.segments.get(&start).map(|segment| segment.source)
     }
 
-    /// The segment that begins here.
+    /// The segment that starts here.
     pub(super) fn range_of(&self, start: DevicePtr) -> Option<MemoryRange> {
         self.segments.get(&start).map(|segment| MemoryRange::new(start, segment.size))
     }
 
-    /// The library handed out memory.
+    /// Records an allocation.
     pub(super) fn handed_out(&mut self, range: MemoryRange, stream: StreamId) -> Handle {
         let slot = self.live.insert(Live { range, stream });
         self.blocks.insert(range.start, slot);
@@ -153,10 +153,10 @@ impl Accounts {
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
         let slot = allocation.handle().slot();
         let ours = self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr());
-        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: Place::default() }) }
+        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() }) }
     }
 
-    /// The library takes memory back.
+    /// Records a free.
     pub(super) fn taken_back(&mut self, slot: u32) {
         let Live { range, .. } = self.live.remove(slot);
         if self.blocks.get(&range.start) == Some(&slot) {
@@ -176,20 +176,20 @@ impl Accounts {
         self.segments.first_key_value().map(|(&start, segment)| (start, segment.source))
     }
 
-    /// What is still handed out is no more: the library has gone.
+    /// Forgets the live allocations, because the library has ended.
     pub(super) fn forget_all(&mut self) {
         while let Some((_, &slot)) = self.blocks.first_key_value() {
             self.taken_back(slot);
         }
     }
 
-    /// The segment that an address lies in: its start.
+    /// The start of the segment that contains an address.
     fn start_of(&self, address: DevicePtr) -> Option<DevicePtr> {
         let (&start, segment) = self.segments.range(..=address).next_back()?;
         (address < start.offset(segment.size)).then_some(start)
     }
 
-    /// The blocks of a segment, free pieces between them.
+    /// The blocks of a segment, including its free pieces.
     fn pieces(&self, start: DevicePtr, segment: &Segment) -> Vec<BlockInfo> {
         let end = start.offset(segment.size);
         let mut pieces = Vec::new();
@@ -216,11 +216,11 @@ impl Accounts {
         SegmentInfo { address: start, size: segment.size, stream: None, pool: POOL, private_pool: None, expandable, blocks }
     }
 
-    /// Counts the free pieces around an address anew.
+    /// Recounts the free pieces around an address.
     fn recount(&mut self, address: DevicePtr) {
         let Some(start) = self.start_of(address) else { return };
         let segment = self.segments[&start];
-        // As in PyTorch, free pieces of segments that grow and shrink are no inactive splits.
+        // As in PyTorch, free pieces of expandable segments are not inactive splits.
         if segment.source == Source::Mapping {
             return;
         }
@@ -239,25 +239,25 @@ impl Accounts {
         inactive_split_bytes.increase(POOL, after.1);
     }
 
-    /// The limit, where that much more would exceed it.
+    /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
         let allocated = Bytes(self.stats.allocated_bytes.all.current);
         self.limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
     }
 
-    /// Counts a request that failed, and says why. `lacking` is what the driver refused.
+    /// Counts a failed request and explains it. `refused` is the size that the driver refused.
     pub(super) fn out_of_memory(
         &mut self,
         device: &dyn Device,
         requested: Bytes,
-        lacking: Option<Bytes>,
+        refused: Option<Bytes>,
         cause: OomCause,
     ) -> AllocatorError {
         self.stats.num_ooms += 1;
         AllocatorError::OutOfMemory(Box::new(OutOfMemory {
             requested,
-            lacking: requested,
-            segment: lacking.unwrap_or(requested),
+            missing: requested,
+            segment: refused.unwrap_or(requested),
             cause,
             allocated: Bytes(self.stats.allocated_bytes.all.current),
             reserved: Bytes(self.stats.reserved_bytes.all.current),

@@ -1,26 +1,24 @@
-//! [`Held`]: what a library holds of the device, and the calls of CUDA that it makes, done there.
+//! [`Held`]: the memory that a library holds, and its CUDA calls, made on the device.
 //!
-//! Pools. Which memory of a pool is free, no driver tells. So all of a library's memory comes from one pool, or none of it does, and what is reserved is
-//! then what the pool has reserved. The pool of the device keeps everything, and gives memory back where the library or the harness
-//! has it do so: at a wait of the library's own, at a trim, and when the cache is emptied. The waits of the program are not seen here.
+//! Pools: no driver reports which memory of a pool is free. So either all of a library's memory comes from one pool, whose reserved bytes count, or
+//! none of it does. The device's pool keeps all memory until the library waits or trims it, or the cache is emptied. Waits of the program do
+//! not count.
 //!
-//! Mapping. The device makes memory where it is mapped ([`crate::device::MappedDevice`]). `cuMemCreate` answers by what is free, without what was promised before;
-//! the memory is taken when it is mapped, and goes back when it is mapped nowhere and was released.
+//! Mapping: the device allocates memory when it is mapped ([`crate::device::MappedDevice`]). `cuMemCreate` succeeds if the memory is free, minus
+//! what it created before. The memory is released when it is unmapped everywhere and released by the library.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::accounts::{Accounts, Source};
 use super::wire::{Call, PoolFigure};
-use crate::device::{Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, Place, PoolId, PooledDevice, StreamId};
+use crate::device::{CallSite, Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PooledDevice, StreamId};
 use crate::units::Bytes;
 
-/// The pool of the device keeps everything that it is not told to give back.
+/// The threshold of the device's pool: it keeps all memory until a trim.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
-const TWO_SOURCES: &str =
-    "it takes memory from a pool of the driver, and from another one or without a pool: what is free of it cannot be told then";
+const TWO_SOURCES: &str = "it mixes a driver pool with another pool or with memory outside pools, so its free memory cannot be determined";
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Held {
     /// The library's file, for errors.
@@ -29,44 +27,44 @@ pub(super) struct Held {
     streams: BTreeSet<StreamId>,
     events: BTreeSet<EventId>,
     pools: BTreeMap<u32, Pool>,
-    /// Addresses that the library has reserved.
+    /// The library's address reservations.
     reservations: BTreeMap<DevicePtr, Bytes>,
-    /// What `cuMemCreate` has promised and the library has not released, or has mapped.
+    /// Memory of `cuMemCreate` that is not released or still mapped.
     memory: BTreeMap<u64, Memory>,
     next: u64,
 }
 
-/// A pool as the library sees it.
+/// A pool from the library's view.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pool {
     threshold: Bytes,
-    /// Made with the first allocation.
+    /// The device's pool, made with the first allocation.
     on_device: Option<PoolId>,
 }
 
-/// Memory without addresses.
+/// Physical memory of `cuMemCreate`.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     size: Bytes,
-    /// Where it is mapped.
+    /// Its mapped address.
     at: Option<DevicePtr>,
     is_released: bool,
 }
 
 fn pooled(device: &mut dyn Device) -> Result<&mut dyn PooledDevice, DeviceError> {
-    let lacking = || DeviceError::Unavailable {
+    let unsupported = || DeviceError::Unavailable {
         what: "a pool of the driver".to_owned(),
         why: "this device has no stream-ordered memory pools; the library has to use cudaMalloc here".to_owned(),
     };
-    device.pooled().ok_or_else(lacking)
+    device.pooled().ok_or_else(unsupported)
 }
 
 fn mapped(device: &mut dyn Device) -> Result<&mut dyn MappedDevice, DeviceError> {
-    let lacking = || DeviceError::Unavailable {
+    let unsupported = || DeviceError::Unavailable {
         what: "memory mapping".to_owned(),
         why: "this device does not support it; the library has to use cudaMalloc here".to_owned(),
     };
-    device.mapped().ok_or_else(lacking)
+    device.mapped().ok_or_else(unsupported)
 }
 
 impl Held {
@@ -81,12 +79,12 @@ impl Held {
         self.next - 1
     }
 
-    /// The pool that the library's memory comes from.
+    /// The pool that has the library's memory.
     pub(super) fn pool(&self) -> Option<PoolId> {
         self.pools.values().find_map(|pool| pool.on_device)
     }
 
-    /// Does a call of the library, and gives its value.
+    /// Makes a call of the library and returns its result.
     pub(super) fn call(&mut self, device: &mut dyn Device, call: Call) -> Result<u64, DeviceError> {
         match call {
             Call::Allocate(size) => {
@@ -167,7 +165,7 @@ impl Held {
 
     fn free(&mut self, device: &mut dyn Device, start: DevicePtr) -> Result<(), DeviceError> {
         if self.accounts.source_of(start) == Some(Source::Pool) {
-            // `cudaFree` waits for the work on the memory, whatever it was allocated by.
+            // `cudaFree` waits for the work on the memory, however it was allocated.
             device.synchronize()?;
             self.free_async(device, start, StreamId::DEFAULT)?;
             return self.trim(device);
@@ -223,14 +221,14 @@ impl Held {
         Ok(())
     }
 
-    /// Notes what a pool has reserved.
+    /// Records the reserved bytes of a pool.
     fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
         let reserved = pooled(device)?.pool_reserved(pool)?;
         self.accounts.set_reserved(reserved);
         Ok(())
     }
 
-    /// The host has waited: a pool that has reserved more than its threshold gives unused memory back.
+    /// After a wait of the host, trims the pool to its threshold.
     fn trim(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let Some((pool, threshold)) = self.pools.values().find_map(|pool| pool.on_device.map(|id| (id, pool.threshold))) else {
             return Ok(());
@@ -242,7 +240,7 @@ impl Held {
         self.observe(device, pool)
     }
 
-    /// The cache was emptied: what the pool need not keep goes back.
+    /// After the cache was emptied, trims the pool to its threshold.
     pub(super) fn empty_pool(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if self.pool().is_some() {
             device.synchronize()?;
@@ -267,7 +265,7 @@ impl Held {
         Ok(bytes.0)
     }
 
-    /// What was promised and is mapped nowhere.
+    /// The bytes that are created but not mapped.
     fn promised(&self) -> Bytes {
         self.memory.values().filter(|memory| memory.at.is_none()).map(|memory| memory.size).sum()
     }
@@ -305,7 +303,7 @@ impl Held {
                 "it maps {} of memory {number}, which has {}{}",
                 range.len,
                 memory.size,
-                if memory.at.is_some() { " and is mapped already" } else { "" }
+                if memory.at.is_some() { " and is already mapped" } else { "" }
             );
             return Err(DeviceError::Library { path: self.path.clone(), why });
         }
@@ -326,7 +324,7 @@ impl Held {
         Ok(())
     }
 
-    /// Gives everything back that the library has left.
+    /// Frees everything that the library still holds.
     pub(super) fn clear(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         if self.pool().is_some() || !self.reservations.is_empty() {
             device.synchronize()?;
@@ -339,7 +337,7 @@ impl Held {
                 }
                 Source::Pool => self.free_async(device, start, StreamId::DEFAULT)?,
                 Source::Mapping => {
-                    let range = self.accounts.range_of(start).ok_or(DeviceError::InvalidFree { ptr: start, place: Place::default() })?;
+                    let range = self.accounts.range_of(start).ok_or(DeviceError::InvalidFree { ptr: start, place: CallSite::default() })?;
                     self.unmap(device, range)?;
                 }
             }

@@ -1,4 +1,4 @@
-//! [`Host`]: the process that a library runs in, as the harness sees it.
+//! [`Host`]: the process that runs a library, from the harness's view.
 
 use std::env;
 use std::io::{self, BufReader};
@@ -12,25 +12,22 @@ use std::sync::OnceLock;
 use super::LibrarySpec;
 use super::wire::{self, Order, Reply};
 
-/// The subcommand of the program that serves a library.
+/// The subcommand of `harness` that runs a library.
 const SUBCOMMAND: &str = "library-host";
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Names the program `harness`, where this process is another one, as a test is. Only the first name counts.
+/// Sets the path of the program `harness`, for processes that are another program, such as tests. Only the first call counts.
 pub fn name_program(path: PathBuf) {
     PROGRAM.get_or_init(|| path);
 }
 
-/// The program `harness`: this process's own, where no other was named.
-///
-/// # Errors
-/// That the system does not tell it.
+/// The path of the program `harness`: this process's own, unless set otherwise.
 pub fn program() -> io::Result<PathBuf> {
     PROGRAM.get().cloned().map_or_else(env::current_exe, Ok)
 }
 
-/// A process with a library in it, and the socket that leads to it: the process has it as its standard input.
+/// A process with a library, and the socket that is its standard input.
 #[derive(Debug)]
 pub(super) struct Host {
     process: Child,
@@ -38,7 +35,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts the process. What it writes goes to standard error: standard output has the results of the harness.
+    /// Starts the process. Its output goes to standard error, because the harness's results go to standard output.
     pub(super) fn start(spec: &LibrarySpec) -> Result<Self, String> {
         let start = |program: PathBuf| -> io::Result<Self> {
             let (ours, theirs) = UnixStream::pair()?;
@@ -47,32 +44,32 @@ impl Host {
             let process = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr())).spawn()?;
             Ok(Self { process, socket: BufReader::new(ours) })
         };
-        program().and_then(start).map_err(|error| format!("the process for it cannot be started: {error}"))
+        program().and_then(start).map_err(|error| format!("cannot start its process: {error}"))
     }
 
-    /// Gives an order, or an answer. Where the process has gone, the next [`Host::receive`] says so.
+    /// Sends an order or an answer. If the process has ended, the next [`Host::receive`] reports it.
     pub(super) fn send(&mut self, order: &Order) {
         let _ = wire::send(self.socket.get_mut(), order);
     }
 
-    /// What the process says next; `None` where it has gone.
+    /// Waits for the next message, or returns `None` if the process has ended.
     pub(super) fn receive(&mut self) -> Option<Reply> {
         wire::receive(&mut self.socket).ok().flatten()
     }
 
-    /// How it ended. Where not as a program does that has done its work, in words.
+    /// Ends the process and describes how it ended, unless it ended normally.
     pub(super) fn end(&mut self) -> Result<(), String> {
         match self.process.wait() {
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(how(status)),
-            Err(error) => Err(format!("its process was lost ({error})")),
+            Err(error) => Err(format!("its process cannot be waited for ({error})")),
         }
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // One that was told to end has ended; another one is stuck, or of no use any more.
+        // A process that was asked to end has ended. Another one is stuck or useless.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

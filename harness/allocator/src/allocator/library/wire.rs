@@ -1,23 +1,23 @@
-//! What the harness and the process of a library say to each other: one line of JSON each, over one socket. The harness gives an order, the process asks for
-//! as many calls as the library makes, gets an answer to each, and says at last that the order is done. A program to be timed ([`Program`]) is one order.
+//! The messages between the harness and a library's process: one line of JSON each, over one socket. The harness sends an order.
+//! The process requests each CUDA call of the library, gets its result, and finally reports that the order is done. A timed
+//! program ([`Program`]) is one order.
 
 use std::io::{self, BufRead, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// From the harness.
+/// A message of the harness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Order {
     /// Load the library.
     Load,
-    /// Call its function that hands out memory; the address is the value of [`Reply::Done`].
+    /// Call its allocation function. [`Reply::Done`] has the address.
     Allocate {
         size: u64,
         stream: u32,
     },
-    /// Call its function that takes memory back.
+    /// Call its free function.
     Free {
         address: u64,
         size: u64,
@@ -28,44 +28,43 @@ pub enum Order {
         address: u64,
         stream: u32,
     },
-    /// Call its function that gives cached memory back.
+    /// Call its function that empties the cache.
     EmptyCache,
-    /// Do all of it without asking the harness for anything but calls of CUDA; answered by [`Reply::Timed`].
+    /// Run the program and request only CUDA calls. The answer is [`Reply::Timed`].
     Time(Program),
     End,
-    /// The answer to a [`Reply::Call`].
+    /// The result of a [`Reply::Call`].
     Answer {
         code: Code,
         value: u64,
     },
 }
 
-/// What is timed in the process of the library. Whatever it leaves live is freed at its end, and not timed.
+/// A program to time in the library's process. At its end all live allocations are freed outside the timed part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Done first, and not timed.
+    /// The operations before the timed part.
     pub before: Vec<Operation>,
-    /// Timed.
+    /// The timed operations.
     pub timed: Vec<Operation>,
-    /// How often `timed` is done in a row.
+    /// How many times `timed` runs.
     pub times: u64,
 }
 
-/// One operation of a [`Program`]. What is live is known by slots, which the program numbers.
+/// One operation of a [`Program`]. Slots number the live allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Operation {
-    /// A request that is refused leaves the slot empty.
+    /// A refused request leaves the slot empty.
     Allocate {
         slot: u32,
         size: u64,
         stream: u32,
     },
-    /// Passed over where the slot is empty.
+    /// Ignores an empty slot.
     Free {
         slot: u32,
     },
-    /// The same.
+    /// Ignores an empty slot.
     RecordStream {
         slot: u32,
         stream: u32,
@@ -77,8 +76,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The slot that it names.
-    #[must_use]
+    /// The slot of the operation.
     pub const fn slot(&self) -> Option<u32> {
         match *self {
             Self::Allocate { slot, .. } | Self::Free { slot } | Self::RecordStream { slot, .. } => Some(slot),
@@ -87,35 +85,34 @@ impl Operation {
     }
 }
 
-/// What came of a [`Program`].
+/// The result of a [`Program`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timed {
-    /// The time of what was timed, without the time in which the harness was waited for.
+    /// The time of the timed part, without waits for the harness.
     pub nanos: u64,
-    /// The requests that were refused: each operation by its number, counted from 0 over `before` and `timed`. The first ones, where there are very many.
+    /// The numbers of the refused requests, counted from 0 over `before` and `timed`. Limited to the first ones.
     pub refused: Vec<u64>,
 }
 
-/// From the process of the library.
+/// A message of the library's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// The order was done, and this is what came of it.
+    /// The order is done, with this result.
     Done(u64),
-    /// The same for [`Order::Time`].
+    /// An [`Order::Time`] is done, with this result.
     Timed(Timed),
-    /// In an [`Order::Time`] the timed part begins, or ends. It is not answered.
+    /// The timed part of an [`Order::Time`] starts or ends. It has no answer.
     Timing(bool),
-    /// The library cannot be used: why.
+    /// The library cannot be used, for this reason.
     Refused(String),
-    /// The library calls this function of CUDA, which has no answer here: it is told that it is not supported.
+    /// The library called a CUDA function that is not passed on. It gets the error "not supported".
     Unanswered(String),
-    /// The library asks this of the device.
+    /// A device call of the library.
     Call(Call),
 }
 
-/// What a library asks of the device. Streams and events are numbers of the harness.
+/// A device call of a library. Streams and events are the harness's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Call {
     Allocate(u64),
     Free(u64),
@@ -137,7 +134,7 @@ pub enum Call {
         stream: u32,
         event: u32,
     },
-    /// A pool, whose number is the answer. Pool 0 is the device's default pool, which is always there.
+    /// Makes a pool and returns its number. Pool 0 is the device's default pool, which always exists.
     CreatePool,
     DestroyPool(u32),
     AllocateFrom {
@@ -161,10 +158,10 @@ pub enum Call {
         pool: u32,
         figure: PoolFigure,
     },
-    /// Addresses without memory.
+    /// Reserves addresses.
     Reserve(u64),
     Unreserve(u64),
-    /// Memory without addresses, whose number is the answer.
+    /// Creates physical memory and returns its number.
     Create(u64),
     Release(u64),
     Map {
@@ -176,15 +173,14 @@ pub enum Call {
         address: u64,
         size: u64,
     },
-    /// What sizes of memory without addresses are multiples of.
+    /// The granularity of physical memory.
     Granularity,
     HasPools,
     HasMapping,
 }
 
-/// What a pool is asked for.
+/// The attribute of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum PoolFigure {
     Threshold,
     Reserved,
@@ -193,9 +189,8 @@ pub enum PoolFigure {
     UsedHigh,
 }
 
-/// How a call ended, by the numbers that the driver and the runtime have in common.
+/// The result of a call, with the codes that driver and runtime share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Code {
     Success = 0,
     InvalidValue = 1,
@@ -203,24 +198,24 @@ pub enum Code {
     InvalidHandle = 400,
     NotReady = 600,
     NotSupported = 801,
-    /// The other side has gone, or nobody listens.
+    /// The other process has ended.
     Unknown = 999,
 }
 
 /// Sends one message.
 ///
 /// # Errors
-/// The other side has gone.
+/// The other process has ended.
 pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     to.write_all(&line)
 }
 
-/// Waits for one message. `None`: the other side has gone.
+/// Waits for one message. `None` means that the other process has ended.
 ///
 /// # Errors
-/// What came is no message.
+/// An invalid message.
 pub fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
     if from.read_line(&mut line)? == 0 { Ok(None) } else { Ok(Some(serde_json::from_str(&line)?)) }

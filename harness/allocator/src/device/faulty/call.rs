@@ -1,4 +1,4 @@
-//! [`DeviceCall`]: the calls of a device that can be made to fail, under the driver's names; and [`Numbered`]: which of them are meant.
+//! [`DeviceCall`]: the device calls that can fail, with the driver's names. [`Numbered`]: a range of calls by number.
 
 use std::fmt;
 
@@ -6,19 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
 
-/// Declares the calls once: what the variant is, and the driver's name.
+/// Declares each call once: its variant and the driver's name.
 macro_rules! calls {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
-        /// A call to a device. The names are those of the CUDA runtime, of the driver where the runtime has no such call, and of NVML.
+        /// A device call. The names are those of the CUDA runtime, of the driver if the runtime has no such call, and of NVML.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum DeviceCall { $($(#[doc = $doc])+ $variant,)* }
 
         impl DeviceCall {
-            /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The function.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
@@ -77,7 +74,7 @@ calls! {
     LaunchKernel = "cudaLaunchKernel",
     /// [`crate::device::TestDevice::host_alloc`] of pinned memory.
     HostAlloc = "cuMemHostAlloc",
-    /// [`crate::device::TestDevice::host_alloc`] of other memory of the host.
+    /// [`crate::device::TestDevice::host_alloc`] of pageable memory.
     HostMap = "mmap",
     /// [`crate::device::TestDevice::host_free`].
     HostFree = "cuMemFreeHost",
@@ -90,26 +87,21 @@ calls! {
 }
 
 impl DeviceCall {
-    /// The call of that name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|call| call.name() == name)
     }
 
-    /// Whether it gets device memory, and so can run out of it.
-    #[must_use]
+    /// Whether it allocates device memory.
     pub const fn gets_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
 
-    /// Whether it gets memory of the host, and so can run out of it.
-    #[must_use]
+    /// Whether it allocates host memory.
     pub const fn gets_host_memory(self) -> bool {
         matches!(self, Self::HostAlloc | Self::HostMap)
     }
 
     /// Whether it names a stream.
-    #[must_use]
     pub const fn is_of_a_stream(self) -> bool {
         matches!(
             self,
@@ -125,14 +117,12 @@ impl DeviceCall {
         )
     }
 
-    /// Whether it asks how much memory there is.
-    #[must_use]
+    /// Whether it returns an amount of memory.
     pub const fn tells_memory(self) -> bool {
         matches!(self, Self::MemGetInfo | Self::NvmlMemory)
     }
 
-    /// Whether a harness asks it for its own checks: how often it is made says nothing of the program.
-    #[must_use]
+    /// Whether the harness makes it for its own checks. Its count says nothing about the program.
     pub const fn is_of_checks(self) -> bool {
         matches!(self, Self::NvmlMemory | Self::PoolAttribute)
     }
@@ -144,23 +134,21 @@ impl fmt::Display for DeviceCall {
     }
 }
 
-/// All calls that get device memory, counted together, where a call is wanted.
+/// The name for all calls that allocate device memory, counted together.
 pub const ANY: &str = "any";
 
-/// Which calls of a kind are meant: `FIRST[:COUNT][:MIN_SIZE]`.
+/// A range of calls of one kind: `FIRST[:COUNT][:MIN_SIZE]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Numbered {
-    /// The first of them, counted from 1.
+    /// The first call, counted from 1.
     pub first: u64,
     pub count: u64,
-    /// Smaller calls do not count.
+    /// Smaller calls are not counted.
     pub min_size: Bytes,
 }
 
 impl Numbered {
-    /// Reads `CALL:FIRST[:COUNT][:MIN_SIZE]`: the name of the call, and which of them; `None` for the latter where it has another form.
-    #[must_use]
+    /// Parses `CALL:FIRST[:COUNT][:MIN_SIZE]` into the call's name and the range. The range is `None` if its form is wrong.
     pub fn parse(text: &str) -> (&str, Option<Self>) {
         let (call, numbers) = text.split_once(':').unwrap_or((text, ""));
         (call, Self::of_numbers(numbers))

@@ -1,4 +1,5 @@
-//! [`Fault`]: what goes wrong at which calls; and [`Injector`]: the faults of one run, which counts the calls and tells which faults took effect.
+//! [`Fault`]: which calls fail, and how. [`Injector`]: the faults of one run; it counts the calls and records the injected
+//! failures.
 
 mod injector_state;
 
@@ -13,50 +14,45 @@ use serde::{Deserialize, Serialize};
 pub use self::injector_state::InjectorState;
 use super::call::{ANY, DeviceCall, Numbered};
 use crate::allocator::Request;
-use crate::device::{DeviceError, Place, StreamId};
+use crate::device::{CallSite, DeviceError, StreamId};
 use crate::hash::Mixer;
 use crate::stats::PoolKind;
 use crate::units::{Bytes, Nanos};
 
-/// What goes wrong at some calls of a device. Calls that match are counted; those behind the skipped ones are struck, each with the
-/// probability, until so many were.
+/// A planned failure. It applies to the matching calls after the skipped ones, each with the probability, until `count` calls
+/// have failed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Fault {
     pub calls: Calls,
-    /// Matching calls that are left alone first.
+    /// The number of matching calls to skip first.
     pub skip: u64,
-    /// How many calls are struck at most; `None`: all.
+    /// The maximum number of calls to affect, or `None` for all.
     pub count: Option<u64>,
-    /// The chance of each call to be struck, from 0 to 1, drawn from the seed; `None`: each is.
+    /// The probability for each call, from 0 to 1, drawn from the seed. `None` affects each call.
     pub probability: Option<f64>,
-    /// Calls for less do not match, nor do calls without a size where this is not 0.
+    /// Smaller calls do not match. If this is not 0, calls without a size do not match either.
     pub min_size: Bytes,
-    /// Only calls for this stream, by its number among the streams of the device in the order of their making; 0 is the default stream.
+    /// Matches only calls on this stream, numbered in order of creation; 0 is the default stream.
     pub stream: Option<usize>,
-    /// Only calls that are made to serve a request of this size.
+    /// Matches only calls that serve a request of this pool's sizes.
     pub pool: Option<PoolKind>,
-    /// What goes wrong.
     pub effect: Effect,
 }
 
-/// The calls that a fault is about.
+/// The calls that a fault matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calls {
-    /// All that get device memory, counted together.
+    /// All calls that allocate device memory, counted together.
     AnyMemory,
-    /// One kind.
     Of(DeviceCall),
 }
 
 impl Calls {
-    /// The calls of that name, or `any`.
-    #[must_use]
+    /// Parses the name of a call, or `any`.
     pub fn named(name: &str) -> Option<Self> {
         if name == ANY { Some(Self::AnyMemory) } else { DeviceCall::named(name).map(Self::Of) }
     }
 
-    /// Every name.
     pub fn names() -> impl Iterator<Item = &'static str> {
         [ANY].into_iter().chain(DeviceCall::ALL.iter().map(|call| call.name()))
     }
@@ -78,48 +74,42 @@ impl fmt::Display for Calls {
     }
 }
 
-/// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
     /// The call fails and changes nothing.
     Fails {
-        /// With this.
         error: InjectedError,
-        /// Whether every later call fails with the same.
+        /// Whether every later call fails with the same error.
         sticky: bool,
     },
-    /// The call takes so much longer.
+    /// The call takes this much longer.
     Takes(Nanos),
-    /// The free or used memory that it tells is so many bytes off.
+    /// The returned amount of free or used memory is wrong by this many bytes.
     OffBy(i64),
-    /// The event that is recorded never completes, nor does anything behind it on its stream.
+    /// The recorded event never completes, nor does later work on its stream.
     NeverCompletes,
 }
 
-/// Errors that can be injected: names in scenarios, the driver's name and code
+/// The errors that can be injected, with their names in scenarios and the driver's codes
 /// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>, `CUresult`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InjectedError {
-    /// There is no memory: data for an allocator.
     OutOfMemory,
-    /// A kernel touched memory that it may not touch.
+    /// A kernel accessed invalid memory.
     IllegalAddress,
     /// A kernel ended with an exception.
     LaunchFailure,
-    /// Memory is damaged, and error correction could not mend it.
+    /// Memory has an error that ECC could not correct.
     Ecc,
-    /// The GPU does not answer any more.
+    /// The GPU does not respond any more.
     DeviceLost,
-    /// Something else.
     Unknown,
 }
 
 impl InjectedError {
-    /// All of them.
     pub const ALL: [Self; 6] = [Self::OutOfMemory, Self::IllegalAddress, Self::LaunchFailure, Self::Ecc, Self::DeviceLost, Self::Unknown];
 
     /// Its name in scenarios.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::OutOfMemory => "out_of_memory",
@@ -131,8 +121,7 @@ impl InjectedError {
         }
     }
 
-    /// What a call fails with where nothing else is said: memory that is not there, or an error that says nothing.
-    #[must_use]
+    /// The default error of a call: out of memory for calls that allocate, otherwise an unknown error.
     pub const fn usual(calls: Calls) -> Self {
         match calls {
             Calls::AnyMemory => Self::OutOfMemory,
@@ -141,16 +130,15 @@ impl InjectedError {
         }
     }
 
-    /// Whether CUDA reports it from every later call too: "This leaves the process in an inconsistent state and any further CUDA work will
-    /// return the same error. To continue using CUDA, the process must be terminated and relaunched", says the driver's documentation of the first two; of the others it is so
-    /// because the device is out of order. NVML's errors are its own.
-    #[must_use]
+    /// Whether CUDA returns it from every later call too. The driver's documentation says so of the first two: "This leaves the
+    /// process in an inconsistent state and any further CUDA work will return the same error." The others mean that the device is
+    /// unusable. NVML has its own errors.
     pub const fn is_sticky(self, calls: Calls) -> bool {
         let is_nvml = matches!(calls, Calls::Of(DeviceCall::NvmlMemory));
         !is_nvml && matches!(self, Self::IllegalAddress | Self::LaunchFailure | Self::Ecc | Self::DeviceLost)
     }
 
-    /// The driver's code and name, or NVML's.
+    /// The code and name of the driver, or of NVML.
     const fn code(self, call: DeviceCall) -> (u32, &'static str) {
         match (self, call) {
             (Self::DeviceLost, DeviceCall::NvmlMemory) => (15, "NVML_ERROR_GPU_IS_LOST"),
@@ -171,14 +159,13 @@ impl fmt::Display for InjectedError {
     }
 }
 
-/// Advice of a call that was made to fail.
+/// The advice of an injected failure.
 pub(super) const INJECTED: &str = "The failure was injected: neither driver nor GPU is at fault";
-/// Advice of each call behind a sticky error.
-const SINCE: &str = "An injected failure was sticky, and every call fails since";
+/// The advice of each call after a sticky error.
+const STICKY: &str = "An injected failure was sticky, so every later call fails";
 
 impl Fault {
-    /// Calls of one kind that fail as they usually do: for lack of memory, or without a reason.
-    #[must_use]
+    /// Makes these calls fail with their default error.
     pub const fn failing(calls: Calls, numbered: Numbered) -> Self {
         let Numbered { first, count, min_size } = numbered;
         let effect = Effect::Fails { error: InjectedError::usual(calls), sticky: false };
@@ -196,7 +183,6 @@ impl Fault {
     }
 }
 
-/// Why a text is not a failure of calls.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct FaultError(String);
@@ -204,7 +190,7 @@ pub struct FaultError(String);
 impl FromStr for Fault {
     type Err = FaultError;
 
-    /// `CALL:FIRST[:COUNT][:MIN_SIZE]`, as in `cudaMalloc:40:2`.
+    /// Parses `CALL:FIRST[:COUNT][:MIN_SIZE]`, such as `cudaMalloc:40:2`.
     fn from_str(text: &str) -> Result<Self, FaultError> {
         let (name, numbered) = Numbered::parse(text);
         let names = || Calls::names().collect::<Vec<_>>().join(", ");
@@ -214,163 +200,156 @@ impl FromStr for Fault {
     }
 }
 
-/// A call while it is made.
+/// A call that is about to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Call {
     pub call: DeviceCall,
-    /// What it asks for, where it asks for memory.
+    /// The requested bytes of a call that allocates.
     pub size: Option<Bytes>,
-    /// The stream that it is about.
     pub stream: Option<StreamId>,
 }
 
 /// A call that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Made {
+pub struct CallRecord {
     pub call: DeviceCall,
-    /// Counted from 1 among the calls of its kind.
+    /// The number among the calls of its kind, from 1.
     pub number: u64,
     pub size: Option<Bytes>,
-    /// The step of the caller's program.
-    pub place: Place,
+    pub place: CallSite,
 }
 
-impl fmt::Display for Made {
+impl fmt::Display for CallRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.call, self.number)?;
         self.size.map_or(Ok(()), |size| write!(f, " ({size})"))
     }
 }
 
-/// A call that was made, as it is noted.
+/// An entry of the call log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Noted {
-    /// The call.
-    pub made: Made,
-    /// How many operations had begun by then ([`Injector::begin_operation`]).
+pub struct LoggedCall {
+    pub made: CallRecord,
+    /// The number of operations begun before ([`Injector::begin_operation`]).
     pub operation: u64,
-    /// A hash of what was there in front of the call ([`Injector::stands`]), and of the call but for its number. Calls of the same kind with equal ones
-    /// are the same call in the same state, as far as whoever tells the state knows it.
+    /// A hash of the state before the call ([`Injector::set_state_hash`]) and of the call without its number. Calls with equal
+    /// hashes are the same call in the same state, as far as the caller describes its state.
     pub state: u64,
 }
 
-/// A call that a fault struck.
+/// A call that a fault affected.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub struct Struck {
-    /// The fault, by its place in the plan.
+pub struct InjectedFault {
+    /// The index of the fault in the plan.
     pub fault: usize,
-    pub made: Made,
+    pub made: CallRecord,
     pub effect: Effect,
 }
 
-impl fmt::Display for Struck {
+impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { made, effect, .. } = self;
         match effect {
             Effect::Fails { error, sticky } => {
-                write!(f, "{made} fails with {error}{}", if *sticky { ", and so does every later call" } else { "" })
+                write!(f, "{made} fails with {error}{}", if *sticky { ", as does every later call" } else { "" })
             }
             Effect::Takes(duration) => write!(f, "{made} takes {duration} longer"),
-            Effect::OffBy(bytes) if *bytes < 0 => write!(f, "{made} tells {} too little", Bytes(bytes.unsigned_abs())),
-            Effect::OffBy(bytes) => write!(f, "{made} tells {} too much", Bytes(bytes.unsigned_abs())),
+            Effect::OffBy(bytes) if *bytes < 0 => write!(f, "{made} returns {} too little", Bytes(bytes.unsigned_abs())),
+            Effect::OffBy(bytes) => write!(f, "{made} returns {} too much", Bytes(bytes.unsigned_abs())),
             Effect::NeverCompletes => write!(f, "{made}: the event never completes"),
         }
     }
 }
 
-/// What is to become of a call.
+/// The effect of all faults on one call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Decision {
-    /// How much longer it takes.
     pub(super) delay: Nanos,
-    /// How many bytes what it tells is off.
+    /// The error of a returned amount, in bytes.
     pub(super) off_by: i64,
     pub(super) never_completes: bool,
     pub(super) failure: Option<Failure>,
 }
 
-/// Why a call fails.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Failure {
     OutOfMemory,
     Other(DeviceError),
 }
 
-/// Most struck calls that are kept until somebody asks for them: a fault may strike each of very many.
-const MOST_KEPT: usize = 64;
+/// The maximum number of injected faults kept until [`Injector::take_injected`].
+const MAX_KEPT: usize = 64;
 
-/// The faults of one run. Clones share their state: one half is with the device ([`super::Faulty`]), one with whoever runs it.
+/// The faults of one run. Clones share their state: the device ([`super::Faulty`]) has one and its owner another.
 #[derive(Clone)]
 pub struct Injector(Arc<Mutex<State>>);
 
 struct State {
     faults: Vec<Progress>,
-    /// Calls of each kind, by the order of [`DeviceCall::ALL`].
+    /// The number of calls of each kind, in the order of [`DeviceCall::ALL`].
     counts: Vec<u64>,
     total: u64,
-    /// More calls than this are an error: they would never end.
+    /// Calls beyond this number fail, to end a program that never stops.
     budget: Option<u64>,
     log: Option<Log>,
-    /// Operations that have begun.
+    /// The number of operations begun.
     operations: u64,
-    struck: Vec<Struck>,
-    /// The sticky error, and the fault that it is of.
+    struck: Vec<InjectedFault>,
+    /// The sticky error and the fault it comes from.
     broken: Option<(usize, InjectedError)>,
     last_failed: Option<usize>,
     stuck: Option<usize>,
     request: Option<Request>,
-    /// Of the calls that get memory for the request, the last one, where it was made to fail for lack of it.
-    refused: Option<Made>,
-    place: Place,
+    /// The last allocating call for the request, if a fault failed it.
+    refused: Option<CallRecord>,
+    place: CallSite,
     streams: Vec<StreamId>,
     paused: u32,
-    gives_up: Option<Box<dyn Fn() -> bool + Send>>,
+    abandoned: Option<Box<dyn Fn() -> bool + Send>>,
 }
 
-/// Notes of calls, with what is known of the state in front of each.
+/// The log of calls, each with a description of the state before it.
 #[derive(Default)]
 struct Log {
-    calls: Vec<Noted>,
-    /// What the caller tells of it.
-    stands: u64,
-    /// Calls since the operation began, but for work on streams.
+    calls: Vec<LoggedCall>,
+    /// The caller's hash of its state.
+    state_hash: u64,
+    /// The number of calls since the operation began, without kernel launches.
     in_operation: u64,
-    /// Changes that the caller's word does not cover: no state behind one equals a state in front of it.
+    /// Counts changes that the caller's hash does not cover. States on either side of such a change are never equal.
     changes: u64,
     /// Streams with work that the host has not waited for.
     working: BTreeSet<StreamId>,
 }
 
 impl Log {
-    fn note(&mut self, call: Call, made: Made, operation: u64, request: Option<Request>) {
+    fn note(&mut self, call: Call, made: CallRecord, operation: u64, request: Option<Request>) {
         let mut hasher = Mixer::default();
-        (call.call, call.size, call.stream, made.place, self.stands, self.changes, &self.working).hash(&mut hasher);
-        // Work on a stream is none of an allocator's operation. Of other calls it counts what the operation is about and how far it has come.
+        (call.call, call.size, call.stream, made.place, self.state_hash, self.changes, &self.working).hash(&mut hasher);
+        // A kernel launch is not part of an allocator's operation. For other calls the request and their position in the
+        // operation matter.
         if call.call != DeviceCall::LaunchKernel {
             (request.map(|request| (request.size, request.stream)), self.in_operation).hash(&mut hasher);
             self.in_operation += 1;
         }
-        self.calls.push(Noted { made, operation, state: hasher.finish() });
-        self.has_been_made(call);
+        self.calls.push(LoggedCall { made, operation, state: hasher.finish() });
+        self.record_change(call);
     }
 
-    /// What a call that is made changes.
-    fn has_been_made(&mut self, call: Call) {
+    /// Records the change of state that a call makes.
+    fn record_change(&mut self, call: Call) {
         match (call.call, call.stream) {
             (DeviceCall::LaunchKernel, Some(stream)) => drop(self.working.insert(stream)),
             (DeviceCall::SynchronizeStream, Some(stream)) => drop(self.working.remove(&stream)),
             (DeviceCall::Synchronize | DeviceCall::Free, _) => self.working.clear(),
-            // Memory is in what the caller tells, and the others change nothing.
+            // The caller's hash covers memory. The remaining calls change nothing.
             (DeviceCall::Malloc | DeviceCall::Create | DeviceCall::Unmap | DeviceCall::MemGetInfo | DeviceCall::NvmlMemory, _) => {}
             _ => self.changes += 1,
         }
     }
 }
 
-/// How far a fault has come.
+/// The progress of a fault.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Progress {
     fault: Fault,
@@ -379,7 +358,7 @@ struct Progress {
     struck: u64,
 }
 
-/// SplitMix64, a small generator of random numbers (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014,
+/// SplitMix64, a small random number generator (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014,
 /// <https://doi.org/10.1145/2660193.2660195>).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Random(u64);
@@ -387,12 +366,12 @@ struct Random(u64);
 impl Random {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// Whether something of this probability happens.
+    /// Whether an event of this probability happens.
     fn chance(&mut self, probability: f64) -> bool {
         self.0 = self.0.wrapping_add(Self::STEP);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // The upper 53 bits are a fraction below 1, exactly.
+        // The upper 53 bits are an exact fraction below 1.
         (((mixed ^ mixed >> 31) >> 11) as f64) < probability * (1_u64 << 53) as f64
     }
 }
@@ -405,8 +384,7 @@ impl fmt::Debug for Injector {
 }
 
 impl Injector {
-    /// The faults of a run. Probabilities are drawn from the seed.
-    #[must_use]
+    /// Plans the faults of a run. The seed determines the random choices.
     pub fn new(faults: &[Fault], seed: u64) -> Self {
         let progress = |(index, fault): (usize, &Fault)| {
             let random = Random(seed ^ (index as u64 + 1).wrapping_mul(Random::STEP));
@@ -425,27 +403,25 @@ impl Injector {
             stuck: None,
             request: None,
             refused: None,
-            place: Place::default(),
+            place: CallSite::default(),
             streams: vec![StreamId::DEFAULT],
             paused: 0,
-            gives_up: None,
+            abandoned: None,
         })))
     }
 
-    /// Notes every call, for [`Self::calls_made`].
-    #[must_use]
+    /// Logs every call, for [`Self::calls_made`].
     pub fn logging(self) -> Self {
         self.state().log = Some(Log::default());
         self
     }
 
-    /// Whether every call is noted: only then somebody wants to know how things stand.
-    #[must_use]
+    /// Whether calls are logged. Only then is [`Self::set_state_hash`] useful.
     pub fn is_logging(&self) -> bool {
         self.state().log.is_some()
     }
 
-    /// An operation begins, in which calls may be made. Returns how many have begun.
+    /// Begins an operation and returns the number of operations begun.
     pub fn begin_operation(&self) -> u64 {
         let mut state = self.state();
         state.operations += 1;
@@ -453,45 +429,42 @@ impl Injector {
         state.operations
     }
 
-    /// How many operations have begun.
-    #[must_use]
     pub fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// How things stand from now on: a hash of all that calls change, and that decides what comes of one that fails.
-    pub fn stands(&self, hash: u64) {
-        self.state().log.iter_mut().for_each(|log| log.stands = hash);
+    /// Sets the hash of the caller's state: of everything that calls change and that affects the outcome of a failure.
+    pub fn set_state_hash(&self, hash: u64) {
+        self.state().log.iter_mut().for_each(|log| log.state_hash = hash);
     }
 
-    /// Something changes that is in no hash.
-    pub fn changes(&self) {
+    /// Records a change that no hash covers.
+    pub fn state_changed(&self) {
         self.state().log.iter_mut().for_each(|log| log.changes += 1);
     }
 
-    /// From now on these calls of a kind fail as they usually do, as if that had been planned from the beginning. They were not made yet.
-    pub fn fails(&self, call: DeviceCall, first: u64, count: u64) {
+    /// Adds a fault: these calls of a kind fail with their default error. The calls must be in the future.
+    pub fn add_failure(&self, call: DeviceCall, first: u64, count: u64) {
         let mut state = self.state();
         let fault = Fault::failing(Calls::Of(call), Numbered { first, count, min_size: Bytes::ZERO });
         let matched = state.calls_of(call);
         state.faults.push(Progress { fault, random: Random(0), matched, struck: 0 });
     }
 
-    /// After so many calls every call fails: a caller that goes on and on is then told so.
-    #[must_use]
+    /// Fails every call after this many, to end a program that never stops.
     pub fn with_budget(self, calls: u64) -> Self {
         self.state().budget = Some(calls);
         self
     }
 
-    /// On a device with a measured clock a wait that never returns waits until this says that nobody waits for it any more. Without it, and on a simulated
-    /// device, it fails at once.
-    pub fn gives_up_when(&self, asked: impl Fn() -> bool + Send + 'static) {
-        self.state().gives_up = Some(Box::new(asked));
+    /// Ends the blocked waits of a device with a real clock when `asked` returns true. Without it, waits that never return fail
+    /// immediately.
+    pub fn abandon_waits_when(&self, asked: impl Fn() -> bool + Send + 'static) {
+        self.state().abandoned = Some(Box::new(asked));
     }
 
-    /// The calls that follow are made to serve this request, or none.
-    pub fn serves(&self, request: Option<Request>) {
+    /// Sets the request that the following calls serve, or none.
+    pub fn set_request(&self, request: Option<Request>) {
         let mut state = self.state();
         state.request = request;
         if request.is_some() {
@@ -499,58 +472,49 @@ impl Injector {
         }
     }
 
-    /// Of the calls that were made to get memory for the last request, the last one, where a fault refused it.
-    #[must_use]
-    pub fn refused(&self) -> Option<Made> {
+    /// Returns the last allocating call for the last request, if a fault failed it.
+    pub fn refused(&self) -> Option<CallRecord> {
         self.state().refused
     }
 
-    /// Until [`Self::resume`], calls are neither counted nor struck: they are the harness's own. What is broken already stays broken.
+    /// Stops counting and injecting until [`Self::resume`], for the harness's own calls. Sticky errors still apply.
     pub fn pause(&self) {
         self.state().paused += 1;
     }
 
-    /// Undoes one [`Self::pause`].
     pub fn resume(&self) {
         let mut state = self.state();
         state.paused = state.paused.saturating_sub(1);
     }
 
-    /// All calls so far, in their order, where they are noted.
-    #[must_use]
-    pub fn calls_made(&self) -> Vec<Noted> {
+    /// Returns the log of all calls, if calls are logged.
+    pub fn calls_made(&self) -> Vec<LoggedCall> {
         self.state().log.as_ref().map(|log| log.calls.clone()).unwrap_or_default()
     }
 
-    /// How many calls were made.
-    #[must_use]
     pub fn total_calls(&self) -> u64 {
         self.state().total
     }
 
-    /// How many calls of a kind were made.
-    #[must_use]
     pub fn calls_of(&self, call: DeviceCall) -> u64 {
         self.state().calls_of(call)
     }
 
-    /// Struck calls since the last time that this was asked: the first ones, where there are very many.
-    pub fn take_struck(&self) -> Vec<Struck> {
+    /// Takes the faults injected since the last call of this function, limited to the first ones.
+    pub fn take_injected(&self) -> Vec<InjectedFault> {
         std::mem::take(&mut self.state().struck)
     }
 
-    /// How many calls a fault struck, and how many matched, by its place in the plan.
-    #[must_use]
-    pub fn struck_by(&self, fault: usize) -> (u64, u64) {
+    /// Returns how many calls the fault with this index affected, and how many it matched.
+    pub fn injected_by(&self, fault: usize) -> (u64, u64) {
         self.state().faults.get(fault).map_or((0, 0), |progress| (progress.struck, progress.matched))
     }
 
-    /// The fault that an error comes from, by its place in the plan; `None` where it was not injected.
-    #[must_use]
+    /// Returns the index of the fault that caused an error, or `None` if the error was not injected.
     pub fn cause_of(&self, error: &DeviceError) -> Option<usize> {
         let state = self.state();
         match error {
-            DeviceError::Driver { advice, .. } if *advice == INJECTED || *advice == SINCE => {
+            DeviceError::Driver { advice, .. } if *advice == INJECTED || *advice == STICKY => {
                 state.broken.map(|(fault, _)| fault).or(state.last_failed)
             }
             DeviceError::NeverReturns { .. } => state.stuck,
@@ -558,14 +522,13 @@ impl Injector {
         }
     }
 
-    /// Whether the device is beyond use: a sticky error, or work that never ends.
-    #[must_use]
+    /// Whether the device is unusable because of a sticky error or work that never ends.
     pub fn is_broken(&self) -> bool {
         let state = self.state();
         state.broken.is_some() || state.stuck.is_some()
     }
 
-    pub(super) fn set_place(&self, place: Place) {
+    pub(super) fn set_call_site(&self, place: CallSite) {
         self.state().place = place;
     }
 
@@ -573,29 +536,29 @@ impl Injector {
         self.state().streams.push(stream);
     }
 
-    pub(super) fn gives_up(&self) -> bool {
-        self.state().gives_up.as_ref().is_none_or(|asked| asked())
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.state().abandoned.as_ref().is_none_or(|asked| asked())
     }
 
-    /// Fails where an earlier call broke the device.
+    /// Fails if an earlier call broke the device.
     pub(super) fn check_whole(&self, call: DeviceCall) -> Result<(), DeviceError> {
         match self.state().broken {
-            Some((_, error)) => Err(driver_error(error, call, SINCE)),
+            Some((_, error)) => Err(driver_error(error, call, STICKY)),
             None => Ok(()),
         }
     }
 
-    /// Counts a call, and says what is to become of it.
+    /// Counts a call and decides its outcome.
     pub(super) fn decide(&self, call: Call) -> Decision {
         let mut state = self.state();
         if let Some((_, error)) = state.broken {
-            return Decision { failure: Some(Failure::Other(driver_error(error, call.call, SINCE))), ..Decision::default() };
+            return Decision { failure: Some(Failure::Other(driver_error(error, call.call, STICKY))), ..Decision::default() };
         }
         if state.paused > 0 { Decision::default() } else { state.decide(call) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked with the lock in hand left a whole value.
+        // The state is consistent between statements, so a panic of another thread leaves it usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -610,12 +573,12 @@ impl State {
             *count += 1;
             *count
         });
-        let made = Made { call: call.call, number, size: call.size, place: self.place };
+        let made = CallRecord { call: call.call, number, size: call.size, place: self.place };
         self.total += 1;
         let (operation, request) = (self.operations, self.request);
         self.log.iter_mut().for_each(|log| log.note(call, made, operation, request));
         if self.budget.is_some_and(|budget| self.total > budget) {
-            let why = format!("{} calls were made to it, and they do not come to an end", self.total - 1);
+            let why = format!("stopped after {} calls: the program seems to call it forever", self.total - 1);
             let failure = DeviceError::Unavailable { what: "the device".to_owned(), why };
             return Decision { failure: Some(Failure::Other(failure)), ..Decision::default() };
         }
@@ -631,8 +594,8 @@ impl State {
         decision
     }
 
-    /// Whether a fault strikes this call.
-    fn strikes(&mut self, index: usize, call: Call, made: Made) -> Option<Effect> {
+    /// Returns the fault's effect on this call, if it applies.
+    fn strikes(&mut self, index: usize, call: Call, made: CallRecord) -> Option<Effect> {
         let (request, progress) = (self.request, self.faults.get_mut(index)?);
         let Fault { skip, count, probability, effect, .. } = progress.fault;
         if !progress.fault.matches(call, request, &self.streams) {
@@ -646,8 +609,8 @@ impl State {
         }
         progress.struck += 1;
         let is_told = progress.struck == 1 || matches!(effect, Effect::Fails { .. } | Effect::NeverCompletes);
-        if is_told && self.struck.len() < MOST_KEPT {
-            self.struck.push(Struck { fault: index, made, effect });
+        if is_told && self.struck.len() < MAX_KEPT {
+            self.struck.push(InjectedFault { fault: index, made, effect });
         }
         Some(effect)
     }

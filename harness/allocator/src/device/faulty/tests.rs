@@ -28,9 +28,9 @@ fn failed(device: &mut OnSim, sizes: &[u64]) -> Vec<bool> {
 fn the_calls_that_are_meant_fail_and_no_others() {
     let (mut device, injector) = with(&[failing("cudaMalloc:2:2:4MiB")]);
     assert_eq!(failed(&mut device, &[4, 1, 4, 1, 8, 4]), [false, false, true, false, true, false]);
-    let struck: Vec<String> = injector.take_struck().iter().map(ToString::to_string).collect();
+    let struck: Vec<String> = injector.take_injected().iter().map(ToString::to_string).collect();
     assert_eq!(struck, ["cudaMalloc 3 (4 MiB) fails with out_of_memory", "cudaMalloc 5 (8 MiB) fails with out_of_memory"]);
-    assert_eq!(injector.struck_by(0), (2, 4), "those that match are counted, struck or not");
+    assert_eq!(injector.injected_by(0), (2, 4), "those that match are counted, struck or not");
     assert_eq!((device.calls().malloc, device.calls().malloc_failures, device.leaks().allocations), (6, 2, 4));
 }
 
@@ -41,13 +41,13 @@ fn a_fault_of_a_stream_or_a_pool_goes_by_the_request_that_is_served() -> Result<
     let of_pool = Fault { pool: Some(PoolKind::Small), ..fault(Calls::Of(DeviceCall::Malloc), out_of_memory) };
     let (mut device, injector) = with(&[of_stream, of_pool]);
     let side = device.create_stream()?;
-    injector.serves(Some(Request::new(Bytes::mib(8))));
+    injector.set_request(Some(Request::new(Bytes::mib(8))));
     assert!(device.malloc(Bytes::mib(8)).is_ok());
-    injector.serves(Some(Request::new(Bytes::mib(8)).on(side)));
+    injector.set_request(Some(Request::new(Bytes::mib(8)).on(side)));
     assert!(device.malloc(Bytes::mib(8)).is_err());
-    injector.serves(Some(Request::new(Bytes::kib(4))));
+    injector.set_request(Some(Request::new(Bytes::kib(4))));
     assert!(device.malloc(Bytes::mib(2)).is_err());
-    injector.serves(None);
+    injector.set_request(None);
     assert!(device.malloc(Bytes::mib(2)).is_ok());
     Ok(())
 }
@@ -161,7 +161,7 @@ fn what_is_paused_is_neither_counted_nor_struck_and_calls_without_end_are_told()
     assert!(device.malloc(Bytes::mib(2)).is_err());
     assert!(device.malloc(Bytes::mib(2)).is_ok());
     let error = device.malloc(Bytes::mib(2)).expect_err("the third call is one too many").to_string();
-    assert_eq!(error, "the device: 2 calls were made to it, and they do not come to an end");
+    assert_eq!(error, "the device: stopped after 2 calls: the program seems to call it forever");
     let made: Vec<String> = injector.calls_made().iter().map(|noted| noted.made.to_string()).collect();
     assert_eq!(made, ["cudaMalloc 1 (2 MiB)", "cudaMalloc 2 (2 MiB)", "cudaMalloc 3 (2 MiB)"]);
 }
@@ -196,7 +196,7 @@ fn host_memory_and_copies_fail_by_the_drivers_names() -> Result<(), DeviceError>
     named(device.copy_to_host(StreamId::DEFAULT, range, host), "cuMemcpyDtoHAsync");
     named(device.copy_to_device(StreamId::DEFAULT, host, range), "cuMemcpyHtoDAsync");
     named(device.host_free(host), "cuMemFreeHost");
-    assert_eq!((injector.take_struck().len(), device.leaks().host), (5, 1), "a call that fails changes nothing");
+    assert_eq!((injector.take_injected().len(), device.leaks().host), (5, 1), "a call that fails changes nothing");
     device.copy_to_host(StreamId::DEFAULT, range, host)?;
     device.host_free(host)
 }
@@ -215,10 +215,10 @@ fn the_faults_of_a_process_count_on_in_the_next_one_and_what_struck_is_told_once
         }
         asking.take_over(send(&making.take_state())?);
     }
-    let struck: Vec<String> = asking.take_struck().iter().map(ToString::to_string).collect();
+    let struck: Vec<String> = asking.take_injected().iter().map(ToString::to_string).collect();
     assert_eq!(struck, ["cudaMalloc 3 (2 MiB) fails with out_of_memory", "cudaMalloc 4 (2 MiB) fails with out_of_memory"]);
     let numbers: Vec<u64> = asking.calls_made().iter().map(|noted| noted.made.number).collect();
-    assert_eq!((numbers, asking.struck_by(0)), ((1..=6).collect(), (2, 6)));
+    assert_eq!((numbers, asking.injected_by(0)), ((1..=6).collect(), (2, 6)));
     Ok(())
 }
 

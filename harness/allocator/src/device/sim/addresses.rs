@@ -1,43 +1,43 @@
-//! [`Addresses`]: which addresses of a range are handed out next, and the ranges of the simulated device.
+//! [`Addresses`]: chooses the next addresses, within the address ranges of the simulated device.
 //!
-//! Expandable segments reserve more addresses than the device has memory, for each pool and stream. So the ranges are larger than those of a GPU,
-//! whose addresses have 47 to 49 bits: a device of 1 PiB does not run out of them.
+//! Expandable segments reserve more addresses than the device has memory, for each pool and stream. So the ranges are larger than
+//! the 47 to 49 address bits of a GPU: even a device of 1 PiB does not exhaust them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::units::Bytes;
 
-/// Where allocations lie.
+/// The range of allocations.
 pub(super) const ALLOCATIONS: Range<u64> = 0x7000_0000_0000..1 << 51;
-/// Where the chunks of pools lie.
+/// The range of pool chunks.
 pub(super) const POOLS: Range<u64> = 1 << 51..1 << 52;
-/// Where reservations lie.
+/// The range of reservations.
 pub(super) const RESERVATIONS: Range<u64> = 1 << 52..1 << 60;
 
-/// Where host memory lies, for the order and the contents of copies: no device memory is there.
+/// The range of host memory, which orders and compares copies. It contains no device memory.
 pub(super) const HOST: Range<u64> = 1 << 60..1 << 62;
 
-/// Which addresses are handed out next.
+/// The order in which addresses are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressOrder {
-    /// From the lowest upward. What was given back is handed out again only when nothing else is left: so a use of freed memory is noticed.
+    /// From the lowest upward. Freed addresses are reused only when no others remain, so a use of freed memory is noticed.
     #[default]
     Up,
-    /// From the highest downward, likewise.
+    /// From the highest downward. Otherwise as `Up`.
     Down,
-    /// The lowest that nobody has, as a driver may do: so an allocator is noticed that takes an address for what it was before.
+    /// The lowest free address, as a driver may choose. This finds allocators that confuse an address with its earlier use.
     Reuse,
 }
 
-/// A range of addresses, handed out in an order.
+/// A range of addresses that are used in one order.
 #[derive(Clone, Debug)]
 pub(super) struct Addresses {
-    /// Never handed out.
+    /// The part that was never used.
     fresh: Range<u64>,
-    /// Left unused behind each stretch.
+    /// The unused gap after each stretch.
     guard: Bytes,
-    /// Given back, by start: the end. No two touch.
+    /// Freed stretches, by start, with their end. They never touch.
     free: BTreeMap<u64, u64>,
     order: AddressOrder,
 }
@@ -47,8 +47,8 @@ impl Addresses {
         Self { fresh: range, guard, free: BTreeMap::new(), order }
     }
 
-    /// Hands out a stretch of `len` bytes: the next that was never used, or the lowest that was given back. `None` where no such stretch is left.
-    /// Constant time for what was never used, otherwise linear in the stretches that were given back.
+    /// Returns a stretch of `len` bytes: a never used one, or else the lowest freed one. Constant time for the former, linear in
+    /// the freed stretches for the latter.
     pub(super) fn take(&mut self, len: Bytes) -> Option<u64> {
         let len = len.0.checked_add(self.guard.0)?;
         match self.order {
@@ -69,10 +69,10 @@ impl Addresses {
         Some(self.fresh.start - len)
     }
 
-    /// Hands out a given stretch, which nobody has. Stretches from elsewhere are none of this range's.
+    /// Uses a given free stretch. Ignores stretches outside the range.
     pub(super) fn take_at(&mut self, start: u64, len: Bytes) {
         let end = start.saturating_add(len.0).saturating_add(self.guard.0);
-        // What lies between it and what was handed out before is left unused.
+        // The addresses between it and the used ones stay unused.
         match self.order {
             AddressOrder::Down if end > self.fresh.start => self.fresh.end = start.clamp(self.fresh.start, self.fresh.end),
             AddressOrder::Up | AddressOrder::Reuse if start < self.fresh.end => {
@@ -102,7 +102,7 @@ impl Addresses {
         Some(start)
     }
 
-    /// Takes a stretch back, as long as it was handed out.
+    /// Frees a used stretch.
     pub(super) fn give_back(&mut self, start: u64, len: Bytes) {
         let (mut start, mut end) = (start, start + len.0 + self.guard.0);
         if let Some(after) = self.free.remove(&end) {
@@ -145,14 +145,14 @@ mod tests {
     fn a_given_stretch_is_handed_out_once() {
         let mut addresses = Addresses::new(100..200, Bytes::ZERO, AddressOrder::Reuse);
         addresses.take_at(110, Bytes(10));
-        assert_eq!(addresses.take(Bytes(5)), Some(120), "nothing below it is looked for");
+        assert_eq!(addresses.take(Bytes(5)), Some(120), "addresses below it are ignored");
         addresses.give_back(110, Bytes(10));
         addresses.take_at(112, Bytes(4));
         let starts: Vec<_> = (0..3).filter_map(|_| addresses.take(Bytes(2))).collect();
         assert_eq!(starts, [110, 116, 118]);
         addresses.take_at(50, Bytes(10));
         addresses.take_at(300, Bytes(10));
-        assert_eq!(addresses.take(Bytes(75)), Some(125), "what lies outside of the range takes nothing of it");
+        assert_eq!(addresses.take(Bytes(75)), Some(125), "a stretch outside the range uses no part of it");
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         for start in [110, 130, 120] {
             addresses.give_back(start, Bytes(8));
         }
-        assert_eq!(addresses.take(Bytes(28)), Some(110), "three that lay side by side");
+        assert_eq!(addresses.take(Bytes(28)), Some(110), "three adjacent stretches");
         addresses.give_back(110, Bytes(28));
         assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(18)), addresses.take(Bytes(8))), (Some(110), Some(120), Some(140)));
         assert_eq!(addresses.take(Bytes(u64::MAX)), None);

@@ -1,26 +1,25 @@
-//! What device memory holds: not bytes, but which tag was written where. A fill of 40 GiB is one entry.
+//! The contents of device memory: not bytes, but the tags written to each range. A fill of 40 GiB is one entry.
 
 use super::ranges::RangeMap;
 use crate::device::{DevicePtr, MemoryRange, Tag};
 
-/// The tags in device memory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contents {
-    /// Written ranges to their pattern: the eight bytes that repeat, the first of them at an address divisible by eight.
-    /// So two fills with one tag, started at different phases, differ, and a part of a fill is compared without knowing its start.
+pub(super) struct MemoryTags {
+    /// The pattern of each written range: eight repeating bytes, the first at an address divisible by eight. So two fills with
+    /// one tag but different phases differ, and a part of a fill can be compared without its start.
     written: RangeMap<u64>,
 }
 
-/// The first byte that does not hold the tag that was expected.
+/// The first byte that does not match the expected tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
     pub(super) at: DevicePtr,
-    /// The tag that was written there, as seen from the start of the verified range; `None` where nothing was.
+    /// The tag written there, relative to the start of the verified range, or `None` if the byte was never written.
     pub(super) found: Option<Tag>,
 }
 
-impl Contents {
-    /// Writes the tag over the range.
+impl MemoryTags {
+    /// Writes the tag to the range.
     pub(super) fn fill(&mut self, range: MemoryRange, tag: Tag) {
         let pattern = pattern(range, tag);
         match self.written.exact_mut(range.start.0, range.end().0) {
@@ -29,14 +28,14 @@ impl Contents {
         }
     }
 
-    /// Forgets what the range holds, as when it is freed.
+    /// Forgets the contents of a freed range.
     pub(super) fn forget(&mut self, range: MemoryRange) {
         self.written.remove(range.start.0, range.end().0);
     }
 
-    /// Makes a range hold what another one of the same length holds. They do not overlap.
+    /// Copies the contents of a range to another one of the same length. They do not overlap.
     pub(super) fn copy(&mut self, from: MemoryRange, to: MemoryRange) {
-        // A byte's place in the pattern is that of its address.
+        // The phase of the pattern depends on the address of a byte.
         let shift = (to.start.0.wrapping_sub(from.start.0) % 8 * 8) as u32;
         let moved = |at: u64| at - from.start.0 + to.start.0;
         let written = self.written.overlapping(from.start.0, from.end().0);
@@ -47,7 +46,7 @@ impl Contents {
         }
     }
 
-    /// Looks for the first byte of the range that is not of the tag.
+    /// Returns the first byte of the range that does not match the tag.
     pub(super) fn mismatch(&self, range: MemoryRange, tag: Tag) -> Option<Mismatch> {
         let expected = pattern(range, tag);
         if self.written.exact(range.start.0, range.end().0) == Some(&expected) {
@@ -68,12 +67,13 @@ impl Contents {
     }
 }
 
-/// The bits by which a range's start is off from an address divisible by eight.
+/// The offset of a range's start from an address divisible by eight, in bits.
 const fn phase(range: MemoryRange) -> u32 {
     (range.start.0 % 8 * 8) as u32
 }
 
-/// The pattern of a fill: a tag's first byte lies at the start of the range, the pattern's at the next lower multiple of eight.
+/// Converts a tag into a pattern. The tag's first byte is at the start of the range, the pattern's at the next lower multiple of
+/// eight.
 const fn pattern(range: MemoryRange, tag: Tag) -> u64 {
     tag.0.rotate_left(phase(range))
 }
@@ -107,7 +107,7 @@ mod tests {
         MemoryRange::new(DevicePtr(start), Bytes(len))
     }
 
-    /// Tags of few different bytes, so that different tags often agree on some.
+    /// Tags with few distinct bytes, so different tags often share some.
     fn a_tag() -> impl Strategy<Value = Tag> {
         prop::array::uniform8(0_u8..2).prop_map(|bytes| Tag(u64::from_le_bytes(bytes)))
     }
@@ -125,7 +125,7 @@ mod tests {
             expected in a_tag(),
             expect_a_fill in any::<bool>(),
         ) {
-            let mut contents = Contents::default();
+            let mut contents = MemoryTags::default();
             let mut bytes = [None; SPACE as usize];
             for (range, tag, forget) in &fills {
                 if *forget { contents.forget(*range) } else { contents.fill(*range, *tag) }
@@ -133,7 +133,7 @@ mod tests {
                     bytes[(range.start.0 + index) as usize] = (!forget).then(|| byte(*tag, index));
                 }
             }
-            // Often verify what the last fill wrote: a random tag is seldom right.
+            // Verify the last fill often: a random tag rarely matches.
             let (verified, expected) = match fills.last() {
                 Some((range, tag, _)) if expect_a_fill => (*range, *tag),
                 _ => (verified, expected),
@@ -156,10 +156,10 @@ mod tests {
             to in SPACE..SPACE + 16,
             len in 1..SPACE / 2,
         ) {
-            let mut contents = Contents::default();
+            let mut contents = MemoryTags::default();
             contents.fill(range(SPACE, SPACE), Tag(7));
             fills.iter().for_each(|(range, tag)| contents.fill(*range, *tag));
-            let byte_at = |contents: &Contents, at: u64| {
+            let byte_at = |contents: &MemoryTags, at: u64| {
                 let found = contents.written.overlapping(at, at + 1).next();
                 found.map(|(_, _, pattern)| pattern.to_le_bytes()[(at % 8) as usize])
             };
@@ -167,13 +167,13 @@ mod tests {
             contents.copy(range(from, len), range(to, len));
             let copied: Vec<_> = (0..len).map(|offset| byte_at(&contents, to + offset)).collect();
             prop_assert_eq!(copied, expected);
-            prop_assert_eq!(byte_at(&contents, to + len), Some(Tag(7).0.to_le_bytes()[((to + len) % 8) as usize]), "what lies behind it stays");
+            prop_assert_eq!(byte_at(&contents, to + len), Some(Tag(7).0.to_le_bytes()[((to + len) % 8) as usize]), "the memory after it keeps its contents");
         }
     }
 
     #[test]
     fn a_part_that_starts_at_a_multiple_of_eight_verifies_with_the_same_tag_and_others_with_a_rotated_one() {
-        let mut contents = Contents::default();
+        let mut contents = MemoryTags::default();
         let tag = Tag(0x0807_0605_0403_0201);
         contents.fill(range(3, 50), tag);
         assert_eq!(contents.mismatch(range(3 + 16, 11), tag), None);

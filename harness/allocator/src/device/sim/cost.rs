@@ -1,6 +1,6 @@
-//! [`CostModel`]: what calls and work cost on the simulated device, each figure with its source.
+//! [`CostModel`]: the costs of calls and work on the simulated device, each with its source.
 //!
-//! These are figures for a virtual clock. They make a scenario's order of events plausible and its times reproducible; they are not
+//! The costs advance a virtual clock. They give scenarios a plausible order of events and reproducible times. They are not
 //! measurements of a GPU, and no report compares them with any.
 
 use std::borrow::Cow;
@@ -8,55 +8,53 @@ use std::borrow::Cow;
 use crate::device::CostFigure;
 use crate::units::{Bytes, Nanos};
 
-/// What host calls and device work cost. All times follow from it, from nothing else, and so are the same on every machine.
+/// The costs of host calls and device work. All simulated times follow from them, so they are the same on every machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostModel {
-    /// Its name and version, as fingerprints tell it.
+    /// The name and version in fingerprints.
     pub name: Cow<'static, str>,
-    /// Device used before the first allocation.
+    /// The used device memory before the first allocation.
     pub context_overhead: Figure<Bytes>,
-    /// A device allocation, whatever its size.
+    /// The base cost of a device allocation.
     pub malloc: Figure<Nanos>,
-    /// More for each MiB of a device allocation.
+    /// The additional cost of each MiB of a device allocation.
     pub malloc_per_mib: Figure<Nanos>,
-    /// A device free, whatever its size, without the wait for work in flight.
+    /// The base cost of a device free, without the wait for work in flight.
     pub free: Figure<Nanos>,
-    /// More for each MiB of a device free.
+    /// The additional cost of each MiB of a device free.
     pub free_per_mib: Figure<Nanos>,
-    /// Making one physical page, mapping it and letting the device access it.
+    /// Creating one physical page, mapping it and making it accessible.
     pub map_page: Figure<Nanos>,
-    /// Unmapping one physical page and giving it back.
+    /// Unmapping one physical page and releasing it.
     pub unmap_page: Figure<Nanos>,
-    /// Allocating from, freeing to or trimming the driver's stream-ordered pool, where it neither grows nor shrinks; growing costs a device
+    /// An allocation, free or trim of the driver's stream-ordered pool that does not change its size. Growing costs a device
     /// allocation more, shrinking a device free.
     pub pool_call: Figure<Nanos>,
     /// Queueing work: a fill, a verify, a busy loop or a wait for an event.
     pub submit: Figure<Nanos>,
-    /// Making a stream.
     pub stream_create: Figure<Nanos>,
-    /// Making an event that keeps time.
+    /// Creating an event with a timestamp.
     pub event_create: Figure<Nanos>,
-    /// Recording an event that keeps time.
+    /// Recording an event with a timestamp.
     pub event_record: Figure<Nanos>,
-    /// Asking whether an event is done.
+    /// Querying an event.
     pub event_query: Figure<Nanos>,
-    /// A wait of the host, on top of the time it waits.
+    /// The overhead of a wait of the host.
     pub synchronize: Figure<Nanos>,
-    /// The time in which a fill writes, or a verify reads, one GiB.
+    /// The time of a fill or verify of one GiB.
     pub transfer_per_gib: Figure<Nanos>,
-    /// Taking one MiB of pinned host memory.
+    /// Allocating one MiB of pinned host memory.
     pub pinned_alloc_per_mib: Figure<Nanos>,
-    /// Taking one MiB of other host memory, touched for the first time.
+    /// Allocating one MiB of pageable host memory and touching it for the first time.
     pub pageable_alloc_per_mib: Figure<Nanos>,
-    /// The time of a copy of one GiB to or from pinned host memory: what the link to the host carries in one direction.
+    /// A copy of one GiB to or from pinned host memory, limited by the link in one direction.
     pub pinned_copy_per_gib: Figure<Nanos>,
-    /// The same for host memory that is not pinned.
+    /// A copy of one GiB to or from pageable host memory.
     pub pageable_copy_per_gib: Figure<Nanos>,
 }
 
-/// A number and where it comes from.
+/// A number and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Figure<T> {
     pub value: T,
     /// A publication, a measurement with device and date, or `assumed: …` with the reason for this order of magnitude.
@@ -67,7 +65,7 @@ const fn figure<T>(value: T, source: &'static str) -> Figure<T> {
     Figure { value, source: Cow::Borrowed(source) }
 }
 
-/// What copies to and from pinned memory take on a link of 16 lanes, by the generation of PCI Express.
+/// The time of a copy of one GiB to or from pinned memory over 16 lanes of PCI Express 3.0.
 pub const PCIE_3: Figure<Nanos> =
     figure(Nanos(89_478_500), "https://github.com/ZaidQureshi/bam/issues/54: 12 GB/s into a V100, of 16 GB/s that PCIe 3.0 x16 has");
 /// The same for PCI Express 4.0.
@@ -78,7 +76,7 @@ pub const PCIE_5: Figure<Nanos> =
     figure(Nanos(20_347_600), "https://github.com/NVIDIA/nvbandwidth/issues/24: 52.77 GB/s out of an H100 (PCIe 5.0 x16)");
 
 impl CostModel {
-    /// Figures from publications, collected in November 2026; where there is none, assumed and marked so.
+    /// Figures from publications, collected in November 2026. Figures without a publication are marked as assumed.
     pub const PUBLISHED: Self = Self {
         name: Cow::Borrowed("published-2026-11 v1"),
         context_overhead: figure(
@@ -106,11 +104,11 @@ impl CostModel {
         map_page: figure(
             Nanos::micros(60),
             "assumed: three driver calls (create, map, set access) and the page's own cost, so a little more than one device allocation; \
-             no publication with a figure was found",
+             no publication has a figure",
         ),
         unmap_page: figure(
             Nanos::micros(30),
-            "assumed: two driver calls (unmap, release), about half of the mapping; no publication with a figure was found",
+            "assumed: two driver calls (unmap, release), about half of the mapping; no publication has a figure",
         ),
         pool_call: figure(
             Nanos::micros(3),
@@ -123,7 +121,7 @@ impl CostModel {
         ),
         stream_create: figure(
             Nanos::micros(5),
-            "assumed: https://github.com/cupy/cupy/issues/7110 says \"in the microseconds at most\" and no publication with a figure was found",
+            "assumed: https://github.com/cupy/cupy/issues/7110 says \"in the microseconds at most\" but no publication has a figure",
         ),
         event_create: figure(
             Nanos(180),
@@ -152,7 +150,7 @@ impl CostModel {
         ),
         pageable_alloc_per_mib: figure(
             Nanos::micros(47),
-            "https://github.com/rapidsai/dask-cuda/issues/106: 32,000,000 bytes that are touched for the first time take 1.43 ms (numpy.ones)",
+            "https://github.com/rapidsai/dask-cuda/issues/106: touching 32,000,000 bytes for the first time takes 1.43 ms (numpy.ones)",
         ),
         pinned_copy_per_gib: PCIE_5,
         pageable_copy_per_gib: figure(
@@ -162,7 +160,7 @@ impl CostModel {
         ),
     };
 
-    /// Nothing costs anything: for comparisons that look at numbers of bytes and calls only.
+    /// A model without costs, for comparisons of bytes and calls only.
     pub const FREE_OF_CHARGE: Self = {
         const SOURCE: &str = "by definition: this model charges nothing";
         const NOTHING: Figure<Nanos> = figure(Nanos::ZERO, SOURCE);
@@ -190,61 +188,55 @@ impl CostModel {
         }
     };
 
-    /// Every figure for a table.
-    #[must_use]
+    /// All figures, for a table.
     pub fn figures(&self) -> Vec<CostFigure> {
         let row = |name: &str, value: String, source: &str| CostFigure { name: name.to_owned(), value, source: source.to_owned() };
         let time = |name, figure: &Figure<Nanos>, unit: &str| row(name, format!("{}{unit}", figure.value), &figure.source);
         vec![
             row("context overhead", self.context_overhead.value.to_string(), &self.context_overhead.source),
             time("device allocation", &self.malloc, ""),
-            time("device allocation, by size", &self.malloc_per_mib, " per MiB"),
+            time("device allocation, per size", &self.malloc_per_mib, " per MiB"),
             time("device free", &self.free, ""),
-            time("device free, by size", &self.free_per_mib, " per MiB"),
+            time("device free, per size", &self.free_per_mib, " per MiB"),
             time("mapping a page", &self.map_page, ""),
             time("unmapping a page", &self.unmap_page, ""),
-            time("a call to the driver's pool", &self.pool_call, ""),
+            time("call of the driver's pool", &self.pool_call, ""),
             time("queueing work", &self.submit, ""),
             time("making a stream", &self.stream_create, ""),
             time("making an event", &self.event_create, ""),
             time("recording an event", &self.event_record, ""),
-            time("asking for an event", &self.event_query, ""),
-            time("a wait of the host, beside the waiting", &self.synchronize, ""),
-            time("writing or reading memory", &self.transfer_per_gib, " per GiB"),
-            time("taking pinned host memory", &self.pinned_alloc_per_mib, " per MiB"),
-            time("taking other host memory", &self.pageable_alloc_per_mib, " per MiB"),
-            time("a copy to or from pinned host memory", &self.pinned_copy_per_gib, " per GiB"),
-            time("a copy to or from other host memory", &self.pageable_copy_per_gib, " per GiB"),
+            time("event query", &self.event_query, ""),
+            time("overhead of a host wait", &self.synchronize, ""),
+            time("writing or reading device memory", &self.transfer_per_gib, " per GiB"),
+            time("allocating pinned host memory", &self.pinned_alloc_per_mib, " per MiB"),
+            time("allocating pageable host memory", &self.pageable_alloc_per_mib, " per MiB"),
+            time("copy to or from pinned host memory", &self.pinned_copy_per_gib, " per GiB"),
+            time("copy to or from pageable host memory", &self.pageable_copy_per_gib, " per GiB"),
         ]
     }
 
     /// The time of a device allocation of this many charged bytes.
-    #[must_use]
     pub fn malloc_time(&self, charged: Bytes) -> Nanos {
         by_size(self.malloc.value, self.malloc_per_mib.value, charged)
     }
 
     /// The time of a device free of this many charged bytes, without the wait for work in flight.
-    #[must_use]
     pub fn free_time(&self, charged: Bytes) -> Nanos {
         by_size(self.free.value, self.free_per_mib.value, charged)
     }
 
-    /// The time in which the device's memory takes this many bytes.
-    #[must_use]
+    /// The time to write or read this many bytes of device memory.
     pub fn transfer_time(&self, bytes: Bytes) -> Nanos {
         scaled(self.transfer_per_gib.value, bytes, Bytes::gib(1))
     }
 
-    /// The time in which the host gives so much memory.
-    #[must_use]
+    /// The time to allocate this much host memory.
     pub fn host_alloc_time(&self, bytes: Bytes, pinned: bool) -> Nanos {
         let price = if pinned { &self.pinned_alloc_per_mib } else { &self.pageable_alloc_per_mib };
         scaled(price.value, bytes, Bytes::mib(1))
     }
 
     /// The time of a copy of this many bytes between host and device.
-    #[must_use]
     pub fn copy_time(&self, bytes: Bytes, pinned: bool) -> Nanos {
         let price = if pinned { &self.pinned_copy_per_gib } else { &self.pageable_copy_per_gib };
         scaled(price.value, bytes, Bytes::gib(1))
@@ -255,7 +247,7 @@ fn by_size(base: Nanos, per_mib: Nanos, size: Bytes) -> Nanos {
     Nanos(base.0.saturating_add(scaled(per_mib, size, Bytes::mib(1)).0))
 }
 
-/// `size` at a price for each `unit`, rounded down to whole nanoseconds.
+/// The cost of `size` at a price per `unit`, rounded down to whole nanoseconds.
 fn scaled(price: Nanos, size: Bytes, unit: Bytes) -> Nanos {
     let nanos = u128::from(size.0) * u128::from(price.0) / u128::from(unit.0);
     Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

@@ -1,5 +1,5 @@
-//! Host memory and copies. Host memory has addresses of its own, outside of the device's, so that the order and the contents of copies are kept as those
-//! of everything else. The host has as much of it as is asked for.
+//! Host memory and copies. Host memory has its own address range, so one mechanism tracks the order and contents of copies and of
+//! device work. Host memory is unlimited.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{AddressOrder, SimDevice};
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, HostId, HostMemory, MemoryRange, StreamId};
 use crate::units::{Bytes, Nanos};
 
-/// Host memory that is held.
+/// A live allocation of host memory.
 #[derive(Clone, Debug)]
 pub(super) struct SimHost {
     held: BTreeMap<u32, Piece>,
@@ -20,11 +20,11 @@ pub(super) struct SimHost {
 struct Piece {
     range: MemoryRange,
     pinned: bool,
-    /// When all copies so far are done.
+    /// The completion time of all copies so far.
     ready: Nanos,
 }
 
-/// What pieces of host memory begin at multiples of.
+/// The alignment of host memory.
 const ALIGNMENT: u64 = 4096;
 
 impl SimHost {
@@ -32,7 +32,7 @@ impl SimHost {
         Self { held: BTreeMap::new(), next: 0, addresses: Addresses::new(HOST, Bytes(ALIGNMENT), order) }
     }
 
-    /// How many pieces are held.
+    /// The number of live allocations.
     pub(super) fn count(&self) -> u64 {
         self.held.len() as u64
     }
@@ -47,11 +47,11 @@ impl SimDevice {
         let pinned = memory.is_pinned();
         let refused = |why: &str| DeviceError::HostMemory { call: memory.call(), requested: size, why: why.to_owned() };
         if size == Bytes::ZERO {
-            return Err(refused("ask for at least one byte"));
+            return Err(refused("request at least one byte"));
         }
-        let charged = size.checked_round_up(Bytes(ALIGNMENT)).ok_or_else(|| refused("no host has so much"))?;
-        let next = self.host.next.checked_add(1).ok_or_else(|| refused("every number of host memory was used"))?;
-        let start = self.host.addresses.take(charged).ok_or_else(|| refused("no host has so much"))?;
+        let charged = size.checked_round_up(Bytes(ALIGNMENT)).ok_or_else(|| refused("no host has that much memory"))?;
+        let next = self.host.next.checked_add(1).ok_or_else(|| refused("all host memory numbers are used"))?;
+        let start = self.host.addresses.take(charged).ok_or_else(|| refused("no host has that much memory"))?;
         let number = std::mem::replace(&mut self.host.next, next);
         self.spend(self.config.cost.host_alloc_time(charged, pinned));
         let range = MemoryRange::new(DevicePtr(start), size);
@@ -71,7 +71,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// The first so many bytes of host memory.
+    /// The first `len` bytes of host memory.
     pub(super) fn host_range(&mut self, host: HostId, len: Bytes) -> Result<MemoryRange, DeviceError> {
         let MemoryRange { start, len: size } = self.host.piece(host)?.range;
         if len > size {
@@ -80,8 +80,8 @@ impl SimDevice {
         Ok(MemoryRange::new(start, len))
     }
 
-    /// Queues a copy between the host memory and the device, either way. One that is not of pinned memory is waited for, but orders nothing: a real
-    /// driver may wait or not.
+    /// Queues a copy between host and device memory. The host waits for a copy of pageable memory, but the wait orders nothing: a
+    /// real driver may wait or not.
     pub(super) fn copy(&mut self, stream: StreamId, host: HostId, from: MemoryRange, to: MemoryRange) -> Result<(), DeviceError> {
         let pinned = self.host.piece(host)?.pinned;
         for (range, kind) in [(from, AccessKind::Read), (to, AccessKind::Write)] {

@@ -1,4 +1,4 @@
-//! Addresses and physical pages apart, on the simulated device: [`MappedDevice`] for [`SimDevice`].
+//! Memory mapping of the simulated device: [`MappedDevice`] for [`SimDevice`].
 
 use super::addresses::{AddressOrder, Addresses, RESERVATIONS};
 use super::races::Conflict;
@@ -7,10 +7,9 @@ use crate::device::pages::PageTable;
 use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId};
 use crate::units::{Bytes, Nanos};
 
-/// Unreserved addresses behind each reservation.
+/// The unreserved gap after each reservation.
 const GUARD: Bytes = GRANULARITY;
 
-/// Reservations and pages.
 #[derive(Clone, Debug)]
 pub(super) struct Mapping {
     addresses: Addresses,
@@ -23,12 +22,12 @@ impl Mapping {
         Self { addresses, table: PageTable::new(GRANULARITY) }
     }
 
-    /// Whether an address is one of those that reservations are made of.
+    /// Whether an address is in the range of reservations.
     pub(super) fn contains(&self, ptr: DevicePtr) -> bool {
         RESERVATIONS.contains(&ptr.0) || self.table.is_reserved(ptr)
     }
 
-    /// The addresses of the next reservation: those wanted, or else the next that were never used.
+    /// The addresses of the next reservation: the requested ones, or else the next unused ones.
     pub(super) fn next_address(&mut self, size: Bytes, wanted: Option<DevicePtr>) -> Option<u64> {
         match wanted {
             Some(at) => {
@@ -43,7 +42,7 @@ impl Mapping {
 impl MappedDevice for SimDevice {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
-            return Err(refused("reserve", "ask for a multiple of the granularity"));
+            return Err(refused("reserve", "request a multiple of the granularity"));
         }
         let no_addresses = DeviceError::OutOfMemory { requested: size, free: self.free_bytes() };
         let wanted = self.next_reservation(size);
@@ -87,15 +86,15 @@ impl MappedDevice for SimDevice {
     }
 }
 
-/// Physical memory and its mapping one after the other, as the driver's own calls have them.
+/// Creating and mapping physical memory as separate calls, as in the driver.
 impl SimDevice {
-    /// Takes physical memory that has no address yet, as `cuMemCreate` does.
+    /// Creates physical memory without an address, as `cuMemCreate` does.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`]; [`DeviceError::Driver`] for a size that is not a multiple of the granularity.
     pub fn create_page(&mut self, size: Bytes) -> Result<(), DeviceError> {
         if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
-            return Err(refused("create_page", "ask for a multiple of the granularity"));
+            return Err(refused("create_page", "request a multiple of the granularity"));
         }
         self.calls.create += 1;
         self.spend(self.config.cost.map_page.value);
@@ -107,16 +106,16 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Gives physical memory back that [`SimDevice::create_page`] took. Nothing may be mapped to it any more.
+    /// Releases the physical memory of [`SimDevice::create_page`]. It must not be mapped.
     pub fn release_page(&mut self, size: Bytes) {
         self.calls.release += 1;
         self.held.charged -= size;
     }
 
-    /// Puts memory that was created behind a range that has none.
+    /// Maps created memory to a range that has none.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidAccess`] for a range that is not reserved, or mapped already.
+    /// [`DeviceError::InvalidAccess`] for a range that is not reserved or already mapped.
     pub fn map_page(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
         let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
         self.mapping.table.check_mappable(range, range.len).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
@@ -124,7 +123,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Takes the memory from behind a range of whole pages, without giving it back. Returns the size of each page.
+    /// Unmaps a range of whole pages without releasing their memory. Returns the size of each page.
     ///
     /// # Errors
     /// As [`MappedDevice::unmap`].
@@ -136,17 +135,18 @@ impl SimDevice {
         self.unmap_pages_in_use(range)
     }
 
-    /// The same without asking whether work on the range is done, as a driver does: that work meets no memory then.
+    /// The same, but does not check for unfinished work, as a driver does. That work then accesses unmapped memory.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidFree`] for a range that is not mapped by whole pages.
+    /// [`DeviceError::InvalidFree`] if the range does not consist of whole mapped pages.
     pub fn unmap_pages_in_use(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
         let pages = self.mapping.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
         for (start, ..) in &pages {
             self.mapping.table.unmap(*start);
         }
         self.contents.forget(range);
-        // All work on it is behind the host, or meets no memory, and so in front of whatever is submitted from now on: no race is lost.
+        // All work on the range was waited for or accesses unmapped memory. Both come before all later work, so no race is
+        // missed.
         self.races.forget(range);
         self.spend(Nanos(self.config.cost.unmap_page.value.0.saturating_mul(pages.len() as u64)));
         Ok(pages.into_iter().map(|(_, size, _)| size).collect())

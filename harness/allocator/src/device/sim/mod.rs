@@ -1,10 +1,10 @@
-//! [`SimDevice`]: a simulated GPU, stricter than a real one.
+//! [`SimDevice`]: a simulated GPU that is stricter than a real one.
 //!
-//! It keeps an address space in which no address is used twice ([`SimConfig::addresses`] changes that, and so does the end of the address space), streams as queues of timed work on a virtual clock ([`CostModel`]),
-//! the contents of memory as tags, and an order of all work from which it tells races. What real hardware forgives or corrupts in
-//! silence is an error here that names both places: freeing twice, freeing what is not an allocation, touching memory that is not (or
-//! no longer) allocated, touching memory from two streams with nothing to order them, and unmapping memory before the host has waited for
-//! the work on it.
+//! It models the address space, streams of timed work on a virtual clock ([`CostModel`]), the contents of memory as tags, and the
+//! order of all work. Addresses are not reused unless [`SimConfig::addresses`] says so or the address space is exhausted. Real
+//! hardware ignores some bugs or corrupts memory silently. Here they are errors that name both places: a double free, a free of
+//! an address without an allocation, an access to memory that is not (or no longer) allocated, an access race of two streams, and
+//! an unmap before the host has waited for the work on the memory.
 
 mod addresses;
 mod contents;
@@ -27,43 +27,42 @@ pub use cost::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5};
 pub use driver::EventTime;
 
 use self::addresses::{ALLOCATIONS, Addresses};
-use self::contents::Contents;
+use self::contents::MemoryTags;
 use self::host::SimHost;
 use self::mapping::Mapping;
 use self::placement::Placement;
 use self::pool::SimPools;
 use self::races::{Conflict, Races, Slot, VectorClock};
 use super::{
-    Access, AccessKind, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint,
-    HostId, HostMemory, Leaks, MappedDevice, MemoryRange, Place, PooledDevice, StreamId, Tag, TestDevice,
+    Access, AccessKind, CallSite, Clock, CostFigure, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId,
+    Fingerprint, HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag, TestDevice,
 };
 use crate::units::{Bytes, Nanos};
 
-/// Every allocation is charged in whole multiples of this, the size of a GPU's pages ("2MiB currently", says PyTorch's
-/// `c10/cuda/CUDACachingAllocator.cpp` on expandable segments; for `cudaMalloc` seen in <https://github.com/signalnine/q27/issues/1>).
+/// The charge of an allocation is a multiple of this, the page size of a GPU ("2MiB currently", says PyTorch's
+/// `c10/cuda/CUDACachingAllocator.cpp` about expandable segments; <https://github.com/signalnine/q27/issues/1> shows it for
+/// `cudaMalloc`).
 pub const GRANULARITY: Bytes = Bytes::mib(2);
 
-/// What a simulated device is like.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct SimConfig {
-    /// All of its memory.
+    /// The memory of the device.
     pub total: Bytes,
-    /// Of it, what is used before the first allocation. Nothing can be allocated where this is all of it.
+    /// The part that is used before the first allocation.
     pub context_overhead: Bytes,
-    /// What calls and work cost.
     pub cost: CostModel,
     pub completion: Completion,
-    /// Whether a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using `cudaMalloc` and
-    /// `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide, Stream Ordered Memory
-    /// Allocator, <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). The allocation does not
-    /// wait here, as current drivers do not (<https://github.com/cupy/cupy/pull/2898>).
+    /// Whether a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using
+    /// `cudaMalloc` and `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide,
+    /// Stream Ordered Memory Allocator,
+    /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). An allocation does not wait, as
+    /// with current drivers (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
     pub addresses: AddressOrder,
 }
 
 impl Default for SimConfig {
-    /// The device that scenarios run on: 80 GiB as an H100 has, a context, published costs, a free that synchronizes.
+    /// The device for scenarios: 80 GiB as on an H100, a context, published costs, and a free that synchronizes.
     fn default() -> Self {
         let cost = CostModel::PUBLISHED;
         Self {
@@ -78,9 +77,8 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// The device on which runs are compared with recordings of PyTorch's allocator, byte by byte: no context overhead, no costs, events
-    /// that complete only when waited for, and a free that waits for nothing.
-    #[must_use]
+    /// The device for comparisons with recordings of PyTorch's allocator: no context overhead, no costs, events that complete
+    /// only when waited for, and a free that does not wait.
     pub fn replay(capacity: Bytes) -> Self {
         Self {
             total: capacity,
@@ -93,56 +91,55 @@ impl SimConfig {
     }
 }
 
-/// When an event counts as done.
+/// The condition for an event to count as complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// When the virtual clock has passed the end of the work in front of it. Where the cost model lets a query cost nothing, asking again
-    /// and again never gets there: wait instead.
+    /// The virtual clock has passed the end of the work before it. If a query costs nothing, repeated queries do not advance the
+    /// clock: wait instead.
     Timed,
-    /// When the host has waited for it, for later work of its stream, or for the device; never by itself. So a program's events complete
-    /// at the same points of the program whatever work costs.
+    /// The host has waited for the event, for later work of its stream, or for the device. So events complete at the same points
+    /// of the program, whatever the costs.
     OnSynchronize,
 }
 
-/// The simulated device.
 #[derive(Clone, Debug)]
 pub struct SimDevice {
     config: SimConfig,
     info: DeviceInfo,
     now: Nanos,
-    place: Place,
+    place: CallSite,
     calls: DeviceCalls,
-    /// Everything ever allocated, in the order of addresses. What was freed is remembered until its addresses are handed out again.
+    /// All allocations by address. Freed ones stay until their addresses are reused.
     allocations: Vec<SimAllocation>,
     addresses: Addresses,
     placement: Placement,
     held: Held,
     pressure: Bytes,
-    /// By stream number. Numbers are never reused, so that a stale one is noticed.
+    /// By stream number. Numbers are never reused, so a stale one is noticed.
     streams: BTreeMap<u32, Stream>,
     next_stream: u32,
-    /// By event number, likewise.
+    /// By event number. Numbers are never reused.
     events: BTreeMap<u32, Event>,
     next_event: u32,
     races: Races,
-    contents: Contents,
-    /// By stream: the first queued read whose result nobody has asked for yet, and that met wrong contents.
+    contents: MemoryTags,
+    /// For each stream, the first queued read that found wrong contents, until its result is requested.
     wrong_reads: BTreeMap<u32, DeviceError>,
     mapping: Mapping,
     pools: SimPools,
     host: SimHost,
-    /// When all work of the borrowed streams that were released is done.
+    /// The completion time of all work of released borrowed streams.
     released_ready: Nanos,
 }
 
-/// Allocations that live.
+/// The number of live allocations.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     allocations: u64,
     charged: Bytes,
 }
 
-/// An allocation, living or freed.
+/// An allocation, live or freed.
 #[derive(Clone, Copy, Debug)]
 struct SimAllocation {
     start: u64,
@@ -153,40 +150,39 @@ struct SimAllocation {
 
 #[derive(Clone, Copy, Debug)]
 enum AllocationState {
-    Live { made: Place },
-    Freed { at: Place },
+    Live { made: CallSite },
+    Freed { at: CallSite },
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
-    /// When all of its work so far is done.
+    /// The completion time of all its work so far.
     ready: Nanos,
     slot: Slot,
-    /// Whether it is the program's, not the device's.
+    /// Whether the program made it, not the device.
     borrowed: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Event {
     record: Option<Record>,
-    /// Whether it was made to keep the time of its record.
+    /// Whether it has a timestamp.
     timed: bool,
-    /// All that is done when the last record is; kept between records for its memory.
+    /// All work that is complete when the last record is. Kept between records to reuse its memory.
     clock: VectorClock,
 }
 
-/// The last time that an event was recorded.
+/// The last record of an event.
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    /// When the work in front of it is done.
+    /// The completion time of the work before it.
     at: Nanos,
     slot: Slot,
     tick: u64,
 }
 
 impl SimDevice {
-    /// A device with nothing allocated and the default stream.
-    #[must_use]
+    /// Makes a device with the default stream and no allocations.
     pub fn new(config: SimConfig) -> Self {
         let info = DeviceInfo {
             name: "simulated".to_owned(),
@@ -207,7 +203,7 @@ impl SimDevice {
             config,
             info,
             now: Nanos::ZERO,
-            place: Place::default(),
+            place: CallSite::default(),
             calls: DeviceCalls::default(),
             allocations: Vec::new(),
             addresses: Addresses::new(ALLOCATIONS, Bytes::ZERO, order),
@@ -219,7 +215,7 @@ impl SimDevice {
             events: BTreeMap::new(),
             next_event: 0,
             races,
-            contents: Contents::default(),
+            contents: MemoryTags::default(),
             wrong_reads: BTreeMap::new(),
             mapping: Mapping::new(order),
             pools: SimPools::new(order),
@@ -228,31 +224,28 @@ impl SimDevice {
         }
     }
 
-    /// Numbers a stream that the program has itself, as `CudaDevice::borrow_stream` does: to test what becomes of it. It counts as no leak,
-    /// and goes by [`Device::release_stream`].
-    ///
-    /// # Errors
-    /// [`DeviceError::Driver`] where every number was used.
+    /// Adds a stream that the program owns, as `CudaDevice::borrow_stream` does, for tests. It never counts as leaked; release it
+    /// with [`Device::release_stream`].
     pub fn borrow_stream(&mut self) -> Result<StreamId, DeviceError> {
         self.add_stream("borrow_stream", true)
     }
 
     fn add_stream(&mut self, call: &'static str, borrowed: bool) -> Result<StreamId, DeviceError> {
         let number = self.next_stream;
-        self.next_stream = number.checked_add(1).ok_or_else(|| refused(call, "every stream number was used"))?;
+        self.next_stream = number.checked_add(1).ok_or_else(|| refused(call, "all stream numbers are used"))?;
         self.streams.insert(number, Stream { ready: self.now, slot: self.races.add_stream(), borrowed });
         Ok(StreamId(number))
     }
 
     fn add_event(&mut self, timed: bool) -> Result<EventId, DeviceError> {
         let number = self.next_event;
-        self.next_event = number.checked_add(1).ok_or_else(|| refused("create_event", "every event number was used"))?;
+        self.next_event = number.checked_add(1).ok_or_else(|| refused("create_event", "all event numbers are used"))?;
         self.spend(self.config.cost.event_create.value);
         self.events.insert(number, Event { timed, ..Event::default() });
         Ok(EventId(number))
     }
 
-    /// Notes an allocation in the place of what was freed where it lies.
+    /// Records an allocation. Replaces freed ones at its addresses.
     fn remember(&mut self, allocation: SimAllocation) {
         let from = self.allocations.partition_point(|known| known.start + known.charged.0 <= allocation.start);
         let to = self.allocations.partition_point(|known| known.start < allocation.start + allocation.charged.0);
@@ -263,7 +256,7 @@ impl SimDevice {
         self.config.total.saturating_sub(self.config.context_overhead).saturating_sub(self.held.charged).saturating_sub(self.pressure)
     }
 
-    /// A host call takes its time.
+    /// Advances the clock by the cost of a host call.
     fn spend(&mut self, cost: Nanos) {
         self.now = later(self.now, cost);
     }
@@ -280,7 +273,7 @@ impl SimDevice {
         self.events.get_mut(&event.0).ok_or(unknown_event(event))
     }
 
-    /// Queues work that takes `duration` behind the stream's work so far.
+    /// Queues work of this duration after the stream's work so far.
     fn submit(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
         self.stream(stream)?;
         self.spend(self.config.cost.submit.value);
@@ -290,7 +283,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// The host waits for all work of all streams.
+    /// Makes the host wait for all work of all streams.
     fn wait_for_all(&mut self) {
         self.wait_until(self.all_done_at());
         self.races.host_joins_all();
@@ -310,7 +303,7 @@ impl SimDevice {
         }
     }
 
-    /// When the last record of an event that keeps time was done, if it is.
+    /// The completion time of a timed event's last record, if it is complete.
     fn done_at(&self, event: EventId) -> Result<Nanos, DeviceError> {
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
         if !known.timed {
@@ -319,7 +312,7 @@ impl SimDevice {
         known.record.filter(|record| self.is_done(*record)).map(|record| record.at).ok_or(DeviceError::NotReady(event.0))
     }
 
-    /// Checks an access against what is allocated and what else touched the memory, and queues it.
+    /// Checks an access against allocations and races, and queues it.
     fn access(&mut self, stream: StreamId, range: MemoryRange, kind: AccessKind) -> Result<(), DeviceError> {
         let access = Access { kind, stream, place: self.place };
         self.check_allocated(range, access)?;
@@ -327,7 +320,7 @@ impl SimDevice {
         self.submit(stream, self.config.cost.transfer_time(range.len))
     }
 
-    /// Checks an access against what else touched the memory.
+    /// Checks an access for races.
     fn order(&mut self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
         let slot = self.stream(access.stream)?.slot;
         let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second: access };
@@ -337,7 +330,7 @@ impl SimDevice {
     fn check_allocated(&self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
         let Some(end) = range.start.0.checked_add(range.len.0) else {
             let range = MemoryRange::new(range.start, Bytes(u64::MAX - range.start.0));
-            return Err(DeviceError::InvalidAccess { range, access, why: "it goes beyond the address space".to_owned() });
+            return Err(DeviceError::InvalidAccess { range, access, why: "it exceeds the address space".to_owned() });
         };
         let why = match self.allocation_around(range.start) {
             _ if SimPools::contains(range.start) => match self.pools.refusal(range) {
@@ -345,29 +338,29 @@ impl SimDevice {
                 Some(why) => why,
             },
             _ if self.mapping.contains(range.start) && self.mapping.table.is_mapped(range) => return Ok(()),
-            _ if self.mapping.contains(range.start) => "no memory is mapped to all of it".to_owned(),
+            _ if self.mapping.contains(range.start) => "part of it has no mapped memory".to_owned(),
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
-            None => "nothing was ever allocated there".to_owned(),
+            None => "there was never an allocation".to_owned(),
             Some(SimAllocation { start, size, state: AllocationState::Freed { at }, .. }) => {
                 format!("the allocation of {size} at {} was freed at {at}", DevicePtr(*start))
             }
             Some(SimAllocation { start, size, state: AllocationState::Live { made }, .. }) if end > start + size.0 => {
                 let beyond = Bytes(end - start - size.0);
-                format!("it ends {beyond} behind the allocation of {size} at {}, made at {made}", DevicePtr(*start))
+                format!("it ends {beyond} after the end of the allocation of {size} at {}, made at {made}", DevicePtr(*start))
             }
             Some(_) => return Ok(()),
         };
         Err(DeviceError::InvalidAccess { range, access, why })
     }
 
-    /// The allocation, living or freed, whose charge the address lies in.
+    /// The allocation, live or freed, whose charged range contains the address.
     fn allocation_around(&self, ptr: DevicePtr) -> Option<&SimAllocation> {
         let behind = self.allocations.partition_point(|allocation| allocation.start <= ptr.0);
         let allocation = self.allocations[..behind].last()?;
         (ptr.0 < allocation.start + allocation.charged.0).then_some(allocation)
     }
 
-    /// Compares what memory holds now with a tag.
+    /// Compares the present contents of memory with a tag.
     fn compare(&self, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         match self.contents.mismatch(range, tag) {
             None => Ok(()),
@@ -375,11 +368,11 @@ impl SimDevice {
         }
     }
 
-    /// What was found instead of a tag, in words.
+    /// Describes the bytes found instead of a tag.
     fn describe(&self, mismatch: &contents::Mismatch) -> String {
-        let Some(found) = mismatch.found else { return "it was never written since it was allocated".to_owned() };
+        let Some(found) = mismatch.found else { return "it was never written after its allocation".to_owned() };
         let writer = self.races.last_write(mismatch.at).map(|access| format!(", {access}")).unwrap_or_default();
-        format!("it is of tag {:#x}{writer}", found.0)
+        format!("it has tag {:#x}{writer}", found.0)
     }
 }
 
@@ -395,11 +388,11 @@ impl Device for SimDevice {
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         self.calls.malloc += 1;
         if size == Bytes::ZERO {
-            return Err(refused("malloc", "ask for at least one byte"));
+            return Err(refused("malloc", "request at least one byte"));
         }
         let free = self.free_bytes();
         let charged = size.checked_round_up(GRANULARITY).filter(|charged| *charged <= free);
-        // Addresses may run out before memory does.
+        // The address space may be exhausted before the memory.
         let placed = charged.and_then(|charged| Some((charged, self.next_address(charged)?)));
         let Some((charged, start)) = placed else {
             self.calls.malloc_failures += 1;
@@ -570,7 +563,7 @@ impl TestDevice for SimDevice {
         self.calls
     }
 
-    fn set_place(&mut self, place: Place) {
+    fn set_call_site(&mut self, place: CallSite) {
         self.place = place;
     }
 
@@ -596,8 +589,8 @@ impl TestDevice for SimDevice {
         self.compare(range, tag)
     }
 
-    /// Contents are kept in the order in which work was submitted. That is the order of the stream for everything that does not race with the
-    /// read, so it can be compared here.
+    /// Contents change in order of submission. For all work that does not race with the read, that is also the order of the
+    /// stream, so the comparison can happen here.
     fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         self.access(stream, range, AccessKind::Read)?;
         if let Err(wrong) = self.compare(range, tag) {
@@ -619,7 +612,7 @@ impl TestDevice for SimDevice {
         self.spend(duration);
     }
 
-    fn set_pressure(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
+    fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         self.pressure = held.min(self.free_bytes() + self.pressure);
         Ok(self.pressure)
     }
@@ -668,7 +661,7 @@ fn unknown_event(event: EventId) -> DeviceError {
     DeviceError::UnknownHandle { kind: "event", number: event.0 }
 }
 
-/// The simulated driver refuses a call as the real one does with `CUDA_ERROR_INVALID_VALUE`.
+/// The error that the real driver returns as `CUDA_ERROR_INVALID_VALUE`.
 fn refused(call: &'static str, advice: &'static str) -> DeviceError {
     DeviceError::Driver { call, code: 1, name: "CUDA_ERROR_INVALID_VALUE".to_owned(), advice }
 }

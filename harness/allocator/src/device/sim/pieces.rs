@@ -1,4 +1,4 @@
-//! The pieces that a simulated pool is cut into, and which of them is taken next: the smallest that fits, of equal ones the lowest.
+//! The pieces of a simulated pool. An allocation takes the smallest that fits, the lowest of equal ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,43 +14,44 @@ struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Live,
-    /// Free for everybody.
+    /// Free for any work.
     Free,
-    /// Free for work that is ordered behind this entry of a stream.
+    /// Free for work that is ordered after this entry of a stream.
     FreeBehind(Slot, u64),
 }
 
-/// All pieces of all chunks. Chunks do not touch, so neighbours are of one chunk.
+/// All pieces of all chunks. Chunks never touch, so adjacent pieces belong to one chunk.
 ///
-/// Taking and giving back cost time logarithmic in pieces, but for free pieces of the right size that the asking stream may not have.
+/// Allocation and free take time logarithmic in the number of pieces, plus a scan of fitting pieces that the stream may not use
+/// yet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
     pieces: BTreeMap<u64, Piece>,
-    /// Those that are not live, by size and address.
+    /// Free pieces, by size and address.
     free: BTreeSet<(Bytes, u64)>,
-    /// Those that are free behind an entry of a stream, by that entry and address. There are few streams.
+    /// Pieces that are free after an entry of a stream, by that entry and address. There are few streams.
     behind: Vec<(Slot, BTreeSet<(u64, u64)>)>,
-    /// Those that may have a neighbour to be joined with.
+    /// Pieces that may have a neighbor to merge with.
     changed: Vec<u64>,
 }
 
 impl Pieces {
-    /// Adds a chunk that is free for everybody.
+    /// Adds a chunk that is free for any work.
     pub(super) fn add_chunk(&mut self, start: u64, size: Bytes) {
         self.insert(start, Piece { size, state: State::Free });
     }
 
-    /// Whether the chunk is one piece that is free for everybody.
+    /// Whether the chunk is one piece that is free for any work.
     pub(super) fn is_unused(&self, start: u64, size: Bytes) -> bool {
         self.pieces.get(&start) == Some(&Piece { size, state: State::Free })
     }
 
-    /// Takes an unused chunk out.
+    /// Removes an unused chunk.
     pub(super) fn remove_chunk(&mut self, start: u64) {
         self.remove(start);
     }
 
-    /// Cuts a piece for work of the stream in `slot`.
+    /// Allocates a piece for work of the stream in `slot`.
     pub(super) fn take(&mut self, size: Bytes, slot: Slot, races: &Races) -> Option<u64> {
         let is_usable = |start: u64| match self.pieces.get(&start)?.state {
             State::Live => None,
@@ -67,7 +68,7 @@ impl Pieces {
         Some(start)
     }
 
-    /// Gives a live piece back, in front of this entry of a stream, and returns its size. `None`: no live piece starts there.
+    /// Frees a live piece before this entry of a stream and returns its size, or `None` if no live piece starts there.
     pub(super) fn give_back(&mut self, start: u64, slot: Slot, tick: u64) -> Option<Bytes> {
         let piece = self.pieces.get(&start).copied().filter(|piece| piece.state == State::Live)?;
         self.insert(start, Piece { state: State::FreeBehind(slot, tick), ..piece });
@@ -75,7 +76,7 @@ impl Pieces {
         Some(piece.size)
     }
 
-    /// Marks what the host has waited for as free for everybody, and joins neighbours that are free alike.
+    /// Marks pieces as free for any work if the host has waited for their free, and merges neighbors.
     pub(super) fn settle(&mut self, races: &Races) {
         for index in 0..self.behind.len() {
             let (slot, waiting) = &self.behind[index];
@@ -93,7 +94,7 @@ impl Pieces {
         }
     }
 
-    /// Joins a piece with its neighbours as far as they are free alike.
+    /// Merges a piece with its neighbors if they are free for the same work.
     fn join_around(&mut self, mut start: u64) {
         while let Some((&before, _)) = self.pieces.range(..start).next_back()
             && self.join(before, start)
@@ -105,7 +106,7 @@ impl Pieces {
         {}
     }
 
-    /// Makes two neighbours one piece, if they touch and are free for the same work.
+    /// Merges two pieces if they touch and are free for the same work.
     fn join(&mut self, first: u64, second: u64) -> bool {
         let (Some(&before), Some(&after)) = (self.pieces.get(&first), self.pieces.get(&second)) else { return false };
         let touches = first + before.size.0 == second;
@@ -141,7 +142,7 @@ impl Pieces {
     }
 }
 
-/// The state of two free neighbours as one, where they are free for the same work.
+/// The state of two merged neighbors, or `None` if they are free for different work.
 fn joined(before: State, after: State) -> Option<State> {
     match (before, after) {
         (State::Free, State::Free) => Some(State::Free),
@@ -162,7 +163,7 @@ mod tests {
     const STREAMS: usize = 3;
     const CHUNK: u64 = 4096;
 
-    /// The same, plainly: all pieces are looked at each time.
+    /// A plain model that scans all pieces for each operation.
     #[derive(Default)]
     struct Plain(BTreeMap<u64, Piece>);
 
@@ -206,14 +207,14 @@ mod tests {
             size: u64,
             stream: usize,
         },
-        /// The n-th live piece, counted round.
+        /// The n-th live piece, modulo their number.
         GiveBack {
             nth: usize,
             stream: usize,
         },
         Settle,
         AddChunk,
-        /// The host waits for a stream, or for everything that the stream did until its last record.
+        /// The host waits for a stream, or for the work before its last record.
         HostWaits(usize),
         Record(usize),
         HostWaitsForRecord,
@@ -251,7 +252,7 @@ mod tests {
                     }
                     Step::GiveBack { nth, stream } if !live.is_empty() => {
                         let start = live.swap_remove(nth % live.len());
-                        // An entry of the stream, as an access of it has one.
+                        // An entry of the stream, as each access has one.
                         let tick = races.record(slots[stream], &mut VectorClock::default());
                         let piece = plain.0.get_mut(&start).expect("it is live");
                         prop_assert_eq!(pieces.give_back(start, slots[stream], tick), Some(piece.size));

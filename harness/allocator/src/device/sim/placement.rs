@@ -1,4 +1,4 @@
-//! Memory at given addresses: what a recorded program got from its driver lies where the recording has it.
+//! Allocations at given addresses, to reproduce the addresses of a recorded program.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use super::{AllocationState, GRANULARITY, SimDevice};
 use crate::device::{DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
-/// Addresses that were asked for.
+/// The requested addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Placement {
     allocations: VecDeque<DevicePtr>,
@@ -14,23 +14,23 @@ pub(super) struct Placement {
 }
 
 impl SimDevice {
-    /// Puts the next allocations at these addresses, one after the other. Where memory is in use there already, an allocation goes where it would
-    /// have gone without.
+    /// Places the next allocations at these addresses, one after the other. If an address is in use, its allocation gets a normal
+    /// address.
     pub fn place_allocations(&mut self, addresses: impl IntoIterator<Item = DevicePtr>) {
         self.placement.allocations.extend(addresses);
     }
 
-    /// The same for the next reservations.
+    /// Places the next reservations at these addresses.
     pub fn place_reservations(&mut self, addresses: impl IntoIterator<Item = DevicePtr>) {
         self.placement.reservations.extend(addresses);
     }
 
-    /// Forgets the addresses that were asked for and not used.
+    /// Forgets the requested addresses that were not used.
     pub fn forget_placements(&mut self) {
         self.placement = Placement::default();
     }
 
-    /// Where an allocation goes that charges that much.
+    /// The address of an allocation with this charge.
     pub(super) fn next_address(&mut self, charged: Bytes) -> Option<u64> {
         let wanted = self.placement.allocations.pop_front();
         match wanted.filter(|&at| self.is_vacant(MemoryRange::new(at, charged))) {
@@ -42,7 +42,7 @@ impl SimDevice {
         }
     }
 
-    /// Where a reservation of that size was asked to go, if it can.
+    /// The requested address of a reservation of this size, if it is free.
     pub(super) fn next_reservation(&mut self, size: Bytes) -> Option<DevicePtr> {
         let wanted = self.placement.reservations.pop_front();
         let aligned = |at: &DevicePtr| at.0.is_multiple_of(GRANULARITY.0);
@@ -70,12 +70,12 @@ mod tests {
         let low = DevicePtr(0x8_df91_0000);
         device.place_allocations([low, low, DevicePtr(0x7000_0020_0000)]);
         assert_eq!(device.malloc(Bytes::mib(4)), Ok(low));
-        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0000_0000)), "the first place is taken");
+        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0000_0000)), "the first address is in use");
         assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0020_0000)));
-        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0040_0000)), "behind what was placed");
+        assert_eq!(device.malloc(Bytes::mib(2)), Ok(DevicePtr(0x7000_0040_0000)), "after the placed allocations");
         device.free(low).expect("it is live");
         device.place_allocations([low]);
-        assert_eq!(device.malloc(Bytes::mib(2)), Ok(low), "nothing lies there any more");
+        assert_eq!(device.malloc(Bytes::mib(2)), Ok(low), "the address is free again");
         device.place_reservations([low, DevicePtr(0x3_0200_0000)]);
         assert_ne!(device.reserve(Bytes::mib(2)), Ok(low));
         assert_eq!(device.reserve(Bytes::mib(2)), Ok(DevicePtr(0x3_0200_0000)));

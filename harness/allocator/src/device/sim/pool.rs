@@ -1,17 +1,17 @@
-//! The driver's stream-ordered pools, modelled: [`PooledDevice`] for [`SimDevice`].
+//! A model of the driver's stream-ordered pools: [`PooledDevice`] for [`SimDevice`].
 //!
-//! What the CUDA documentation says is kept: the order of streams, what may be handed out again when, that a pool "will try to release
-//! memory back to the OS on the next call to stream, event or context synchronize" where it has reserved more than its threshold, that
-//! trimming keeps at least what it is told to, and that memory whose free "has not been observed on the host" counts as used
-//! (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`, <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
+//! It follows the CUDA documentation on the order of streams and on reuse. A pool above its threshold "will try to release memory
+//! back to the OS on the next call to stream, event or context synchronize". A trim keeps at least the given bytes. Memory whose
+//! free "has not been observed on the host" counts as used (`cuMemPoolSetAttribute`, `cuMemPoolTrimTo`,
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>).
 //!
-//! What it does not say is assumed: that a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; that only whole chunks go back;
-//! that pieces are cut best fit, in multiples of [`ALIGNMENT`]; and that a pool that cannot grow gives its unused chunks back first, which is
-//! how the model has the driver "remap unused memory in the pool"
+//! The rest is assumed: a pool grows by one contiguous chunk, a multiple of [`CHUNK`]; only whole chunks are released; pieces are
+//! cut best fit, in multiples of [`ALIGNMENT`]; a pool that cannot grow first releases its unused chunks. The last point models
+//! that the driver can "remap unused memory in the pool"
 //! (<https://developer.nvidia.com/blog/using-cuda-stream-ordered-memory-allocator-part-1/>).
 //!
-//! An allocation is no access: memory that was never used before may be touched by any stream. Where it was, its earlier accesses are
-//! kept, so that the race detector finds whatever is not ordered behind them, a fault of the pool itself included.
+//! An allocation is not an access: any stream may touch memory that was never used. Reused memory keeps its earlier accesses, so
+//! the race detector finds unordered reuse, including bugs of the pool itself.
 
 use std::collections::BTreeMap;
 
@@ -19,31 +19,30 @@ use super::addresses::{AddressOrder, Addresses, POOLS};
 use super::pieces::Pieces;
 use super::races::{Conflict, Races, Slot};
 use super::{GRANULARITY, SimDevice, refused};
-use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MemoryRange, Place, PoolId, PoolMemory, PooledDevice, StreamId};
+use crate::device::{Access, AccessKind, CallSite, DeviceError, DevicePtr, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId};
 use crate::units::Bytes;
 
-/// A pool grows by multiples of this. Assumed: no documentation tells.
+/// Pools grow by multiples of this. Assumed: no documentation gives the figure.
 const CHUNK: Bytes = Bytes::mib(32);
-/// Sizes of pieces are multiples of this. Assumed, as for PyTorch's blocks.
+/// The sizes of pieces are multiples of this. Assumed, as for PyTorch's blocks.
 const ALIGNMENT: Bytes = Bytes(512);
 
-/// All pools of a device.
 #[derive(Clone, Debug)]
 pub(super) struct SimPools {
     pools: BTreeMap<u32, Pool>,
     next_pool: u32,
     addresses: Addresses,
-    /// Allocations that live.
+    /// Live allocations.
     live: BTreeMap<u64, Live>,
-    /// What was freed and not handed out again: its size, and where it was freed.
-    freed: BTreeMap<u64, (Bytes, Place)>,
+    /// Freed and not reused allocations: the size and the place of the free.
+    freed: BTreeMap<u64, (Bytes, CallSite)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Live {
     pool: u32,
     size: Bytes,
-    made: Place,
+    made: CallSite,
 }
 
 #[derive(Clone, Debug)]
@@ -60,7 +59,7 @@ impl SimPools {
         Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }
     }
 
-    /// Whether an address is one of those that chunks are made of.
+    /// Whether an address is in the range of pool chunks.
     pub(super) fn contains(ptr: DevicePtr) -> bool {
         POOLS.contains(&ptr.0)
     }
@@ -69,12 +68,12 @@ impl SimPools {
         self.pools.get_mut(&pool.0).ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
     }
 
-    /// How many allocations and pools live.
+    /// The number of live allocations and pools.
     pub(super) fn left(&self) -> (u64, u64) {
         (self.live.len() as u64, self.pools.len() as u64)
     }
 
-    /// Why a range may not be accessed, if so.
+    /// The reason why a range may not be accessed, if there is one.
     pub(super) fn refusal(&self, range: MemoryRange) -> Option<String> {
         let live = self.live.range(..=range.start.0).next_back().filter(|(start, live)| range.start.0 < *start + live.size.0);
         let freed = self.freed.range(..=range.start.0).next_back().filter(|(start, (size, _))| range.start.0 < *start + size.0);
@@ -83,16 +82,16 @@ impl SimPools {
             (Some((start, live)), _) if range.end().0 <= start + live.size.0 => None,
             (Some((start, Live { size, made, .. })), _) => {
                 let beyond = Bytes(range.end().0 - start - size.0);
-                Some(format!("it ends {beyond} behind the allocation of {size} at {}, made at {made}", DevicePtr(*start)))
+                Some(format!("it ends {beyond} after the end of the allocation of {size} at {}, made at {made}", DevicePtr(*start)))
             }
             (None, Some((start, (size, at)))) => Some(format!("the allocation of {size} at {} was freed at {at}", DevicePtr(*start))),
-            (None, None) => Some("nothing of the pool is allocated there".to_owned()),
+            (None, None) => Some("the pool has no allocation there".to_owned()),
         }
     }
 }
 
 impl Pool {
-    /// Cuts a piece for the stream in `slot`.
+    /// Allocates a piece for the stream in `slot`.
     fn take(&mut self, size: Bytes, slot: Slot, races: &Races) -> Option<u64> {
         let start = self.pieces.take(size, slot, races)?;
         self.memory.used += size;
@@ -100,7 +99,7 @@ impl Pool {
         Some(start)
     }
 
-    /// Takes unused chunks out, the newest first, as long as `keep` stays reserved.
+    /// Removes unused chunks, the newest first, while `keep` bytes stay reserved.
     fn shrink(&mut self, keep: Bytes, races: &Races) -> Vec<MemoryRange> {
         self.pieces.settle(races);
         let unused = self.chunks.iter().rev().filter(|&(&start, &size)| self.pieces.is_unused(start, size));
@@ -119,16 +118,13 @@ impl Pool {
 }
 
 impl SimDevice {
-    /// Changes what a pool may hold on to.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`].
+    /// Sets the release threshold of a pool.
     pub fn set_release_threshold(&mut self, pool: PoolId, threshold: Bytes) -> Result<(), DeviceError> {
         self.pools.get(pool)?.threshold = threshold;
         Ok(())
     }
 
-    /// The pools give back what is over their thresholds, as the host has waited for work.
+    /// Releases the memory above the thresholds, after a wait of the host.
     pub(super) fn pools_release(&mut self) {
         let over: Vec<_> = self.pools.pools.iter().filter(|(_, pool)| pool.memory.reserved > pool.threshold).map(|(&n, _)| n).collect();
         for number in over {
@@ -149,7 +145,7 @@ impl SimDevice {
         }
     }
 
-    /// Adds a chunk that a piece of this size fits; `false` where the device has no room or no addresses for it.
+    /// Adds a chunk for a piece of this size. Returns `false` if the device has too little memory or address space.
     fn grow_pool(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
         let free = self.free_bytes();
         let Some(chunk) = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= free) else { return Ok(false) };
@@ -164,7 +160,7 @@ impl SimDevice {
         Ok(true)
     }
 
-    /// A piece of the pool as it is, or as it is after it has grown.
+    /// Allocates a piece of the pool, growing it if necessary.
     fn take_from_pool(&mut self, pool: PoolId, size: Bytes, slot: Slot) -> Result<Option<u64>, DeviceError> {
         let known = self.pools.get(pool)?;
         known.pieces.settle(&self.races);
@@ -186,7 +182,7 @@ impl SimDevice {
 impl PooledDevice for SimDevice {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
         let number = self.pools.next_pool;
-        self.pools.next_pool = number.checked_add(1).ok_or_else(|| refused("create_pool", "every pool number was used"))?;
+        self.pools.next_pool = number.checked_add(1).ok_or_else(|| refused("create_pool", "all pool numbers are used"))?;
         let (chunks, pieces, memory) = (BTreeMap::new(), Pieces::default(), PoolMemory::default());
         self.pools.pools.insert(number, Pool { threshold: release_threshold, chunks, pieces, memory });
         Ok(PoolId(number))
@@ -207,7 +203,7 @@ impl PooledDevice for SimDevice {
         self.calls.malloc_async += 1;
         let slot = self.stream(stream)?.slot;
         if size == Bytes::ZERO {
-            return Err(refused("malloc_async", "ask for at least one byte"));
+            return Err(refused("malloc_async", "request at least one byte"));
         }
         self.spend(self.config.cost.pool_call.value);
         let fitting = size.checked_round_up(ALIGNMENT).map(|rounded| self.take_from_pool(pool, rounded, slot)).transpose()?;

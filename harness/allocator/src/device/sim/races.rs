@@ -1,23 +1,23 @@
-//! Which work is ordered before which: a happens-before race detector with vector clocks over the streams and the host.
+//! The order of all work: a happens-before race detector with vector clocks for the streams and the host.
 //!
-//! Every stream has a clock with one entry a stream: how much of that stream's work is known to be done before the stream's next work.
-//! Queued work first joins the host's clock into its stream's (the host only submits what it already knows to be allowed), and counts up
-//! the stream's own entry. Recording an event copies the stream's clock; waiting for the event joins the copy into the waiter, a stream
-//! or the host. An access is ordered before another exactly if the other's clock has reached its entry. This is the scheme of
-//! Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection", PLDI 2009, <https://doi.org/10.1145/1542476.1542490>.
+//! Each stream has a clock with one entry per stream: the amount of that stream's work that is complete before this stream's next
+//! work. Queued work first joins the host's clock into its stream's clock and then increments the stream's own entry. Recording
+//! an event copies the stream's clock. Waiting for the event joins the copy into the clock of the waiter, a stream or the host.
+//! One access is ordered before another exactly if the other's clock has reached its entry. This is the scheme of Flanagan and
+//! Freund, "FastTrack: Efficient and Precise Dynamic Race Detection", PLDI 2009, <https://doi.org/10.1145/1542476.1542490>.
 //!
-//! A destroyed stream was waited for, so the host knows all of its work, and so does everything submitted afterwards. Its slot in the
-//! clocks is used again for the next stream, counting on: clocks are as long as the most streams that ever lived at one time.
+//! The host waits for a stream before it is destroyed, so all later work is ordered after it. The next stream reuses its slot in
+//! the clocks and continues its count. Clocks are as long as the largest number of streams alive together.
 
 use super::ranges::RangeMap;
 use crate::device::{Access, AccessKind, DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
-/// A stream's place in every clock.
+/// The index of a stream in every clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot(usize);
 
-/// For each slot, how much of its work is known to be done.
+/// For each slot, the amount of its work known to be complete.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VectorClock(Vec<u64>);
 
@@ -43,13 +43,13 @@ impl VectorClock {
         self.0[slot.0]
     }
 
-    /// Becomes a copy of `other` in the memory it already has.
+    /// Becomes a copy of `other` and reuses its own memory.
     fn copy_from(&mut self, other: &Self) {
         self.0.clone_from(&other.0);
     }
 }
 
-/// An access that came first, as a later one finds it.
+/// An earlier access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Epoch {
     slot: Slot,
@@ -63,7 +63,7 @@ impl Epoch {
     }
 }
 
-/// What a range of memory remembers: its last write (a free counts as one), and the reads since that are not ordered before one another.
+/// The access history of a range: its last write (a free counts as one) and the mutually unordered reads after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct History {
     write: Option<Epoch>,
@@ -71,7 +71,7 @@ struct History {
 }
 
 impl History {
-    /// An earlier access that must be, but is not, ordered before one of this kind.
+    /// Returns an earlier access that conflicts with one of this kind.
     fn conflict(&self, kind: AccessKind, clock: &VectorClock) -> Option<Access> {
         let unordered = |epoch: &&Epoch| !epoch.is_before(clock);
         let write = self.write.iter().find(unordered);
@@ -82,9 +82,9 @@ impl History {
         first.map(|epoch| epoch.access)
     }
 
-    /// Remembers an access that conflicts with none.
+    /// Records an access without conflicts.
     fn add(&mut self, epoch: Epoch, clock: &VectorClock) {
-        // What is ordered behind a write is ordered behind all before it, and what is ordered behind a read behind every read before it.
+        // An access ordered after a write is ordered after everything before that write, and likewise for reads.
         match epoch.access.kind {
             AccessKind::Write | AccessKind::Free => {
                 self.write = Some(epoch);
@@ -98,27 +98,27 @@ impl History {
     }
 }
 
-/// Two accesses to the same bytes that nothing orders.
+/// Two unordered accesses to the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Conflict {
     pub(super) range: MemoryRange,
-    /// The access that came first in program order.
+    /// The earlier access in program order.
     pub(super) first: Access,
 }
 
-/// The order of all work, and the accesses to memory that later ones are compared with.
+/// The order of all work, and the access history of memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Races {
     host: VectorClock,
     streams: Vec<VectorClock>,
     unused: Vec<Slot>,
-    /// Slots of released streams whose work the host may not have seen to its end.
+    /// Slots of released streams with work that the host may not have waited for.
     leaving: Vec<Slot>,
     history: RangeMap<History>,
 }
 
 impl Races {
-    /// A slot for a new stream.
+    /// Allocates a slot for a new stream.
     pub(super) fn add_stream(&mut self) -> Slot {
         self.reclaim();
         self.unused.pop().unwrap_or_else(|| {
@@ -127,18 +127,18 @@ impl Races {
         })
     }
 
-    /// A stream is released without a wait for its work. Its slot is used again when the host has seen all of that work.
+    /// Releases a stream without a wait. Its slot is reused when the host has waited for all of its work.
     pub(super) fn release_stream(&mut self, slot: Slot) {
         self.leaving.push(slot);
     }
 
-    /// Makes the slots of released streams unused whose work the host has seen.
+    /// Frees the slots of released streams that the host has waited for.
     fn reclaim(&mut self) {
         let Self { host, streams, unused, leaving, .. } = self;
         leaving.retain(|&slot| {
             let seen = host.get(slot) >= streams[slot.0].get(slot);
             if seen {
-                // Not more than the host knows: the stream may have waited for others behind its last work.
+                // Not more than the host knows: the stream may have waited for others after its last work.
                 streams[slot.0].copy_from(host);
                 unused.push(slot);
             }
@@ -146,22 +146,22 @@ impl Races {
         });
     }
 
-    /// A stream is destroyed, behind a wait of the host for all of its work.
+    /// Removes a destroyed stream. The host has waited for all of its work.
     pub(super) fn remove_stream(&mut self, slot: Slot) {
         self.host_joins_stream(slot);
         self.unused.push(slot);
     }
 
-    /// An access is queued on the stream; returns its own entry.
+    /// Queues an access on the stream and returns its entry.
     ///
     /// # Errors
-    /// The first bytes, in address order, on which it races with an earlier access; nothing has changed then.
+    /// The first bytes, in address order, that race with an earlier access. The call has changed nothing.
     pub(super) fn access(&mut self, slot: Slot, range: MemoryRange, access: Access) -> Result<u64, Conflict> {
         let (start, end) = (range.start.0, range.end().0);
         let clock = &mut self.streams[slot.0];
         clock.join(&self.host);
         let conflict = |from: u64, to: u64, first| Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first };
-        // Most accesses are to all of what the last one was to.
+        // Most accesses have the same range as the access before.
         if let Some(history) = self.history.exact_mut(start, end) {
             if let Some(first) = history.conflict(access.kind, clock) {
                 return Err(conflict(start, end, first));
@@ -184,7 +184,7 @@ impl Races {
         Ok(tick)
     }
 
-    /// An event is queued on the stream: copies into `record` all that is done when the event is, and returns the event's own entry.
+    /// Queues an event: copies the work that is complete when the event is into `record`, and returns the event's own entry.
     pub(super) fn record(&mut self, slot: Slot, record: &mut VectorClock) -> u64 {
         let clock = &mut self.streams[slot.0];
         clock.join(&self.host);
@@ -193,29 +193,29 @@ impl Races {
         tick
     }
 
-    /// All later work of the stream is ordered behind a recorded event.
+    /// Orders all later work of the stream after a recorded event.
     pub(super) fn stream_joins(&mut self, slot: Slot, record: &VectorClock) {
         self.streams[slot.0].join(record);
     }
 
-    /// The host, and so all work it submits from now on, is ordered behind a recorded event.
+    /// Orders the host, and all work it submits later, after a recorded event.
     pub(super) fn host_joins(&mut self, record: &VectorClock) {
         self.host.join(record);
     }
 
-    /// The host is ordered behind all work of the stream.
+    /// Orders the host after all work of the stream.
     pub(super) fn host_joins_stream(&mut self, slot: Slot) {
         self.host.join(&self.streams[slot.0]);
     }
 
-    /// The host is ordered behind all work of all streams.
+    /// Orders the host after all work of all streams.
     pub(super) fn host_joins_all(&mut self) {
         for stream in &self.streams {
             self.host.join(stream);
         }
     }
 
-    /// Whether the host has waited for something behind this entry of the stream.
+    /// Whether the host has waited for this entry of the stream or a later one.
     pub(super) fn host_has_seen(&self, slot: Slot, tick: u64) -> bool {
         self.host.get(slot) >= tick
     }
@@ -223,24 +223,24 @@ impl Races {
     /// The first access in the range, in address order, that the host has not waited for.
     pub(super) fn unseen_by_host(&self, range: MemoryRange) -> Option<Conflict> {
         self.history.overlapping(range.start.0, range.end().0).find_map(|(from, to, history)| {
-            // What a write that comes behind all work that the host has seen would race with.
+            // A write ordered after everything that the host has waited for would race with it.
             let first = history.conflict(AccessKind::Write, &self.host)?;
             Some(Conflict { range: MemoryRange::new(DevicePtr(from), Bytes(to - from)), first })
         })
     }
 
-    /// Whether the stream's next work is ordered behind this entry of another, or its own.
+    /// Whether the stream's next work is ordered after this entry.
     pub(super) fn is_ordered(&self, slot: Slot, behind: Slot, tick: u64) -> bool {
         self.streams[slot.0].get(behind) >= tick || self.host_has_seen(behind, tick)
     }
 
-    /// The last write to the first byte at `at`, if there was one.
+    /// The last write to the byte at `at`.
     pub(super) fn last_write(&self, at: DevicePtr) -> Option<Access> {
         let (_, _, history) = self.history.overlapping(at.0, at.0 + 1).next()?;
         history.write.map(|epoch| epoch.access)
     }
 
-    /// Forgets the accesses to memory that is freed.
+    /// Forgets the accesses to freed memory.
     pub(super) fn forget(&mut self, range: MemoryRange) {
         self.history.remove(range.start.0, range.end().0);
     }
@@ -251,12 +251,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::{Place, StreamId};
+    use crate::device::{CallSite, StreamId};
 
     const STREAMS: usize = 4;
     const EVENTS: usize = 3;
 
-    /// One thing a program does; streams and events by index.
+    /// One step of a program; streams and events by index.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Access { stream: usize, kind: AccessKind, start: u64, end: u64 },
@@ -283,7 +283,7 @@ mod tests {
         ]
     }
 
-    /// The happens-before graph, written out: each node knows the set of nodes before it, itself included, as bits.
+    /// The explicit happens-before graph: each node has the set of nodes before it, including itself, as bits.
     #[derive(Default)]
     struct Graph {
         nodes: usize,
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    /// The detector beside the graph.
+    /// The detector and the graph.
     struct Checked {
         races: Races,
         slots: [Slot; STREAMS],
@@ -334,12 +334,12 @@ mod tests {
             Self { races, slots, clocks: Default::default(), graph: Graph::default() }
         }
 
-        /// Does the step on both; where it is an access, returns what each says.
+        /// Applies the step to both. For an access, returns both answers.
         fn step(&mut self, step: Step) -> Option<(Result<(), Conflict>, Vec<Step>)> {
             match step {
                 Step::Access { stream, kind, start, end } => {
                     let expected = self.graph.races_with(stream, kind, start, end);
-                    let access = Access { kind, stream: StreamId(stream as u32), place: Place(0) };
+                    let access = Access { kind, stream: StreamId(stream as u32), place: CallSite(0) };
                     let range = MemoryRange::new(DevicePtr(start), Bytes(end - start));
                     let result = self.races.access(self.slots[stream], range, access);
                     if result.is_ok() {
@@ -393,7 +393,7 @@ mod tests {
                     Err(Conflict { range, first }) => prop_assert!(
                         expected.iter().any(|earlier| matches!(*earlier, Step::Access { stream, kind, start, end }
                             if (stream as u32, kind) == (first.stream.0, first.kind) && start <= range.start.0 && range.end().0 <= end)),
-                        "{step:?} is said to race with {first:?} on {range}, but races with {expected:?}"
+                        "the detector reports a race of {step:?} with {first:?} on {range}, expected {expected:?}"
                     ),
                 }
             }

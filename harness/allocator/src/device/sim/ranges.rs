@@ -1,11 +1,11 @@
-//! [`RangeMap`]: values for ranges of addresses, kept disjoint; neighbours of equal value are one entry.
+//! [`RangeMap`]: values for disjoint address ranges. Adjacent ranges of equal value are one entry.
 
 use std::collections::BTreeMap;
 
-/// A map from disjoint, half-open address ranges to values. Every operation costs O(log n) and the entries it touches.
+/// A map from disjoint, half-open address ranges to values. Each operation costs O(log n) plus the entries it touches.
 #[derive(Clone, Debug)]
 pub(super) struct RangeMap<V> {
-    /// Start of a range to its end and value.
+    /// From the start of a range to its end and value.
     entries: BTreeMap<u64, (u64, V)>,
 }
 
@@ -16,9 +16,9 @@ impl<V> Default for RangeMap<V> {
 }
 
 impl<V: Clone + PartialEq> RangeMap<V> {
-    /// Gives all of `start..end` one value.
+    /// Sets one value for all of `start..end`.
     pub(super) fn insert(&mut self, start: u64, end: u64, value: V) {
-        debug_assert!(start < end, "a range is not empty");
+        debug_assert!(start < end, "the range is not empty");
         let (mut first, mut last) = (start, end);
         let mut tail = None;
         if let Some((&before, (entry_end, found))) = self.entries.range_mut(..start).next_back()
@@ -41,17 +41,17 @@ impl<V: Clone + PartialEq> RangeMap<V> {
         self.entries.extend(tail.map(|tail| (end, tail)));
     }
 
-    /// The value of `start..end` where that is one entry, from its border to its border.
+    /// The value of `start..end` if that is exactly one entry.
     pub(super) fn exact(&self, start: u64, end: u64) -> Option<&V> {
         self.entries.get(&start).filter(|(entry_end, _)| *entry_end == end).map(|(_, value)| value)
     }
 
-    /// The same, to be changed. Whoever gives it the value of a neighbour leaves two entries where one would do.
+    /// The same, mutable. If the new value equals a neighbor's, the two entries are not merged.
     pub(super) fn exact_mut(&mut self, start: u64, end: u64) -> Option<&mut V> {
         self.entries.get_mut(&start).filter(|(entry_end, _)| *entry_end == end).map(|(_, value)| value)
     }
 
-    /// Takes every value out of `start..end`.
+    /// Removes every value from `start..end`.
     pub(super) fn remove(&mut self, start: u64, end: u64) {
         let reaching_in = self.entries.range_mut(..start).next_back();
         let mut tail = reaching_in.and_then(|(_, (entry_end, value))| cut(entry_end, value, start, end));
@@ -60,7 +60,7 @@ impl<V: Clone + PartialEq> RangeMap<V> {
         self.entries.extend(tail.map(|tail| (end, tail)));
     }
 
-    /// Changes the values of `start..end`, first giving the default to what has none.
+    /// Updates the values of `start..end`. Parts without a value get the default first.
     pub(super) fn update(&mut self, start: u64, end: u64, mut change: impl FnMut(&mut V))
     where
         V: Default,
@@ -92,7 +92,7 @@ impl<V: Clone + PartialEq> RangeMap<V> {
             .map(move |(&first, (entry_end, value))| (first.max(start), (*entry_end).min(end), value))
     }
 
-    /// Makes `at` the border between two entries where it lies inside one.
+    /// Splits the entry that contains `at`.
     fn split(&mut self, at: u64) {
         if let Some((_, (end, value))) = self.entries.range_mut(..at).next_back()
             && *end > at
@@ -103,7 +103,7 @@ impl<V: Clone + PartialEq> RangeMap<V> {
     }
 }
 
-/// Ends an entry at `start` where it goes on behind that. What of it lies behind `end` is an entry of its own.
+/// Cuts the entry that extends past `start` there. Its part after `end` becomes a separate entry.
 fn cut<V: Clone>(entry_end: &mut u64, value: &V, start: u64, end: u64) -> Option<(u64, V)> {
     if *entry_end <= start {
         return None;

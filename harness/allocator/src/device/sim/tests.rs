@@ -70,10 +70,10 @@ fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(),
     if order == Order::EventTooEarly {
         device.record_event(event, a)?;
     }
-    device.set_place(Place(1));
+    device.set_call_site(CallSite(1));
     access(&mut device, first, a, range(ptr, 0, 1000))?;
     device.busy(a, Nanos::millis(1))?;
-    device.set_place(Place(2));
+    device.set_call_site(CallSite(2));
     let mut second_stream = b;
     match order {
         Order::Nothing => {}
@@ -112,12 +112,12 @@ fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(),
         Order::AnotherAllocationFreed => device.free(other)?,
         Order::StreamDestroyed => device.destroy_stream(a)?,
     }
-    device.set_place(Place(3));
+    device.set_call_site(CallSite(3));
     Ok(access(&mut device, second, second_stream, range(ptr, 999, 1000)).inspect_err(|error| {
         if let DeviceError::Race { range: raced, first, second } = error {
             assert_eq!(*raced, range(ptr, 999, 1), "the race is on the bytes that both touch");
-            assert_eq!((first.stream, first.place), (a, Place(1)));
-            assert_eq!((second.stream, second.place), (second_stream, Place(3)));
+            assert_eq!((first.stream, first.place), (a, CallSite(1)));
+            assert_eq!((second.stream, second.place), (second_stream, CallSite(3)));
         }
     }))
 }
@@ -156,9 +156,9 @@ fn a_race_names_both_accesses_and_changes_nothing() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     let stream = device.create_stream()?;
-    device.set_place(Place(4));
+    device.set_call_site(CallSite(4));
     device.fill(StreamId::DEFAULT, range(ptr, 0, 64), Tag(1))?;
-    device.set_place(Place(9));
+    device.set_call_site(CallSite(9));
     let error = device.fill(stream, range(ptr, 32, 64), Tag(2)).expect_err("nothing orders the two");
     assert_eq!(
         error.to_string(),
@@ -197,9 +197,9 @@ fn a_stream_in_the_slot_of_a_destroyed_one_is_ordered_behind_it_and_races_like_a
 fn touching_freed_memory_names_where_it_was_freed() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(3))?;
-    device.set_place(Place(5));
+    device.set_call_site(CallSite(5));
     device.free(ptr)?;
-    device.set_place(Place(6));
+    device.set_call_site(CallSite(6));
     let error = device.fill(StreamId::DEFAULT, range(ptr, 100, 8), Tag(1)).expect_err("it is freed");
     assert_eq!(
         error.to_string(),
@@ -211,25 +211,28 @@ fn touching_freed_memory_names_where_it_was_freed() -> Result<(), DeviceError> {
 #[test]
 fn an_access_must_lie_in_one_allocation_as_it_was_asked_for() -> Result<(), DeviceError> {
     let mut device = device();
-    device.set_place(Place(1));
+    device.set_call_site(CallSite(1));
     let ptr = device.malloc(Bytes(1000))?;
     let next = device.malloc(Bytes(1000))?;
     device.fill(StreamId::DEFAULT, range(ptr, 0, 1000), Tag(1))?;
     let cases = [
-        (range(ptr, 0, 1001), "it ends 1 B behind the allocation of 1000 B at 0x700000000000, made at step 1"),
-        (range(ptr, 1000, 1), "it ends 1 B behind the allocation of 1000 B at 0x700000000000, made at step 1"),
-        (range(ptr, 0, Bytes::mib(2).0 + 8), "it ends 2.00 MiB behind the allocation of 1000 B at 0x700000000000, made at step 1"),
-        (range(next, Bytes::mib(2).0, 1), "nothing was ever allocated there"),
-        (range(DevicePtr(64), 0, 1), "nothing was ever allocated there"),
+        (range(ptr, 0, 1001), "it ends 1 B after the end of the allocation of 1000 B at 0x700000000000, made at step 1"),
+        (range(ptr, 1000, 1), "it ends 1 B after the end of the allocation of 1000 B at 0x700000000000, made at step 1"),
+        (
+            range(ptr, 0, Bytes::mib(2).0 + 8),
+            "it ends 2.00 MiB after the end of the allocation of 1000 B at 0x700000000000, made at step 1",
+        ),
+        (range(next, Bytes::mib(2).0, 1), "there was never an allocation"),
+        (range(DevicePtr(64), 0, 1), "there was never an allocation"),
         (range(ptr, 8, 0), "it is empty"),
-        (MemoryRange::new(ptr, Bytes(u64::MAX)), "it goes beyond the address space"),
+        (MemoryRange::new(ptr, Bytes(u64::MAX)), "it exceeds the address space"),
     ];
     for (range, expected) in cases {
         for kind in [AccessKind::Write, AccessKind::Read] {
             match access(&mut device, kind, StreamId::DEFAULT, range) {
                 Err(DeviceError::InvalidAccess { why, access, .. }) => {
                     assert_eq!(why, expected);
-                    assert_eq!(access, Access { kind, stream: StreamId::DEFAULT, place: Place(1) });
+                    assert_eq!(access, Access { kind, stream: StreamId::DEFAULT, place: CallSite(1) });
                 }
                 other => panic!("{expected}: {other:?}"),
             }
@@ -242,12 +245,15 @@ fn an_access_must_lie_in_one_allocation_as_it_was_asked_for() -> Result<(), Devi
 fn freeing_twice_and_freeing_what_is_no_allocation_name_the_places() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(4))?;
-    device.set_place(Place(2));
-    assert_eq!(device.free(ptr.offset(Bytes::mib(2))), Err(DeviceError::InvalidFree { ptr: ptr.offset(Bytes::mib(2)), place: Place(2) }));
-    assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: Place(2) }));
+    device.set_call_site(CallSite(2));
+    assert_eq!(
+        device.free(ptr.offset(Bytes::mib(2))),
+        Err(DeviceError::InvalidFree { ptr: ptr.offset(Bytes::mib(2)), place: CallSite(2) })
+    );
+    assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: CallSite(2) }));
     device.free(ptr)?;
-    device.set_place(Place(3));
-    assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: Place(2), second: Place(3) }));
+    device.set_call_site(CallSite(3));
+    assert_eq!(device.free(ptr), Err(DeviceError::DoubleFree { ptr, first: CallSite(2), second: CallSite(3) }));
     assert_ne!(device.malloc(Bytes::mib(4))?, ptr, "no address is used twice");
     Ok(())
 }
@@ -256,16 +262,16 @@ fn freeing_twice_and_freeing_what_is_no_allocation_name_the_places() -> Result<(
 fn a_wrong_tag_and_unwritten_memory_are_told_apart() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
-    device.set_place(Place(8));
+    device.set_call_site(CallSite(8));
     device.fill(StreamId::DEFAULT, range(ptr, 0, 100), Tag(0x11))?;
     let found = |result| match result {
         Err(DeviceError::Corrupted { at, found, .. }) => (at, found),
         other => panic!("{other:?}"),
     };
     let wrong = device.verify(StreamId::DEFAULT, range(ptr, 0, 100), Tag(0x22));
-    assert_eq!(found(wrong), (ptr, "it is of tag 0x11, written on stream 0 at step 8".to_owned()));
+    assert_eq!(found(wrong), (ptr, "it has tag 0x11, written on stream 0 at step 8".to_owned()));
     let beyond = device.verify(StreamId::DEFAULT, range(ptr, 0, 101), Tag(0x11));
-    assert_eq!(found(beyond), (ptr.offset(Bytes(100)), "it was never written since it was allocated".to_owned()));
+    assert_eq!(found(beyond), (ptr.offset(Bytes(100)), "it was never written after its allocation".to_owned()));
     Ok(())
 }
 
@@ -300,7 +306,7 @@ fn the_replay_device_charges_whole_granules_and_hands_out_growing_addresses() ->
     device.free(DevicePtr(0x7000_0020_0000))?;
     assert_eq!(device.malloc(Bytes::mib(4))?, DevicePtr(0x7000_0060_0000));
     assert_eq!(device.memory()?.free, Bytes::mib(4));
-    assert_eq!(device.set_pressure(Bytes(1_000_001))?, Bytes(1_000_001), "others are not rounded");
+    assert_eq!(device.set_external_memory(Bytes(1_000_001))?, Bytes(1_000_001), "others are not rounded");
     let error = device.malloc(Bytes::mib(4)).expect_err("others have a part of it");
     assert_eq!(error, DeviceError::OutOfMemory { requested: Bytes::mib(4), free: Bytes(Bytes::mib(4).0 - 1_000_001) });
     assert!(device.malloc(Bytes(u64::MAX)).is_err_and(|error| error.is_out_of_memory()));
@@ -336,11 +342,11 @@ fn touching_memory_that_is_not_mapped_is_an_invalid_access_that_names_the_place(
     let mut device = device();
     let start = device.reserve(Bytes::mib(8))?;
     device.map(range(start, Bytes::mib(2).0, Bytes::mib(4).0), Bytes::mib(2))?;
-    device.set_place(Place(4));
+    device.set_call_site(CallSite(4));
     for bad in [range(start, 0, 8), range(start, Bytes::mib(2).0 - 1, 2), range(start, Bytes::mib(5).0, Bytes::mib(2).0)] {
         for kind in [AccessKind::Write, AccessKind::Read] {
-            let accessed = Access { kind, stream: StreamId::DEFAULT, place: Place(4) };
-            let why = "no memory is mapped to all of it".to_owned();
+            let accessed = Access { kind, stream: StreamId::DEFAULT, place: CallSite(4) };
+            let why = "part of it has no mapped memory".to_owned();
             let expected = DeviceError::InvalidAccess { range: bad, access: accessed, why };
             assert_eq!(access(&mut device, kind, StreamId::DEFAULT, bad), Err(expected));
         }
@@ -375,7 +381,7 @@ fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_woul
     let size = Bytes::mib(20);
     let written = device.malloc_async(pool, size, first)?;
     device.fill(first, range(written, 0, size.0), Tag(1))?;
-    device.set_place(Place(3));
+    device.set_call_site(CallSite(3));
     device.free_async(written, first)?;
     device.record_event(event, first)?;
     device.wait_event(second, event)?;
@@ -384,7 +390,7 @@ fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_woul
     device.fill(second, range(again, 0, size.0), Tag(2))?;
     device.verify(second, range(again, 0, size.0), Tag(2))?;
     // A third stream that uses what the second was given is behind nothing.
-    device.set_place(Place(5));
+    device.set_call_site(CallSite(5));
     let third = device.create_stream()?;
     device.fill(second, range(again, 0, 8), Tag(3))?;
     assert!(matches!(device.fill(third, range(again, 0, 8), Tag(4)), Err(DeviceError::Race { .. })));
@@ -398,7 +404,7 @@ fn a_stream_that_takes_over_memory_of_another_must_be_behind_its_free() -> Resul
     let (owner, user) = (device.create_stream()?, device.create_stream()?);
     let size = Bytes::mib(20);
     let before = device.malloc_async(pool, size, owner)?;
-    device.set_place(Place(7));
+    device.set_call_site(CallSite(7));
     device.free_async(before, owner)?;
     let again = device.malloc_async(pool, size, owner)?;
     assert_eq!(again, before);
@@ -429,7 +435,7 @@ fn touching_what_was_freed_to_a_pool_names_where_that_was() -> Result<(), Device
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let ptr = device.malloc_async(pool, Bytes(1000), StreamId::DEFAULT)?;
-    device.set_place(Place(5));
+    device.set_call_site(CallSite(5));
     device.free_async(ptr, StreamId::DEFAULT)?;
     let error = device.fill(StreamId::DEFAULT, range(ptr, 100, 8), Tag(1)).expect_err("it is freed");
     assert!(error.to_string().ends_with("but the allocation of 1000 B at 0x8000000000000 was freed at step 5"), "{error}");
@@ -437,7 +443,7 @@ fn touching_what_was_freed_to_a_pool_names_where_that_was() -> Result<(), Device
     assert_eq!(again, ptr);
     assert!(device.verify(StreamId::DEFAULT, range(again, 0, 8), Tag(1)).is_err(), "what it held is not known");
     let beyond = device.fill(StreamId::DEFAULT, range(again, 0, 501), Tag(1)).expect_err("beyond its end").to_string();
-    assert!(beyond.ends_with("it ends 1 B behind the allocation of 500 B at 0x8000000000000, made at step 5"), "{beyond}");
+    assert!(beyond.ends_with("it ends 1 B after the end of the allocation of 500 B at 0x8000000000000, made at step 5"), "{beyond}");
     Ok(())
 }
 
@@ -469,16 +475,16 @@ fn memory_is_not_unmapped_before_the_host_has_waited_for_the_work_on_it() -> Res
         let start = device.reserve(Bytes::mib(4))?;
         let (page, next) = (range(start, 0, Bytes::mib(2).0), range(start, Bytes::mib(2).0, Bytes::mib(2).0));
         device.map(range(start, 0, Bytes::mib(4).0), Bytes::mib(2))?;
-        device.set_place(Place(3));
+        device.set_call_site(CallSite(3));
         let part = range(start, 64, 8);
         match kind {
             AccessKind::Write => device.fill(stream, part, Tag(1))?,
             // Queued, as a kernel would: `verify` waits for its answer.
             _ => device.access(stream, part, kind)?,
         }
-        device.set_place(Place(4));
-        let access = Access { kind, stream, place: Place(3) };
-        let in_use = Err(DeviceError::InUse { range: part, access, place: Place(4) });
+        device.set_call_site(CallSite(4));
+        let access = Access { kind, stream, place: CallSite(3) };
+        let in_use = Err(DeviceError::InUse { range: part, access, place: CallSite(4) });
         assert_eq!(device.unmap(page), in_use);
         device.synchronize_stream(other)?;
         device.record_event(event, stream)?;
@@ -556,15 +562,15 @@ fn addresses_are_handed_out_again_where_that_is_chosen() -> Result<(), DeviceErr
     let mut device = reusing_addresses();
     let (first, second) = (device.malloc(Bytes::mib(4))?, device.malloc(Bytes::mib(4))?);
     device.fill(StreamId::DEFAULT, range(first, 0, 64), Tag(1))?;
-    device.set_place(Place(2));
+    device.set_call_site(CallSite(2));
     device.free(first)?;
-    assert_eq!(device.free(first), Err(DeviceError::DoubleFree { ptr: first, first: Place(2), second: Place(2) }));
+    assert_eq!(device.free(first), Err(DeviceError::DoubleFree { ptr: first, first: CallSite(2), second: CallSite(2) }));
     let half = device.malloc(Bytes(1))?;
     assert_eq!(half, first, "the lowest that fits");
     let unwritten = device.verify(StreamId::DEFAULT, range(half, 0, 1), Tag(1)).expect_err("what it held before is gone");
     assert!(matches!(unwritten, DeviceError::Corrupted { .. }), "{unwritten}");
     let beyond = device.fill(StreamId::DEFAULT, range(half, 0, 64), Tag(1)).expect_err("it is smaller than before").to_string();
-    assert!(beyond.contains("behind the allocation of 1 B"), "{beyond}");
+    assert!(beyond.contains("after the end of the allocation of 1 B"), "{beyond}");
     assert_eq!(device.malloc(Bytes::mib(2))?, first.offset(Bytes::mib(2)));
     assert!(device.malloc(Bytes::mib(2))? > second);
     device.free(second)?;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 
 use proptest::prelude::*;
 
-use harness_allocator::device::faulty::Made;
+use harness_allocator::device::faulty::CallRecord;
 use harness_record::RunRecord;
 
 use super::*;
@@ -216,7 +216,7 @@ fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
         for (place, Call { noted, .. }) in ran.calls.iter().enumerate() {
             let case = Case { baseline: &baseline, ran, place, call: Call { process: None, noted: *noted } };
             let alone = engine.attempt(case.attempt(), CheckedFrom::Start, StartedBy::Exec).unwrap().case;
-            let of = |made: Made| tried_alone().find(move |case| case.call == made.call.name() && case.number == made.number);
+            let of = |made: CallRecord| tried_alone().find(move |case| case.call == made.call.name() && case.number == made.number);
             let same = of(noted.made).or_else(|| of(ran.calls[ran.firsts[place]].noted.made));
             prop_assert_eq!(
                 same.map(|case| (&case.end, case.step)),

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use harness_allocator::allocator::caching::Config;
-use harness_allocator::allocator::shared::{Cores, SharedAllocator};
+use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::allocator::{Allocation, AllocatorError, Request};
 use harness_allocator::device::{DevicePtr, Tag, TestDevice};
 use harness_allocator::stats::MemoryStats;
@@ -111,7 +111,7 @@ fn storm_on(
     control: &Control,
 ) -> Result<Counts, Stop> {
     let granularity = device.info().granularity;
-    let allocator = SharedAllocator::new(device, config, Cores::PerStream);
+    let allocator = SharedAllocator::new(CachingAllocator::new(config), device);
     let shared = Shared { allocator: &allocator, storm, control, handed_out: Mutex::default(), stops: AtomicBool::new(false) };
     let done = shared.do_all(requests).and_then(|all| shared.conclude(all, granularity));
     // Releases everything, whether the storm succeeded or not.
@@ -194,7 +194,7 @@ impl Shared<'_, '_> {
             // The odd factor spreads the thread and the operation over all eight bytes, so all tags differ.
             let tag = Tag((((thread + 1) << 32) | now).wrapping_mul(0x9e37_79b9_7f4a_7c15));
             self.control.calls(Call::Fill);
-            self.allocator.device().fill(held.allocation.stream(), held.allocation.range(), tag)?;
+            self.allocator.lock().device.fill(held.allocation.stream(), held.allocation.range(), tag)?;
             held.tag = Some(tag);
         }
         Ok(Some(held))
@@ -204,7 +204,7 @@ impl Shared<'_, '_> {
     fn free(&self, Held { allocation, tag }: Held) -> Result<(), Stop> {
         if let Some(tag) = tag {
             self.control.calls(Call::Verify);
-            self.allocator.device().verify(allocation.stream(), allocation.range(), tag)?;
+            self.allocator.lock().device.verify(allocation.stream(), allocation.range(), tag)?;
         }
         // Removed before the free, because another thread may get the address right after it.
         self.handed_out.lock().unwrap_or_else(PoisonError::into_inner).remove(&allocation.ptr());

@@ -1,18 +1,17 @@
-//! The settings there are: their names, what they take, what they do. [`super::Reader`] reads their values.
+//! The known settings: names, values and effects. [`super::Reader`] reads their values.
 
 /// A setting of PyTorch 2.11's allocator, for tables and messages.
 #[derive(Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Setting {
     pub name: &'static str,
-    /// The values that PyTorch takes.
+    /// The values that PyTorch accepts.
     pub takes: &'static str,
-    /// What it does here.
+    /// Its effect here.
     pub about: &'static str,
     pub(super) key: Key,
 }
 
-/// How the text behind a key's colon is read.
+/// The form of the text after a key's colon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     LargeSegmentSize,
@@ -23,25 +22,25 @@ pub(super) enum Key {
     PerProcessMemoryFraction,
     ExpandableSegments,
     Backend,
-    /// A boolean that does not concern device memory.
+    /// A boolean without effect on device memory.
     HostSwitch,
     PinnedNumRegisterThreads,
     PinnedReserveSegmentSize,
 }
 
 impl Setting {
-    /// Every one, those with an effect here first.
+    /// All settings. Those with an effect here come first.
     pub const ALL: &'static [Self] = &[
         Self {
             name: "max_split_size_mb",
             takes: "whole MiB, at least `large_segment_size_mb`",
-            about: "Blocks of at least this are never split, and such blocks serve only requests of at least this.",
+            about: "Blocks of at least this size are never split, and they serve only requests of at least this size.",
             key: Key::MaxSplitSize,
         },
         Self {
             name: "max_non_split_rounding_mb",
-            takes: "whole MiB, at least `large_segment_size_mb`, which it is if not given",
-            about: "How much larger than the request a block may be that is not split because of `max_split_size_mb`.",
+            takes: "whole MiB, at least `large_segment_size_mb`, which is the default",
+            about: "The allowed excess of a block over its request if `max_split_size_mb` prevents a split.",
             key: Key::MaxNonSplitRounding,
         },
         Self {
@@ -53,25 +52,25 @@ impl Setting {
         Self {
             name: "garbage_collection_threshold",
             takes: "a number above 0 and below 1",
-            about: "Share of the memory limit above which old cached blocks go back before a new segment is made; without `per_process_memory_fraction` or `set_fraction` it does nothing.",
+            about: "The fraction of the memory limit above which old cached blocks are released before a new segment is made. It has no effect without `per_process_memory_fraction` or `set_memory_fraction`.",
             key: Key::GarbageCollectionThreshold,
         },
         Self {
             name: "per_process_memory_fraction",
             takes: "a number from 0 to 1",
-            about: "Share of the device that may be held at most; 1 is no limit.",
+            about: "The limit on reserved memory as a fraction of the device; 1 means no limit.",
             key: Key::PerProcessMemoryFraction,
         },
         Self {
             name: "roundup_power2_divisions",
             takes: "a power of two, or a list such as `[256:1,512:2,>:4]`",
-            about: "Requests are rounded up to one of so many steps between powers of two, by interval of their size in MiB; intervals that a list leaves out are not rounded so, and `>` is all behind the last one.",
+            about: "Requests are rounded up to this many steps between powers of two, by interval of their size in MiB. Missing intervals are not rounded this way, and `>` means all sizes after the last interval.",
             key: Key::RoundupPower2Divisions,
         },
         Self {
             name: "large_segment_size_mb",
             takes: "whole MiB, more than 10",
-            about: "Segment for requests of more than 1 MiB and less than 10 MiB, and page of expandable segments: 20 if not given.",
+            about: "The segment size for requests of more than 1 MiB and less than 10 MiB, and the page size of expandable segments. The default is 20.",
             key: Key::LargeSegmentSize,
         },
         Self { name: "backend", takes: "`native`", about: NO_EFFECT, key: Key::Backend },
@@ -99,11 +98,10 @@ impl Setting {
         Self { name, takes: "`True` or `False`", about: NO_EFFECT, key: Key::HostSwitch }
     }
 
-    /// The setting of that key.
-    #[must_use]
+    /// The setting with this key.
     pub fn from_name(name: &str) -> Option<&'static Self> {
         Self::ALL.iter().find(|setting| setting.name == name)
     }
 }
 
-const NO_EFFECT: &str = "Checked as PyTorch does, and without effect here.";
+const NO_EFFECT: &str = "Checked as in PyTorch, but without effect here.";

@@ -1,4 +1,4 @@
-//! What is read, what is refused and where, and that every setting reads back from its own text.
+//! Accepted and refused texts, and the round trip of every setting.
 
 use super::*;
 use proptest::prelude::*;
@@ -97,7 +97,7 @@ fn what_pytorch_refuses_is_refused_at_its_place() {
         ("pinned_num_register_threads:256", 28, 3),
         ("pinned_reserve_segment_size_mb:0", 31, 1),
         ("throw_on_cudamalloc_oom:True", 0, 23),
-        // Stricter than PyTorch, on purpose.
+        // Deliberately stricter than PyTorch.
         ("max_split_size_mb,64", 17, 1),
         ("roundup_power2_divisions:[64:8:128:4]", 30, 1),
         ("per_process_memory_fraction:0x1p-1", 28, 6),
@@ -115,7 +115,7 @@ fn an_error_quotes_the_string_and_points_at_the_character() {
                  \x20                                               ^";
     assert_eq!(error.to_string(), shown);
     assert!(parse("expandable_segments:True").expandable_segments);
-    assert!(!parse("expandable_segments:True,expandable_segments:False").expandable_segments, "the last one counts");
+    assert!(!parse("expandable_segments:True,expandable_segments:False").expandable_segments, "the last value counts");
 }
 
 fn divisions() -> impl Strategy<Value = u64> {
@@ -165,11 +165,11 @@ proptest! {
 fn a_setting_that_does_nothing_alone_says_what_it_lacks() {
     let idle = |text: &str| Config::parse(text).expect(text).idle_settings().join("; ");
     let threshold =
-        "garbage_collection_threshold does nothing without per_process_memory_fraction, unless the program sets a fraction itself";
+        "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself";
     assert_eq!(idle("garbage_collection_threshold:0.6"), threshold);
-    assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:1.0"), threshold, "1 is no limit");
+    assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:1.0"), threshold, "1 means no limit");
     assert_eq!(idle("garbage_collection_threshold:0.6,per_process_memory_fraction:0.9"), "");
-    assert_eq!(idle("max_non_split_rounding_mb:64"), "max_non_split_rounding_mb does nothing without max_split_size_mb");
+    assert_eq!(idle("max_non_split_rounding_mb:64"), "max_non_split_rounding_mb has no effect without max_split_size_mb");
     assert_eq!(idle("max_non_split_rounding_mb:64,max_split_size_mb:64"), "");
     assert_eq!(idle(""), "");
 }

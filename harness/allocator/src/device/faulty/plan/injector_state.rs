@@ -1,11 +1,10 @@
-//! [`InjectorState`]: how far the faults of a run have come, to be sent from one process to another. One process says what is to be done, and another one makes the
-//! calls: both have an [`Injector`], and that of the first takes over what the other one sends.
+//! [`InjectorState`]: the progress of a run's faults, for another process. One process plans the faults and another one makes the
+//! calls. Both have an [`Injector`]; the first takes over the state that the second sends.
 
 use serde::{Deserialize, Serialize};
 
-use super::{InjectedError, Injector, Log, Noted, Progress, State, Struck};
+use super::{InjectedError, InjectedFault, Injector, Log, LoggedCall, Progress, State};
 
-/// See the module.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct InjectorState {
     faults: Vec<Progress>,
@@ -15,23 +14,21 @@ pub struct InjectorState {
     budget: Option<u64>,
     broken: Option<(usize, InjectedError)>,
     stuck: Option<usize>,
-    /// Calls since the last time, where they are noted.
-    calls: Option<Vec<Noted>>,
-    /// Struck calls since the last time.
-    struck: Vec<Struck>,
+    /// The logged calls since the last message.
+    calls: Option<Vec<LoggedCall>>,
+    /// The faults injected since the last message.
+    struck: Vec<InjectedFault>,
 }
 
 impl Injector {
-    /// What a process begins with that makes calls from now on: they are counted on, and its device is in order.
-    #[must_use]
+    /// The state for a new process: the counts continue, and its device works.
     pub fn state_of_new_process(&self) -> InjectorState {
         let state = self.state();
         let calls = state.log.is_some().then(Vec::new);
         InjectorState { broken: None, stuck: None, ..state.to_send(calls, Vec::new()) }
     }
 
-    /// The faults of a process that begins so.
-    #[must_use]
+    /// Makes the injector of a new process.
     pub fn from_state(sent: InjectorState) -> Self {
         let injector = Self::new(&[], 0);
         injector.state().log = sent.calls.is_some().then(Log::default);
@@ -39,8 +36,7 @@ impl Injector {
         injector
     }
 
-    /// What has become of the calls. What was told once is not told again.
-    #[must_use]
+    /// Takes the state to send. Each call and fault is sent once.
     pub fn take_state(&self) -> InjectorState {
         let mut state = self.state();
         let calls = state.log.as_mut().map(|log| std::mem::take(&mut log.calls));
@@ -48,7 +44,7 @@ impl Injector {
         state.to_send(calls, struck)
     }
 
-    /// Takes over what another process tells.
+    /// Takes over the state of another process.
     pub fn take_over(&self, sent: InjectorState) {
         let InjectorState { faults, counts, total, operations, budget, broken, stuck, calls, struck } = sent;
         let mut state = self.state();
@@ -62,7 +58,7 @@ impl Injector {
 }
 
 impl State {
-    fn to_send(&self, calls: Option<Vec<Noted>>, struck: Vec<Struck>) -> InjectorState {
+    fn to_send(&self, calls: Option<Vec<LoggedCall>>, struck: Vec<InjectedFault>) -> InjectorState {
         InjectorState {
             faults: self.faults.clone(),
             counts: self.counts.clone(),

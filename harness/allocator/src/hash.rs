@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_in_any_word_or_in_the_order_of_words_has_another_hash() {
+    fn different_words_or_orders_have_different_hashes() {
         let hash = |words: &[u64]| {
             let mut mixer = Mixer::default();
             words.iter().for_each(|word| mixer.write_u64(*word));

@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_reads_back_from_its_name() {
+    fn every_key_survives_a_round_trip() {
         assert_eq!(StatKey::all().count(), 9 * 3 * 4 + 5);
         for key in StatKey::all() {
             assert_eq!(StatKey::from_name(&key.to_string()), Some(key));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_of_the_whole_is_the_peak_of_the_sum() {
+    fn the_total_peak_is_the_peak_of_the_sum() {
         let mut stat = PooledStat::default();
         stat.increase(PoolKind::Small, 10);
         stat.decrease(PoolKind::Small, 10);

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_with_binary_units_only() {
+    fn only_binary_units_are_accepted() {
         assert_eq!(Bytes::parse("400MiB"), Ok(Bytes::mib(400)));
         assert_eq!(Bytes::parse("1.5 GiB"), Ok(Bytes::mib(1536)));
         assert_eq!(Bytes::parse("43008000"), Ok(Bytes(43_008_000)));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_read_and_print_with_their_unit() {
+    fn durations_are_parsed_and_printed_with_their_unit() {
         assert_eq!(Nanos::parse("250us"), Ok(Nanos::micros(250)));
         assert_eq!(Nanos::parse("1.5 s"), Ok(Nanos::millis(1500)));
         assert_eq!((Nanos::parse("20m"), Nanos::parse("0.5 min")), (Ok(Nanos::millis(1_200_000)), Ok(Nanos::millis(30_000))));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_and_times_that_leave_64_bits_stay_at_the_most() {
+    fn amounts_and_times_saturate_at_64_bits() {
         assert_eq!((Bytes::kib(u64::MAX), Bytes::mib(1 << 44), Bytes::gib(1 << 34)), (Bytes::MAX, Bytes::MAX, Bytes::MAX));
         assert_eq!((Bytes::mib((1 << 44) - 1), Bytes::MAX + Bytes(1)), (Bytes(u64::MAX - (1 << 20) + 1), Bytes::MAX));
         assert_eq!([Bytes::MAX, Bytes(1)].into_iter().sum::<Bytes>(), Bytes::MAX);
@@ -298,7 +298,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn every_whole_size_reads_back(n in 0_u64..1 << 34) {
+        fn every_whole_size_survives_a_round_trip(n in 0_u64..1 << 34) {
             for (unit, shift) in [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30)] {
                 proptest::prop_assert_eq!(Bytes::parse(&format!("{n}{unit}")), Ok(Bytes(n << shift)));
             }

@@ -1,15 +1,15 @@
-//! Frees that wait for events, on a device that fails once: for every allocator, and for every single call about events that a program
-//! makes, the call fails and nothing is lost.
+//! Pending frees on a device that fails once. For every allocator and every event call of a program, that call fails, and no free
+//! is lost.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, EventId, StreamId, TestDevice, wrapper};
 use harness_allocator::units::{Bytes, Nanos};
 
-/// A simulated device on which one call about events fails.
+/// A simulated device on which one event call fails.
 struct FailingOnce {
     inner: SimDevice,
-    /// Calls about events before the one that fails.
+    /// The number of event calls before the failing one.
     left: u32,
     failed: bool,
 }
@@ -62,12 +62,12 @@ impl wrapper::DeviceWrapper for FailingOnce {
     }
 }
 
-/// Whether this is the error of the call that fails.
+/// Whether this is the injected error.
 fn is_the_failure(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Driver { code: 999, .. })
 }
 
-/// Runs the program with the failure at one call. Says whether the program made that many calls.
+/// Runs the program with a failure at one call. Returns whether the program made that many calls.
 fn fails_at(kind: AllocatorKind, call: u32) -> bool {
     let inner = SimDevice::new(SimConfig::replay(Bytes::mib(256)));
     let mut device = FailingOnce { inner, left: call, failed: false };
@@ -101,15 +101,15 @@ fn fails_at(kind: AllocatorKind, call: u32) -> bool {
             failures += 1;
         }
     }
-    // The failure is over, or comes now: the second try is always answered.
+    // The failure has happened or happens now, so the second attempt succeeds.
     if allocator.empty_cache(&mut device).is_err() {
         failures += 1;
         allocator.empty_cache(&mut device).unwrap_or_else(|error| panic!("{kind:?}, call {call}: {error}"));
     }
-    assert_eq!(failures, u32::from(device.failed), "{kind:?}, call {call}: one failure, told once");
+    assert_eq!(failures, u32::from(device.failed), "{kind:?}, call {call}: the failure is reported once");
     let stats = allocator.stats();
     let left = [stats.allocated_bytes, stats.active_bytes, stats.reserved_bytes].map(|bytes| bytes.all.current);
-    assert_eq!(left, [0; 3], "{kind:?}, call {call}: allocated, active and reserved bytes are left");
+    assert_eq!(left, [0; 3], "{kind:?}, call {call}: no allocated, active or reserved bytes remain");
     allocator.close(&mut device).expect("nothing is live");
     streams.into_iter().for_each(|stream| device.destroy_stream(stream).expect("it is there"));
     assert!(device.inner.leaks().is_empty(), "{kind:?}, call {call}: {}", device.inner.leaks());
@@ -117,7 +117,7 @@ fn fails_at(kind: AllocatorKind, call: u32) -> bool {
 }
 
 #[test]
-fn whichever_event_call_fails_no_pending_free_is_lost() {
+fn no_pending_free_is_lost_if_an_event_call_fails() {
     for &kind in AllocatorKind::ALL {
         let calls = (0..).take_while(|&call| fails_at(kind, call)).count();
         let makes_events = !matches!(kind, AllocatorKind::Direct);

@@ -1,14 +1,16 @@
-//! Test only: allocators with the interface of PyTorch's `CUDAPluggableAllocator`, as others write them, in one shared library. They call the CUDA runtime,
-//! which whoever loads the library has loaded before.
+//! Test only: a shared library with several allocators that have the interface of PyTorch's `CUDAPluggableAllocator`. They call
+//! the CUDA runtime, which the loading process has already loaded.
 //!
-//! * `plain_*` calls the driver for each request; `cached_*` keeps what is freed, by size and stream, until `cached_empty_cache`;
-//! * `twice_malloc` hands out its first block again and again; `inside_malloc` blocks that overlap; `odd_malloc` addresses that are not aligned;
-//! * `leaky_free` takes back nothing; `double_free` gives each block to the driver twice;
-//! * `crash_malloc` writes to address 0 at its third call, `abort_free` ends the process at its second;
-//! * `async_*` takes memory from the device's default pool, `pool_*` from a pool of its own that keeps what it has until `pool_empty_cache`;
-//!   `mixed_malloc` takes every second block from a pool;
-//! * `mapped_*` maps memory for each request, `arena_*` side by side in one reservation, which shrinks at its end, and at `arena_empty_cache` everywhere;
-//! * `managed_malloc` calls a function of CUDA that is not passed on to the device.
+//! * `plain_*` calls the driver for each request. `cached_*` keeps freed memory, by size and stream, until `cached_empty_cache`.
+//! * `twice_malloc` always returns its first block. `inside_malloc` returns overlapping blocks, and `odd_malloc` unaligned
+//!   addresses.
+//! * `leaky_free` frees nothing. `double_free` frees each block twice.
+//! * `crash_malloc` writes to address 0 at its third call. `abort_free` aborts at its second call.
+//! * `async_*` allocates from the device's default pool, `pool_*` from its own pool, which keeps its memory until
+//!   `pool_empty_cache`. `mixed_malloc` takes every second block from a pool.
+//! * `mapped_*` maps memory for each request. `arena_*` maps memory side by side in one reservation; it releases memory at the
+//!   end of the reservation, and everywhere at `arena_empty_cache`.
+//! * `managed_malloc` calls a CUDA function that is not passed on to the device.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -39,7 +41,7 @@ unsafe extern "C" {
 
 fn take(size: isize) -> *mut c_void {
     let mut address = ptr::null_mut();
-    // SAFETY: `address` is a place for the answer.
+    // SAFETY: `address` has room for the answer.
     match unsafe { cudaMalloc(&raw mut address, size.unsigned_abs()) } {
         0 => address,
         _ => ptr::null_mut(),
@@ -61,7 +63,7 @@ extern "C" fn plain_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_voi
     give_back(address);
 }
 
-/// What is free: size, stream and address.
+/// Free blocks: size, stream and address.
 static CACHE: Mutex<Vec<(isize, usize, usize)>> = Mutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
@@ -111,7 +113,7 @@ extern "C" fn inside_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_voi
     if NEXT.load(Ordering::Relaxed) == 0 {
         NEXT.store(take(64 << 20).expose_provenance(), Ordering::Relaxed);
     }
-    // Half of what it should go on by.
+    // Half of the correct step.
     ptr::with_exposed_provenance_mut(NEXT.fetch_add(size.unsigned_abs() / 2, Ordering::Relaxed))
 }
 
@@ -134,7 +136,7 @@ extern "C" fn crash_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void
     static CALLS: AtomicU32 = AtomicU32::new(0);
     if CALLS.fetch_add(1, Ordering::Relaxed) == 2 {
         let nowhere: *mut u8 = ptr::null_mut();
-        // SAFETY: none. This is the mistake that tests look for: the system ends the process here.
+        // SAFETY: none. This is the bug that tests look for: the system ends the process here.
         unsafe { std::arch::asm!("mov byte ptr [{}], 1", in(reg) nowhere) };
     }
     take(size)
@@ -152,7 +154,7 @@ extern "C" fn abort_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_voi
 #[unsafe(no_mangle)]
 extern "C" fn async_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut c_void {
     let mut address = ptr::null_mut();
-    // SAFETY: `address` is a place for the answer.
+    // SAFETY: `address` has room for the answer.
     match unsafe { cudaMallocAsync(&raw mut address, size.unsigned_abs(), stream) } {
         0 => address,
         _ => ptr::null_mut(),
@@ -174,7 +176,7 @@ extern "C" fn mixed_malloc(size: isize, device: c_int, stream: *mut c_void) -> *
 #[unsafe(no_mangle)]
 extern "C" fn managed_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void {
     let mut address = ptr::null_mut();
-    // SAFETY: `address` is a place for the answer.
+    // SAFETY: `address` has room for the answer.
     match unsafe { cudaMallocManaged(&raw mut address, size.unsigned_abs(), 1) } {
         0 => address,
         _ => ptr::null_mut(),
@@ -192,7 +194,7 @@ extern "C" fn pool_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut c_
     let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let pool = pool.get_or_insert_with(|| {
         let (mut made, everything) = (0, u64::MAX);
-        // SAFETY: `made` is a place for the answer, the properties are those by default, and the threshold is a number of 64 bits.
+        // SAFETY: `made` has room for the answer, null means default properties, and the threshold has 64 bits.
         unsafe {
             cuMemPoolCreate(&raw mut made, ptr::null());
             cuMemPoolSetAttribute(made, RELEASE_THRESHOLD, (&raw const everything).cast());
@@ -200,7 +202,7 @@ extern "C" fn pool_malloc(size: isize, _: c_int, stream: *mut c_void) -> *mut c_
         made
     });
     let mut address = 0;
-    // SAFETY: `address` is a place for the answer, and the pool is this one's own.
+    // SAFETY: `address` has room for the answer, and this library owns the pool.
     match unsafe { cuMemAllocFromPoolAsync(&raw mut address, size.unsigned_abs(), *pool, stream) } {
         0 => ptr::with_exposed_provenance_mut(address as usize),
         _ => ptr::null_mut(),
@@ -216,7 +218,7 @@ extern "C" fn pool_free(address: *mut c_void, _: isize, _: c_int, stream: *mut c
 #[unsafe(no_mangle)]
 extern "C" fn pool_empty_cache() {
     if let Some(pool) = *POOL.lock().unwrap_or_else(PoisonError::into_inner) {
-        // SAFETY: the pool is this one's own.
+        // SAFETY: this library owns the pool.
         unsafe {
             cuCtxSynchronize();
             cuMemPoolTrimTo(pool, 0);
@@ -224,18 +226,18 @@ extern "C" fn pool_empty_cache() {
     }
 }
 
-/// Whole pages for so many bytes.
+/// Rounds a size up to whole pages.
 fn pages(size: isize) -> usize {
     let mut page = 0;
-    // SAFETY: `page` is a place for the answer.
+    // SAFETY: `page` has room for the answer.
     unsafe { cuMemGetAllocationGranularity(&raw mut page, ptr::null(), 0) };
     size.unsigned_abs().next_multiple_of(page)
 }
 
-/// Puts new memory behind addresses that are reserved. Whether there was some, and its handle.
+/// Maps new memory to reserved addresses. Returns its handle, or `None` if there is no memory.
 fn map(address: u64, size: usize) -> Option<u64> {
     let mut memory = 0;
-    // SAFETY: `memory` is a place for the answer; the addresses are this library's own, and nothing is mapped there.
+    // SAFETY: `memory` has room for the answer. This library owns the addresses, and nothing is mapped there.
     unsafe {
         if cuMemCreate(&raw mut memory, size, ptr::null(), 0) != 0 {
             return None;
@@ -246,13 +248,13 @@ fn map(address: u64, size: usize) -> Option<u64> {
     Some(memory)
 }
 
-/// What `mapped_*` has handed out: address and memory.
+/// The live allocations of `mapped_*`: address and memory handle.
 static MAPPED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
 extern "C" fn mapped_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void {
     let (size, mut address) = (pages(size), 0);
-    // SAFETY: `address` is a place for the answer.
+    // SAFETY: `address` has room for the answer.
     if unsafe { cuMemAddressReserve(&raw mut address, size, 0, 0, 0) } != 0 {
         return ptr::null_mut();
     }
@@ -270,7 +272,7 @@ extern "C" fn mapped_free(address: *mut c_void, size: isize, _: c_int, _: *mut c
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(index) = mapped.iter().position(|&(at, _)| at == address.addr() as u64) else { return };
     let ((address, memory), size) = (mapped.swap_remove(index), pages(size));
-    // SAFETY: the memory is this library's own, and nothing works on it any more.
+    // SAFETY: this library owns the memory, and no work uses it.
     unsafe {
         cuCtxSynchronize();
         cuMemUnmap(address, size);
@@ -279,10 +281,10 @@ extern "C" fn mapped_free(address: *mut c_void, size: isize, _: c_int, _: *mut c
     }
 }
 
-/// Addresses that `arena_*` reserves.
+/// The size of the reservation of `arena_*`.
 const ARENA: usize = 1 << 30;
 
-/// The reservation of `arena_*`, and what is mapped in it: address, size, and whether it is handed out. Pieces stand in the order of their addresses.
+/// The reservation of `arena_*` and its mapped pieces in address order: address, size, and whether the piece is live.
 struct Arena {
     start: u64,
     pieces: Vec<(u64, usize, bool)>,
@@ -295,7 +297,7 @@ extern "C" fn arena_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void
     let mut arena = THE_ARENA.lock().unwrap_or_else(PoisonError::into_inner);
     let arena = arena.get_or_insert_with(|| {
         let mut start = 0;
-        // SAFETY: `start` is a place for the answer.
+        // SAFETY: `start` has room for the answer.
         unsafe { cuMemAddressReserve(&raw mut start, ARENA, 0, 0, 0) };
         Arena { start, pieces: Vec::new() }
     });
@@ -311,9 +313,9 @@ extern "C" fn arena_malloc(size: isize, _: c_int, _: *mut c_void) -> *mut c_void
     ptr::with_exposed_provenance_mut(next as usize)
 }
 
-/// Takes the memory from behind a piece.
+/// Unmaps a piece.
 fn unmap((address, size, _): (u64, usize, bool)) {
-    // SAFETY: the memory is this library's own, and nothing works on it any more.
+    // SAFETY: this library owns the memory, and no work uses it.
     unsafe {
         cuCtxSynchronize();
         cuMemUnmap(address, size);
@@ -337,7 +339,7 @@ extern "C" fn arena_empty_cache() {
         arena.pieces.extract_if(.., |piece| !piece.2).for_each(unmap);
     }
     if let Some(arena) = kept.take_if(|arena| arena.pieces.is_empty()) {
-        // SAFETY: nothing is mapped there any more.
+        // SAFETY: nothing is mapped there.
         unsafe { cuMemAddressFree(arena.start, ARENA) };
     }
 }

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_is_called_after_what_it_is_and_reads_back_as_the_same() {
+    fn the_default_name_can_be_parsed_again() {
         for kind in AllocatorKind::ALL {
             assert_eq!(read(kind.name()), AllocatorSpec::from(*kind));
         }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_belong_to_the_arm_whatever_it_is_called() {
+    fn settings_do_not_depend_on_the_name() {
         let tuned = read("caching(expandable_segments:True,max_split_size_mb:32)").named("tuned");
         assert_eq!((tuned.to_string(), tuned.has_own_name()), ("tuned".to_owned(), true));
         assert_eq!(tuned.settings().as_deref(), Some("max_split_size_mb:32,expandable_segments:True"));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn arms_are_equivalent_where_their_allocators_and_settings_are_the_same_whatever_they_are_called() {
+    fn equal_allocators_with_equal_settings_are_equivalent_under_any_name() {
         assert!(read("expandable").is_equivalent_to(&read("caching(expandable_segments:True)")));
         assert!(read("caching()").is_equivalent_to(&read("caching").named("plain")));
         assert!(!read("caching").is_equivalent_to(&read("expandable")));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_an_arm_with_its_file_and_its_functions() {
+    fn a_library_is_parsed_from_its_file_and_functions() {
         let library = "library(path:./my alloc.so,alloc:my_malloc,free:my_free,empty_cache:my_clear)";
         assert_eq!(read(library).to_string(), library);
         assert_eq!((read(library).kind(), read(library).kind_name()), (None, "library"));
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_arm_is_refused_with_a_sentence() {
+    fn an_invalid_name_is_refused_with_a_reason() {
         let refusal = |text: &str| text.parse::<AllocatorSpec>().expect_err(text).to_string();
         assert_eq!(refusal("cachign"), "there is no allocator `cachign`");
         assert_eq!(refusal("caching(a"), "write settings in parentheses, as in `caching(max_split_size_mb:512)`");

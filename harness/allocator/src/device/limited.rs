@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_a_granule_or_above_what_is_free_is_refused_with_the_figures() -> Result<(), DeviceError> {
+    fn an_impossible_limit_is_refused_with_the_figures() -> Result<(), DeviceError> {
         assert_eq!(why(limited(Bytes::ZERO)), "a limit of 0 B: memory is allocated in units of 2 MiB, so the limit must be at least that");
         assert!(limited(Bytes(Bytes::mib(2).0 - 1)).is_err());
         let mut device = SimDevice::new(SimConfig { total: Bytes::gib(2), context_overhead: Bytes::ZERO, ..SimConfig::default() });
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_mapping_takes_as_long_as_making_the_pages_that_fit_and_leaves_nothing() -> Result<(), DeviceError> {
+    fn a_refused_mapping_costs_the_time_of_the_fitting_pages() -> Result<(), DeviceError> {
         let mut device = limited(Bytes::mib(64))?;
         let mapped = device.mapped().expect("the simulated device maps");
         let start = mapped.reserve(Bytes::mib(128))?;
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn external_memory_counts_against_the_limit_and_moves_device_used() -> Result<(), DeviceError> {
+    fn external_memory_counts_against_the_limit() -> Result<(), DeviceError> {
         let mut device = limited(Bytes::mib(16))?;
         let used = device.memory()?.used;
         device.malloc(Bytes::mib(4))?;

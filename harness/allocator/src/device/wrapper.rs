@@ -160,7 +160,7 @@ mod tests {
     impl<D: TestDevice> TestDeviceWrapper for Plain<D> {}
 
     #[test]
-    fn an_allocator_that_needs_what_a_device_lacks_says_so_and_all_others_work_on_it() {
+    fn an_allocator_refuses_a_device_without_a_required_feature() {
         let mut whole = SimDevice::new(SimConfig::default());
         let mut plain = Plain(SimDevice::new(SimConfig::default()));
         for kind in AllocatorKind::ALL {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_wrapper_does_not_write_is_the_inner_devices_through_any_number_of_wrappers() -> Result<(), DeviceError> {
+    fn methods_that_a_wrapper_does_not_override_reach_the_inner_device() -> Result<(), DeviceError> {
         let mut device: Box<dyn TestDevice> = Box::new(Plain(Box::new(Plain(SimDevice::new(SimConfig::default())))));
         let total = TestDevice::memory(&mut *device)?.free;
         let ptr = Device::malloc(&mut *device, Bytes::mib(2))?;

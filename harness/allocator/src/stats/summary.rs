@@ -203,7 +203,7 @@ mod tests {
 ";
 
     #[test]
-    fn the_table_is_that_of_pytorch_line_by_line() {
+    fn the_table_equals_that_of_pytorch() {
         let summary = stats().summary();
         assert_eq!(summary.lines().collect::<Vec<_>>(), EXPECTED.lines().collect::<Vec<_>>());
         assert!(summary.ends_with("|\n"));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_fits_no_unit_widens_its_cell_and_loses_nothing() {
+    fn a_figure_above_the_largest_unit_widens_its_cell() {
         let mut stats = MemoryStats::default();
         stats.segment.increase(PoolKind::Large, u64::MAX);
         assert!(stats.summary().contains("| 18446744073709 M  |"), "{}", stats.summary());

@@ -1,4 +1,4 @@
-//! TensorFlow's figures.
+//! The figures that TensorFlow documents.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ fn sizes_are_multiples_of_256_bytes() {
 }
 
 #[test]
-fn regions_double_from_2_mib_on_and_a_larger_request_doubles_until_it_fits() {
+fn regions_double_from_2_mib_until_the_request_fits() {
     let mut fixture = default(Bytes::gib(1));
     for _ in 0..3 {
         fixture.hold(Bytes::mib(2), StreamId::DEFAULT);
@@ -37,7 +37,8 @@ fn regions_double_from_2_mib_on_and_a_larger_request_doubles_until_it_fits() {
     fixture.hold(Bytes::mib(33), StreamId::DEFAULT);
     fixture.hold(Bytes::mib(40), StreamId::DEFAULT);
     fixture.hold(Bytes::mib(65), StreamId::DEFAULT);
-    // 8 was next: doubled to 64 for the 33, which counts as the doubling; so the 40 get 64 again, and then 128 is next.
+    // The next region was 8 MiB: it doubled to 64 for the 33, which counts as the doubling. So the 40 get 64 again, and then 128
+    // is next.
     assert_eq!(fixture.regions(), [2, 4, 64, 64, 128].map(Bytes::mib));
     fixture.close();
 }
@@ -60,12 +61,12 @@ fn a_chunk_is_cut_if_it_is_twice_the_request_or_wastes_128_mib() {
     let all = fixture.alloc(Bytes::mib(2));
     fixture.free(all);
     let most = fixture.alloc(Bytes(Bytes::mib(1).0 + 256));
-    assert_eq!(most.size(), Bytes::mib(2), "less than twice the request: handed out whole");
+    assert_eq!(most.size(), Bytes::mib(2), "less than twice the request: allocated whole");
     fixture.close();
 }
 
 #[test]
-fn the_first_extension_that_fails_tries_nine_tenths_again_and_again() {
+fn the_first_failing_extension_retries_with_nine_tenths() {
     let mut fixture = default(Bytes::gib(1));
     fixture.leave(Bytes::mib(50));
     let mut expected = Bytes::mib(64);
@@ -75,12 +76,12 @@ fn the_first_extension_that_fails_tries_nine_tenths_again_and_again() {
     let taken = fixture.alloc(Bytes::mib(40));
     assert_eq!((fixture.regions(), fixture.device.calls().malloc), (vec![expected], 4), "64, 57.6, 51.8 and 46.7 MiB");
     assert_eq!(taken.size(), expected);
-    assert_eq!(fixture.allocator.stats().num_alloc_retries, 0, "nothing had to be given back for it");
+    assert_eq!(fixture.allocator.stats().num_alloc_retries, 0, "no region was released for it");
     fixture.close();
 }
 
 #[test]
-fn later_extensions_that_fail_try_the_request_itself_and_no_more() {
+fn later_failing_extensions_try_only_the_request_itself() {
     let mut fixture = default(Bytes::gib(1));
     fixture.leave(Bytes::mib(10));
     assert!(matches!(fixture.oom(Bytes::mib(12)).cause, OomCause::Device { free } if free == Bytes::mib(10)));
@@ -92,7 +93,7 @@ fn later_extensions_that_fail_try_the_request_itself_and_no_more() {
 }
 
 #[test]
-fn nine_tenths_are_tried_once_even_where_that_found_a_region() {
+fn nine_tenths_are_tried_once_even_if_that_succeeded() {
     let mut fixture = default(Bytes::gib(1));
     fixture.leave(Bytes::mib(50));
     fixture.hold(Bytes::mib(40), StreamId::DEFAULT);
@@ -126,7 +127,7 @@ fn the_last_region_is_what_the_limit_leaves() {
     fixture.close();
 }
 
-/// 64 MiB that are free in regions of 2 + 4 + 8 + 16 + 32 MiB, of 64 MiB in all.
+/// Regions of 2 + 4 + 8 + 16 + 32 MiB, all free.
 fn full_of_small_regions(config: BfcConfig) -> Fixture<BfcAllocator> {
     let mut fixture = fixture(Bytes::mib(64), config);
     let live: Vec<_> = [2, 4, 8, 16, 32].map(|size| fixture.alloc(Bytes::mib(size))).into();
@@ -136,7 +137,7 @@ fn full_of_small_regions(config: BfcConfig) -> Fixture<BfcAllocator> {
 }
 
 #[test]
-fn garbage_collection_gives_free_regions_back_for_a_larger_one() {
+fn garbage_collection_releases_free_regions_for_a_larger_one() {
     let mut fixture = full_of_small_regions(BfcConfig::default());
     assert_eq!(fixture.alloc(Bytes::mib(60)).size(), Bytes::mib(64));
     let stats = fixture.allocator.stats();
@@ -145,39 +146,39 @@ fn garbage_collection_gives_free_regions_back_for_a_larger_one() {
 }
 
 #[test]
-fn garbage_is_not_collected_where_that_cannot_help() {
+fn garbage_is_not_collected_if_that_cannot_help() {
     let mut fixture = full_of_small_regions(BfcConfig::default());
     let kept = fixture.alloc(Bytes::mib(8));
     fixture.oom(Bytes::mib(60));
-    assert_eq!(fixture.regions().len(), 5, "56 MiB could be had at most");
+    assert_eq!(fixture.regions().len(), 5, "at most 56 MiB are available");
     fixture.free(kept);
     fixture.close();
 }
 
 #[test]
-fn without_garbage_collection_regions_are_kept_for_good() {
+fn without_garbage_collection_regions_are_kept() {
     let mut fixture = full_of_small_regions(BfcConfig { garbage_collection: false, ..BfcConfig::default() });
     let oom = fixture.oom(Bytes::mib(60));
     assert_eq!((oom.reserved, oom.largest_free_block), (Bytes::mib(62), Some(Bytes::mib(32))));
     assert_eq!(fixture.regions().len(), 5);
     fixture.allocator.empty_cache(&mut *fixture.device).unwrap();
-    assert!(fixture.regions().is_empty(), "who asks for it gets it");
+    assert!(fixture.regions().is_empty(), "`empty_cache` releases it");
     fixture.close();
 }
 
 #[test]
-fn what_nobody_has_used_is_free_for_all_streams() {
+fn unused_memory_is_free_for_all_streams() {
     let mut fixture = default(Bytes::gib(1));
     let side = fixture.stream();
     fixture.hold(Bytes::kib(4), StreamId::DEFAULT);
     let calls = fixture.device.calls();
     fixture.hold(Bytes::kib(4), side);
-    assert_eq!(fixture.device.calls(), calls, "neither memory nor events were asked for");
+    assert_eq!(fixture.device.calls(), calls, "the device was not called");
     fixture.close();
 }
 
 #[test]
-fn another_stream_gets_freed_memory_once_an_event_has_been_seen_complete() {
+fn another_stream_gets_freed_memory_after_an_event_is_complete() {
     let mut fixture = default(Bytes::gib(1));
     let (side, other) = (fixture.stream(), fixture.stream());
     let first = fixture.alloc_on(Bytes::mib(2), side);
@@ -188,7 +189,7 @@ fn another_stream_gets_freed_memory_once_an_event_has_been_seen_complete() {
     assert_ne!(elsewhere.ptr(), address, "the stream is busy");
     fixture.device.synchronize_stream(side).unwrap();
     let waits = fixture.device.calls().synchronize;
-    // The rest of the second region is large enough for one more, and nearer.
+    // The rest of the second region is large enough for one more, and a better fit.
     fixture.hold(Bytes::mib(2), other);
     let next = fixture.alloc_on(Bytes::mib(2), other);
     assert_eq!((next.ptr(), fixture.device.calls().synchronize), (address, waits));
@@ -196,7 +197,7 @@ fn another_stream_gets_freed_memory_once_an_event_has_been_seen_complete() {
 }
 
 #[test]
-fn the_same_stream_gets_its_memory_back_at_once() {
+fn the_same_stream_reuses_its_memory_immediately() {
     let mut fixture = default(Bytes::gib(1));
     let side = fixture.stream();
     let first = fixture.alloc_on(Bytes::mib(2), side);
@@ -210,7 +211,7 @@ fn the_same_stream_gets_its_memory_back_at_once() {
 }
 
 #[test]
-fn rather_than_fail_the_host_waits_for_other_streams() {
+fn the_host_waits_for_other_streams_before_a_request_fails() {
     let mut fixture = default(Bytes::mib(64));
     let side = fixture.stream();
     let all = fixture.alloc_on(Bytes::mib(64), side);
@@ -223,7 +224,7 @@ fn rather_than_fail_the_host_waits_for_other_streams() {
 }
 
 #[test]
-fn memory_of_a_stream_that_is_no_more_is_free_for_all() {
+fn memory_of_a_destroyed_stream_is_free_for_all() {
     let mut fixture = default(Bytes::mib(64));
     let side = fixture.stream();
     let [idle, used] = [16, 16].map(|size| fixture.alloc_on(Bytes::mib(size), side));
@@ -233,12 +234,12 @@ fn memory_of_a_stream_that_is_no_more_is_free_for_all() {
     fixture.device.destroy_stream(side).unwrap();
     fixture.device.destroy_stream(user).unwrap();
     fixture.free(used);
-    assert_eq!(fixture.allocator.stats().active.all.current, 0, "there is nobody to wait for");
+    assert_eq!(fixture.allocator.stats().active.all.current, 0, "there is no other stream to wait for");
     fixture.hold(Bytes::mib(64), StreamId::DEFAULT);
     fixture.close();
 }
 
-/// The bin of a size: 256 B · 2^i up to the next, the last one open.
+/// The bin of a size: from 256 B · 2^i to the next; the last bin is open.
 fn bin(size: u64) -> u32 {
     (size / 256).ilog2().min(20)
 }
@@ -263,9 +264,10 @@ fn bins_give(free: &[(DevicePtr, Bytes)], size: u64) -> Option<(DevicePtr, Bytes
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// One stream, as TensorFlow assumes: each request gets the chunk that the bins give, cut by the rule; or a region of the size that is next.
+    /// One stream, as TensorFlow assumes. Each request gets the chunk that the bins give, cut by the rule, or a region of the
+    /// next size.
     #[test]
-    fn every_request_gets_what_tensorflow_would_give(
+    fn every_request_is_served_as_in_tensorflow(
         program in prop::collection::vec((any::<bool>(), 8_u32..27, 0.5..1.0_f64, any::<prop::sample::Index>()), 1..120)
     ) {
         let total = Bytes::gib(1);
@@ -285,7 +287,7 @@ proptest! {
             let calls = fixture.device.calls();
             let Ok(allocation) = fixture.try_alloc(Bytes(size), StreamId::DEFAULT) else {
                 prop_assert!(expected.is_none() && Bytes(size) > total - reserved);
-                // What the failing request gave back and tried is told by the tests above.
+                // The tests above cover the releases and attempts of a failing request.
                 break;
             };
             let chunk = match expected {

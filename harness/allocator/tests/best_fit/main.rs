@@ -1,6 +1,6 @@
-//! The allocators that cut chunks from regions, `bfc` and `rmm_pool`: the figures that TensorFlow and RMM document for them, checked one by
-//! one and against random programs, and that no stream gets memory while another one works on it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! The best-fit allocators `bfc` and `rmm_pool`: the figures that TensorFlow and RMM document, alone and in random programs. No
+//! stream gets memory that another one still uses.
+#![allow(clippy::unwrap_used, reason = "a test fails if a call fails")]
 
 mod bfc;
 mod rmm_pool;
@@ -17,7 +17,7 @@ use harness_allocator::units::Bytes;
 struct Fixture<A> {
     allocator: A,
     device: Box<dyn TestDevice>,
-    /// What nobody frees before the allocator is closed.
+    /// Allocations that live until the allocator is closed.
     held: Vec<Allocation>,
 }
 
@@ -43,13 +43,13 @@ impl<A: Allocator> Fixture<A> {
         self.alloc_on(size, StreamId::DEFAULT)
     }
 
-    /// Allocates for good.
+    /// Makes an allocation that is never freed.
     fn hold(&mut self, size: Bytes, stream: StreamId) {
         let allocation = self.alloc_on(size, stream);
         self.held.push(allocation);
     }
 
-    /// An allocation that must fail, and why it did.
+    /// Makes an allocation that must fail, and returns the reason.
     fn oom(&mut self, size: Bytes) -> OutOfMemory {
         match self.try_alloc(size, StreamId::DEFAULT) {
             Err(AllocatorError::OutOfMemory(oom)) => *oom,
@@ -61,13 +61,13 @@ impl<A: Allocator> Fixture<A> {
         self.allocator.free(&mut *self.device, allocation).unwrap();
     }
 
-    /// Leaves so much free on the device.
+    /// Leaves this much free memory on the device.
     fn leave(&mut self, left: Bytes) {
         let memory = self.device.memory().unwrap();
         self.device.set_external_memory(memory.free + memory.pressure - left).unwrap();
     }
 
-    /// Sizes of all regions, in the order in which the simulated device gave them.
+    /// The sizes of all regions, in order of allocation.
     fn regions(&self) -> Vec<Bytes> {
         self.allocator.snapshot().iter().map(|segment| segment.size).collect()
     }
@@ -76,13 +76,13 @@ impl<A: Allocator> Fixture<A> {
         self.allocator.snapshot().into_iter().flat_map(|segment| segment.blocks).collect()
     }
 
-    /// What is free for a stream: address and size.
+    /// The free chunks of a stream: address and size.
     fn free_for(&self, stream: StreamId) -> Vec<(DevicePtr, Bytes)> {
         let free = self.blocks().into_iter().filter(|block| block.state == BlockState::Inactive && block.stream == stream);
         free.map(|block| (block.address, block.size)).collect()
     }
 
-    /// Gives everything back and checks that the device has it.
+    /// Closes the allocator and checks that the device has all memory back.
     fn close(mut self) {
         self.allocator.close(&mut *self.device).unwrap();
         let leaks = self.device.leaks();

@@ -1,4 +1,4 @@
-//! RMM's figures.
+//! The figures that RMM documents.
 
 use harness_allocator::allocator::rmm_pool::{RmmPool, RmmPoolConfig};
 use harness_allocator::allocator::{Allocator, OomCause};
@@ -12,13 +12,13 @@ fn fixture(memory: Bytes, config: RmmPoolConfig) -> Fixture<RmmPool> {
     Fixture::new(RmmPool::new(config), memory)
 }
 
-/// A pool with this much from the start.
+/// A pool with this initial size.
 fn started_with(initial: Bytes) -> Fixture<RmmPool> {
     fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(initial), ..RmmPoolConfig::default() })
 }
 
 #[test]
-fn the_initial_pool_is_half_of_what_is_free_at_the_first_request() {
+fn the_initial_pool_is_half_of_the_free_memory() {
     let mut fixture = fixture(Bytes::gib(1), RmmPoolConfig::default());
     fixture.leave(Bytes::mib(600));
     assert_eq!(fixture.alloc(Bytes(1)).size(), Bytes(256));
@@ -27,7 +27,7 @@ fn the_initial_pool_is_half_of_what_is_free_at_the_first_request() {
 }
 
 #[test]
-fn a_block_is_cut_to_the_request_whatever_is_left() {
+fn a_block_is_always_cut_to_the_request() {
     let mut fixture = started_with(Bytes::mib(2));
     let first = fixture.alloc(Bytes(Bytes::mib(2).0 - 256));
     assert_eq!(first.size(), Bytes(Bytes::mib(2).0 - 256));
@@ -41,15 +41,15 @@ fn the_pool_grows_half_way_to_its_maximum_or_by_a_larger_request() {
         fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(100)), maximum_pool_size: Some(Bytes::mib(900)) });
     fixture.hold(Bytes::mib(101), StreamId::DEFAULT);
     fixture.hold(Bytes::mib(299), StreamId::DEFAULT);
-    assert_eq!(fixture.regions(), [100, 400].map(Bytes::mib), "half of the 800 MiB that were left");
+    assert_eq!(fixture.regions(), [100, 400].map(Bytes::mib), "half of the remaining 800 MiB");
     fixture.hold(Bytes::mib(300), StreamId::DEFAULT);
-    assert_eq!(fixture.regions(), [100, 400, 300].map(Bytes::mib), "half-way would have been 200");
+    assert_eq!(fixture.regions(), [100, 400, 300].map(Bytes::mib), "half of the distance would be 200");
     assert_eq!(fixture.oom(Bytes::mib(201)).cause, OomCause::Fraction { limit: Bytes::mib(900) });
     fixture.close();
 }
 
 #[test]
-fn growth_that_the_driver_refuses_is_halved_down_to_the_request() {
+fn refused_growth_is_halved_down_to_the_request() {
     let mut fixture = started_with(Bytes::ZERO);
     fixture.leave(Bytes::mib(150));
     fixture.hold(Bytes::mib(90), StreamId::DEFAULT);
@@ -72,13 +72,13 @@ fn a_free_records_one_event_and_a_hit_calls_nothing() {
         let after = fixture.device.calls();
         assert_eq!((after.event_record, after.synchronize, after.event_query), (before.event_record + 1, 0, 0));
     }
-    assert_eq!(fixture.device.leaks().events, 1, "one event for each stream");
+    assert_eq!(fixture.device.leaks().events, 1, "one event per stream");
     fixture.free(first);
     fixture.close();
 }
 
 #[test]
-fn another_streams_block_is_taken_behind_its_event_and_the_rest_stays_with_it() {
+fn a_block_of_another_stream_is_taken_after_its_event() {
     let mut fixture = started_with(Bytes::mib(64));
     let (side, other) = (fixture.stream(), fixture.stream());
     let all = fixture.alloc_on(Bytes::mib(64), side);
@@ -88,7 +88,7 @@ fn another_streams_block_is_taken_behind_its_event_and_the_rest_stays_with_it() 
     fixture.free(all);
     let before = fixture.device.calls();
     let taken = fixture.alloc_on(Bytes::mib(24), other);
-    assert_eq!((taken.ptr(), fixture.device.calls()), (address, before), "the host neither waits nor asks");
+    assert_eq!((taken.ptr(), fixture.device.calls()), (address, before), "the host neither waits nor polls");
     assert_eq!(fixture.free_for(side), [(address.offset(Bytes::mib(24)), Bytes::mib(40))]);
     fixture.device.fill(other, taken.range(), Tag(2)).unwrap();
     fixture.device.verify(other, taken.range(), Tag(2)).unwrap();
@@ -103,14 +103,14 @@ fn lists_are_merged_until_a_block_fits() {
     let address = first.ptr();
     fixture.free(first);
     fixture.free(second);
-    assert_eq!(fixture.blocks().len(), 2, "free for two streams, and so apart");
+    assert_eq!(fixture.blocks().len(), 2, "free for two streams, so not merged");
     assert_eq!(fixture.alloc(Bytes::mib(64)).ptr(), address);
     assert_eq!(fixture.regions(), [Bytes::mib(64)]);
     fixture.close();
 }
 
 #[test]
-fn a_third_stream_is_ordered_behind_the_first_one_too() {
+fn a_third_stream_is_ordered_after_the_first_one_too() {
     let mut fixture = started_with(Bytes::mib(48));
     let [one, two, three] = [0; 3].map(|_| fixture.stream());
     let second = fixture.alloc_on(Bytes::mib(16), two);
@@ -120,7 +120,7 @@ fn a_third_stream_is_ordered_behind_the_first_one_too() {
     fixture.device.fill(one, first.range(), Tag(1)).unwrap();
     let last_of_first = first.ptr().offset(Bytes::mib(24));
     fixture.free(first);
-    // Stream two takes over what stream one had, and leaves 8 MiB of it unused: stream three takes those from stream two.
+    // Stream two takes over the block of stream one and leaves 8 MiB of it unused. Stream three takes those from stream two.
     fixture.hold(Bytes::mib(40), two);
     let third = fixture.alloc_on(Bytes::mib(8), three);
     assert_eq!(third.ptr(), last_of_first);
@@ -130,21 +130,21 @@ fn a_third_stream_is_ordered_behind_the_first_one_too() {
 }
 
 #[test]
-fn wholly_free_blocks_go_back_where_the_maximum_is_in_the_way_and_no_more_of_them_than_it_takes() {
+fn only_as_many_free_regions_are_released_as_the_maximum_requires() {
     let mut fixture =
         fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(100)), maximum_pool_size: Some(Bytes::mib(300)) });
     let live = [100, 100, 100].map(|size| fixture.alloc(Bytes::mib(size)));
     assert_eq!(fixture.regions(), [100, 100, 100].map(Bytes::mib));
     live.into_iter().for_each(|allocation| fixture.free(allocation));
     assert_eq!(fixture.alloc(Bytes::mib(150)).size(), Bytes::mib(150));
-    assert_eq!(fixture.regions().len(), 2, "two of the three made room");
+    assert_eq!(fixture.regions().len(), 2, "two of the three are enough");
     let stats = fixture.allocator.stats();
     assert_eq!((stats.num_device_free, stats.num_alloc_retries, stats.num_ooms), (2, 1, 0));
     fixture.close();
 }
 
 #[test]
-fn wholly_free_blocks_go_back_where_the_device_has_no_room() {
+fn free_regions_are_released_if_the_device_is_full() {
     let mut fixture = fixture(Bytes::gib(1), RmmPoolConfig { initial_pool_size: Some(Bytes::mib(128)), ..RmmPoolConfig::default() });
     let first = fixture.alloc(Bytes::mib(128));
     fixture.free(first);
@@ -155,7 +155,7 @@ fn wholly_free_blocks_go_back_where_the_device_has_no_room() {
 }
 
 #[test]
-fn a_block_that_others_use_is_free_at_once_and_its_own_stream_waits_for_them() {
+fn a_shared_block_is_free_immediately_and_its_stream_waits_for_the_others() {
     let mut fixture = started_with(Bytes::mib(64));
     let side = fixture.stream();
     let shared = fixture.alloc(Bytes::mib(64));
@@ -173,7 +173,7 @@ fn a_block_that_others_use_is_free_at_once_and_its_own_stream_waits_for_them() {
 }
 
 #[test]
-fn memory_of_a_stream_that_is_no_more_can_be_freed_and_taken() {
+fn memory_of_a_destroyed_stream_can_be_freed_and_reused() {
     let mut fixture = started_with(Bytes::mib(64));
     let (side, user) = (fixture.stream(), fixture.stream());
     let all = fixture.alloc_on(Bytes::mib(64), side);
@@ -191,10 +191,10 @@ fn memory_of_a_stream_that_is_no_more_can_be_freed_and_taken() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Each request gets the best fit of its own list; else that of the first other list that has one; else, without any merge that
-    /// helps, a region of the size that is next.
+    /// Each request gets the best fit of its own list, or else that of the first other list with one. If even merging does not
+    /// help, it gets a region of the next size.
     #[test]
-    fn every_request_is_served_from_where_rmm_would_serve_it(
+    fn every_request_is_served_as_in_rmm(
         program in prop::collection::vec((any::<bool>(), 8_u32..27, 0.5..1.0_f64, 0_usize..3, any::<prop::sample::Index>()), 1..120)
     ) {
         let maximum = Bytes::mib(900);

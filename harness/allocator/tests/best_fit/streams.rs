@@ -1,4 +1,4 @@
-//! Random programs on several streams, on a device that refuses every access that is not ordered behind the one before it.
+//! Random programs on several streams. The device refuses every access that is not ordered after the one before it.
 
 use harness_allocator::allocator::bfc::BfcAllocator;
 use harness_allocator::allocator::rmm_pool::RmmPool;
@@ -15,7 +15,8 @@ use super::Fixture;
 enum Op {
     Alloc(usize, u64),
     Free(Index),
-    /// Another stream writes an allocation, behind its own stream; the allocator is told, and gets it back while that goes on.
+    /// Another stream writes an allocation after its own stream. The allocator records the use, and the memory is freed during
+    /// that work.
     UseOn(Index, usize),
     Verify(Index),
     Busy(usize),
@@ -38,7 +39,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Runs a program. The device answers a race with an error, and so does memory that somebody else wrote.
+/// Runs a program. The device reports a race as an error, and so does memory that was overwritten.
 fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
     let mut fixture = Fixture::new(allocator, Bytes::mib(64));
     let streams = [StreamId::DEFAULT, fixture.stream(), fixture.stream(), fixture.stream()];
@@ -100,7 +101,7 @@ fn run(allocator: impl Allocator, program: &[Op]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Blocks tile regions, neighbours that are free for one stream are merged, and the counters are the sums.
+/// Checks that blocks tile regions, free neighbors of one stream are merged, and the counters are the sums.
 fn check_structure<A: Allocator>(fixture: &Fixture<A>, live: usize) -> Result<(), TestCaseError> {
     let (mut active, mut inactive_split) = (0, 0);
     for region in fixture.allocator.snapshot() {
@@ -130,12 +131,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn bfc_hands_nothing_out_while_another_stream_works_on_it(program in prop::collection::vec(op(), 1..150)) {
+    fn bfc_never_reuses_memory_that_another_stream_uses(program in prop::collection::vec(op(), 1..150)) {
         run(BfcAllocator::default(), &program)?;
     }
 
     #[test]
-    fn rmm_pool_hands_nothing_out_while_another_stream_works_on_it(program in prop::collection::vec(op(), 1..150)) {
+    fn rmm_pool_never_reuses_memory_that_another_stream_uses(program in prop::collection::vec(op(), 1..150)) {
         run(RmmPool::default(), &program)?;
     }
 }

@@ -1,5 +1,6 @@
-//! The caching allocator against [`plain::Model`], the executable form of its rules: the same random operations with the same random
-//! settings, and after every one the same answer, the same counters (peaks and sums included), the same structure and driver calls.
+//! Compares the caching allocator with [`plain::Model`], an executable form of its rules. Both run the same random operations
+//! with the same random settings. After each one, answer, counters (with peaks and sums), structure and driver calls must be
+//! equal.
 
 mod plain;
 mod safety;
@@ -16,7 +17,7 @@ use crate::plain::{Model, interesting_sizes};
 const STREAMS: u32 = 3;
 const POOLS: u32 = 2;
 
-/// An operation. Indices choose among what is live, so that every random list makes sense and shrinks well.
+/// An operation. Indices choose a live object, so every random list makes sense and shrinks well.
 #[derive(Clone, Debug)]
 enum Op {
     Allocate { size: u64, stream: u32 },
@@ -34,7 +35,7 @@ enum Op {
 
 fn operations() -> impl Strategy<Value = Vec<Op>> {
     let sizes = prop_oneof![3 => prop::sample::select(interesting_sizes()), 1 => (10_u64..120).prop_map(|mib| mib << 20)];
-    // Most on one stream: only there do blocks meet.
+    // Most on one stream, because only blocks of one stream merge.
     let streams = prop_oneof![3 => Just(0), 1 => 0..STREAMS];
     let any = any::<prop::sample::Index>;
     let operation = prop_oneof![
@@ -53,7 +54,7 @@ fn operations() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(operation, 1..150)
 }
 
-/// Of the devices used here a sixteenth is a whole number of segment units, so that limits are met exactly too.
+/// A sixteenth of these devices is a whole number of segment units, so limits are also reached exactly.
 fn fractions() -> impl Strategy<Value = f64> {
     prop_oneof![Just(1.0), (1_u32..16).prop_map(|sixteenths| f64::from(sixteenths) / 16.0), 0.05_f64..1.0]
 }
@@ -84,7 +85,7 @@ prop_compose! {
     }
 }
 
-/// The allocator on its device, the model, and what is live in both.
+/// The allocator with its device, the model, and the live allocations of both.
 struct Pair {
     device: SimDevice,
     allocator: CachingAllocator,
@@ -104,7 +105,7 @@ impl Pair {
         Ok(Self { device, allocator, model, live: Vec::new(), open: Vec::new(), released: Vec::new() })
     }
 
-    /// Applies the operation to both; one that makes no sense here, as closing what is not open, is passed over.
+    /// Applies the operation to both. Ignores an impossible one, such as closing a context that is not open.
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         let failed = |error: &dyn std::fmt::Display| TestCaseError::fail(error.to_string());
         let Self { device, allocator, model, live, open, released } = self;
@@ -187,7 +188,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_allocator_does_what_the_plain_model_does(config in configs(), capacity in 2_u64..13, operations in operations()) {
+    fn the_allocator_equals_the_plain_model(config in configs(), capacity in 2_u64..13, operations in operations()) {
         let mut pair = Pair::new(&config, Bytes::mib(32 * capacity)).expect("streams can be made");
         for op in &operations {
             pair.apply(op)?;
@@ -196,7 +197,7 @@ proptest! {
     }
 }
 
-/// Frees a block in a pool context while another stream works on it, and takes memory of that size from the pool again.
+/// Frees a block in a pool context while another stream works on it, and allocates the same size from the pool again.
 fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceError>) {
     let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(64)));
     let mut allocator = CachingAllocator::new(Config { quirks, ..Config::default() });
@@ -204,12 +205,12 @@ fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceEr
     let (pool, request) = (PrivatePoolId(7), Request::new(Bytes::mib(4)));
     allocator.begin(pool).expect("a new pool");
     let used = allocator.allocate(&mut device, request).expect("memory");
-    device.fill(side, used.range(), Tag(1)).expect("the block is ours");
+    device.fill(side, used.range(), Tag(1)).expect("the block is live");
     allocator.record_stream(&used, side).expect("it is live");
     let address = used.ptr();
     allocator.free(&mut device, used).expect("it is live");
     allocator.end(pool).expect("it is open");
-    // Outside, the put-off free is looked at: is there an event to wait for?
+    // Outside the context the postponed free is processed: is there an event to wait for?
     let outside = allocator.allocate(&mut device, request).expect("memory");
     allocator.begin(pool).expect("it exists");
     let next = allocator.allocate(&mut device, request).expect("memory");
@@ -221,15 +222,15 @@ fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceEr
 }
 
 #[test]
-fn as_pytorch_does_it_a_block_whose_stream_was_recorded_in_a_pool_context_is_handed_out_while_in_use() {
+fn with_torch_quirks_a_block_is_reused_while_a_forgotten_stream_uses_it() {
     let (reused, touched) = reuse_behind_a_forgotten_stream(Quirks::Torch211);
-    assert!(reused, "the stream is forgotten, so the block counts as free");
+    assert!(reused, "the stream is forgotten, so the block is free");
     assert!(matches!(touched, Err(DeviceError::Race { .. })), "{touched:?}");
 }
 
 #[test]
-fn the_safe_allocator_keeps_such_a_block_until_the_stream_is_done() {
+fn the_safe_allocator_waits_for_the_stream_before_it_reuses_the_block() {
     let (reused, touched) = reuse_behind_a_forgotten_stream(Quirks::Safe);
-    assert!(!reused, "the event is not done");
+    assert!(!reused, "the event is not complete");
     assert_eq!(touched, Ok(()));
 }

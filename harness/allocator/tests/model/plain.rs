@@ -1,7 +1,8 @@
-//! The rules of PyTorch's caching allocator as plainly as they can be written: a list of segments, each a list of blocks, linear scans,
-//! and counters that are counted anew from that list after every step. Nothing is shared with the allocator under test but data types.
+//! A plain form of the rules of PyTorch's caching allocator: a list of segments, each with a list of blocks, linear scans, and
+//! counters recomputed after every step. It shares only data types with the allocator under test.
 //!
-//! The simulated device is part of the model: addresses that only grow, charges in 2 MiB, and events that complete when waited for.
+//! The simulated device is part of the model: addresses only grow, charges are multiples of 2 MiB, and events complete when
+//! waited for.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +14,10 @@ use harness_allocator::units::Bytes;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// Where the simulated device begins.
+/// The first address of the simulated device.
 const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 
-/// Whose memory it is: a size class, and a private pool or none.
+/// The owner of memory: a size class and possibly a private pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Pool {
     kind: PoolKind,
@@ -31,9 +32,9 @@ struct Block {
     state: BlockState,
     /// Other streams that use it, and whether they were recorded while a pool context was open.
     uses: BTreeMap<u32, bool>,
-    /// Events to be seen before it is free.
+    /// The number of events before it is free.
     events: u32,
-    /// Look-ups in its pool when it became free.
+    /// The look-ups in its pool when it became free.
     born: u64,
 }
 
@@ -63,29 +64,29 @@ struct Event {
     done: bool,
 }
 
-/// Which blocks count.
+/// The blocks that a quantity counts.
 type Which = fn(&Segment, &Block) -> bool;
-/// What each of them counts.
+/// The amount that each of them adds.
 type Worth = fn(&Block) -> u64;
 
-/// The model: see the file.
+/// The model.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     config: Config,
     fraction: MemoryFraction,
     capacity: u64,
     next_address: u64,
-    /// In address order, as addresses only grow.
+    /// In address order, because addresses only grow.
     segments: Vec<Segment>,
     /// In the order of recording.
     events: Vec<Event>,
-    /// Blocks freed while a pool context was open: their events are still to be recorded.
+    /// Blocks freed while a pool context was open. Their events are not recorded yet.
     put_off: Vec<u64>,
     lookups: BTreeMap<Pool, u64>,
     open: Vec<u32>,
     released: Vec<u32>,
     stats: MemoryStats,
-    /// Driver calls: allocations, failed ones, frees.
+    /// Driver calls: allocations, failed allocations, frees.
     pub(crate) calls: [u64; 3],
 }
 
@@ -107,7 +108,7 @@ impl Model {
         }
     }
 
-    /// Address and size of the block, or `None` at an out-of-memory.
+    /// The address and size of the block, or `None` for out of memory.
     pub(crate) fn allocate(&mut self, n: u64, stream: u32) -> Option<(u64, u64)> {
         if n == 0 {
             return Some((0, 0));
@@ -250,7 +251,7 @@ impl Model {
 
     // Finding memory.
 
-    /// Best fit on the same stream, lowest address among equals; the oversize rules judge this one candidate only.
+    /// The best fit on the same stream, with the lowest address among equals. The oversize rules judge only this candidate.
     fn find(&self, pool: Pool, stream: u32, wanted: u64) -> Option<u64> {
         let mut best: Option<(u64, u64)> = None;
         for (_, block) in self.free_blocks(pool, stream) {
@@ -308,7 +309,7 @@ impl Model {
         Some(address)
     }
 
-    /// Splits where that is worth it; returns the size handed out.
+    /// Splits a block if the rules say so. Returns the charged size.
     fn hand_out(&mut self, address: u64, pool: Pool, wanted: u64, n: u64) -> u64 {
         let large_may = wanted < self.max_split_size();
         let now = self.lookups.get(&pool).copied().unwrap_or(0);
@@ -331,7 +332,7 @@ impl Model {
         size
     }
 
-    // Giving memory back.
+    // Releasing memory.
 
     fn give_back(&mut self, which: impl Fn(&Segment) -> bool) {
         let before = self.segments.len();
@@ -342,7 +343,7 @@ impl Model {
         self.count();
     }
 
-    /// The smallest cached block that is large enough, or oversize ones from the largest down until their sum is.
+    /// The smallest cached block that is large enough, or oversize ones from the largest down until they add up to the size.
     fn release_available(&mut self, pool: Pool, stream: u32, size: u64) -> bool {
         let Some(Bytes(most)) = self.config.max_split_size else { return false };
         let wanted = size.max(most);
@@ -401,7 +402,7 @@ impl Model {
         }
     }
 
-    /// Stream by stream, up to the first event that is not complete.
+    /// Stream by stream, up to the first incomplete event.
     fn poll(&mut self) {
         let mut seen = Vec::new();
         let streams: std::collections::BTreeSet<u32> = self.events.iter().map(|event| event.stream).collect();
@@ -440,7 +441,7 @@ impl Model {
         }
     }
 
-    /// Free, and merged with its free neighbours.
+    /// Frees a block and merges it with its free neighbors.
     fn make_free(&mut self, address: u64) {
         let (segment, mut index) = self.place(address);
         let now = self.lookups.get(&self.segments[segment].pool).copied().unwrap_or(0);
@@ -459,7 +460,7 @@ impl Model {
         self.count();
     }
 
-    // Looking up and counting.
+    // Look-up and counting.
 
     fn place(&self, address: u64) -> (usize, usize) {
         for (index, segment) in self.segments.iter().enumerate() {
@@ -479,7 +480,7 @@ impl Model {
         &mut self.segments[segment].blocks[block]
     }
 
-    /// Makes the counters what the structure says: each changes once a step.
+    /// Recomputes the counters from the structure. Each changes once per step.
     fn count(&mut self) {
         let Self { segments, stats, .. } = self;
         let blocks = |pool: PoolKind, kind: Which, worth: Worth| -> u64 {
@@ -520,7 +521,7 @@ fn set(stat: &mut PooledStat, small: u64, large: u64) {
     change(&mut stat.large_pool, large);
 }
 
-/// Sizes around every boundary that the rules know.
+/// Sizes around every boundary of the rules.
 pub(crate) fn interesting_sizes() -> Vec<u64> {
     let edges = [2 * KIB, MIB, 2 * MIB, 3 * MIB, 5 * MIB, 10 * MIB, 11 * MIB, 19 * MIB, 20 * MIB, 24 * MIB, 40 * MIB, 64 * MIB];
     let around = edges.into_iter().flat_map(|edge| [edge - 513, edge - 512, edge - 511, edge - 1, edge, edge + 1, edge + 512]);

@@ -1,7 +1,8 @@
-//! Where PyTorch corrupts memory or aborts, ours stays consistent, each difference by name; and expandable segments under random programs
-//! with private pools, shared streams and pressure: nothing overlaps, every counter is what the structure says, and all of it goes back.
+//! Cases in which PyTorch corrupts memory or aborts and this allocator stays consistent. Also random programs with expandable
+//! segments, private pools, several streams and external memory: nothing overlaps, every counter equals the structure, and all
+//! memory is released.
 //!
-//! The device refuses races and accesses to what is not mapped, so that every fill and verify here is a check.
+//! The device refuses races and accesses to unmapped memory, so every fill and verify is a check.
 
 use std::collections::BTreeMap;
 
@@ -49,18 +50,19 @@ impl Fixture {
         Bytes(self.allocator.stats().reserved_bytes.all.current)
     }
 
-    /// The pool is released beside `live`: the block keeps its contents and its place to itself, and everything goes back behind it.
+    /// Releases a pool that has the block `live`. The block keeps its contents and its address range, and all memory is released
+    /// after it.
     fn release_beside(mut self, live: Allocation, kept: Bytes) {
         let tag = Tag(0x5eed_5eed_5eed_5eed);
         self.device.fill(StreamId::DEFAULT, live.range(), tag).expect("it is ours");
         self.allocator.release(&mut self.device, POOL).expect("no context is open");
         self.empty_cache();
-        assert_eq!(self.reserved(), kept, "the pages of the live block stay, and no others");
+        assert_eq!(self.reserved(), kept, "only the pages of the live block stay");
         let other = self.allocate(200);
         let (first, second) = (live.range(), other.range());
         assert!(first.end() <= second.start || second.end() <= first.start, "{first:?} and {second:?} overlap");
         self.device.fill(StreamId::DEFAULT, second, Tag(1)).expect("it is ours");
-        self.device.verify(StreamId::DEFAULT, live.range(), tag).expect("nobody else wrote there");
+        self.device.verify(StreamId::DEFAULT, live.range(), tag).expect("the contents are unchanged");
         assert_structure(&self.allocator, &[&live, &other]).expect("all accounts agree");
         self.free(live);
         self.free(other);
@@ -71,38 +73,39 @@ impl Fixture {
     }
 }
 
-/// PyTorch counts one segment for the one call that mapped 120 MiB, and takes one off for the range that it unmaps when the pool is
-/// released: none are left, the pool is deleted, and the free of the live block reads freed memory.
+/// PyTorch counts one segment for the call that mapped 120 MiB, and subtracts one for the range that the release of the pool
+/// unmaps. At zero it deletes the pool, and the free of the live block reads freed memory.
 #[test]
-fn a_released_pool_of_expandable_segments_outlives_a_partial_unmap_where_pytorch_deletes_it_under_a_live_block() {
+fn a_released_pool_with_a_live_block_survives_a_partial_unmap() {
     let mut fixture = Fixture::new();
     fixture.allocator.begin(POOL).expect("a new pool");
     let large = fixture.allocate(110);
     let live = fixture.allocate(5);
     fixture.allocator.end(POOL).expect("it is open");
-    assert_eq!(fixture.allocator.stats().num_device_alloc, 1, "both lie in what one call has mapped");
+    assert_eq!(fixture.allocator.stats().num_device_alloc, 1, "one call has mapped both");
     fixture.free(large);
     fixture.release_beside(live, Bytes::mib(20));
 }
 
-/// The same count the other way round: one call, two unmapped ranges, and PyTorch's assertion `cudaMalloc_count > 0` ends the process.
+/// The same count in the other direction: one call, two unmapped ranges, and PyTorch's assertion `cudaMalloc_count > 0` ends the
+/// process.
 #[test]
-fn two_ranges_of_one_call_are_unmapped_where_pytorch_aborts() {
+fn two_ranges_mapped_by_one_call_can_be_unmapped() {
     let mut fixture = Fixture::new();
     fixture.allocator.begin(POOL).expect("a new pool");
     let whole = fixture.allocate(120);
     fixture.free(whole);
     let (front, live, back) = (fixture.allocate(40), fixture.allocate(5), fixture.allocate(75));
     fixture.allocator.end(POOL).expect("it is open");
-    assert_eq!(fixture.allocator.stats().num_device_alloc, 1, "all of it was mapped by one call");
+    assert_eq!(fixture.allocator.stats().num_device_alloc, 1, "one call has mapped all of it");
     fixture.free(front);
     fixture.free(back);
     fixture.release_beside(live, Bytes::mib(20));
 }
 
-/// PyTorch's sum wraps to zero and hands out blocks of no bytes that share an address.
+/// PyTorch's sum wraps to zero, and it allocates blocks of no bytes that share an address.
 #[test]
-fn a_size_whose_rounding_leaves_64_bits_is_too_large_where_pytorch_wraps_to_nothing() {
+fn a_size_whose_rounding_exceeds_64_bits_is_too_large() {
     for expandable_segments in [false, true] {
         let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(64)));
         let mut allocator = CachingAllocator::new(Config { expandable_segments, ..Config::default() });
@@ -114,9 +117,9 @@ fn a_size_whose_rounding_leaves_64_bits_is_too_large_where_pytorch_wraps_to_noth
     }
 }
 
-/// PyTorch asks the driver for such pages and is refused at the first of them (`cuMemCreate` wants a multiple of the granularity).
+/// PyTorch requests such pages, and the driver refuses the first one (`cuMemCreate` requires a multiple of the granularity).
 #[test]
-fn pages_that_a_device_cannot_map_are_refused_with_the_setting_at_every_memory_size() {
+fn an_unsuitable_page_size_is_refused_at_every_memory_size() {
     let config = Config { expandable_segments: true, large_segment_size: Bytes::mib(11), ..Config::default() };
     for memory in [Bytes::gib(1), Bytes::gib(60 << 10)] {
         let mut device = SimDevice::new(SimConfig::replay(memory));
@@ -133,7 +136,7 @@ fn pages_that_a_device_cannot_map_are_refused_with_the_setting_at_every_memory_s
 }
 
 #[test]
-fn a_device_with_more_memory_than_addresses_for_a_segment_is_out_of_memory() {
+fn too_few_addresses_for_a_segment_is_out_of_memory() {
     let mut fixture = Fixture::with(Bytes::gib(1000 << 20));
     assert_eq!(fixture.allocator.check_device(&mut fixture.device), Ok(()));
     let answer = fixture.allocator.allocate(&mut fixture.device, Request::new(Bytes::mib(5)));
@@ -141,11 +144,11 @@ fn a_device_with_more_memory_than_addresses_for_a_segment_is_out_of_memory() {
 }
 
 #[test]
-fn pages_missing_for_a_size_near_the_end_of_64_bits_are_all_whole_pages_that_64_bits_hold() {
+fn the_missing_pages_of_a_huge_request_are_limited_to_64_bits() {
     const LARGEST: Bytes = Bytes(u64::MAX - (2 << 20) + 1);
     const PAGE: u64 = 20 << 20;
     let mut fixture = Fixture::new();
-    // Once where nothing is mapped, and once where a free page would be a part of it.
+    // Once without mapped memory, and once with a free page that would be a part of it.
     for cached in [0, 15] {
         if cached > 0 {
             let block = fixture.allocate(cached);
@@ -174,7 +177,7 @@ fn memory_below_one_large_page_serves_small_requests_and_an_emptied_cache() {
 
 /// The device refuses to unmap memory that may be in use.
 #[test]
-fn a_retry_unmaps_cached_pages_behind_the_work_in_flight_on_them() {
+fn a_retry_waits_for_work_before_it_unmaps_cached_pages() {
     let mut fixture = Fixture::new();
     let stream = fixture.device.create_stream().expect("streams can be made");
     let cached = fixture.allocator.allocate(&mut fixture.device, Request::new(Bytes::mib(300)).on(stream)).expect("there is room");
@@ -183,12 +186,12 @@ fn a_retry_unmaps_cached_pages_behind_the_work_in_flight_on_them() {
     fixture.free(cached);
     let large = fixture.allocate(200);
     let stats = fixture.allocator.stats();
-    assert_eq!((stats.num_alloc_retries, stats.num_ooms, fixture.reserved()), (1, 0, Bytes::mib(200)), "300 MiB went back for it");
-    fixture.device.fill(StreamId::DEFAULT, large.range(), Tag(2)).expect("nobody else works on it");
+    assert_eq!((stats.num_alloc_retries, stats.num_ooms, fixture.reserved()), (1, 0, Bytes::mib(200)), "300 MiB were released for it");
+    fixture.device.fill(StreamId::DEFAULT, large.range(), Tag(2)).expect("no other stream uses it");
     fixture.free(large);
 }
 
-/// What must hold after every operation, whatever it was.
+/// The invariants after every operation.
 fn assert_structure(allocator: &CachingAllocator, live: &[&Allocation]) -> Result<(), TestCaseError> {
     let (segments, stats) = (allocator.snapshot(), allocator.stats());
     let mut blocks = BTreeMap::new();
@@ -201,7 +204,7 @@ fn assert_structure(allocator: &CachingAllocator, live: &[&Allocation]) -> Resul
             end += block.size.0;
             blocks.insert(block.address, (segment.pool, *block));
         }
-        prop_assert_eq!(end, segment.address.0 + segment.size.0, "the segment at {} is not filled", segment.address);
+        prop_assert_eq!(end, segment.address.0 + segment.size.0, "the blocks do not fill the segment at {}", segment.address);
     }
     for allocation in live.iter().filter(|allocation| !allocation.is_null()) {
         let block = blocks.get(&allocation.ptr()).map(|(_, block)| (block.state, block.size, block.stream));
@@ -221,19 +224,19 @@ fn assert_structure(allocator: &CachingAllocator, live: &[&Allocation]) -> Resul
         prop_assert_eq!((now(&stats.active), now(&stats.active_bytes)), sum(active));
         let reserved: u64 = segments.iter().filter(|segment| segment.pool == pool).map(|segment| segment.size.0).sum();
         prop_assert_eq!(now(&stats.reserved_bytes), reserved);
-        prop_assert_eq!((now(&stats.segment), now(&stats.inactive_split)), (0, 0), "expandable memory counts neither");
+        prop_assert_eq!((now(&stats.segment), now(&stats.inactive_split)), (0, 0), "expandable memory has no inactive splits");
     }
     let handed_out = live.iter().filter(|allocation| !allocation.is_null()).count() as u64;
     prop_assert_eq!(stats.allocation.all.current, handed_out);
     Ok(())
 }
 
-/// A program on the allocator alone. Who uses a block on another stream orders the two by an event, as a right program does.
+/// A program on the allocator alone. As in a correct program, an event orders the uses of a block by two streams.
 struct Program {
     device: SimDevice,
     allocator: CachingAllocator,
     event: EventId,
-    /// With the tag that each holds, and the stream that wrote it.
+    /// Each with its tag and the stream that wrote it.
     live: Vec<(Allocation, Tag, StreamId)>,
     open: Vec<u32>,
     released: Vec<u32>,
@@ -292,7 +295,7 @@ impl Program {
             Op::SynchronizeStream(stream) => self.device.synchronize_stream(StreamId(*stream))?,
             Op::Synchronize => self.device.synchronize()?,
             Op::EmptyCache => self.allocator.empty_cache(&mut self.device)?,
-            // Pressure instead: the limit has its place in the comparison with the plain model.
+            // External memory instead: the comparison with the plain model covers the limit.
             Op::SetFraction(fraction) => {
                 let total = self.device.info().total.0;
                 self.device.set_external_memory(Bytes((total as f64 * (1.0 - fraction)) as u64))?;
@@ -317,7 +320,7 @@ impl Program {
         Ok(())
     }
 
-    /// Everything goes back: blocks, pools, cache.
+    /// Releases everything: blocks, pools, cache.
     fn finish(mut self) -> Result<(), TestCaseError> {
         let failed = |error: DeviceError| TestCaseError::fail(error.to_string());
         for pool in 0..POOLS {
@@ -351,13 +354,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn expandable_segments_never_hand_out_live_memory_keep_their_accounts_and_give_everything_back(
+    fn expandable_segments_keep_all_invariants_in_random_programs(
         config in configs(),
         pages in 6_u64..20,
         capacity in 2_u64..13,
         operations in operations(),
     ) {
-        // Drivers map whole pages of 2 MiB; settings that depend on the page follow it.
+        // Drivers map whole pages of 2 MiB. Settings that depend on the page size follow it.
         let large = Bytes::mib(2 * pages);
         let config = Config {
             expandable_segments: true,

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_below_four_mebibytes_have_a_bin_of_their_own() {
+    fn sizes_below_four_mebibytes_have_their_own_bin() {
         for units in 0..8192 {
             assert_eq!(Bin::of(units * BLOCK_UNIT), Bin(units as u32));
         }

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_small_large_or_made_to_measure() {
+    fn segments_are_small_large_or_fit_their_request() {
         let config = Config::default();
         let mib = 1 << 20;
         let cases = [

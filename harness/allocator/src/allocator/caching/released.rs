@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_short_lived_streams_leave_nothing_behind() {
+    fn ten_thousand_short_lived_streams_leak_nothing() {
         short_lived_streams(Config::default(), false);
         short_lived_streams(Config { expandable_segments: true, ..Config::default() }, false);
     }

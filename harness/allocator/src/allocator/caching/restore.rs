@@ -219,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_restored_allocator_goes_on_as_the_one_whose_state_it_got(
+        fn a_restored_allocator_behaves_like_the_original(
             expandable in any::<bool>(),
             before in prop::collection::vec(a_step(), 0..60),
             after in prop::collection::vec(a_step(), 0..60),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_in_which_no_allocator_can_be_is_refused() {
+    fn an_impossible_state_is_refused() {
         let block = |address, size, state| BlockInfo {
             address: DevicePtr(address),
             size: Bytes(size),

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_way_to_round_gives_what_the_settings_say() {
+    fn the_fast_rounding_equals_that_of_the_settings() {
         let plain = Config::default();
         let ones = Config { roundup_power2_divisions: [1; 16], ..Config::default() };
         let divided = Config { roundup_power2_divisions: [4; 16], ..Config::default() };

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_arrives_as_it_was_sent_and_the_end_is_told() {
+    fn messages_and_the_end_of_the_process_arrive() {
         let mut line = Vec::new();
         let sent = Reply::Call(Call::WaitEvent { stream: 3, event: u32::MAX });
         send(&mut line, &sent).expect("there is room");

@@ -19,23 +19,23 @@ fn with(faults: &[Fault]) -> (OnSim, Injector) {
     (Faulty::new(SimDevice::new(SimConfig::default()), injector.clone()), injector)
 }
 
-/// Which of so many allocations of this size fail.
+/// For each allocation, whether it fails.
 fn failed(device: &mut OnSim, sizes: &[u64]) -> Vec<bool> {
     sizes.iter().map(|mib| device.malloc(Bytes::mib(*mib)).is_err()).collect()
 }
 
 #[test]
-fn the_calls_that_are_meant_fail_and_no_others() {
+fn only_the_planned_calls_fail() {
     let (mut device, injector) = with(&[failing("cudaMalloc:2:2:4MiB")]);
     assert_eq!(failed(&mut device, &[4, 1, 4, 1, 8, 4]), [false, false, true, false, true, false]);
     let struck: Vec<String> = injector.take_injected().iter().map(ToString::to_string).collect();
     assert_eq!(struck, ["cudaMalloc 3 (4 MiB) fails with out_of_memory", "cudaMalloc 5 (8 MiB) fails with out_of_memory"]);
-    assert_eq!(injector.injected_by(0), (2, 4), "those that match are counted, struck or not");
+    assert_eq!(injector.injected_by(0), (2, 4), "all matching calls are counted");
     assert_eq!((device.calls().malloc, device.calls().malloc_failures, device.leaks().allocations), (6, 2, 4));
 }
 
 #[test]
-fn a_fault_of_a_stream_or_a_pool_goes_by_the_request_that_is_served() -> Result<(), DeviceError> {
+fn a_fault_can_match_the_stream_or_pool_of_a_request() -> Result<(), DeviceError> {
     let out_of_memory = Effect::Fails { error: InjectedError::OutOfMemory, sticky: false };
     let of_stream = Fault { stream: Some(1), ..fault(Calls::AnyMemory, out_of_memory) };
     let of_pool = Fault { pool: Some(PoolKind::Small), ..fault(Calls::Of(DeviceCall::Malloc), out_of_memory) };
@@ -53,7 +53,7 @@ fn a_fault_of_a_stream_or_a_pool_goes_by_the_request_that_is_served() -> Result<
 }
 
 #[test]
-fn a_probability_strikes_about_so_many_calls_and_the_same_ones_each_time() {
+fn a_probability_affects_the_expected_share_of_calls_reproducibly() {
     let some = Fault { probability: Some(0.25), count: None, ..failing("cudaMalloc:1") };
     let draw = || failed(&mut with(&[some]).0, &[2; 400]);
     let first = draw();
@@ -65,7 +65,7 @@ fn a_probability_strikes_about_so_many_calls_and_the_same_ones_each_time() {
 }
 
 #[test]
-fn a_call_that_fails_changes_nothing_and_a_sticky_error_is_that_of_every_later_call() -> Result<(), DeviceError> {
+fn a_sticky_error_fails_every_later_call() -> Result<(), DeviceError> {
     let lost = fault(Calls::Of(DeviceCall::Free), Effect::Fails { error: InjectedError::DeviceLost, sticky: true });
     let (mut device, injector) = with(&[lost]);
     let ptr = device.malloc(Bytes::mib(2))?;
@@ -96,7 +96,7 @@ fn a_call_that_fails_changes_nothing_and_a_sticky_error_is_that_of_every_later_c
 }
 
 #[test]
-fn latency_and_wrong_figures_are_told_by_clock_and_memory() -> Result<(), DeviceError> {
+fn latency_and_wrong_figures_can_be_injected() -> Result<(), DeviceError> {
     let slow = Fault { count: None, ..fault(Calls::Of(DeviceCall::Malloc), Effect::Takes(Nanos::millis(5))) };
     let wrong = Fault { count: None, ..fault(Calls::Of(DeviceCall::MemGetInfo), Effect::OffBy(-(1 << 20))) };
     let lying = fault(Calls::Of(DeviceCall::NvmlMemory), Effect::OffBy(3 << 20));
@@ -106,12 +106,12 @@ fn latency_and_wrong_figures_are_told_by_clock_and_memory() -> Result<(), Device
     assert!(device.now().saturating_sub(before) >= Nanos::millis(5));
     let (lied, true_figures) = (device.memory()?, device.memory()?);
     assert_eq!(device.free_memory()?, true_figures.free - Bytes::mib(1));
-    assert_eq!((lied.used - true_figures.used, lied.free), (Bytes::mib(3), true_figures.free), "once, and what is used alone");
+    assert_eq!((lied.used - true_figures.used, lied.free), (Bytes::mib(3), true_figures.free), "only once, and only the used bytes");
     Ok(())
 }
 
 #[test]
-fn an_event_that_never_completes_holds_up_what_waits_for_it_and_nothing_else() -> Result<(), DeviceError> {
+fn an_event_that_never_completes_blocks_only_its_waiters() -> Result<(), DeviceError> {
     let (mut device, injector) = with(&[fault(Calls::Of(DeviceCall::RecordEvent), Effect::NeverCompletes)]);
     let (side, other, third) = (device.create_stream()?, device.create_stream()?, device.create_stream()?);
     let (event, later) = (device.create_event()?, device.create_event()?);
@@ -121,7 +121,7 @@ fn an_event_that_never_completes_holds_up_what_waits_for_it_and_nothing_else() -
     assert_eq!((device.event_done(event)?, device.event_done(later)?), (false, true));
     device.wait_event(other, event)?;
     device.record_event(later, other)?;
-    assert!(!device.event_done(later)?, "it stands behind the wait");
+    assert!(!device.event_done(later)?, "it is ordered after the wait");
     device.synchronize_stream(third)?;
     let waits = [
         ("cudaEventSynchronize", device.synchronize_event(event)),
@@ -137,7 +137,7 @@ fn an_event_that_never_completes_holds_up_what_waits_for_it_and_nothing_else() -
 }
 
 #[test]
-fn a_page_that_is_refused_leaves_none_behind() -> Result<(), DeviceError> {
+fn a_refused_page_leaks_no_pages() -> Result<(), DeviceError> {
     let (mut device, _) = with(&[failing("cuMemCreate:3")]);
     let page = Bytes::mib(2);
     let free = device.free_memory()?;
@@ -152,7 +152,7 @@ fn a_page_that_is_refused_leaves_none_behind() -> Result<(), DeviceError> {
 }
 
 #[test]
-fn what_is_paused_is_neither_counted_nor_struck_and_calls_without_end_are_told() {
+fn paused_calls_are_not_counted_and_endless_calls_are_stopped() {
     let injector = Injector::new(&[failing("cudaMalloc:1")], 0).logging().with_budget(2);
     let mut device = Faulty::new(SimDevice::new(SimConfig::default()), injector.clone());
     injector.pause();
@@ -167,7 +167,7 @@ fn what_is_paused_is_neither_counted_nor_struck_and_calls_without_end_are_told()
 }
 
 #[test]
-fn a_text_says_which_calls_fail_or_what_it_should_say() {
+fn a_fault_is_parsed_or_refused_with_the_form() {
     let why = |text: &str| text.parse::<Fault>().expect_err("this is none").to_string();
     assert_eq!(failing("cudaFree:3").effect, Effect::Fails { error: InjectedError::Unknown, sticky: false });
     assert_eq!(failing("any:3:2").effect, Effect::Fails { error: InjectedError::OutOfMemory, sticky: false });
@@ -181,7 +181,7 @@ fn a_text_says_which_calls_fail_or_what_it_should_say() {
 }
 
 #[test]
-fn host_memory_and_copies_fail_by_the_drivers_names() -> Result<(), DeviceError> {
+fn calls_for_host_memory_and_copies_can_fail() -> Result<(), DeviceError> {
     let faults = ["cuMemHostAlloc:1", "mmap:1", "cuMemcpyDtoHAsync:1", "cuMemcpyHtoDAsync:1", "cuMemFreeHost:1"];
     let (mut device, injector) = with(&faults.map(failing));
     for memory in [HostMemory::Pinned, HostMemory::Pageable] {
@@ -202,7 +202,7 @@ fn host_memory_and_copies_fail_by_the_drivers_names() -> Result<(), DeviceError>
 }
 
 #[test]
-fn the_faults_of_a_process_count_on_in_the_next_one_and_what_struck_is_told_once() -> Result<(), serde_json::Error> {
+fn fault_counts_continue_in_the_next_process() -> Result<(), serde_json::Error> {
     let asking =
         Injector::new(&[failing("cudaMalloc:3:2"), Fault { probability: Some(0.5), count: None, ..failing("cudaFree:1") }], 7).logging();
     let send = |state: &InjectorState| serde_json::from_str(&serde_json::to_string(state)?);
@@ -223,7 +223,7 @@ fn the_faults_of_a_process_count_on_in_the_next_one_and_what_struck_is_told_once
 }
 
 #[test]
-fn a_device_that_a_process_broke_is_in_order_for_the_next_one() {
+fn a_sticky_error_ends_with_its_process() {
     let illegal = Effect::Fails { error: InjectedError::IllegalAddress, sticky: true };
     let asking = Injector::new(&[fault(Calls::Of(DeviceCall::Malloc), illegal)], 7);
     let making = Injector::from_state(asking.state_of_new_process());

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_reuse_is_not_asked_for_addresses_are_used_again_only_when_no_others_are_left() {
+    fn without_reuse_freed_addresses_are_used_last() {
         let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Up);
         assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(100), Some(110)));
         addresses.give_back(100, Bytes(8));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn downwards_the_highest_that_was_never_used_comes_next() {
+    fn downward_order_starts_at_the_highest_address() {
         let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Down);
         assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(120), Some(110)));
         addresses.give_back(120, Bytes(8));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_stretch_is_handed_out_once() {
+    fn a_given_stretch_is_used_once() {
         let mut addresses = Addresses::new(100..200, Bytes::ZERO, AddressOrder::Reuse);
         addresses.take_at(110, Bytes(10));
         assert_eq!(addresses.take(Bytes(5)), Some(120), "addresses below it are ignored");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_given_back_are_joined_and_the_lowest_that_fit_are_used_again() {
+    fn freed_addresses_are_merged_and_the_lowest_fitting_ones_reused() {
         let mut addresses = Addresses::new(100..200, Bytes(2), AddressOrder::Reuse);
         let starts: Vec<_> = (0..4).filter_map(|_| addresses.take(Bytes(8))).collect();
         assert_eq!(starts, [100, 110, 120, 130]);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_starts_at_a_multiple_of_eight_verifies_with_the_same_tag_and_others_with_a_rotated_one() {
+    fn a_part_of_a_fill_verifies_with_a_rotated_tag() {
         let mut contents = MemoryTags::default();
         let tag = Tag(0x0807_0605_0403_0201);
         contents.fill(range(3, 50), tag);

@@ -65,7 +65,7 @@ mod tests {
     use crate::device::{Device, MappedDevice};
 
     #[test]
-    fn memory_goes_where_it_is_wanted_unless_something_is_there() {
+    fn memory_is_placed_at_the_requested_address_unless_it_is_in_use() {
         let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(64)));
         let low = DevicePtr(0x8_df91_0000);
         device.place_allocations([low, low, DevicePtr(0x7000_0020_0000)]);

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_are_as_long_as_the_most_streams_that_lived_at_one_time() {
+    fn clocks_are_as_long_as_the_peak_number_of_streams() {
         let mut races = Races::default();
         for _ in 0..1000 {
             let (a, b) = (races.add_stream(), races.add_stream());

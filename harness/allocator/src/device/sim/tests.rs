@@ -1,4 +1,5 @@
-//! What only a strict device tells: misuse that real hardware forgives or corrupts in silence, with both places named.
+//! Errors that only a strict device reports: bugs that real hardware ignores or that corrupt memory silently. Each error names
+//! both places.
 
 use super::*;
 
@@ -13,7 +14,7 @@ fn range(start: DevicePtr, offset: u64, len: u64) -> MemoryRange {
 /// A tag that looks the same from every offset.
 const SEVENS: Tag = Tag(0x0707_0707_0707_0707);
 
-/// How the second of two accesses is ordered behind the first.
+/// The order between two accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Nothing,
@@ -58,7 +59,8 @@ fn access(device: &mut SimDevice, kind: AccessKind, stream: StreamId, range: Mem
     }
 }
 
-/// A first access on one stream, then an ordering, then a second access of bytes that overlap by one; returns what the second says.
+/// Makes an access on one stream, then an ordering, then a second access that overlaps the first by one byte. Returns the result
+/// of the second.
 fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(), DeviceError>, DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(4))?;
@@ -123,10 +125,10 @@ fn run(order: Order, first: AccessKind, second: AccessKind) -> Result<Result<(),
 }
 
 #[test]
-fn two_streams_race_exactly_where_nothing_orders_them() {
+fn two_streams_race_exactly_if_nothing_orders_them() {
     for (order, orders) in ORDERS {
         for second in [AccessKind::Write, AccessKind::Read] {
-            // A verify waits for its answer, so the host orders everything behind it: only a write can come first in a race.
+            // A verify waits for its result, so the host orders everything after it. Only a write can come first in a race.
             for (first, races) in [(AccessKind::Write, !orders), (AccessKind::Read, false)] {
                 let result = run(order, first, second).expect("only the second access may fail");
                 let case = format!("{first:?}, {order:?}, {second:?}: {result:?}");
@@ -141,7 +143,7 @@ fn two_streams_race_exactly_where_nothing_orders_them() {
 }
 
 #[test]
-fn a_free_that_waits_for_nothing_orders_nothing() -> Result<(), DeviceError> {
+fn a_free_that_does_not_wait_orders_nothing() -> Result<(), DeviceError> {
     let mut device = SimDevice::new(SimConfig { free_synchronizes: false, ..SimConfig::default() });
     let (ptr, other) = (device.malloc(Bytes::mib(2))?, device.malloc(Bytes::mib(2))?);
     let (a, b) = (device.create_stream()?, device.create_stream()?);
@@ -179,7 +181,7 @@ fn streams_that_touch_neighbouring_bytes_do_not_race() -> Result<(), DeviceError
 }
 
 #[test]
-fn a_stream_in_the_slot_of_a_destroyed_one_is_ordered_behind_it_and_races_like_any_other() -> Result<(), DeviceError> {
+fn a_stream_that_reuses_a_slot_is_ordered_after_the_destroyed_one() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     let bystander = device.create_stream()?;
@@ -194,7 +196,7 @@ fn a_stream_in_the_slot_of_a_destroyed_one_is_ordered_behind_it_and_races_like_a
 }
 
 #[test]
-fn touching_freed_memory_names_where_it_was_freed() -> Result<(), DeviceError> {
+fn an_access_to_freed_memory_names_the_place_of_the_free() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(3))?;
     device.set_call_site(CallSite(5));
@@ -209,7 +211,7 @@ fn touching_freed_memory_names_where_it_was_freed() -> Result<(), DeviceError> {
 }
 
 #[test]
-fn an_access_must_lie_in_one_allocation_as_it_was_asked_for() -> Result<(), DeviceError> {
+fn an_access_must_be_within_one_allocation() -> Result<(), DeviceError> {
     let mut device = device();
     device.set_call_site(CallSite(1));
     let ptr = device.malloc(Bytes(1000))?;
@@ -242,7 +244,7 @@ fn an_access_must_lie_in_one_allocation_as_it_was_asked_for() -> Result<(), Devi
 }
 
 #[test]
-fn freeing_twice_and_freeing_what_is_no_allocation_name_the_places() -> Result<(), DeviceError> {
+fn invalid_frees_name_their_places() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(4))?;
     device.set_call_site(CallSite(2));
@@ -259,7 +261,7 @@ fn freeing_twice_and_freeing_what_is_no_allocation_name_the_places() -> Result<(
 }
 
 #[test]
-fn a_wrong_tag_and_unwritten_memory_are_told_apart() -> Result<(), DeviceError> {
+fn a_wrong_tag_and_unwritten_memory_are_reported_differently() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     device.set_call_site(CallSite(8));
@@ -276,7 +278,7 @@ fn a_wrong_tag_and_unwritten_memory_are_told_apart() -> Result<(), DeviceError> 
 }
 
 #[test]
-fn an_event_of_the_replay_device_is_done_only_when_waited_for() -> Result<(), DeviceError> {
+fn an_event_of_the_replay_device_completes_only_by_a_wait() -> Result<(), DeviceError> {
     let mut device = SimDevice::new(SimConfig::replay(Bytes::gib(1)));
     let stream = device.create_stream()?;
     let (first, second, other) = (device.create_event()?, device.create_event()?, device.create_event()?);
@@ -299,7 +301,7 @@ fn an_event_of_the_replay_device_is_done_only_when_waited_for() -> Result<(), De
 }
 
 #[test]
-fn the_replay_device_charges_whole_granules_and_hands_out_growing_addresses() -> Result<(), DeviceError> {
+fn the_replay_device_charges_whole_granules_at_growing_addresses() -> Result<(), DeviceError> {
     let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(10)));
     assert_eq!(device.malloc(Bytes(1))?, DevicePtr(0x7000_0000_0000));
     assert_eq!(device.malloc(Bytes::mib(3))?, DevicePtr(0x7000_0020_0000));
@@ -314,7 +316,7 @@ fn the_replay_device_charges_whole_granules_and_hands_out_growing_addresses() ->
 }
 
 #[test]
-fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> {
+fn only_the_cost_model_advances_the_virtual_clock() -> Result<(), DeviceError> {
     let mut device = device();
     let cost = CostModel::PUBLISHED;
     let ptr = device.malloc(Bytes::mib(512))?;
@@ -338,7 +340,7 @@ fn the_virtual_clock_moves_by_the_cost_model_alone() -> Result<(), DeviceError> 
 }
 
 #[test]
-fn touching_memory_that_is_not_mapped_is_an_invalid_access_that_names_the_place() -> Result<(), DeviceError> {
+fn an_access_to_unmapped_memory_is_invalid() -> Result<(), DeviceError> {
     let mut device = device();
     let start = device.reserve(Bytes::mib(8))?;
     device.map(range(start, Bytes::mib(2).0, Bytes::mib(4).0), Bytes::mib(2))?;
@@ -355,7 +357,7 @@ fn touching_memory_that_is_not_mapped_is_an_invalid_access_that_names_the_place(
 }
 
 #[test]
-fn what_was_unmapped_is_forgotten_with_its_contents_and_its_accesses() -> Result<(), DeviceError> {
+fn an_unmap_forgets_contents_and_accesses() -> Result<(), DeviceError> {
     let mut device = device();
     let (stream, other) = (device.create_stream()?, device.create_stream()?);
     let start = device.reserve(Bytes::mib(2))?;
@@ -374,7 +376,7 @@ fn what_was_unmapped_is_forgotten_with_its_contents_and_its_accesses() -> Result
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
 
 #[test]
-fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_would() -> Result<(), DeviceError> {
+fn reuse_by_a_pool_after_an_event_does_not_race() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let (first, second, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
@@ -389,7 +391,7 @@ fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_woul
     assert_eq!(again, written, "the piece fits best");
     device.fill(second, range(again, 0, size.0), Tag(2))?;
     device.verify(second, range(again, 0, size.0), Tag(2))?;
-    // A third stream that uses what the second was given is behind nothing.
+    // A third stream that uses the memory of the second one is not ordered after anything.
     device.set_call_site(CallSite(5));
     let third = device.create_stream()?;
     device.fill(second, range(again, 0, 8), Tag(3))?;
@@ -398,7 +400,7 @@ fn what_a_pool_hands_out_again_behind_an_event_does_not_race_and_without_it_woul
 }
 
 #[test]
-fn a_stream_that_takes_over_memory_of_another_must_be_behind_its_free() -> Result<(), DeviceError> {
+fn a_stream_that_reuses_memory_must_be_ordered_after_its_free() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let (owner, user) = (device.create_stream()?, device.create_stream()?);
@@ -417,7 +419,7 @@ fn a_stream_that_takes_over_memory_of_another_must_be_behind_its_free() -> Resul
 }
 
 #[test]
-fn a_free_that_is_not_behind_every_access_is_a_race_and_frees_nothing() -> Result<(), DeviceError> {
+fn a_free_that_is_not_ordered_after_every_access_is_a_race() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let (owner, user) = (device.create_stream()?, device.create_stream()?);
@@ -431,7 +433,7 @@ fn a_free_that_is_not_behind_every_access_is_a_race_and_frees_nothing() -> Resul
 }
 
 #[test]
-fn touching_what_was_freed_to_a_pool_names_where_that_was() -> Result<(), DeviceError> {
+fn an_access_to_memory_freed_to_a_pool_names_the_place_of_the_free() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let ptr = device.malloc_async(pool, Bytes(1000), StreamId::DEFAULT)?;
@@ -448,7 +450,7 @@ fn touching_what_was_freed_to_a_pool_names_where_that_was() -> Result<(), Device
 }
 
 #[test]
-fn a_pool_of_the_model_grows_by_whole_chunks_and_gives_whole_chunks_back() -> Result<(), DeviceError> {
+fn a_pool_grows_and_shrinks_by_whole_chunks() -> Result<(), DeviceError> {
     let mut device = device();
     let pool = device.create_pool(KEEP_ALL)?;
     let reserved = |device: &mut SimDevice| device.pool_memory(pool).map(|memory| memory.reserved);
@@ -468,7 +470,7 @@ fn a_pool_of_the_model_grows_by_whole_chunks_and_gives_whole_chunks_back() -> Re
 }
 
 #[test]
-fn memory_is_not_unmapped_before_the_host_has_waited_for_the_work_on_it() -> Result<(), DeviceError> {
+fn an_unmap_before_the_host_has_waited_is_refused() -> Result<(), DeviceError> {
     for kind in [AccessKind::Write, AccessKind::Read] {
         let mut device = device();
         let (stream, other, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
@@ -479,7 +481,7 @@ fn memory_is_not_unmapped_before_the_host_has_waited_for_the_work_on_it() -> Res
         let part = range(start, 64, 8);
         match kind {
             AccessKind::Write => device.fill(stream, part, Tag(1))?,
-            // Queued, as a kernel would: `verify` waits for its answer.
+            // Queued, as a kernel would be: `verify` waits for its result.
             _ => device.access(stream, part, kind)?,
         }
         device.set_call_site(CallSite(4));
@@ -500,7 +502,7 @@ fn memory_is_not_unmapped_before_the_host_has_waited_for_the_work_on_it() -> Res
 }
 
 #[test]
-fn work_that_the_host_has_not_waited_for_races_though_its_memory_should_have_been_unmapped() -> Result<(), DeviceError> {
+fn work_that_the_host_has_not_waited_for_still_races_after_a_forced_unmap() -> Result<(), DeviceError> {
     let mut device = device();
     let (stream, other) = (device.create_stream()?, device.create_stream()?);
     let page = MemoryRange::new(device.reserve(Bytes::mib(2))?, Bytes::mib(2));
@@ -512,7 +514,7 @@ fn work_that_the_host_has_not_waited_for_races_though_its_memory_should_have_bee
 }
 
 #[test]
-fn every_kind_of_addresses_that_runs_out_is_out_of_memory() -> Result<(), DeviceError> {
+fn an_exhausted_address_range_is_out_of_memory() -> Result<(), DeviceError> {
     let pib = |n: u64| Bytes::gib(n << 20);
     let total = pib(2000);
     let mut device = SimDevice::new(SimConfig { total, context_overhead: Bytes::ZERO, ..SimConfig::default() });
@@ -537,7 +539,7 @@ fn every_kind_of_addresses_that_runs_out_is_out_of_memory() -> Result<(), Device
 }
 
 #[test]
-fn addresses_never_run_out_where_enough_were_given_back() -> Result<(), DeviceError> {
+fn freed_addresses_are_reused_before_they_run_out() -> Result<(), DeviceError> {
     let total = Bytes::gib(1 << 20);
     let mut device = SimDevice::new(SimConfig { total, context_overhead: Bytes::ZERO, ..SimConfig::default() });
     let pool = device.create_pool(Bytes::ZERO)?;
@@ -558,7 +560,7 @@ fn reusing_addresses() -> SimDevice {
 }
 
 #[test]
-fn addresses_are_handed_out_again_where_that_is_chosen() -> Result<(), DeviceError> {
+fn addresses_are_reused_if_configured() -> Result<(), DeviceError> {
     let mut device = reusing_addresses();
     let (first, second) = (device.malloc(Bytes::mib(4))?, device.malloc(Bytes::mib(4))?);
     device.fill(StreamId::DEFAULT, range(first, 0, 64), Tag(1))?;
@@ -590,7 +592,7 @@ fn addresses_are_handed_out_again_where_that_is_chosen() -> Result<(), DeviceErr
 }
 
 #[test]
-fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_used_again() -> Result<(), DeviceError> {
+fn a_borrowed_stream_is_released_with_its_work_in_flight() -> Result<(), DeviceError> {
     let mut device = device();
     let ptr = device.malloc(Bytes::mib(2))?;
     let (own, borrowed) = (device.create_stream()?, device.borrow_stream()?);
@@ -604,7 +606,7 @@ fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_u
     assert!(device.now().saturating_sub(begin) < Nanos::millis(5), "nothing waits");
     let unknown = DeviceError::UnknownHandle { kind: "stream", number: borrowed.0 };
     assert_eq!(device.fill(borrowed, range(ptr, 0, 1), Tag(1)), Err(unknown));
-    // The work goes on: a new stream races with it until the host has waited for the device.
+    // The work continues: a new stream races with it until the host has waited for the device.
     let next = device.create_stream()?;
     assert_ne!(next, borrowed);
     assert!(matches!(device.fill(next, range(ptr, 0, 1), Tag(2)), Err(DeviceError::Race { .. })));
@@ -613,9 +615,9 @@ fn a_borrowed_stream_is_released_with_its_work_in_flight_and_its_number_is_not_u
     device.fill(next, range(ptr, 0, 1), Tag(2))
 }
 
-/// Host memory is raced for as device memory is, and a copy for both.
+/// Host memory is checked for races like device memory, and a copy checks both.
 #[test]
-fn copies_race_where_nothing_orders_them_whether_or_not_the_host_waits() -> Result<(), DeviceError> {
+fn unordered_copies_race_even_if_the_host_waits() -> Result<(), DeviceError> {
     for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
         let mut device = device();
         let (ptr, other, side) = (device.malloc(Bytes::mib(2))?, device.malloc(Bytes::mib(2))?, device.create_stream()?);
@@ -643,7 +645,7 @@ fn copies_race_where_nothing_orders_them_whether_or_not_the_host_waits() -> Resu
 }
 
 #[test]
-fn a_copy_takes_as_long_as_its_kind_of_host_memory_and_the_host_waits_for_pageable_memory_alone() -> Result<(), DeviceError> {
+fn the_host_waits_only_for_copies_of_pageable_memory() -> Result<(), DeviceError> {
     for memory in [HostMemory::Pinned, HostMemory::Pageable] {
         let mut device = device();
         let (cost, size) = (CostModel::PUBLISHED, Bytes::gib(1));
@@ -663,7 +665,7 @@ fn a_copy_takes_as_long_as_its_kind_of_host_memory_and_the_host_waits_for_pageab
 }
 
 #[test]
-fn memory_that_was_never_written_comes_back_as_such() -> Result<(), DeviceError> {
+fn copies_keep_unwritten_memory_unwritten() -> Result<(), DeviceError> {
     let mut device = device();
     let (ptr, host) = (device.malloc(Bytes::mib(2))?, device.host_alloc(Bytes(64), &HostMemory::Pinned)?);
     device.fill(StreamId::DEFAULT, range(ptr, 0, 64), SEVENS)?;

@@ -16,7 +16,7 @@ fn the_empty_string_and_blanks_are_the_default() {
 }
 
 #[test]
-fn numbers_are_read_as_far_as_they_go_and_wrap_below_zero() {
+fn a_number_ends_at_the_first_other_character_and_wraps_below_zero() {
     let largest = Bytes(u64::MAX - 0xF_FFFF);
     let sizes = [("64", Bytes::mib(64)), ("64.5", Bytes::mib(64)), ("64abc", Bytes::mib(64)), (" 6 4 ", Bytes::mib(64))];
     for (text, size) in sizes.into_iter().chain([("+20", Bytes::mib(20)), ("-1", largest), ("18446744073709551615", largest)]) {
@@ -29,7 +29,7 @@ fn numbers_are_read_as_far_as_they_go_and_wrap_below_zero() {
 }
 
 #[test]
-fn the_segment_size_counts_before_the_others_wherever_it_stands() {
+fn the_segment_size_applies_to_other_settings_at_any_position() {
     let config = parse("max_split_size_mb:11,large_segment_size_mb:11");
     assert_eq!((config.max_split_size, config.max_non_split_rounding), (Some(Bytes::mib(11)), Bytes::mib(11)));
     let error = Config::parse("max_split_size_mb:32,large_segment_size_mb:64").expect_err("32 is below 64");
@@ -38,7 +38,7 @@ fn the_segment_size_counts_before_the_others_wherever_it_stands() {
 }
 
 #[test]
-fn what_is_given_twice_counts_as_it_stands_last() {
+fn the_last_value_of_a_repeated_setting_counts() {
     assert_eq!(parse("max_split_size_mb:64,max_split_size_mb:128").max_split_size, Some(Bytes::mib(128)));
     let config = parse("roundup_power2_divisions:4,roundup_power2_divisions:[64:8]");
     assert_eq!(config.roundup_power2_divisions, [8, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4]);
@@ -46,7 +46,7 @@ fn what_is_given_twice_counts_as_it_stands_last() {
 }
 
 #[test]
-fn a_list_of_divisions_leaves_what_it_does_not_name_unrounded() {
+fn intervals_missing_in_a_list_are_not_rounded() {
     for (list, expected) in [
         ("[64:8,256:4,>:1]", [8, 8, 8, 8, 8, 8, 8, 0, 4, 1, 1, 1, 1, 1, 1, 1]),
         ("[64:8,256:4]", [8, 8, 8, 8, 8, 8, 8, 0, 4, 0, 0, 0, 0, 0, 0, 0]),
@@ -61,7 +61,7 @@ fn a_list_of_divisions_leaves_what_it_does_not_name_unrounded() {
 }
 
 #[test]
-fn what_pytorch_refuses_is_refused_at_its_place() {
+fn settings_that_pytorch_refuses_are_refused_with_their_place() {
     for (text, offset, length) in [
         ("max_split_size_mb:19", 18, 2),
         ("max_split_size_mb:x", 18, 1),
@@ -147,13 +147,13 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn every_config_reads_back_from_its_string(config in configs()) {
+    fn every_config_survives_a_round_trip(config in configs()) {
         let text = config.to_string();
         prop_assert_eq!(Config::parse(&text), Ok(config), "{}", text);
     }
 
     #[test]
-    fn any_text_is_read_or_refused_at_a_place_inside_it(text in "[a-z_:,\\[\\]>0-9. é-]{0,40}|(max_split_size_mb|backend)[:,][ -~]{0,20}") {
+    fn any_text_is_parsed_or_refused_with_a_place_inside_it(text in "[a-z_:,\\[\\]>0-9. é-]{0,40}|(max_split_size_mb|backend)[:,][ -~]{0,20}") {
         if let Err(error) = Config::parse(&text) {
             prop_assert!(error.offset() + error.length() <= text.len());
             prop_assert_eq!(error.to_string().lines().count(), 3);
@@ -162,7 +162,7 @@ proptest! {
 }
 
 #[test]
-fn a_setting_that_does_nothing_alone_says_what_it_lacks() {
+fn a_setting_without_effect_names_the_missing_one() {
     let idle = |text: &str| Config::parse(text).expect(text).idle_settings().join("; ");
     let threshold =
         "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself";
@@ -175,7 +175,7 @@ fn a_setting_that_does_nothing_alone_says_what_it_lacks() {
 }
 
 #[test]
-fn a_mistake_far_behind_the_beginning_is_shown_at_its_place() {
+fn an_error_late_in_a_long_text_is_shown_at_its_place() {
     let conf = format!("{}max_splt:1", "max_split_size_mb:200,".repeat(4_000));
     let told = Config::parse(&conf).expect_err("there is no such setting").to_string();
     let carets = told.lines().last().expect("the last line has the carets");

@@ -298,7 +298,7 @@ impl StatKey {
         Some(Self::Pooled(StatFamily::from_name(first)?, StatPool::from_name(pool)?, StatField::from_name(field)?))
     }
 
-    /// Whether its values are bytes rather than counts.
+    /// Returns true if its values are bytes rather than counts.
     pub fn is_bytes(self) -> bool {
         matches!(self, Self::Pooled(family, ..) if family.name().ends_with("_bytes"))
     }
@@ -357,7 +357,7 @@ pub struct SegmentInfo {
     pub pool: PoolKind,
     /// The private pool that owns it, if any.
     pub private_pool: Option<u32>,
-    /// Whether it can grow and shrink by pages.
+    /// True if it can grow and shrink by pages.
     pub expandable: bool,
     pub blocks: Vec<BlockInfo>,
 }

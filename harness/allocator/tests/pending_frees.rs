@@ -62,7 +62,7 @@ impl wrapper::DeviceWrapper for FailingOnce {
     }
 }
 
-/// Whether this is the injected error.
+/// Returns true if this is the injected error.
 fn is_the_failure(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Driver { code: 999, .. })
 }

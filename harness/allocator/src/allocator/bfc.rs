@@ -20,11 +20,11 @@
 //!
 //! * Streams. TensorFlow computes on one stream, so freed memory can be reused immediately. A safe frontier holds back memory
 //!   that other streams may still use. Here a chunk is free for the stream of its last use, which reuses it immediately, and has
-//!   the count of its free. Another stream gets it after an event behind the first stream's work is complete: that event is the
+//!   the count of its free. Another stream gets it after an event that follows the first stream's work is complete: that event is the
 //!   frontier. Events are recorded and polled only if the stream's own chunks do not fit. So neither a hit nor a free of unshared
 //!   memory calls the device. The host waits for events only if the request would otherwise fail. Never used memory is free for
 //!   all streams.
-//! * [`Allocator::record_stream`]: the chunk stays pending until events behind the other streams' work are complete.
+//! * [`Allocator::record_stream`]: the chunk stays pending until events that follow the other streams' work are complete.
 //! * TensorFlow has no public way to empty its cache. [`Allocator::empty_cache`] releases all free regions. The size of the next
 //!   region stays the same, as in TensorFlow.
 //! * After its first failing extension TensorFlow never tries less than 0.9 of the full region again, so it can fail although the
@@ -43,12 +43,12 @@ use crate::units::Bytes;
 /// The settings, with TensorFlow's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BfcConfig {
-    /// Whether regions are allocated as needed. Otherwise the first region takes the whole memory limit. The default is `true`,
+    /// True if regions are allocated as needed. Otherwise the first region takes the whole memory limit. The default is `true`,
     /// as in the allocator's own options. A TensorFlow process uses `false`, but then a harness would measure only its own limit.
     pub allow_growth: bool,
     /// The limit on all regions together. The default is the whole device.
     pub memory_limit: Option<Bytes>,
-    /// Whether free regions are released before a request fails. The default is `true`, as in a TensorFlow process.
+    /// True if free regions are released before a request fails. The default is `true`, as in a TensorFlow process.
     pub garbage_collection: bool,
 }
 
@@ -78,7 +78,7 @@ pub struct BfcAllocator {
     regions: Regions,
     /// The size of the next region, unless the request is larger, or `None` before the first one.
     next_region: Option<u64>,
-    /// Whether the driver has refused a region of full size before (`started_backpedal_`).
+    /// True if the driver has refused a region of full size before (`started_backpedal_`).
     has_backed_off: bool,
     /// Chunks that were freed while other streams used them.
     pending: PendingFrees<ChunkId>,

@@ -139,7 +139,7 @@ struct Seen {
     unanswered: Vec<String>,
     /// The largest allocation that the driver refused.
     refused_size: Option<Bytes>,
-    /// Whether the timed part of a program is running.
+    /// True if the timed part of a program is running.
     is_timed: bool,
     /// The device's time for calls in that part.
     driver: Duration,

@@ -2,7 +2,7 @@
 //!
 //! The caller passes the device to each call, so one device can serve an allocator, an audit and a scenario. [`caching`] models
 //! PyTorch, [`bfc`] TensorFlow, [`rmm_pool`] RMM and [`async_pool`] the driver's own pool; [`direct`] is the baseline without a
-//! cache. [`shared`] puts one of them behind a lock for many host threads and frees by address.
+//! cache. [`shared`] protects one of them with a lock for many host threads and frees by address.
 
 pub mod async_pool;
 pub mod bfc;
@@ -151,7 +151,7 @@ impl Allocation {
         self.handle
     }
 
-    /// Whether it answers a request for zero bytes.
+    /// Returns true if it answers a request for zero bytes.
     pub const fn is_null(&self) -> bool {
         self.ptr.0 == 0
     }
@@ -311,7 +311,7 @@ pub enum AllocatorError {
 }
 
 impl AllocatorError {
-    /// Whether the request failed for lack of memory, so a recovery policy can act.
+    /// Returns true if the request failed for lack of memory, so a recovery policy can act.
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory(_) | Self::TooLarge { .. })
     }
@@ -355,7 +355,7 @@ impl OutOfMemory {
         self.reserved.saturating_sub(self.allocated)
     }
 
-    /// Whether even an empty device could not serve the request, so only a smaller request can succeed.
+    /// Returns true if even an empty device could not serve the request, so only a smaller request can succeed.
     pub const fn is_hopeless(&self) -> bool {
         self.segment.0 > self.total.0
     }

@@ -175,7 +175,7 @@ impl Regions {
         self.merge(id);
     }
 
-    /// Whether the stream has free chunks. Logarithmic in free chunks.
+    /// Returns true if the stream has free chunks. Logarithmic in free chunks.
     pub(super) fn has_free(&self, stream: StreamId) -> bool {
         self.best_fit(stream, 0).is_some()
     }

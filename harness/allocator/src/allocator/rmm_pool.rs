@@ -52,7 +52,7 @@ pub struct RmmPoolConfig {
 pub struct RmmPool {
     config: RmmPoolConfig,
     regions: Regions,
-    /// Whether the initial pool was requested.
+    /// True if the initial pool was requested.
     started: bool,
     /// For each stream with a free, the event after its last one.
     freed: BTreeMap<StreamId, EventId>,

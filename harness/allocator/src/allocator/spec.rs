@@ -46,7 +46,7 @@ impl AllocatorKind {
         AllocatorSpec::from(self).build()
     }
 
-    /// Whether it takes settings of `PYTORCH_ALLOC_CONF`.
+    /// Returns true if it takes settings of `PYTORCH_ALLOC_CONF`.
     pub const fn has_settings(self) -> bool {
         matches!(self, Self::Caching)
     }
@@ -59,7 +59,7 @@ impl AllocatorKind {
         }
     }
 
-    /// Whether it is PyTorch's allocator, with any settings.
+    /// Returns true if it is PyTorch's allocator, with any settings.
     pub const fn is_pytorch(self) -> bool {
         matches!(self, Self::Caching | Self::Expandable)
     }
@@ -128,7 +128,7 @@ impl AllocatorSpec {
         self.kind().map_or(LIBRARY, AllocatorKind::name)
     }
 
-    /// Whether it is PyTorch's allocator, with any settings.
+    /// Returns true if it is PyTorch's allocator, with any settings.
     pub const fn is_pytorch(&self) -> bool {
         matches!(self.which, Which::Kind(kind, _) if kind.is_pytorch())
     }
@@ -146,7 +146,7 @@ impl AllocatorSpec {
         }
     }
 
-    /// Whether it has another name than the default one.
+    /// Returns true if it has another name than the default one.
     pub const fn has_own_name(&self) -> bool {
         self.name.is_some()
     }
@@ -160,7 +160,7 @@ impl AllocatorSpec {
         }
     }
 
-    /// Whether it is the same allocator with the same settings under any name. `expandable` equals `caching` with
+    /// Returns true if it is the same allocator with the same settings under any name. `expandable` equals `caching` with
     /// `expandable_segments:True`.
     pub fn is_equivalent_to(&self, other: &Self) -> bool {
         match (self.effective(), other.effective()) {

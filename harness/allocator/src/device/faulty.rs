@@ -35,7 +35,7 @@ pub struct Faulty<D> {
     /// Events and streams with work that never ends.
     stuck_events: BTreeSet<EventId>,
     stuck_streams: BTreeSet<StreamId>,
-    /// Whether a call has already waited for that work.
+    /// True if a call has already waited for that work.
     waited: bool,
 }
 

@@ -19,7 +19,7 @@ pub enum HostMemory {
 }
 
 impl HostMemory {
-    /// Whether copies run without the host. Otherwise the host may wait in a copy for earlier work of its stream.
+    /// Returns true if copies run without the host. Otherwise the host may wait in a copy for earlier work of its stream.
     pub const fn is_pinned(&self) -> bool {
         matches!(self, Self::Pinned)
     }

@@ -166,7 +166,7 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Limited<D> {
 }
 
 impl<D: Device> Limited<D> {
-    /// Whether the limit and the pool's unused memory together have room. Asks the pool only if the limit alone has too little.
+    /// Returns true if the limit and the pool's unused memory together have room. Asks the pool only if the limit alone has too little.
     fn may_fit(&mut self, pool: PoolId, size: Bytes) -> Result<bool, DeviceError> {
         let left = self.left()?;
         if left >= size {

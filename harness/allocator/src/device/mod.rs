@@ -127,9 +127,9 @@ pub struct Fingerprint {
     pub driver: Option<String>,
     /// CUDA version that the driver supports, for example `13.0`.
     pub cuda: Option<String>,
-    /// Whether multi-instance GPU mode is on.
+    /// True if multi-instance GPU mode is on.
     pub mig: Option<bool>,
-    /// Whether error correction is on.
+    /// True if error correction is on.
     pub ecc: Option<bool>,
     /// Streaming-multiprocessor and memory clocks in MHz when the device was opened.
     pub clocks_mhz: Option<(u32, u32)>,
@@ -265,7 +265,7 @@ pub trait Device: Send {
     /// Queues the event after all work of the stream so far. A new record replaces the earlier one.
     fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), DeviceError>;
 
-    /// Whether all work before the event's last record is complete. A never recorded event is complete. If the answer is yes, the
+    /// Returns true if all work before the event's last record is complete. A never recorded event is complete. If the answer is yes, the
     /// host and all work it submits later are ordered after that work.
     fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError>;
 

@@ -82,7 +82,7 @@ impl<H: Copy> PageTable<H> {
         self.pages.remove(&start.0);
     }
 
-    /// Whether every byte of the range (not empty) is mapped.
+    /// Returns true if every byte of the range (not empty) is mapped.
     pub fn is_mapped(&self, range: MemoryRange) -> bool {
         let Some(end) = range.start.0.checked_add(range.len.0) else { return false };
         let mut next = range.start.0;
@@ -96,12 +96,12 @@ impl<H: Copy> PageTable<H> {
         next >= end && range.len > Bytes::ZERO
     }
 
-    /// Whether an address is in a reservation.
+    /// Returns true if an address is in a reservation.
     pub fn is_reserved(&self, ptr: DevicePtr) -> bool {
         self.reservations.range(..=ptr.0).next_back().is_some_and(|(&start, &size)| ptr.0 < start + size.0)
     }
 
-    /// Whether any address of a range is reserved.
+    /// Returns true if any address of a range is reserved.
     pub fn overlaps(&self, range: MemoryRange) -> bool {
         let before = self.reservations.range(..range.end().0).next_back();
         before.is_some_and(|(&start, &size)| start + size.0 > range.start.0)

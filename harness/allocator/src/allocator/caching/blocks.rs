@@ -44,7 +44,7 @@ pub(super) struct Block {
     pub(super) kind: PoolKind,
     pub(super) state: State,
     pub(super) expandable: bool,
-    /// Whether other streams use it. [`super::uses`] has the streams.
+    /// True if other streams use it. [`super::uses`] has the streams.
     pub(super) shared: bool,
 }
 
@@ -81,7 +81,7 @@ impl Block {
         shared: false,
     };
 
-    /// Whether it is only a part of its segment.
+    /// Returns true if it is only a part of its segment.
     #[inline]
     pub(super) fn is_split(&self) -> bool {
         self.previous.0 | self.next.0 != 0

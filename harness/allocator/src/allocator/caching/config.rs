@@ -36,7 +36,7 @@ pub struct Config {
     /// The limit on reserved memory as a fraction of the device (`per_process_memory_fraction`), until
     /// [`set_memory_fraction`](crate::allocator::Allocator::set_memory_fraction) changes it.
     pub memory_fraction: MemoryFraction,
-    /// Whether segments are reserved addresses that grow and shrink by pages (`expandable_segments`).
+    /// True if segments are reserved addresses that grow and shrink by pages (`expandable_segments`).
     pub expandable_segments: bool,
     /// The behavior in the cases in which PyTorch is unsafe.
     pub quirks: Quirks,
@@ -112,7 +112,7 @@ impl Config {
         }
     }
 
-    /// Whether a request of `wanted` bytes may use a free block of `found` bytes.
+    /// Returns true if a request of `wanted` bytes may use a free block of `found` bytes.
     #[inline]
     pub fn accepts(&self, wanted: u64, found: u64) -> bool {
         let Some(Bytes(max_split)) = self.max_split_size else { return true };

@@ -74,7 +74,7 @@ struct PrivatePool {
     large: PoolId,
     /// The number of segments.
     segments: u64,
-    /// Whether its owner has released it.
+    /// True if its owner has released it.
     released: bool,
 }
 
@@ -184,7 +184,7 @@ impl Pools {
         self[pool].stream_pools.values().flat_map(|&stream_pool| self.free(stream_pool).in_order(blocks)).collect()
     }
 
-    /// Whether the context of any private pool is open.
+    /// Returns true if the context of any private pool is open.
     #[inline]
     pub(super) fn context_is_open(&self) -> bool {
         !self.open.is_empty()

@@ -5,13 +5,13 @@ use crate::stats::PoolKind;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// Whether sizes are only rounded up to multiples of the unit.
+    /// True if sizes are only rounded up to multiples of the unit.
     plain_rounding: bool,
     /// By kind of pool: the smallest remainder that is split off.
     smallest_remainder: [u64; 2],
     /// By kind of pool: only requests below this size split a block.
     cut_below: [u64; 2],
-    /// Whether blocks record when they became free.
+    /// True if blocks record when they became free.
     pub(super) ages: bool,
     pub(super) expandable: bool,
 }
@@ -41,7 +41,7 @@ impl Rules {
         config.round(requested)
     }
 
-    /// Whether the block is split after `wanted` bytes, with `remaining` bytes left.
+    /// Returns true if the block is split after `wanted` bytes, with `remaining` bytes left.
     #[inline]
     pub(super) fn splits(&self, pool: PoolKind, wanted: u64, remaining: u64) -> bool {
         (remaining >= self.smallest_remainder[pool as usize]) & (wanted < self.cut_below[pool as usize])

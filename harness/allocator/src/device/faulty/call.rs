@@ -91,17 +91,17 @@ impl DeviceCall {
         Self::ALL.iter().copied().find(|call| call.name() == name)
     }
 
-    /// Whether it allocates device memory.
+    /// Returns true if it allocates device memory.
     pub const fn gets_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
 
-    /// Whether it allocates host memory.
+    /// Returns true if it allocates host memory.
     pub const fn gets_host_memory(self) -> bool {
         matches!(self, Self::HostAlloc | Self::HostMap)
     }
 
-    /// Whether it names a stream.
+    /// Returns true if it names a stream.
     pub const fn is_of_a_stream(self) -> bool {
         matches!(
             self,
@@ -117,12 +117,12 @@ impl DeviceCall {
         )
     }
 
-    /// Whether it returns an amount of memory.
+    /// Returns true if it returns an amount of memory.
     pub const fn tells_memory(self) -> bool {
         matches!(self, Self::MemGetInfo | Self::NvmlMemory)
     }
 
-    /// Whether the harness makes it for its own checks. Its count says nothing about the program.
+    /// Returns true if the harness makes it for its own checks. Its count says nothing about the program.
     pub const fn is_of_checks(self) -> bool {
         matches!(self, Self::NvmlMemory | Self::PoolAttribute)
     }

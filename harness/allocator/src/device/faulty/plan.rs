@@ -79,7 +79,7 @@ pub enum Effect {
     /// The call fails and changes nothing.
     Fails {
         error: InjectedError,
-        /// Whether every later call fails with the same error.
+        /// True if every later call fails with the same error.
         sticky: bool,
     },
     /// The call takes this much longer.
@@ -130,7 +130,7 @@ impl InjectedError {
         }
     }
 
-    /// Whether CUDA returns it from every later call too. The driver's documentation says so of the first two: "This leaves the
+    /// Returns true if CUDA returns it from every later call too. The driver's documentation says so of the first two: "This leaves the
     /// process in an inconsistent state and any further CUDA work will return the same error." The others mean that the device is
     /// unusable. NVML has its own errors.
     pub const fn is_sticky(self, calls: Calls) -> bool {
@@ -366,7 +366,7 @@ struct Random(u64);
 impl Random {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    /// Whether an event of this probability happens.
+    /// Returns true if an event of this probability happens.
     fn chance(&mut self, probability: f64) -> bool {
         self.0 = self.0.wrapping_add(Self::STEP);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -416,7 +416,7 @@ impl Injector {
         self
     }
 
-    /// Whether calls are logged. Only then is [`Self::set_state_hash`] useful.
+    /// Returns true if calls are logged. Only then is [`Self::set_state_hash`] useful.
     pub fn is_logging(&self) -> bool {
         self.state().log.is_some()
     }
@@ -522,7 +522,7 @@ impl Injector {
         }
     }
 
-    /// Whether the device is unusable because of a sticky error or work that never ends.
+    /// Returns true if the device is unusable because of a sticky error or work that never ends.
     pub fn is_broken(&self) -> bool {
         let state = self.state();
         state.broken.is_some() || state.stuck.is_some()

@@ -10,7 +10,7 @@ use crate::units::Nanos;
 pub struct EventTime {
     /// The completion time of the work before the record, or `None` if the event was never recorded.
     pub done_at: Option<Nanos>,
-    /// Whether the event has a timestamp.
+    /// True if the event has a timestamp.
     pub timed: bool,
 }
 

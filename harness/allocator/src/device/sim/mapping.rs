@@ -22,7 +22,7 @@ impl Mapping {
         Self { addresses, table: PageTable::new(GRANULARITY) }
     }
 
-    /// Whether an address is in the range of reservations.
+    /// Returns true if an address is in the range of reservations.
     pub(super) fn contains(&self, ptr: DevicePtr) -> bool {
         RESERVATIONS.contains(&ptr.0) || self.table.is_reserved(ptr)
     }

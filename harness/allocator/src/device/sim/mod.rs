@@ -52,7 +52,7 @@ pub struct SimConfig {
     pub context_overhead: Bytes,
     pub cost: CostModel,
     pub completion: Completion,
-    /// Whether a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using
+    /// True if a device free waits for all work of all streams, as `cudaFree` does: "Managing memory allocations using
     /// `cudaMalloc` and `cudaFree` causes the GPU to synchronize across all executing CUDA streams" (CUDA C++ Programming Guide,
     /// Stream Ordered Memory Allocator,
     /// <https://docs.nvidia.com/cuda/cuda-c-programming-guide/#stream-ordered-memory-allocator>). An allocation does not wait, as
@@ -159,14 +159,14 @@ struct Stream {
     /// The completion time of all its work so far.
     ready: Nanos,
     slot: Slot,
-    /// Whether the program made it, not the device.
+    /// True if the program made it, not the device.
     borrowed: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Event {
     record: Option<Record>,
-    /// Whether it has a timestamp.
+    /// True if it has a timestamp.
     timed: bool,
     /// All work that is complete when the last record is. Kept between records to reuse its memory.
     clock: VectorClock,

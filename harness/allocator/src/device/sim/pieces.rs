@@ -41,7 +41,7 @@ impl Pieces {
         self.insert(start, Piece { size, state: State::Free });
     }
 
-    /// Whether the chunk is one piece that is free for any work.
+    /// Returns true if the chunk is one piece that is free for any work.
     pub(super) fn is_unused(&self, start: u64, size: Bytes) -> bool {
         self.pieces.get(&start) == Some(&Piece { size, state: State::Free })
     }

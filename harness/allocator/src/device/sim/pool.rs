@@ -59,7 +59,7 @@ impl SimPools {
         Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }
     }
 
-    /// Whether an address is in the range of pool chunks.
+    /// Returns true if an address is in the range of pool chunks.
     pub(super) fn contains(ptr: DevicePtr) -> bool {
         POOLS.contains(&ptr.0)
     }

@@ -215,7 +215,7 @@ impl Races {
         }
     }
 
-    /// Whether the host has waited for this entry of the stream or a later one.
+    /// Returns true if the host has waited for this entry of the stream or a later one.
     pub(super) fn host_has_seen(&self, slot: Slot, tick: u64) -> bool {
         self.host.get(slot) >= tick
     }
@@ -229,7 +229,7 @@ impl Races {
         })
     }
 
-    /// Whether the stream's next work is ordered after this entry.
+    /// Returns true if the stream's next work is ordered after this entry.
     pub(super) fn is_ordered(&self, slot: Slot, behind: Slot, tick: u64) -> bool {
         self.streams[slot.0].get(behind) >= tick || self.host_has_seen(behind, tick)
     }

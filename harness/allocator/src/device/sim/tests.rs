@@ -443,7 +443,7 @@ fn an_access_to_memory_freed_to_a_pool_names_the_place_of_the_free() -> Result<(
     assert!(error.to_string().ends_with("but the allocation of 1000 B at 0x8000000000000 was freed at step 5"), "{error}");
     let again = device.malloc_async(pool, Bytes(500), StreamId::DEFAULT)?;
     assert_eq!(again, ptr);
-    assert!(device.verify(StreamId::DEFAULT, range(again, 0, 8), Tag(1)).is_err(), "what it held is not known");
+    assert!(device.verify(StreamId::DEFAULT, range(again, 0, 8), Tag(1)).is_err(), "its old size is unknown");
     let beyond = device.fill(StreamId::DEFAULT, range(again, 0, 501), Tag(1)).expect_err("beyond its end").to_string();
     assert!(beyond.ends_with("it ends 1 B after the end of the allocation of 500 B at 0x8000000000000, made at step 5"), "{beyond}");
     Ok(())
@@ -509,7 +509,7 @@ fn work_that_the_host_has_not_waited_for_still_races_after_a_forced_unmap() -> R
     device.map(page, page.len)?;
     device.fill(stream, page, Tag(1))?;
     assert!(matches!(device.unmap(page), Err(DeviceError::InUse { .. })));
-    assert!(matches!(device.fill(other, page, Tag(2)), Err(DeviceError::Race { .. })), "what was done before is remembered");
+    assert!(matches!(device.fill(other, page, Tag(2)), Err(DeviceError::Race { .. })), "earlier work is still known");
     Ok(())
 }
 
@@ -569,7 +569,7 @@ fn addresses_are_reused_if_configured() -> Result<(), DeviceError> {
     assert_eq!(device.free(first), Err(DeviceError::DoubleFree { ptr: first, first: CallSite(2), second: CallSite(2) }));
     let half = device.malloc(Bytes(1))?;
     assert_eq!(half, first, "the lowest that fits");
-    let unwritten = device.verify(StreamId::DEFAULT, range(half, 0, 1), Tag(1)).expect_err("what it held before is gone");
+    let unwritten = device.verify(StreamId::DEFAULT, range(half, 0, 1), Tag(1)).expect_err("its old contents are gone");
     assert!(matches!(unwritten, DeviceError::Corrupted { .. }), "{unwritten}");
     let beyond = device.fill(StreamId::DEFAULT, range(half, 0, 64), Tag(1)).expect_err("it is smaller than before").to_string();
     assert!(beyond.contains("after the end of the allocation of 1 B"), "{beyond}");

@@ -21,26 +21,26 @@ pub(crate) fn cases() -> Vec<Case> {
     let bodies = bodies![
         a_fresh_allocator_holds_nothing,
         a_request_for_nothing_is_null_and_costs_nothing,
-        what_is_handed_out_is_counted_and_apart,
-        everything_goes_back_after_the_last_free_and_empty_cache,
+        allocations_are_counted_and_disjoint,
+        everything_is_released_after_the_last_free_and_empty_cache,
         an_out_of_memory_is_an_answer_that_changes_nothing_live,
-        what_can_never_fit_says_so,
+        a_request_that_can_never_fit_is_reported,
         after_an_out_of_memory_a_smaller_request_fits,
         the_memory_fraction_refuses_without_asking_the_device,
-        a_limit_of_exactly_what_is_wanted_is_enough,
+        a_limit_equal_to_the_request_is_enough,
         pressure_by_others_is_an_out_of_memory_like_any_other,
         freed_memory_is_not_handed_to_another_stream_that_could_race,
         memory_used_by_another_stream_is_not_handed_out_while_it_works,
         a_destroyed_stream_that_used_memory_blocks_nothing,
-        memory_of_a_destroyed_stream_goes_back,
-        a_released_stream_leaves_nothing_behind,
+        memory_of_a_destroyed_stream_is_released,
+        a_released_stream_leaks_nothing,
         memory_that_is_live_when_its_stream_is_released_stays_valid,
         peaks_stay_until_they_are_reset,
         an_allocation_of_another_allocator_is_refused,
-        close_gives_everything_back_even_what_is_live,
+        close_releases_everything_including_live_memory,
         close_waits_for_work_in_flight,
-        each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind,
-        after_a_lost_device_every_call_tells_it_and_none_goes_on_for_ever,
+        each_failing_call_is_reported_and_leaks_nothing,
+        after_a_lost_device_every_call_returns_that_error,
         at_every_memory_size_failures_leave_the_accounts_right,
         random_programs_keep_every_invariant,
     ];
@@ -68,7 +68,7 @@ fn can_be_told(arm: &AllocatorSpec, body: &str) -> bool {
         }
         // Libraries are not notified when a stream is destroyed.
         "a_destroyed_stream_that_used_memory_blocks_nothing"
-        | "a_released_stream_leaves_nothing_behind"
+        | "a_released_stream_leaks_nothing"
         | "memory_that_is_live_when_its_stream_is_released_stays_valid" => false,
         _ => true,
     }
@@ -184,7 +184,7 @@ fn a_request_for_nothing_is_null_and_costs_nothing(fixture: &mut Fixture<'_>) ->
     Ok(())
 }
 
-fn what_is_handed_out_is_counted_and_apart(fixture: &mut Fixture<'_>) -> Outcome {
+fn allocations_are_counted_and_disjoint(fixture: &mut Fixture<'_>) -> Outcome {
     let sizes = [1, 511, 512, 513, 4096, 1 << 20, (1 << 20) + 1, 3 << 20, 11 << 20];
     let live = sizes.iter().map(|&size| fixture.must_allocate(Bytes(size))).collect::<Result<Vec<_>, _>>()?;
     let stats = fixture.allocator.stats();
@@ -196,13 +196,13 @@ fn what_is_handed_out_is_counted_and_apart(fixture: &mut Fixture<'_>) -> Outcome
     }
     for (index, allocation) in live.iter().enumerate() {
         fixture.device.verify(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
-        let segment = fixture.allocator.segment_at(allocation.ptr()).expect("what was handed out lies in a segment");
+        let segment = fixture.allocator.segment_at(allocation.ptr()).expect("every allocation is in a segment");
         assert!(segment.address <= allocation.ptr() && allocation.range().end() <= segment.address.offset(segment.size));
     }
     live.into_iter().try_for_each(|allocation| fixture.free(allocation))
 }
 
-fn everything_goes_back_after_the_last_free_and_empty_cache(fixture: &mut Fixture<'_>) -> Outcome {
+fn everything_is_released_after_the_last_free_and_empty_cache(fixture: &mut Fixture<'_>) -> Outcome {
     let before = fixture.device.memory()?;
     let live = (0..20).map(|n| fixture.must_allocate(Bytes(700_000 * (n % 5 + 1)))).collect::<Result<Vec<_>, _>>()?;
     live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
@@ -230,7 +230,7 @@ fn an_out_of_memory_is_an_answer_that_changes_nothing_live(fixture: &mut Fixture
     fixture.free(kept)
 }
 
-fn what_can_never_fit_says_so(fixture: &mut Fixture<'_>) -> Outcome {
+fn a_request_that_can_never_fit_is_reported(fixture: &mut Fixture<'_>) -> Outcome {
     let ask = |fixture: &mut Fixture<'_>, size| fixture.allocator.allocate(fixture.device, Request::new(Bytes(size)));
     let too_large = fixture.device.info().total.0 + 1;
     match ask(fixture, too_large).expect_err("more than the device has") {
@@ -260,7 +260,7 @@ fn the_memory_fraction_refuses_without_asking_the_device(fixture: &mut Fixture<'
     fixture.free(fits)
 }
 
-fn a_limit_of_exactly_what_is_wanted_is_enough(fixture: &mut Fixture<'_>) -> Outcome {
+fn a_limit_equal_to_the_request_is_enough(fixture: &mut Fixture<'_>) -> Outcome {
     let limit = fixture.set_limit(Bytes::mib(32));
     let all_of_it = fixture.must_allocate(limit)?;
     assert!(fixture.allocate(Request::new(Bytes(1)))?.is_none());
@@ -332,7 +332,7 @@ fn a_destroyed_stream_that_used_memory_blocks_nothing(fixture: &mut Fixture<'_>)
     Ok(())
 }
 
-fn memory_of_a_destroyed_stream_goes_back(fixture: &mut Fixture<'_>) -> Outcome {
+fn memory_of_a_destroyed_stream_is_released(fixture: &mut Fixture<'_>) -> Outcome {
     let side = fixture.stream()?;
     let sizes = [Bytes(1000), Bytes::mib(3), Bytes::mib(24)];
     let mut live = Vec::new();
@@ -349,7 +349,7 @@ fn memory_of_a_destroyed_stream_goes_back(fixture: &mut Fixture<'_>) -> Outcome 
     Ok(())
 }
 
-fn a_released_stream_leaves_nothing_behind(fixture: &mut Fixture<'_>) -> Outcome {
+fn a_released_stream_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
     // The first allocation may take what stays, as a pool's initial size.
     let first = fixture.must_allocate(Bytes::mib(1))?;
     let side = fixture.stream()?;
@@ -411,7 +411,7 @@ fn an_allocation_of_another_allocator_is_refused(fixture: &mut Fixture<'_>) -> O
     fixture.free(ours)
 }
 
-fn close_gives_everything_back_even_what_is_live(fixture: &mut Fixture<'_>) -> Outcome {
+fn close_releases_everything_including_live_memory(fixture: &mut Fixture<'_>) -> Outcome {
     let free = fixture.device.memory()?.free;
     let side = fixture.stream()?;
     let live = [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| fixture.must_allocate(size));
@@ -467,7 +467,8 @@ fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<
     Ok(())
 }
 
-/// A program in which an allocator makes most of its calls to the device, closed at its end, or to the first error. What it takes is live when it is closed.
+/// A program in which an allocator makes most kinds of device calls. It ends with `close`, while memory is live, or
+/// with the first error.
 fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, side: StreamId) -> Result<(), AllocatorError> {
     let mut live = Vec::new();
     for (size, stream) in [(Bytes::mib(3), StreamId::DEFAULT), (Bytes(512), side), (Bytes::mib(6), side), (Bytes::mib(30), side)] {
@@ -523,7 +524,7 @@ fn calls_of_the_small_program(fixture: &mut Fixture<'_>) -> Result<Vec<Made>, De
     Ok(faults.calls_made().into_iter().map(|noted| noted.made).collect())
 }
 
-fn each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind(fixture: &mut Fixture<'_>) -> Outcome {
+fn each_failing_call_is_reported_and_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
     let calls = calls_of_the_small_program(fixture)?;
     assert!(calls.len() > 4, "{calls:?}");
     for made in &calls {
@@ -538,14 +539,14 @@ fn each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind(fixture: &
     Ok(())
 }
 
-fn after_a_lost_device_every_call_tells_it_and_none_goes_on_for_ever(fixture: &mut Fixture<'_>) -> Outcome {
+fn after_a_lost_device_every_call_returns_that_error(fixture: &mut Fixture<'_>) -> Outcome {
     let calls = calls_of_the_small_program(fixture)?;
     for made in &calls {
         let effect = Effect::Fails { error: InjectedError::DeviceLost, sticky: true };
         let numbered = Numbered { first: made.number, count: 1, min_size: Bytes::ZERO };
         let fault = Fault { effect, ..Fault::failing(Calls::Of(made.call), numbered) };
         let faults = Injector::new(&[fault], 0).with_budget(10 * calls.len() as u64);
-        let error = with_faults(fixture, &faults)?.err().unwrap_or_else(|| panic!("{made} is lost, and nobody says so")).to_string();
+        let error = with_faults(fixture, &faults)?.err().unwrap_or_else(|| panic!("the error of {made} is lost")).to_string();
         assert!(error.contains("CUDA_ERROR_DEVICE_UNAVAILABLE"), "{made}: {error}");
     }
     Ok(())

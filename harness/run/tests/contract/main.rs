@@ -55,7 +55,7 @@ struct Row {
     unavailable: Option<String>,
 }
 
-/// Where a row's cases run.
+/// The process of a row's cases.
 enum Process {
     /// In this process, in parallel with others.
     Here,

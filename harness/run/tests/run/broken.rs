@@ -153,7 +153,7 @@ fn an_allocator_that_does_not_lie_is_not_accused() {
 }
 
 #[test]
-fn every_invariant_is_told_alone_by_a_lie_that_breaks_it_alone() {
+fn each_lie_violates_exactly_its_invariant() {
     let mut said = String::new();
     for &invariant in Invariant::ALL {
         let cases = lies_against(invariant);
@@ -177,7 +177,7 @@ fn an_allocation_over_a_part_of_another_one_is_found() {
 /// Memory that is not there breaks two promises at once: it is more than the device has given, and the device did not move with it.
 /// A segment is counted and the driver was not called: that alone makes the audit read everything. What others hold must not hide it.
 #[test]
-fn memory_from_nowhere_is_found_when_it_happens_also_under_pressure() {
+fn unaccounted_memory_is_found_immediately_even_under_pressure() {
     for program in [&[AGAIN, Op::EndStep][..], &[Op::Pressure(Bytes::mib(48)), AGAIN, Op::EndStep]] {
         let (allocator, _) = Lying::new(Lie::FromNowhere);
         let stopped = Machine::new(Box::new(allocator)).run(program).unwrap_err();
@@ -187,7 +187,7 @@ fn memory_from_nowhere_is_found_when_it_happens_also_under_pressure() {
 }
 
 #[test]
-fn an_out_of_memory_that_drops_what_is_live_is_found_when_it_happens() {
+fn an_oom_that_drops_live_memory_is_found_immediately() {
     let (allocator, _) = Lying::new(Lie::OomDropsLive);
     let stopped = Machine::new(Box::new(allocator)).run(&[AGAIN, TOO_MUCH]).unwrap_err();
     assert_eq!(stopped.at, format!("{TOO_MUCH:?}"));

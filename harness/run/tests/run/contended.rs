@@ -37,7 +37,7 @@ fn others(before: Bytes, now: Bytes) -> impl Fn(bool) -> Stage {
 }
 
 #[test]
-fn a_process_that_comes_or_goes_fails_no_run_that_is_right() {
+fn other_processes_fail_no_correct_run() {
     for (before, now) in [(Bytes::mib(512), Bytes::ZERO), (Bytes::ZERO, Bytes::mib(512)), (Bytes::mib(100), Bytes::mib(100))] {
         let stage = others(before, now);
         for tells_process in [true, false] {

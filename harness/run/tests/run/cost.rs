@@ -138,7 +138,7 @@ fn steps_with_many_live_buffers_cost_the_audit_time_linear_in_their_number() {
 /// After a recovered failure, the bound per step is much smaller. The record keeps no steps, so forked copies stay
 /// small.
 #[test]
-fn the_steps_behind_a_failed_call_cost_time_linear_in_their_number_and_no_memory() {
+fn steps_after_a_failed_call_take_linear_time_and_no_memory() {
     const STEPS: u64 = 8_000;
     let text = format!(
         "about: A test.\nneeds: {{ memory: 64MiB }}\nsteps:\n  - for: {{ i: 1..{STEPS} }}\n    steps:\n      - alloc: {{ buffer: \"a[i]\", size: 4KiB }}\n"

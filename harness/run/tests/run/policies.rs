@@ -66,7 +66,7 @@ fn giving_up_is_one_try() {
 }
 
 #[test]
-fn evicting_frees_what_was_used_longest_ago_until_it_fits() {
+fn evicting_frees_the_least_recently_used_buffers_until_it_fits() {
     let run = passes(
         "  - for: { i: 1..4 }
     steps:
@@ -84,7 +84,7 @@ fn evicting_frees_what_was_used_longest_ago_until_it_fits() {
 }
 
 #[test]
-fn a_chain_skips_what_has_nothing_to_do_and_goes_on_to_the_next() {
+fn a_chain_skips_policies_without_anything_to_do() {
     let run = passes(
         "  - alloc: { buffer: w, size: 20MiB }
   - alloc: { buffer: v, size: 20MiB }
@@ -140,7 +140,7 @@ fn waiting_lets_others_give_memory_back() {
 }
 
 #[test]
-fn waiting_for_nobody_makes_no_progress() {
+fn waiting_without_other_users_makes_no_progress() {
     passes(
         "  - external_memory: 40MiB
   - alloc: { buffer: x, size: 30MiB, expect: oom, on_oom: { wait: { retries: 2 } }, id: x }
@@ -195,7 +195,7 @@ fn checkpointing_and_smaller_numbers_keep_the_batch() {
 }
 
 #[test]
-fn what_is_kept_on_the_host_keeps_the_batch_and_its_bytes_are_told() {
+fn spilling_to_the_host_keeps_the_batch_and_reports_its_bytes() {
     for (policies, plan) in [
         ("spill_to_host", "a batch of 32, saved activations in pinned host memory"),
         ("{ spill_to_host: { memory: pageable } }", "a batch of 32, saved activations in pageable host memory"),
@@ -238,7 +238,7 @@ fn every_policy_recovers_the_same_way_again() {
 
 /// What another stream wrote is not read on the buffer's own stream, which does not wait for it.
 #[test]
-fn looking_at_what_is_live_after_a_failure_is_no_race() {
+fn verifying_live_buffers_after_a_failure_is_no_race() {
     passes(
         "  - alloc: { buffer: w, size: 40MiB }
   - record: { event: made }
@@ -252,7 +252,7 @@ fn looking_at_what_is_live_after_a_failure_is_no_race() {
 }
 
 #[test]
-fn a_training_that_keeps_its_batch_says_what_changed_instead() {
+fn a_training_that_keeps_its_batch_reports_the_changed_plan() {
     let run = passes(&training(64, 1, "split_and_accumulate", "fits"));
     let note = &run.steps[0].notes[0];
     assert_eq!(note, "1 retry: a batch of 64 became a batch of 64 in 2 parts");

@@ -84,7 +84,7 @@ fn pools_that_are_still_open_at_the_end_of_a_run_go_back_with_everything_else() 
 }
 
 #[test]
-fn an_allocator_without_private_pools_says_so_and_nothing_happens() {
+fn an_allocator_without_private_pools_refuses_them() {
     for kind in [AllocatorKind::Bfc, AllocatorKind::RmmPool, AllocatorKind::AsyncPool, AllocatorKind::Direct] {
         let mut rig = rig(kind);
         let pool = rig.name_private_pool();

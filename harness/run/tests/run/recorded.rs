@@ -101,7 +101,7 @@ fn each_event_has_the_lines_of_its_step_and_of_the_blocks_around_it_and_its_buff
 }
 
 #[test]
-fn each_event_has_its_stream_its_private_pool_and_a_time_that_never_goes_back() {
+fn each_event_has_a_stream_a_private_pool_and_an_increasing_time() {
     let (_, snapshot) = &recorded(NESTED, AllocatorKind::Caching);
     let of = |line| snapshot.traces[0].iter().filter(move |event| snapshot.stacks.frames(event.stack).next().unwrap().line == line);
     assert!(of(7).all(|event| event.stream == 1) && of(10).all(|event| event.stream == 0));
@@ -177,7 +177,7 @@ steps:
 ";
 
 #[test]
-fn what_goes_on_meanwhile_has_its_own_line_and_other_programs_are_not_recorded() {
+fn a_recording_contains_meanwhile_steps_but_not_other_programs() {
     let (record, snapshot) = recorded(MEANWHILE, AllocatorKind::Caching);
     assert_eq!(record.verdict, Verdict::Passed);
     assert_eq!(

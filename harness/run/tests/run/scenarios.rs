@@ -169,7 +169,7 @@ fn an_event_between_the_two_streams_makes_the_race_go_away() {
 }
 
 #[test]
-fn memory_freed_while_another_stream_writes_it_is_a_race_unless_the_allocator_was_told() {
+fn freeing_memory_in_use_by_another_stream_is_a_race_without_record_stream() {
     let steps = |told: &str| {
         format!(
             "  - alloc: {{ buffer: a, size: 1MiB }}
@@ -214,7 +214,7 @@ expect_violation: retry_makes_progress";
 }
 
 #[test]
-fn pressure_that_cannot_be_had_fails_with_what_could() {
+fn pressure_beyond_free_memory_fails_and_reports_the_amount() {
     let run = run("  - alloc: { buffer: a, size: 40MiB }
   - external_memory: 30MiB");
     assert_eq!(told(&run), ["test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be allocated"]);
@@ -317,7 +317,7 @@ fn a_request_that_is_refused_without_a_policy_is_not_lost_to_a_retry() {
 
 /// The free of a race is refused by the driver's pool, and the buffer stays: that is no violation of its own at the end.
 #[test]
-fn a_violation_that_is_expected_is_not_failed_by_what_follows_from_it() {
+fn consequences_of_an_expected_violation_do_not_fail_the_run() {
     let steps = "  - alloc: { buffer: a, size: 1MiB }
   - fill: { buffer: a, stream: side }
   - free: a
@@ -415,7 +415,7 @@ allocators: [caching, direct]",
 }
 
 #[test]
-fn measures_are_what_was_there_when_they_were_taken() {
+fn measures_keep_the_values_of_their_moment() {
     passes(
         "  - alloc: { buffer: a, size: 3MiB }
   - measure: m
@@ -608,7 +608,7 @@ fn run_on_device(scenario: &Scenario, device: Watched) -> RunRecord {
 
 /// The first question of the step is that of its expectation, the last one that of the scenario's invariant.
 #[test]
-fn a_device_that_fails_while_an_expectation_looks_at_it_is_told_with_its_code() {
+fn a_device_failure_during_an_expectation_is_reported_with_its_code() {
     let scenario = scenario(
         "  - alloc: { buffer: a, size: 3MiB }
   - expect: [ num_ooms == 0, device.used > 0B ]
@@ -649,7 +649,7 @@ fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
 
 /// Stream `side` works for 50 ms, and the default stream waits for it. Filling a buffer has its free check the contents, which must not wait.
 #[test]
-fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
+fn filling_a_buffer_changes_no_metric() {
     let steps = |fill: &str| {
         format!(
             "  - alloc: {{ buffer: b, size: 3MiB }}
@@ -669,7 +669,7 @@ fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
 }
 
 #[test]
-fn a_storm_of_sizes_that_together_leave_64_bits_frees_what_is_due_next() {
+fn a_storm_whose_sizes_overflow_64_bits_frees_the_block_due_next() {
     let all = u64::MAX;
     let run = passes(&format!(
         "  - storm: {{ id: s, operations: 60, sizes: [1MiB, {all}B], live: {all}B, lifetime: {{ min: 50, max: 60 }} }}

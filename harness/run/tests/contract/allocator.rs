@@ -1,4 +1,5 @@
-//! The contract of an [`Allocator`], run with every allocator on every device. The audit of the harness watches all the way.
+//! The contract of an [`Allocator`], run with every allocator on every device. The harness's audit checks each
+//! operation.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
 use harness_allocator::device::faulty::{Calls, Effect, Fault, Faulty, InjectedError, Injector, Made, Numbered};
@@ -62,7 +63,7 @@ pub(crate) fn cases() -> Vec<Case> {
 fn can_be_told(arm: &AllocatorSpec, body: &str) -> bool {
     let Some(library) = arm.as_library() else { return true };
     match body {
-        // With a cache it has to know which other streams use a block.
+        // A library with a cache must know which other streams use a block.
         "memory_used_by_another_stream_is_not_handed_out_while_it_works" => {
             library.record_stream.is_some() || library.empty_cache.is_none()
         }
@@ -137,10 +138,10 @@ impl<'a> Fixture<'a> {
         Ok(())
     }
 
-    /// Sets the memory fraction that comes to this limit.
+    /// Sets the memory fraction that gives this limit.
     fn set_limit(&mut self, limit: Bytes) -> Bytes {
         let total = self.device.info().total;
-        // Half a byte more than wanted, so that truncation gives the limit itself.
+        // The half byte makes truncation give the limit itself.
         let fraction = MemoryFraction::new((limit.0 as f64 + 0.5) / total.0 as f64).expect("less than there is");
         assert_eq!(fraction.limit(total), Some(limit));
         self.allocator.set_memory_fraction(self.device, fraction);
@@ -151,7 +152,7 @@ impl<'a> Fixture<'a> {
         self.allocator.stats().reserved_bytes.all.current
     }
 
-    /// All but one granule of what is free, in whole units of what the allocator takes.
+    /// All free memory except one granule, in whole reserve units.
     fn nearly_all(&mut self) -> Result<Bytes, DeviceError> {
         let unit = self.allocator.reserve_unit(self.device);
         let most = self.device.memory()?.free.saturating_sub(self.device.info().granularity);
@@ -318,7 +319,7 @@ fn a_destroyed_stream_that_used_memory_blocks_nothing(fixture: &mut Fixture<'_>)
         fixture.device.busy(side, Nanos::millis(5))?;
         fixture.device.fill(side, allocation.range(), Tag(1))?;
     }
-    // One waits for an event of the stream, the other is freed when there is no stream to record an event on.
+    // One block waits for an event of the stream. The other is freed when no stream is left to record an event on.
     fixture.free(before)?;
     fixture.destroy_stream(side)?;
     fixture.free(after)?;
@@ -350,7 +351,7 @@ fn memory_of_a_destroyed_stream_is_released(fixture: &mut Fixture<'_>) -> Outcom
 }
 
 fn a_released_stream_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
-    // The first allocation may take what stays, as a pool's initial size.
+    // The first allocation may keep its memory, like a pool's initial size.
     let first = fixture.must_allocate(Bytes::mib(1))?;
     let side = fixture.stream()?;
     let [own, shared] = [Request::new(Bytes::mib(24)).on(side), Request::new(Bytes::mib(1))].map(|request| fixture.allocate(request));
@@ -444,7 +445,7 @@ fn close_waits_for_work_in_flight(fixture: &mut Fixture<'_>) -> Outcome {
     fixture.device.destroy_event(event)
 }
 
-/// The same program with less and less memory, so that each of its requests is once the first to fail.
+/// The same program with less and less memory, so that each request fails first once.
 fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<'_>) -> Outcome {
     let free = fixture.device.memory()?.free;
     let mut left = Bytes::ZERO;
@@ -499,8 +500,8 @@ fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, sid
     Ok(allocator.close(device)?)
 }
 
-/// Runs the small program with faults on the device, and gives everything back on the device without them: whatever failed, the allocator
-/// still knows what it holds.
+/// Runs the small program with faults and releases everything without faults. After any failure, the allocator must
+/// still know its memory.
 fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<(), AllocatorError>, DeviceError> {
     let side = fixture.device.create_stream()?;
     let mut allocator = fixture.arm.build();

@@ -10,10 +10,10 @@ use crate::{Case, Outcome};
 
 type Call = fn(&mut dyn TestDevice) -> Outcome;
 
-/// Long enough that the host asks while it runs, even when other tests hold the host up.
+/// Long enough that the host can check while it runs, even under load.
 const LONG: Nanos = Nanos::millis(100);
 
-/// Every byte of it differs from its neighbours and from those of [`OTHER`].
+/// Each byte differs from its neighbors and from the bytes of [`OTHER`].
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
 
@@ -70,7 +70,7 @@ fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     Ok(device.memory()?.free)
 }
 
-/// What of the free memory can be allocated: whole granules.
+/// The allocatable part of free memory: whole granules.
 fn whole_granules(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     let (free, granule) = (free_bytes(device)?, device.info().granularity);
     Ok(Bytes(free.0 / granule.0 * granule.0))
@@ -331,7 +331,7 @@ fn a_queued_wait_outlives_its_event(device: &mut dyn TestDevice) -> Outcome {
     })
 }
 
-/// Runs with a stream and two events that keep time, and gives them back.
+/// Runs with a stream and two timed events, and destroys them.
 fn with_timed_events(device: &mut dyn TestDevice, body: impl FnOnce(&mut dyn TestDevice, StreamId, [EventId; 2]) -> Outcome) -> Outcome {
     with_handles(device, |device, [stream, _], _| {
         let events = [device.create_timed_event()?, device.create_timed_event()?];
@@ -580,7 +580,7 @@ fn a_queued_read_of_wrong_contents_is_reported_once_by_its_stream(device: &mut d
     })
 }
 
-/// More than a device can keep apart at a time, and the first of them meets wrong contents.
+/// More than a device tracks at a time. The first one meets wrong contents.
 fn as_many_reads_as_one_likes_can_be_queued(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [first, second], [_, _]| {
         let ptr = device.malloc(Bytes::mib(2))?;

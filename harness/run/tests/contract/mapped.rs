@@ -14,7 +14,7 @@ type Call = fn(&mut dyn TestDevice) -> Outcome;
 
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
-/// The pages of most bodies.
+/// The page size of most bodies.
 const PAGE: Bytes = Bytes::mib(2);
 
 macro_rules! bodies {
@@ -348,7 +348,7 @@ fn memory_is_unmapped_once_the_host_has_waited_for_its_work(device: &mut dyn Tes
     device.destroy_stream(stream)
 }
 
-/// On the simulated device alone: elsewhere the context would break.
+/// Only on the simulated device: on a GPU, this breaks the context.
 fn memory_with_work_in_flight_is_not_unmapped(device: &mut dyn TestDevice) -> Outcome {
     if device.info().clock != Clock::Simulated {
         return Ok(());

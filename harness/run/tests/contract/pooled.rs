@@ -11,9 +11,9 @@ type Call = fn(&mut dyn TestDevice) -> Outcome;
 
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
-/// A pool with this threshold keeps all it has.
+/// The threshold of a pool that keeps all its memory.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
-/// Long enough that the host asks while it runs.
+/// Long enough that the host can check while it runs.
 const LONG: Nanos = Nanos::millis(50);
 
 macro_rules! bodies {
@@ -63,7 +63,7 @@ fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     Ok(device.memory()?.free)
 }
 
-/// A pool, destroyed afterwards; then all memory must be there again.
+/// A pool, destroyed afterward. Then all memory must be free again.
 fn with_pool(device: &mut dyn TestDevice, threshold: Bytes, body: impl FnOnce(&mut dyn TestDevice, PoolId) -> Outcome) -> Outcome {
     let free = free_bytes(device)?;
     let pool = pooled(device).create_pool(threshold)?;

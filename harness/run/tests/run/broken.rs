@@ -1,4 +1,4 @@
-//! Allocators with one lie each. For every invariant there is a lie that makes it, and nothing else, reported.
+//! Allocators with one lie each. Each invariant has a lie that violates only this invariant.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ const TELL: Op = Op::Alloc(9, TOLD, 0);
 const AGAIN: Op = Op::Alloc(8, Bytes::mib(3), 0);
 const TOO_MUCH: Op = Op::Alloc(7, Bytes::mib(80), 0);
 
-/// Gives every lie its occasion: hits and misses, a block that waits for an event, an out-of-memory, pressure, a fraction.
+/// Gives every lie an opportunity: hits, misses, a block that waits for an event, an OOM, external memory, a memory
+/// fraction.
 const PROGRAM: &[Op] = &[
     Op::Alloc(0, Bytes(512), 0),
     Op::Fill(0),
@@ -39,16 +40,16 @@ const PROGRAM: &[Op] = &[
     Op::EndStep,
 ];
 
-/// How the audit came to see a lie.
+/// How the audit detects a lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// From what was handed out and the one segment that the operation touched.
+    /// By comparing live allocations with the segment that the operation touched.
     Touched,
-    /// From the whole structure and the device, because the driver was called or a counter moved otherwise.
+    /// By reading the whole structure and the device, because the driver was called or a counter changed unexpectedly.
     Whole,
-    /// From the whole structure at the end of the step, or of the program.
+    /// By reading the whole structure at the end of a step or of the program.
     TheEnd,
-    /// From the contents of memory.
+    /// By verifying the contents of memory.
     Contents,
 }
 
@@ -67,14 +68,14 @@ fn at_the_end(lie: Lie, found: &'static [Invariant], at: &str) -> Case {
     Case { lie, found, at: at.to_owned(), by: By::TheEnd }
 }
 
-/// The lies that break an invariant and no other. A new invariant does not compile until it has one.
+/// Lies that violate exactly this invariant. A new invariant does not compile without one.
 fn lies_against(invariant: Invariant) -> Vec<Case> {
     match invariant {
         Invariant::AccountsAreOrdered => vec![case(Lie::ChargesPending, &[Invariant::AccountsAreOrdered], Op::Free(2), By::Whole)],
         Invariant::CountersEqualStructure => {
             let found = &[Invariant::CountersEqualStructure];
             let counters = StatFamily::ALL.iter().map(|&family| {
-                // One active block more than the operation explains makes the audit read everything.
+                // One active block too many makes the audit read everything.
                 let by = if family == StatFamily::Active { By::Whole } else { By::Touched };
                 case(Lie::Counter(family), found, TELL, by)
             });
@@ -103,9 +104,10 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
         Invariant::OomChangesOnlyTheCache => {
             vec![case(Lie::OomUncounted, &[Invariant::OomChangesOnlyTheCache], TOO_MUCH, By::Whole)]
         }
-        // Not an allocator's promise but a policy's: `a_policy_that_changes_nothing_makes_no_progress`, and the tests of recovery.
+        // A policy violates it, not an allocator: see `a_policy_that_changes_nothing_makes_no_progress` and the tests
+        // of recovery.
         Invariant::RetryMakesProgress | Invariant::AttemptsAreBounded | Invariant::RecoveryIsRepeatable => Vec::new(),
-        // Not an allocator's promise but that of ranks: the tests of `workload::train::ranks`.
+        // Ranks violate it, not an allocator: see the tests of `workload::train::ranks`.
         Invariant::CollectivesMatch => Vec::new(),
         Invariant::EverythingGoesBack => vec![at_the_end(Lie::KeepsTheCache, &[Invariant::EverythingGoesBack], "the end")],
         Invariant::WholeLimitFitsAtTheEnd => vec![at_the_end(Lie::KeepsTheFraction, &[Invariant::WholeLimitFitsAtTheEnd], "the end")],

@@ -14,12 +14,12 @@ use harness_record::{Cause, Outcome, Pieces, PinnedSegment, RefusedCall, Shortag
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
-/// The shortage of the last step, which must have failed for lack of memory.
+/// The facts about the OOM of the last step.
 fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
     shortage_with("", memory, steps, allocator)
 }
 
-/// The same with more at the top of the scenario.
+/// The same with more keys at the top of the scenario.
 fn shortage_with(more: &str, memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
     let steps: String = steps.lines().map(str::trim).filter(|line| !line.is_empty()).fold(String::new(), |mut text, step| {
         writeln!(text, "  - {step}").unwrap();
@@ -42,7 +42,7 @@ const fn mib(count: u64) -> Bytes {
     Bytes::mib(count)
 }
 
-/// The first call for 700 MiB is refused, and the retry of PyTorch's allocator too.
+/// The first call for 700 MiB and the retry of PyTorch's allocator both fail.
 const REFUSED: &str = "
     alloc: { buffer: a, size: 4MiB }
     alloc: { buffer: b, size: 700MiB }";
@@ -189,7 +189,7 @@ fn pinning_buffers_and_workloads_are_named_with_their_line() {
 
 #[test]
 fn many_pinned_segments_are_counted_and_not_listed() {
-    // Each pair fills a segment of 20 MiB but for 6 MiB; the device is full then.
+    // Each pair leaves 6 MiB of a 20 MiB segment free. Then the device is full.
     let steps: String = (0..24).map(|n| format!("alloc: {{ buffer: b{n}, size: 7MiB }}\n")).collect();
     let shortage = shortage("240MiB", &format!("{steps}alloc: {{ buffer: last, size: 12MiB }}"), AllocatorKind::Caching);
     assert_eq!(shortage.pinned.len(), 10);

@@ -31,7 +31,7 @@ fn records(text: &str) -> Records {
     plan(text).run(&DeviceSource::simulated(), &Arc::default()).unwrap()
 }
 
-/// One run with the default allocator in 64 MiB.
+/// Runs the default allocator in 64 MiB.
 fn run(steps: &str) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nprograms: [server]\nsteps:\n{steps}\n");
     records(&text).runs.remove(0)
@@ -43,7 +43,7 @@ fn passes(steps: &str) -> RunRecord {
     run
 }
 
-/// The rule, the expectation and what was seen of the first violation.
+/// The rule, the expectation and the actual result of the first violation.
 fn failure(run: &RunRecord) -> (Rule, String, String) {
     match &run.verdict {
         Verdict::Failed { first, .. } => (first.rule.clone(), first.expected.clone(), first.seen.clone()),

@@ -10,7 +10,7 @@ use harness_report::text::step_table;
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
-/// Steps begin at line 4.
+/// The steps begin at line 4.
 fn run(steps: &str) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 256MiB }}\nsteps:\n{steps}\n");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -27,7 +27,7 @@ fn passes(steps: &str) -> RunRecord {
     run
 }
 
-/// What fails the run.
+/// The violation that fails the run.
 fn violations(steps: &str) -> Vec<Violation> {
     match run(steps).verdict {
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).collect(),

@@ -1,4 +1,4 @@
-//! Private pools through the rig: audited as all memory is, refused with a reason where an allocator has none, gone at the end of a run.
+//! Private pools through the rig: audited like all memory, refused if unsupported, released at the end of a run.
 
 use harness_allocator::allocator::{AllocatorKind, PrivatePoolError, PrivatePoolId, Request};
 use harness_allocator::device::StreamId;
@@ -112,7 +112,7 @@ fn misuse_is_answered_and_changes_nothing() {
     end(rig);
 }
 
-/// 12 MiB are free, but not where the request is served from.
+/// 12 MiB are free, but in a pool that does not serve the request.
 #[test]
 fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
     let mut rig = rig(AllocatorKind::Caching);
@@ -133,7 +133,7 @@ fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
     end(rig);
 }
 
-/// Each program has pools of its own, also under the same number.
+/// Each program has its own pools, even with equal numbers.
 #[test]
 fn programs_do_not_see_each_others_pools() {
     let mut rig = rig(AllocatorKind::Caching);

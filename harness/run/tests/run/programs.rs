@@ -37,7 +37,7 @@ fn reserved(rig: &Rig, program: ProgramId) -> Bytes {
     Bytes(rig.stats_of(program).reserved_bytes.all.current)
 }
 
-/// Requests, frees out of turn, empty caches, ends of steps, and the end of the run, with each pair of allocators.
+/// Requests, frees in any order, emptied caches, ends of steps and of the run, for each pair of allocators.
 #[test]
 fn programs_with_any_allocators_share_a_device_without_findings() {
     for &first in AllocatorKind::ALL {
@@ -111,7 +111,7 @@ fn findings(result: Result<(), Stop>) -> Vec<(Invariant, String)> {
     }
 }
 
-/// What one program hides from its accounts is not taken for what the other one holds.
+/// Memory that one program hides is not attributed to the other.
 #[test]
 fn a_lie_of_one_program_is_found_and_the_program_is_named() {
     for liar in [0, 1] {
@@ -163,7 +163,7 @@ fn closing_releases_the_memory_of_every_program() {
     rig.close(Vec::new(), Vec::new()).unwrap();
 }
 
-/// Entering another program costs a timed run no call to the device.
+/// Entering another program makes no device call in a timed run.
 #[test]
 fn a_timed_run_has_the_times_of_all_programs_and_makes_no_calls_for_them() {
     let mut rig = rig(AllocatorKind::Caching.build(), Checks::Timing);

@@ -1,5 +1,5 @@
-//! Runs that are recorded: the snapshot has the line of each step, the buffer, pool and stream of each event, and the state before anything is freed at
-//! the end; and the run itself is the same as without.
+//! Recorded runs: the snapshot has the line of each step, the buffer, pool and stream of each event, and the state
+//! before the final frees. Recording does not change the run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use harness_trace::snapshot::{Action, Event, Snapshot};
 use crate::program::request;
 use crate::watched::Watched;
 
-/// Runs a scenario with one allocator, recorded or not; `at` is the device allocation that interrupts it, if any.
+/// Runs a scenario with one allocator, recorded or not. `at` is the device allocation that interrupts it, if any.
 fn ran(text: &str, kind: AllocatorKind, is_recorded: bool, at: u64) -> (RunRecord, Option<Snapshot>) {
     let scenario = Scenario::parse(text, Path::new("dir/test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let allocator = AllocatorSpec::from(kind);
@@ -128,7 +128,7 @@ fn a_recorded_run_is_the_same_run() {
     }
 }
 
-/// A live block, cached memory, and a request that is refused for good.
+/// A live block, cached memory, and a request that fails for good.
 const FAILING: &str = "about: A test.
 needs: { memory: 64MiB }
 allocators: [caching, expandable, bfc, rmm_pool, direct]
@@ -163,7 +163,7 @@ fn a_run_that_is_interrupted_is_recorded_up_to_there() {
     assert_eq!(told(&snapshot, Action::SegmentAlloc).len() as u64, interrupt_at);
 }
 
-/// While a storm goes on, another task allocates; a second program does too, and is not recorded.
+/// During a storm, another task allocates. A second program allocates too, but is not recorded.
 const MEANWHILE: &str = "about: A test.
 needs: { memory: 256MiB }
 programs: [other]

@@ -12,7 +12,7 @@ use crate::branches::Branches;
 /// step goes unnoticed.
 const CHECKED_AFTER: u64 = 16;
 
-/// Where the checks of a run start.
+/// The start of the checks in a run.
 #[derive(Clone, Debug, Default)]
 pub enum CheckedFrom {
     /// At the first operation.

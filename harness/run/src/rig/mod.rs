@@ -124,7 +124,7 @@ pub struct RigOptions {
     pub recorder: Option<Recorder>,
     /// The fault injector that the device uses.
     pub faults: Option<Injector>,
-    /// Where checks start if the device has injected faults. Another run has checked the earlier operations.
+    /// The start of the checks if the device has injected faults. Another run has checked the earlier operations.
     pub checked_from: CheckedFrom,
     /// Receives the steps of a traced run and the main program's memory.
     pub tracer: Option<Tracer>,

@@ -19,7 +19,7 @@ pub(super) struct Times {
     lost_to_retry: Nanos,
     /// The call counts when an allocator's counters were last read.
     last_calls: DeviceCalls,
-    /// Of the first program.
+    /// The peak of the first program's reserved memory.
     peak_reserved: Bytes,
     unused_at_peak: Bytes,
 }

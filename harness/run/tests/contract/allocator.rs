@@ -1,4 +1,5 @@
-//! The contract of an [`Allocator`], run with every allocator on every device. The audit of the harness watches all the way.
+//! The contract of an [`Allocator`], run with every allocator on every device. The harness's audit checks each
+//! operation.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
 use harness_allocator::device::faulty::{Calls, Effect, Fault, Faulty, InjectedError, Injector, CallRecord, Numbered};
@@ -21,26 +22,26 @@ pub(crate) fn cases() -> Vec<Case> {
     let bodies = bodies![
         a_fresh_allocator_holds_nothing,
         a_request_for_nothing_is_null_and_costs_nothing,
-        what_is_handed_out_is_counted_and_apart,
-        everything_goes_back_after_the_last_free_and_empty_cache,
+        allocations_are_counted_and_disjoint,
+        everything_is_released_after_the_last_free_and_empty_cache,
         an_out_of_memory_is_an_answer_that_changes_nothing_live,
-        what_can_never_fit_says_so,
+        a_request_that_can_never_fit_is_reported,
         after_an_out_of_memory_a_smaller_request_fits,
         the_memory_fraction_refuses_without_asking_the_device,
-        a_limit_of_exactly_what_is_wanted_is_enough,
+        a_limit_equal_to_the_request_is_enough,
         pressure_by_others_is_an_out_of_memory_like_any_other,
         freed_memory_is_not_handed_to_another_stream_that_could_race,
         memory_used_by_another_stream_is_not_handed_out_while_it_works,
         a_destroyed_stream_that_used_memory_blocks_nothing,
-        memory_of_a_destroyed_stream_goes_back,
-        a_released_stream_leaves_nothing_behind,
+        memory_of_a_destroyed_stream_is_released,
+        a_released_stream_leaks_nothing,
         memory_that_is_live_when_its_stream_is_released_stays_valid,
         peaks_stay_until_they_are_reset,
         an_allocation_of_another_allocator_is_refused,
-        close_gives_everything_back_even_what_is_live,
+        close_releases_everything_including_live_memory,
         close_waits_for_work_in_flight,
-        each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind,
-        after_a_lost_device_every_call_tells_it_and_none_goes_on_for_ever,
+        each_failing_call_is_reported_and_leaks_nothing,
+        after_a_lost_device_every_call_returns_that_error,
         at_every_memory_size_failures_leave_the_accounts_right,
         random_programs_keep_every_invariant,
     ];
@@ -62,13 +63,13 @@ pub(crate) fn cases() -> Vec<Case> {
 fn can_be_told(arm: &AllocatorSpec, body: &str) -> bool {
     let Some(library) = arm.as_library() else { return true };
     match body {
-        // With a cache it has to know which other streams use a block.
+        // A library with a cache must know which other streams use a block.
         "memory_used_by_another_stream_is_not_handed_out_while_it_works" => {
             library.record_stream.is_some() || library.empty_cache.is_none()
         }
         // Libraries are not notified when a stream is destroyed.
         "a_destroyed_stream_that_used_memory_blocks_nothing"
-        | "a_released_stream_leaves_nothing_behind"
+        | "a_released_stream_leaks_nothing"
         | "memory_that_is_live_when_its_stream_is_released_stays_valid" => false,
         _ => true,
     }
@@ -137,10 +138,10 @@ impl<'a> Fixture<'a> {
         Ok(())
     }
 
-    /// Sets the memory fraction that comes to this limit.
+    /// Sets the memory fraction that gives this limit.
     fn set_limit(&mut self, limit: Bytes) -> Bytes {
         let total = self.device.info().total;
-        // Half a byte more than wanted, so that truncation gives the limit itself.
+        // The half byte makes truncation give the limit itself.
         let fraction = MemoryFraction::new((limit.0 as f64 + 0.5) / total.0 as f64).expect("less than there is");
         assert_eq!(fraction.limit(total), Some(limit));
         self.allocator.set_memory_fraction(self.device, fraction);
@@ -151,7 +152,7 @@ impl<'a> Fixture<'a> {
         self.allocator.stats().reserved_bytes.all.current
     }
 
-    /// All but one granule of what is free, in whole units of what the allocator takes.
+    /// All free memory except one granule, in whole reserve units.
     fn nearly_all(&mut self) -> Result<Bytes, DeviceError> {
         let unit = self.allocator.reserve_unit(self.device);
         let most = self.device.memory()?.free.saturating_sub(self.device.info().granularity);
@@ -184,7 +185,7 @@ fn a_request_for_nothing_is_null_and_costs_nothing(fixture: &mut Fixture<'_>) ->
     Ok(())
 }
 
-fn what_is_handed_out_is_counted_and_apart(fixture: &mut Fixture<'_>) -> Outcome {
+fn allocations_are_counted_and_disjoint(fixture: &mut Fixture<'_>) -> Outcome {
     let sizes = [1, 511, 512, 513, 4096, 1 << 20, (1 << 20) + 1, 3 << 20, 11 << 20];
     let live = sizes.iter().map(|&size| fixture.must_allocate(Bytes(size))).collect::<Result<Vec<_>, _>>()?;
     let stats = fixture.allocator.stats();
@@ -196,13 +197,13 @@ fn what_is_handed_out_is_counted_and_apart(fixture: &mut Fixture<'_>) -> Outcome
     }
     for (index, allocation) in live.iter().enumerate() {
         fixture.device.verify(StreamId::DEFAULT, allocation.range(), Tag(index as u64 + 1))?;
-        let segment = fixture.allocator.segment_at(allocation.ptr()).expect("what was handed out lies in a segment");
+        let segment = fixture.allocator.segment_at(allocation.ptr()).expect("every allocation is in a segment");
         assert!(segment.address <= allocation.ptr() && allocation.range().end() <= segment.address.offset(segment.size));
     }
     live.into_iter().try_for_each(|allocation| fixture.free(allocation))
 }
 
-fn everything_goes_back_after_the_last_free_and_empty_cache(fixture: &mut Fixture<'_>) -> Outcome {
+fn everything_is_released_after_the_last_free_and_empty_cache(fixture: &mut Fixture<'_>) -> Outcome {
     let before = fixture.device.memory()?;
     let live = (0..20).map(|n| fixture.must_allocate(Bytes(700_000 * (n % 5 + 1)))).collect::<Result<Vec<_>, _>>()?;
     live.into_iter().try_for_each(|allocation| fixture.free(allocation))?;
@@ -230,7 +231,7 @@ fn an_out_of_memory_is_an_answer_that_changes_nothing_live(fixture: &mut Fixture
     fixture.free(kept)
 }
 
-fn what_can_never_fit_says_so(fixture: &mut Fixture<'_>) -> Outcome {
+fn a_request_that_can_never_fit_is_reported(fixture: &mut Fixture<'_>) -> Outcome {
     let ask = |fixture: &mut Fixture<'_>, size| fixture.allocator.allocate(fixture.device, Request::new(Bytes(size)));
     let too_large = fixture.device.info().total.0 + 1;
     match ask(fixture, too_large).expect_err("more than the device has") {
@@ -260,7 +261,7 @@ fn the_memory_fraction_refuses_without_asking_the_device(fixture: &mut Fixture<'
     fixture.free(fits)
 }
 
-fn a_limit_of_exactly_what_is_wanted_is_enough(fixture: &mut Fixture<'_>) -> Outcome {
+fn a_limit_equal_to_the_request_is_enough(fixture: &mut Fixture<'_>) -> Outcome {
     let limit = fixture.set_limit(Bytes::mib(32));
     let all_of_it = fixture.must_allocate(limit)?;
     assert!(fixture.allocate(Request::new(Bytes(1)))?.is_none());
@@ -318,7 +319,7 @@ fn a_destroyed_stream_that_used_memory_blocks_nothing(fixture: &mut Fixture<'_>)
         fixture.device.busy(side, Nanos::millis(5))?;
         fixture.device.fill(side, allocation.range(), Tag(1))?;
     }
-    // One waits for an event of the stream, the other is freed when there is no stream to record an event on.
+    // One block waits for an event of the stream. The other is freed when no stream is left to record an event on.
     fixture.free(before)?;
     fixture.destroy_stream(side)?;
     fixture.free(after)?;
@@ -332,7 +333,7 @@ fn a_destroyed_stream_that_used_memory_blocks_nothing(fixture: &mut Fixture<'_>)
     Ok(())
 }
 
-fn memory_of_a_destroyed_stream_goes_back(fixture: &mut Fixture<'_>) -> Outcome {
+fn memory_of_a_destroyed_stream_is_released(fixture: &mut Fixture<'_>) -> Outcome {
     let side = fixture.stream()?;
     let sizes = [Bytes(1000), Bytes::mib(3), Bytes::mib(24)];
     let mut live = Vec::new();
@@ -349,8 +350,8 @@ fn memory_of_a_destroyed_stream_goes_back(fixture: &mut Fixture<'_>) -> Outcome 
     Ok(())
 }
 
-fn a_released_stream_leaves_nothing_behind(fixture: &mut Fixture<'_>) -> Outcome {
-    // The first allocation may take what stays, as a pool's initial size.
+fn a_released_stream_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
+    // The first allocation may keep its memory, like a pool's initial size.
     let first = fixture.must_allocate(Bytes::mib(1))?;
     let side = fixture.stream()?;
     let [own, shared] = [Request::new(Bytes::mib(24)).on(side), Request::new(Bytes::mib(1))].map(|request| fixture.allocate(request));
@@ -411,7 +412,7 @@ fn an_allocation_of_another_allocator_is_refused(fixture: &mut Fixture<'_>) -> O
     fixture.free(ours)
 }
 
-fn close_gives_everything_back_even_what_is_live(fixture: &mut Fixture<'_>) -> Outcome {
+fn close_releases_everything_including_live_memory(fixture: &mut Fixture<'_>) -> Outcome {
     let free = fixture.device.memory()?.free;
     let side = fixture.stream()?;
     let live = [Bytes::kib(3), Bytes::mib(3), Bytes::mib(12)].map(|size| fixture.must_allocate(size));
@@ -444,7 +445,7 @@ fn close_waits_for_work_in_flight(fixture: &mut Fixture<'_>) -> Outcome {
     fixture.device.destroy_event(event)
 }
 
-/// The same program with less and less memory, so that each of its requests is once the first to fail.
+/// The same program with less and less memory, so that each request fails first once.
 fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<'_>) -> Outcome {
     let free = fixture.device.memory()?.free;
     let mut left = Bytes::ZERO;
@@ -467,7 +468,8 @@ fn at_every_memory_size_failures_leave_the_accounts_right(fixture: &mut Fixture<
     Ok(())
 }
 
-/// A program in which an allocator makes most of its calls to the device, closed at its end, or to the first error. What it takes is live when it is closed.
+/// A program in which an allocator makes most kinds of device calls. It ends with `close`, while memory is live, or
+/// with the first error.
 fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, side: StreamId) -> Result<(), AllocatorError> {
     let mut live = Vec::new();
     for (size, stream) in [(Bytes::mib(3), StreamId::DEFAULT), (Bytes(512), side), (Bytes::mib(6), side), (Bytes::mib(30), side)] {
@@ -498,8 +500,8 @@ fn small_program(allocator: &mut dyn Allocator, device: &mut dyn TestDevice, sid
     Ok(allocator.close(device)?)
 }
 
-/// Runs the small program with faults on the device, and gives everything back on the device without them: whatever failed, the allocator
-/// still knows what it holds.
+/// Runs the small program with faults and releases everything without faults. After any failure, the allocator must
+/// still know its memory.
 fn with_faults(fixture: &mut Fixture<'_>, faults: &Injector) -> Result<Result<(), AllocatorError>, DeviceError> {
     let side = fixture.device.create_stream()?;
     let mut allocator = fixture.arm.build();
@@ -523,7 +525,7 @@ fn calls_of_the_small_program(fixture: &mut Fixture<'_>) -> Result<Vec<CallRecor
     Ok(faults.calls_made().into_iter().map(|noted| noted.made).collect())
 }
 
-fn each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind(fixture: &mut Fixture<'_>) -> Outcome {
+fn each_failing_call_is_reported_and_leaks_nothing(fixture: &mut Fixture<'_>) -> Outcome {
     let calls = calls_of_the_small_program(fixture)?;
     assert!(calls.len() > 4, "{calls:?}");
     for made in &calls {
@@ -538,14 +540,14 @@ fn each_call_that_fails_in_its_turn_is_told_and_leaves_nothing_behind(fixture: &
     Ok(())
 }
 
-fn after_a_lost_device_every_call_tells_it_and_none_goes_on_for_ever(fixture: &mut Fixture<'_>) -> Outcome {
+fn after_a_lost_device_every_call_returns_that_error(fixture: &mut Fixture<'_>) -> Outcome {
     let calls = calls_of_the_small_program(fixture)?;
     for made in &calls {
         let effect = Effect::Fails { error: InjectedError::DeviceLost, sticky: true };
         let numbered = Numbered { first: made.number, count: 1, min_size: Bytes::ZERO };
         let fault = Fault { effect, ..Fault::failing(Calls::Of(made.call), numbered) };
         let faults = Injector::new(&[fault], 0).with_budget(10 * calls.len() as u64);
-        let error = with_faults(fixture, &faults)?.err().unwrap_or_else(|| panic!("{made} is lost, and nobody says so")).to_string();
+        let error = with_faults(fixture, &faults)?.err().unwrap_or_else(|| panic!("the error of {made} is lost")).to_string();
         assert!(error.contains("CUDA_ERROR_DEVICE_UNAVAILABLE"), "{made}: {error}");
     }
     Ok(())

@@ -10,10 +10,10 @@ use crate::{Case, Outcome};
 
 type Call = fn(&mut dyn TestDevice) -> Outcome;
 
-/// Long enough that the host asks while it runs, even when other tests hold the host up.
+/// Long enough that the host can check while it runs, even under load.
 const LONG: Nanos = Nanos::millis(100);
 
-/// Every byte of it differs from its neighbours and from those of [`OTHER`].
+/// Each byte differs from its neighbors and from the bytes of [`OTHER`].
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
 
@@ -27,13 +27,13 @@ pub(crate) fn cases() -> Vec<Case> {
         memory_adds_up,
         malloc_returns_aligned_addresses_that_do_not_overlap,
         free_gives_the_memory_back_exactly,
-        out_of_memory_changes_nothing_and_says_what_is_free,
+        oom_changes_nothing_and_reports_free_memory,
         the_memory_can_be_allocated_to_the_last_granule,
         freeing_twice_is_an_error,
-        freeing_what_no_allocation_starts_at_is_an_error,
+        freeing_an_address_that_is_no_allocation_is_an_error,
         a_free_waits_for_work_in_flight,
         used_moves_by_the_charge_of_an_allocation,
-        pressure_is_at_most_what_is_free_and_takes_it,
+        pressure_takes_at_most_the_free_memory,
         an_event_never_recorded_is_done,
         an_event_is_done_when_the_work_in_front_of_it_is,
         recording_again_forgets_the_earlier_record,
@@ -52,11 +52,11 @@ pub(crate) fn cases() -> Vec<Case> {
         what_was_not_lent_is_not_released,
         a_fill_verifies_at_every_size_and_alignment,
         a_part_of_a_fill_verifies_at_every_multiple_of_eight,
-        a_fill_changes_nothing_beside_its_range,
+        a_fill_changes_only_its_range,
         the_first_wrong_byte_is_named,
-        contents_cross_streams_behind_an_event,
+        an_event_makes_contents_visible_to_another_stream,
         a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait,
-        a_queued_read_of_wrong_contents_is_told_once_and_for_its_own_stream,
+        a_queued_read_of_wrong_contents_is_reported_once_by_its_stream,
         as_many_reads_as_one_likes_can_be_queued,
         calls_are_counted_failed_ones_too,
         leaks_are_counted_and_cleared,
@@ -70,7 +70,7 @@ fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     Ok(device.memory()?.free)
 }
 
-/// What of the free memory can be allocated: whole granules.
+/// The allocatable part of free memory: whole granules.
 fn whole_granules(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     let (free, granule) = (free_bytes(device)?, device.info().granularity);
     Ok(Bytes(free.0 / granule.0 * granule.0))
@@ -127,7 +127,7 @@ fn free_gives_the_memory_back_exactly(device: &mut dyn TestDevice) -> Outcome {
     Ok(())
 }
 
-fn out_of_memory_changes_nothing_and_says_what_is_free(device: &mut dyn TestDevice) -> Outcome {
+fn oom_changes_nothing_and_reports_free_memory(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let (memory, leaks) = (device.memory()?, device.leaks());
     for requested in [memory.free + Bytes(1), memory.total, Bytes::gib(1 << 20), Bytes(u64::MAX)] {
@@ -164,7 +164,7 @@ fn freeing_twice_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     device.free(kept)
 }
 
-fn freeing_what_no_allocation_starts_at_is_an_error(device: &mut dyn TestDevice) -> Outcome {
+fn freeing_an_address_that_is_no_allocation_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let free = free_bytes(device)?;
     for wrong in [ptr.offset(Bytes(256)), ptr.offset(Bytes::mib(2)), ptr.offset(Bytes::mib(4)), DevicePtr::NULL, DevicePtr(4096)] {
@@ -203,19 +203,19 @@ fn used_moves_by_the_charge_of_an_allocation(device: &mut dyn TestDevice) -> Out
     Ok(())
 }
 
-fn pressure_is_at_most_what_is_free_and_takes_it(device: &mut dyn TestDevice) -> Outcome {
+fn pressure_takes_at_most_the_free_memory(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(4))?;
     let before = device.memory()?;
     for wanted in [Bytes::mib(8), Bytes::mib(24), Bytes::mib(2), Bytes::gib(1 << 10)] {
         let held = device.set_external_memory(wanted)?;
         assert!(held <= wanted && held <= before.free, "{held} of {wanted}");
-        assert!(held == wanted || held == before.free, "as much as there is: {held} of {wanted}");
+        assert!(held == wanted || held == before.free, "at most the free memory: {held} of {wanted}");
         let memory = device.memory()?;
         assert_eq!((memory.pressure, memory.free), (held, before.free - held));
         assert_moved(device, "device used", before.used, memory.used, held);
     }
     assert!(device.malloc(Bytes(1)).is_err_and(|error| error.is_out_of_memory()), "others have everything");
-    assert_eq!(device.leaks().allocations, 1, "what others hold is nobody's leak");
+    assert_eq!(device.leaks().allocations, 1, "external memory is no leak");
     assert_eq!(device.set_external_memory(Bytes::ZERO)?, Bytes::ZERO);
     assert_eq!(free_bytes(device)?, before.free);
     device.free(ptr)
@@ -245,7 +245,7 @@ fn an_event_is_done_when_the_work_in_front_of_it_is(device: &mut dyn TestDevice)
         for wait in waits {
             device.busy(stream, LONG)?;
             device.record_event(event, stream)?;
-            assert!(!device.event_done(event)?, "the work in front of it runs");
+            assert!(!device.event_done(event)?, "the earlier work is still running");
             wait(device)?;
             assert!(device.event_done(event)?, "it was waited for");
         }
@@ -331,7 +331,7 @@ fn a_queued_wait_outlives_its_event(device: &mut dyn TestDevice) -> Outcome {
     })
 }
 
-/// Runs with a stream and two events that keep time, and gives them back.
+/// Runs with a stream and two timed events, and destroys them.
 fn with_timed_events(device: &mut dyn TestDevice, body: impl FnOnce(&mut dyn TestDevice, StreamId, [EventId; 2]) -> Outcome) -> Outcome {
     with_handles(device, |device, [stream, _], _| {
         let events = [device.create_timed_event()?, device.create_timed_event()?];
@@ -480,7 +480,7 @@ fn a_part_of_a_fill_verifies_at_every_multiple_of_eight(device: &mut dyn TestDev
     device.free(ptr)
 }
 
-fn a_fill_changes_nothing_beside_its_range(device: &mut dyn TestDevice) -> Outcome {
+fn a_fill_changes_only_its_range(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     let range = |offset, len| MemoryRange::new(ptr.offset(Bytes(offset)), Bytes(len));
     device.fill(StreamId::DEFAULT, range(0, 1024), TAG)?;
@@ -513,7 +513,7 @@ fn the_first_wrong_byte_is_named(device: &mut dyn TestDevice) -> Outcome {
     device.free(ptr)
 }
 
-fn contents_cross_streams_behind_an_event(device: &mut dyn TestDevice) -> Outcome {
+fn an_event_makes_contents_visible_to_another_stream(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [writer, reader], [event, _]| {
         let ptr = device.malloc(Bytes::mib(8))?;
         let range = MemoryRange::new(ptr, Bytes::mib(8));
@@ -542,7 +542,7 @@ fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(device:
     device.verify_later(stream, range, TAG)?;
     device.fill(stream, range, OTHER)?;
     let queued = device.now().saturating_sub(start);
-    assert!(queued < LONG, "{queued} to queue work behind {LONG}");
+    assert!(queued < LONG, "{queued} to queue work after work of {LONG}");
     device.finish_verifications(stream)?;
     at_least("the time until the read is done", device.now().saturating_sub(start), LONG);
     device.synchronize_stream(stream)?;
@@ -554,7 +554,7 @@ fn a_queued_read_takes_its_turn_in_its_stream_and_the_host_does_not_wait(device:
     device.destroy_stream(stream)
 }
 
-fn a_queued_read_of_wrong_contents_is_told_once_and_for_its_own_stream(device: &mut dyn TestDevice) -> Outcome {
+fn a_queued_read_of_wrong_contents_is_reported_once_by_its_stream(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [stream, other], [_, _]| {
         let ptr = device.malloc(Bytes::mib(2))?;
         let range = MemoryRange::new(ptr.offset(Bytes(5)), Bytes(70_001));
@@ -580,7 +580,7 @@ fn a_queued_read_of_wrong_contents_is_told_once_and_for_its_own_stream(device: &
     })
 }
 
-/// More than a device can keep apart at a time, and the first of them meets wrong contents.
+/// More than a device tracks at a time. The first one meets wrong contents.
 fn as_many_reads_as_one_likes_can_be_queued(device: &mut dyn TestDevice) -> Outcome {
     with_handles(device, |device, [first, second], [_, _]| {
         let ptr = device.malloc(Bytes::mib(2))?;

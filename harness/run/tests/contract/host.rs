@@ -1,4 +1,4 @@
-//! The contract of host memory and of copies to it and back, for each kind of host memory.
+//! The contract of host memory and of copies, for each kind of host memory.
 
 use harness_allocator::device::{DeviceError, DevicePtr, HostMemory, MemoryRange, StreamId, Tag, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
@@ -7,9 +7,9 @@ use crate::{Case, Outcome};
 
 type Call = fn(&mut dyn TestDevice, &HostMemory) -> Outcome;
 
-/// Long enough that the host asks while it runs, even when other tests hold the host up.
+/// Long enough that the host can check while it runs, even under load.
 const LONG: Nanos = Nanos::millis(100);
-/// Every byte of it differs from its neighbours and from those of [`OTHER`].
+/// Each byte differs from its neighbors and from the bytes of [`OTHER`].
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
 
@@ -22,12 +22,12 @@ pub(crate) fn cases() -> Vec<Case> {
         [("pinned", HostMemory::Pinned), ("pageable", HostMemory::Pageable), ("mapped_file", HostMemory::MappedFile { folder: None })];
     let bodies = bodies![
         what_was_copied_to_the_host_comes_back_wherever_it_goes,
-        a_copy_back_changes_nothing_beside_its_range,
-        a_copy_to_the_host_takes_what_the_stream_wrote_before_it,
+        a_copy_to_the_device_changes_only_its_range,
+        a_copy_to_the_host_sees_earlier_writes_of_its_stream,
         a_copy_takes_its_turn_in_its_stream,
         giving_host_memory_back_waits_for_copies_on_it,
         a_copy_larger_than_the_host_memory_is_an_error,
-        a_copy_of_device_memory_that_nobody_holds_is_an_error,
+        a_copy_of_free_device_memory_is_an_error,
         host_memory_that_was_given_back_is_an_error,
         more_host_memory_than_there_is_names_the_call_that_failed,
         host_memory_is_counted_as_left_until_it_is_given_back,
@@ -63,12 +63,12 @@ fn what_was_copied_to_the_host_comes_back_wherever_it_goes(device: &mut dyn Test
     device.host_free(host)
 }
 
-fn a_copy_back_changes_nothing_beside_its_range(device: &mut dyn TestDevice, memory: &HostMemory) -> Outcome {
+fn a_copy_to_the_device_changes_only_its_range(device: &mut dyn TestDevice, memory: &HostMemory) -> Outcome {
     let (ptr, host) = (device.malloc(Bytes::mib(2))?, device.host_alloc(Bytes(100), memory)?);
     device.fill(StreamId::DEFAULT, range(ptr, 4096, 100), TAG)?;
     device.copy_to_host(StreamId::DEFAULT, range(ptr, 4096, 100), host)?;
     device.fill(StreamId::DEFAULT, range(ptr, 0, 2 << 20), OTHER)?;
-    // Only a part of what was copied, and not where it was.
+    // Part of the copied bytes, at a different offset.
     device.copy_to_device(StreamId::DEFAULT, host, range(ptr, 16, 40))?;
     device.verify(StreamId::DEFAULT, range(ptr, 0, 16), OTHER)?;
     device.verify(StreamId::DEFAULT, range(ptr, 16, 40), TAG)?;
@@ -79,7 +79,7 @@ fn a_copy_back_changes_nothing_beside_its_range(device: &mut dyn TestDevice, mem
     device.free(ptr)
 }
 
-fn a_copy_to_the_host_takes_what_the_stream_wrote_before_it(device: &mut dyn TestDevice, memory: &HostMemory) -> Outcome {
+fn a_copy_to_the_host_sees_earlier_writes_of_its_stream(device: &mut dyn TestDevice, memory: &HostMemory) -> Outcome {
     let (ptr, stream) = (device.malloc(Bytes::mib(2))?, device.create_stream()?);
     let (whole, host) = (range(ptr, 0, 2 << 20), device.host_alloc(Bytes::mib(2), memory)?);
     device.busy(stream, LONG)?;
@@ -94,7 +94,7 @@ fn a_copy_to_the_host_takes_what_the_stream_wrote_before_it(device: &mut dyn Tes
     device.free(ptr)
 }
 
-/// With pinned memory the host does not wait.
+/// With pinned memory, the host does not wait.
 fn a_copy_takes_its_turn_in_its_stream(device: &mut dyn TestDevice, memory: &HostMemory) -> Outcome {
     let (ptr, stream, event) = (device.malloc(Bytes::mib(2))?, device.create_stream()?, device.create_event()?);
     let host = device.host_alloc(Bytes(64), memory)?;
@@ -137,7 +137,7 @@ fn a_copy_larger_than_the_host_memory_is_an_error(device: &mut dyn TestDevice, m
     device.free(ptr)
 }
 
-fn a_copy_of_device_memory_that_nobody_holds_is_an_error(device: &mut dyn TestDevice, memory: &HostMemory) -> Outcome {
+fn a_copy_of_free_device_memory_is_an_error(device: &mut dyn TestDevice, memory: &HostMemory) -> Outcome {
     let (ptr, host) = (device.malloc(Bytes::mib(2))?, device.host_alloc(Bytes(64), memory)?);
     device.free(ptr)?;
     for copied in

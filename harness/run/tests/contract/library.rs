@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::library::LibrarySpec;
 
-/// The subcommand by which the harness starts a library's process.
+/// The subcommand that starts a library's process.
 const SUBCOMMAND: &str = "library-host";
 
 /// A library that calls the driver for each request, one that caches and ignores other streams, and this project's own.
@@ -34,7 +34,7 @@ fn built(name: &str) -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name(name)
 }
 
-/// Is the process of a library, where it was started as one.
+/// Runs as a library's process if it was started as one.
 pub(crate) fn serve() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     arguments.next().filter(|first| first == SUBCOMMAND)?;

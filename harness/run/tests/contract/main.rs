@@ -36,10 +36,10 @@ const MEMORY: Bytes = Bytes::mib(64);
 /// A device error that the body did not expect. Broken promises panic instead.
 pub(crate) type Outcome = Result<(), DeviceError>;
 
-/// A body, bound to all it needs but the device.
+/// A test body with all arguments except the device.
 pub(crate) type Body = Box<dyn Fn(&mut dyn TestDevice) -> Outcome + Send + Sync>;
 
-/// A body, under the name of its contract.
+/// A body and its contract.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) run: Body,
@@ -48,18 +48,18 @@ pub(crate) struct Case {
 /// An implementation of a device.
 struct Row {
     name: &'static str,
-    /// Makes a fresh one with [`MEMORY`] to allocate.
+    /// Creates a fresh device with [`MEMORY`].
     make: fn() -> Result<Box<dyn TestDevice>, DeviceError>,
     process: Process,
-    /// Why its cases cannot run here, if they cannot.
+    /// Why its cases cannot run here, if so.
     unavailable: Option<String>,
 }
 
-/// Where a row's cases run.
+/// The process of a row's cases.
 enum Process {
-    /// In this process, in parallel with others.
+    /// In this process, in parallel with other cases.
     Here,
-    /// Each in a process of its own on this machine, one at a time.
+    /// Each case in its own process, one at a time on this machine.
     Child(Machine),
 }
 
@@ -68,7 +68,7 @@ enum Process {
 enum Machine {
     /// What there is.
     Real,
-    /// The simulated GPU as its driver, with one device that has [`MEMORY`] to allocate.
+    /// The simulated GPU as a driver, with one device that has [`MEMORY`].
     Simulated,
     /// The same with more memory than is allocated.
     RoomySimulated,
@@ -158,7 +158,7 @@ fn trial(row: Arc<Row>, case: Arc<Case>) -> Trial {
     }
 }
 
-/// Runs a case on a fresh device of the row, which must have nothing left of it afterwards.
+/// Runs a case on a fresh device of the row, and checks for leaks.
 fn run(row: &Row, case: &Case) -> Result<(), Failed> {
     let mut device = (row.make)()?;
     (case.run)(device.as_mut())?;
@@ -176,7 +176,7 @@ fn run_in_child(wanted: &str, machine: Machine) -> Result<(), Failed> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut command = Command::new(std::env::current_exe()?);
-    // Lives until the child has ended: the libraries are in its folder.
+    // Lives as long as the child, because its folder holds the libraries.
     let staging = match machine {
         Machine::Real => None,
         Machine::Simulated => {

@@ -14,7 +14,7 @@ type Call = fn(&mut dyn TestDevice) -> Outcome;
 
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
-/// The pages of most bodies.
+/// The page size of most bodies.
 const PAGE: Bytes = Bytes::mib(2);
 
 macro_rules! bodies {
@@ -29,12 +29,12 @@ pub(crate) fn cases() -> Vec<Case> {
         reservations_and_pages_are_whole_granules,
         a_page_that_cannot_be_had_takes_those_before_it_back,
         the_memory_can_be_mapped_to_the_last_granule,
-        what_is_mapped_already_is_not_mapped_again,
+        mapping_mapped_memory_is_an_error,
         only_reserved_addresses_are_mapped,
         half_a_page_is_not_unmapped,
         a_reservation_with_pages_is_not_given_back,
-        what_is_no_reservation_is_not_given_back,
-        contents_survive_what_happens_to_their_neighbours,
+        releasing_unreserved_addresses_is_an_error,
+        contents_survive_changes_in_their_neighbors,
         pages_side_by_side_are_one_range,
         memory_that_is_not_mapped_is_not_accessed,
         memory_is_unmapped_once_the_host_has_waited_for_its_work,
@@ -187,7 +187,7 @@ fn the_memory_can_be_mapped_to_the_last_granule(device: &mut dyn TestDevice) -> 
     })
 }
 
-fn what_is_mapped_already_is_not_mapped_again(device: &mut dyn TestDevice) -> Outcome {
+fn mapping_mapped_memory_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(12), |device, start| {
         let whole = range(start, Bytes::mib(4), Bytes::mib(4));
         mapped(device).map(whole, Bytes::mib(4))?;
@@ -245,7 +245,7 @@ fn a_reservation_with_pages_is_not_given_back(device: &mut dyn TestDevice) -> Ou
     Ok(())
 }
 
-fn what_is_no_reservation_is_not_given_back(device: &mut dyn TestDevice) -> Outcome {
+fn releasing_unreserved_addresses_is_an_error(device: &mut dyn TestDevice) -> Outcome {
     let ptr = device.malloc(Bytes::mib(2))?;
     with_reservation(device, Bytes::mib(8), |device, start| {
         for bad in [DevicePtr::NULL, start.offset(PAGE), ptr] {
@@ -257,7 +257,7 @@ fn what_is_no_reservation_is_not_given_back(device: &mut dyn TestDevice) -> Outc
     device.free(ptr)
 }
 
-fn contents_survive_what_happens_to_their_neighbours(device: &mut dyn TestDevice) -> Outcome {
+fn contents_survive_changes_in_their_neighbors(device: &mut dyn TestDevice) -> Outcome {
     with_reservation(device, Bytes::mib(12), |device, start| {
         let page = |index: u64| range(start, Bytes(index * PAGE.0), PAGE);
         mapped(device).map(page(2), PAGE)?;
@@ -348,7 +348,7 @@ fn memory_is_unmapped_once_the_host_has_waited_for_its_work(device: &mut dyn Tes
     device.destroy_stream(stream)
 }
 
-/// On the simulated device alone: elsewhere the context would break.
+/// Only on the simulated device: on a GPU, this breaks the context.
 fn memory_with_work_in_flight_is_not_unmapped(device: &mut dyn TestDevice) -> Outcome {
     if device.info().clock != Clock::Simulated {
         return Ok(());

@@ -11,9 +11,9 @@ type Call = fn(&mut dyn TestDevice) -> Outcome;
 
 const TAG: Tag = Tag(0x8877_6655_4433_2211);
 const OTHER: Tag = Tag(0x1122_3344_5566_7788);
-/// A pool with this threshold keeps all it has.
+/// The threshold of a pool that keeps all its memory.
 const KEEP_ALL: Bytes = Bytes(u64::MAX);
-/// Long enough that the host asks while it runs.
+/// Long enough that the host can check while it runs.
 const LONG: Nanos = Nanos::millis(50);
 
 macro_rules! bodies {
@@ -24,12 +24,12 @@ pub(crate) fn cases() -> Vec<Case> {
     let bodies = bodies![
         a_new_pool_holds_nothing,
         a_pool_reserves_what_it_hands_out_and_device_used_follows,
-        allocations_are_apart_and_hold_what_is_written,
+        allocations_are_disjoint_and_keep_their_contents,
         a_pool_without_a_threshold_gives_unused_memory_back_at_a_wait,
         a_pool_keeps_up_to_its_threshold_until_it_is_trimmed,
-        trimming_gives_back_what_the_host_has_seen_freed_and_nothing_else,
-        what_is_freed_is_handed_out_again_on_its_stream_at_once,
-        what_is_freed_is_handed_out_on_another_stream_only_behind_an_event,
+        trimming_releases_only_memory_whose_free_has_completed,
+        freed_memory_is_reused_on_its_stream_immediately,
+        freed_memory_is_reused_on_another_stream_only_after_an_event,
         out_of_memory_is_an_answer_that_changes_nothing,
         unused_memory_of_a_pool_makes_room_for_another_size,
         a_free_takes_its_turn_in_the_stream,
@@ -63,7 +63,7 @@ fn free_bytes(device: &mut dyn TestDevice) -> Result<Bytes, DeviceError> {
     Ok(device.memory()?.free)
 }
 
-/// A pool, destroyed afterwards; then all memory must be there again.
+/// A pool, destroyed afterward. Then all memory must be free again.
 fn with_pool(device: &mut dyn TestDevice, threshold: Bytes, body: impl FnOnce(&mut dyn TestDevice, PoolId) -> Outcome) -> Outcome {
     let free = free_bytes(device)?;
     let pool = pooled(device).create_pool(threshold)?;
@@ -105,7 +105,7 @@ fn a_pool_reserves_what_it_hands_out_and_device_used_follows(device: &mut dyn Te
     })
 }
 
-fn allocations_are_apart_and_hold_what_is_written(device: &mut dyn TestDevice) -> Outcome {
+fn allocations_are_disjoint_and_keep_their_contents(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let sizes = [1, 255, 512, 4097, 1 << 20, (3 << 20) + 1];
         let mut ranges = Vec::new();
@@ -160,7 +160,7 @@ fn a_pool_keeps_up_to_its_threshold_until_it_is_trimmed(device: &mut dyn TestDev
         let kept = reserved(device, pool)?;
         assert!(kept >= Bytes::mib(40));
         pooled(device).trim_pool(pool, kept)?;
-        assert_eq!(reserved(device, pool)?, kept, "at least what is to be kept stays");
+        assert_eq!(reserved(device, pool)?, kept, "the memory to keep stays");
         pooled(device).trim_pool(pool, Bytes(1))?;
         assert!(reserved(device, pool)? >= Bytes(1));
         pooled(device).trim_pool(pool, Bytes::ZERO)?;
@@ -169,7 +169,7 @@ fn a_pool_keeps_up_to_its_threshold_until_it_is_trimmed(device: &mut dyn TestDev
     })
 }
 
-fn trimming_gives_back_what_the_host_has_seen_freed_and_nothing_else(device: &mut dyn TestDevice) -> Outcome {
+fn trimming_releases_only_memory_whose_free_has_completed(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let stream = device.create_stream()?;
         let kept = pooled(device).malloc_async(pool, Bytes::mib(10), stream)?;
@@ -186,7 +186,7 @@ fn trimming_gives_back_what_the_host_has_seen_freed_and_nothing_else(device: &mu
     })
 }
 
-fn what_is_freed_is_handed_out_again_on_its_stream_at_once(device: &mut dyn TestDevice) -> Outcome {
+fn freed_memory_is_reused_on_its_stream_immediately(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let stream = device.create_stream()?;
         device.busy(stream, LONG)?;
@@ -203,7 +203,7 @@ fn what_is_freed_is_handed_out_again_on_its_stream_at_once(device: &mut dyn Test
     })
 }
 
-fn what_is_freed_is_handed_out_on_another_stream_only_behind_an_event(device: &mut dyn TestDevice) -> Outcome {
+fn freed_memory_is_reused_on_another_stream_only_after_an_event(device: &mut dyn TestDevice) -> Outcome {
     with_pool(device, KEEP_ALL, |device, pool| {
         let (first, second, event) = (device.create_stream()?, device.create_stream()?, device.create_event()?);
         let size = Bytes::mib(20);
@@ -214,12 +214,12 @@ fn what_is_freed_is_handed_out_on_another_stream_only_behind_an_event(device: &m
         pooled(device).free_async(written, first)?;
         let apart = pooled(device).malloc_async(pool, size, second)?;
         let more = reserved(device, pool)?;
-        assert!(more.0 >= 2 * size.0, "nothing orders the streams, so both have memory of their own: {more} behind {held}");
+        assert!(more.0 >= 2 * size.0, "nothing orders the streams, so each has its own memory: {more} after {held}");
         device.fill(second, MemoryRange::new(apart, size), OTHER)?;
         device.record_event(event, first)?;
         device.wait_event(second, event)?;
         let behind = pooled(device).malloc_async(pool, size, second)?;
-        assert_eq!(reserved(device, pool)?, more, "the event orders the free in front of it");
+        assert_eq!(reserved(device, pool)?, more, "the event orders the allocation after the free");
         device.fill(second, MemoryRange::new(behind, size), TAG)?;
         device.verify(second, MemoryRange::new(apart, size), OTHER)?;
         device.verify(second, MemoryRange::new(behind, size), TAG)?;

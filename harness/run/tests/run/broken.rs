@@ -1,4 +1,4 @@
-//! Allocators with one lie each. For every invariant there is a lie that makes it, and nothing else, reported.
+//! Allocators with one lie each. Each invariant has a lie that violates only this invariant.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ const TELL: Op = Op::Alloc(9, TOLD, 0);
 const AGAIN: Op = Op::Alloc(8, Bytes::mib(3), 0);
 const TOO_MUCH: Op = Op::Alloc(7, Bytes::mib(80), 0);
 
-/// Gives every lie its occasion: hits and misses, a block that waits for an event, an out-of-memory, pressure, a fraction.
+/// Gives every lie an opportunity: hits, misses, a block that waits for an event, an OOM, external memory, a memory
+/// fraction.
 const PROGRAM: &[Op] = &[
     Op::Alloc(0, Bytes(512), 0),
     Op::Fill(0),
@@ -39,16 +40,16 @@ const PROGRAM: &[Op] = &[
     Op::EndStep,
 ];
 
-/// How the audit came to see a lie.
+/// How the audit detects a lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// From what was handed out and the one segment that the operation touched.
+    /// By comparing live allocations with the segment that the operation touched.
     Touched,
-    /// From the whole structure and the device, because the driver was called or a counter moved otherwise.
+    /// By reading the whole structure and the device, because the driver was called or a counter changed unexpectedly.
     Whole,
-    /// From the whole structure at the end of the step, or of the program.
+    /// By reading the whole structure at the end of a step or of the program.
     TheEnd,
-    /// From the contents of memory.
+    /// By verifying the contents of memory.
     Contents,
 }
 
@@ -67,14 +68,14 @@ fn at_the_end(lie: Lie, found: &'static [Invariant], at: &str) -> Case {
     Case { lie, found, at: at.to_owned(), by: By::TheEnd }
 }
 
-/// The lies that break an invariant and no other. A new invariant does not compile until it has one.
+/// Lies that violate exactly this invariant. A new invariant does not compile without one.
 fn lies_against(invariant: Invariant) -> Vec<Case> {
     match invariant {
         Invariant::AccountsAreOrdered => vec![case(Lie::ChargesPending, &[Invariant::AccountsAreOrdered], Op::Free(2), By::Whole)],
         Invariant::CountersEqualStructure => {
             let found = &[Invariant::CountersEqualStructure];
             let counters = StatFamily::ALL.iter().map(|&family| {
-                // One active block more than the operation explains makes the audit read everything.
+                // One active block too many makes the audit read everything.
                 let by = if family == StatFamily::Active { By::Whole } else { By::Touched };
                 case(Lie::Counter(family), found, TELL, by)
             });
@@ -103,9 +104,10 @@ fn lies_against(invariant: Invariant) -> Vec<Case> {
         Invariant::OomChangesOnlyTheCache => {
             vec![case(Lie::OomUncounted, &[Invariant::OomChangesOnlyTheCache], TOO_MUCH, By::Whole)]
         }
-        // Not an allocator's promise but a policy's: `a_policy_that_changes_nothing_makes_no_progress`, and the tests of recovery.
+        // A policy violates it, not an allocator: see `a_policy_that_changes_nothing_makes_no_progress` and the tests
+        // of recovery.
         Invariant::RetryMakesProgress | Invariant::AttemptsAreBounded | Invariant::RecoveryIsRepeatable => Vec::new(),
-        // Not an allocator's promise but that of ranks: the tests of `workload::train::ranks`.
+        // Ranks violate it, not an allocator: see the tests of `workload::train::ranks`.
         Invariant::CollectivesMatch => Vec::new(),
         Invariant::EverythingGoesBack => vec![at_the_end(Lie::KeepsTheCache, &[Invariant::EverythingGoesBack], "the end")],
         Invariant::WholeLimitFitsAtTheEnd => vec![at_the_end(Lie::KeepsTheFraction, &[Invariant::WholeLimitFitsAtTheEnd], "the end")],
@@ -153,7 +155,7 @@ fn an_allocator_that_does_not_lie_is_not_accused() {
 }
 
 #[test]
-fn every_invariant_is_told_alone_by_a_lie_that_breaks_it_alone() {
+fn each_lie_violates_exactly_its_invariant() {
     let mut said = String::new();
     for &invariant in Invariant::ALL {
         let cases = lies_against(invariant);
@@ -177,7 +179,7 @@ fn an_allocation_over_a_part_of_another_one_is_found() {
 /// Memory that is not there breaks two promises at once: it is more than the device has given, and the device did not move with it.
 /// A segment is counted and the driver was not called: that alone makes the audit read everything. What others hold must not hide it.
 #[test]
-fn memory_from_nowhere_is_found_when_it_happens_also_under_pressure() {
+fn unaccounted_memory_is_found_immediately_even_under_pressure() {
     for program in [&[AGAIN, Op::EndStep][..], &[Op::Pressure(Bytes::mib(48)), AGAIN, Op::EndStep]] {
         let (allocator, _) = Lying::new(Lie::FromNowhere);
         let stopped = Machine::new(Box::new(allocator)).run(program).unwrap_err();
@@ -187,7 +189,7 @@ fn memory_from_nowhere_is_found_when_it_happens_also_under_pressure() {
 }
 
 #[test]
-fn an_out_of_memory_that_drops_what_is_live_is_found_when_it_happens() {
+fn an_oom_that_drops_live_memory_is_found_immediately() {
     let (allocator, _) = Lying::new(Lie::OomDropsLive);
     let stopped = Machine::new(Box::new(allocator)).run(&[AGAIN, TOO_MUCH]).unwrap_err();
     assert_eq!(stopped.at, format!("{TOO_MUCH:?}"));

@@ -14,12 +14,12 @@ use harness_record::{Cause, Outcome, Pieces, PinnedSegment, RefusedCall, Shortag
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
-/// The shortage of the last step, which must have failed for lack of memory.
+/// The facts about the OOM of the last step.
 fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
     shortage_with("", memory, steps, allocator)
 }
 
-/// The same with more at the top of the scenario.
+/// The same with more keys at the top of the scenario.
 fn shortage_with(more: &str, memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
     let steps: String = steps.lines().map(str::trim).filter(|line| !line.is_empty()).fold(String::new(), |mut text, step| {
         writeln!(text, "  - {step}").unwrap();
@@ -42,13 +42,13 @@ const fn mib(count: u64) -> Bytes {
     Bytes::mib(count)
 }
 
-/// The first call for 700 MiB is refused, and the retry of PyTorch's allocator too.
+/// The first call for 700 MiB and the retry of PyTorch's allocator both fail.
 const REFUSED: &str = "
     alloc: { buffer: a, size: 4MiB }
     alloc: { buffer: b, size: 700MiB }";
 
 #[test]
-fn a_request_whose_calls_a_fault_refuses_says_which_call_that_was() {
+fn a_request_that_an_injected_failure_refuses_names_the_call() {
     let faults = "faults: [{ call: cudaMalloc, skip: 1, count: 2 }]\n";
     let shortage = shortage_with(faults, "1GiB", REFUSED, AllocatorKind::Caching);
     assert_eq!(shortage.injected, Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 3 }));
@@ -162,7 +162,7 @@ fn each_failure_has_the_causes_that_its_figures_bear_out_and_no_others() {
 }
 
 #[test]
-fn a_training_that_failed_tells_of_the_moment_at_which_it_failed() {
+fn a_failed_training_reports_the_state_at_its_failure() {
     let steps = "train: { id: t, parameters: 64MiB, layers: 50, activations_per_sample: 32MiB, batch: 16, iterations: 1 }";
     let shortage = shortage("512MiB", steps, AllocatorKind::Caching);
     assert_eq!((shortage.accounts.allocated, shortage.accounts.reserved), (Bytes(473_126_400), mib(508)));
@@ -170,7 +170,7 @@ fn a_training_that_failed_tells_of_the_moment_at_which_it_failed() {
 }
 
 #[test]
-fn what_pins_free_memory_is_named_by_buffer_or_workload_with_its_line() {
+fn pinning_buffers_and_workloads_are_named_with_their_line() {
     let pinned = |memory, steps, allocator| {
         let shortage = shortage(memory, steps, allocator);
         assert_eq!(shortage.streams.values().collect::<Vec<_>>(), ["default", "side"]);
@@ -189,7 +189,7 @@ fn what_pins_free_memory_is_named_by_buffer_or_workload_with_its_line() {
 
 #[test]
 fn many_pinned_segments_are_counted_and_not_listed() {
-    // Each pair fills a segment of 20 MiB but for 6 MiB; the device is full then.
+    // Each pair leaves 6 MiB of a 20 MiB segment free. Then the device is full.
     let steps: String = (0..24).map(|n| format!("alloc: {{ buffer: b{n}, size: 7MiB }}\n")).collect();
     let shortage = shortage("240MiB", &format!("{steps}alloc: {{ buffer: last, size: 12MiB }}"), AllocatorKind::Caching);
     assert_eq!(shortage.pinned.len(), 10);

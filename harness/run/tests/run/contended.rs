@@ -31,13 +31,13 @@ fn run_on(steps: &str, stage: Stage) -> RunRecord {
         .unwrap()
 }
 
-/// Other processes that hold one amount for the first questions, and another one from then on.
+/// Other processes whose memory changes after a number of queries.
 fn others(before: Bytes, now: Bytes) -> impl Fn(bool) -> Stage {
     move |tells_process| Stage { others: Some(Box::new(move |nth| if nth < 6 { before } else { now })), tells_process, ..Stage::default() }
 }
 
 #[test]
-fn a_process_that_comes_or_goes_fails_no_run_that_is_right() {
+fn other_processes_fail_no_correct_run() {
     for (before, now) in [(Bytes::mib(512), Bytes::ZERO), (Bytes::ZERO, Bytes::mib(512)), (Bytes::mib(100), Bytes::mib(100))] {
         let stage = others(before, now);
         for tells_process in [true, false] {
@@ -60,7 +60,7 @@ fn an_expectation_that_another_process_breaks_makes_the_run_contended() {
     assert_eq!(told, Verdict::Contended { reason });
 }
 
-/// Contention explains figures of the device, and not what an allocator does to memory.
+/// Contention explains differences in the device's figures, but not errors in the allocator's memory.
 #[test]
 fn contention_hides_no_other_violation() {
     let steps = "  - alloc: { buffer: a, size: 30MiB }
@@ -81,7 +81,7 @@ fn figures_that_come_late_are_looked_at_twice() {
     assert_eq!(run_on(STEPS, late).verdict, Verdict::Passed);
 }
 
-/// The same for other processes: one reading does not make them the cause of a failure.
+/// The same for other processes: one deviating reading does not count as contention.
 #[test]
 fn one_odd_reading_of_other_processes_hides_no_failure() {
     let steps = format!("{STEPS}\n  - expect: num_ooms == 1");
@@ -106,12 +106,12 @@ fn what_streams_take_belongs_to_the_context_overhead() {
     assert_eq!(run.steps[0].accounts.device.context_overhead, run.steps[0].accounts.device.used);
 }
 
-/// Three figures of the device in one expectation, and one question for them.
+/// One expectation with three device figures needs one query.
 #[test]
 fn all_metrics_of_an_expectation_are_read_at_one_moment() {
     let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - expect: device.used - device.context_overhead - device.external_memory == 0B\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}"));
-    // What others hold changes with each question, but not within one.
+    // The memory of others changes with each query, but not within one.
     let asked_before = |expectations: usize| {
         let mut scenario = scenario.clone();
         let first = scenario.steps[0].clone();

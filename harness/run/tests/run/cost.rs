@@ -34,7 +34,7 @@ fn a_hit_costs_the_audit_the_one_segment_that_it_touches() {
     let mut live = [false; SLOTS];
     for _ in 0..OPERATIONS {
         let slot = rng.random_range(0..SLOTS);
-        // Kept to about half of the memory, so that the storm goes on without an out-of-memory.
+        // Uses about half of the memory, so the storm never runs out.
         let op = if live[slot] { Op::Free(slot) } else { Op::Alloc(slot, Bytes(TOLD.0 + 1 + rng.random_range(0..160_000)), 0) };
         live[slot] = !live[slot];
         let calls = machine.rig.calls().memory_calls();
@@ -54,14 +54,14 @@ fn a_hit_costs_the_audit_the_one_segment_that_it_touches() {
     assert_eq!(counts()[0], before + 1);
     assert_eq!((hits + misses, machine.ooms), (OPERATIONS, 0));
     assert!(hits > misses * 100, "{hits} hits and {misses} misses: this storm shows nothing about hits");
-    // One segment of 2 MiB has a small part of all blocks, and that part is what a hit costs.
+    // A segment of 2 MiB holds a small part of all blocks, and a hit costs only that part.
     let all: usize = structure.iter().map(|segment| segment.blocks.len()).sum();
     let mean = blocks_of_hits / hits;
     assert!(structure.len() >= 8 && mean * 4 < all as u64, "{mean} of {all} blocks in {} segments", structure.len());
     machine.finish().unwrap();
 }
 
-/// An allocator that counts the blocks that are read of it.
+/// An allocator that counts the blocks that are read.
 struct Counted(Box<dyn Allocator>, Arc<AtomicU64>);
 
 impl Counted {
@@ -104,7 +104,8 @@ fn a_storm_costs_the_audit_the_same_with_every_allocator() {
         let mut machine = Machine::new(Box::new(Counted(kind.build(), Arc::clone(&read))));
         let mut rng = ChaCha8Rng::seed_from_u64(2);
         let mut live = [false; LIVE];
-        // Small blocks in the small memory of these programs; `direct` and the driver's pool have room for fewer.
+        // These programs have little memory, so their blocks are small; `direct` and the driver's pool have room for
+        // fewer.
         let slots = if matches!(kind, AllocatorKind::Direct | AllocatorKind::AsyncPool) { 30 } else { LIVE };
         for _ in 0..OPERATIONS {
             let slot = rng.random_range(0..slots);
@@ -120,7 +121,7 @@ fn a_storm_costs_the_audit_the_same_with_every_allocator() {
     }
 }
 
-/// Each step makes one buffer, and at its end everything is checked, as often as that is paid for.
+/// Each step makes one buffer. At its end, everything is checked if the budget allows it.
 #[test]
 fn steps_with_many_live_buffers_cost_the_audit_time_linear_in_their_number() {
     const STEPS: usize = 8_000;
@@ -138,7 +139,7 @@ fn steps_with_many_live_buffers_cost_the_audit_time_linear_in_their_number() {
 /// After a recovered failure, the bound per step is much smaller. The record keeps no steps, so forked copies stay
 /// small.
 #[test]
-fn the_steps_behind_a_failed_call_cost_time_linear_in_their_number_and_no_memory() {
+fn steps_after_a_failed_call_take_linear_time_and_no_memory() {
     const STEPS: u64 = 8_000;
     let text = format!(
         "about: A test.\nneeds: {{ memory: 64MiB }}\nsteps:\n  - for: {{ i: 1..{STEPS} }}\n    steps:\n      - alloc: {{ buffer: \"a[i]\", size: 4KiB }}\n"
@@ -154,6 +155,6 @@ fn the_steps_behind_a_failed_call_cost_time_linear_in_their_number_and_no_memory
     assert_eq!((run.verdict, run.stats.num_alloc_retries), (Verdict::Passed, 1));
     assert_eq!((run.steps.len(), run.unrecorded_steps), (0, STEPS));
     let each = read.load(Ordering::Relaxed) / STEPS;
-    // An operation and a step add 64 blocks each. Everything is read at least twice: where the steps begin, and at the end.
+    // An operation and a step add 64 blocks each. Everything is read at least twice: at the first step and at the end.
     assert!((2..=2 * 64 + 10).contains(&each), "{each} blocks a step");
 }

@@ -62,7 +62,7 @@ fn a_fault_that_strikes_no_call_fails_the_run_at_its_own_line() {
 }
 
 #[test]
-fn what_a_fault_strikes_is_noted_at_the_step() {
+fn failed_calls_are_noted_at_their_step() {
     let runs = records(
         "  - { call: cudaMalloc, skip: 1 }",
         "  - alloc: { buffer: a, size: 8MiB }\n  - alloc: { buffer: b, size: 30MiB, expect: any }",
@@ -75,7 +75,7 @@ fn what_a_fault_strikes_is_noted_at_the_step() {
 }
 
 #[test]
-fn a_sticky_error_is_told_by_the_step_that_met_it_first_and_nothing_hides_it() {
+fn a_sticky_error_is_reported_at_its_first_step_and_stays_visible() {
     let runs =
         records("  - { call: cudaMalloc, error: device_lost }", "  - reset_peak_stats\n  - alloc: { buffer: a, size: 8MiB }\n  - free: a");
     for run in &runs {
@@ -99,7 +99,7 @@ fn a_run_that_is_to_end_with_an_error_and_does_not_has_failed() {
 }
 
 #[test]
-fn a_wait_that_never_returns_is_told_at_once() {
+fn a_wait_that_never_returns_is_reported_immediately() {
     let faults = "  - { call: cudaEventRecord, never_completes: true }";
     for run in &records(faults, "  - record: { event: done }\n  - synchronize: { event: done }") {
         let (first, _) = failure(run);
@@ -159,7 +159,7 @@ impl wrapper::AllocatorWrapper for Forgetful {
 }
 
 #[test]
-fn an_allocator_that_forgets_memory_when_a_free_fails_leaks_it_and_is_told() {
+fn an_allocator_that_forgets_memory_after_a_failed_free_leaks_it() {
     let text = "about: A test.\nneeds: { memory: 64MiB }\nsteps:\n  - alloc: { buffer: a, size: 8MiB }\n  - free: a\n";
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap();
     let run = |allocator: Box<dyn Allocator>, fail: &str| {

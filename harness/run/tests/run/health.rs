@@ -1,4 +1,4 @@
-//! Health checks: a run without the audit finds what is wrong at the next check, and says at which step.
+//! Health checks: a run without an audit detects an error at the next check and reports its step.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ fn run(lie: Lie, health_check: &str, audit: bool) -> RunRecord {
     Run::new(&request, Box::new(SimDevice::new(config))).with_allocator(Box::new(Lying::new(lie).0)).checked().unwrap()
 }
 
-/// The step at which the run failed, and the invariant.
+/// The step at which the run failed, and the violated invariant.
 fn failed_at(record: &RunRecord) -> Option<(u32, Invariant)> {
     match &record.verdict {
         Verdict::Passed => None,

@@ -1,6 +1,5 @@
-//! GPUs that lack what an allocator needs: those arms are skipped, with the reason, and the others run.
-//!
-//! The simulated GPU is loaded once for good in a process, so each GPU is opened in a child: this program again.
+//! GPUs that lack a feature of an allocator: those allocators are skipped with the reason, and the others run.
+//! || A process loads the simulated GPU once and permanently, so each GPU is opened in a child process of this program.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,12 +14,12 @@ use harness_run::session::{Plan, Selection, Sinks};
 use harness_scenario::Scenario;
 use harness_staging::{Staging, strict};
 
-/// Set for a child: it prints the verdict of each arm.
+/// Set for a child process, which prints each allocator's verdict.
 const CHILD: &str = "HARNESS_LACKING_CHILD";
 
 const TEXT: &str = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching, expandable, async_pool]\nsteps:\n  - alloc: { buffer: a, size: 30MiB }\n  - fill: { buffer: a }\n";
 
-/// The verdicts on a GPU like this, by arm.
+/// The verdicts on such a GPU, by allocator.
 fn verdicts(config: &Settings) -> String {
     let staging = Staging::new(config).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -32,7 +31,7 @@ fn verdicts(config: &Settings) -> String {
     text.lines().filter_map(|line| line.split_once("arm ")).map(|(_, verdict)| format!("{verdict}\n")).collect()
 }
 
-/// Does nothing unless it is the child.
+/// Does nothing in the parent process.
 #[test]
 fn child() {
     if std::env::var_os(CHILD).is_none() {

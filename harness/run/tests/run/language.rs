@@ -31,7 +31,7 @@ fn records(text: &str) -> Records {
     plan(text).run(&DeviceSource::simulated(), &Arc::default()).unwrap()
 }
 
-/// One run with the default allocator in 64 MiB.
+/// Runs the default allocator in 64 MiB.
 fn run(steps: &str) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nprograms: [server]\nsteps:\n{steps}\n");
     records(&text).runs.remove(0)
@@ -43,7 +43,7 @@ fn passes(steps: &str) -> RunRecord {
     run
 }
 
-/// The rule, the expectation and what was seen of the first violation.
+/// The rule, the expectation and the actual result of the first violation.
 fn failure(run: &RunRecord) -> (Rule, String, String) {
     match &run.verdict {
         Verdict::Failed { first, .. } => (first.rule.clone(), first.expected.clone(), first.seen.clone()),
@@ -69,7 +69,7 @@ fn a_loop_gives_its_values_to_sizes_numbers_and_expectations() {
 }
 
 #[test]
-fn a_numbered_buffer_that_is_not_there_fails_the_step_and_those_that_are_are_told() {
+fn a_missing_numbered_buffer_fails_the_step_and_the_live_ones_are_reported() {
     let (_, expected, seen) =
         failure(&run("  - alloc: { buffer: \"kv[1]\", size: 1MiB }\n  - alloc: { buffer: \"kv[2]\", size: 1MiB }\n  - free: kv[3]"));
     assert_eq!((expected.as_str(), seen.as_str()), ("kv[3] to be live", "2 of that name are live, from kv[1] to kv[2]"));
@@ -122,7 +122,7 @@ fn growth_is_that_since_the_same_place_was_reached_the_last_time() {
 }
 
 #[test]
-fn a_request_that_fails_for_another_cause_than_expected_tells_the_cause_it_had() {
+fn a_request_that_fails_for_an_unexpected_cause_reports_the_cause() {
     passes("  - alloc: { buffer: a, size: 65MiB, expect: { oom: too_large } }");
     passes("  - external_memory: 40MiB\n  - alloc: { buffer: a, size: 30MiB, expect: { oom: others_hold } }");
     let (_, expected, seen) = failure(&run("  - alloc: { buffer: a, size: 65MiB, expect: { oom: fragmented } }"));
@@ -151,7 +151,7 @@ fn another_program_has_an_allocator_of_its_own_and_holds_memory_from_the_first()
 }
 
 #[test]
-fn what_is_made_in_a_private_pool_serves_nothing_else_until_the_pool_is_released() {
+fn memory_of_a_private_pool_serves_only_that_pool_until_its_release() {
     passes(
         "  - private_pool: graph
     steps: [ alloc: { buffer: captured, size: 20MiB } ]

@@ -10,7 +10,7 @@ use harness_report::text::step_table;
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
-/// Steps begin at line 4.
+/// The steps begin at line 4.
 fn run(steps: &str) -> RunRecord {
     let text = format!("about: A test.\nneeds: {{ memory: 256MiB }}\nsteps:\n{steps}\n");
     let scenario = Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -27,7 +27,7 @@ fn passes(steps: &str) -> RunRecord {
     run
 }
 
-/// What fails the run.
+/// The violation that fails the run.
 fn violations(steps: &str) -> Vec<Violation> {
     match run(steps).verdict {
         Verdict::Failed { first, rest } => std::iter::once(first).chain(rest).collect(),
@@ -40,7 +40,7 @@ fn found(steps: &str) -> String {
 }
 
 #[test]
-fn a_retained_graph_is_found_by_what_its_tensors_are_for() {
+fn a_retained_graph_is_found_by_the_purpose_of_its_tensors() {
     insta::assert_snapshot!(found(
         "  - train: { id: kept, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: 8, iterations: 10, retain_graph: true, leak_check: {} }"
     ));
@@ -73,7 +73,7 @@ fn a_cache_that_is_never_evicted_is_found_though_the_run_breaks_off_before_the_l
 }
 
 #[test]
-fn a_loop_that_ends_out_of_memory_is_told_why() {
+fn a_loop_that_ends_with_oom_reports_the_leak() {
     insta::assert_snapshot!(found(
         "  - repeat: until oom
     leak_check: { total: 8MiB }
@@ -83,7 +83,7 @@ fn a_loop_that_ends_out_of_memory_is_told_why() {
 }
 
 #[test]
-fn what_is_filled_in_the_warm_up_and_evicted_later_is_no_leak() {
+fn a_cache_filled_during_the_warm_up_is_no_leak() {
     let run = passes(
         "  - alloc: { buffer: \"kv[0]\", size: 30MiB }
   - for: { i: 1..30 }
@@ -103,7 +103,7 @@ fn what_is_filled_in_the_warm_up_and_evicted_later_is_no_leak() {
 }
 
 #[test]
-fn growth_within_its_limits_passes_and_is_told() {
+fn growth_within_its_limits_passes_and_is_reported() {
     let run = passes(
         "  - repeat: 11
     leak_check: { per_iteration: 1MiB, total: 8MiB, every: 2 }

@@ -10,58 +10,58 @@ use harness_allocator::device::{Device, DeviceError, DevicePtr, MemoryRange, Str
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat, StatFamily};
 use harness_allocator::units::Bytes;
 
-/// The request at which the lies begin that do not have an occasion of their own. No other request is of this size.
+/// The size of the request that starts most lies. No other request has this size.
 pub(crate) const TOLD: Bytes = Bytes(1000);
 
 /// The excess in a pending block's size: more than all active memory.
 const PENDING_SURCHARGE: Bytes = Bytes::mib(32);
 
-/// One thing that is wrong.
+/// A single error of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lie {
     /// None: the control.
     Nothing,
     /// A counter is one too high.
     Counter(StatFamily),
-    /// A peak is below the value that it is the peak of.
+    /// A peak is below its current value.
     Peak,
-    /// A sum of increases is one too high.
+    /// A cumulative counter is one too high.
     SumOfIncreases,
     /// A free block starts after its true address, or before it.
     Gap,
     Overlap,
-    /// A free block is listed as two, and counted so.
+    /// A free block is listed and counted twice.
     Unmerged,
-    /// An allocation lies where another one is; or over the end of it.
+    /// An allocation overlaps another one: at the same address, or at its end.
     HandedOutTwice,
     HandedOutOverlapping,
-    /// The structure knows of other requests than were made, or of another stream; the sums are right.
+    /// The structure has a wrong request or a wrong stream; the sums are right.
     SwappedRequests,
     ListedForAnotherStream,
-    /// A free block of a segment that serves one stream is listed for another one.
+    /// A free block in the segment of one stream is listed for another stream.
     HoldsABlockOfAnotherStream,
-    /// Half of what was asked for, or for another stream, or nothing at all.
+    /// Returns half of the requested size, or memory for another stream, or nothing.
     TooSmall,
     WrongStream,
     Null,
     /// A live allocation silently gets other memory at its address.
     LosesContents,
-    /// `record_stream` is not heard: a block is handed out while another stream uses it.
+    /// Ignores `record_stream`: reuses a block while another stream uses it.
     ForgetsStreams,
-    /// All memory comes from elsewhere than the device.
+    /// Takes all memory from another device.
     FromNowhere,
-    /// Blocks that wait for events are charged more than they hold.
+    /// Charges blocks that wait for events with more than their size.
     ChargesPending,
     /// A device allocation that no account shows, freed at the end.
     Hoards,
-    /// An out-of-memory is not counted; or it drops everything that is live.
+    /// Does not count an OOM, or drops all live memory on OOM.
     OomUncounted,
     OomDropsLive,
     /// `empty_cache` does nothing.
     KeepsTheCache,
-    /// A memory fraction is never lifted.
+    /// Never lifts a memory fraction.
     KeepsTheFraction,
-    /// Something of the device is forgotten.
+    /// Leaks an event or a stream.
     LeaksAnEvent,
     LeaksAStream,
     LeaksItsSegments,
@@ -85,9 +85,9 @@ pub(crate) struct Lying {
     lie: Lie,
     told: bool,
     inner: CachingAllocator,
-    /// A device that is not the rig's: its addresses are the same, as those of all fresh simulated devices are.
+    /// Another device with the same addresses as the rig's, as all new simulated devices have.
     elsewhere: SimDevice,
-    /// An allocator on it.
+    /// An allocator on that device.
     twin: CachingAllocator,
     first: Option<MemoryRange>,
     hoard: Option<DevicePtr>,
@@ -113,7 +113,7 @@ impl Lying {
     /// The effect of the lie on the request at which it begins.
     fn tell(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
         match self.lie {
-            // The twin knows nothing of what was handed out, and begins at the address of the first block.
+            // The second allocator has no allocations, so it starts at the first block's address.
             Lie::HandedOutTwice | Lie::HandedOutOverlapping => return self.twin.allocate(&mut self.elsewhere, request),
             Lie::TooSmall => return self.inner.allocate(device, Request { size: Bytes(request.size.0 / 2), ..request }),
             Lie::WrongStream => return self.inner.allocate(device, request.on(StreamId(request.stream.0 + 1))),
@@ -127,7 +127,7 @@ impl Lying {
         self.inner.allocate(device, request)
     }
 
-    /// Maps a new page where the first allocation lies.
+    /// Maps a new page over the first allocation.
     fn swap_memory(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
         const PAGE: Bytes = Bytes::mib(2);
         let first = self.first.expect("something was handed out before").start;

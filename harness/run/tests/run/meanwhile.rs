@@ -22,7 +22,7 @@ fn ran(steps: &str) -> RunRecord {
 }
 
 #[test]
-fn what_is_done_meanwhile_knows_the_variables_of_the_loops_around_it() {
+fn meanwhile_steps_know_the_variables_of_enclosing_loops() {
     let record = ran(&format!(
         "  - for: {{ i: 1..2 }}
     steps:
@@ -42,7 +42,7 @@ fn what_is_done_meanwhile_knows_the_variables_of_the_loops_around_it() {
 }
 
 #[test]
-fn what_is_done_meanwhile_beside_a_step_of_a_program_is_of_that_program() {
+fn meanwhile_steps_inside_a_program_are_part_of_it() {
     let record = ran(&format!(
         "  - program: server
     steps:
@@ -56,7 +56,7 @@ fn what_is_done_meanwhile_beside_a_step_of_a_program_is_of_that_program() {
 }
 
 #[test]
-fn what_is_done_meanwhile_beside_a_program_is_not_of_that_program() {
+fn meanwhile_steps_next_to_a_program_are_not_part_of_it() {
     let record = ran("  - program: server
     steps:
       - alloc: { buffer: model, size: 30MiB }

@@ -11,7 +11,7 @@ use harness_report::text::step_table;
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
-/// Steps begin at line 6.
+/// The steps begin at line 6.
 fn passes(steps: &str) -> RunRecord {
     passes_with("programs: [other]", steps)
 }
@@ -66,7 +66,7 @@ fn giving_up_is_one_try() {
 }
 
 #[test]
-fn evicting_frees_what_was_used_longest_ago_until_it_fits() {
+fn evicting_frees_the_least_recently_used_buffers_until_it_fits() {
     let run = passes(
         "  - for: { i: 1..4 }
     steps:
@@ -84,7 +84,7 @@ fn evicting_frees_what_was_used_longest_ago_until_it_fits() {
 }
 
 #[test]
-fn a_chain_skips_what_has_nothing_to_do_and_goes_on_to_the_next() {
+fn a_chain_skips_policies_without_anything_to_do() {
     let run = passes(
         "  - alloc: { buffer: w, size: 20MiB }
   - alloc: { buffer: v, size: 20MiB }
@@ -140,7 +140,7 @@ fn waiting_lets_others_give_memory_back() {
 }
 
 #[test]
-fn waiting_for_nobody_makes_no_progress() {
+fn waiting_without_other_users_makes_no_progress() {
     passes(
         "  - external_memory: 40MiB
   - alloc: { buffer: x, size: 30MiB, expect: oom, on_oom: { wait: { retries: 2 } }, id: x }
@@ -165,7 +165,7 @@ fn what_was_given_back_and_lost_is_told() {
     assert!(recovery.listed.iter().all(|attempt| attempt.time.is_some()), "{recovery:?}");
 }
 
-/// 64 MiB in which a batch of 32 with 2 MiB a sample does not fit.
+/// In 64 MiB, a batch of 32 with 2 MiB per sample does not fit.
 fn saved_by(policies: &str) -> Recovery {
     let steps = format!(
         "  - train: {{ id: t, parameters: 1MiB, layers: 16, activations_per_sample: 2MiB, batch: 32, iterations: 3, on_oom: {policies} }}
@@ -195,7 +195,7 @@ fn checkpointing_and_smaller_numbers_keep_the_batch() {
 }
 
 #[test]
-fn what_is_kept_on_the_host_keeps_the_batch_and_its_bytes_are_told() {
+fn spilling_to_the_host_keeps_the_batch_and_reports_its_bytes() {
     for (policies, plan) in [
         ("spill_to_host", "a batch of 32, saved activations in pinned host memory"),
         ("{ spill_to_host: { memory: pageable } }", "a batch of 32, saved activations in pageable host memory"),
@@ -209,7 +209,8 @@ fn what_is_kept_on_the_host_keeps_the_batch_and_its_bytes_are_told() {
     }
 }
 
-/// Host memory that cannot be had is a failed try like any other, which names the call; the next policy goes to another kind.
+/// A failed allocation of host memory counts as a failed attempt and names the call. The next policy uses another kind
+/// of memory.
 #[test]
 fn where_there_is_no_host_memory_the_next_policy_is_tried() {
     let policies = "[ spill_to_host, { spill_to_host: { memory: pageable } }, { spill_to_host: { memory: mapped_file } } ]";
@@ -236,9 +237,9 @@ fn every_policy_recovers_the_same_way_again() {
     }
 }
 
-/// What another stream wrote is not read on the buffer's own stream, which does not wait for it.
+/// The check on the buffer's own stream skips contents of another stream, because the streams are not ordered.
 #[test]
-fn looking_at_what_is_live_after_a_failure_is_no_race() {
+fn verifying_live_buffers_after_a_failure_is_no_race() {
     passes(
         "  - alloc: { buffer: w, size: 40MiB }
   - record: { event: made }
@@ -252,7 +253,7 @@ fn looking_at_what_is_live_after_a_failure_is_no_race() {
 }
 
 #[test]
-fn a_training_that_keeps_its_batch_says_what_changed_instead() {
+fn a_training_that_keeps_its_batch_reports_the_changed_plan() {
     let run = passes(&training(64, 1, "split_and_accumulate", "fits"));
     let note = &run.steps[0].notes[0];
     assert_eq!(note, "1 retry: a batch of 64 became a batch of 64 in 2 parts");
@@ -274,7 +275,7 @@ fn requests_that_were_used_longest_ago_are_evicted_until_the_others_fit() {
     assert!(run.steps[0].reports["evicted"] >= then.len() as u64, "{:?}", run.steps[0].reports);
     let ends = passes(&(serving("give_up", "oom") + "  - expect: [ i.served < 20, i.evicted == 0 ]"));
     assert_eq!(ends.steps[0].outcome, Outcome::OutOfMemory);
-    // A buffer of the scenario goes before any request does.
+    // The policy evicts buffers of the scenario before requests.
     let buffer_first = "  - alloc: { buffer: prefix, size: 8MiB }\n".to_owned()
         + &serving("[ { evict: { buffers: [prefix] } }, evict, wait ]", "fits")
         + "  - free: prefix";

@@ -12,11 +12,11 @@ use crate::program::{Machine, Op};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
     Nothing,
-    /// The counter of what is reserved is one byte too high.
+    /// The counter of reserved bytes is one too high.
     Reserved,
     /// Hides the pool from the audit.
     HidesThePool,
-    /// Another stream's use is not heard of.
+    /// Ignores `record_stream`.
     ForgetsStreams,
 }
 
@@ -95,7 +95,7 @@ fn found(lie: Lie, program: &[Op]) -> Vec<Invariant> {
 fn lies_about_a_pool_of_the_driver_are_found() {
     let program = [Op::Alloc(0, Bytes::mib(3), 0), Op::EndStep, Op::Free(0), Op::EndStep];
     assert_eq!(found(Lie::Nothing, &program), []);
-    // One byte more than the driver has reserved is also more than the device has given.
+    // One byte too many for the driver is also one too many for the device.
     assert_eq!(found(Lie::Reserved, &program), [Invariant::CountersEqualStructure, Invariant::AccountsAreOrdered]);
     assert_eq!(found(Lie::HidesThePool, &program), [Invariant::CountersEqualStructure]);
 }

@@ -1,4 +1,4 @@
-//! Private pools through the rig: audited as all memory is, refused with a reason where an allocator has none, gone at the end of a run.
+//! Private pools through the rig: audited like all memory, refused if unsupported, released at the end of a run.
 
 use harness_allocator::allocator::{AllocatorKind, PrivatePoolError, PrivatePoolId, Request};
 use harness_allocator::device::StreamId;
@@ -84,7 +84,7 @@ fn pools_that_are_still_open_at_the_end_of_a_run_go_back_with_everything_else() 
 }
 
 #[test]
-fn an_allocator_without_private_pools_says_so_and_nothing_happens() {
+fn an_allocator_without_private_pools_refuses_them() {
     for kind in [AllocatorKind::Bfc, AllocatorKind::RmmPool, AllocatorKind::AsyncPool, AllocatorKind::Direct] {
         let mut rig = rig(kind);
         let pool = rig.name_private_pool();
@@ -112,7 +112,7 @@ fn misuse_is_answered_and_changes_nothing() {
     end(rig);
 }
 
-/// 12 MiB are free, but not where the request is served from.
+/// 12 MiB are free, but in a pool that does not serve the request.
 #[test]
 fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
     let mut rig = rig(AllocatorKind::Caching);
@@ -133,7 +133,7 @@ fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
     end(rig);
 }
 
-/// Each program has pools of its own, also under the same number.
+/// Each program has its own pools, even with equal numbers.
 #[test]
 fn programs_do_not_see_each_others_pools() {
     let mut rig = rig(AllocatorKind::Caching);

@@ -1,4 +1,4 @@
-//! Small programs for a rig: operations on numbered buffers, and where the first thing went wrong.
+//! Small programs for a rig: operations on numbered buffers, and the place of the first error.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,12 +17,13 @@ pub(crate) fn request<'a>(scenario: &'a Scenario, allocator: &'a AllocatorSpec) 
     RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce: String::new(), audit: true, interrupt: Arc::default() }
 }
 
-/// The memory that programs have, the context apart.
+/// The memory of programs, without the context.
 pub(crate) const MEMORY: Bytes = Bytes::mib(64);
 /// Streams besides the default one.
 pub(crate) const STREAMS: usize = 2;
 
-/// Streams are numbered from 0, the default stream. Programs of these are right: streams that share a buffer are ordered by an event.
+/// Streams are numbered from 0, the default stream. These programs are correct: an event orders the streams that share
+/// a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Op {
     Alloc(usize, Bytes, usize),
@@ -57,15 +58,15 @@ impl Stopped {
     }
 }
 
-/// A rig with a program's buffers and streams.
+/// A rig with the buffers and streams of a program.
 pub(crate) struct Machine {
     pub(crate) rig: Rig,
     streams: Vec<StreamId>,
     event: EventId,
-    /// With the stream that used each last.
+    /// Each buffer with its last stream.
     buffers: BTreeMap<usize, (Buffer, StreamId)>,
     step: u32,
-    /// Requests that found no memory.
+    /// The number of failed requests.
     pub(crate) ooms: u64,
 }
 
@@ -81,7 +82,7 @@ impl Machine {
         Self { rig, streams, event, buffers: BTreeMap::new(), step: 1, ooms: 0 }
     }
 
-    /// Runs a program, gives everything back, and checks the end.
+    /// Runs a program, frees everything, and checks the end.
     pub(crate) fn run(mut self, program: &[Op]) -> Result<(), Stopped> {
         for &op in program {
             self.op(op).map_err(|stop| Stopped { at: format!("{op:?}"), stop })?;
@@ -97,12 +98,12 @@ impl Machine {
         self.close().map_err(|stop| Stopped { at: "closing".to_owned(), stop })
     }
 
-    /// Closes without giving anything back first, as after a failure.
+    /// Closes without freeing anything first, as after a failure.
     pub(crate) fn close(self) -> Result<(), Stop> {
         self.rig.close(self.streams.into_iter().skip(1).collect(), vec![self.event])
     }
 
-    /// Operations on buffers that are not there, for example because their request failed, do nothing.
+    /// Operations on missing buffers do nothing; their requests may have failed.
     pub(crate) fn op(&mut self, op: Op) -> Result<(), Stop> {
         let rig = &mut self.rig;
         match op {

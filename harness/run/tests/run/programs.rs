@@ -37,9 +37,9 @@ fn reserved(rig: &Rig, program: ProgramId) -> Bytes {
     Bytes(rig.stats_of(program).reserved_bytes.all.current)
 }
 
-/// Requests, frees out of turn, empty caches, ends of steps, and the end of the run, with each pair of allocators.
+/// Requests, frees in any order, emptied caches, ends of steps and of the run, for each pair of allocators.
 #[test]
-fn programs_with_whatever_allocators_share_a_device_and_none_is_accused() {
+fn programs_with_any_allocators_share_a_device_without_findings() {
     for &first in AllocatorKind::ALL {
         for &second in AllocatorKind::ALL {
             let (mut rig, other) = two_programs(first, second);
@@ -64,7 +64,7 @@ fn programs_with_whatever_allocators_share_a_device_and_none_is_accused() {
 }
 
 #[test]
-fn a_buffer_goes_back_to_its_own_program_and_counters_are_those_of_the_entered_one() {
+fn a_buffer_is_freed_in_its_own_program_and_counters_are_of_the_current_one() {
     let (mut rig, other) = two_programs(AllocatorKind::Caching, AllocatorKind::Caching);
     let mine = allocate(&mut rig, Bytes::mib(3));
     rig.enter(other);
@@ -84,7 +84,7 @@ fn a_buffer_goes_back_to_its_own_program_and_counters_are_those_of_the_entered_o
 }
 
 #[test]
-fn what_another_program_holds_is_held_by_others_where_a_request_fails() {
+fn memory_of_another_program_counts_as_used_by_others() {
     for second in [AllocatorKind::Caching, AllocatorKind::Expandable, AllocatorKind::AsyncPool, AllocatorKind::Direct] {
         let (mut rig, other) = two_programs(AllocatorKind::Caching, second);
         rig.enter(other);
@@ -111,7 +111,7 @@ fn findings(result: Result<(), Stop>) -> Vec<(Invariant, String)> {
     }
 }
 
-/// What one program hides from its accounts is not taken for what the other one holds.
+/// Memory that one program hides is not attributed to the other.
 #[test]
 fn a_lie_of_one_program_is_found_and_the_program_is_named() {
     for liar in [0, 1] {
@@ -154,7 +154,7 @@ fn the_end_of_a_run_is_checked_for_every_program() {
 }
 
 #[test]
-fn closing_gives_back_what_every_program_still_holds() {
+fn closing_releases_the_memory_of_every_program() {
     let (mut rig, other) = two_programs(AllocatorKind::Expandable, AllocatorKind::AsyncPool);
     for program in [ProgramId::FIRST, other] {
         rig.enter(program);
@@ -163,7 +163,7 @@ fn closing_gives_back_what_every_program_still_holds() {
     rig.close(Vec::new(), Vec::new()).unwrap();
 }
 
-/// Entering another program costs a timed run no call to the device.
+/// Entering another program makes no device call in a timed run.
 #[test]
 fn a_timed_run_has_the_times_of_all_programs_and_makes_no_calls_for_them() {
     let mut rig = rig(AllocatorKind::Caching.build(), Checks::Timing);

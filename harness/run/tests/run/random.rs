@@ -1,4 +1,4 @@
-//! Right allocators are never accused, whatever a right program does with them.
+//! Correct allocators violate no invariant in any correct program.
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
@@ -35,7 +35,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 prop_compose! {
-    /// Settings of PyTorch's allocator that mean something in so small a memory. Drivers map pages of whole 2 MiB only.
+    /// Settings of PyTorch's allocator with an effect in little memory. Drivers map pages of whole 2 MiB only.
     fn settings()(
         large in prop_oneof![Just(20), (6_u64..20).prop_map(|pages| 2 * pages)],
         split in proptest::option::of(0_u64..20),

@@ -65,7 +65,7 @@ fn a_queued_read_keeps_the_host_from_nothing_and_its_contents_are_compared_later
     rig.finish().unwrap();
 }
 
-/// The free is early: the block is handed out again while the other stream still reads it.
+/// The free is too early: the block is reused while the other stream still reads it.
 #[test]
 fn memory_that_is_used_again_in_front_of_a_queued_read_is_a_race_found_at_once() {
     let (mut rig, side) = rig_with(AllocatorKind::Caching.build());

@@ -1,5 +1,5 @@
-//! Runs that are recorded: the snapshot has the line of each step, the buffer, pool and stream of each event, and the state before anything is freed at
-//! the end; and the run itself is the same as without.
+//! Recorded runs: the snapshot has the line of each step, the buffer, pool and stream of each event, and the state
+//! before the final frees. Recording does not change the run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use harness_trace::snapshot::{Action, Event, Snapshot};
 use crate::program::request;
 use crate::watched::Watched;
 
-/// Runs a scenario with one allocator, recorded or not; `at` is the device allocation that interrupts it, if any.
+/// Runs a scenario with one allocator, recorded or not. `at` is the device allocation that interrupts it, if any.
 fn ran(text: &str, kind: AllocatorKind, is_recorded: bool, at: u64) -> (RunRecord, Option<Snapshot>) {
     let scenario = Scenario::parse(text, Path::new("dir/test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let allocator = AllocatorSpec::from(kind);
@@ -101,7 +101,7 @@ fn each_event_has_the_lines_of_its_step_and_of_the_blocks_around_it_and_its_buff
 }
 
 #[test]
-fn each_event_has_its_stream_its_private_pool_and_a_time_that_never_goes_back() {
+fn each_event_has_a_stream_a_private_pool_and_an_increasing_time() {
     let (_, snapshot) = &recorded(NESTED, AllocatorKind::Caching);
     let of = |line| snapshot.traces[0].iter().filter(move |event| snapshot.stacks.frames(event.stack).next().unwrap().line == line);
     assert!(of(7).all(|event| event.stream == 1) && of(10).all(|event| event.stream == 0));
@@ -128,7 +128,7 @@ fn a_recorded_run_is_the_same_run() {
     }
 }
 
-/// A live block, cached memory, and a request that is refused for good.
+/// A live block, cached memory, and a request that fails for good.
 const FAILING: &str = "about: A test.
 needs: { memory: 64MiB }
 allocators: [caching, expandable, bfc, rmm_pool, direct]
@@ -163,7 +163,7 @@ fn a_run_that_is_interrupted_is_recorded_up_to_there() {
     assert_eq!(told(&snapshot, Action::SegmentAlloc).len() as u64, interrupt_at);
 }
 
-/// While a storm goes on, another task allocates; a second program does too, and is not recorded.
+/// During a storm, another task allocates. A second program allocates too, but is not recorded.
 const MEANWHILE: &str = "about: A test.
 needs: { memory: 256MiB }
 programs: [other]
@@ -177,7 +177,7 @@ steps:
 ";
 
 #[test]
-fn what_goes_on_meanwhile_has_its_own_line_and_other_programs_are_not_recorded() {
+fn a_recording_contains_meanwhile_steps_but_not_other_programs() {
     let (record, snapshot) = recorded(MEANWHILE, AllocatorKind::Caching);
     assert_eq!(record.verdict, Verdict::Passed);
     assert_eq!(

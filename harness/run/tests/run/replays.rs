@@ -32,7 +32,7 @@ a 3 67108864 0 # model.py:30
 ";
 
 #[test]
-fn a_trace_is_replayed_and_reports_what_it_did() {
+fn a_replay_reports_its_operations() {
     let expect = "  - expect: [ job.ooms == 0, job.operations == 4, job.allocations == 3, job.frees == 1, job.live_blocks == 2, allocated == 68MiB ]\n";
     let more = "  - free: job\n  - expect: allocated == 0B\n";
     for record in run(PINNED, Bytes::gib(1), &format!("{REPLAY}{expect}{more}"), "caching, expandable, bfc, direct") {
@@ -53,7 +53,7 @@ fn a_refused_request_fails_the_step_and_is_explained_by_the_comments_of_the_trac
 }
 
 #[test]
-fn how_a_replay_should_end_can_be_said_for_each_allocator_and_by_cause() {
+fn a_replay_can_expect_an_end_per_allocator_and_by_cause() {
     let ending = |ending: &str| format!("  - replay: {{ id: job, trace: job.trace, expect: {ending} }}\n");
     let passes = |ending: &str| run(PINNED, Bytes::mib(88), ending, "caching")[0].verdict == Verdict::Passed;
     assert!(passes(&ending("oom")) && passes(&ending("{ oom: fragmented }")) && passes(&ending("any")));
@@ -67,7 +67,7 @@ fn how_a_replay_should_end_can_be_said_for_each_allocator_and_by_cause() {
 }
 
 #[test]
-fn private_pools_are_used_where_there_are_some_and_misuse_is_told() {
+fn private_pools_are_used_if_supported_and_misuse_is_reported() {
     let pools = "g+ 4\na 1 1048576 0\ng- 4\nf 1\na 2 1048576 0\n";
     let steps = format!("{REPLAY}  - expect: {{ caching: segment.all.current == 2, others: any }}\n");
     let records = run(pools, Bytes::mib(64), &steps, "caching, bfc");
@@ -82,7 +82,7 @@ fn private_pools_are_used_where_there_are_some_and_misuse_is_told() {
 }
 
 #[test]
-fn what_is_wrong_with_a_trace_is_told_at_its_name() {
+fn an_error_in_a_trace_is_reported_at_its_name() {
     let parse = |text: &str| {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("job.trace"), text).expect("a file");

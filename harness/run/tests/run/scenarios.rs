@@ -20,7 +20,7 @@ use harness_scenario::Scenario;
 use crate::program::request;
 use crate::watched::{Watched, launch_failed};
 
-/// Steps begin at line 5.
+/// The steps begin at line 5.
 fn scenario(steps: &str) -> Scenario {
     let text = format!("about: A test.\nneeds: {{ memory: 64MiB }}\nstreams: [side]\nsteps:\n{steps}\n");
     Scenario::parse(&text, Path::new("test.yaml")).unwrap_or_else(|error| panic!("{error}\n{text}"))
@@ -47,7 +47,7 @@ fn violations(run: &RunRecord) -> Vec<&Violation> {
     }
 }
 
-/// One line for each violation.
+/// One line per violation.
 fn told(run: &RunRecord) -> Vec<String> {
     violations(run).iter().map(ToString::to_string).collect()
 }
@@ -89,7 +89,7 @@ fn an_expectation_of_counts_and_times_shows_their_units() {
     );
     assert_eq!(violations(&run)[0].seen, "num_device_alloc = 1");
     assert_eq!(violations(&run)[1].seen, "device.external_memory = 0 B");
-    // Times are judged in the timed run, which follows where the checked one passes.
+    // The timed run judges times. It follows a passed checked run.
     let timed = run_of("[ num_device_alloc == 1, request.time > 1s ]");
     let told = violations(&timed);
     let [found] = told.as_slice() else { panic!("{:?}", timed.verdict) };
@@ -139,7 +139,7 @@ expect_violation: retry_makes_progress");
     );
 }
 
-/// Two streams write the same memory and nothing orders them.
+/// Two unordered streams write the same memory.
 const RACE: &str = "  - alloc: { buffer: a, size: 1MiB }
   - fill: { buffer: a }
   - fill: { buffer: a, stream: side }";
@@ -169,7 +169,7 @@ fn an_event_between_the_two_streams_makes_the_race_go_away() {
 }
 
 #[test]
-fn memory_freed_while_another_stream_writes_it_is_a_race_unless_the_allocator_was_told() {
+fn freeing_memory_in_use_by_another_stream_is_a_race_without_record_stream() {
     let steps = |told: &str| {
         format!(
             "  - alloc: {{ buffer: a, size: 1MiB }}
@@ -201,7 +201,7 @@ expect_violation: retry_makes_progress"
     assert_eq!(violations(&run).iter().map(|found| &found.rule).collect::<Vec<_>>(), [&Rule::Invariant(Invariant::ContentsAreIntact)]);
 }
 
-/// A retry without progress is noted and the run goes on to its end, where the race of the last free is still to be found.
+/// A retry without progress is noted and the run continues, so the later race is found too.
 #[test]
 fn the_end_is_checked_although_a_violation_was_expected_before() {
     let steps = "  - alloc: { buffer: w, size: 80MiB, expect: oom, on_oom: { empty_cache: {} } }
@@ -214,7 +214,7 @@ expect_violation: retry_makes_progress";
 }
 
 #[test]
-fn pressure_that_cannot_be_had_fails_with_what_could() {
+fn pressure_beyond_free_memory_fails_and_reports_the_amount() {
     let run = run("  - alloc: { buffer: a, size: 40MiB }
   - external_memory: 30MiB");
     assert_eq!(told(&run), ["test.yaml:6:5: expectation: expected others to hold 30 MiB, seen only 24 MiB could be allocated"]);
@@ -245,7 +245,7 @@ fn a_storm_that_never_fragments_fails_if_it_should() {
     );
 }
 
-/// The same request again: `w` has most of the memory, and a cached block is of no use to another stream.
+/// Repeats the same request. `w` has most of the memory, and the cached block belongs to another stream.
 fn recovery(policy: &str, expect: &str, figures: &str, violates: &str) -> String {
     format!(
         "  - alloc: {{ buffer: w, size: 40MiB }}
@@ -290,7 +290,7 @@ fn a_retry_that_fits_because_emptying_the_cache_made_pieces_whole_makes_progress
     assert!(run.steps.iter().any(|step| step.kind == "train"));
 }
 
-/// The iteration frees what it made when it fails, and nothing else has changed: another try must end the same way.
+/// A failed iteration frees its memory and nothing else changes, so another attempt must fail in the same way.
 #[test]
 fn an_iteration_that_meets_the_same_memory_again_makes_no_progress() {
     passes(
@@ -315,9 +315,9 @@ fn a_request_that_is_refused_without_a_policy_is_not_lost_to_a_retry() {
     assert!(run.timings.scenario > Nanos::ZERO);
 }
 
-/// The free of a race is refused by the driver's pool, and the buffer stays: that is no violation of its own at the end.
+/// The driver's pool refuses the racing free, so the buffer stays. At the end, that is no second violation.
 #[test]
-fn a_violation_that_is_expected_is_not_failed_by_what_follows_from_it() {
+fn consequences_of_an_expected_violation_do_not_fail_the_run() {
     let steps = "  - alloc: { buffer: a, size: 1MiB }
   - fill: { buffer: a, stream: side }
   - free: a
@@ -345,7 +345,7 @@ fn all_of_any_small_memory_is_had_again_at_the_end() {
     }
 }
 
-/// The pool of the driver gives its memory back in a call that no counter shows.
+/// The driver's pool releases memory in a call that no counter shows.
 #[test]
 fn the_picture_of_a_drivers_pool_follows_an_emptied_cache() {
     let steps = "  - alloc: { buffer: a, size: 30MiB }\n  - free: a\n  - empty_cache\nallocators: [async_pool]";
@@ -356,7 +356,7 @@ fn the_picture_of_a_drivers_pool_follows_an_emptied_cache() {
     assert!(run.curve.iter().any(|point| point.used >= Bytes::mib(30)));
 }
 
-/// A leak of 512 B each iteration, over 24,000 steps.
+/// A leak of 512 B per iteration, over 24,000 steps.
 #[test]
 fn of_a_long_run_the_first_and_the_last_steps_are_recorded_and_the_picture_shows_all_of_it() {
     let run = passes(
@@ -415,7 +415,7 @@ allocators: [caching, direct]",
 }
 
 #[test]
-fn measures_are_what_was_there_when_they_were_taken() {
+fn measures_keep_the_values_of_their_moment() {
     passes(
         "  - alloc: { buffer: a, size: 3MiB }
   - measure: m
@@ -443,7 +443,7 @@ fn repeated_steps_are_recorded_once_an_iteration() {
     assert_eq!(run.unrecorded_steps, 0);
 }
 
-/// The record is for reading, so it has a bound; the step that ends the run is in it all the same.
+/// The record is bounded, but always contains the step that ended the run.
 #[test]
 fn a_very_long_repeat_is_counted_and_the_step_that_fails_is_recorded() {
     let run = run("  - repeat:
@@ -599,16 +599,16 @@ fn a_training_that_cannot_even_begin_counts_its_failed_request() {
     );
 }
 
-/// Runs a scenario on a device that the test has made.
+/// Runs a scenario on the test's own device.
 fn run_on_device(scenario: &Scenario, device: Watched) -> RunRecord {
     let (allocator, reproduce, interrupt) = (&AllocatorKind::Caching.into(), String::new(), Arc::default());
     let request = RunRequest { scenario, allocator, seed: 0, repetition: 0, reproduce, audit: true, interrupt };
     Run::new(&request, Box::new(device)).checked().unwrap()
 }
 
-/// The first question of the step is that of its expectation, the last one that of the scenario's invariant.
+/// The first query of the step is for its expectation, the last for the scenario's invariant.
 #[test]
-fn a_device_that_fails_while_an_expectation_looks_at_it_is_told_with_its_code() {
+fn a_device_failure_during_an_expectation_is_reported_with_its_code() {
     let scenario = scenario(
         "  - alloc: { buffer: a, size: 3MiB }
   - expect: [ num_ooms == 0, device.used > 0B ]
@@ -627,7 +627,8 @@ invariants: [ device.free > 0B ]",
     }
 }
 
-/// 40 MiB are cached for another stream: the first layer has the allocator give them back, and the second one finds no room.
+/// 40 MiB are cached for another stream. The allocator releases them for the first layer, and the second layer does not
+/// fit.
 #[test]
 fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
     let run = passes(
@@ -647,9 +648,10 @@ fn a_request_tried_again_inside_a_try_that_fails_is_lost_once() {
     assert!(run.timings.lost_to_retry < run.timings.scenario, "{:?}", run.timings);
 }
 
-/// Stream `side` works for 50 ms, and the default stream waits for it. Filling a buffer has its free check the contents, which must not wait.
+/// Stream `side` works for 50 ms, and the default stream waits for it. The free of a filled buffer checks its contents,
+/// and must not wait.
 #[test]
-fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
+fn filling_a_buffer_changes_no_metric() {
     let steps = |fill: &str| {
         format!(
             "  - alloc: {{ buffer: b, size: 3MiB }}
@@ -669,7 +671,7 @@ fn filling_a_buffer_changes_nothing_of_what_a_scenario_sees() {
 }
 
 #[test]
-fn a_storm_of_sizes_that_together_leave_64_bits_frees_what_is_due_next() {
+fn a_storm_whose_sizes_overflow_64_bits_frees_the_block_due_next() {
     let all = u64::MAX;
     let run = passes(&format!(
         "  - storm: {{ id: s, operations: 60, sizes: [1MiB, {all}B], live: {all}B, lifetime: {{ min: 50, max: 60 }} }}

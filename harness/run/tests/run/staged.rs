@@ -1,5 +1,5 @@
-//! A simulated device with what a real one has beyond it: other processes take memory, streams cost memory, and
-//! questions for the memory take time in which queued work goes on. It counts what it is asked.
+//! A simulated device with properties of a real one: other processes use memory, streams cost memory, and memory
+//! queries take time during which queued work continues. It counts its queries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use harness_allocator::device::{
 };
 use harness_allocator::units::{Bytes, Nanos};
 
-/// What other processes hold at the n-th question for the device's memory, counted from 0.
+/// The memory of other processes at the n-th query, counted from 0.
 type Others = Box<dyn Fn(u64) -> Bytes + Send>;
 
-/// How the device differs from the simulated one.
+/// The differences from the simulated device.
 pub(crate) struct Stage {
     /// The memory of other processes; `None` if there can be none, as on a simulated device.
     pub(crate) others: Option<Others>,
@@ -21,7 +21,7 @@ pub(crate) struct Stage {
     pub(crate) tells_process: bool,
     /// The memory that each stream takes.
     pub(crate) stream_cost: Bytes,
-    /// How long an answer of NVML takes.
+    /// The duration of an NVML query.
     pub(crate) nvml_takes: Nanos,
 }
 
@@ -34,9 +34,9 @@ impl Default for Stage {
 /// Other calls to the device, besides memory and work.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
-    /// Questions for the device's memory, which NVML answers.
+    /// Queries of the device's memory through NVML.
     pub(crate) memory: AtomicU64,
-    /// Questions for free memory, which the driver answers.
+    /// Queries of free memory through the driver.
     pub(crate) free_memory: AtomicU64,
     /// Readings of memory.
     pub(crate) verify: AtomicU64,
@@ -52,7 +52,7 @@ pub(crate) struct Staged {
     device: SimDevice,
     info: DeviceInfo,
     stage: Stage,
-    /// Time passes on it while NVML answers: work of other streams goes on.
+    /// Time passes during an NVML query, so work of other streams continues.
     aside: StreamId,
     streams: u64,
     waits: u64,
@@ -126,7 +126,7 @@ impl wrapper::TestDeviceWrapper for Staged {
         let memory = self.device.memory()?;
         let streams = Bytes(self.streams * self.stage.stream_cost.0);
         let others = self.stage.others.as_ref().map_or(Bytes::ZERO, |others| others(nth));
-        // A real device makes pressure by allocations of this process.
+        // On a real device, this process itself allocates the external memory.
         let pressure = if self.stage.others.is_some() { memory.pressure } else { Bytes::ZERO };
         let process = memory.process.filter(|_| self.stage.tells_process).map(|process| process + streams + pressure);
         Ok(DeviceMemory { used: memory.used + streams + others, process, ..memory })

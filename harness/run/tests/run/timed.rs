@@ -1,4 +1,4 @@
-//! Timed runs: the device sees the scenario's calls and no others, so that the time of work on the device is neither hidden nor added to.
+//! Timed runs: the device receives only the scenario's calls, so device work is neither hidden nor delayed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn timed(memory: &str, steps: &str, allocator: AllocatorKind, nvml_takes: Nanos)
     (run, asked)
 }
 
-/// 40 ms of work are queued, and 40 driver calls are made while it goes on. In a checked run NVML is asked after each of them.
+/// Queues 40 ms of work and makes 40 driver calls during it. A checked run would query NVML after each of them.
 #[test]
 fn work_that_is_queued_is_in_the_time_however_long_nvml_takes() {
     let steps = "  - busy: { stream: side, duration: 40ms }
@@ -88,8 +88,8 @@ expect_violation: retry_makes_progress
 invariants: [ device.used > 0B ]";
     let (run, asked) = timed("64MiB", steps, AllocatorKind::Caching, Nanos::ZERO);
     assert!(run.timings.allocate.count > 100 && run.timings.scenario > Nanos::ZERO);
-    // When the rig takes the device, when the scenario begins, and for the measure `start`: before the first step. A request that the driver
-    // refuses asks it for what is free, as the allocator's own error does.
+    // The rig queries memory when it takes the device, when the scenario begins, and for the measure `start`, all
+    // before the first step. A refused request also queries free memory, for the allocator's own error.
     let [memory, free_memory, verified] = asked.counts();
     assert_eq!(memory, 3);
     assert!(free_memory <= run.stats.num_ooms, "{free_memory} questions for {} refusals", run.stats.num_ooms);

@@ -10,11 +10,11 @@ use harness_allocator::units::Bytes;
 pub(crate) struct Watched {
     device: SimDevice,
     interrupt: Arc<AtomicBool>,
-    /// Interrupts at this device allocation.
+    /// Interrupts the run at this device allocation.
     at: u64,
     left: Arc<Mutex<Option<Leaks>>>,
     mallocs: Arc<Mutex<Vec<Bytes>>>,
-    /// Which question for the memory fails, counted from 1 in this step.
+    /// The memory query that fails, counted from 1 in this step.
     fails_at: Option<(CallSite, u64)>,
     place: CallSite,
     asked: u64,

@@ -82,7 +82,7 @@ impl Programs<'_> {
 pub(super) struct Counts {
     pub(super) iterations: u64,
     pub(super) samples: u64,
-    /// Of all iterations, including failed attempts.
+    /// Total time of all iterations, including failed attempts.
     pub(super) time: Nanos,
     pub(super) final_batch: u64,
     /// The plan of the last completed iteration.
@@ -91,7 +91,7 @@ pub(super) struct Counts {
     pub(super) ooms: u64,
     pub(super) retained: u64,
     pub(super) host: HostUse,
-    /// Of the last failed request.
+    /// The facts about the last failed request.
     pub(super) shortage: Option<Shortage>,
 }
 

@@ -27,14 +27,14 @@ use self::writer::{Generated, genes, head, write};
 
 /// Takes a few seconds without optimization.
 const CASES: u32 = 600;
-/// What makes the scenarios that are run by default.
+/// Generates the scenarios of the default run.
 const SEED: u8 = 1;
 
 fn number<T: std::str::FromStr>(variable: &str, default: T) -> T {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The seed is fixed, so that every machine meets the same scenarios.
+/// The seed is fixed, so every machine tests the same scenarios.
 fn runner() -> TestRunner {
     let (cases, seed) = (number("HARNESS_FUZZ_CASES", CASES), number("HARNESS_FUZZ_SEED", SEED));
     println!("HARNESS_FUZZ_CASES={cases} HARNESS_FUZZ_SEED={seed}");
@@ -83,7 +83,7 @@ fn accusation<'v>(verdict: &'v Verdict, generated: &Generated, went_on: bool) ->
         _ => return None,
     };
     let is_certain = |violation: &Violation| generated.certain.iter().any(|text| violation.expected.ends_with(text));
-    // A measure may be unknown where a loop was left before it; variables have a value wherever they can be named.
+    // A measure may be unknown if a loop ended before it. Variables always have a value in their scope.
     let is_variable = |metric: &str| !metric.contains('.');
     let is_unknown = |violation: &Violation| violation.seen.strip_suffix(" was not reported").is_some_and(is_variable);
     violations.into_iter().find(|violation| match violation.rule {
@@ -103,7 +103,8 @@ fn is_innocent(what: &str, arm: &str, verdict: &Verdict, generated: &Generated) 
     }
 }
 
-/// A run that failed broke off and was not timed. Here it goes on to its end, whatever the scenario expects, and is timed.
+/// A failed run stops early and is not timed. Here it continues to its end, whatever the scenario expects, and is
+/// timed.
 fn runs_on(scenario: &Scenario, record: &RunRecord) -> Result<[Verdict; 2], DeviceError> {
     let allocator = scenario.allocators.iter().find(|arm| arm.to_string() == record.allocator).expect("the scenario lists it");
     let (seed, reproduce, interrupt) = (scenario.seed, String::new(), Arc::default());

@@ -1,4 +1,4 @@
-//! How each step is written. The match in [`Writer::step`] is the checklist: a new step does not compile until it is here.
+//! Writes each kind of step. A new step does not compile until the match in [`Writer::step`] covers it.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use harness_scenario::StepKind;
 
 use super::writer::{Buffer, Gene, Numbered, Picks, STREAMS, State, Storm, Unit, Writer};
 
-/// In quotes where YAML would take it apart.
+/// Quoted if YAML would split it.
 fn scalar(text: &str) -> String {
     if text.contains([',', '[', ']', '{', '}', '#', ':']) { format!("\"{text}\"") } else { text.to_owned() }
 }
@@ -21,7 +21,7 @@ fn leak_check(picks: &mut Picks<'_>) -> &'static str {
     ])
 }
 
-/// How a request is expected to end.
+/// The expected end of a request.
 enum Ending {
     Fits,
     Oom,
@@ -122,7 +122,7 @@ impl Writer {
                 let id = self.id("r", &[("ooms", Unit::Count), ("live_bytes", Unit::Bytes)]);
                 let ending = picks.of(&["any", "any", "fits", "oom"]);
                 self.item(&format!("replay: {{ id: {id}, trace: replay.trace, expect: {ending} }}"));
-                // In a loop it would lose the blocks of the time before.
+                // In a loop, it would lose the blocks of the previous iteration.
                 self.item(&format!("free: {id}"));
             }
             StepKind::Pins => {
@@ -161,7 +161,7 @@ impl Writer {
         self.events.get(picks.below(self.events.len())).cloned()
     }
 
-    /// A name for what a step reports; the step is written next.
+    /// A name for the report of the next step.
     fn id(&mut self, prefix: &str, reports: &[(&str, Unit)]) -> String {
         let id = self.new_name(prefix);
         // A loop that ends early, or another step, may have kept it from being reported.
@@ -192,7 +192,7 @@ impl Writer {
         }
     }
 
-    /// Any size that may be asked for.
+    /// Any valid size.
     fn amount(&self, picks: &mut Picks<'_>) -> String {
         let of = |unit: Unit, all: &[(String, Unit)], picks: &mut Picks<'_>| {
             let all: Vec<&String> = all.iter().filter(|(_, other)| *other == unit).map(|(name, _)| name).collect();
@@ -223,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// `expect` of a request, the size that goes with it, and what is known of it then.
+    /// `expect` of a request, a matching size, and the resulting state.
     fn request(&self, picks: &mut Picks<'_>) -> (String, String, Ending) {
         let unsaid = if self.until_oom { Ending::Perhaps } else { Ending::Fits };
         match picks.below(14) {
@@ -239,7 +239,7 @@ impl Writer {
         }
     }
 
-    /// A map from one arm to a value, with what is left for the others.
+    /// A map with a value for one allocator and a value for the others.
     fn by_arm(&self, picks: &mut Picks<'_>, value: &str, others: &str) -> String {
         let arm = &self.arms[picks.below(self.arms.len())];
         let others = if self.arms.len() > 1 { format!(", others: {others}") } else { String::new() };
@@ -257,7 +257,7 @@ impl Writer {
         let usable = |buffer: &Buffer| buffer.state == State::Dead || (leak && buffer.loops == loops);
         let name = if picks.percent(50) { self.buffer(picks, usable) } else { None };
         let name = name.unwrap_or_else(|| self.new_name("b"));
-        // The one before loses its name, or keeps it if the request fails: either way it is of this stream.
+        // The previous buffer loses its name, or keeps it if the request fails. Either way, it belongs to this stream.
         let before = self.buffers.get(&name).filter(|buffer| buffer.state != State::Dead).map(|buffer| buffer.stream);
         let stream = before.unwrap_or(stream);
         if before.is_some() {
@@ -278,7 +278,7 @@ impl Writer {
         self.buffers.insert(name, Buffer { state, filled: false, stream, users: BTreeSet::from([stream]), loops, leaks });
     }
 
-    /// A recovery policy for the request of a buffer. Buffers that it frees are only perhaps live afterwards.
+    /// A recovery policy for the request of a buffer. Afterward, buffers that it may free count as possibly live.
     fn policy(&mut self, picks: &mut Picks<'_>, requested: &str) -> String {
         match picks.below(27) {
             18 => ", on_oom: give_up".to_owned(),
@@ -304,7 +304,7 @@ impl Writer {
         }
     }
 
-    /// A numbered buffer, where there is a number to be had.
+    /// A numbered buffer, if a number is available.
     fn write_numbered(&mut self, picks: &mut Picks<'_>, stream: usize, size: &str, expect: &str) -> bool {
         let Some((variable, _)) = self.variables.iter().rev().find(|(_, unit)| *unit == Unit::Count).cloned() else { return false };
         let known = if picks.percent(30) { self.numbered(picks) } else { None };
@@ -351,7 +351,7 @@ impl Writer {
         }
     }
 
-    /// `fill`, `verify` or `read` of a buffer on a stream that has waited for the others.
+    /// `fill`, `verify` or `read` of a buffer on a stream that waits for the others.
     fn write_use(&mut self, picks: &mut Picks<'_>, step: &str, wanted: impl Fn(&Buffer) -> bool) {
         let stream = picks.below(STREAMS.len());
         if picks.percent(25)
@@ -597,7 +597,7 @@ impl Writer {
         let stream = STREAMS[picks.below(STREAMS.len())];
         let expect = if picks.percent(10) && !self.until_oom { "" } else { ", expect: any" };
         let id = self.id("t", &[("final_batch", Unit::Count), ("ooms", Unit::Count)]);
-        // Some policies have nothing to do where a training begins with less memory.
+        // Some policies have nothing to do if a training begins with a small plan.
         let is_plain = policy.contains("split") || policy.contains("checkpoint") || policy.contains("precision");
         let way = match picks.below(6) {
             _ if is_plain => String::new(),

@@ -10,7 +10,7 @@ use harness_scenario::StepKind;
 use proptest::prelude::*;
 
 pub(super) const STREAMS: [&str; 3] = ["default", "side", "copy"];
-/// Hold for every allocator, in every program, at every moment.
+/// Expectations that hold for every allocator, in every program, at any time.
 const CERTAIN: &[&str] = &[
     "allocated <= reserved",
     "requested <= active",
@@ -29,7 +29,7 @@ const CERTAIN: &[&str] = &[
     "num_ooms - start.num_ooms >= 0",
 ];
 
-/// A scenario, and what it expects that always holds.
+/// A scenario and its expectations that always hold.
 #[derive(Clone)]
 pub(super) struct Generated {
     pub(super) text: String,
@@ -43,18 +43,18 @@ impl fmt::Debug for Generated {
     }
 }
 
-/// The numbers that a step is made of; smaller ones make a simpler step.
+/// The numbers of a step; smaller ones make a simpler step.
 #[derive(Clone, Debug)]
 pub(super) struct Gene {
     pub(super) kind: StepKind,
     picks: [u16; 12],
-    /// The steps inside, of those that have some.
+    /// The inner steps, if the step has any.
     pub(super) inside: Vec<Gene>,
     /// The `meanwhile` steps, if the item may have any.
     pub(super) meanwhile: Vec<Gene>,
 }
 
-/// How often a step is tried, relative to the others.
+/// The relative frequency of a step.
 const fn weight(kind: StepKind) -> u32 {
     match kind {
         StepKind::Alloc => 14,
@@ -69,7 +69,7 @@ const fn weight(kind: StepKind) -> u32 {
         | StepKind::Pins
         | StepKind::Eventually
         | StepKind::Replay => 1,
-        // Each would start a program or a process; those of the catalogue are run as tests.
+        // These would start programs or processes; the catalogue's scenarios test them.
         StepKind::Exec | StepKind::Process | StepKind::Kill => 0,
     }
 }
@@ -95,7 +95,7 @@ pub(super) fn head() -> impl Strategy<Value = (Vec<u16>, Vec<[u16; 12]>)> {
     (prop::collection::vec(any::<u16>(), 16), prop::collection::vec(prop::array::uniform12(any::<u16>()), 0..4))
 }
 
-/// Numbers that are taken one after the other; 0 when there are no more.
+/// Numbers to consume in order; 0 when none are left.
 pub(super) struct Picks<'p>(std::slice::Iter<'p, u16>);
 
 impl<'p> Picks<'p> {
@@ -107,7 +107,7 @@ impl<'p> Picks<'p> {
         (usize::from(self.0.next().copied().unwrap_or(0)) * end) >> 16
     }
 
-    /// So often; never where the number is 0.
+    /// A probability in these units; 0 means never.
     pub(super) fn percent(&mut self, percent: usize) -> bool {
         self.below(100) >= 100 - percent
     }
@@ -124,13 +124,13 @@ pub(super) enum State {
     Dead,
 }
 
-/// A buffer that has no number.
+/// A buffer without a number.
 #[derive(Clone, Debug)]
 pub(super) struct Buffer {
     pub(super) state: State,
     pub(super) filled: bool,
     pub(super) stream: usize,
-    /// Streams whose work on it the others may not have waited for.
+    /// Streams whose work on it may still be running.
     pub(super) users: BTreeSet<usize>,
     /// The number of loops around its request.
     pub(super) loops: usize,
@@ -138,7 +138,7 @@ pub(super) struct Buffer {
     pub(super) leaks: bool,
 }
 
-/// Numbered buffers: used on their own stream, and on others only between two waits for the device.
+/// Numbered buffers: used on their own stream, and on other streams only between two device synchronizations.
 #[derive(Clone, Debug)]
 pub(super) struct Numbered {
     pub(super) name: String,
@@ -157,14 +157,14 @@ pub(super) enum Unit {
     Count,
 }
 
-/// The text so far and what is known at its end.
+/// The text so far and the state at its end.
 #[derive(Default)]
 pub(super) struct Writer {
     text: String,
     pub(super) indent: usize,
     certain: BTreeSet<String>,
     names: usize,
-    /// The smallest memory that the scenario may run in, in KiB.
+    /// The smallest memory for the scenario, in KiB.
     pub(super) memory: u64,
     pub(super) arms: Vec<String>,
     pub(super) programs: Vec<String>,
@@ -174,18 +174,18 @@ pub(super) struct Writer {
     pub(super) storms: BTreeMap<String, Storm>,
     pub(super) events: Vec<String>,
     pub(super) measures: Vec<String>,
-    /// Metrics of bytes and counts that steps report.
+    /// Reported metrics of bytes and counts.
     pub(super) reports: Vec<(String, Unit)>,
     pub(super) unfinished: Vec<(String, Unit)>,
     pub(super) pools: Vec<String>,
     /// True if there may be private pools, which most allocators do not support.
     pub(super) has_pools: bool,
-    /// Parameters and the variables of the loops around this place.
+    /// Parameters and the variables of enclosing loops.
     pub(super) variables: Vec<(String, Unit)>,
-    /// Loops around this place, and whether one of them runs until memory is out.
+    /// The number of enclosing loops, and whether one of them runs until OOM.
     pub(super) loops: usize,
     pub(super) until_oom: bool,
-    /// Buffers and storms that were named, and those that must not be.
+    /// Buffers and storms already named, and those that must not be named.
     named: BTreeSet<String>,
     forbidden: BTreeSet<String>,
     /// Returns whether some stream may still use a buffer at the end.
@@ -203,7 +203,7 @@ impl Writer {
         let _ = writeln!(self.text, "{:indent$}  {text}", "", indent = self.indent);
     }
 
-    /// The items of a key that has just been written; never none.
+    /// The items of the last key; never empty.
     pub(super) fn items(&mut self, more: usize, genes: &[Gene]) {
         let before = self.text.len();
         self.indent += more;
@@ -256,7 +256,7 @@ impl Writer {
         !self.forbidden.contains(name)
     }
 
-    /// One of the buffers without a number that are as wanted.
+    /// One of the buffers without a number that satisfy a condition.
     pub(super) fn buffer(&mut self, picks: &mut Picks<'_>, wanted: impl Fn(&Buffer) -> bool) -> Option<String> {
         let there: Vec<String> =
             self.buffers.iter().filter(|(name, buffer)| self.may_name(name) && wanted(buffer)).map(|(name, _)| name.clone()).collect();
@@ -284,13 +284,13 @@ impl Writer {
         Some(numbered)
     }
 
-    /// Makes a stream wait for all that other streams do with a buffer.
+    /// Makes a stream wait for the other streams' work on a buffer.
     pub(super) fn order(&mut self, picks: &mut Picks<'_>, name: &str, onto: usize) {
         let users = std::mem::replace(&mut self.buffers.get_mut(name).expect("it is known").users, BTreeSet::from([onto]));
         for user in users.into_iter().filter(|&user| user != onto) {
             match picks.below(3) {
                 0 => {
-                    // No other step records it.
+                    // No other step records this event.
                     let event = self.new_name("e");
                     self.item(&format!("record: {{ event: {event}, stream: {} }}", STREAMS[user]));
                     self.item(&format!("wait: {{ event: {event}, stream: {} }}", STREAMS[onto]));
@@ -301,7 +301,7 @@ impl Writer {
         }
     }
 
-    /// Makes a buffer one that may be freed: its stream waits for the others, or the allocator knows of them.
+    /// Makes a buffer safe to free: its stream waits for the others, or the allocator knows about them.
     pub(super) fn settle(&mut self, picks: &mut Picks<'_>, name: &str) {
         let Buffer { state, stream, users, .. } = self.buffers[name].clone();
         if state == State::Live && picks.percent(50) {
@@ -313,7 +313,7 @@ impl Writer {
         }
     }
 
-    /// From here on any stream may use any buffer, for it is not known which of the steps before this place were done.
+    /// From here on, any stream may use any buffer, because the executed steps before this place are unknown.
     pub(super) fn blur(&mut self) {
         for buffer in self.buffers.values_mut() {
             buffer.users = (0..STREAMS.len()).collect();
@@ -321,7 +321,7 @@ impl Writer {
         self.is_unsettled = true;
     }
 
-    /// Frees what an iteration may not leave to the next one.
+    /// Frees the buffers that an iteration must not leave to the next one.
     pub(super) fn end_iteration(&mut self, picks: &mut Picks<'_>) {
         let loops = self.loops;
         let own: Vec<String> = self
@@ -473,7 +473,7 @@ impl Writer {
         }
         self.has_pools = picks.percent(25);
         if picks.percent(30) {
-            // Growth is of a place in the steps.
+            // Growth belongs to a position in the steps.
             let lasting: Vec<&str> = CERTAIN.iter().copied().filter(|text| !text.starts_with("growth")).collect();
             let text = [picks.of(&lasting), picks.of(&lasting)].map(|text| self.certainly(text));
             let _ = writeln!(self.text, "invariants: [\"{}\", \"{}\"]", text[0], text[1]);

@@ -228,7 +228,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Lets all ranks wait for the slowest one.
+/// All ranks wait for the slowest one.
 fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
     let slowest = ranks.iter().map(|rank| rank.busy).max().unwrap_or_default();
     outcomes.time += slowest;

@@ -5,7 +5,6 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::{driver, nvml, runtime};
 
@@ -22,12 +21,6 @@ const IS_OTHER: usize = 0;
 
 /// Prefixes of the file names of wrapped libraries: the runtime, also under the names in Python packages, the driver, NVML, and the simulated GPU.
 const LIBRARIES: [&[u8]; 4] = [b"libcudart.", b"libcuda.so", b"libnvidia-ml.so", b"libharness_simulated_gpu.so"];
-
-/// The prefix of the C library's file name.
-const C_LIBRARY: &[u8] = b"libc.so.";
-
-/// The program's own C library, which runs the program's forks. This library has another copy in its own namespace.
-static PROGRAM_LIBC: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// The start of `struct link_map`.
 #[repr(C)]
@@ -69,13 +62,10 @@ extern "C" fn la_version(version: c_uint) -> c_uint {
 /// # Safety
 /// The pointers are valid, as the interface promises.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn la_objopen(map: *const LinkMap, namespace: c_long, cookie: *mut usize) -> c_uint {
+unsafe extern "C" fn la_objopen(map: *const LinkMap, _namespace: c_long, cookie: *mut usize) -> c_uint {
     // SAFETY: as the caller promises.
     let path = unsafe { (*map).path() };
     let is_cuda = is_cuda(path);
-    if namespace == 0 && file_name(path).starts_with(C_LIBRARY) {
-        PROGRAM_LIBC.store(map.cast_mut().cast(), Ordering::Release);
-    }
     // SAFETY: as the caller promises.
     unsafe { *cookie = if is_cuda { IS_CUDA } else { IS_OTHER } };
     if is_cuda { BIND_TO | BIND_FROM } else { BIND_FROM }
@@ -120,14 +110,15 @@ fn file_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
 }
 
-/// `pthread_atfork` of the program's C library. In this namespace it would register handlers that never run.
+/// `pthread_atfork` of the program's C library. The C library of this namespace would register handlers that never run.
 pub(crate) unsafe extern "C" fn at_fork_of_program(before: Handler, in_parent: Handler, in_child: Handler) -> c_int {
     type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
-    let library = PROGRAM_LIBC.load(Ordering::Acquire);
+    // SAFETY: the name is a string, and the library is loaded already.
+    let library = unsafe { libc::dlmopen(libc::LM_ID_BASE, c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if library.is_null() {
         return libc::ENOSYS;
     }
-    // SAFETY: a link map of the dynamic linker is a handle for `dlsym`.
+    // SAFETY: the handle is valid, and the name is a string.
     let register = unsafe { libc::dlsym(library, c"__register_atfork".as_ptr()) };
     if register.is_null() {
         return libc::ENOSYS;

@@ -112,6 +112,7 @@ fn a_fork_waits_for_the_calls_of_other_threads() {
         return;
     }
     let (malloc, free, _) = functions();
+    assert_eq!(code_of(malloc, 2), 0, "the first allocation creates the context");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..3 {

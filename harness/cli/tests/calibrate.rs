@@ -1,5 +1,4 @@
-//! Calibration against a device whose costs are known, the simulated one by its virtual clock; and the command, on the simulated GPU, whose
-//! times say nothing of any GPU.
+//! Calibration of the simulated device by its virtual clock, and the command on the simulated GPU. No time describes a real GPU.
 
 #![allow(clippy::unwrap_used)]
 
@@ -37,7 +36,7 @@ fn profile_of(device: &mut dyn TestDevice) -> Profile {
     Profile::new(ProfileName::of_device("Known costs"), day, device.info(), Vec::new(), figures)
 }
 
-/// The figures without names and sources.
+/// Returns the figures without names and sources.
 fn values(cost: &CostModel) -> [u64; 15] {
     let CostModel { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = cost;
     let CostModel { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = cost;
@@ -60,8 +59,7 @@ fn values(cost: &CostModel) -> [u64; 15] {
     ]
 }
 
-/// A cost model of such times, each with what its field allows: calls below 100 µs, so that three of them are shorter than the head start
-/// of a fill.
+/// Returns a cost model with these times. Calls take less than 100 µs, so three of them are shorter than the head start of a fill.
 fn model(times: &[u64], transfer: u64) -> CostModel {
     let mut model = CostModel::PUBLISHED;
     let fields = [
@@ -87,7 +85,7 @@ fn model(times: &[u64], transfer: u64) -> CostModel {
 }
 
 #[test]
-fn calibrating_the_simulated_device_gives_its_cost_model_back() {
+fn calibrating_the_simulated_device_returns_its_cost_model() {
     for cost in [CostModel::PUBLISHED, CostModel::FREE_OF_CHARGE] {
         let profile = profile_of(&mut device(cost.clone()));
         assert_eq!(values(&profile.cost_model()), values(&cost), "{}", cost.name);
@@ -108,13 +106,13 @@ proptest! {
         let found = values(&profile_of(&mut device(cost.clone())).cost_model());
         let known = values(&cost);
         prop_assert_eq!(&found[..14], &known[..14]);
-        // The device rounds each fill down to whole nanoseconds: one of half a GiB by up to two for each GiB.
+        // The device rounds each fill down to whole nanoseconds: for half a GiB, an error of up to two nanoseconds per GiB.
         prop_assert!(found[14].abs_diff(known[14]) <= 2, "{} instead of {}", found[14], known[14]);
     }
 }
 
 #[test]
-fn a_device_that_runs_on_a_profile_has_the_costs_of_the_one_that_was_measured() {
+fn a_device_with_a_profile_has_the_measured_costs() {
     let first = profile_of(&mut device(CostModel::PUBLISHED));
     let mut simulated = SimDevice::new(first.sim_config());
     assert_eq!(simulated.info().fingerprint.cost_model, Some(first.title()));
@@ -123,7 +121,7 @@ fn a_device_that_runs_on_a_profile_has_the_costs_of_the_one_that_was_measured() 
 }
 
 #[test]
-fn everything_is_given_back() {
+fn calibration_leaks_nothing() {
     let mut device = device(CostModel::PUBLISHED);
     let free = device.memory().unwrap().free;
     measured(&mut device);
@@ -142,7 +140,7 @@ fn a_device_with_too_little_memory_is_refused() {
 }
 
 #[test]
-fn calibration_stops_where_the_user_wants_it_and_tells_each_round() {
+fn calibration_reports_each_round_and_can_be_interrupted() {
     let mut rounds = Vec::new();
     let error = calibrate(&mut device(CostModel::PUBLISHED), 5, |done, all| {
         rounds.push((done, all));
@@ -151,13 +149,13 @@ fn calibration_stops_where_the_user_wants_it_and_tells_each_round() {
     assert_eq!((error, rounds), (Err(CalibrateError::Interrupted), vec![(1, 7), (2, 7), (3, 7)]));
 }
 
-/// A folder to work in, and a machine.
+/// A working folder and a machine.
 struct World {
     folder: TempDir,
     staging: Staging,
 }
 
-/// A GPU small enough to be filled quickly: it really holds memory.
+/// Returns a small GPU, which is quick to fill: its memory is real.
 fn small_gpu() -> Settings {
     Settings { memory: Bytes::mib(512), context_overhead: Bytes::mib(100), ..strict() }
 }
@@ -175,7 +173,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    /// Exit code, standard output and standard error.
+    /// The exit code, standard output and standard error.
     fn harness(&self, arguments: &str) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
         command.arg0("harness").args(arguments.split(' ')).current_dir(self.folder.path()).env_remove("HARNESS_DEVICE").env_remove("CARGO");
@@ -193,7 +191,7 @@ impl World {
 }
 
 #[test]
-fn a_gpu_is_calibrated_and_the_simulated_device_runs_on_its_profile_and_says_so() {
+fn the_simulated_device_uses_the_profile_of_a_calibrated_gpu() {
     let world = World::with_gpu(&small_gpu());
     let (code, out, err) = world.harness("calibrate --rounds 3");
     assert_eq!(code, Some(0), "{out}{err}");
@@ -217,7 +215,7 @@ fn a_gpu_is_calibrated_and_the_simulated_device_runs_on_its_profile_and_says_so(
 }
 
 #[test]
-fn what_a_gpu_does_not_have_is_left_out_of_its_profile() {
+fn a_profile_omits_features_that_the_gpu_lacks() {
     let world = World::with_gpu(&Settings { mapping: false, pools: false, ..small_gpu() });
     let (code, out, err) = world.harness("calibrate --rounds 3 --quiet --output p.yaml --name plain");
     assert_eq!((code, out.as_str()), (Some(0), ""), "{err}");
@@ -227,7 +225,7 @@ fn what_a_gpu_does_not_have_is_left_out_of_its_profile() {
 }
 
 #[test]
-fn the_simulated_device_is_not_measured_and_a_machine_without_a_gpu_neither() {
+fn calibration_requires_a_gpu() {
     let world = World::with_gpu(&Settings { devices: 0, ..strict() });
     let (code, _, err) = world.harness("calibrate --device sim");
     assert_eq!(code, Some(2), "{err}");
@@ -241,7 +239,7 @@ fn the_simulated_device_is_not_measured_and_a_machine_without_a_gpu_neither() {
 }
 
 #[test]
-fn a_gpu_that_breaks_or_is_full_leaves_no_profile() {
+fn a_broken_or_full_gpu_writes_no_profile() {
     for config in [small_gpu().failing("cuMemAlloc_v2", 9, 2), Settings { others: Bytes::mib(300), ..small_gpu() }] {
         let world = World::with_gpu(&config);
         let (code, out, err) = world.harness("calibrate --rounds 3 --output p.yaml");
@@ -250,7 +248,7 @@ fn a_gpu_that_breaks_or_is_full_leaves_no_profile() {
 }
 
 #[test]
-fn a_profile_that_cannot_be_written_is_told_and_what_is_there_stays() {
+fn an_unwritable_profile_is_reported_and_the_old_one_kept() {
     let world = World::with_gpu(&small_gpu());
     fs::create_dir(world.path("p.yaml")).unwrap();
     let (code, _, err) = world.harness("calibrate --rounds 3 --output p.yaml");
@@ -259,7 +257,7 @@ fn a_profile_that_cannot_be_written_is_told_and_what_is_there_stays() {
 }
 
 #[test]
-fn a_wrong_profile_is_refused_with_its_place_and_a_gpu_takes_none() {
+fn an_invalid_profile_is_refused_with_its_position_and_a_gpu_takes_none() {
     let world = World::with_gpu(&small_gpu());
     fs::write(world.path("bad.yaml"), "version: 1\nnme: x\n").unwrap();
     let told = [

@@ -1,7 +1,6 @@
-//! The CUDA device's own code, run against the simulated GPU, each test in a child process of its own.
+//! The CUDA device's own code on the simulated GPU. Each test runs in a child process.
 //!
-//! What holds here holds of the code between the [`Device`] trait and the driver's functions; what the driver itself does, only a GPU tells.
-//! Times in here are the simulated GPU's and say nothing of any other.
+//! The tests cover the code between the [`Device`] trait and the driver's functions. The behavior of a real driver needs a GPU. Times are simulated.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt as _;
@@ -27,15 +26,15 @@ use harness_gpu_settings::driver::WrongWrite;
 use harness_gpu_settings::settings::Settings;
 use harness_staging::{NOTHING_LEFT, Staging, strict};
 
-/// Says to a child which test it is.
+/// Names the test for a child process.
 const CHILD: &str = "CUDA_DEVICE_TEST_CHILD";
-/// An argument of the test for its child.
+/// The test's argument for its child process.
 const ARGUMENT: &str = "CUDA_DEVICE_TEST_ARGUMENT";
 
 const TAG: Tag = Tag(0x0123_4567_89ab_cdef);
 const OTHER: Tag = Tag(0xfedc_ba98_7654_3210);
 
-/// Declares a test whose body runs in a child process that sees a machine as configured. Whatever it opens must be given back wholly.
+/// Declares a test whose body runs in a child process on the configured machine. The test fails if the child leaks anything.
 macro_rules! on_the_simulated_gpu {
     ($(fn $name:ident($config:expr) $body:block)*) => {$(
         #[test]
@@ -43,14 +42,14 @@ macro_rules! on_the_simulated_gpu {
             if is_child(stringify!($name)) {
                 return $body;
             }
-            let staging = Staging::new(&$config).expect("the GPU is staged");
+            let staging = Staging::new(&$config).expect("the simulated GPU is set up");
             run_child(stringify!($name), &staging, "");
             assert_nothing_left(&staging);
         }
     )*};
 }
 
-/// Each context that was given back is told, if any was opened: none may have held anything.
+/// Checks that no destroyed context still held anything.
 fn assert_nothing_left(staging: &Staging) {
     let left = staging.left().unwrap_or_default();
     let leftovers: Vec<_> = left.lines().filter(|line| !line.ends_with(NOTHING_LEFT)).collect();
@@ -61,12 +60,12 @@ fn is_child(test: &str) -> bool {
     env::var(CHILD).is_ok_and(|name| name == test)
 }
 
-/// Runs one test of this program again, as a child on the staged machine.
+/// Runs one test again in a child process on the staged machine.
 fn run_child(test: &str, staging: &Staging, argument: &str) {
-    let mut command = Command::new(env::current_exe().expect("this program has a path"));
+    let mut command = Command::new(env::current_exe().expect("the test program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, test).env(ARGUMENT, argument);
     staging.apply(&mut command);
-    let output = command.output().expect("this program runs again");
+    let output = command.output().expect("the test program starts");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && text.contains("1 passed"), "the child of {test} ({argument}): {}\n{text}", output.status);
 }
@@ -84,21 +83,21 @@ fn range(start: DevicePtr, offset: u64, len: u64) -> MemoryRange {
 }
 
 fn free_memory(device: &mut CudaDevice) -> Bytes {
-    device.memory().expect("memory is told").free
+    device.memory().expect("memory is reported").free
 }
 
 fn used_memory(device: &mut CudaDevice) -> Bytes {
-    device.memory().expect("memory is told").used
+    device.memory().expect("memory is reported").used
 }
 
-/// Has so many programs hold memory that write a file `pid.N` with their numbers to a folder, and lets them go on, each by a file `held.N`.
+/// Gives memory to this many programs. Each writes a file `pid.N` into a folder and continues when `held.N` appears.
 fn have_hold(folder: &Path, mut programs: u32, held: Bytes) {
     while programs > 0 {
         for entry in std::fs::read_dir(folder).expect("it is there").flatten() {
             let name = entry.file_name();
             if let Some(pid) = name.to_str().and_then(|name| name.strip_prefix("pid.")) {
                 harness_staging::hold_for(pid.parse().expect("a number"), held).expect("it runs");
-                std::fs::rename(entry.path(), folder.join(format!("held.{pid}"))).expect("it can be renamed");
+                std::fs::rename(entry.path(), folder.join(format!("held.{pid}"))).expect("the file can be renamed");
                 programs -= 1;
             }
         }
@@ -106,30 +105,30 @@ fn have_hold(folder: &Path, mut programs: u32, held: Bytes) {
     }
 }
 
-/// What was called so far.
+/// Returns the driver calls so far.
 fn calls() -> Vec<String> {
     harness_staging::calls().expect("calls are listed")
 }
 
-/// How often NVML was called so far.
+/// Returns the number of NVML calls so far.
 fn nvml_calls() -> usize {
     calls().into_iter().filter(|call| call.starts_with("nvml")).count()
 }
 
-/// A machine whose NVML is older than the successors of deprecated functions.
+/// Returns a machine whose NVML lacks the successors of deprecated functions.
 fn without_successors() -> Settings {
     let newer = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetFieldValues"];
     newer.into_iter().fold(strict(), |config, function| config.failing(function, 0, 13))
 }
 
-/// All that deprecated functions and their successors tell of the GPU.
+/// Returns the readings of deprecated functions and their successors.
 fn assert_told(reading: &Reading) {
     let throttled = reading.throttled.as_ref().map(|reasons| reasons.iter().map(|reason| reason.words).collect::<Vec<_>>());
     assert_eq!((reading.temperature, throttled), (Some(40), Some(vec!["power cap"])));
     assert_eq!((reading.held_by_power, reading.held_by_heat), (Some(Nanos(0)), Some(Nanos(0))));
 }
 
-/// One call inside a mapping of four pages is refused: nothing may stay of it, and it must work when tried again.
+/// Fails one call within a mapping of four pages: nothing may remain, and a second try must succeed.
 fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
     let mut device = device();
     let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
@@ -184,7 +183,7 @@ on_the_simulated_gpu! {
         assert_eq!((facts.throttle_reasons, facts.other_processes), (vec!["power cap".to_owned()], Some(1)));
         assert_eq!(facts.uuid_hash.map(|hash| hash.len()), Some(16));
         assert_eq!(device.nvml_problem(), None);
-        let memory = device.memory().expect("memory is told");
+        let memory = device.memory().expect("memory is reported");
         assert_eq!((memory.total, memory.free), (Bytes::gib(2), Bytes::mib(2048 - 364)));
         assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "its context and the other process");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context");
@@ -195,7 +194,7 @@ on_the_simulated_gpu! {
         Settings { others: Bytes::mib(64), ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
     ) {
         let mut device = device();
-        assert_eq!(device.memory().expect("memory is told").process, None);
+        assert_eq!(device.memory().expect("memory is reported").process, None);
         assert_eq!(device.own_context(), Ok(Bytes::mib(300)));
     }
 
@@ -244,7 +243,7 @@ on_the_simulated_gpu! {
 
     fn in_a_container_this_process_is_not_taken_for_another_one(Settings { container: true, ..strict() }) {
         let mut device = device();
-        let memory = device.memory().expect("memory is told");
+        let memory = device.memory().expect("memory is reported");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came with it");
         let nvml = machine::nvml_of(device.info()).expect("there is NVML");
         assert_eq!(nvml.other_processes(), Ok(Vec::new()));
@@ -304,10 +303,10 @@ on_the_simulated_gpu! {
         for size in [Bytes(1), Bytes::mib(2), Bytes(Bytes::mib(2).0 + 1), Bytes::mib(777)] {
             device.malloc(size).expect("it fits");
             charged += size.checked_round_up(Bytes::mib(2)).expect("it is small");
-            let memory = device.memory().expect("memory is told");
+            let memory = device.memory().expect("memory is reported");
             assert_eq!((memory.used, memory.process), (overhead + charged, Some(overhead + charged)));
         }
-        assert_eq!(device.memory().expect("memory is told").context_overhead, overhead);
+        assert_eq!(device.memory().expect("memory is reported").context_overhead, overhead);
     }
 
     fn no_answer_of_nvml_stands_in_the_time_of_a_refused_allocation(Settings { list_calls: true, ..strict() }) {
@@ -347,7 +346,7 @@ on_the_simulated_gpu! {
         assert_eq!(nvml_calls(), before, "nothing has changed");
         drop(provider.device(need + Bytes::mib(2), MemoryLimit::Enforced).expect("it is free"));
         assert!(nvml_calls() > before, "more is wanted");
-        // A program that always runs.
+        // A program that exists everywhere.
         harness_staging::hold_for(1, Bytes::gib(1)).expect("it is staged");
         assert!(matches!(provider.device(need, MemoryLimit::Enforced).err(), Some(DeviceError::Unavailable { .. })));
         harness_staging::hold_for(1, Bytes::ZERO).expect("it runs still");
@@ -494,7 +493,7 @@ on_the_simulated_gpu! {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
         let [start, end, never] = [(); 3].map(|()| device.create_timed_event().expect("an event"));
-        // More than a second, so that the spin is cut into two kernels.
+        // Longer than a second, so the spin is split into two kernels.
         let duration = Nanos::millis(1200);
         device.record_event(start, stream).expect("it is queued");
         device.busy(stream, duration).expect("it is queued");
@@ -559,7 +558,7 @@ on_the_simulated_gpu! {
         let attributes = || calls().iter().filter(|call| *call == "cuMemPoolGetAttribute").count();
         let asked = |device: &mut dyn TestDevice| {
             let mut allocator = AllocatorKind::AsyncPool.build();
-            // The first one makes the pool.
+            // The first allocation creates the pool.
             let mut held = vec![allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")];
             let before = attributes();
             held.extend((0..10).map(|_| allocator.allocate(device, Request::new(Bytes::mib(20))).expect("it fits")));
@@ -619,7 +618,7 @@ on_the_simulated_gpu! {
         Settings { container: true, ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
     ) {
         let mut device = device();
-        assert_eq!(device.memory().expect("memory is told").process, None, "what was there before the context is not known");
+        assert_eq!(device.memory().expect("memory is reported").process, None, "what was there before the context is not known");
     }
 
     fn pressure_takes_what_is_asked_and_at_most_what_is_free(strict()) {
@@ -634,7 +633,7 @@ on_the_simulated_gpu! {
             (Bytes::mib(700), Bytes::mib(700)),
         ] {
             assert_eq!(device.set_pressure(asked), Ok(held), "{asked}");
-            let memory = device.memory().expect("memory is told");
+            let memory = device.memory().expect("memory is reported");
             assert_eq!((memory.pressure, memory.free), (held, room - held));
         }
         let left = free_memory(&mut device);
@@ -843,7 +842,7 @@ on_the_simulated_gpu! {
         assert!(why.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: "), "{why}");
         assert_eq!(used_memory(&mut device), Bytes::mib(300));
         device.malloc(Bytes::mib(10)).expect("it fits");
-        let memory = device.memory().expect("memory is told");
+        let memory = device.memory().expect("memory is reported");
         assert_eq!((memory.used, memory.context_overhead, memory.process), (Bytes::mib(310), Bytes::mib(300), None));
         let unknown = device.own_context().expect_err("what others hold is not known");
         assert!(matches!(unknown, DeviceError::Unavailable { .. }), "{unknown}");
@@ -898,8 +897,8 @@ on_the_simulated_gpu! {
 }
 
 #[test]
-fn with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulated_device_is_chosen() {
-    const NAME: &str = "with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulated_device_is_chosen";
+fn an_unloadable_driver_is_explained_and_the_simulated_device_is_chosen() {
+    const NAME: &str = "an_unloadable_driver_is_explained_and_the_simulated_device_is_chosen";
     if !is_child(NAME) {
         return run_child(NAME, &Staging::with_broken_libraries().expect("the folder is made"), "");
     }
@@ -912,10 +911,10 @@ fn with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulate
     assert_eq!(DeviceChoice::Cuda(0).resolve(&probe).expect_err("there is none").to_string(), sentence);
 }
 
-/// Every driver function that opening calls, refused in turn: each time a driver error that names it, and nothing left behind.
+/// Fails each driver call of opening in turn: each time the error names the call, and nothing leaks.
 #[test]
-fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
-    const NAME: &str = "whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left";
+fn a_failed_call_while_opening_is_named_and_nothing_leaks() {
+    const NAME: &str = "a_failed_call_while_opening_is_named_and_nothing_leaks";
     if is_child(NAME) {
         let (call, code) = (env::var(ARGUMENT).expect("the parent told"), 999);
         let error = refused(CudaDevice::open(0));
@@ -942,7 +941,7 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
         "cuMemGetInfo_v2",
     ];
     for call in calls {
-        let staging = Staging::new(&strict().failing(call, 1, 999)).expect("the GPU is staged");
+        let staging = Staging::new(&strict().failing(call, 1, 999)).expect("the simulated GPU is set up");
         run_child(NAME, &staging, call);
         assert_nothing_left(&staging);
     }
@@ -952,7 +951,7 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
 fn a_dropped_device_leaves_nothing_behind() {
     const NAME: &str = "a_dropped_device_leaves_nothing_behind";
     if !is_child(NAME) {
-        let staging = Staging::new(&strict()).expect("the GPU is staged");
+        let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
         return assert_eq!(staging.left().expect("the context was given back"), format!("device 0 {NOTHING_LEFT}\n"));
     }
@@ -976,12 +975,12 @@ fn a_dropped_device_leaves_nothing_behind() {
 }
 
 #[test]
-fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu() {
-    const NAME: &str = "work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu";
+fn work_on_unmapped_memory_breaks_the_context() {
+    const NAME: &str = "work_on_unmapped_memory_breaks_the_context";
     if !is_child(NAME) {
-        let staging = Staging::new(&strict()).expect("the GPU is staged");
+        let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
-        // What a broken context holds cannot be given back call by call: it goes with the context.
+        // Objects of a broken context cannot be freed individually; they end with the context.
         let left = staging.left().expect("the context was given back");
         return assert!(left.starts_with("device 0 left: 0 allocations, 1 reservations, 0 pages, 0 pools, 1 streams"), "{left}");
     }
@@ -997,10 +996,10 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
 }
 
 #[test]
-fn a_read_that_nothing_orders_behind_a_write_breaks_the_context() {
-    const NAME: &str = "a_read_that_nothing_orders_behind_a_write_breaks_the_context";
+fn an_unordered_read_breaks_the_context() {
+    const NAME: &str = "an_unordered_read_breaks_the_context";
     if !is_child(NAME) {
-        let staging = Staging::new(&strict()).expect("the GPU is staged");
+        let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
         let left = staging.left().expect("the context was given back");
         return assert!(left.starts_with("device 0 left: 1 allocations, 0 reservations, 0 pages, 0 pools, 2 streams"), "{left}");
@@ -1015,7 +1014,7 @@ fn a_read_that_nothing_orders_behind_a_write_breaks_the_context() {
     assert!(matches!(error, DeviceError::Driver { code: 719, .. }), "{error}");
 }
 
-/// How `harness doctor` ends on a staged machine: its exit code and what it prints.
+/// Runs `harness doctor` on a staged machine and returns its exit code and output.
 fn doctor(staging: &Staging, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
     command.arg("doctor").args(arguments);
@@ -1025,13 +1024,13 @@ fn doctor(staging: &Staging, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn doctor_gives_up_on_a_driver_that_hangs_and_says_what_it_waited_for() {
+fn doctor_gives_up_on_a_hanging_driver() {
     for (function, waits_for) in [
         ("cuInit", "the CUDA driver and NVML to say which GPUs there are"),
         ("nvmlInit_v2", "the CUDA driver and NVML to say which GPUs there are"),
         ("cuDevicePrimaryCtxRetain", "cuda:0 to be opened and used"),
     ] {
-        let staging = Staging::new(&strict().hanging(function, 1)).expect("the GPU is staged");
+        let staging = Staging::new(&strict().hanging(function, 1)).expect("the simulated GPU is set up");
         let (code, text) = doctor(&staging, &["--limit", "2s", "--require-gpu"]);
         assert_eq!(code, Some(3), "{function}: {text}");
         assert!(text.contains(&format!("waiting for {waits_for}: the driver hangs; ")), "{function}: {text}");
@@ -1040,15 +1039,15 @@ fn doctor_gives_up_on_a_driver_that_hangs_and_says_what_it_waited_for() {
 }
 
 #[test]
-fn doctor_does_not_pass_a_gpu_whose_verification_finds_nothing() {
-    let staging = Staging::new(&Settings { blind_verify: true, ..strict() }).expect("the GPU is staged");
+fn doctor_refuses_a_gpu_whose_verification_finds_nothing() {
+    let staging = Staging::new(&Settings { blind_verify: true, ..strict() }).expect("the simulated GPU is set up");
     let (code, text) = doctor(&staging, &["--require-gpu"]);
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("cuda:0 cannot be used: verification of GPU memory: a wrong byte at offset 0"), "{text}");
 }
 
 #[test]
-fn doctor_tells_a_library_that_cannot_be_loaded_from_one_that_is_missing() {
+fn doctor_distinguishes_an_unloadable_library_from_a_missing_one() {
     let (code, text) = doctor(&Staging::with_broken_libraries().expect("the folder is made"), &[]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("CUDA driver (libcuda.so.1): the library exists but cannot be loaded: "), "{text}");

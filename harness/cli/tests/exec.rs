@@ -1,8 +1,7 @@
-//! `harness exec` as a user meets it: a program runs as it would without it, on a simulated GPU, and what it did is told.
+//! Tests of `harness exec`: a program runs as usual, but on a simulated GPU, and its memory use is reported.
 //!
-//! Most tests use a made-up torch, a few lines of Python on the real library of the simulated GPU; with HARNESS_TEST_PYTHON naming an interpreter that has
-//! a real one, that is tried too. Without python3 they are skipped.
-
+//! Most tests use a fake torch, a few lines of Python on the simulated GPU's real library. If HARNESS_TEST_PYTHON names an interpreter with a real torch,
+//! that is tested too. Without python3 the tests are skipped.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -17,7 +16,7 @@ use harness_staging::{Staging, strict};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The part of torch that programs and the hook at their end use.
+/// The part of torch that the programs and the hook use.
 const TORCH: [(&str, &str); 4] = [
     ("__init__.py", "class OutOfMemoryError(RuntimeError): pass\nfrom .version import __version__\nfrom . import cuda\n"),
     ("version.py", "__version__ = '2.11.0+cu130'\ncuda = '13.0'\nhip = None\n"),
@@ -62,23 +61,23 @@ def memory_stats(device):
     ),
 ];
 
-/// A folder with a torch, where programs are run.
+/// A folder with a torch, in which programs run.
 struct World {
     folder: TempDir,
 }
 
 impl World {
-    /// `None` where there is no Python.
+    /// Returns `None` without Python.
     fn new() -> Option<Self> {
         if Command::new("python3").arg("--version").output().is_err() {
-            eprintln!("skipped: there is no python3 here");
+            eprintln!("skipped: python3 is not installed");
             return None;
         }
         let world = Self { folder: TempDir::new().unwrap() };
         for (name, text) in TORCH {
             world.write(&format!("site/torch/{name}"), text);
         }
-        // It needs the CUDA runtime, as the real one does.
+        // Like the real library, it needs the CUDA runtime.
         let library = StubLibrary { soname: "libtorch_cuda.so", nodes: vec![], symbols: vec![], core: "libcudart.so.13" };
         let path = world.path("site/torch/lib/libtorch_cuda.so");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -97,7 +96,7 @@ impl World {
         fs::write(path, text).unwrap();
     }
 
-    /// `harness exec OPTIONS -- COMMAND`, on 1 GiB unless the options say otherwise.
+    /// Returns `harness exec OPTIONS -- COMMAND`, with 1 GiB by default.
     fn command(&self, options: &[&str], command: &[&str]) -> Command {
         let mut harness = self.harness();
         harness.arg("exec").args(options);
@@ -108,13 +107,14 @@ impl World {
         harness
     }
 
-    /// `harness run` of a scenario with these steps, on the simulated device.
+    /// Runs a scenario with these steps on the simulated device.
     fn run_scenario(&self, steps: &str) -> Ran {
         self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
         Ran::of(self.harness().args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report"]).output().unwrap())
     }
 
-    /// The same on a GPU: the driver and NVML are those of a simulated one of 8 GiB, which does the kernels of the CUDA device and none of the programs.
+    /// Runs a scenario with these steps on a GPU: the driver and NVML of a simulated one with 8 GiB. It executes the kernels of the CUDA device, and no-op
+    /// kernels in the programs.
     fn run_scenario_on_gpu(&self, steps: &str, format: &str) -> Ran {
         self.write("scenarios/test.yaml", &format!("about: A test.\nneeds: {{ memory: 1GiB }}\nallocators: [expandable]\nsteps:\n{steps}"));
         let python = "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" PATH=\"${PATH#*:}\" exec python3 \"$@\"\n";
@@ -125,7 +125,7 @@ impl World {
         self.run(&["--memory", "8GiB"], &["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_harness"), format])
     }
 
-    /// `harness` in this folder, with its torch.
+    /// Returns `harness` in this folder, with its torch.
     fn harness(&self) -> Command {
         let mut harness = Command::new(env!("CARGO_BIN_EXE_harness"));
         harness.current_dir(self.folder.path()).stdin(Stdio::null());
@@ -166,7 +166,7 @@ impl Ran {
 const RECORD: [&str; 2] = ["--record", "run.json"];
 
 #[test]
-fn the_programs_output_and_exit_code_are_its_own_and_the_summary_goes_to_standard_error() {
+fn the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone() {
     let Some(world) = World::new() else { return };
     world.write(
         "train.py",
@@ -181,7 +181,7 @@ fn the_programs_output_and_exit_code_are_its_own_and_the_summary_goes_to_standar
 }
 
 #[test]
-fn a_program_that_a_signal_ends_is_told_as_shells_tell_it_and_its_counters_are_kept() {
+fn a_signal_gives_the_exit_code_of_shells_and_keeps_the_counters() {
     let Some(world) = World::new() else { return };
     let program = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), signal.SIGKILL)";
     let ran = world.run(&RECORD, &["python3", "-c", program]);
@@ -193,7 +193,7 @@ fn a_program_that_a_signal_ends_is_told_as_shells_tell_it_and_its_counters_are_k
 }
 
 #[test]
-fn children_of_a_shell_script_and_of_their_children_are_simulated_too() {
+fn descendants_of_a_shell_script_are_simulated() {
     let Some(world) = World::new() else { return };
     world.write("train.py", "import subprocess, sys, torch\ntorch.cuda.malloc(1 << 20)\nif len(sys.argv) > 1:\n    subprocess.run([sys.executable, 'train.py'], check=True)\n");
     let ran = world.run(&RECORD, &["sh", "-c", "RANK=1 python3 train.py child && exec python3 train.py"]);
@@ -205,7 +205,7 @@ fn children_of_a_shell_script_and_of_their_children_are_simulated_too() {
 }
 
 #[test]
-fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
+fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_end() {
     let Some(world) = World::new() else { return };
     world.write("train.py", include_str!("programs/shared.py"));
     let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
@@ -215,7 +215,7 @@ fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
     assert!(ran.err.contains("all processes: peak of 720 MiB held together, of 1 GiB"), "{}", ran.err);
 }
 
-/// What a forked child gets, first of a process without a context, then of one that has one.
+/// Prints the results of forked children: first of a process without a context, then of one with a context.
 const FORKED: &str = r#"
 import ctypes, os, torch
 runtime, driver = torch.cuda._runtime, ctypes.CDLL("libcuda.so.1")
@@ -247,13 +247,13 @@ print(codes())
 "#;
 
 #[test]
-fn a_forked_child_cannot_use_the_context_of_its_parent_and_is_told_as_a_driver_tells_it() {
+fn a_forked_child_cannot_use_its_parents_context() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FORKED);
     let ran = world.run(&RECORD, &["python3", "train.py"]);
     let (fine, refused) = ("[0, 0, 0, 0, 0, 0, 0, 0]", "[3, 3, 3, 3, 3, 3, 3, 3]");
     assert_eq!((ran.code, ran.out), (Some(0), format!("{fine} 0\n{fine}\n{refused} 3\n{fine}\n")), "{}", ran.err);
-    // Each process has its own attempts; the child with a context made none that count.
+    // Each process has its own attempts; the child of a process with a context made none.
     let record = world.record();
     let mallocs: Vec<u64> =
         record["processes"].as_array().unwrap().iter().map(|process| process["devices"][0]["mallocs"].as_u64().unwrap()).collect();
@@ -261,7 +261,7 @@ fn a_forked_child_cannot_use_the_context_of_its_parent_and_is_told_as_a_driver_t
 }
 
 #[test]
-fn a_fatal_out_of_memory_error_leaves_statistics_and_a_snapshot_which_is_explained() {
+fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot() {
     let Some(world) = World::new() else { return };
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
     world.write("train.py", "import torch\ntorch.cuda.malloc(1 << 20)\ntorch.cuda.malloc(2 << 30)\n");
@@ -278,7 +278,7 @@ fn a_fatal_out_of_memory_error_leaves_statistics_and_a_snapshot_which_is_explain
 }
 
 #[test]
-fn an_out_of_memory_error_that_is_caught_is_survived_and_not_explained() {
+fn a_caught_out_of_memory_error_is_not_explained() {
     let Some(world) = World::new() else { return };
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
     let program = "import torch\nfor size in (2 << 30, 1 << 20):\n    try: torch.cuda.malloc(size)\n    except torch.OutOfMemoryError: print('smaller')\n";
@@ -290,7 +290,7 @@ fn an_out_of_memory_error_that_is_caught_is_survived_and_not_explained() {
 }
 
 #[test]
-fn failures_that_are_asked_for_are_counted_apart() {
+fn injected_failures_are_counted_separately() {
     let Some(world) = World::new() else { return };
     let program = "import torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom')\n";
     world.write("train.py", program);
@@ -300,7 +300,7 @@ fn failures_that_are_asked_for_are_counted_apart() {
     assert_eq!(["mallocs", "failed", "injected"].map(|name| device[name].as_u64().unwrap()), [4, 2, 2]);
 }
 
-/// Asks the runtime, the driver and NVML for memory, and what there is.
+/// Allocates through the runtime and the driver, and reads memory sizes from both and from NVML.
 const LIMITED: &str = r#"
 import ctypes, torch
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p, CFUNCTYPE, POINTER
@@ -339,7 +339,7 @@ assert runtime.cudaGetDeviceProperties_v2(properties, 0) == 0 and driver.cuDevic
 print("properties", int.from_bytes(properties.raw[288:296], "little") // MIB, total.value // MIB)
 "#;
 
-/// What it prints with a limit of 1 GiB.
+/// Its output with a limit of 1 GiB.
 const LIMITED_PRINTS: &str = "at first (1024, 1024)
 two pages 0 (1020, 1024) (1020, 1024)
 too much 2 [2, 0]
@@ -351,14 +351,14 @@ NVML [1024, 0, 1024]
 properties 1024 1024
 ";
 
-/// `harness exec --device cuda:0 OPTIONS -- COMMAND` where the driver, NVML and the runtime are those of a simulated GPU of 8 GiB.
+/// Runs `harness exec --device cuda:0 OPTIONS -- COMMAND` with the driver, NVML and runtime of a simulated GPU with 8 GiB.
 fn limited(world: &World, options: &[&str], command: &[&str]) -> Ran {
     let inner = [&[env!("CARGO_BIN_EXE_harness"), "exec"], options, &["--"], command].concat();
     world.run(&["--memory", "8GiB"], &inner)
 }
 
 #[test]
-fn a_program_on_a_real_gpu_gets_no_more_than_its_limit_and_is_told_of_no_more() {
+fn a_program_on_a_real_gpu_gets_and_sees_only_its_limit() {
     let Some(world) = World::new() else { return };
     world.write("train.py", LIMITED);
     let options = ["--device", "cuda:0", "--memory", "1GiB", "--record", "run.json"];
@@ -371,7 +371,7 @@ fn a_program_on_a_real_gpu_gets_no_more_than_its_limit_and_is_told_of_no_more() 
     assert!(ran.err.contains("cuda:0 (NVIDIA H100 80GB HBM3): 1 GiB of its 8 GiB for each process\npeak reserved 1 GiB"), "{}", ran.err);
 }
 
-/// Asks the driver for managed and pitched memory and for arrays, and tells the code and how many MiB are free then.
+/// Allocates managed and pitched memory and arrays, and prints each code with the free MiB.
 const KINDS: &str = r#"
 import ctypes, torch
 from ctypes import byref, c_size_t, c_uint, c_void_p
@@ -408,7 +408,7 @@ told("too much", lambda place: driver.cuMemAllocManaged(place, c_size_t(1025 * M
 told("too large", lambda place: driver.cuArray3DCreate_v2(place, byref(Array(8192, 8192, 2, FLOAT, 4, 0))), driver.cuArrayDestroy)
 "#;
 
-/// What it prints in 1 GiB: 65,536 rows of 512 bytes are 32 MiB, 1024² elements of 16 bytes with a quarter more behind them 20 MiB.
+/// Its output with 1 GiB. 65,536 rows of 512 bytes take 32 MiB; 1024² elements of 16 bytes with all mipmap levels take 20 MiB.
 const KINDS_PRINTS: &str = "managed 0 924 0 1024
 managed of the runtime 0 924 0 1024
 pitched 0 992 0 1024
@@ -421,7 +421,7 @@ too large 2 1024 - 1024
 ";
 
 #[test]
-fn managed_and_pitched_memory_and_arrays_count_towards_the_limit_as_on_a_simulated_gpu() {
+fn managed_and_pitched_memory_and_arrays_count_towards_the_limit() {
     let Some(world) = World::new() else { return };
     world.write("train.py", KINDS);
     let simulated = world.run(&["--memory", "1GiB"], &["python3", "train.py"]);
@@ -431,7 +431,7 @@ fn managed_and_pitched_memory_and_arrays_count_towards_the_limit_as_on_a_simulat
 }
 
 #[test]
-fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
+fn failures_are_injected_on_a_real_gpu_without_a_limit() {
     let Some(world) = World::new() else { return };
     let program = "import ctypes, torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom', torch.cuda._runtime.cudaGetLastError())\n";
     world.write("train.py", program);
@@ -444,7 +444,7 @@ fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
     assert!(ran.code == Some(1) && ran.err.contains("was not reached"), "{}", ran.err);
 }
 
-/// Tells whether slow calls took at least 40 ms by the clock of the host, and which did by events.
+/// Prints which calls took at least 40 ms by the host's clock, and which by events.
 const TIMED: &str = r#"
 import ctypes, time, torch
 runtime = torch.cuda._runtime
@@ -472,7 +472,7 @@ timed("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
 "#;
 
 #[test]
-fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
+fn latencies_slow_down_calls_by_the_clocks_of_host_and_gpu() {
     let Some(world) = World::new() else { return };
     world.write("train.py", TIMED);
     let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
@@ -486,7 +486,7 @@ fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
     let calls = |record: &Value| record["processes"][0]["slow_calls"].clone();
     let expected = serde_json::json!([{ "call": "cudaMalloc", "calls": 1 }, { "call": "cudaFree", "calls": 1 }]);
     assert_eq!(calls(&world.record()), expected);
-    // The clock of the simulated GPU that stands in for a real one knows nothing of the wait.
+    // The clock of the simulated GPU behind the limiter does not include the delay.
     let ran = limited(&world, &[&["--device", "cuda:0"][..], &options].concat(), &["python3", "train.py"]);
     assert_eq!((ran.code, ran.out), (Some(0), timed(false)), "{}", ran.err);
     assert_eq!(calls(&world.record()), expected);
@@ -494,7 +494,7 @@ fn calls_take_longer_where_that_is_asked_for_by_the_clocks_of_host_and_gpu() {
 }
 
 #[test]
-fn a_latency_of_a_call_that_never_came_is_said_and_one_that_is_none_is_refused() {
+fn an_unreached_latency_is_reported_and_an_invalid_one_is_refused() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     for device in [&[][..], &["--device", "cuda:0"]] {
@@ -520,7 +520,7 @@ fn a_latency_of_a_call_that_never_came_is_said_and_one_that_is_none_is_refused()
 }
 
 #[test]
-fn what_a_real_gpu_cannot_do_is_told_before_anything_runs() {
+fn unsupported_options_of_a_real_gpu_are_refused_before_the_run() {
     let Some(world) = World::new() else { return };
     let refused = |options: &[&str]| {
         let ran = limited(&world, options, &["python3", "-c", "print('ran')"]);
@@ -561,7 +561,7 @@ for folder in ("HARNESS_GPU_RUN", "HARNESS_GPU_LIMITS_RUN"):
 "#;
 
 #[test]
-fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_curve_is_the_same() {
+fn frees_are_recorded_and_a_real_gpu_has_the_same_curve() {
     let Some(world) = World::new() else { return };
     world.write("train.py", GIVES_BACK);
     let (curve, work) = ("[(0, 20, 0), (0, 4, 20), (1, 0, 4), (0, 6, 4)] [(2, 4), (4, 4)]\n", "[0, 0, 1, 1] [1, 1]\n");
@@ -570,8 +570,8 @@ fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_cu
         ["report.md", "report.svg"].map(|file| fs::read_to_string(world.path(file)).unwrap())
     };
     let [page, picture] = reported(world.run(&["--report", "report.md"], &["python3", "train.py"]), &format!("{curve}{work}"));
-    assert!(page.contains("what is reserved changes where memory was got"), "{page}");
-    // The driver that the program takes for a real one notes the same; calls for memory are counted where nobody counts work.
+    assert!(page.contains("reserved bytes change at allocations"), "{page}");
+    // The simulated driver under the limiter records the same. On a real GPU, allocation calls are counted in place of work.
     let ran = limited(&world, &["--device", "cuda:0", "--memory", "1GiB", "--report", "report.md"], &["python3", "train.py"]);
     let [limited_page, limited_picture] = reported(ran, &format!("{curve}{work}{curve}[0, 1, 3, 4] [2, 5]\n"));
     let in_words = |picture: &str| picture.split_once("device 0: ").unwrap().1.split_once("</desc>").unwrap().0.to_owned();
@@ -583,9 +583,9 @@ fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_cu
 }
 
 #[test]
-fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
+fn a_function_needed_only_by_an_extension_exists() {
     let Some(world) = World::new() else { return };
-    // In place of the runtime, so that it is named as needed.
+    // Linked in place of the runtime, so the extension lists it as needed.
     let runtime = StubLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
     world.write(
         "env/site-packages/fast/ops.c",
@@ -595,7 +595,7 @@ fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
     let folder = world.path("env/site-packages/fast");
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", "-o", "ops.so", "ops.c"]);
-    assert!(compiler.arg(world.path("runtime.so")).current_dir(&folder).status().unwrap().success(), "a C compiler is needed");
+    assert!(compiler.arg(world.path("runtime.so")).current_dir(&folder).status().unwrap().success(), "a C compiler is required");
     world.write(
         "train.py",
         "import ctypes, fast, os, torch\ntorch.cuda.malloc(1 << 20)\nprint(ctypes.CDLL(os.path.join(fast.__path__[0], 'ops.so')).call())\n",
@@ -607,7 +607,7 @@ fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
 }
 
 #[test]
-fn the_users_own_sitecustomize_runs_and_modules_are_found_as_ever() {
+fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged() {
     let Some(world) = World::new() else { return };
     world.write("site/sitecustomize.py", "import os\nos.environ['CUSTOMIZED'] = __file__\n");
     let program = "import os, sys, sitecustomize\nprint(os.environ['CUSTOMIZED'] == sitecustomize.__file__, any('harness-gpu' in path for path in sys.path))";
@@ -620,7 +620,7 @@ fn the_users_own_sitecustomize_runs_and_modules_are_found_as_ever() {
 }
 
 #[test]
-fn what_cannot_be_run_is_told_before_anything_is() {
+fn unusable_commands_are_refused_before_the_run() {
     let Some(world) = World::new() else { return };
     let refused = |options: &[&str], command: &[&str]| {
         let ran = world.run(options, command);
@@ -637,7 +637,7 @@ fn what_cannot_be_run_is_told_before_anything_is() {
     assert!(refused(&[], &["python3", "-c", "print('ran')"]).contains("is built for CPUs: install a PyTorch built for CUDA"));
 }
 
-/// A program that has said that it is ready.
+/// Starts a program and waits until it prints `ready`.
 fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -648,7 +648,7 @@ fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) 
 }
 
 #[test]
-fn signals_are_passed_on_and_the_program_decides_what_they_do() {
+fn signals_are_forwarded_to_the_program() {
     let Some(world) = World::new() else { return };
     for signal in ["INT", "TERM", "HUP", "USR1"] {
         let program = format!(
@@ -661,9 +661,9 @@ fn signals_are_passed_on_and_the_program_decides_what_they_do() {
 }
 
 #[test]
-fn what_the_program_leaves_running_is_ended_with_it() {
+fn remaining_processes_end_with_the_program() {
     let Some(world) = World::new() else { return };
-    // Its parent is gone, and it does not listen.
+    // It is orphaned and ignores SIGTERM.
     let stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
     let program = format!("(setsid sh -c \"{stubborn}\" &) ; while ! test -s pid; do sleep 0.1; done; exit 3").replace("$$", "\\$\\$");
     let began = Instant::now();
@@ -674,11 +674,66 @@ fn what_the_program_leaves_running_is_ended_with_it() {
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
+/// Waits until a process has ended.
+fn await_end(pid: &str) {
+    let began = Instant::now();
+    let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    while !(stat().is_empty() || stat().contains(") Z ")) {
+        assert!(began.elapsed() < Duration::from_secs(30), "{pid} still runs");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_killed_exec_leaves_neither_processes_nor_its_folder() {
+    let Some(world) = World::new() else { return };
+    // The program's child ignores SIGTERM.
+    let program = "sh -c \"trap '' TERM; sleep 1000 & wait; wait\" & echo $! > pid; echo ready; wait";
+    for signal in ["KILL", "TERM"] {
+        let options: &[&str] = if signal == "TERM" { &["--every-fault"] } else { &[] };
+        let (mut child, _lines) = ready(world.command(options, &["sh", "-c", program]));
+        assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());
+        child.wait().unwrap();
+        await_end(&fs::read_to_string(world.path("pid")).unwrap());
+        let began = Instant::now();
+        while fs::read_dir(world.path("tmp")).unwrap().count() > 0 {
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?}", fs::read_dir(world.path("tmp")).unwrap().collect::<Vec<_>>());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused() {
+    let Some(world) = World::new() else { return };
+    let refused = |cache: PathBuf| {
+        let mut command = world.command(&[], &["python3", "-c", "print('ran')"]);
+        let ran = Ran::of(command.env("HARNESS_CACHE", cache).output().unwrap());
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+        ran.err
+    };
+    assert!(refused(world.path("$LIB")).contains("no colon, space or `$`"));
+    assert!(refused(world.path(&"long/".repeat(600))).contains("no colon, space or `$`"));
+    let shared = world.path("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(refused(shared).contains("other users can write to"));
+}
+
+#[test]
+fn a_program_without_the_simulated_gpus_library_is_stopped() {
+    let Some(world) = World::new() else { return };
+    // `env` removes the variable by which the dynamic linker loads the library.
+    let ran = world.run(&[], &["env", "-u", "LD_AUDIT", "-u", "LD_PRELOAD", "python3", "-c", "print('ran')"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+    assert!(ran.err.contains("did not load the simulated GPU's library"), "{}", ran.err);
+}
+
 #[test]
 fn a_real_torch_runs_on_the_simulated_gpu() {
     let Some(world) = World::new() else { return };
     let Some(python) = std::env::var("HARNESS_TEST_PYTHON").ok().filter(|python| !python.is_empty()) else {
-        eprintln!("skipped: HARNESS_TEST_PYTHON names no interpreter that has torch");
+        eprintln!("skipped: HARNESS_TEST_PYTHON does not name an interpreter with torch");
         return;
     };
     let program = "import torch\nprint(torch.cuda.is_available(), torch.cuda.get_device_capability())\n\
@@ -692,11 +747,11 @@ fn a_real_torch_runs_on_the_simulated_gpu() {
     assert!(ran.err.contains("oom.pickle: out of memory, after event"), "{}", ran.err);
 }
 
-/// Keeps what it allocates; does without what fails, but for the first allocation.
+/// Keeps its allocations. Only a failure of the first one ends it.
 const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        pass\nprint('done')\n";
 
 #[test]
-fn every_attempt_to_get_memory_fails_once_and_what_is_expected_decides_the_exit_code() {
+fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let options = ["--every-fault", "--expect", "recovers", "--logs", "logs", "--report", "faults.md", "--jobs", "2"];
@@ -717,7 +772,7 @@ fn every_attempt_to_get_memory_fails_once_and_what_is_expected_decides_the_exit_
 }
 
 #[test]
-fn the_least_memory_is_that_with_which_nothing_fails() {
+fn the_least_memory_is_found() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let ran = world.run(&["--least-memory", "--exact"], &["python3", "train.py"]);
@@ -727,7 +782,7 @@ fn the_least_memory_is_that_with_which_nothing_fails() {
 }
 
 #[test]
-fn several_settings_are_compared_by_running_the_program_with_each() {
+fn settings_are_compared_by_running_the_program_with_each() {
     let Some(world) = World::new() else { return };
     world.write("train.py", "import os, torch\ntorch.cuda.malloc((40 if os.environ['PYTORCH_ALLOC_CONF'] == '' else 8) << 20)\n");
     let ran = world.run(&["--alloc-conf", "", "--alloc-conf", "expandable_segments:True"], &["python3", "train.py"]);
@@ -740,7 +795,7 @@ fn several_settings_are_compared_by_running_the_program_with_each() {
     assert!(ran.code == Some(0) && ran.out.contains("(no settings)"), "{}", ran.out);
 }
 
-/// The document of many runs on a simulated GPU of 1 GiB, and of the same on a real one with that limit.
+/// Returns the JSON of many runs on a simulated GPU with 1 GiB, and on a real one with that limit.
 fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
     let options = [&["--format", "json", "--memory", "1GiB"], options].concat();
     let simulated = world.run(&options, &["python3", "train.py"]);
@@ -750,14 +805,14 @@ fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
 }
 
 #[test]
-fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one() {
+fn many_runs_on_a_limited_real_gpu_match_a_simulated_one() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let [simulated, limited] = simulated_and_limited(&world, &["--every-fault"]);
     assert_eq!((simulated["cases"].as_array().unwrap().len(), &simulated), (4, &limited));
     let settings = ["--alloc-conf", "", "--alloc-conf", "expandable_segments:True", "--least-memory", "--exact"];
     let [mut simulated, mut limited] = simulated_and_limited(&world, &settings);
-    // A real GPU has one order of addresses.
+    // A real GPU has one address order.
     let orders = [&mut simulated, &mut limited].map(|document| {
         let rows = document["rows"].as_array_mut().unwrap();
         rows.iter_mut()
@@ -773,9 +828,9 @@ fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one()
 }
 
 #[test]
-fn runs_on_a_real_gpu_are_made_one_after_the_other_unless_more_are_asked_for() {
+fn runs_on_a_real_gpu_are_sequential_by_default() {
     let Some(world) = World::new() else { return };
-    // Notes how many of its runs are under way when it begins.
+    // Records how many runs are active when it starts.
     let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), 'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
                    torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % os.getpid())\n";
     world.write("train.py", program);
@@ -791,7 +846,7 @@ fn runs_on_a_real_gpu_are_made_one_after_the_other_unless_more_are_asked_for() {
 }
 
 #[test]
-fn a_failure_that_is_not_reached_is_said_and_fails() {
+fn an_unreached_failure_is_reported_and_fails() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let ran = world.run(&["--fail", "any:9:2"], &["python3", "train.py"]);
@@ -799,7 +854,7 @@ fn a_failure_that_is_not_reached_is_said_and_fails() {
 }
 
 #[test]
-fn many_runs_that_would_tell_nothing_are_refused_with_what_to_do() {
+fn useless_combinations_of_many_runs_are_refused_with_advice() {
     let Some(world) = World::new() else { return };
     for (options, program, code, message) in [
         (&["--every-fault=some:3"][..], "", 2, "does not select attempts"),
@@ -815,16 +870,16 @@ fn many_runs_that_would_tell_nothing_are_refused_with_what_to_do() {
     }
 }
 
-/// Asks for so many MiB as its argument says, and ends with 3 where variables are not as they should be.
+/// Allocates the MiB of its argument, and checks its variables.
 const ASKS: &str = "import os, sys, torch\ntorch.cuda.malloc(int(sys.argv[1]) << 20)\nassert os.environ['PYTORCH_ALLOC_CONF'] == 'expandable_segments:True'\nsys.exit(int(os.environ.get('CODE', '0')))\n";
 
 #[test]
-fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_other() {
+fn programs_of_a_scenario_share_its_memory() {
     let Some(world) = World::new() else { return };
     world.write("scenarios/asks.py", ASKS);
-    // It holds 600 MiB until somebody holds 100 MiB beside it.
+    // Holds 600 MiB until another process holds 100 MiB too.
     world.write("scenarios/holds.py", "import ctypes, torch\ntorch.cuda.malloc(600 << 20)\nleft, all = ctypes.c_size_t(1 << 30), ctypes.c_size_t()\nwhile left.value > 324 << 20:\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n");
-    // It asks for more as soon as that is there, and goes on when it is gone.
+    // Requests more once the other process holds its memory, and continues after that process has ended.
     world.write("scenarios/waits.py", "import ctypes, torch\nleft, all = ctypes.c_size_t(), ctypes.c_size_t()\ndef free():\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n    return left.value >> 20\nwhile free() > 424: pass\ntry:\n    torch.cuda.malloc(600 << 20)\nexcept torch.OutOfMemoryError:\n    torch.cuda.malloc(100 << 20)\nwhile free() < 924: pass\ntorch.cuda.malloc(600 << 20)\n");
     let steps = "  - alloc: { buffer: own, size: 600MiB }
   - exec: { id: refused, command: [python3, asks.py, 600], expect: oom }
@@ -846,7 +901,7 @@ fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_othe
 }
 
 #[test]
-fn a_program_that_does_not_end_as_it_should_is_shown_with_its_last_lines_and_how_to_run_it_again() {
+fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command() {
     let Some(world) = World::new() else { return };
     world.write("scenarios/asks.py", ASKS);
     let failed = |step: &str, shown: &[&str]| {
@@ -877,7 +932,7 @@ fn a_program_that_does_not_end_as_it_should_is_shown_with_its_last_lines_and_how
 }
 
 #[test]
-fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
+fn a_scenario_with_unusable_programs_is_skipped_with_the_reason() {
     let Some(world) = World::new() else { return };
     let skipped = |steps: &str, reason: &str| {
         let ran = world.run_scenario(steps);
@@ -893,7 +948,7 @@ fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
 }
 
 #[test]
-fn a_scenario_whose_program_is_for_another_gpu_is_skipped_on_this_one() {
+fn a_scenario_for_another_gpu_is_skipped() {
     let Some(world) = World::new() else { return };
     let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - exec: { command: [python3, train.py], gpu: a100-40 }\n";
     world.write("scenarios/program.yaml", steps);
@@ -907,7 +962,7 @@ fn a_scenario_whose_program_is_for_another_gpu_is_skipped_on_this_one() {
 }
 
 #[test]
-fn a_program_of_a_scenario_that_fails_on_a_gpu_is_shown_with_the_command_that_runs_it_there() {
+fn a_failed_program_on_a_gpu_is_shown_with_its_command() {
     let Some(world) = World::new() else { return };
     world.write("scenarios/asks.py", ASKS);
     let step = "  - exec: { command: [python3, asks.py, 2000], env: { CODE: 5 }, fail: [\"cudaMalloc:2\"] }\n";
@@ -923,7 +978,7 @@ fn a_program_of_a_scenario_that_fails_on_a_gpu_is_shown_with_the_command_that_ru
 }
 
 #[test]
-fn an_optional_program_that_cannot_be_run_is_passed_over_with_what_is_expected_of_it() {
+fn an_optional_unusable_program_is_skipped_with_its_expectations() {
     let Some(world) = World::new() else { return };
     let steps = "  - exec: { id: program, command: [python3, -I, train.py], optional: true }
   - expect: program.reserved == 382MiB

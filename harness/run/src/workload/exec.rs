@@ -30,12 +30,12 @@ use harness_scenario::steps::Step;
 use harness_scenario::steps::exec::{Exec, ProgramEnd};
 
 use crate::between::{Between, pause};
+use crate::context::RunContext;
 use crate::control::DEFAULT_TIME_LIMIT;
 use crate::processes::await_memory;
 use crate::rig::{Rig, Stop};
 use crate::shared_memory::SharedMemory;
 use crate::step_result::{StepResult, Unmet};
-use crate::context::RunContext;
 
 /// The program's standard error, in the folder of its run.
 const ERROR_OUTPUT: &str = "stderr";
@@ -74,7 +74,15 @@ impl Found {
         match self {
             Self::Simulated(setup) => {
                 let settings = &Settings { faults: exec.fail.clone(), ..setup.settings(exec.simulated_gpu(), memory) };
-                let launch = Launch { command, settings, libraries: &setup.libraries, interposition: setup.interposition(), alloc_conf, snapshot, ledger };
+                let launch = Launch {
+                    command,
+                    settings,
+                    libraries: &setup.libraries,
+                    interposition: setup.interposition(),
+                    alloc_conf,
+                    snapshot,
+                    ledger,
+                };
                 Ok((launch.prepare()?, Machine::Simulated(settings.clone())))
             }
             Self::Gpu(torch) => {

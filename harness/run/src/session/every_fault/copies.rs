@@ -17,7 +17,7 @@ use harness_exec::large_pages::use_for_code;
 use harness_record::FaultedCase;
 use serde::{Deserialize, Serialize};
 
-use super::{ArmRun, Attempt, Engine, Outcome, CallResult, RunSetup};
+use super::{ArmRun, Attempt, CallResult, Engine, Outcome, RunSetup};
 use crate::branches::{Branches, Ended, Failing, Point};
 use crate::faults::Faults;
 use crate::processes::StartedBy;
@@ -96,7 +96,13 @@ impl Server {
     }
 
     /// `None` if the order did not complete.
-    fn ask(&mut self, order: &Order, stop: &AtomicBool, told: &mut BTreeMap<usize, CallResult>, progress: &(dyn Fn() + Sync)) -> Option<()> {
+    fn ask(
+        &mut self,
+        order: &Order,
+        stop: &AtomicBool,
+        told: &mut BTreeMap<usize, CallResult>,
+        progress: &(dyn Fn() + Sync),
+    ) -> Option<()> {
         send(self.socket.get_mut(), order)?;
         // The first run of a call whose second run is still missing.
         let mut first: Option<(usize, CallResult)> = None;

@@ -37,7 +37,7 @@ fn profile_of(device: &mut dyn TestDevice) -> Profile {
     Profile::new(ProfileName::of_device("Known costs"), day, device.info(), Vec::new(), figures)
 }
 
-/// The figures without names and sources.
+/// Returns the figures without names and sources.
 fn values(cost: &CostModel) -> [u64; 15] {
     let CostModel { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = cost;
     let CostModel { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = cost;
@@ -87,7 +87,7 @@ fn model(times: &[u64], transfer: u64) -> CostModel {
 }
 
 #[test]
-fn calibrating_the_simulated_device_gives_its_cost_model_back() {
+fn calibrating_the_simulated_device_returns_its_cost_model() {
     for cost in [CostModel::PUBLISHED, CostModel::FREE_OF_CHARGE] {
         let profile = profile_of(&mut device(cost.clone()));
         assert_eq!(values(&profile.cost_model()), values(&cost), "{}", cost.name);
@@ -114,7 +114,7 @@ proptest! {
 }
 
 #[test]
-fn a_device_that_runs_on_a_profile_has_the_costs_of_the_one_that_was_measured() {
+fn a_device_with_a_profile_has_the_measured_costs() {
     let first = profile_of(&mut device(CostModel::PUBLISHED));
     let mut simulated = SimDevice::new(first.sim_config());
     assert_eq!(simulated.info().fingerprint.cost_model, Some(first.title()));
@@ -123,7 +123,7 @@ fn a_device_that_runs_on_a_profile_has_the_costs_of_the_one_that_was_measured() 
 }
 
 #[test]
-fn everything_is_given_back() {
+fn calibration_leaks_nothing() {
     let mut device = device(CostModel::PUBLISHED);
     let free = device.memory().unwrap().free;
     measured(&mut device);
@@ -193,7 +193,7 @@ impl World {
 }
 
 #[test]
-fn a_gpu_is_calibrated_and_the_simulated_device_runs_on_its_profile_and_says_so() {
+fn the_simulated_device_uses_the_profile_of_a_calibrated_gpu() {
     let world = World::with_gpu(&small_gpu());
     let (code, out, err) = world.harness("calibrate --rounds 3");
     assert_eq!(code, Some(0), "{out}{err}");
@@ -217,7 +217,7 @@ fn a_gpu_is_calibrated_and_the_simulated_device_runs_on_its_profile_and_says_so(
 }
 
 #[test]
-fn what_a_gpu_does_not_have_is_left_out_of_its_profile() {
+fn a_profile_omits_features_that_the_gpu_lacks() {
     let world = World::with_gpu(&Settings { mapping: false, pools: false, ..small_gpu() });
     let (code, out, err) = world.harness("calibrate --rounds 3 --quiet --output p.yaml --name plain");
     assert_eq!((code, out.as_str()), (Some(0), ""), "{err}");
@@ -227,7 +227,7 @@ fn what_a_gpu_does_not_have_is_left_out_of_its_profile() {
 }
 
 #[test]
-fn the_simulated_device_is_not_measured_and_a_machine_without_a_gpu_neither() {
+fn calibration_requires_a_gpu() {
     let world = World::with_gpu(&Settings { devices: 0, ..strict() });
     let (code, _, err) = world.harness("calibrate --device sim");
     assert_eq!(code, Some(2), "{err}");
@@ -241,7 +241,7 @@ fn the_simulated_device_is_not_measured_and_a_machine_without_a_gpu_neither() {
 }
 
 #[test]
-fn a_gpu_that_breaks_or_is_full_leaves_no_profile() {
+fn a_broken_or_full_gpu_writes_no_profile() {
     for config in [small_gpu().failing("cuMemAlloc_v2", 9, 2), Settings { others: Bytes::mib(300), ..small_gpu() }] {
         let world = World::with_gpu(&config);
         let (code, out, err) = world.harness("calibrate --rounds 3 --output p.yaml");
@@ -259,7 +259,7 @@ fn a_profile_that_cannot_be_written_is_an_error_and_leaves_the_old_file() {
 }
 
 #[test]
-fn a_wrong_profile_is_refused_with_its_place_and_a_gpu_takes_none() {
+fn an_invalid_profile_is_refused_with_its_position_and_a_gpu_takes_none() {
     let world = World::with_gpu(&small_gpu());
     fs::write(world.path("bad.yaml"), "version: 1\nnme: x\n").unwrap();
     let told = [

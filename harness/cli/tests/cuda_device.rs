@@ -44,7 +44,7 @@ macro_rules! on_the_simulated_gpu {
             if is_child(stringify!($name)) {
                 return $body;
             }
-            let staging = Staging::new(&$config).expect("the GPU is staged");
+            let staging = Staging::new(&$config).expect("the simulated GPU is set up");
             run_child(stringify!($name), &staging, "");
             assert_nothing_left(&staging);
         }
@@ -62,12 +62,12 @@ fn is_child(test: &str) -> bool {
     env::var(CHILD).is_ok_and(|name| name == test)
 }
 
-/// Runs one test of this program again, as a child on the staged machine.
+/// Runs one test again in a child process on the staged machine.
 fn run_child(test: &str, staging: &Staging, argument: &str) {
-    let mut command = Command::new(env::current_exe().expect("this program has a path"));
+    let mut command = Command::new(env::current_exe().expect("the test program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, test).env(ARGUMENT, argument);
     staging.apply(&mut command);
-    let output = command.output().expect("this program runs again");
+    let output = command.output().expect("the test program starts");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && text.contains("1 passed"), "the child of {test} ({argument}): {}\n{text}", output.status);
 }
@@ -99,7 +99,7 @@ fn have_hold(folder: &Path, mut programs: u32, held: Bytes) {
             let name = entry.file_name();
             if let Some(pid) = name.to_str().and_then(|name| name.strip_prefix("pid.")) {
                 harness_staging::hold_for(pid.parse().expect("a number"), held).expect("it runs");
-                std::fs::rename(entry.path(), folder.join(format!("held.{pid}"))).expect("it can be renamed");
+                std::fs::rename(entry.path(), folder.join(format!("held.{pid}"))).expect("the file can be renamed");
                 programs -= 1;
             }
         }
@@ -140,7 +140,7 @@ fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
     assert!(matches!(error, DeviceError::Driver { call, code, .. } if call == refused_call && code == refused_code), "{error}");
     assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (4, 4, free));
     assert!(matches!(device.fill(StreamId::DEFAULT, whole, TAG), Err(DeviceError::InvalidAccess { .. })));
-    device.map(whole, Bytes::mib(2)).expect("the second try is not refused");
+    device.map(whole, Bytes::mib(2)).expect("the second try succeeds");
     device.fill(StreamId::DEFAULT, whole, TAG).expect("all of it is mapped");
     device.verify(StreamId::DEFAULT, whole, TAG).expect("it is intact");
     device.unmap(whole).expect("it is mapped");
@@ -148,7 +148,7 @@ fn refused_mapping_is_undone(refused_call: &str, refused_code: u32) {
 }
 
 on_the_simulated_gpu! {
-    fn a_mapped_file_has_no_name_and_lies_in_the_folder_that_is_asked_for(strict()) {
+    fn a_mapped_file_is_unnamed_and_in_the_requested_folder(strict()) {
         let mut device = device();
         let folder = tempfile::tempdir().expect("a folder");
         let memory = |path: &std::path::Path| HostMemory::MappedFile { folder: Some(path.to_owned()) };
@@ -160,12 +160,32 @@ on_the_simulated_gpu! {
         assert!(refused.starts_with("mmap of 3 MiB failed: a temporary file in ") && refused.contains("missing"), "{refused}");
     }
 
-    fn page_locked_memory_that_the_driver_refuses_names_the_call(strict().failing("cuMemHostAlloc", 1, 2)) {
+    fn an_error_for_pinned_memory_names_the_call(strict().failing("cuMemHostAlloc", 1, 2)) {
         let refused = device().host_alloc(Bytes::mib(1), &HostMemory::Pinned).expect_err("the driver refuses").to_string();
         assert!(refused.starts_with("cuMemHostAlloc of 1 MiB failed: "), "{refused}");
     }
 
-    fn host_memory_that_is_not_given_back_goes_with_the_device(Settings { list_calls: true, ..strict() }) {
+    fn releasing_a_borrowed_stream_waits_for_its_copies_with_host_memory(Settings { list_calls: true, ..strict() }) {
+        // The lender shares the primary context and outlives the borrower.
+        let mut lender = device();
+        let lent = lender.create_stream().expect("a stream is created");
+        let handle = lender.raw_stream(lent).expect("the stream exists");
+        let mut device = device();
+        // SAFETY: the stream lives until the end of the test.
+        let stream = unsafe { device.borrow_stream(handle) }.expect("the stream belongs to the same context");
+        let start = device.malloc(Bytes::mib(2)).expect("memory is free");
+        let host = device.host_alloc(Bytes::mib(2), &HostMemory::Pageable).expect("memory is free");
+        let waits = || calls().iter().filter(|call| *call == "cuStreamSynchronize").count();
+        let before = waits();
+        device.copy_to_device(stream, host, range(start, 0, 1 << 20)).expect("the copy is queued");
+        assert_eq!(waits(), before);
+        device.release_stream(stream).expect("the stream is borrowed");
+        assert_eq!(waits(), before + 1);
+        device.host_free(host).expect("the memory is held");
+        device.free(start).expect("the memory is live");
+    }
+
+    fn leaked_host_memory_is_freed_with_the_device(Settings { list_calls: true, ..strict() }) {
         let mut device = device();
         for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
             let _ = device.host_alloc(Bytes::mib(1), &memory).expect("there is memory");
@@ -175,7 +195,7 @@ on_the_simulated_gpu! {
         assert_eq!(calls().iter().filter(|call| *call == "cuMemFreeHost").count(), 1);
     }
 
-    fn an_open_device_tells_what_it_is(Settings { others: Bytes::mib(64), ..strict() }) {
+    fn an_open_device_describes_itself(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let info = device.info().clone();
         assert_eq!((info.name.as_str(), info.total, info.granularity), ("Simulated GPU", Bytes::gib(2), Bytes::mib(2)));
@@ -187,12 +207,12 @@ on_the_simulated_gpu! {
         assert_eq!(device.nvml_problem(), None);
         let memory = device.memory().expect("the driver reports memory");
         assert_eq!((memory.total, memory.free), (Bytes::gib(2), Bytes::mib(2048 - 364)));
-        assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "its context and the other process");
+        assert_eq!((memory.used, memory.context_overhead), (Bytes::mib(364), Bytes::mib(364)), "the context and the other process");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context");
         assert_eq!(device.own_context(), Ok(Bytes::mib(300)), "without the other process");
     }
 
-    fn where_nvml_keeps_no_account_of_processes_the_context_is_what_came_with_it(
+    fn without_process_accounting_the_context_is_measured_by_difference(
         Settings { others: Bytes::mib(64), ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 0, 3)
     ) {
         let mut device = device();
@@ -200,14 +220,14 @@ on_the_simulated_gpu! {
         assert_eq!(device.own_context(), Ok(Bytes::mib(300)));
     }
 
-    fn in_a_container_pytorch_beside_us_is_neither_another_process_nor_in_our_context(
+    fn in_a_container_a_pytorch_child_counts_as_our_own(
         Settings { container: true, others: Bytes::mib(64), processes: true, ..strict() }
     ) {
         let folder = tempfile::tempdir().expect("a folder");
         let python = folder.path().join("python");
         let script = "#!/bin/sh\ncd \"${0%/*}\" && echo > pid.$$ && while ! [ -e held.$$ ]; do sleep 0.01; done\necho '{\"version\": \"2.11.0\", \"note\": \"\"}'\nread q\n";
         std::fs::write(&python, script).expect("it is written");
-        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
+        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("the script is executable");
         let opened = device();
         let nvml = machine::nvml_of(opened.info()).expect("there is NVML");
         let others = || nvml.other_processes().expect("NVML tells").into_iter().map(|other| other.used).collect::<Vec<_>>();
@@ -226,7 +246,7 @@ on_the_simulated_gpu! {
         assert_eq!(used_memory(&mut opened), Bytes::mib(300 + 64), "they are gone");
     }
 
-    fn a_run_on_a_gpu_that_others_use_is_contended(Settings { others: Bytes::mib(64), ..strict() }) {
+    fn a_run_on_a_shared_gpu_is_contended(Settings { others: Bytes::mib(64), ..strict() }) {
         let mut device = device();
         let machine = machine(&device, "rustc");
         assert_eq!((machine.device.as_str(), machine.driver.as_deref(), machine.ecc), ("Simulated GPU", Some("simulated"), Some(true)));
@@ -243,7 +263,7 @@ on_the_simulated_gpu! {
         assert_eq!(conditions.contended[..2], told);
     }
 
-    fn in_a_container_this_process_is_not_taken_for_another_one(Settings { container: true, ..strict() }) {
+    fn in_a_container_this_process_is_recognized(Settings { container: true, ..strict() }) {
         let mut device = device();
         let memory = device.memory().expect("the driver reports memory");
         assert_eq!(memory.process, Some(Bytes::mib(300)), "its context, by the number that came with it");
@@ -257,7 +277,7 @@ on_the_simulated_gpu! {
         assert!(conditions.contended.iter().all(|why| why.starts_with("the processor was busy")), "{:?}", conditions.contended);
     }
 
-    fn memory_is_charged_in_whole_granules_and_runs_out_with_exact_figures(strict()) {
+    fn memory_is_charged_in_granules_and_runs_out_exactly(strict()) {
         let mut device = device();
         let room = Bytes::mib(2048 - 300);
         assert_eq!(free_memory(&mut device), room);
@@ -288,7 +308,7 @@ on_the_simulated_gpu! {
         }
     }
 
-    fn capacity_costs_the_host_nothing_until_it_is_touched(Settings { memory: Bytes::gib(512), ..strict() }) {
+    fn untouched_capacity_takes_no_host_memory(Settings { memory: Bytes::gib(512), ..strict() }) {
         let mut device = device();
         let ptr = device.malloc(Bytes::gib(500)).expect("it fits");
         let end = range(ptr, (500 << 30) - 4096, 4096);
@@ -297,7 +317,7 @@ on_the_simulated_gpu! {
         device.free(ptr).expect("it is live");
     }
 
-    fn nvml_moves_exactly_with_what_is_charged(strict()) {
+    fn nvml_follows_the_charged_memory_exactly(strict()) {
         let mut device = device();
         let overhead = used_memory(&mut device);
         assert_eq!(overhead, Bytes::mib(300));
@@ -311,9 +331,9 @@ on_the_simulated_gpu! {
         assert_eq!(device.memory().expect("the driver reports memory").context_overhead, overhead);
     }
 
-    fn no_answer_of_nvml_stands_in_the_time_of_a_refused_allocation(Settings { list_calls: true, ..strict() }) {
-        let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("it has that much");
-        assert!(nvml_calls() > 0, "opening and admitting ask NVML");
+    fn a_failed_allocation_does_not_call_nvml(Settings { list_calls: true, ..strict() }) {
+        let mut device = Limited::new(Box::new(device()), Bytes::gib(1)).expect("the device has this much memory");
+        assert!(nvml_calls() > 0, "opening and admitting query NVML");
         for kind in AllocatorKind::ALL {
             let mut allocator = kind.build();
             let held = allocator.allocate(&mut device, Request::new(Bytes::mib(32))).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
@@ -326,7 +346,7 @@ on_the_simulated_gpu! {
         }
         let before = nvml_calls();
         assert!(device.malloc(Bytes::gib(2)).is_err_and(|error| error.is_out_of_memory()));
-        let mapped = device.mapped().expect("it has addresses apart");
+        let mapped = device.mapped().expect("the device maps memory");
         let start = mapped.reserve(Bytes::gib(2)).expect("there are addresses");
         assert!(mapped.map(range(start, 0, 2 << 30), Bytes::mib(2)).is_err_and(|error| error.is_out_of_memory()));
         mapped.unreserve(start).expect("nothing is mapped");
@@ -334,7 +354,7 @@ on_the_simulated_gpu! {
         assert_eq!(nvml_calls(), before);
     }
 
-    fn a_provider_asks_nvml_again_only_when_somebody_took_memory(Settings { list_calls: true, processes: true, ..strict() }) {
+    fn a_provider_queries_nvml_only_after_memory_was_taken(Settings { list_calls: true, processes: true, ..strict() }) {
         let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the GPU is there");
         let mut provider = SharedDevice::new(source, Box::new(device()), None);
         let need = Bytes::gib(1);
@@ -348,14 +368,14 @@ on_the_simulated_gpu! {
         assert_eq!(nvml_calls(), before, "nothing has changed");
         drop(provider.device(need + Bytes::mib(2), MemoryLimit::Enforced).expect("it is free"));
         assert!(nvml_calls() > before, "more is wanted");
-        // A program that always runs.
+        // A program that exists everywhere.
         harness_staging::hold_for(1, Bytes::gib(1)).expect("it is staged");
         assert!(matches!(provider.device(need, MemoryLimit::Enforced).err(), Some(DeviceError::Unavailable { .. })));
         harness_staging::hold_for(1, Bytes::ZERO).expect("it runs still");
-        drop(provider.device(need, MemoryLimit::Enforced).expect("it is free again"));
+        drop(provider.device(need, MemoryLimit::Enforced).expect("the memory is free again"));
     }
 
-    fn a_first_allocation_asks_nvml_nothing(Settings { list_calls: true, ..strict() }) {
+    fn a_first_allocation_does_not_call_nvml(Settings { list_calls: true, ..strict() }) {
         let mut device = device();
         let before = nvml_calls();
         for kind in AllocatorKind::ALL {
@@ -375,25 +395,25 @@ on_the_simulated_gpu! {
         let sentence = error.to_string();
         assert!(sentence.starts_with("cuMemAlloc_v2 failed: CUDA_ERROR_LAUNCH_FAILED (719). Earlier work broke the context"), "{sentence}");
         device.malloc(Bytes::mib(2)).expect("the fourth");
-        assert_eq!((device.leaks().allocations, device.calls().malloc_failures), (3, 0), "only lack of memory is counted as such");
+        assert_eq!((device.leaks().allocations, device.calls().malloc_failures), (3, 0), "only out of memory counts as an allocation failure");
     }
 
-    fn a_code_that_nobody_knows_is_a_sentence(strict().failing("cuEventQuery", 1, 9999)) {
+    fn an_unknown_code_gives_a_readable_error(strict().failing("cuEventQuery", 1, 9999)) {
         let mut device = device();
         let event = device.create_event().expect("an event");
         let sentence = device.event_done(event).expect_err("it is refused").to_string();
         assert!(sentence.starts_with("cuEventQuery failed: unknown driver code (9999). "), "{sentence}");
     }
 
-    fn a_free_that_the_driver_refuses_leaves_the_accounts_as_they_were(strict().failing("cuMemFree_v2", 1, 999)) {
+    fn a_failed_free_changes_no_account(strict().failing("cuMemFree_v2", 1, 999)) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         assert!(matches!(device.free(ptr), Err(DeviceError::Driver { call: "cuMemFree_v2", code: 999, .. })));
         assert_eq!(device.leaks().allocations, 1);
-        device.free(ptr).expect("the second try is not refused");
+        device.free(ptr).expect("the second try succeeds");
     }
 
-    fn a_double_free_is_noticed_before_the_driver_is_asked(strict()) {
+    fn a_double_free_is_found_before_the_driver_call(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         device.set_call_site(CallSite(3));
@@ -405,7 +425,7 @@ on_the_simulated_gpu! {
         assert_eq!(device.free(DevicePtr::NULL), Err(DeviceError::InvalidFree { ptr: DevicePtr::NULL, place: CallSite(5) }));
     }
 
-    fn what_is_filled_is_verified_at_every_size_and_alignment(strict()) {
+    fn fills_are_verified_at_every_size_and_alignment(strict()) {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
         let ptr = device.malloc(Bytes::mib(8)).expect("it fits");
@@ -428,7 +448,7 @@ on_the_simulated_gpu! {
         device.destroy_stream(stream).expect("it is there");
     }
 
-    fn one_wrong_byte_anywhere_is_found_and_named(strict()) {
+    fn any_wrong_byte_is_found_and_located(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let filled = range(ptr, 3, 1003);
@@ -444,7 +464,7 @@ on_the_simulated_gpu! {
         }
     }
 
-    fn a_fill_that_writes_wrongly_is_caught(Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4096 }), ..strict() }) {
+    fn a_wrong_fill_is_found(Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4096 }), ..strict() }) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let filled = range(ptr, 0, 1 << 20);
@@ -458,7 +478,7 @@ on_the_simulated_gpu! {
         assert_eq!(found, "its word holds 0x0123456789abcdee, and 1 of 1048576 bytes differ");
     }
 
-    fn memory_that_nobody_holds_is_refused_and_the_device_stays_usable(strict()) {
+    fn unallocated_memory_is_refused_and_the_device_stays_usable(strict()) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         for bad in [range(ptr, 0, (2 << 20) + 1), range(ptr, 2 << 20, 8), range(DevicePtr(4096), 0, 8), range(ptr, 8, u64::MAX - ptr.0 - 8)] {
@@ -472,7 +492,7 @@ on_the_simulated_gpu! {
         device.synchronize().expect("the context is not broken");
     }
 
-    fn an_event_behind_a_busy_stream_is_done_only_afterwards(strict()) {
+    fn an_event_waits_for_the_streams_earlier_work(strict()) {
         let mut device = device();
         let (stream, idle) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
         let (event, other) = (device.create_timed_event().expect("an event"), device.create_timed_event().expect("an event"));
@@ -484,14 +504,14 @@ on_the_simulated_gpu! {
         assert_eq!(device.event_done(event), Ok(false));
         assert_eq!(device.event_done(other), Ok(true), "the other stream is idle");
         assert_eq!(device.elapsed(other, event), Err(DeviceError::NotReady(event.0)));
-        device.synchronize_event(event).expect("it is waited for");
+        device.synchronize_event(event).expect("the wait succeeds");
         assert_eq!(device.event_done(event), Ok(true));
         assert!(device.now().0 - begin.0 >= Nanos::millis(500).0, "the host waited");
         let calls = device.calls();
         assert_eq!((calls.event_record, calls.event_query, calls.synchronize), (2, 4, 1));
     }
 
-    fn elapsed_is_the_time_that_the_stream_was_busy(strict()) {
+    fn the_elapsed_time_is_the_busy_time(strict()) {
         let mut device = device();
         let stream = device.create_stream().expect("a stream");
         let [start, end, never] = [(); 3].map(|()| device.create_timed_event().expect("an event"));
@@ -500,26 +520,26 @@ on_the_simulated_gpu! {
         device.record_event(start, stream).expect("it is queued");
         device.busy(stream, duration).expect("it is queued");
         device.record_event(end, stream).expect("it is queued");
-        device.synchronize_stream(stream).expect("it is waited for");
+        device.synchronize_stream(stream).expect("the wait succeeds");
         let elapsed = device.elapsed(start, end).expect("both are done");
         assert!((1199..1600).contains(&(elapsed.0 / 1_000_000)), "{elapsed} for {duration}");
-        assert_eq!(device.elapsed(end, start), Ok(Nanos(0)), "no time passes backwards");
+        assert_eq!(device.elapsed(end, start), Ok(Nanos(0)), "a negative time counts as zero");
         assert_eq!(device.elapsed(start, never), Err(DeviceError::NotReady(never.0)));
     }
 
-    fn a_stream_that_waits_for_an_event_reads_what_was_written_in_front_of_it(strict()) {
+    fn a_stream_that_waits_for_an_event_reads_the_earlier_write(strict()) {
         let mut device = device();
         let (writer, reader) = (device.create_stream().expect("a stream"), device.create_stream().expect("a stream"));
         let event = device.create_event().expect("an event");
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let whole = range(ptr, 0, 2 << 20);
         device.fill(writer, whole, OTHER).expect("it is queued");
-        device.synchronize().expect("it is waited for");
+        device.synchronize().expect("the wait succeeds");
         device.busy(writer, Nanos::millis(500)).expect("it is queued");
         device.fill(writer, whole, TAG).expect("it is queued");
         device.record_event(event, writer).expect("it is queued");
         device.wait_event(reader, event).expect("it is queued");
-        device.destroy_event(event).expect("the wait keeps its meaning");
+        device.destroy_event(event).expect("the queued wait stays valid");
         device.verify(reader, whole, TAG).expect("the reader waited");
     }
 
@@ -532,10 +552,10 @@ on_the_simulated_gpu! {
         device.fill(stream, range(ptr, 0, 2 << 20), TAG).expect("it is queued");
         device.free(ptr).expect("it is live");
         assert!(device.now().0 - begin.0 >= Nanos::millis(100).0);
-        device.synchronize().expect("the fill met live memory");
+        device.synchronize().expect("the fill wrote to live memory");
     }
 
-    fn a_free_is_one_call_of_the_driver_and_nothing_is_waited_for_before(Settings { list_calls: true, ..strict() }) {
+    fn a_free_is_one_driver_call_without_a_wait(Settings { list_calls: true, ..strict() }) {
         let mut device = device();
         let ptr = device.malloc(Bytes::mib(2)).expect("it fits");
         let before = calls().len();
@@ -543,12 +563,12 @@ on_the_simulated_gpu! {
         assert_eq!(calls()[before..], ["cuCtxSetCurrent", "cuMemFree_v2"]);
     }
 
-    fn an_event_of_an_allocator_keeps_no_time(strict()) {
+    fn an_allocators_event_has_no_timing(strict()) {
         let mut device = device();
         let (plain, timed) = (device.create_event().expect("an event"), device.create_timed_event().expect("an event"));
         for event in [plain, timed] {
             device.record_event(event, StreamId::DEFAULT).expect("it is queued");
-            device.synchronize_event(event).expect("it is waited for");
+            device.synchronize_event(event).expect("the wait succeeds");
         }
         assert!(device.elapsed(timed, timed).is_ok());
         let untimed = DeviceError::UnknownHandle { kind: "timed event", number: plain.0 };
@@ -556,7 +576,7 @@ on_the_simulated_gpu! {
         assert_eq!(device.elapsed(timed, plain), Err(untimed));
     }
 
-    fn an_allocation_of_a_pool_asks_the_driver_for_no_more_attributes_than_it_needs(Settings { list_calls: true, ..strict() }) {
+    fn a_pool_allocation_reads_only_the_needed_attributes(Settings { list_calls: true, ..strict() }) {
         let attributes = || calls().iter().filter(|call| *call == "cuMemPoolGetAttribute").count();
         let asked = |device: &mut dyn TestDevice| {
             let mut allocator = AllocatorKind::AsyncPool.build();
@@ -574,28 +594,28 @@ on_the_simulated_gpu! {
         assert_eq!(asked(&mut limited), 4 * 10, "reserved memory is queried for the room, before, after, and by the allocator");
     }
 
-    fn verification_that_works_is_shown_to_work(strict()) {
+    fn working_verification_passes_its_check(strict()) {
         let mut device = device();
         let calls = device.calls();
         device.check_verification().expect("it works");
-        assert_eq!((device.calls(), device.leaks()), (calls, Leaks::default()), "it leaves nothing, and no call is counted");
+        assert_eq!((device.calls(), device.leaks()), (calls, Leaks::default()), "it leaks nothing and counts no call");
     }
 
-    fn a_verify_kernel_that_finds_nothing_is_found_out_before_a_run(Settings { blind_verify: true, ..strict() }) {
+    fn a_blind_verify_kernel_is_found_before_a_run(Settings { blind_verify: true, ..strict() }) {
         let error = device().check_verification().expect_err("no wrong byte is found").to_string();
         assert!(error.starts_with("verification of GPU memory: a wrong byte at offset 0 of 4.00 KiB was not found"), "{error}");
         let source = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).expect("the GPU is there");
-        assert!(source.open().is_err(), "no run gets such a device");
+        assert!(source.open().is_err(), "no run uses this device");
     }
 
-    fn a_fill_kernel_that_writes_wrongly_is_found_out_before_a_run(
+    fn a_wrong_fill_kernel_is_found_before_a_run(
         Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4000 }), ..strict() }
     ) {
         let error = device().check_verification().expect_err("a byte is wrong").to_string();
         assert!(error.starts_with("verification of GPU memory: a correct range was reported as corrupted ("), "{error}");
     }
 
-    fn successors_of_deprecated_functions_of_nvml_are_asked_first(Settings { list_calls: true, ..strict() }) {
+    fn newer_functions_of_nvml_are_preferred(Settings { list_calls: true, ..strict() }) {
         let device = device();
         let reading = machine::nvml_of(device.info()).expect("there is NVML").reading();
         assert_told(&reading);
@@ -603,12 +623,12 @@ on_the_simulated_gpu! {
         assert_eq!(calls().iter().filter(|call| old.contains(&call.as_str())).count(), 0);
     }
 
-    fn an_nvml_without_the_successors_is_asked_the_old_way(without_successors()) {
+    fn an_nvml_without_newer_functions_uses_deprecated_ones(without_successors()) {
         let device = device();
         assert_told(&machine::nvml_of(device.info()).expect("there is NVML").reading());
     }
 
-    fn throttling_that_nvml_does_not_tell_is_not_taken_for_none(
+    fn unreported_throttling_does_not_count_as_none(
         without_successors().failing("nvmlDeviceGetCurrentClocksThrottleReasons", 0, 26)
     ) {
         let device = device();
@@ -616,14 +636,14 @@ on_the_simulated_gpu! {
         assert_eq!(machine::nvml_of(device.info()).expect("there is NVML").reading().throttled, None);
     }
 
-    fn nothing_is_learnt_from_a_list_of_processes_that_nvml_refused(
+    fn nothing_is_learned_from_a_failed_process_query(
         Settings { container: true, ..strict() }.failing("nvmlDeviceGetComputeRunningProcesses_v3", 2, 999)
     ) {
         let mut device = device();
         assert_eq!(device.memory().expect("the driver reports memory").process, None, "memory from before the context is unknown");
     }
 
-    fn pressure_takes_what_is_asked_and_at_most_what_is_free(strict()) {
+    fn external_memory_takes_the_requested_or_the_free_memory(strict()) {
         let mut device = device();
         let room = free_memory(&mut device);
         for (asked, held) in [
@@ -648,7 +668,7 @@ on_the_simulated_gpu! {
         assert_eq!((calls.malloc, calls.free), (2, 0), "external memory makes no call");
     }
 
-    fn a_device_opened_again_starts_afresh(strict()) {
+    fn a_reopened_device_starts_empty(strict()) {
         for _ in 0..3 {
             let mut device = device();
             assert_eq!(used_memory(&mut device), Bytes::mib(300));
@@ -656,7 +676,7 @@ on_the_simulated_gpu! {
         }
     }
 
-    fn two_devices_are_used_side_by_side(Settings { devices: 2, ..strict() }) {
+    fn two_devices_are_used_together(Settings { devices: 2, ..strict() }) {
         let (mut first, mut second) = (device(), CudaDevice::open(1).expect("there are two"));
         assert_ne!(first.info().fingerprint.uuid_hash, second.info().fingerprint.uuid_hash);
         let ptr = first.malloc(Bytes::mib(100)).expect("it fits");
@@ -681,7 +701,7 @@ on_the_simulated_gpu! {
         std::thread::spawn(move || drop(device)).join().expect("the thread ends well");
     }
 
-    fn handles_that_are_not_there_are_named(strict()) {
+    fn unknown_handles_are_named(strict()) {
         let mut device = device();
         let (stream, event) = (StreamId(7), EventId(9));
         let no_stream = DeviceError::UnknownHandle { kind: "stream", number: 7 };
@@ -714,40 +734,40 @@ on_the_simulated_gpu! {
         assert_eq!(device.elapsed(again, other), Err(DeviceError::NotReady(again.0)), "a reused number is a new event");
     }
 
-    fn a_device_without_virtual_memory_management_says_so(Settings { mapping: false, ..strict() }) {
+    fn a_device_without_virtual_memory_management_reports_it(Settings { mapping: false, ..strict() }) {
         let mut device = device();
         assert!(device.mapped().is_none());
         let ptr = device.malloc(Bytes::mib(2)).expect("the rest works");
         device.free(ptr).expect("it is live");
     }
 
-    fn a_device_without_pools_says_so(Settings { pools: false, ..strict() }) {
+    fn a_device_without_pools_reports_it(Settings { pools: false, ..strict() }) {
         let mut device = device();
         assert!(device.pooled().is_none());
         let refused = AllocatorKind::AsyncPool.build().allocate(&mut device, Request::new(Bytes(1))).expect_err("there is no pool");
         assert!(refused.to_string().starts_with("the allocator `async_pool`: this device has no stream-ordered memory pools"), "{refused}");
     }
 
-    fn a_pool_that_cannot_be_set_up_is_given_back(strict().failing("cuMemPoolSetAttribute", 2, 999)) {
+    fn a_pool_that_cannot_be_configured_is_destroyed(strict().failing("cuMemPoolSetAttribute", 2, 999)) {
         let mut device = device();
         let error = device.create_pool(Bytes::ZERO).expect_err("the second attribute is refused");
         assert!(matches!(error, DeviceError::Driver { call: "cuMemPoolSetAttribute", code: 999, .. }), "{error}");
         assert!(device.leaks().is_empty());
-        let pool = device.create_pool(Bytes::ZERO).expect("the second try is not refused");
+        let pool = device.create_pool(Bytes::ZERO).expect("the second try succeeds");
         device.destroy_pool(pool).expect("it is empty");
     }
 
-    fn a_free_to_a_pool_that_the_driver_refuses_leaves_the_accounts_as_they_were(strict().failing("cuMemFreeAsync", 1, 999)) {
+    fn a_failed_free_to_a_pool_changes_no_account(strict().failing("cuMemFreeAsync", 1, 999)) {
         let mut device = device();
         let pool = device.create_pool(Bytes::ZERO).expect("a pool");
         let ptr = device.malloc_async(pool, Bytes::mib(2), StreamId::DEFAULT).expect("it fits");
         assert!(matches!(device.free_async(ptr, StreamId::DEFAULT), Err(DeviceError::Driver { call: "cuMemFreeAsync", code: 999, .. })));
         assert_eq!(device.leaks().allocations, 1);
-        device.free_async(ptr, StreamId::DEFAULT).expect("the second try is not refused");
+        device.free_async(ptr, StreamId::DEFAULT).expect("the second try succeeds");
         assert_eq!(device.leaks().allocations, 0);
     }
 
-    fn frees_whose_events_were_seen_before_the_device_failed_are_done_and_the_others_wait_on(
+    fn completed_frees_finish_despite_a_failing_device(
         strict().failing("cuEventSynchronize", 2, 719)
     ) {
         let mut device = device();
@@ -762,18 +782,18 @@ on_the_simulated_gpu! {
             allocator.free(&mut device, allocation).expect("it is live");
         }
         let pending = |allocator: &dyn Allocator| allocator.stats().active.all.current;
-        assert_eq!(pending(&*allocator), 3, "all of them wait for the other stream");
+        assert_eq!(pending(&*allocator), 3, "all frees wait for the other stream");
         let error = allocator.empty_cache(&mut device).expect_err("the second wait is refused");
         assert!(matches!(error, DeviceError::Driver { call: "cuEventSynchronize", code: 719, .. }), "{error}");
-        assert_eq!(pending(&*allocator), 2, "the first event was seen");
-        allocator.empty_cache(&mut device).expect("the next try is not refused");
+        assert_eq!(pending(&*allocator), 2, "the first event has completed");
+        allocator.empty_cache(&mut device).expect("the next try succeeds");
         assert_eq!((pending(&*allocator), allocator.stats().reserved_bytes.all.current), (0, 0));
         allocator.close(&mut device).expect("nothing is live");
         device.destroy_stream(side).expect("it is there");
         assert!(device.leaks().is_empty(), "{}", device.leaks());
     }
 
-    fn what_a_pool_has_handed_out_goes_back_where_it_cannot_tell_what_it_holds(
+    fn an_allocation_is_freed_if_the_pools_size_is_unreadable(
         strict().failing("cuMemPoolGetAttribute", 1, 719)
     ) {
         let mut device = device();
@@ -781,45 +801,45 @@ on_the_simulated_gpu! {
         let error = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool fails");
         assert!(error.to_string().starts_with("cuMemPoolGetAttribute failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{error}");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (0, 0));
-        let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next try is not refused");
+        let held = allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect("the next try succeeds");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
         allocator.free(&mut device, held).expect("it is live");
         allocator.close(&mut device).expect("nothing is live");
         assert!(device.leaks().is_empty(), "{}", device.leaks());
     }
 
-    fn what_cannot_go_back_either_stays_counted_until_the_allocator_is_closed(
+    fn an_allocation_that_cannot_be_freed_stays_counted(
         strict().failing("cuMemPoolGetAttribute", 1, 719).failing("cuMemFreeAsync", 1, 719)
     ) {
         let mut device = device();
         let mut allocator = AllocatorKind::AsyncPool.build();
         allocator.allocate(&mut device, Request::new(Bytes::mib(20))).expect_err("the pool fails");
         assert_eq!((device.leaks().allocations, allocator.stats().allocation.all.current), (1, 1));
-        allocator.close(&mut device).expect("the second free is not refused");
+        allocator.close(&mut device).expect("the second free succeeds");
         assert!(device.leaks().is_empty(), "{}", device.leaks());
     }
 
-    fn a_page_that_the_driver_refuses_takes_those_before_it_back(strict().failing("cuMemCreate", 3, 999)) {
+    fn a_failed_page_releases_the_earlier_pages(strict().failing("cuMemCreate", 3, 999)) {
         let mut device = device();
         let start = device.reserve(Bytes::mib(8)).expect("there are addresses");
         let free = free_memory(&mut device);
         let error = device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect_err("the third page is refused");
         assert!(matches!(error, DeviceError::Driver { call: "cuMemCreate", code: 999, .. }), "{error}");
         assert_eq!((device.calls().create, device.calls().release, free_memory(&mut device)), (3, 2, free));
-        device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect("the second try is not refused");
+        device.map(range(start, 0, 8 << 20), Bytes::mib(2)).expect("the second try succeeds");
         device.fill(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("all of it is mapped");
         device.verify(StreamId::DEFAULT, range(start, 0, 8 << 20), TAG).expect("it is intact");
     }
 
-    fn a_mapping_that_the_driver_refuses_in_the_middle_is_undone(strict().failing("cuMemMap", 2, 205)) {
+    fn a_mapping_that_fails_midway_is_undone(strict().failing("cuMemMap", 2, 205)) {
         refused_mapping_is_undone("cuMemMap", 205);
     }
 
-    fn a_mapping_that_the_driver_lets_nobody_access_is_undone(strict().failing("cuMemSetAccess", 1, 801)) {
+    fn a_mapping_without_access_is_undone(strict().failing("cuMemSetAccess", 1, 801)) {
         refused_mapping_is_undone("cuMemSetAccess", 801);
     }
 
-    fn where_the_driver_unmaps_only_a_part_the_accounts_say_which(strict().failing("cuMemUnmap", 2, 206)) {
+    fn a_partial_unmap_is_accounted_for(strict().failing("cuMemUnmap", 2, 206)) {
         let mut device = device();
         let start = device.reserve(Bytes::mib(6)).expect("there are addresses");
         device.map(range(start, 0, 6 << 20), Bytes::mib(2)).expect("it fits");
@@ -829,16 +849,16 @@ on_the_simulated_gpu! {
         assert_eq!((free_memory(&mut device), device.leaks().bytes), (free + Bytes::mib(2), Bytes::mib(4)));
         device.fill(StreamId::DEFAULT, range(start, 2 << 20, 4 << 20), TAG).expect("the rest is mapped");
         device.synchronize().expect("the context is not broken");
-        device.unmap(range(start, 2 << 20, 4 << 20)).expect("the second try is not refused");
+        device.unmap(range(start, 2 << 20, 4 << 20)).expect("the second try succeeds");
         device.unreserve(start).expect("nothing is mapped");
     }
 
-    fn a_multi_instance_slice_is_matched_by_its_own_name(Settings { mig: true, ..strict() }) {
+    fn a_multi_instance_slice_is_found_by_its_uuid(Settings { mig: true, ..strict() }) {
         let device = device();
         assert_eq!((device.nvml_problem(), device.info().fingerprint.mig), (None, Some(true)));
     }
 
-    fn without_nvml_a_device_opens_and_the_driver_tells_what_is_used(Settings { nvml: false, ..strict() }) {
+    fn without_nvml_the_driver_reports_the_used_memory(Settings { nvml: false, ..strict() }) {
         let mut device = device();
         let why = device.nvml_problem().expect("there is no NVML");
         assert!(why.starts_with("libnvidia-ml.so.1 exists but cannot be loaded: "), "{why}");
@@ -846,13 +866,13 @@ on_the_simulated_gpu! {
         device.malloc(Bytes::mib(10)).expect("it fits");
         let memory = device.memory().expect("the driver reports memory");
         assert_eq!((memory.used, memory.context_overhead, memory.process), (Bytes::mib(310), Bytes::mib(300), None));
-        let unknown = device.own_context().expect_err("what others hold is not known");
+        let unknown = device.own_context().expect_err("the memory of others is unknown");
         assert!(matches!(unknown, DeviceError::Unavailable { .. }), "{unknown}");
         let facts = &device.info().fingerprint;
         assert_eq!((facts.driver.as_deref(), facts.cuda.as_deref(), facts.other_processes), (None, Some("12.9"), None));
     }
 
-    fn an_nvml_that_fails_in_the_middle_of_a_run_is_an_error_and_not_another_figure(
+    fn a_failure_of_nvml_during_a_run_is_an_error(
         strict().failing("nvmlDeviceGetMemoryInfo_v2", 3, 15)
     ) {
         let error = device().memory().expect_err("NVML lost the GPU").to_string();
@@ -876,7 +896,7 @@ on_the_simulated_gpu! {
         assert!(DeviceChoice::Cuda(2).resolve(&probe).is_err());
     }
 
-    fn a_driver_without_a_gpu_is_told_apart_from_no_driver(Settings { devices: 0, ..strict() }) {
+    fn a_driver_without_a_gpu_differs_from_a_missing_driver(Settings { devices: 0, ..strict() }) {
         let no_gpu = "CUDA device 0: the driver is installed but sees no GPU; see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES";
         assert_eq!(refused(CudaDevice::open(0)).to_string(), no_gpu);
         let probe = machine::probe();
@@ -885,12 +905,12 @@ on_the_simulated_gpu! {
         assert_eq!(DeviceChoice::Auto.resolve(&probe), Ok(Resolved::Simulated { reason }));
     }
 
-    fn an_ordinal_that_is_not_there_names_those_that_are(Settings { devices: 3, ..strict() }) {
+    fn an_unknown_ordinal_lists_the_devices(Settings { devices: 3, ..strict() }) {
         assert_eq!(refused(CudaDevice::open(3)).to_string(), "CUDA device 3: the driver has 3 devices, cuda:0 to cuda:2");
         assert_eq!(refused(CudaDevice::open(u32::MAX)).to_string(), "CUDA device 4294967295: the driver has 3 devices, cuda:0 to cuda:2");
     }
 
-    fn a_driver_that_cannot_start_says_what_to_do(strict().failing("cuInit", 0, 803)) {
+    fn a_driver_that_fails_to_start_gives_advice(strict().failing("cuInit", 0, 803)) {
         let sentence = refused(CudaDevice::open(0)).to_string();
         assert!(sentence.starts_with("cuInit failed: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803). The driver's installation"), "{sentence}");
         let Ok(Resolved::Simulated { reason }) = DeviceChoice::Auto.resolve(&machine::probe()) else { panic!("there is no usable GPU") };
@@ -899,8 +919,8 @@ on_the_simulated_gpu! {
 }
 
 #[test]
-fn with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulated_device_is_chosen() {
-    const NAME: &str = "with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulated_device_is_chosen";
+fn an_unloadable_driver_is_explained_and_the_simulated_device_is_chosen() {
+    const NAME: &str = "an_unloadable_driver_is_explained_and_the_simulated_device_is_chosen";
     if !is_child(NAME) {
         return run_child(NAME, &Staging::with_broken_libraries().expect("the folder is made"), "");
     }
@@ -915,8 +935,8 @@ fn with_a_driver_that_cannot_be_loaded_the_reason_is_a_sentence_and_the_simulate
 
 /// Fails every driver function of `open` in turn. Each time, the error names the function, and nothing is leaked.
 #[test]
-fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
-    const NAME: &str = "whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left";
+fn a_failed_call_while_opening_is_named_and_nothing_leaks() {
+    const NAME: &str = "a_failed_call_while_opening_is_named_and_nothing_leaks";
     if is_child(NAME) {
         let (call, code) = (env::var(ARGUMENT).expect("the parent told"), 999);
         let error = refused(CudaDevice::open(0));
@@ -943,7 +963,7 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
         "cuMemGetInfo_v2",
     ];
     for call in calls {
-        let staging = Staging::new(&strict().failing(call, 1, 999)).expect("the GPU is staged");
+        let staging = Staging::new(&strict().failing(call, 1, 999)).expect("the simulated GPU is set up");
         run_child(NAME, &staging, call);
         assert_nothing_left(&staging);
     }
@@ -953,7 +973,7 @@ fn whichever_call_fails_while_opening_the_error_names_it_and_nothing_is_left() {
 fn a_dropped_device_leaks_nothing() {
     const NAME: &str = "a_dropped_device_leaks_nothing";
     if !is_child(NAME) {
-        let staging = Staging::new(&strict()).expect("the GPU is staged");
+        let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
         return assert_eq!(staging.left().expect("the context was released"), format!("device 0 {NOTHING_LEFT}\n"));
     }
@@ -977,10 +997,10 @@ fn a_dropped_device_leaks_nothing() {
 }
 
 #[test]
-fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu() {
-    const NAME: &str = "work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu";
+fn work_on_unmapped_memory_breaks_the_context() {
+    const NAME: &str = "work_on_unmapped_memory_breaks_the_context";
     if !is_child(NAME) {
-        let staging = Staging::new(&strict()).expect("the GPU is staged");
+        let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
         // The memory of a broken context cannot be freed call by call. The driver releases it with the context.
         let left = staging.left().expect("the context was released");
@@ -993,7 +1013,7 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
     device.busy(stream, Nanos::millis(20)).expect("it is queued");
     device.fill(stream, range(start, 0, 2 << 20), TAG).expect("it is queued");
     device.unmap(range(start, 0, 2 << 20)).expect("unmapping does not wait");
-    let error = device.synchronize().expect_err("the fill met no memory");
+    let error = device.synchronize().expect_err("the fill found no memory");
     assert!(matches!(error, DeviceError::Driver { code: 700, .. }), "{error}");
 }
 
@@ -1001,7 +1021,7 @@ fn work_that_comes_after_its_memory_is_unmapped_breaks_the_context_as_on_a_gpu()
 fn an_unordered_read_after_a_write_breaks_the_context() {
     const NAME: &str = "an_unordered_read_after_a_write_breaks_the_context";
     if !is_child(NAME) {
-        let staging = Staging::new(&strict()).expect("the GPU is staged");
+        let staging = Staging::new(&strict()).expect("the simulated GPU is set up");
         run_child(NAME, &staging, "");
         let left = staging.left().expect("the context was released");
         return assert!(left.starts_with("device 0 left: 1 allocations, 0 reservations, 0 pages, 0 pools, 2 streams"), "{left}");
@@ -1032,7 +1052,7 @@ fn doctor_gives_up_on_a_hanging_driver_and_names_the_step() {
         ("nvmlInit_v2", "the CUDA driver and NVML to list the GPUs"),
         ("cuDevicePrimaryCtxRetain", "cuda:0 to open and to pass a memory test"),
     ] {
-        let staging = Staging::new(&strict().hanging(function, 1)).expect("the GPU is staged");
+        let staging = Staging::new(&strict().hanging(function, 1)).expect("the simulated GPU is set up");
         let (code, text) = doctor(&staging, &["--limit", "2s", "--require-gpu"]);
         assert_eq!(code, Some(3), "{function}: {text}");
         assert!(text.contains(&format!("waiting for {waits_for}: the driver hangs; ")), "{function}: {text}");
@@ -1041,8 +1061,8 @@ fn doctor_gives_up_on_a_hanging_driver_and_names_the_step() {
 }
 
 #[test]
-fn doctor_does_not_pass_a_gpu_whose_verification_finds_nothing() {
-    let staging = Staging::new(&Settings { blind_verify: true, ..strict() }).expect("the GPU is staged");
+fn doctor_refuses_a_gpu_whose_verification_finds_nothing() {
+    let staging = Staging::new(&Settings { blind_verify: true, ..strict() }).expect("the simulated GPU is set up");
     let (code, text) = doctor(&staging, &["--require-gpu"]);
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("cuda:0 cannot be used: verification of GPU memory: a wrong byte at offset 0"), "{text}");

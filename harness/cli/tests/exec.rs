@@ -71,7 +71,7 @@ impl World {
     /// Returns `None` without Python.
     fn new() -> Option<Self> {
         if Command::new("python3").arg("--version").output().is_err() {
-            eprintln!("skipped: there is no python3 here");
+            eprintln!("skipped: python3 is not installed");
             return None;
         }
         let world = Self { folder: TempDir::new().unwrap() };
@@ -167,7 +167,7 @@ impl Ran {
 const RECORD: [&str; 2] = ["--record", "run.json"];
 
 #[test]
-fn the_programs_output_and_exit_code_are_its_own_and_the_summary_goes_to_standard_error() {
+fn the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone() {
     let Some(world) = World::new() else { return };
     world.write(
         "train.py",
@@ -194,7 +194,7 @@ fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters() {
 }
 
 #[test]
-fn children_of_a_shell_script_and_of_their_children_are_simulated_too() {
+fn descendants_of_a_shell_script_are_simulated() {
     let Some(world) = World::new() else { return };
     world.write("train.py", "import subprocess, sys, torch\ntorch.cuda.malloc(1 << 20)\nif len(sys.argv) > 1:\n    subprocess.run([sys.executable, 'train.py'], check=True)\n");
     let ran = world.run(&RECORD, &["sh", "-c", "RANK=1 python3 train.py child && exec python3 train.py"]);
@@ -206,7 +206,7 @@ fn children_of_a_shell_script_and_of_their_children_are_simulated_too() {
 }
 
 #[test]
-fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_are_gone() {
+fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_end() {
     let Some(world) = World::new() else { return };
     world.write("train.py", include_str!("programs/shared.py"));
     let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
@@ -262,7 +262,7 @@ fn a_forked_child_gets_the_drivers_error_for_its_parents_context() {
 }
 
 #[test]
-fn a_fatal_out_of_memory_error_leaves_statistics_and_a_snapshot_which_is_explained() {
+fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot() {
     let Some(world) = World::new() else { return };
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
     world.write("train.py", "import torch\ntorch.cuda.malloc(1 << 20)\ntorch.cuda.malloc(2 << 30)\n");
@@ -279,7 +279,7 @@ fn a_fatal_out_of_memory_error_leaves_statistics_and_a_snapshot_which_is_explain
 }
 
 #[test]
-fn an_out_of_memory_error_that_is_caught_is_survived_and_not_explained() {
+fn a_caught_out_of_memory_error_is_not_explained() {
     let Some(world) = World::new() else { return };
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
     let program = "import torch\nfor size in (2 << 30, 1 << 20):\n    try: torch.cuda.malloc(size)\n    except torch.OutOfMemoryError: print('smaller')\n";
@@ -291,7 +291,7 @@ fn an_out_of_memory_error_that_is_caught_is_survived_and_not_explained() {
 }
 
 #[test]
-fn failures_that_are_asked_for_are_counted_apart() {
+fn injected_failures_are_counted_separately() {
     let Some(world) = World::new() else { return };
     let program = "import torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom')\n";
     world.write("train.py", program);
@@ -422,7 +422,7 @@ too large 2 1024 - 1024
 ";
 
 #[test]
-fn managed_and_pitched_memory_and_arrays_count_towards_the_limit_as_on_a_simulated_gpu() {
+fn managed_and_pitched_memory_and_arrays_count_towards_the_limit() {
     let Some(world) = World::new() else { return };
     world.write("train.py", KINDS);
     let simulated = world.run(&["--memory", "1GiB"], &["python3", "train.py"]);
@@ -432,7 +432,7 @@ fn managed_and_pitched_memory_and_arrays_count_towards_the_limit_as_on_a_simulat
 }
 
 #[test]
-fn failures_that_are_asked_for_happen_on_a_real_gpu_too_without_a_limit() {
+fn failures_are_injected_on_a_real_gpu_without_a_limit() {
     let Some(world) = World::new() else { return };
     let program = "import ctypes, torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom', torch.cuda._runtime.cudaGetLastError())\n";
     world.write("train.py", program);
@@ -562,7 +562,7 @@ for folder in ("HARNESS_GPU_RUN", "HARNESS_GPU_LIMITS_RUN"):
 "#;
 
 #[test]
-fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_curve_is_the_same() {
+fn frees_are_recorded_and_a_real_gpu_has_the_same_curve() {
     let Some(world) = World::new() else { return };
     world.write("train.py", GIVES_BACK);
     let (curve, work) = ("[(0, 20, 0), (0, 4, 20), (1, 0, 4), (0, 6, 4)] [(2, 4), (4, 4)]\n", "[0, 0, 1, 1] [1, 1]\n");
@@ -584,7 +584,7 @@ fn memory_that_is_given_back_is_noted_when_that_happens_and_on_a_real_gpu_the_cu
 }
 
 #[test]
-fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
+fn a_function_needed_only_by_an_extension_exists() {
     let Some(world) = World::new() else { return };
     // It replaces the runtime, so it has the runtime's name.
     let runtime = StubLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
@@ -596,7 +596,7 @@ fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
     let folder = world.path("env/site-packages/fast");
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", "-o", "ops.so", "ops.c"]);
-    assert!(compiler.arg(world.path("runtime.so")).current_dir(&folder).status().unwrap().success(), "a C compiler is needed");
+    assert!(compiler.arg(world.path("runtime.so")).current_dir(&folder).status().unwrap().success(), "a C compiler is required");
     world.write(
         "train.py",
         "import ctypes, fast, os, torch\ntorch.cuda.malloc(1 << 20)\nprint(ctypes.CDLL(os.path.join(fast.__path__[0], 'ops.so')).call())\n",
@@ -608,7 +608,7 @@ fn a_function_that_only_an_extension_of_another_package_needs_is_there() {
 }
 
 #[test]
-fn the_users_own_sitecustomize_runs_and_modules_are_found_as_ever() {
+fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged() {
     let Some(world) = World::new() else { return };
     world.write("site/sitecustomize.py", "import os\nos.environ['CUSTOMIZED'] = __file__\n");
     let program = "import os, sys, sitecustomize\nprint(os.environ['CUSTOMIZED'] == sitecustomize.__file__, any('harness-gpu' in path for path in sys.path))";
@@ -662,7 +662,7 @@ fn signals_reach_the_program() {
 }
 
 #[test]
-fn what_the_program_leaves_running_is_ended_with_it() {
+fn remaining_processes_end_with_the_program() {
     let Some(world) = World::new() else { return };
     // Its parent has ended, and it ignores signals.
     let stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
@@ -675,11 +675,66 @@ fn what_the_program_leaves_running_is_ended_with_it() {
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
+/// Waits until a process has ended.
+fn await_end(pid: &str) {
+    let began = Instant::now();
+    let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    while !(stat().is_empty() || stat().contains(") Z ")) {
+        assert!(began.elapsed() < Duration::from_secs(30), "{pid} still runs");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_killed_exec_leaves_neither_processes_nor_its_folder() {
+    let Some(world) = World::new() else { return };
+    // The program's child ignores SIGTERM.
+    let program = "sh -c \"trap '' TERM; sleep 1000 & wait; wait\" & echo $! > pid; echo ready; wait";
+    for signal in ["KILL", "TERM"] {
+        let options: &[&str] = if signal == "TERM" { &["--every-fault"] } else { &[] };
+        let (mut child, _lines) = ready(world.command(options, &["sh", "-c", program]));
+        assert!(Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap().success());
+        child.wait().unwrap();
+        await_end(&fs::read_to_string(world.path("pid")).unwrap());
+        let began = Instant::now();
+        while fs::read_dir(world.path("tmp")).unwrap().count() > 0 {
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?}", fs::read_dir(world.path("tmp")).unwrap().collect::<Vec<_>>());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused() {
+    let Some(world) = World::new() else { return };
+    let refused = |cache: PathBuf| {
+        let mut command = world.command(&[], &["python3", "-c", "print('ran')"]);
+        let ran = Ran::of(command.env("HARNESS_CACHE", cache).output().unwrap());
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+        ran.err
+    };
+    assert!(refused(world.path("$LIB")).contains("no colon, space or `$`"));
+    assert!(refused(world.path(&"long/".repeat(600))).contains("no colon, space or `$`"));
+    let shared = world.path("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(refused(shared).contains("other users can write to"));
+}
+
+#[test]
+fn a_program_without_the_simulated_gpus_library_is_stopped() {
+    let Some(world) = World::new() else { return };
+    // `env` removes the variable by which the dynamic linker loads the library.
+    let ran = world.run(&[], &["env", "-u", "LD_AUDIT", "-u", "LD_PRELOAD", "python3", "-c", "print('ran')"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+    assert!(ran.err.contains("did not load the simulated GPU's library"), "{}", ran.err);
+}
+
 #[test]
 fn a_real_torch_runs_on_the_simulated_gpu() {
     let Some(world) = World::new() else { return };
     let Some(python) = std::env::var("HARNESS_TEST_PYTHON").ok().filter(|python| !python.is_empty()) else {
-        eprintln!("skipped: HARNESS_TEST_PYTHON names no interpreter that has torch");
+        eprintln!("skipped: HARNESS_TEST_PYTHON does not name an interpreter with torch");
         return;
     };
     let program = "import torch\nprint(torch.cuda.is_available(), torch.cuda.get_device_capability())\n\
@@ -718,7 +773,7 @@ fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code() {
 }
 
 #[test]
-fn the_least_memory_is_that_with_which_nothing_fails() {
+fn the_least_memory_is_found() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let ran = world.run(&["--least-memory", "--exact"], &["python3", "train.py"]);
@@ -728,7 +783,7 @@ fn the_least_memory_is_that_with_which_nothing_fails() {
 }
 
 #[test]
-fn several_settings_are_compared_by_running_the_program_with_each() {
+fn settings_are_compared_by_running_the_program_with_each() {
     let Some(world) = World::new() else { return };
     world.write("train.py", "import os, torch\ntorch.cuda.malloc((40 if os.environ['PYTORCH_ALLOC_CONF'] == '' else 8) << 20)\n");
     let ran = world.run(&["--alloc-conf", "", "--alloc-conf", "expandable_segments:True"], &["python3", "train.py"]);
@@ -751,7 +806,7 @@ fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
 }
 
 #[test]
-fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one() {
+fn many_runs_on_a_limited_real_gpu_match_a_simulated_one() {
     let Some(world) = World::new() else { return };
     world.write("train.py", FOUR);
     let [simulated, limited] = simulated_and_limited(&world, &["--every-fault"]);
@@ -774,7 +829,7 @@ fn many_runs_with_a_limit_on_a_real_gpu_come_to_the_same_as_on_a_simulated_one()
 }
 
 #[test]
-fn runs_on_a_real_gpu_are_made_one_after_the_other_unless_more_are_asked_for() {
+fn runs_on_a_real_gpu_are_sequential_by_default() {
     let Some(world) = World::new() else { return };
     // Records the number of parallel runs at its start.
     let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), 'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
@@ -820,7 +875,7 @@ fn pointless_runs_are_rejected_with_advice() {
 const ASKS: &str = "import os, sys, torch\ntorch.cuda.malloc(int(sys.argv[1]) << 20)\nassert os.environ['PYTORCH_ALLOC_CONF'] == 'expandable_segments:True'\nsys.exit(int(os.environ.get('CODE', '0')))\n";
 
 #[test]
-fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_other() {
+fn programs_of_a_scenario_share_its_memory() {
     let Some(world) = World::new() else { return };
     world.write("scenarios/asks.py", ASKS);
     // It holds 600 MiB until another process holds 100 MiB.
@@ -847,7 +902,7 @@ fn programs_of_a_scenario_share_its_memory_with_its_own_steps_and_with_each_othe
 }
 
 #[test]
-fn a_program_that_does_not_end_as_it_should_is_shown_with_its_last_lines_and_how_to_run_it_again() {
+fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command() {
     let Some(world) = World::new() else { return };
     world.write("scenarios/asks.py", ASKS);
     let failed = |step: &str, shown: &[&str]| {
@@ -878,7 +933,7 @@ fn a_program_that_does_not_end_as_it_should_is_shown_with_its_last_lines_and_how
 }
 
 #[test]
-fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
+fn a_scenario_with_unusable_programs_is_skipped_with_the_reason() {
     let Some(world) = World::new() else { return };
     let skipped = |steps: &str, reason: &str| {
         let ran = world.run_scenario(steps);
@@ -894,7 +949,7 @@ fn a_scenario_whose_programs_cannot_be_run_is_skipped_with_the_reason() {
 }
 
 #[test]
-fn a_scenario_whose_program_is_for_another_gpu_is_skipped_on_this_one() {
+fn a_scenario_for_another_gpu_is_skipped() {
     let Some(world) = World::new() else { return };
     let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - exec: { command: [python3, train.py], gpu: a100-40 }\n";
     world.write("scenarios/program.yaml", steps);
@@ -908,7 +963,7 @@ fn a_scenario_whose_program_is_for_another_gpu_is_skipped_on_this_one() {
 }
 
 #[test]
-fn a_program_of_a_scenario_that_fails_on_a_gpu_is_shown_with_the_command_that_runs_it_there() {
+fn a_failed_program_on_a_gpu_is_shown_with_its_command() {
     let Some(world) = World::new() else { return };
     world.write("scenarios/asks.py", ASKS);
     let step = "  - exec: { command: [python3, asks.py, 2000], env: { CODE: 5 }, fail: [\"cudaMalloc:2\"] }\n";

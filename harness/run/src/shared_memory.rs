@@ -5,8 +5,8 @@ use std::io;
 use std::path::PathBuf;
 
 use harness_allocator::units::Bytes;
-use harness_gpu_settings::ledger::{Account, Ledger};
 use harness_exec::launch::RunFolder;
+use harness_gpu_settings::ledger::{Account, Ledger};
 
 /// The ordinal of the shared device.
 const DEVICE: u32 = 0;

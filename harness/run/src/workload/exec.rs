@@ -74,7 +74,15 @@ impl Found {
         match self {
             Self::Simulated(setup) => {
                 let settings = &Settings { faults: exec.fail.clone(), ..setup.settings(exec.simulated_gpu(), memory) };
-                let launch = Launch { command, settings, libraries: &setup.libraries, interposition: setup.interposition(), alloc_conf, snapshot, ledger };
+                let launch = Launch {
+                    command,
+                    settings,
+                    libraries: &setup.libraries,
+                    interposition: setup.interposition(),
+                    alloc_conf,
+                    snapshot,
+                    ledger,
+                };
                 Ok((launch.prepare()?, Machine::Simulated(settings.clone())))
             }
             Self::Gpu(torch) => {

@@ -1,11 +1,11 @@
-//! A day of the calendar: [`Date`].
+//! Calendar dates.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
 
-/// A day, in UTC. Written as in `2026-11-20`.
+/// A day in UTC, written as `2026-11-20`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Date {
@@ -15,14 +15,14 @@ pub struct Date {
 }
 
 impl Date {
-    /// The day of a moment; the first one of 1970 for all before.
+    /// Returns the day of a moment. Moments before 1970 give 1970-01-01.
     #[must_use]
     pub fn of(moment: SystemTime) -> Self {
         let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         civil(seconds / 86_400)
     }
 
-    /// The day after it.
+    /// Returns the following day.
     #[must_use]
     pub const fn next(self) -> Self {
         let Self { year, month, day } = self;
@@ -34,8 +34,8 @@ impl Date {
     }
 }
 
-/// The day so many days behind 1 January 1970: `civil_from_days` of <https://howardhinnant.github.io/date_algorithms.html>, for days that
-/// are not negative. Years begin in March there, and 400 of them repeat.
+/// Converts days since 1 January 1970 to a date, with `civil_from_days` of
+/// <https://howardhinnant.github.io/date_algorithms.html>. Years begin in March, and the calendar repeats every 400 years.
 const fn civil(days: u64) -> Date {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn days_are_counted_as_the_calendar_has_them() {
         let of = |seconds| Date::of(UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
-        // `date -u -d @N +%F`.
+        // Expected values from `date -u -d @N +%F`.
         for (seconds, day) in [
             (0, "1970-01-01"),
             (951_782_399, "2000-02-28"),

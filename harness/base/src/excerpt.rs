@@ -1,7 +1,7 @@
-//! What is shown of a text that has something wrong in it: [`Excerpt`], its lines cut to what stands around the places in question; and
-//! [`shortened`], a piece of it in the middle of a sentence.
+//! Excerpts of a text with marked errors. [`Excerpt`] cuts long lines to the characters around the marks; [`shortened`] cuts a
+//! text within a sentence.
 //!
-//! A file can be one line of many megabytes, and nobody who reads about a mistake in it wants them in the terminal.
+//! A file can be one line of many megabytes, which an error message must not print.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,17 +9,17 @@ use std::ops::Range;
 use crate::printable::{acts, printable};
 use miette::{LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
 
-/// Characters that are shown to each side of a place, and at most within it.
+/// Characters shown on each side of a mark, and at most within it.
 const AROUND: usize = 60;
-/// Most characters of a line that is shown whole.
+/// Longest line, in characters, that is shown whole.
 const WHOLE: usize = 200;
-/// Characters that are kept of a longer message, at either end.
+/// Characters kept at each end of a long message.
 const KEPT: usize = 160;
-/// Stands for what is left out.
+/// Replaces omitted text.
 const LEFT_OUT: char = '…';
 
-/// A message, or a text quoted in one, that is short enough to read: itself, or its beginning and its end, where a message says what is wrong
-/// with what it quotes.
+/// Returns the text, or its beginning and end if it is too long for a message. Both ends are kept because an error follows the
+/// text that it quotes.
 #[must_use]
 pub fn shortened(text: &str) -> Cow<'_, str> {
     let place = |(at, _): (usize, char)| at;
@@ -32,26 +32,26 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A text with marked places, to be shown. Long lines are cut, and characters that would do something to a terminal are replaced; lines and
-/// columns are still those of the whole text, the columns in characters.
+/// A text with marks for display. Long lines are cut, and control characters are replaced. Lines and columns refer to the
+/// original text; columns count characters.
 #[derive(Clone, Debug)]
 pub struct Excerpt {
     name: String,
     text: String,
     labels: Vec<LabeledSpan>,
-    /// The column, counted from 0, in the whole text of what stands at this byte of the cut one.
+    /// Pairs of a byte offset in the cut text and the column in the original text, counted from 0.
     columns: Vec<(usize, usize)>,
 }
 
 impl Excerpt {
-    /// Places are ranges of bytes with what is said there, the most important first; each lies within one line. Takes time in proportion to
-    /// the text.
+    /// Creates an excerpt. A place is a byte range within one line, with its label; the most important place comes first. Linear
+    /// in the text.
     #[must_use]
     pub fn new(name: impl Into<String>, source: &str, places: &[(Range<usize>, String)]) -> Self {
         let mut excerpt = Self { name: printable(&name.into()).into_owned(), text: String::new(), labels: Vec::new(), columns: Vec::new() };
         let mut found: Vec<Option<(usize, usize)>> = vec![None; places.len()];
         let mut start = 0;
-        // Behind the last line feed there is one more line, which is empty.
+        // An empty line follows the last line feed.
         for line in source.split('\n') {
             let line = &source[start..source.len().min(start + line.len() + 1)];
             let is_last = !line.ends_with('\n');
@@ -75,12 +75,12 @@ impl Excerpt {
         excerpt
     }
 
-    /// The places and what is said there, as they lie in what is shown.
+    /// The labels, with ranges in the displayed text.
     pub fn labels(&self) -> impl Iterator<Item = LabeledSpan> + '_ {
         self.labels.iter().cloned()
     }
 
-    /// Adds a line, or what is shown of it; tells where these ranges of its characters are now, and their columns.
+    /// Adds a line or its visible part. Returns the new byte range and the original column of each given character range.
     fn add(&mut self, line: &str, ranges: &[Range<usize>]) -> Vec<(Range<usize>, usize)> {
         let length = line.chars().count();
         let is_line_feed = |at: usize| at + 1 == length && line.ends_with('\n');
@@ -90,7 +90,7 @@ impl Excerpt {
             [] => at < AROUND,
             _ => ranges.iter().any(|range| (range.start.saturating_sub(AROUND)..shown_end(range) + AROUND).contains(&at)),
         };
-        // Bytes in front of each character that a range begins or ends at.
+        // Byte offsets of the start and end of each range.
         let mut places = vec![(0, 0); ranges.len()];
         let mut left_out = false;
         for (at, character) in line.chars().chain([' ']).enumerate() {
@@ -117,12 +117,12 @@ impl Excerpt {
     }
 }
 
-/// Where the part of a range ends that is shown.
+/// The end of the visible part of a range.
 fn shown_end(range: &Range<usize>) -> usize {
     range.end.min(range.start + 2 * AROUND)
 }
 
-/// A range of bytes of the whole text as characters of a line that starts at `start`.
+/// Converts a byte range of the whole text to characters of the line that starts at `start`.
 fn within(line: &str, bytes: &Range<usize>, start: usize) -> Range<usize> {
     let characters = |at: usize| {
         let at = at.saturating_sub(start).min(line.len());

@@ -1,6 +1,5 @@
-//! Files written whole or not at all: to a temporary place first, then renamed, so that neither an error nor a kill leaves half a file;
-//! files that the user names, which may also be devices, pipes or links; and versioned documents read back, each failure with what to do. What
-//! is in the files is the business of those who call.
+//! Reads and writes files. A file is written to a temporary name and then renamed, so neither an error nor a kill leaves half a
+//! file. Paths from the user may also name devices, pipes or links. Errors of versioned documents say what to do.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -18,17 +17,16 @@ pub use crate::temporary::PREFIX as TEMPORARY;
 /// Largest document that is read, in bytes.
 pub const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// What a file is to hold: the words of its errors.
+/// The kind of a document, which determines the wording of its errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Document {
-    /// What `harness run` leaves behind.
+    /// Written by `harness run`.
     Records,
-    /// What `harness bench` leaves behind.
+    /// Written by `harness bench`.
     Benchmark,
 }
 
 impl Document {
-    /// The name of its file.
     #[must_use]
     pub const fn file_name(self) -> &'static str {
         match self {
@@ -44,7 +42,7 @@ impl Document {
         }
     }
 
-    /// How the user names another place.
+    /// Advice for choosing another output location.
     const fn elsewhere(self) -> &'static str {
         match self {
             Self::Records => "choose another place with `--report DIR`",
@@ -62,79 +60,40 @@ impl fmt::Display for Document {
     }
 }
 
-/// Why a document could not be written or read.
+/// An error from writing or reading a document.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the messages are their documentation")]
 pub enum StoreError {
-    /// The place refuses files. Choose another place or change its rights.
     #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere())]
-    Unwritable {
-        /// What was to be written.
-        path: PathBuf,
-        /// Why it was not.
-        source: io::Error,
-        /// What it was to hold.
-        document: Document,
-    },
-    /// No room. Free some, or choose another disk.
+    Unwritable { path: PathBuf, source: io::Error, document: Document },
     #[error("cannot write to `{}`: the disk is full ({source}). Free some space, or {}.", path.display(), document.elsewhere())]
-    DiskFull {
-        /// What was to be written.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-        /// What it was to hold.
-        document: Document,
-    },
-    /// A file of that name is there, and nothing beside it says that it is a report of ours. Choose another place, or move the file away.
-    #[error("`{}` is there already, and not from `{}`: move it away, or {}.", path.display(), document.writer(), document.elsewhere())]
-    Foreign {
-        path: PathBuf,
-        /// What was to be written there.
-        document: Document,
-    },
-    /// Another process writes there now. Wait for it, or choose another place.
+    DiskFull { path: PathBuf, source: io::Error, document: Document },
+    /// A file of this name exists, but the folder is not a report of the harness.
+    #[error("`{}` already exists and was not written by `{}`: move it, or {}.", path.display(), document.writer(), document.elsewhere())]
+    Foreign { path: PathBuf, document: Document },
     #[error("`{}` is being written by another `{}`: wait until it ends, or {}.", path.display(), document.writer(), document.elsewhere())]
-    Busy {
-        path: PathBuf,
-        /// What was to be written there.
-        document: Document,
-    },
-    /// The file could not be read. Check the path and its rights.
+    Busy { path: PathBuf, document: Document },
     #[error("cannot read `{}`: {source}", path.display())]
-    Unreadable {
-        /// What was to be read.
-        path: PathBuf,
-        /// Why it was not.
-        source: io::Error,
-    },
-    /// The file stops in the middle. Copy it again, or run again.
+    Unreadable { path: PathBuf, source: io::Error },
     #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or run again.", path.display())]
     Truncated {
         path: PathBuf,
-        /// Its last line, counted from 1.
+        /// The last line, counted from 1.
         line: usize,
     },
-    /// The file was written by a later harness. Use that one.
     #[error("`{}` has version {found}, this harness reads up to version {supported}: use the harness that wrote it, or a newer one.", path.display())]
     TooNew {
         path: PathBuf,
         found: u32,
-        /// The version of this build.
+        /// The newest version that this build reads.
         supported: u32,
     },
-    /// The file is something else, or damaged. Name one that the harness wrote, or the folder that holds it.
     #[error("`{}` does not hold {document}: {source}. Name a `{}` that `{}` wrote, or its folder.", path.display(), document.file_name(), document.writer())]
-    Malformed {
-        path: PathBuf,
-        source: serde_json::Error,
-        /// What it was to hold.
-        document: Document,
-    },
+    Malformed { path: PathBuf, source: serde_json::Error, document: Document },
 }
 
 impl StoreError {
-    /// Whether what was given to read is to blame.
+    /// Whether the input is at fault, rather than the output location.
     #[must_use]
     pub const fn is_of_input(&self) -> bool {
         match self {
@@ -144,7 +103,7 @@ impl StoreError {
         }
     }
 
-    /// That something could not be written, for this reason.
+    /// Converts an I/O error of a write.
     #[must_use]
     pub fn writing(document: Document, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
@@ -155,7 +114,7 @@ impl StoreError {
     }
 }
 
-/// Tells before long work what would be told behind it: that nothing can be written to this folder. It is not made, and nothing stays in it.
+/// Checks before a long run that files can be written to this folder. Creates nothing.
 ///
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`].
@@ -168,10 +127,10 @@ pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreErro
     temporary::file_in(there).map(drop).map_err(failed)
 }
 
-/// The same for a file that the user names: that it cannot be written. Nothing is made, and an earlier file stays as it is.
+/// Checks that the user's output file can be written. Creates nothing and keeps an existing file.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn check_place(file: &Path) -> io::Result<()> {
     let Place::File(target) = Place::of(file)? else { return Ok(()) };
     let there = folder_of(&target).ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
@@ -181,7 +140,7 @@ pub fn check_place(file: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses to write over a report that somebody else wrote: one that has no document of ours beside it, or, of an index, no folder.
+/// Refuses to overwrite a report that the harness did not write: `report` exists, but `beside` does not.
 ///
 /// # Errors
 /// [`StoreError::Foreign`].
@@ -191,8 +150,8 @@ pub fn check_ours(folder: &Path, report: &str, beside: &str, document: Document)
     if is_ours { Ok(()) } else { Err(StoreError::Foreign { path, document }) }
 }
 
-/// A folder that nobody else writes to through this module until it is dropped, cleared of what killed processes left there. On file
-/// systems without locks, nothing is waited for and nothing removed.
+/// A folder that only this process writes to. Opening it removes temporary files of killed processes. File systems without locks
+/// skip both.
 #[derive(Debug)]
 pub struct Folder<'a> {
     path: &'a Path,
@@ -201,7 +160,7 @@ pub struct Folder<'a> {
 }
 
 impl<'a> Folder<'a> {
-    /// Makes the folder if it is not there, and waits until no other process writes to it.
+    /// Creates the folder if needed, and waits until no other process writes to it.
     pub fn open(path: &'a Path, document: Document) -> Result<Self, StoreError> {
         let failed = |source| StoreError::writing(document, path, source);
         make_folder(path).map_err(failed)?;
@@ -209,8 +168,8 @@ impl<'a> Folder<'a> {
         Ok(Self { path, document, _only_writer: only_writer })
     }
 
-    /// Writes files, by name and content, into a new folder in this one, which appears whole or not at all under the name that `name`
-    /// chooses last of all.
+    /// Writes files, given by name and content, into a new folder within this one. The folder appears complete, under the name
+    /// that `name` returns after everything is written.
     pub fn add(&self, files: &[(String, String)], name: impl FnOnce(&Path) -> io::Result<String>) -> Result<PathBuf, StoreError> {
         let failed = |source| self.failed(self.path, source);
         let (folder, _held) = temporary::folder_in(self.path).map_err(failed)?;
@@ -223,14 +182,14 @@ impl<'a> Folder<'a> {
         sync_folder(folder.path()).map_err(failed)?;
         let place = self.path.join(name(self.path).map_err(failed)?);
         fs::rename(folder.path(), &place).map_err(failed)?;
-        // It has another name now, and its owner has nothing left to remove.
+        // The folder has its final name, so the temporary owner must not delete it.
         let _ = folder.keep();
         sync_folder(self.path).map_err(failed)?;
         Ok(place)
     }
 
-    /// Writes files into this folder, or into folders in it, in place of earlier ones. Nothing is replaced before everything is written,
-    /// then each file is replaced whole, in the order given.
+    /// Writes files into this folder or its subfolders and replaces earlier ones. Nothing is replaced until all files are
+    /// written; then each file is replaced whole, in the given order.
     pub fn replace(&self, files: &[(String, String)]) -> Result<(), StoreError> {
         let mut written = Vec::new();
         for (name, content) in files {
@@ -247,7 +206,7 @@ impl<'a> Folder<'a> {
         sync_folder(self.path).map_err(|source| self.failed(self.path, source))
     }
 
-    /// Renaming onto a folder would fail half-way, after other files were replaced.
+    /// Renaming a file onto a folder would fail after other files were replaced.
     fn refuse_folders(&self, written: &[(NamedTempFile, PathBuf)]) -> Result<(), StoreError> {
         match written.iter().find(|(_, target)| target.is_dir()) {
             Some((_, target)) => Err(self.failed(target, ErrorKind::IsADirectory.into())),
@@ -260,7 +219,7 @@ impl<'a> Folder<'a> {
     }
 }
 
-/// Reads a document back, from the file or from the folder that holds it. It states its version, as `"version": 1`.
+/// Reads a document from a file or the folder that contains it. The document states its version, for example `"version": 1`.
 pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32) -> Result<T, StoreError> {
     #[derive(Deserialize)]
     struct Head {
@@ -272,7 +231,7 @@ pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32
         true => StoreError::Truncated { path: path.clone(), line: source.line() },
         false => StoreError::Malformed { path: path.clone(), source, document },
     };
-    // The version first: a later version may mean something else by the rest.
+    // The version is read first, because a later version may change the meaning of other fields.
     let Head { version } = serde_json::from_str(&text).map_err(malformed)?;
     if version > supported {
         return Err(StoreError::TooNew { path, found: version, supported });
@@ -280,22 +239,22 @@ pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32
     serde_json::from_str(&text).map_err(malformed)
 }
 
-/// Bounded while it is read: a pipe or a device has no length beforehand.
+/// The limit applies during reading, because a pipe or device has no length.
 fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_DOCUMENT + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_DOCUMENT {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {MAX_DOCUMENT} bytes, which no document has")));
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than the limit of {MAX_DOCUMENT} bytes")));
     }
     Ok(text)
 }
 
-/// Where a path leads that the user named for output.
+/// The target of an output path from the user.
 #[derive(Debug)]
 enum Place {
-    /// Something that bytes are sent to: a pipe, a device, or a file that this process holds open, as `/dev/stdout` can be.
+    /// A pipe, a device, or an open file such as `/dev/stdout`.
     Sink(File),
-    /// A file, or where one is to be. Links are followed.
+    /// A file, which need not exist. Links are resolved.
     File(PathBuf),
 }
 
@@ -303,7 +262,7 @@ impl Place {
     fn of(path: &Path) -> io::Result<Self> {
         let is_sink = match path.metadata() {
             Ok(there) if there.is_dir() => return Err(ErrorKind::IsADirectory.into()),
-            // A file below these is open already, by another name: to replace it would cut that name off.
+            // A path below these folders names a file that is already open. Replacing it would detach the open file.
             Ok(there) => !there.is_file() || path.starts_with("/dev") || path.starts_with("/proc"),
             Err(_) => false,
         };
@@ -314,9 +273,9 @@ impl Place {
     }
 }
 
-/// The path behind links, also where what they lead to is not there yet.
+/// Resolves links, even if the final target does not exist.
 fn followed(path: &Path) -> PathBuf {
-    /// As many as Linux follows (<https://man7.org/linux/man-pages/man7/path_resolution.7.html>).
+    /// The limit of Linux (<https://man7.org/linux/man-pages/man7/path_resolution.7.html>).
     const MOST_LINKS: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
@@ -332,11 +291,11 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Writes a file that the user named. A file is replaced whole, and its folder made if it is not there; links are followed; a pipe or a device
-/// is written to.
+/// Writes the user's output file. Creates its folder, follows links, and replaces a file whole. Pipes and devices receive the
+/// bytes directly.
 ///
 /// # Errors
-/// What the system says; an earlier file is intact then.
+/// The system's error; an earlier file is then unchanged.
 pub fn write(path: &Path, content: &str) -> io::Result<()> {
     if path.metadata().is_err() {
         make_folder(folder_of(&followed(path)))?;
@@ -344,10 +303,10 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
     write_by(path, |file| file.write_all(content.as_bytes()).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
 }
 
-/// The same with content that is written bit by bit, into a folder that is there. A file is replaced only where everything was written and `write` says `Ok(Ok(…))`.
+/// Like [`write`], with incremental output into an existing folder. The file is replaced only if `write` returns `Ok(Ok(…))`.
 ///
 /// # Errors
-/// What the system or `write` says; an earlier file is intact then.
+/// The error of the system or of `write`; an earlier file is then unchanged.
 pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
     let target = match Place::of(path)? {
         Place::Sink(mut sink) => return write(&mut sink),
@@ -355,7 +314,7 @@ pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<R
     };
     let folder = folder_of(&target);
     folder.metadata()?;
-    // The error's own text names the temporary file, which says nothing to the user.
+    // The original error names the temporary file, which the user does not know.
     let mut file = temporary::file_in(folder).map_err(|error| io::Error::from(error.kind()))?;
     let written = match write(file.as_file_mut())? {
         Ok(written) => written,
@@ -367,20 +326,20 @@ pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<R
     Ok(Ok(written))
 }
 
-/// What stands in a file that is added to.
+/// The state of a file before text is appended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Existing {
-    /// In bytes; 0 for a pipe or a device, which is not read.
+    /// In bytes; 0 for a pipe or a device.
     pub length: u64,
-    /// Whether an empty line ends it, or nothing is there.
+    /// Whether the file is empty or ends with an empty line.
     pub ends_with_empty_line: bool,
 }
 
-/// Adds to the end of a file that the user named, and makes it and its folder if they are not there; links are followed; a pipe or a device is
-/// written to.
+/// Appends to the user's output file. Creates the file and its folder, and follows links. Pipes and devices receive the bytes
+/// directly.
 ///
 /// # Errors
-/// What the system says; a file is as it was then.
+/// The system's error; the file is then unchanged.
 pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Result<()> {
     let target = match Place::of(path)? {
         Place::Sink(mut sink) => {
@@ -400,13 +359,13 @@ pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Resu
     let existing = Existing { length, ends_with_empty_line: length == 0 || (length >= 2 && end == *b"\n\n") };
     let added = file.write_all(content(existing).as_bytes()).and_then(|()| file.sync_all());
     if added.is_err() {
-        // Half of it helps nobody. Where not even this can be done, the first error says why.
+        // Removes a partial write. If that fails too, the first error is reported.
         let _ = file.set_len(length);
     }
     added
 }
 
-/// A text as part of a link or a file name: lower-case letters, digits, `_` and `-`; never empty, at most 60 long.
+/// Converts a text to a part of a link or file name: lower-case letters, digits, `_` and `-`. The result has 1 to 60 characters.
 #[must_use]
 pub fn slug(text: &str) -> String {
     let mut slug = String::new();
@@ -424,16 +383,16 @@ pub fn slug(text: &str) -> String {
 
 fn make_folder(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| match error.kind() {
-        // What exists and is no folder.
+        // The path exists but is not a folder.
         ErrorKind::AlreadyExists => ErrorKind::NotADirectory.into(),
         _ => error,
     })
 }
 
-/// The lock ends with the returned file.
+/// Dropping the returned file releases the lock.
 fn lock(folder: &Path) -> io::Result<File> {
     let file = File::open(folder)?;
-    // Where the file system has no locks, nothing is removed, and what each writes is whole all the same.
+    // Without locks nothing is removed, and each file is still written whole.
     if file.lock().is_ok() {
         temporary::tidy(folder);
     }
@@ -447,7 +406,7 @@ fn write_whole(mut file: &File, content: &str) -> io::Result<()> {
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
-        // Some file systems do not sync folders; the files themselves are on disk.
+        // Some file systems cannot sync folders; the files themselves are synced.
         Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
         other => other,
     }
@@ -459,9 +418,9 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_from_other_failures() {
-        // A device that takes no byte stands for the full disk.
+        // `/dev/full` acts as the full disk.
         let full = || File::options().write(true).open("/dev/full").and_then(|file| write_whole(&file, "report"));
-        let told = |document| StoreError::writing(document, Path::new("reports/runs"), full().expect_err("it takes no byte"));
+        let told = |document| StoreError::writing(document, Path::new("reports/runs"), full().expect_err("writing to /dev/full fails"));
         assert!(matches!(told(Document::Records), StoreError::DiskFull { .. }));
         insta::assert_snapshot!(told(Document::Records), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
         insta::assert_snapshot!(told(Document::Benchmark), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
@@ -482,9 +441,9 @@ mod tests {
         append(Path::new("/dev/null"), |existing| format!("{existing:?}"))?;
         assert!(!Path::new("/dev/null").metadata()?.is_file());
         for full in [write(Path::new("/dev/full"), "x"), append(Path::new("/dev/full"), |_| "x".to_owned())] {
-            assert_eq!(full.expect_err("it takes no byte").kind(), ErrorKind::StorageFull);
+            assert_eq!(full.expect_err("writing to /dev/full fails").kind(), ErrorKind::StorageFull);
         }
-        assert_eq!(write(folder.path(), "x").expect_err("it is a folder").kind(), ErrorKind::IsADirectory);
+        assert_eq!(write(folder.path(), "x").expect_err("the path is a folder").kind(), ErrorKind::IsADirectory);
         Ok(())
     }
 
@@ -505,17 +464,17 @@ mod tests {
 
     #[test]
     fn a_document_without_end_is_refused() {
-        let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::Benchmark, 1).expect_err("it has no end");
-        insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it has more than 268435456 bytes, which no document has");
+        let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::Benchmark, 1).expect_err("/dev/zero never ends");
+        insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it is larger than the limit of 268435456 bytes");
     }
 
     #[test]
     fn a_temporary_file_in_use_is_not_taken_for_one_that_a_killed_process_left() {
-        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let left = folder.path().join(format!("{TEMPORARY}left"));
-        let used = temporary::file_in(folder.path()).expect("it can be made");
-        fs::write(&left, "half").expect("it can be written");
-        Folder::open(folder.path(), Document::Records).expect("it can be opened");
+        let used = temporary::file_in(folder.path()).expect("a temporary file can be created");
+        fs::write(&left, "half").expect("the file can be written");
+        Folder::open(folder.path(), Document::Records).expect("the folder can be opened");
         assert_eq!((left.exists(), used.path().exists()), (false, true));
     }
 

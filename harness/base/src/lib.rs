@@ -1,4 +1,5 @@
-//! What the parts above share and that knows nothing of memory: files, shared objects, excerpts of texts, shell words, order statistics, dates, shards, counts in words.
+//! Shared helpers that are independent of GPU memory: files, shared objects, text excerpts, shell quoting, order statistics,
+//! dates, shards and counted nouns.
 
 pub mod date;
 pub mod excerpt;

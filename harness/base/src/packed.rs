@@ -1,4 +1,4 @@
-//! Files that may be packed by gzip: allocation traces and recordings. What is packed is told by its content, not by its name.
+//! Files with optional gzip compression, such as allocation traces and recordings. The content decides, not the file name.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read, Write as _};
@@ -8,24 +8,24 @@ use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
-/// The first bytes of a file packed by gzip, <https://www.rfc-editor.org/rfc/rfc1952#page-6>.
+/// The first bytes of a gzip file, <https://www.rfc-editor.org/rfc/rfc1952#page-6>.
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Most bytes that are read of a file, unpacked: a packed file of some kilobytes can unfold into gigabytes.
+/// Limit of the decompressed size. A gzip file of a few kilobytes can expand to gigabytes.
 pub const MAX_UNPACKED: u64 = 128 << 20;
 
-/// Opens a file, unpacking it where it is packed.
+/// Opens a file and decompresses it if needed.
 ///
 /// # Errors
-/// [`io::Error`] of the file. What cannot be unpacked, or is more than [`MAX_UNPACKED`] bytes, is told while it is read.
+/// The error of opening the file. Reading fails for corrupt data and beyond [`MAX_UNPACKED`] bytes.
 pub fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
     Ok(Box::new(BufReader::new(unpack(File::open(path)?, MAX_UNPACKED)?)))
 }
 
-/// Reads bytes, unpacking them where they are packed. The reader is not buffered.
+/// Reads a source and decompresses it if needed. The reader is not buffered.
 ///
 /// # Errors
-/// [`io::Error`] of the source. What cannot be unpacked, or is more than so many bytes, is told while it is read.
+/// The error of the source. Reading fails for corrupt data and beyond `at_most` bytes.
 pub fn unpack<'a>(mut source: impl Read + 'a, at_most: u64) -> io::Result<Box<dyn Read + 'a>> {
     let mut first = Vec::new();
     source.by_ref().take(MAGIC.len() as u64).read_to_end(&mut first)?;
@@ -35,7 +35,7 @@ pub fn unpack<'a>(mut source: impl Read + 'a, at_most: u64) -> io::Result<Box<dy
     Ok(Box::new(Bounded { rest: unpacked, left: at_most, at_most }))
 }
 
-/// Reads so many bytes, and fails where there are more.
+/// A reader that fails beyond a limit.
 struct Bounded<R> {
     rest: R,
     left: u64,
@@ -48,7 +48,7 @@ impl<R: Read> Read for Bounded<R> {
         match self.left.checked_sub(read as u64) {
             Some(left) => self.left = left,
             None => {
-                let why = format!("it has more than {} bytes, unpacked: divide it", self.at_most);
+                let why = format!("it is larger than {} bytes after decompression: split it", self.at_most);
                 return Err(io::Error::new(ErrorKind::FileTooLarge, why));
             }
         }
@@ -56,11 +56,11 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-/// A text packed by gzip: the same bytes for the same text, on every machine.
+/// Compresses a text. Equal texts give equal bytes on every machine.
 #[must_use]
 pub fn pack(text: &str) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    // A vector takes whatever is written to it.
+    // Writing to a vector cannot fail.
     let _ = encoder.write_all(text.as_bytes());
     encoder.finish().unwrap_or_default()
 }

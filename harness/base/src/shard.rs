@@ -1,5 +1,5 @@
-//! Work divided among machines: [`Shard`]. What belongs to a part depends on its name alone, so every machine finds its own part without
-//! asking the others, and a new scenario or case moves no other one.
+//! Shards of work for several machines. A name alone determines its shard, so machines need not communicate, and a new scenario
+//! does not move others.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,17 +7,17 @@ use std::str::FromStr;
 use harness_allocator::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
-/// Part `index` of `count`, counted from 1.
+/// Shard `index` of `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// From 1 to `count`.
+    /// Counted from 1.
     pub index: u32,
     /// At least 1.
     pub count: u32,
 }
 
 impl Shard {
-    /// Whether what has this name belongs to the part. Each name belongs to exactly one part of a count.
+    /// Whether the name belongs to this shard. Each name belongs to exactly one shard of a count.
     #[must_use]
     pub fn has(self, name: &str) -> bool {
         fnv1a(name.as_bytes()) % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
@@ -25,15 +25,15 @@ impl Shard {
 }
 
 impl fmt::Display for Shard {
-    /// As `--shard` takes it.
+    /// Writes the form that `--shard` accepts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.index, self.count)
     }
 }
 
-/// Why a text names no part: write part and number of parts.
+/// A text that does not name a shard.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}write part and number of parts, as in `1/2` and `2/2`")]
+#[error("{0}write the shard and the number of shards, as in `1/2` and `2/2`")]
 pub struct ShardError(String);
 
 impl FromStr for Shard {
@@ -43,9 +43,9 @@ impl FromStr for Shard {
         let parts = text.split_once('/').and_then(|(index, count)| Some(Self { index: index.parse().ok()?, count: count.parse().ok()? }));
         match parts {
             None => Err(ShardError(String::new())),
-            Some(Self { count: 0, .. }) => Err(ShardError("there are no parts: ".to_owned())),
+            Some(Self { count: 0, .. }) => Err(ShardError("the number of shards is 0: ".to_owned())),
             Some(Self { index, count }) if !(1..=count).contains(&index) => {
-                Err(ShardError(format!("there is no part {index} of {count}: parts are counted from 1 to {count}; ")))
+                Err(ShardError(format!("shard {index} of {count} does not exist: shards are numbered from 1 to {count}; ")))
             }
             Some(shard) => Ok(shard),
         }
@@ -64,7 +64,7 @@ mod tests {
         for wrong in ["0/3", "4/3", "1/0", "1", "a/b", "-1/2", "1/2/3"] {
             assert!(wrong.parse::<Shard>().is_err(), "{wrong}");
         }
-        insta::assert_snapshot!("4/3".parse::<Shard>().expect_err("there is no fourth"), @"there is no part 4 of 3: parts are counted from 1 to 3; write part and number of parts, as in `1/2` and `2/2`");
+        insta::assert_snapshot!("4/3".parse::<Shard>().expect_err("3 shards have no fourth"), @"shard 4 of 3 does not exist: shards are numbered from 1 to 3; write the shard and the number of shards, as in `1/2` and `2/2`");
     }
 
     proptest! {

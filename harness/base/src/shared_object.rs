@@ -1,4 +1,4 @@
-//! Shared objects as files: which names they export.
+//! Reads the exported names of shared objects.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -9,24 +9,21 @@ use object::elf;
 use object::read::elf::{FileHeader as _, Sym as _};
 use object::{Endianness, ReadCache};
 
-/// Why a file is no shared object that this machine can load.
+/// A file that is not a shared object for this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum SharedObjectError {
-    /// Check the path and the rights of the file.
     #[error("cannot be read: {0}")]
     Unreadable(#[from] io::Error),
-    /// Build it for 64 bits.
-    #[error("is a shared library for 32 bits, and programs here have 64")]
+    #[error("is a 32-bit shared library, but this harness needs a 64-bit one")]
     ThirtyTwoBits,
-    /// Take a shared library.
     #[error("is not a shared library: {0}")]
     NotALibrary(object::read::Error),
 }
 
-/// The names that a shared object exports.
+/// Returns the names that a shared object exports.
 ///
 /// # Errors
-/// That the file is none for this machine.
+/// The file cannot be read or is not a 64-bit shared object.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, SharedObjectError> {
     let file = ReadCache::new(File::open(path)?);
     read_exports(&file).map_err(|error| match elf::FileHeader32::<Endianness>::parse(&file) {
@@ -48,10 +45,10 @@ mod tests {
     use super::*;
 
     fn refusal(bytes: &[u8]) -> String {
-        let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let path = folder.path().join("library.so");
-        std::fs::write(&path, bytes).expect("it can be written");
-        exports(&path).expect_err("it is no library").to_string()
+        std::fs::write(&path, bytes).expect("the file can be written");
+        exports(&path).expect_err("the file is not a library").to_string()
     }
 
     #[test]
@@ -59,7 +56,7 @@ mod tests {
         assert_eq!(refusal(b"#!/bin/sh\n"), "is not a shared library: Invalid ELF header size or alignment");
         let mut thirty_two = [0; 52];
         thirty_two[..7].copy_from_slice(b"\x7fELF\x01\x01\x01");
-        assert_eq!(refusal(&thirty_two), "is a shared library for 32 bits, and programs here have 64");
+        assert_eq!(refusal(&thirty_two), "is a 32-bit shared library, but this harness needs a 64-bit one");
         let missing = exports(Path::new("no-such-library.so")).expect_err("there is none").to_string();
         assert!(missing.starts_with("cannot be read: No such file"), "{missing}");
     }

@@ -1,29 +1,29 @@
-//! Statistics of durations: median, median absolute deviation, nearest-rank percentile. Order statistics only, because the times of
-//! allocators have long tails that a mean and a standard deviation hide.
+//! Order statistics of durations: median, median absolute deviation and nearest-rank percentile. Means and standard deviations
+//! would hide the long tails of allocator times.
 
 use harness_allocator::units::Nanos;
 
-/// The least number of samples from which a 99th percentile is told: below it, the nearest rank is the maximum itself.
+/// Minimum number of samples for a 99th percentile. With fewer, the nearest rank is the maximum.
 pub const LEAST_FOR_P99: usize = 100;
 
-/// What is told of one operation's durations. `None`: there were no samples, or too few.
+/// Summary of an operation's durations. A figure is `None` if there are too few samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Summary {
-    /// How many operations there were.
+    /// Number of operations.
     pub count: u64,
-    /// How many of them the figures are computed from.
+    /// Number of samples.
     pub kept: usize,
     pub median: Option<Nanos>,
-    /// The median absolute deviation from the median, unscaled; from two samples on.
+    /// The median absolute deviation, unscaled. Needs two samples.
     pub mad: Option<Nanos>,
-    /// The 99th percentile by nearest rank; from [`LEAST_FOR_P99`] samples on.
+    /// The 99th percentile by nearest rank. Needs [`LEAST_FOR_P99`] samples.
     pub p99: Option<Nanos>,
     pub max: Option<Nanos>,
 }
 
 impl Summary {
-    /// Summarises samples, in any order, that stand for `count` operations. Linear in the number of samples.
+    /// Summarizes samples of `count` operations, in any order. Linear time.
     #[must_use]
     pub fn new(count: u64, mut samples: Vec<u64>) -> Self {
         let median = median(&mut samples);
@@ -34,9 +34,11 @@ impl Summary {
     }
 }
 
-/// The middle value; of an even number of values the midpoint of the two middle ones, rounded down. Reorders the values. Linear time.
+/// Returns the middle value. For an even count, returns the midpoint of the two middle values, rounded down. Reorders the values;
+/// linear time.
 ///
-/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.1, <https://www.itl.nist.gov/div898/handbook/eda/section3/eda351.htm>.
+/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.1,
+/// <https://www.itl.nist.gov/div898/handbook/eda/section3/eda351.htm>.
 pub fn median(values: &mut [u64]) -> Option<u64> {
     if values.is_empty() {
         return None;
@@ -47,25 +49,28 @@ pub fn median(values: &mut [u64]) -> Option<u64> {
     Some(u64::midpoint(lower, upper))
 }
 
-/// The median of the distances from `centre`. Not scaled to a standard deviation, for durations are not normally distributed.
+/// Returns the median distance from `centre`. It is not scaled to a standard deviation, because durations are not normally
+/// distributed.
 ///
-/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.6, <https://www.itl.nist.gov/div898/handbook/eda/section3/eda356.htm>.
+/// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.6,
+/// <https://www.itl.nist.gov/div898/handbook/eda/section3/eda356.htm>.
 #[must_use]
 pub fn median_absolute_deviation(values: &[u64], centre: u64) -> Option<u64> {
     let mut distances: Vec<u64> = values.iter().map(|value| value.abs_diff(centre)).collect();
     median(&mut distances)
 }
 
-/// The smallest value that at least `percent` (1 to 100) of all values do not exceed. Reorders the values. Linear time.
+/// Returns the smallest value that is at least as large as `percent` (1 to 100) of all values. Reorders the values; linear time.
 ///
-/// Source: R. J. Hyndman and Y. Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50(4), 1996, definition 1.
+/// Source: R. J. Hyndman and Y. Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50(4), 1996,
+/// definition 1.
 pub fn nearest_rank(values: &mut [u64], percent: usize) -> Option<u64> {
     let rank = (values.len() * percent).div_ceil(100);
     let index = rank.checked_sub(1).filter(|&index| index < values.len())?;
     Some(*values.select_nth_unstable(index).1)
 }
 
-/// `value` as a multiple of `base`; `None` where the base is zero, for which no multiple exists.
+/// Returns `value` as a multiple of `base`. `None` if `base` is zero.
 #[must_use]
 pub fn ratio(value: Nanos, base: Nanos) -> Option<f64> {
     (base > Nanos::ZERO).then(|| value.get() as f64 / base.get() as f64)

@@ -1,5 +1,5 @@
-//! Temporary files and folders beside what they become. Each is locked while its owner lives, so that the next run tells those of killed
-//! processes, which nobody holds, from those in use.
+//! Temporary files and folders, created next to the final path. The owner holds a lock, so the next run can detect and remove
+//! those of killed processes.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
@@ -8,14 +8,14 @@ use std::path::Path;
 
 use tempfile::{NamedTempFile, TempDir};
 
-/// What the names of temporary files and folders begin with.
+/// Prefix of the names of temporary files and folders.
 pub const PREFIX: &str = ".unfinished-";
 
-/// A temporary file in this folder, with the rights of a file that the user makes. What killed processes left there is removed, unless
-/// somebody holds the folder's lock: that is not waited for, because anybody may hold it as long as they like.
+/// Creates a temporary file in this folder, with the permissions of an ordinary file. Removes files of killed processes first,
+/// unless another process holds the folder's lock. It does not wait for the lock, which any user can hold.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn file_in(folder: &Path) -> io::Result<NamedTempFile> {
     let only_writer = File::open(folder).ok().filter(|folder| folder.try_lock().is_ok());
     if only_writer.is_some() {
@@ -24,22 +24,23 @@ pub fn file_in(folder: &Path) -> io::Result<NamedTempFile> {
     locked_file_in(folder)
 }
 
-/// The same for those who hold the folder's lock already.
+/// Like [`file_in`], for a caller that holds the folder's lock.
 pub(crate) fn locked_file_in(folder: &Path) -> io::Result<NamedTempFile> {
     loop {
         let everybody = Permissions::from_mode(0o666);
         let file = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempfile_in(folder)?;
-        // Before it was locked somebody may have removed it as abandoned: then another one is made.
+        // Another process may have removed the file before it was locked. Then a new one is created.
         if file.as_file().lock().is_err() || file.path().exists() {
             return Ok(file);
         }
     }
 }
 
-/// A temporary folder in this folder, whose lock the caller holds, with the rights of a folder that the user makes, and what keeps it locked.
+/// Creates a temporary folder in a folder whose lock the caller holds. It has the permissions of an ordinary folder. The returned
+/// file holds its lock.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn folder_in(folder: &Path) -> io::Result<(TempDir, File)> {
     let everybody = Permissions::from_mode(0o777);
     let made = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempdir_in(folder)?;
@@ -48,12 +49,13 @@ pub fn folder_in(folder: &Path) -> io::Result<(TempDir, File)> {
     Ok((made, held))
 }
 
-/// File systems without locks hold nothing; there, nothing is removed either.
+/// On file systems without locks this does nothing, and nothing is removed.
 fn lock(file: &File) {
     let _ = file.try_lock();
 }
 
-/// Removes what killed processes left in this folder, whose lock the caller holds. What cannot be removed stays: its name is not a result's.
+/// Removes the files of killed processes from a folder whose lock the caller holds. Ignores failures, because a temporary name is
+/// never read as a result.
 pub fn tidy(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)) {
@@ -67,7 +69,7 @@ fn remove_abandoned(path: &Path) -> io::Result<()> {
     if !(there.is_file() || there.is_dir()) {
         return Ok(());
     }
-    // Held until it is removed.
+    // The lock is held until the path is removed.
     let held = File::open(path)?;
     match held.try_lock() {
         Ok(()) if there.is_dir() => fs::remove_dir_all(path),

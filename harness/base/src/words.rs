@@ -1,8 +1,8 @@
-//! Counts in words.
+//! Counted nouns.
 
 use std::fmt::Display;
 
-/// A number of things by their noun, as in `1 run`, `2 runs` and `0 retries`.
+/// Formats a count with its noun: `1 run`, `2 runs`, `0 retries`.
 ///
 /// ```
 /// use harness_base::words::count;
@@ -15,7 +15,7 @@ pub fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String
     if number == N::from(1) { format!("1 {noun}") } else { format!("{number} {}", plural(noun)) }
 }
 
-/// The plural of a noun, by the rules of English for those that have no plural of their own.
+/// Forms the plural of a noun with a regular plural.
 fn plural(noun: &str) -> String {
     match noun.strip_suffix('y') {
         Some(stem) if !stem.ends_with(['a', 'e', 'i', 'o', 'u']) => format!("{stem}ies"),

@@ -1,7 +1,7 @@
-//! Why a request failed: a pure function of what was known when it failed.
+//! Determines why a request failed, from the state at that moment. The result depends on nothing else.
 //!
-//! A [`Cause`] is given only where the figures bear it out: it names what stood between the request and memory, and without which the request
-//! would have been served, as far as the figures show. Where the figures do not tell, there is none.
+//! A [`Cause`] is reported only if the figures prove it: without the cause, the request would have succeeded. If the figures
+//! prove nothing, there is no cause.
 
 use std::fmt;
 
@@ -10,97 +10,97 @@ use harness_allocator::units::Bytes;
 
 use crate::{Lane, Pieces, Shortage};
 
-/// What stood between a request and memory, with the figures that show it. More than one may hold at once.
+/// An obstacle between a request and memory, with the figures that prove it. Several can apply at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The memory fraction refused, and the driver was not asked.
+    /// The memory fraction refused the request before the driver was called.
     Fraction {
-        /// The most that the fraction allows.
+        /// Bytes that the fraction allows.
         limit: Bytes,
-        /// What counts against it.
+        /// Bytes that count against the fraction.
         held: Bytes,
-        /// Free on the device.
+        /// Free bytes on the device.
         free: Bytes,
     },
-    /// A limit that the program has set on what it requests refused; neither the allocator nor the driver was asked.
+    /// The program's own limit refused the request before the allocator was called.
     Limit {
-        /// The most that may be requested at one time.
+        /// Maximum of requested bytes.
         limit: Bytes,
-        /// Requested bytes of what is live.
+        /// Requested bytes that are live.
         held: Bytes,
     },
-    /// A fault of the scenario refused the call of the device.
+    /// A fault of the scenario failed the device call.
     Injected {
-        /// Which call of its kind, counted from 1; [`Shortage::injected`] has its name.
+        /// Position among calls of its name, counted from 1. [`Shortage::injected`] has the name.
         number: u64,
     },
-    /// Memory that was freed waits for events of other streams that still use it.
+    /// Freed memory waits for events of other streams that still use it.
     PendingFree(Pieces),
-    /// A piece is large enough, but among blocks of the other size.
+    /// A free block is large enough, but its pool serves the other block size.
     OtherPool {
-        /// The pool that the piece is in.
+        /// The pool of the block.
         pool: PoolKind,
-        /// The size of the piece.
+        /// The size of the block.
         largest: Bytes,
     },
-    /// A piece is large enough, but belongs to another stream.
+    /// A free block is large enough, but it belongs to another stream.
     OtherStream {
-        /// The stream that the piece belongs to.
+        /// The stream of the block.
         stream: u32,
-        /// The stream that the request is for.
+        /// The stream of the request.
         wanted: u32,
-        /// The size of the piece.
+        /// The size of the block.
         largest: Bytes,
     },
-    /// As much as requested can be had, but the driver is asked for whole segments or pages.
+    /// The driver has as much as requested, but allocates whole segments or pages.
     Rounding {
-        /// What can be had from the driver.
+        /// Bytes that the driver can allocate.
         room: Bytes,
-        /// What it was asked for.
+        /// Bytes requested from the driver.
         asked: Bytes,
     },
-    /// A piece of the request's own stream and size is as large as requested, but the request is rounded up beyond it.
+    /// A free block of the right stream and pool is as large as the request, but not as large as the rounded request.
     RoundedUp {
-        /// The size of the piece.
+        /// The size of the block.
         largest: Bytes,
-        /// What the request was rounded up to, as the driver was asked for it.
+        /// The rounded request, as sent to the driver.
         asked: Bytes,
     },
-    /// What is free is enough together, but no piece alone is.
+    /// The free memory is large enough in total, but no single block is.
     Fragmented {
-        /// Free pieces for the request's own stream and size.
+        /// Free blocks of the request's stream and pool.
         own: Pieces,
-        /// What can still be had from the driver.
+        /// Bytes that the driver can allocate.
         room: Bytes,
-        /// Free for other streams and sizes; zero where the other two are enough together.
+        /// Free bytes of other streams and pools. Zero if `own` and `room` suffice.
         elsewhere: Bytes,
     },
-    /// What is free in private pools that the request is not served from would have been enough.
+    /// Free memory in private pools that do not serve the request would have been enough.
     PrivatePool(Pieces),
-    /// Others hold so much that the driver had too little.
+    /// Other processes use so much that the driver had too little.
     OthersHold {
-        /// What is held by others.
+        /// Bytes in use by other processes.
         held: Bytes,
-        /// What the driver was asked for.
+        /// Bytes requested from the driver.
         asked: Bytes,
     },
-    /// So much of the device is in use beyond all accounts that the driver had too little.
+    /// Memory that neither the allocator nor a known process accounts for left the driver too little.
     Unaccounted {
-        /// Device used beyond what is reserved and what others hold.
+        /// Bytes used on the device beyond the reserved bytes and other processes.
         used: Bytes,
-        /// What the driver was asked for.
+        /// Bytes requested from the driver.
         asked: Bytes,
     },
-    /// The request is larger than all that is free together.
+    /// The request is larger than all free memory together.
     TooLarge {
-        /// Free on the device.
+        /// Free bytes on the device.
         free: Bytes,
-        /// Free in the allocator.
+        /// Free bytes in the allocator.
         cached: Bytes,
     },
 }
 
-/// Declares the kinds once: variant, name in scenarios and records, and one sentence about it.
+/// Declares the kinds: variant, name in scenarios and records, and description.
 macro_rules! kinds {
     ($($variant:ident = $name:literal: $about:literal,)*) => {
         /// A [`Cause`] without its figures, as scenarios name it.
@@ -109,7 +109,7 @@ macro_rules! kinds {
         pub enum CauseKind { $($variant,)* }
 
         impl CauseKind {
-            /// Every kind, in the order in which [`causes`] looks for them.
+            /// All kinds, in the order in which [`causes`] checks them.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// The name in scenarios, records and reports.
@@ -118,7 +118,7 @@ macro_rules! kinds {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// What it says of a request, as one clause without a full stop.
+            /// A description of the cause as a clause without a full stop.
             #[must_use]
             pub const fn about(self) -> &'static str {
                 match self { $(Self::$variant => $about),* }
@@ -128,24 +128,25 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Fraction = "fraction": "the memory fraction refused the request before the driver was asked",
-    Limit = "limit": "a limit that the program set on its own requests refused it before the allocator was asked",
-    Injected = "injected": "a fault of the scenario made the call to the device fail",
-    PendingFree = "pending_free": "memory that would have been enough was freed, but waits for events of streams that still use it",
-    Rounding = "rounding": "as much as requested is there, but the request is rounded up: to whole segments or pages, or by a setting",
-    Fragmented = "fragmented": "what is free is enough together, but each piece is too small",
-    OtherStream = "other_stream": "a free piece is large enough, but belongs to another stream",
-    OtherPool = "other_pool": "a free piece is large enough, but is among blocks of the other size (small or large)",
-    PrivatePool = "private_pool": "memory that would have been enough is free, but in a private pool that serves other requests",
-    OthersHold = "others_hold": "without what others hold on the device, the driver would have had enough",
-    Unaccounted = "unaccounted": "without what is in use on the device beyond all accounts, the driver would have had enough",
-    TooLarge = "too_large": "the request is larger than all that is free together, on the device and in the allocator",
+    Fraction = "memory_fraction": "the memory fraction refused the request before the driver was called",
+    Limit = "limit": "the program's own limit refused the request before the allocator was called",
+    Injected = "injected": "a fault of the scenario failed the device call",
+    PendingFree = "pending_free": "enough memory was freed, but it waits for events of streams that still use it",
+    Rounding = "rounding": "as much as requested is free, but the request is rounded up to whole segments or pages, or by a setting",
+    Fragmented = "fragmented": "enough memory is free in total, but it is fragmented: no free block is large enough",
+    OtherStream = "other_stream": "a free block is large enough, but it belongs to another stream",
+    OtherPool = "other_pool": "a free block is large enough, but it is in the pool for the other block size (small or large)",
+    PrivatePool = "private_pool": "enough memory is free, but in a private pool that serves other requests",
+    OthersHold = "others_hold": "without the memory in use by other processes, the driver would have had enough",
+    Unaccounted = "unaccounted": "without device memory that no known process accounts for, the driver would have had enough",
+    TooLarge = "too_large": "the request is larger than all free memory, on the device and in the allocator",
 }
 
 impl CauseKind {
-    /// The kind of that name, if there is one.
+    /// Returns the kind of this name. Accepts the names of older records.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
+        let name = if name == "fraction" { "memory_fraction" } else { name };
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
@@ -157,7 +158,7 @@ impl fmt::Display for CauseKind {
 }
 
 impl Cause {
-    /// Which cause it is, without the figures.
+    /// The cause without its figures.
     #[must_use]
     pub const fn kind(&self) -> CauseKind {
         match self {
@@ -177,7 +178,7 @@ impl Cause {
     }
 }
 
-/// Why a request failed, in the order in which the causes are to be looked at; empty where the figures do not tell. Linear in
+/// Returns the causes of a failed request in the order in which to read them. Empty if the figures prove none. Linear in
 /// [`Shortage::lanes`].
 #[must_use]
 pub fn causes(shortage: &Shortage) -> Vec<Cause> {
@@ -199,7 +200,7 @@ pub fn causes(shortage: &Shortage) -> Vec<Cause> {
     causes.extend(in_other_lanes);
     causes.extend(figures.private_pool());
     causes.extend(figures.held_by_others());
-    // The fraction alone does not explain what would not have fitted without it either, and no more does a fault.
+    // A request that is too large even without the memory fraction or the fault has this cause as well.
     let explains = |cause: &Cause| !matches!(cause, Cause::Fraction { .. } | Cause::Injected { .. });
     if requested > free + cached && !causes.iter().any(explains) {
         causes.push(Cause::TooLarge { free, cached });
@@ -208,32 +209,32 @@ pub fn causes(shortage: &Shortage) -> Vec<Cause> {
 }
 
 impl Shortage {
-    /// What was free in the allocator: reserved, and neither allocated nor waiting for an event.
+    /// Free bytes in the allocator: reserved, but neither allocated nor waiting for an event.
     #[must_use]
     pub const fn cached(&self) -> Bytes {
         self.accounts.reserved.saturating_sub(self.accounts.active)
     }
 
-    /// Whether as much as requested was free, on the device and in the allocator together.
+    /// Whether the device and the allocator together had as much free memory as requested.
     #[must_use]
     pub fn was_enough_free(&self) -> bool {
         self.requested <= self.accounts.device.free + self.cached()
     }
 }
 
-/// The figures of a shortage, and those that follow from them.
+/// The figures of a failed request and values derived from them.
 struct Figures<'a> {
     shortage: &'a Shortage,
     requested: Bytes,
-    /// What it would have taken from the driver.
+    /// Bytes requested from the driver.
     asked: Bytes,
-    /// Free on the device.
+    /// Free bytes on the device.
     free: Bytes,
-    /// What counts against the fraction.
+    /// Bytes that count against the memory fraction.
     held: Bytes,
-    /// What could be had from the driver: what is free there, within the fraction.
+    /// Bytes that the driver can allocate within the memory fraction.
     room: Bytes,
-    /// Free in the allocator.
+    /// Free bytes in the allocator.
     cached: Bytes,
 }
 
@@ -241,7 +242,7 @@ impl<'a> Figures<'a> {
     fn new(shortage: &'a Shortage) -> Self {
         let accounts = &shortage.accounts;
         let free = accounts.device.free;
-        // Where the driver keeps the memory, the fraction limits what is handed out.
+        // If the driver manages the pool, the fraction limits allocated instead of reserved bytes.
         let held = if shortage.lanes.is_some() { accounts.reserved } else { accounts.allocated };
         let room = shortage.limit.map_or(free, |limit| limit.saturating_sub(held).min(free));
         Self { shortage, requested: shortage.requested, asked: shortage.asked, free, held, room, cached: shortage.cached() }
@@ -271,14 +272,14 @@ impl<'a> Figures<'a> {
         (self.requested <= largest && largest < asked).then_some(Cause::RoundedUp { largest, asked })
     }
 
-    /// Pieces that are large enough, of other pools and streams.
+    /// Blocks of other pools and streams that are large enough.
     fn in_other_lanes(&self) -> Vec<Cause> {
         let Shortage { stream: wanted, .. } = *self.shortage;
         let large_enough = self.lanes().filter(|lane| lane.free.largest >= self.requested);
         let cause = |lane: &Lane| match *lane {
             Lane { stream, free, .. } if stream != wanted => Some(Cause::OtherStream { stream, wanted, largest: free.largest }),
             Lane { pool: Some(pool), free, .. } if !self.has_own_pool(lane) => Some(Cause::OtherPool { pool, largest: free.largest }),
-            // Of its own stream and pool: why that was not taken, these figures do not tell.
+            // A large enough block of the right stream and pool: the figures do not show why it was not used.
             _ => None,
         };
         large_enough.filter_map(cause).collect()
@@ -298,21 +299,21 @@ impl<'a> Figures<'a> {
         (!is_found_elsewhere && own.bytes + elsewhere + room >= requested).then_some(Cause::Fragmented { own, room, elsewhere })
     }
 
-    /// What is free in private pools that are closed to the request, where one piece or all of it together would have done.
+    /// Free memory in closed private pools, if one block or their total would have been enough.
     fn private_pool(&self) -> Option<Cause> {
         let pieces = self.shortage.other_private_pools;
         let would_do = pieces.largest >= self.requested || (self.free < self.asked && self.free + pieces.bytes >= self.asked);
         (!pieces.is_empty() && would_do).then_some(Cause::PrivatePool(pieces))
     }
 
-    /// What others hold, where the driver was asked and would have had enough without them.
+    /// Memory in use by others, if the driver was called and would have had enough without it.
     fn held_by_others(&self) -> Vec<Cause> {
         let Self { asked, free, .. } = *self;
         let accounts = &self.shortage.accounts;
         let device = &accounts.device;
         let held = device.pressure;
         let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + held);
-        // Of a device that is made smaller, only what is neither free nor held in the smaller part matters.
+        // On a device whose memory is limited, only memory within the limit counts.
         let used = beyond.min(device.total.saturating_sub(accounts.reserved + free + held));
         if self.shortage.limit.is_some() || asked <= free || free + held + used < asked {
             return Vec::new();
@@ -341,7 +342,7 @@ mod tests {
         DeviceMemory { total, free, used, process: None, context_overhead: Bytes::ZERO, pressure: Bytes::ZERO, processes: Bytes::ZERO }
     }
 
-    /// A request of that size on a device of 1 GiB, of which the allocator holds 20 MiB and has 16 MiB free.
+    /// A request on a device of 1 GiB. The allocator reserves 20 MiB, of which 16 MiB are free.
     fn shortage(requested: Bytes) -> Shortage {
         let accounts = Accounts {
             requested: mib(4),
@@ -378,12 +379,13 @@ mod tests {
         for &kind in CauseKind::ALL {
             assert_eq!(CauseKind::from_name(kind.name()), Some(kind));
         }
+        assert_eq!(CauseKind::from_name("fraction"), Some(CauseKind::Fraction));
         assert_eq!(CauseKind::from_name("bad luck"), None);
     }
 
     #[test]
     fn what_waits_for_other_streams_is_a_cause_where_it_would_have_been_enough() {
-        // The allocators wait for events before they give up, so only figures show it.
+        // The allocators wait for events before they fail, so no run reaches this state.
         let waiting = Pieces { count: 1, bytes: mib(8), largest: mib(8) };
         let with = |requested| {
             let lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free: Pieces::default(), waiting }]);
@@ -398,10 +400,10 @@ mod tests {
         let mut shortage = shortage(mib(900));
         shortage.accounts.device = memory(mib(1024), mib(104), mib(920));
         assert_eq!(causes(&shortage), [Cause::Unaccounted { used: mib(900), asked: mib(900) }]);
-        // The same memory, held by somebody who is known.
+        // The same memory, in use by a known process.
         shortage.accounts.device.pressure = mib(900);
         assert_eq!(causes(&shortage), [Cause::OthersHold { held: mib(900), asked: mib(900) }]);
-        // A larger device is used beyond what its smaller part holds: that takes nothing from it.
+        // Memory in use outside the limited part of the device does not count.
         shortage.accounts.device.pressure = Bytes::ZERO;
         shortage.accounts.device.total = mib(124);
         assert_eq!(causes(&shortage), [Cause::TooLarge { free: mib(104), cached: mib(16) }]);
@@ -415,7 +417,7 @@ mod tests {
         let free = Pieces { count: 2, bytes: mib(400), largest: mib(300) };
         shortage.lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]);
         assert_eq!(causes(&shortage), []);
-        // Unless the request was rounded up beyond it.
+        // Rounding beyond the block is a cause.
         shortage.asked = mib(320);
         assert_eq!(causes(&shortage), [Cause::RoundedUp { largest: mib(300), asked: mib(320) }]);
     }
@@ -428,7 +430,7 @@ mod tests {
         let pieces = |count: u64, each: u64| Pieces { count, bytes: mib(count * each), largest: mib(each) };
         shortage.other_private_pools = pieces(1, 600);
         assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(1, 600))]);
-        // In pieces: what the driver would have had without the pool.
+        // Small blocks count together, because the driver would have their memory without the pool.
         shortage.other_private_pools = pieces(20, 10);
         assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(20, 10))]);
         shortage.other_private_pools = pieces(10, 10);
@@ -454,7 +456,7 @@ mod tests {
     fn a_request_that_no_state_of_the_device_could_serve_is_too_large() {
         let too_large = [Cause::TooLarge { free: mib(1004), cached: mib(16) }];
         assert_eq!(causes(&shortage(Bytes(u64::MAX))), too_large);
-        // Whatever the fraction.
+        // The same holds with a memory fraction.
         let mut shortage = shortage(Bytes(u64::MAX - 511));
         shortage.limit = Some(mib(512));
         assert_eq!(causes(&shortage).last(), too_large.last());

@@ -1,28 +1,26 @@
-//! Claims: what is said of memory on GPUs, and what a scenario found of it.
+//! Claims about GPU memory, and the result of testing them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A claim that a scenario puts to the test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The claim, in a sentence.
+    /// The claim, as a sentence.
     pub says: String,
-    /// Where it is made, if it is made at one place.
+    /// A link to the source, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// What the scenario's expectations show.
+    /// The result of the scenario's expectations.
     pub verdict: ClaimVerdict,
-    /// Why, and under which conditions.
+    /// The explanation and its conditions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because: Option<String>,
 }
 
-/// Whether a claim is true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the variant names are their documentation")]
 pub enum ClaimVerdict {
     Holds,
     HoldsWithConditions,
@@ -31,10 +29,9 @@ pub enum ClaimVerdict {
 }
 
 impl ClaimVerdict {
-    /// Every one.
     pub const ALL: [Self; 4] = [Self::Holds, Self::HoldsWithConditions, Self::DoesNotHold, Self::CannotBeTested];
 
-    /// As YAML has it.
+    /// The name in YAML.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,15 +54,14 @@ impl fmt::Display for ClaimVerdict {
     }
 }
 
-/// A figure that was measured for a claim, as text with its unit. `None`: not in this run.
+/// A figure measured for a claim, as text with its unit. `None` if this run did not measure it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimFigure {
-    /// Of what.
     pub name: String,
-    /// By a PyTorch program on the simulated GPU.
+    /// Measured by a PyTorch program on the simulated GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pytorch: Option<String>,
-    /// By the scenario's own steps with the allocator of the run.
+    /// Measured by the scenario's own steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub harness: Option<String>,
 }

@@ -1,32 +1,33 @@
-//! What happens while scenarios run, as one type of event between whatever runs and whatever reports. [`Collector`] makes [`Records`] of
-//! events; whoever writes each event down when it comes loses nothing of what was done when the program is killed.
+//! Events of running scenarios. [`Collector`] builds [`Records`] from them. Writing each event to disk when it occurs keeps the
+//! results of a killed program.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{PlannedRun, RECORD_VERSION, Records, RunRecord, StepRecord, Verdict};
 
-/// Something that happened, in the order in which it did.
+/// Something that happened during a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The first event of all.
+    /// The first event.
     Started {
         /// [`RECORD_VERSION`] of the writer.
         version: u32,
-        /// Version of the harness that runs.
+        /// Version of the harness.
         harness: String,
         /// All runs, in the order in which they will start.
         planned: Vec<PlannedRun>,
     },
-    /// A run has its device. The record is what is known now: no steps, and [`Verdict::Interrupted`] in case nothing more is heard of it.
+    /// A run opened its device. The record has no steps yet; its verdict is [`Verdict::Interrupted`] in case no further event
+    /// follows.
     RunStarted(Box<RunRecord>),
-    /// A step of the present run is done. Of a long run, only the first steps have one.
+    /// A step of the current run ended. A long run emits this event for its first steps only.
     StepEnded(Box<StepRecord>),
-    /// The present run is done, or one ended that never had a device. The record is whole.
+    /// The current run ended, or a run ended without a device. The record is complete.
     RunEnded(Box<RunRecord>),
 }
 
-/// Makes records of events.
+/// Builds records from events.
 #[derive(Clone, Debug)]
 pub struct Collector {
     records: Records,
@@ -43,7 +44,6 @@ impl Default for Collector {
 }
 
 impl Collector {
-    /// Adds the next event.
     pub fn add(&mut self, event: Event) {
         match event {
             Event::Started { version, harness, planned } => {
@@ -63,13 +63,13 @@ impl Collector {
         }
     }
 
-    /// The run that has started and not ended, with the steps that it has done.
+    /// The current run with its completed steps.
     #[must_use]
     pub const fn running(&self) -> Option<&RunRecord> {
         self.running.as_ref()
     }
 
-    /// The records so far: a run that has not ended is [`Verdict::Interrupted`], and what has not started is listed.
+    /// Returns the records so far. An unfinished run becomes [`Verdict::Interrupted`], and runs that did not start are listed.
     #[must_use]
     pub fn into_records(mut self) -> Records {
         if let Some(run) = self.running.take() {

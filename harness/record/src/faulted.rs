@@ -1,95 +1,90 @@
-//! [`FaultedRuns`]: what came of runs in which one call of the device failed, each call in its turn.
+//! The results of runs in which one device call was made to fail.
 
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Many runs of scenarios, in each of which another call failed.
+/// Runs of scenarios that fail one device call at a time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FaultedRuns {
-    /// By scenario and allocator.
+    /// One entry per scenario and allocator.
     pub arms: Vec<FaultedArm>,
-    /// Runs that an interrupt left out.
+    /// Runs that did not start because the session was interrupted.
     pub left_out: usize,
 }
 
 /// A scenario with one allocator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct FaultedArm {
     pub scenario: String,
     pub allocator: String,
-    /// Calls that can fail, in the run without failures, by all processes.
+    /// Calls that can fail, over all processes of the run without failures.
     pub calls: usize,
-    /// Of them, those that were not tried because they repeat one that was: the same call in the same state, whose failure ended the run at once.
+    /// Calls that were not tried because an equal call in the same state was tried and ended the run.
     #[serde(default)]
     pub repeats: usize,
-    /// Which were made to fail, in words.
+    /// A description of the calls that were made to fail.
     pub chosen: String,
-    /// A run for each, and one more where the allocator healed the failure and its next attempt can fail too.
+    /// One run per call. If the allocator recovered from the failure and its next attempt can fail too, one more run fails both.
     pub cases: Vec<FaultedCase>,
-    /// Why nothing was tried: nothing can be said where the run without failures does not pass.
+    /// Why no call was failed. The run without failures must pass first.
     pub not_tried: Option<NotTried>,
 }
 
-/// Why nothing was tried.
+/// Why no call was failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotTried {
-    /// In words.
     pub why: String,
-    /// Whether the run without failures failed, so that this is no answer.
+    /// Whether the run without failures failed. The result is then unknown.
     pub failed: bool,
 }
 
 /// A run in which a call failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultedCase {
-    /// The process of the scenario that made the call; `None`: the main one.
+    /// The scenario's process that made the call. `None` for the main process.
     #[serde(default)]
     pub process: Option<String>,
-    /// The call, by the driver's name.
+    /// The call's name in the driver API.
     pub call: String,
-    /// Which of its kind in its process, counted from 1.
+    /// Position among the calls of this name in its process, counted from 1.
     pub number: u64,
-    /// How many failed from there on.
+    /// Number of consecutive calls that failed.
     pub count: u64,
-    /// What it asked for, where it asks for memory.
+    /// Requested bytes, if the call allocates memory.
     pub size: Option<Bytes>,
-    /// The step in which it was made; 0 before the first.
+    /// The step that made the call; 0 before the first step.
     pub step: u32,
-    /// What came of it.
+    /// The outcome.
     #[serde(flatten)]
     pub end: FaultedEnd,
-    /// A command that does the same again.
+    /// A command that repeats the run.
     pub reproduce: String,
 }
 
-/// What came of a call that failed.
+/// The outcome of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub enum FaultedEnd {
-    /// The allocator went on: it asked again, or did without.
+    /// The allocator continued: it tried again or managed without the memory.
     Healed,
-    /// The allocator was out of memory, and the scenario went on and passed.
+    /// The allocator reported an out-of-memory error; the scenario handled it and passed.
     Recovered,
-    /// The allocator was out of memory, and said so.
+    /// The allocator reported an out-of-memory error and the run ended.
     OutOfMemory,
     /// The run ended with an error that names the call.
     Told { error: String },
-    /// Something that should hold however calls fail did not.
-    Defect {
-        /// What.
-        why: String,
-    },
+    /// A rule was broken that holds whichever calls fail.
+    Defect { why: String },
 }
 
 impl FaultedRuns {
-    /// All runs.
     pub fn cases(&self) -> impl Iterator<Item = &FaultedCase> {
         self.arms.iter().flat_map(|arm| &arm.cases)
     }
 
-    /// Whether every run ended as it should, and every arm could be tried.
+    /// Whether no run has a defect and no run without failures failed.
     #[must_use]
     pub fn passed(&self) -> bool {
         let is_fine = |arm: &FaultedArm| arm.not_tried.as_ref().is_none_or(|not| !not.failed);
@@ -98,7 +93,6 @@ impl FaultedRuns {
 }
 
 impl FaultedCase {
-    /// Whether something is wrong.
     #[must_use]
     pub const fn is_defect(&self) -> bool {
         matches!(self.end, FaultedEnd::Defect { .. })

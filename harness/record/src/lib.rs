@@ -1,4 +1,4 @@
-//! What a run leaves behind: plain, versioned data that reports are rendered from, on any machine, at any time.
+//! The versioned records of runs. Reports are rendered from these records alone, on any machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,93 +24,88 @@ pub use faulted::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, NotTried};
 pub use invariant::Invariant;
 pub use recovery::{Attempt, HostUse, Recovery, Trained};
 
-/// The version that this build writes.
+/// The version of the record format that this build writes.
 pub const RECORD_VERSION: u32 = 1;
 
-/// All runs of one call of `harness run`, as written to `records.json`.
+/// All runs of one `harness run` command, as written to `records.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Records {
-    /// [`RECORD_VERSION`] of the writer.
+    /// [`RECORD_VERSION`] of the build that wrote the file.
     pub version: u32,
-    /// Version of the harness that wrote it.
+    /// Version of the harness that wrote the file.
     pub harness: String,
-    /// In the order in which they ran: repetitions outermost, allocators of one scenario interleaved within.
+    /// Runs in the order of execution. Repetitions are the outer loop; the allocators of a scenario take turns.
     pub runs: Vec<RunRecord>,
-    /// What was planned but did not start, in order: empty unless something ended the session early.
+    /// Planned runs that did not start, in order. Empty unless the session ended early.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_started: Vec<PlannedRun>,
 }
 
 impl Records {
-    /// Whether everything planned was run to its end.
+    /// Whether every planned run started and ended.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.not_started.is_empty() && !self.runs.iter().any(|run| run.verdict == Verdict::Interrupted)
     }
 }
 
-/// A run before it starts.
+/// A run that has not started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedRun {
-    /// The name of the scenario.
     pub scenario: String,
-    /// The allocator's name, with its settings where it has any.
+    /// The allocator's name, followed by its settings if it has any.
     pub allocator: String,
-    /// The number of the repetition, from 0.
+    /// The repetition, counted from 0.
     pub repetition: u32,
 }
 
-/// One scenario, once, on one device with one allocator.
+/// One run of a scenario on one device with one allocator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// The scenario that ran.
     pub scenario: ScenarioInfo,
-    /// The device that it ran on.
     pub device: DeviceInfo,
-    /// With which allocator: the name of the arm, unique in the scenario.
+    /// The name of the configuration, unique within the scenario.
     pub allocator: String,
-    /// Its settings, in the form of `PYTORCH_ALLOC_CONF`, where it has other than its own.
+    /// Settings in the form of `PYTORCH_ALLOC_CONF`, if they differ from the allocator's defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
-    /// Whether the arm was added by the user, so that what the scenario expects of its own arms is noted and not judged.
+    /// Whether the user added this configuration. Its unmet expectations are noted and do not fail the run.
     #[serde(default, skip_serializing_if = "is_false")]
     pub only_observed: bool,
-    /// Every random choice comes from this.
+    /// The seed of every random choice.
     pub seed: u64,
-    /// The number of the repetition, from 0.
+    /// The repetition, counted from 0.
     pub repetition: u32,
-    /// A command that does the same again.
+    /// A command that repeats the run.
     pub reproduce: String,
-    /// Whether every operation was audited. Older builds did not keep it.
+    /// Whether the state was checked after every operation. Absent in records of older builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audited: Option<bool>,
-    /// Whether it was done once more, on a device of its own and without any check, for its times.
+    /// Whether the run was repeated on a new device without checks, to measure times.
     #[serde(default, skip_serializing_if = "is_false")]
     pub timed: bool,
-    /// How the run ended.
     pub verdict: Verdict,
-    /// What each step did. Steps inside `repeat` appear once an iteration.
+    /// The steps that ran. A step inside `repeat` has one entry per iteration.
     pub steps: Vec<StepRecord>,
-    /// Steps that ran but are not in the list, where there were too many of them: the first and the last ones are kept.
+    /// Number of steps that ran but are missing from `steps`. A long run keeps its first and last steps.
     #[serde(default)]
     pub unrecorded_steps: u64,
-    /// Figures of its claim, taken behind the last step.
+    /// Figures of the claim, measured after the last step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<ClaimFigure>,
-    /// The accounts over time, within steps too: what the picture shows. Of a long run, the extremes of each of many equal stretches.
+    /// Memory over time, including changes within steps. A long run keeps the minimum and maximum of equal intervals.
     pub curve: Vec<CurvePoint>,
-    /// How long the operations took.
     pub timings: Timings,
-    /// Calls that the scenario made to the device.
+    /// Device calls that the scenario made.
     pub calls: DeviceCalls,
-    /// The allocator's counters when the last step was done.
+    /// The allocator's counters after the last step.
     pub stats: MemoryStats,
-    /// What the simulated device charges for each operation; empty on a real device.
+    /// The simulated device's charge for each operation. Empty for a real device.
     #[serde(default)]
     pub cost_figures: Vec<CostFigure>,
 }
 
-/// How a note begins about something that a scenario expects and an observed run did not meet.
+/// Prefix of a note about an unmet expectation that does not fail the run.
 pub const NOT_JUDGED: &str = "observed, not judged: ";
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
@@ -118,70 +113,64 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// What a scenario says of itself.
+/// Facts about a scenario, taken from its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScenarioInfo {
-    /// The file's name without ending.
+    /// The file's name without its extension.
     pub name: String,
-    /// The file, as the user named it.
+    /// The path, as the user wrote it.
     pub path: String,
-    /// The text of its `about:`.
+    /// The text of `about:`.
     pub about: String,
-    /// The memory it ran in.
+    /// The memory limit of the run.
     pub memory: Bytes,
-    /// What it puts to the test.
+    /// The claim that the scenario tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
 }
 
-/// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Everything expected was seen.
+    /// All expectations and invariants held.
     Passed,
-    /// Something expected was not seen, or an invariant did not hold.
+    /// An expectation was not met, or an invariant did not hold.
     Failed {
-        /// What was seen first.
+        /// The first violation.
         first: Violation,
-        /// What else was seen at the same step.
+        /// Other violations at the same step.
         rest: Vec<Violation>,
     },
-    /// Something was not, as the scenario says beforehand.
+    /// The run failed, and the scenario expects this failure.
     FailedAsExpected {
-        /// Why, as the scenario says it.
+        /// The reason that the scenario gives.
         reason: String,
-        /// What was seen first.
+        /// The first violation.
         first: Violation,
-        /// What else was seen at the same step.
+        /// Other violations at the same step.
         rest: Vec<Violation>,
     },
-    /// It did not run.
-    Skipped {
-        /// Why it did not run.
-        reason: String,
-    },
-    /// Other processes disturbed the device, so that what was seen says nothing about the allocator.
+    /// The run did not start.
+    Skipped { reason: String },
+    /// Other processes used the device, so the result says nothing about the allocator.
     Contended {
-        /// What they did, in words.
+        /// A description of their activity.
         reason: String,
     },
-    /// It was stopped before its end: by the user, or because the harness was ended.
+    /// The user or the system stopped the run early.
     Interrupted,
 }
 
-/// Something that should hold and does not.
+/// An expectation that was not met, or an invariant that did not hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Violation {
-    /// The number of the step after which it was seen; 0 before the first.
+    /// The number of the last step before the check; 0 before the first step.
     pub step: u32,
-    /// The place in the scenario, if one line is to blame.
+    /// The place in the scenario file, if one line is responsible.
     pub at: Option<SourceLine>,
-    /// The rule that is broken.
     pub rule: Rule,
-    /// What was expected, in words or figures.
     pub expected: String,
-    /// What was seen instead.
+    /// The observed value.
     pub seen: String,
 }
 
@@ -194,25 +183,25 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a violation violates.
+/// The rule that a violation breaks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// An always-checked invariant.
+    /// An invariant that is checked after every step.
     Invariant(Invariant),
-    /// An `expect` step, an `expect:` of a step, or one of the scenario's `invariants:`.
+    /// An `expect` step, the `expect:` key of a step, or an entry of the scenario's `invariants:`.
     Expectation,
-    /// An expectation between allocators, judged when all that it names have run.
+    /// An expectation that compares allocators, checked after all of them ran.
     BetweenArms,
-    /// The scenario says that the run fails, and it passed.
+    /// The scenario expects a failure, but the run passed.
     ExpectedFailure,
-    /// `expect_violation:` named an invariant and the run kept it.
+    /// `expect_violation:` names an invariant, but the run did not violate it.
     ExpectedViolation,
-    /// A device or an allocator failed otherwise than for lack of memory.
+    /// The device or the allocator failed for a reason other than lack of memory.
     DeviceFailure,
-    /// A step did not end within its time limit.
+    /// A step exceeded its time limit.
     TimeLimit,
-    /// A fault of the scenario struck no call, or did not end the run as it should.
+    /// A fault of the scenario matched no call, or the run did not end as the fault requires.
     Fault,
 }
 
@@ -231,14 +220,13 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A place in a scenario file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceLine {
-    /// The file, as the user named it.
+    /// The path, as the user wrote it.
     pub path: String,
-    /// The line, from 1.
+    /// The line, counted from 1.
     pub line: u32,
-    /// The column, from 1.
+    /// The column, counted from 1.
     pub column: u32,
 }
 
@@ -248,174 +236,165 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// What one step did.
+/// The record of one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
-    /// Counted from 1 over the whole run.
+    /// Position of the step in the run, counted from 1.
     pub number: u32,
-    /// Line of the step in the scenario.
+    /// Line of the step in the scenario file.
     pub line: u32,
-    /// The step's key in YAML, for example `alloc`.
+    /// The step's YAML key, for example `alloc`.
     pub kind: String,
-    /// The step in a few words, for example `activations, 600 MiB`.
+    /// A short description, for example `activations, 600 MiB`.
     pub text: String,
-    /// Which pass of the loops around it this was, for example `i = 3`; `None` outside of loops.
+    /// The iteration of the enclosing loops, for example `i = 3`. `None` outside loops.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iteration: Option<String>,
-    /// What the size of a request came to.
+    /// The evaluated size of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
-    /// How the step ended.
     pub outcome: Outcome,
-    /// The accounts after it.
+    /// Memory after the step.
     pub accounts: Accounts,
-    /// How long it took on the device's clock, in a timed run; `None` where there was none.
+    /// Duration on the device's clock. `None` if the run was not timed.
     pub duration: Option<Nanos>,
-    /// What the step counted of itself, by metric name: amounts in bytes, times in nanoseconds, counts.
+    /// Values that the step reports, by metric name: bytes, nanoseconds or counts.
     pub reports: BTreeMap<String, u64>,
     /// Remarks, for example why a request failed.
     pub notes: Vec<String>,
-    /// Tables, for example of what pins each segment.
+    /// Tables, for example of the blocks that pin each segment.
     pub tables: Vec<Table>,
-    /// Where a request failed for good: what was known at that moment, before the step gave anything back. Older builds did not keep it.
+    /// The state when the request failed, before the step freed anything. Absent if no request failed, and in records of older
+    /// builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortage: Option<Shortage>,
-    /// Of a step with recovery policies, what they did.
+    /// The actions of the step's recovery policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
 }
 
-/// A request that failed for good, and where the memory was at that moment.
+/// A request that failed after all retries, with the state of memory at that moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shortage {
-    /// What was asked for.
     pub requested: Bytes,
-    /// The stream that it was for.
     pub stream: u32,
-    /// What the allocator could not do without, before rounding: less than requested, where new pages join memory that is free.
+    /// Memory that the allocator lacked, before rounding. Less than `requested` if new pages extend a free block.
     pub lacking: Bytes,
-    /// What it would have taken from the driver, in whole segments or pages.
+    /// Bytes requested from the driver, rounded to whole segments or pages.
     pub asked: Bytes,
-    /// The limit that the memory fraction sets, where that refused and the driver was not asked.
+    /// The limit of the memory fraction, if the fraction refused the request before the driver was called.
     pub limit: Option<Bytes>,
-    /// The limit that the program has set on its own requests, where that refused and the allocator was not asked.
+    /// The program's own limit, if it refused the request before the allocator was called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_limit: Option<Bytes>,
-    /// The call of the device that a fault refused, where it is the one that the request failed at.
+    /// The device call that a fault failed, if the request failed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub injected: Option<RefusedCall>,
-    /// The accounts of the program at that moment. What other programs and processes of the run held is part of `device.pressure` here.
+    /// Memory of the program at that moment. `device.pressure` includes other programs and the run's other processes.
     pub accounts: Accounts,
     /// `inactive_split_bytes.all.current` at that moment.
     pub inactive_split: Bytes,
-    /// What was free in the allocator, apart by who may have it. Private pools that the request is not served from are left out. `None` where
-    /// the driver keeps the memory and does not tell in what pieces.
+    /// Free memory of the allocator, grouped by the requests that can use it. Excludes private pools that do not serve the
+    /// request. `None` if the driver manages the pool and does not report its blocks.
     pub lanes: Option<Vec<Lane>>,
-    /// What was free in private pools that the request is not served from.
+    /// Free memory in private pools that do not serve the request.
     #[serde(default, skip_serializing_if = "Pieces::is_empty")]
     pub other_private_pools: Pieces,
-    /// Names of the scenario's streams, by their numbers.
+    /// Names of the scenario's streams, by number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub streams: BTreeMap<u32, String>,
-    /// Segments whose free memory cannot go back to the driver because something in them is live: those with the most, at most ten.
+    /// Segments with free memory that a live block keeps from being released. At most ten, the largest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<PinnedSegment>,
-    /// The others of that kind.
+    /// The remaining segments of this kind.
     #[serde(default, skip_serializing_if = "UnlistedSegments::is_empty")]
     pub pinned_unlisted: UnlistedSegments,
 }
 
-/// A call of the device that was made to fail for lack of memory.
+/// A device call that a fault failed with an out-of-memory error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedCall {
-    /// The process of the scenario that made it; `None`: the main one.
+    /// The scenario's process that made the call. `None` for the main process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// The call, by the driver's name.
+    /// The call's name in the driver API.
     pub call: String,
-    /// Which of its kind, counted from 1.
+    /// Position among the calls of this name, counted from 1.
     pub number: u64,
 }
 
-/// A segment with free memory that cannot go back to the driver because something in it is live.
+/// A segment with free memory that a live block keeps from being released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedSegment {
-    /// Small or large blocks, where the allocator keeps them apart.
+    /// Whether it holds small or large blocks, if the allocator separates them.
     pub pool: Option<PoolKind>,
-    /// The stream that it serves; `None` where it serves several.
+    /// The stream that the segment serves. `None` if it serves several.
     pub stream: Option<u32>,
-    /// The length of the segment.
     pub size: Bytes,
-    /// What is free in it; of an expandable segment without the pages that are wholly free.
+    /// Free bytes in the segment. Excludes pages of an expandable segment that are completely free.
     pub free: Bytes,
-    /// What is live in it, in the order of addresses: at most ten.
+    /// Owners of the live blocks, in address order. At most ten.
     pub holders: Vec<Holder>,
-    /// Live blocks of holders that are not listed.
+    /// Number of live blocks whose owners are not listed.
     pub other_blocks: u64,
 }
 
-/// A buffer of a scenario, or all buffers of one workload, in one segment.
+/// A scenario's buffer, or all buffers of one workload, in one segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// The name of the buffer, or of the workload's step.
+    /// The name of the buffer or of the workload's step.
     pub name: String,
-    /// The line of the step that made it.
+    /// The line of the step that allocated it.
     pub line: u32,
-    /// How many live blocks of it the segment has.
+    /// Number of its live blocks in the segment.
     pub blocks: u64,
-    /// Their bytes, rounded as the allocator rounds.
+    /// Size of these blocks, rounded by the allocator.
     pub bytes: Bytes,
 }
 
-/// Pinned segments that are counted and not listed.
+/// The count and free bytes of pinned segments that are not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnlistedSegments {
-    /// How many there are.
     pub count: u64,
-    /// What is free in them.
+    /// Free bytes in these segments.
     pub free: Bytes,
 }
 
 impl UnlistedSegments {
-    /// Whether there are none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 }
 
-/// Memory of an allocator that is of use to the same requests, and to no others without further ado.
+/// Free memory of an allocator that serves the same requests: one pool and one stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lane {
-    /// Small or large blocks, where the allocator keeps them apart.
+    /// Whether it holds small or large blocks, if the allocator separates them.
     pub pool: Option<PoolKind>,
-    /// The stream that it is for.
     pub stream: u32,
-    /// What can be handed out at once.
+    /// Blocks that can be allocated now.
     pub free: Pieces,
-    /// Freed, but waiting for other streams.
+    /// Freed blocks that wait for events of other streams.
     pub waiting: Pieces,
 }
 
-/// A number of pieces of memory, and their sizes.
+/// A number of blocks with their total and largest size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pieces {
-    /// How many there are.
     pub count: u64,
-    /// The sum of their sizes.
+    /// Total size.
     pub bytes: Bytes,
-    /// The size of the largest.
+    /// Size of the largest block.
     pub largest: Bytes,
 }
 
 impl Pieces {
-    /// Whether there is none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Adds a piece of that size.
     pub fn add(&mut self, size: Bytes) {
         self.count += 1;
         self.bytes += size;
@@ -423,35 +402,34 @@ impl Pieces {
     }
 }
 
-/// How a step ended. Running out of memory is data here, not a failure of the harness.
+/// The outcome of a step. Running out of memory is a result, not an error of the harness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Done; nothing more to say.
+    /// The step is complete.
     Done,
-    /// A request was served, after that many retries of a recovery policy.
+    /// The request succeeded.
     Fits {
-        /// Retries by the policy, not by the allocator.
+        /// Retries by the recovery policy. Retries inside the allocator do not count.
         retries: u32,
     },
-    /// A request failed for good.
+    /// The request failed after all retries.
     OutOfMemory,
-    /// Something that should hold did not; the verdict says what.
+    /// An expectation or invariant failed; the verdict names it.
     Failed,
 }
 
-/// A table inside a step's record.
+/// A table that a step reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
-    /// One line above it.
+    /// A line above the table.
     pub title: String,
-    /// Heads of the columns.
     pub columns: Vec<String>,
-    /// As many cells a row as there are columns.
+    /// Rows with one cell per column.
     pub rows: Vec<Vec<String>>,
 }
 
-/// The accounts at one point: the allocator's counters and the device's own word.
+/// Memory at one moment: the allocator's counters and the device's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accounts {
     /// `requested_bytes.all.current`.
@@ -466,58 +444,56 @@ pub struct Accounts {
     pub peak_allocated: Bytes,
     /// `reserved_bytes.all.peak`.
     pub peak_reserved: Bytes,
-    /// `num_alloc_retries`: how often the allocator gave its cache back because the driver refused.
+    /// `num_alloc_retries`: how often the driver refused and the allocator released its cache.
     pub retries: u64,
     /// `num_ooms`.
     pub ooms: u64,
-    /// The device's memory, NVML's view included.
+    /// The device's memory, including NVML's view.
     pub device: DeviceMemory,
 }
 
-/// One point of the picture.
+/// One point of the memory curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// Its number among all points of the run, those that were left out included. Older builds did not keep it.
+    /// Its position among all points of the run, including dropped ones. Absent in records of older builds.
     #[serde(default)]
     pub at: u64,
-    /// The step it belongs to.
+    /// The step during which it was taken.
     pub step: u32,
-    /// Rounded bytes handed out.
+    /// Allocated bytes, rounded by the allocator.
     pub allocated: Bytes,
-    /// The same with what was freed and waits for an event. Older builds did not keep it.
+    /// Allocated bytes plus freed blocks that wait for an event. Absent in records of older builds.
     #[serde(default)]
     pub active: Option<Bytes>,
-    /// Bytes held from the driver.
+    /// Bytes reserved from the driver.
     pub reserved: Bytes,
-    /// Device used, less the context overhead.
+    /// Device memory in use, without the context overhead.
     pub used: Bytes,
-    /// `num_ooms` and `num_alloc_retries` so far, so that a picture can mark where they rose.
+    /// `num_ooms` so far. A picture marks each increase.
     pub ooms: u64,
-    /// As `ooms`, for the allocator's own retries.
+    /// `num_alloc_retries` so far.
     pub retries: u64,
 }
 
-/// How long operations took, on the device's clock (see [`DeviceInfo::clock`]: simulated and measured times are never mixed).
+/// Durations on the device's clock. [`DeviceInfo::clock`] says whether they are measured or simulated; the two are never mixed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
     /// Successful `allocate` calls.
     pub allocate: Samples,
-    /// `free` calls.
     pub free: Samples,
-    /// `empty_cache` calls.
     pub empty_cache: Samples,
-    /// From the first step to the end of the last one, in a run in which the device sees the scenario's own calls only.
+    /// From the start of the first step to the end of the last. Only runs whose device serves the scenario alone have it.
     pub scenario: Nanos,
-    /// Time in what had to be tried again: tries that a policy repeated, with the recovery behind each, and whole requests in which the
-    /// allocator had to give cache back before the device served them. Requests that are refused for good are no part of it.
+    /// Time lost to attempts that failed and were repeated, including their recovery, and to requests that made the allocator
+    /// release its cache. Requests that failed for good do not count.
     pub lost_to_retry: Nanos,
 }
 
 /// Durations of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Samples {
-    /// How many there were.
+    /// Number of operations.
     pub count: u64,
-    /// Those that were kept: all of them up to a bound, then a seeded reservoir.
+    /// The kept samples: all up to a limit, then a seeded reservoir.
     pub kept: Vec<Nanos>,
 }

@@ -1,86 +1,83 @@
-//! What the recovery policies of a step did.
+//! The actions of a step's recovery policies.
 
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
-/// Attempts of one step that a record keeps: the first ones around failures.
+/// Maximum number of attempts in a record. The first attempts around failures are kept.
 pub const MAX_LISTED_ATTEMPTS: usize = 64;
 
-/// How a step with recovery policies came to its end, whether or not something failed.
+/// The result of a step with recovery policies, whether or not an attempt failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovery {
-    /// The policies, in the order in which they are tried.
+    /// The policies, in the order in which they apply.
     pub policies: String,
-    /// All tries, those that succeeded at once included.
+    /// All attempts, including those that succeeded.
     pub attempts: u64,
-    /// Tries after a failed one.
+    /// Attempts that follow a failed one.
     pub retries: u64,
-    /// Retries that failed because nothing had changed since the try before.
+    /// Retries that failed because no memory had changed since the previous attempt.
     pub without_progress: u64,
-    /// The failed tries, and the one behind each row of them: at most [`MAX_LISTED_ATTEMPTS`].
+    /// Each series of failed attempts and the attempt after it: at most [`MAX_LISTED_ATTEMPTS`].
     pub listed: Vec<Attempt>,
-    /// Attempts of that kind that are not listed.
+    /// Number of such attempts that are not listed.
     #[serde(default)]
     pub unlisted: u64,
-    /// Time of the failed tries and of what the policies did after them; `None` where nobody timed it.
+    /// Time spent in failed attempts and the actions after them. `None` if the run was not timed.
     pub lost: Option<Nanos>,
-    /// Cached bytes that policies gave back to the driver.
+    /// Cached bytes that policies released to the driver.
     pub given_back: Bytes,
-    /// The most allocated bytes that a failed try left behind: 0 where nothing leaks.
+    /// The largest number of bytes that a failed attempt left allocated. 0 means no leak.
     pub retained: Bytes,
-    /// What was trained; `None` of one request.
+    /// The training's result. `None` if the step made a single request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained: Option<Trained>,
-    /// What was kept in host memory meanwhile.
+    /// Host memory that the step used.
     #[serde(default, skip_serializing_if = "HostUse::is_nothing")]
     pub host: HostUse,
 }
 
-/// What a step kept in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostUse {
-    /// The most that was held at once.
+    /// Peak usage.
     pub peak: Bytes,
-    /// What was copied there and back, failed tries included.
+    /// Bytes copied in both directions, including failed attempts.
     pub copied: Bytes,
 }
 
 impl HostUse {
-    /// Whether there was none.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// What a training with recovery policies achieved.
+/// The result of a training with recovery policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trained {
-    /// Samples that were in memory at once in the last iteration that completed; 0 where none did.
+    /// Samples in memory during the last completed iteration. 0 if none completed.
     pub final_batch: u64,
-    /// Samples whose gradients were added up for one update in that iteration.
+    /// Samples whose gradients form one update in that iteration.
     pub effective_batch: u64,
-    /// Samples of all iterations that completed.
+    /// Samples of all completed iterations.
     pub samples: u64,
-    /// How that iteration was done, in words.
+    /// A description of the last completed iteration.
     pub plan: String,
 }
 
-/// One try.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// What it asked for, in words.
+    /// A description of the request.
     pub asked: String,
-    /// Why it failed; `None`: it did not.
+    /// Why it failed. `None` if it succeeded.
     pub failed: Option<String>,
-    /// What was done after it; `None`: nothing more.
+    /// The action after it. `None` if there was none.
     pub then: Option<String>,
-    /// How long the try and what was done after it took; `None` where nobody timed it.
+    /// Duration of the attempt and the action. `None` if the run was not timed.
     pub time: Option<Nanos>,
 }
 
 impl Recovery {
-    /// Keeps a try, if there is room.
+    /// Adds an attempt, or counts it if the list is full.
     pub fn list(&mut self, attempt: Attempt) {
         match self.listed.len() < MAX_LISTED_ATTEMPTS {
             true => self.listed.push(attempt),
@@ -88,14 +85,14 @@ impl Recovery {
         }
     }
 
-    /// The same without times: what was decided.
+    /// Returns a copy without times, to compare decisions.
     #[must_use]
     pub fn decisions(&self) -> Self {
         let listed = self.listed.iter().map(|attempt| Attempt { time: None, ..attempt.clone() }).collect();
         Self { lost: None, listed, ..self.clone() }
     }
 
-    /// Takes the times of another run of the same step. Those of its tries only where it did the same.
+    /// Copies times from another run of the same step. Attempts get times only if both runs made the same ones.
     pub fn add_times(&mut self, timed: &Self) {
         self.lost = timed.lost;
         let asked = |recovery: &Self| recovery.listed.iter().map(|attempt| attempt.asked.clone()).collect::<Vec<_>>();

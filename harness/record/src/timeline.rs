@@ -1,78 +1,72 @@
-//! What a traced run did and when, for viewers of timelines: plain data, rendered by the reports.
+//! The timeline of a traced run. Reports render it for trace viewers.
 
 use harness_allocator::device::{Clock, StreamId};
 use harness_allocator::units::{Bytes, Nanos};
 
-/// Most entries that a timeline keeps: viewers become slow with more, and memory must not grow with the length of a run.
+/// Maximum number of entries. Viewers become slow beyond it, and the limit bounds memory.
 pub const MAX_ENTRIES: usize = 250_000;
 
-/// One run, from its first step to its last. Times are the device's own.
+/// One run, from its first step to its last. Times are on the device's clock.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Timeline {
     pub scenario: String,
     pub allocator: String,
     /// Counted from 0.
     pub repetition: u32,
     pub device: String,
-    /// Whose clock the times are of.
+    /// Whether times are measured or simulated.
     pub clock: Clock,
-    /// Streams with their names, as far as they have one.
+    /// Streams with names.
     pub streams: Vec<(StreamId, String)>,
-    /// In the order in which they ended; at most [`MAX_ENTRIES`].
+    /// Entries in the order in which they ended, at most [`MAX_ENTRIES`].
     pub entries: Vec<Entry>,
-    /// Later entries, which were not kept.
+    /// Number of later entries that were dropped.
     pub left_out: u64,
 }
 
-/// Something that a timeline shows.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub enum Entry {
-    /// Something that took its time.
+    /// An interval.
     Span {
-        /// Where it is shown.
+        /// The row that shows it.
         track: Track,
         name: String,
         start: Nanos,
-        /// How long it took.
         duration: Nanos,
-        /// What it was about in bytes, if anything.
+        /// Bytes concerned, if any.
         size: Option<Bytes>,
-        /// Why it failed, if it did.
+        /// The error, if it failed.
         failure: Option<String>,
     },
     /// The main program's memory from this moment on.
     Memory {
         at: Nanos,
-        /// Rounded bytes handed out.
+        /// Allocated bytes, rounded by the allocator.
         allocated: Bytes,
-        /// Handed out, or freed but waiting for an event.
+        /// Allocated bytes plus freed blocks that wait for an event.
         active: Bytes,
-        /// Held from the driver.
+        /// Bytes reserved from the driver.
         reserved: Bytes,
     },
-    /// A request that was refused.
-    Refused {
-        at: Nanos,
-        /// What it asked for.
-        size: Bytes,
-    },
+    /// A request that failed.
+    Refused { at: Nanos, size: Bytes },
 }
 
-/// The row of a timeline that a span belongs to.
+/// The row of a timeline that shows a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
-    /// Steps of the scenario, one inside another.
+    /// Steps of the scenario; nested steps are nested spans.
     Steps,
-    /// Calls to the driver, on the host's side.
+    /// Driver calls on the host.
     Calls,
-    /// Work of a stream, on the device's side.
+    /// Work that a stream executes.
     Stream(StreamId),
 }
 
 impl Timeline {
-    /// Adds an entry, or counts it where there is no room.
+    /// Adds an entry, or counts it if the timeline is full.
     pub fn push(&mut self, entry: Entry) {
         if self.entries.len() < MAX_ENTRIES {
             self.entries.push(entry);

@@ -1,4 +1,4 @@
-//! What would have saved a job, for people: [`render`].
+//! Renders advice on settings that would have avoided an OOM.
 
 use std::fmt::Write as _;
 
@@ -8,8 +8,8 @@ use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::Ending;
 
-/// Renders what was found on a device of that memory; `None` where it is not known. `in_program` are changes of the program itself. One screen: the sentence that matters, a line for each
-/// configuration, and what the figures mean.
+/// Renders the result on one screen: the advice, one line per configuration, and notes on the figures. `in_program` lists changes
+/// of the program itself.
 #[must_use]
 pub fn render(
     advice: &Advice<'_>,
@@ -21,23 +21,23 @@ pub fn render(
     let mut text = format!("{}\n", first_sentence(advice, memory));
     text += &backing(fidelity, advice.is_complete);
     if !in_program.is_empty() {
-        text += "\nIn the program itself, each change tried by a replay under the recorded settings:\n";
+        text += "\nChanges in the program, each tested by a replay with the recorded settings:\n";
         for (number, sentence) in in_program.iter().enumerate() {
             let _ = writeln!(text, "  {}. {sentence}.", number + 1);
         }
     }
     text += &table(endings);
-    text += "\nDriver time is a model's, not measured. The least memory takes for granted that more memory never hurts; `?` marks those for which that is not so.\n";
+    text += "\nDriver times come from a cost model. The search for the least memory assumes that more memory never hurts; `?` marks configurations that contradict this.\n";
     text
 }
 
-/// A line for each configuration, without advice.
+/// One line per configuration, without advice.
 #[must_use]
 pub fn endings(endings: &[Ending], fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     backing(fidelity, is_complete) + &table(endings)
 }
 
-/// The sentence that matters most.
+/// The main advice.
 #[must_use]
 pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
     let device = memory.map_or_else(|| "any device".to_owned(), |memory| memory.to_string());
@@ -58,17 +58,17 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
             best.configuration.name,
             price(advice.own, best)
         ),
-        Verdict::Fine => format!("It fits in {device} as it is, and no setting saves much: it needs {}.", least(advice.own)),
+        Verdict::Fine => format!("It fits in {device} without a change, and no setting saves much: it needs {}.", least(advice.own)),
         Verdict::Nothing { needed, closest } => {
             let lacking = memory.map_or(Bytes::ZERO, |memory| needed.saturating_sub(memory));
             let too_large = if lacking > Bytes::ZERO {
-                format!("the program is too large by {lacking}: {needed} are allocated at one time")
+                format!("the program is too large by {lacking}: its peak is {needed} allocated")
             } else {
-                format!("{needed} are allocated at one time, and the rest goes to fragments")
+                format!("its peak is {needed} allocated, and fragmentation takes the rest")
             };
             let closest = closest.map_or_else(String::new, |closest| {
                 let more = memory.map_or(Bytes::ZERO, |memory| least_bytes(closest).saturating_sub(memory));
-                format!(" {} comes closest: {more} more memory would do.", named(closest))
+                format!(" {} comes closest: it needs {more} more memory.", named(closest))
             });
             format!("No setting makes it run{past} in {device}: {too_large}.{closest}")
         }
@@ -89,21 +89,21 @@ fn price(own: &Ending, best: &Ending) -> String {
 
 fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     let Some(fidelity) = fidelity else {
-        return "Replays of what it asks for; no recording of the program is there to compare them with.\n".to_owned();
+        return "These are replays of the program's requests; there is no recording to compare them with.\n".to_owned();
     };
     let mut text = if fidelity.faithful {
-        format!("Backed by a replay of what was recorded: {fidelity}.\n")
+        format!("A replay of the recording confirms this: {fidelity}.\n")
     } else {
         let why = fidelity.first_divergence.as_ref().map_or_else(String::new, |divergence| format!(" First divergence {divergence}"));
-        format!("NOT BACKED: a replay of what was recorded does something else.{why}\n")
+        format!("NOT CONFIRMED: a replay differs from the recording.{why}\n")
     };
     if !is_complete {
-        text += "The recording ends with an out-of-memory: whether the program fits to its end, it does not tell.\n";
+        text += "The recording ends at the OOM, so later memory use is unknown.\n";
     }
     text
 }
 
-/// A line for each configuration.
+/// One line per configuration.
 fn table(endings: &[Ending]) -> String {
     let mut rows =
         vec![["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"].map(str::to_owned)];

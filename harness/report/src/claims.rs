@@ -1,21 +1,21 @@
-//! The claims that scenarios put to the test, each with its verdict and figures.
+//! The claims that scenarios test, each with its verdict and figures.
 
 use harness_record::{Claim, ClaimFigure, Verdict};
 
 use super::words::NOTHING;
 use super::{Report, ScenarioGroup};
 
-/// A claim with what the runs of its scenario found.
+/// A claim with the results of its scenario.
 pub(super) struct Tested<'a> {
     pub(super) scenario: &'a ScenarioGroup<'a>,
     pub(super) claim: &'a Claim,
-    /// Of the first arm that has some.
+    /// Figures of the first arm that has any.
     pub(super) figures: &'a [ClaimFigure],
-    /// Whether the scenario was run and all its runs passed, so that the verdict is shown by them.
+    /// Whether all runs of the scenario passed. Only then is the verdict proven.
     pub(super) shown: Shown,
 }
 
-/// What the runs say of a claim's verdict.
+/// The evidence for a claim's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shown {
     Passed,
@@ -23,7 +23,7 @@ pub(super) enum Shown {
     NotRun,
 }
 
-/// All claims of a report, in the order in which their scenarios ran.
+/// All claims of a report, in the order of their scenarios.
 pub(super) fn tested<'a>(report: &'a Report<'a>) -> Vec<Tested<'a>> {
     report.scenarios.iter().filter_map(of_scenario).collect()
 }
@@ -41,17 +41,17 @@ fn of_scenario<'a>(scenario: &'a ScenarioGroup<'a>) -> Option<Tested<'a>> {
 }
 
 impl Tested<'_> {
-    /// The verdict in words; that of a scenario that failed, or was not run, is not shown to be true.
+    /// The verdict, with a warning if the scenario failed or did not run.
     pub(super) fn verdict(&self) -> String {
         match self.shown {
             Shown::Passed => self.claim.verdict.to_string(),
-            Shown::Failed => format!("was said to be: {}; its scenario fails", self.claim.verdict),
-            Shown::NotRun => format!("not tried; it is said: {}", self.claim.verdict),
+            Shown::Failed => format!("unproven: {}; its scenario fails", self.claim.verdict),
+            Shown::NotRun => format!("not tested; expected: {}", self.claim.verdict),
         }
     }
 }
 
-/// A figure of a claim, or that there is none.
+/// The figure, or [`NOTHING`].
 pub(super) fn or_nothing(figure: Option<&str>) -> &str {
     figure.unwrap_or(NOTHING)
 }

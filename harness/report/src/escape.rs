@@ -1,29 +1,29 @@
-//! Text from scenarios and devices as markdown that cannot break a table, a list or a page.
+//! Escapes text from scenarios and devices for Markdown.
 
 use harness_base::printable::{acts, printable, printable_lines};
 
-/// Lines for a terminal or the log of a CI system, in which no character acts and no line is a workflow command of GitHub.
+/// Escapes text for a terminal or a CI log: no control characters and no GitHub workflow commands.
 ///
-/// What the runner takes for a command: `::` behind leading space, and `##[` anywhere, by
+/// GitHub interprets `::` after leading spaces and `##[` anywhere, see
 /// <https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs>.
 pub(super) fn log_lines(text: &str) -> String {
     let lines: Vec<String> = printable_lines(text).split('\n').map(log_line).collect();
     lines.join("\n")
 }
 
-/// One such line.
+/// Escapes one line.
 pub(super) fn log_line(text: &str) -> String {
     let text = printable(text).replace("##[", "##\\[");
     let start = text.len() - text.trim_start().len();
     if text[start..].starts_with("::") { format!("{}\\{}", &text[..start], &text[start..]) } else { text }
 }
 
-/// A name: a code span, unless it holds a character that no code span in a table can hold.
+/// Formats a name as a code span, or escapes it if a code span in a table cannot contain it.
 pub(super) fn code(text: &str) -> String {
     if text.is_empty() || text.contains(['`', '|', '\\']) || text.contains(acts) { escape(text) } else { format!("`{text}`") }
 }
 
-/// A text on one line, in which balanced backticks mark code.
+/// Escapes a line, in which balanced backticks mark code.
 pub(super) fn prose(text: &str) -> String {
     let pieces: Vec<&str> = text.split('`').collect();
     let is_code = |index: usize| index % 2 == 1;
@@ -36,20 +36,20 @@ pub(super) fn prose(text: &str) -> String {
     pieces.iter().enumerate().map(|(index, piece)| if is_code(index) { code(piece) } else { escape(piece) }).collect()
 }
 
-/// Paragraphs, parted by empty lines.
+/// Escapes paragraphs separated by empty lines.
 pub(super) fn prose_block(text: &str) -> String {
     let paragraphs = text.split("\n\n").map(str::trim).filter(|paragraph| !paragraph.is_empty());
     paragraphs.map(|paragraph| prose(&paragraph.replace('\n', " "))).collect::<Vec<_>>().join("\n\n")
 }
 
-/// A text as it is, in a fence that nothing in it can close; `language` may be empty.
+/// Encloses a text in a fence that the text cannot close. `language` may be empty.
 pub(super) fn fenced(language: &str, text: &str) -> String {
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or_default();
     let fence = "`".repeat(3.max(longest + 1));
     format!("{fence}{language}\n{}\n{fence}", printable_lines(text))
 }
 
-/// Plain text. Underscores within words stay, for they mark nothing there; so does what would break an address of the web.
+/// Escapes plain text. Keeps underscores within words and the characters of URLs.
 fn escape(text: &str) -> String {
     text.split_inclusive(char::is_whitespace).map(escape_word).collect()
 }

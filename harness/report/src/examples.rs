@@ -1,4 +1,4 @@
-//! Records for tests: made up by hand, with accounts that fit together. No figure here was measured on anything.
+//! Records for tests, written by hand. No figure was measured.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use harness_record::{
 const LIMIT: Bytes = Bytes::gib(1);
 const OVERHEAD: Bytes = Bytes::mib(304);
 
-/// A report with every kind of end, both clocks and repetitions.
+/// A report with every verdict, both clocks and repetitions.
 pub(crate) fn every_ending() -> Records {
     let mut runs = Vec::new();
     for repetition in 0..2 {
@@ -31,7 +31,7 @@ pub(crate) fn every_ending() -> Records {
     Records { version: RECORD_VERSION, harness: "0.1.0".to_owned(), runs, not_started: Vec::new() }
 }
 
-/// A cache that is given back so that a larger request fits; `direct` has no cache and no retry.
+/// The allocator releases its cache to serve a larger request. `direct` has no cache and no retry.
 pub(crate) fn oom_retry(allocator: &str, repetition: u32) -> RunRecord {
     let is_caching = allocator == "caching";
     let scenario =
@@ -73,7 +73,7 @@ pub(crate) fn oom_retry(allocator: &str, repetition: u32) -> RunRecord {
     record
 }
 
-/// The same on a device with a clock of its own.
+/// The same run on a real device.
 pub(crate) fn measured(allocator: &str, repetition: u32) -> RunRecord {
     let mut record = oom_retry(allocator, repetition);
     record.device = DeviceInfo {
@@ -102,14 +102,14 @@ pub(crate) fn measured(allocator: &str, repetition: u32) -> RunRecord {
     record
 }
 
-/// An allocator that this device cannot run.
+/// An allocator that this device does not support.
 pub(crate) fn skipped() -> RunRecord {
     let about = "A failed device allocation gives `cached blocks` back to the driver,\nand succeeds on the retry.";
     let run = Builder::new(scenario("oom_retry", about), simulated(), "async_pool", 0);
     run.finish(Verdict::Skipped { reason: "the device has no stream-ordered driver pool".to_owned() })
 }
 
-/// One long step with a curve of 600 points, between two short ones; others hold memory.
+/// A long step with 600 curve points between two short ones. Other processes use memory.
 pub(crate) fn storm() -> RunRecord {
     let scenario = scenario("storm", "Allocations of random sizes and lifetimes, close to the limit.");
     let mut run = Builder::new(scenario, simulated(), "caching", 0);
@@ -141,7 +141,7 @@ pub(crate) fn storm() -> RunRecord {
     record
 }
 
-/// A reuse across streams that comes too early.
+/// Memory is reused on another stream too early.
 pub(crate) fn failed(allocator: &str, repetition: u32) -> RunRecord {
     let scenario = scenario("cross_stream_reuse", "A block freed while another stream still reads it waits for that stream.");
     let mut run = Builder::new(scenario, simulated(), allocator, repetition);
@@ -167,7 +167,7 @@ pub(crate) fn failed(allocator: &str, repetition: u32) -> RunRecord {
     run.finish(Verdict::Failed { first, rest })
 }
 
-/// A request that fails though as much is free: it is free in pieces.
+/// A request fails although enough memory is free, because it is fragmented.
 pub(crate) fn fragmented() -> RunRecord {
     let mut run = Builder::new(scenario("fits_in_pieces", "A request that fits the free memory is served."), simulated(), "caching", 0);
     run.step(5, "storm", "storm, 2000 operations", Outcome::Done, Nanos::millis(1), |accounts| {
@@ -194,7 +194,7 @@ pub(crate) fn fragmented() -> RunRecord {
     record
 }
 
-/// A request of 64 MiB where 224 MiB are free in 14 pieces.
+/// A request of 64 MiB with 224 MiB free in 14 blocks.
 pub(crate) fn shortage() -> Shortage {
     let free = Pieces { count: 14, bytes: Bytes::mib(224), largest: Bytes::mib(16) };
     let lane = Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() };
@@ -234,7 +234,7 @@ fn passed_beside_the_failures() -> RunRecord {
     record
 }
 
-/// On a GPU that somebody else began to use during the second step.
+/// A run on a GPU that another process starts to use during the second step.
 pub(crate) fn contended() -> RunRecord {
     let mut record = measured("caching", 0);
     record.scenario = scenario("nvml_ledger", "Device used follows reserved.");
@@ -251,7 +251,7 @@ fn interrupted() -> RunRecord {
     record
 }
 
-/// Many equal steps; those named ran out of memory.
+/// A run of equal steps. The given steps run out of memory.
 pub(crate) fn long_run(steps: u32, ooms: &[u32]) -> RunRecord {
     let mut run = Builder::new(scenario("long", "Many steps."), simulated(), "caching", 0);
     let ooms: std::collections::BTreeSet<u32> = ooms.iter().copied().collect();
@@ -266,7 +266,7 @@ pub(crate) fn long_run(steps: u32, ooms: &[u32]) -> RunRecord {
     run.finish(Verdict::Passed)
 }
 
-/// The same training under three policies.
+/// The same training with three policies.
 pub(crate) fn recoveries() -> Records {
     let mut run = Builder::new(scenario("policies", "Three policies."), simulated(), "caching", 0);
     let attempt = |asked: &str, failed: bool, then: Option<&str>| Attempt {
@@ -336,7 +336,7 @@ fn samples(times: impl IntoIterator<Item = u64>) -> Samples {
     Samples { count: kept.len() as u64, kept }
 }
 
-/// The counters that those steps leave, where what is held is one large block.
+/// The counters after these steps, if one large block is live.
 fn stats_after(steps: &[StepRecord]) -> MemoryStats {
     let mut stats = MemoryStats::default();
     let follow = |stat: &mut PooledStat, now: u64| {
@@ -359,13 +359,13 @@ fn stats_after(steps: &[StepRecord]) -> MemoryStats {
     stats
 }
 
-/// Builds a run step by step; peaks, active and the device's memory follow the accounts.
+/// Builds a run step by step. Peaks, active and device memory follow from the given values.
 struct Builder {
     record: RunRecord,
     now: Accounts,
 }
 
-/// The accounts before the first step.
+/// Memory before the first step.
 const fn nothing_held() -> Accounts {
     Accounts {
         requested: Bytes::ZERO,
@@ -466,7 +466,7 @@ impl Builder {
         }
     }
 
-    /// Replaces the point of the last step by a saw that ends at it.
+    /// Replaces the last step's point by a sawtooth that ends there.
     fn thin_curve(&mut self, points: u64) {
         let Some(last) = self.record.curve.pop() else { return };
         for index in 1..points {
@@ -487,7 +487,7 @@ impl Builder {
     }
 
     fn last(&mut self) -> &mut StepRecord {
-        self.record.steps.last_mut().expect("a step was made before")
+        self.record.steps.last_mut().expect("a step was added before")
     }
 
     fn note(&mut self, note: &str) {

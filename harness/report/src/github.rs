@@ -1,21 +1,20 @@
-//! What GitHub Actions takes: step summaries of a limited size, and annotations as workflow commands.
+//! GitHub Actions output: step summaries of limited size, and annotations.
 
 use super::{Report, markdown};
 
-/// Bytes of a step summary: GitHub refuses more than 1 MiB a step; what the step itself writes beside it needs some room too.
+/// Size limit of our step summary in bytes. GitHub refuses more than 1 MiB per step, and the step's other output needs room.
 ///
 /// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands#step-isolation-and-limits>.
 pub const SUMMARY_LIMIT: usize = (1 << 20) - (16 << 10);
 
-/// Annotations a step: GitHub shows no more of each kind.
+/// Annotations per step: GitHub shows no more of each kind.
 ///
 /// Source: <https://docs.github.com/en/actions/reference/limits>, and <https://github.com/orgs/community/discussions/26680>.
 pub const ANNOTATIONS: usize = 10;
 
-/// Said where a text was cut.
-const CUT: &str = "**Cut here**, because GitHub takes no more: the whole report is `report.md` in the folder of this run.\n";
+/// Ends a text that was cut.
+const CUT: &str = "**Cut here** by GitHub's size limit: the whole report is `report.md` in the folder of this run.\n";
 
-/// The level of an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Error,
@@ -23,19 +22,19 @@ pub(super) enum Level {
     Notice,
 }
 
-/// The verdict, what failed and why, as a step summary of at most `limit` bytes.
+/// Renders the verdict, the failures and their causes as a step summary of at most `limit` bytes.
 #[must_use]
 pub fn summary(report: &Report<'_>, limit: usize) -> String {
     cut(&markdown::summary(report), limit)
 }
 
-/// The lines of a text that fit `limit` bytes. Where some do not, folds and fences that are open are closed, and a last line says that and
-/// where the rest is. The text is cut between lines; a limit too small for that last line leaves nothing.
+/// Returns the lines that fit into `limit` bytes. If lines are cut, closes open folds and fences and adds a note. If the limit is
+/// too small for the note, returns an empty text.
 pub(super) fn cut(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }
-    // Folds do not nest and fences are short, so closing them takes little; the word itself has an empty line before it.
+    // Folds do not nest and fences are short, so closing them needs little room. An empty line precedes the note.
     let Some(room) = limit.checked_sub(CUT.len() + "\n````````\n\n</details>\n\n".len()) else { return String::new() };
     let end = text.char_indices().take_while(|&(at, _)| at < room).filter(|&(_, c)| c == '\n').last().map_or(0, |(at, _)| at + 1);
     let mut kept = text[..end].to_owned();
@@ -51,7 +50,7 @@ pub(super) fn cut(text: &str, limit: usize) -> String {
     kept
 }
 
-/// The fence that a text ends within, if any.
+/// The fence that is open at the end of the text.
 fn open_fence(text: &str) -> Option<String> {
     let mut open: Option<String> = None;
     for line in text.lines().filter(|line| line.starts_with("```")) {
@@ -65,7 +64,7 @@ fn open_fence(text: &str) -> Option<String> {
     open
 }
 
-/// At most [`ANNOTATIONS`] workflow commands; the last one says how many more there would be.
+/// Renders at most [`ANNOTATIONS`] workflow commands. The last one gives the number of omitted ones.
 pub(super) fn annotations(messages: &[(Level, String, String)]) -> Vec<String> {
     let shown = if messages.len() > ANNOTATIONS { ANNOTATIONS - 1 } else { messages.len() };
     let more = messages.len() - shown;
@@ -76,9 +75,9 @@ pub(super) fn annotations(messages: &[(Level, String, String)]) -> Vec<String> {
     commands
 }
 
-/// A workflow command, escaped.
+/// Formats and escapes a workflow command.
 ///
-/// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands>; what must be escaped:
+/// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands>. Escaping:
 /// <https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts>.
 fn command(level: Level, title: &str, message: &str) -> String {
     let level = match level {

@@ -1,4 +1,4 @@
-//! The machine format: the records themselves, one line a run, so that two files can be compared line by line.
+//! The JSON format: the records, with one line per run for line-by-line comparison.
 
 use std::collections::BTreeMap;
 
@@ -9,25 +9,25 @@ use super::Report;
 use super::why::{self, OutOfMemory};
 use harness_record::RunRecord;
 
-/// The document that [`crate::store::read`] reads back.
+/// Renders the document that [`crate::store::read`] reads.
 #[must_use]
 pub fn render(report: &Report<'_>) -> String {
     document(report, |run| to_json(&Explained::new(run, None)))
 }
 
-/// The same with [`memory_stats`] in each run. They repeat the run's `stats` in some 4 KiB, so they are not in what is kept; whoever
-/// reads records passes over them.
+/// Renders the document with [`memory_stats`] in each run. They repeat `stats` in about 4 KiB, so saved reports omit them.
+/// Readers ignore them.
 #[must_use]
 pub fn render_with_memory_stats(report: &Report<'_>) -> String {
     document(report, |run| to_json(&Explained::new(run, Some(memory_stats(&run.stats)))))
 }
 
-/// A run with what follows from its record, for programs that do not want to find it out: whoever reads records passes over it.
+/// A run with derived explanations. Readers ignore the derived fields.
 #[derive(Serialize)]
 struct Explained<'a> {
     #[serde(flatten)]
     run: &'a RunRecord,
-    /// Every request that failed for good, with its causes.
+    /// All failed requests with their causes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     out_of_memory: Vec<OutOfMemory>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,8 +40,7 @@ impl<'a> Explained<'a> {
     }
 }
 
-/// What `torch.cuda.memory_stats()` returns, flat and in its order (by key), as far as it is counted here: not the keys of oversize
-/// allocations and of settings.
+/// Returns the flat result of `torch.cuda.memory_stats()`, sorted by key. Keys for oversize allocations and settings are missing.
 #[must_use]
 pub fn memory_stats(stats: &MemoryStats) -> BTreeMap<String, u64> {
     StatKey::all().map(|key| (key.to_string(), stats.get(key))).collect()
@@ -114,7 +113,7 @@ mod tests {
         let flat = memory_stats(&stats);
         let keys: Vec<&str> = flat.keys().map(String::as_str).collect();
         assert_eq!(keys.len(), 9 * 3 * 4 + 5);
-        // A key's parts are not compared one by one: `_` comes after `.`.
+        // Keys are sorted as whole strings: `_` sorts after `.`.
         let ends = ["active.all.allocated", "active.all.current", "active.all.freed", "active.all.peak", "active.large_pool.allocated"];
         assert_eq!(keys[..5], ends);
         let firsts: Vec<&str> = keys.iter().map(|key| key.split('.').next().unwrap_or_default()).collect();

@@ -1,10 +1,11 @@
-//! JUnit, for continuous integration: scenario runs and benchmark runs as test cases.
+//! JUnit output for continuous integration: scenario runs and benchmark entries as test cases.
 //!
-//! JUnit's `time` is taken for measured time everywhere, so only measured times stand there. Times of a simulated clock are a property.
+//! Readers of JUnit take `time` for measured time, so simulated times are properties instead.
 
 use std::time::Duration;
 
 use harness_allocator::device::Clock;
+use harness_allocator::units::Nanos;
 use quick_junit::{NonSuccessKind, Report as Document, TestCase, TestCaseStatus, TestSuite};
 
 use super::bench;
@@ -14,8 +15,8 @@ use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup};
 use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, Quantity, SuiteRecord, Verdict as BenchVerdict};
 use harness_record::{RunRecord, Verdict};
 
-/// Scenario runs: one suite a scenario, one case an allocator and repetition. A failure holds what should hold and does not, and the
-/// command that does the same again.
+/// Renders scenario runs: one suite per scenario, one case per allocator and repetition. A failure contains the violations and a
+/// command that repeats the run.
 #[must_use]
 pub fn of_runs(report: &Report<'_>) -> String {
     let mut document = Document::new("harness run");
@@ -60,7 +61,7 @@ fn run_case(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGr
         let value = format!("{}: {}", why::kinds(shortage).join(", "), why::explain(shortage));
         case.add_property((format!("out of memory at line {}", step.line).as_str(), value.as_str()));
     }
-    if run.verdict == Verdict::Passed {
+    if run.verdict == Verdict::Passed && run.timings.scenario > Nanos::ZERO {
         match run.device.clock {
             Clock::Measured => {
                 case.set_time(Duration::from_nanos(run.timings.scenario.get()));
@@ -89,7 +90,7 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
     }
 }
 
-/// A benchmark run: one suite a suite, one case an entry. What is worse or broken is a failure.
+/// Renders a benchmark run: one suite per suite, one case per entry. Regressions and broken entries are failures.
 #[must_use]
 pub fn of_bench(record: &BenchRun) -> String {
     let mut document = Document::new(format!("harness bench on {}", record.machine.device));
@@ -113,7 +114,7 @@ fn entry_case(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCase
     if let BenchOutcome::Measured(measured) = &entry.outcome {
         let median = measured.summary.median;
         match entry.quantity {
-            // Rounded to nanoseconds, which is finer than JUnit's milliseconds; the property has all digits.
+            // Rounded to nanoseconds; JUnit has milliseconds, and the property has all digits.
             Quantity::HostTime | Quantity::DeviceTime => {
                 case.set_time(Duration::from_nanos(median / 1_000));
             }
@@ -129,7 +130,7 @@ fn entry_status(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCa
     match (&entry.outcome, change(record, suite, entry)) {
         (BenchOutcome::Failed { reason }, _) => failure("broken", reason, &reproduce(reason)),
         (BenchOutcome::OutOfMemory { reason }, Some(change)) if change.verdict == BenchVerdict::Broken => {
-            failure("out of memory", reason, &reproduce(&format!("It fitted before: {reason}")))
+            failure("out of memory", reason, &reproduce(&format!("It fit before: {reason}")))
         }
         (BenchOutcome::Skipped { reason } | BenchOutcome::OutOfMemory { reason }, _) => skipped("skipped", reason),
         (BenchOutcome::Measured(_), Some(change)) if change.verdict == BenchVerdict::Worse => {
@@ -158,7 +159,9 @@ fn skipped(kind: &str, reason: &str) -> TestCaseStatus {
 }
 
 pub(super) fn written(document: &Document) -> String {
-    document.to_string().expect("a document without times of day is written to memory, which cannot fail")
+    let text = document.to_string().expect("writing a document without dates to memory cannot fail");
+    // quick-junit removes control characters, but XML 1.0 forbids these as well.
+    text.replace('\u{fffe}', r"\u{fffe}").replace('\u{ffff}', r"\u{ffff}")
 }
 
 #[cfg(test)]
@@ -178,14 +181,24 @@ mod tests {
     fn a_failed_request_has_its_cause_by_name_and_in_words() {
         let records = Records { runs: vec![examples::fragmented()], ..examples::every_ending() };
         let text = of_runs(&Report::new(&records));
-        assert!(text.contains("<property name=\"out of memory at line 10\" value=\"fragmented: What is free is enough together"), "{text}");
-        assert!(text.contains("Why free memory did not help: What is free is enough together"), "{text}");
+        assert!(text.contains("<property name=\"out of memory at line 10\" value=\"fragmented: Enough memory is free in total"), "{text}");
+        assert!(text.contains("Why free memory did not help: Enough memory is free in total"), "{text}");
     }
 
     #[test]
-    fn model_times_are_no_times_of_cases() {
-        let document = Document::deserialize_from_str(&of_runs(&Report::new(&examples::every_ending()))).expect("it was just written");
-        // The one run of `nvml_ledger` did not pass, so it has no time.
+    fn an_untimed_run_has_no_time() {
+        let mut run = examples::measured("caching", 0);
+        run.timings = harness_record::Timings::default();
+        let records = Records { runs: vec![run], ..examples::every_ending() };
+        let text = of_runs(&Report::new(&records));
+        assert!(!text.lines().any(|line| line.contains("<testcase") && line.contains(" time=")), "{text}");
+    }
+
+    #[test]
+    fn model_times_are_not_times_of_cases() {
+        let document =
+            Document::deserialize_from_str(&of_runs(&Report::new(&examples::every_ending()))).expect("the document is well formed");
+        // The run of `nvml_ledger` did not pass, so it has no time.
         for case in document.test_suites.iter().filter(|suite| suite.name.as_str() != "nvml_ledger").flat_map(|suite| &suite.test_cases) {
             assert_eq!(case.time.is_some(), case.name.as_str().contains("on Example GPU"), "{}", case.name.as_str());
         }
@@ -195,15 +208,17 @@ mod tests {
 
     #[test]
     fn a_run_fails_where_it_is_broken_or_worse_and_nowhere_else() {
-        let document = Document::deserialize_from_str(&of_bench(&runs::eventful())).expect("it was just written");
+        let document = Document::deserialize_from_str(&of_bench(&runs::eventful())).expect("the document is well formed");
         assert_eq!((document.tests, document.failures, document.skipped, document.errors), (7, 4, 1, 0));
     }
 
     #[test]
     fn names_cannot_break_the_document() {
         let mut run = runs::eventful();
-        run.suites[0].name = "a<b>&\"'\u{0}]]>".to_owned();
-        let document = Document::deserialize_from_str(&of_bench(&run)).expect("it is well formed");
+        run.suites[0].name = "a<b>&\"'\u{0}]]>\u{fffe}\u{ffff}".to_owned();
+        let text = of_bench(&run);
+        assert!(text.contains(r"\u{fffe}\u{ffff}") && !text.contains(['\u{fffe}', '\u{ffff}']), "{text}");
+        let document = Document::deserialize_from_str(&text).expect("the document is well formed");
         assert!(document.test_suites[0].name.as_str().starts_with("a<b>&\"'"), "{:?}", document.test_suites[0].name);
     }
 }

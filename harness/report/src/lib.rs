@@ -1,7 +1,7 @@
-//! Reports: [`Report::new`] sorts what runs left behind, then one pure function a format renders it.
+//! Reports of runs. [`Report::new`] groups the runs, and one pure function per format renders the groups.
 //!
-//! Nouns: an *arm* is one allocator on one scenario and one device, with all its repetitions; a *scenario on a device* holds the arms of one scenario on
-//! one device, the only runs whose times are compared. The same records give the same bytes, whenever and wherever they are rendered.
+//! An *arm* is one allocator on one scenario and one device, with all its repetitions. A *scenario on a device* contains the arms
+//! whose times may be compared. Equal records give equal bytes.
 
 pub mod advice;
 pub mod bench;
@@ -40,81 +40,73 @@ use harness_allocator::units::Bytes;
 use harness_base::files::slug;
 use harness_record::{CostFigure, Records, RunRecord, ScenarioInfo, Verdict};
 
-/// Runs, grouped and counted: what every format is rendered from.
+/// Runs, grouped and counted. Every format is rendered from it.
 #[derive(Clone, Debug)]
 pub struct Report<'a> {
-    /// What it is made of.
+    /// The records of the runs.
     pub records: &'a Records,
-    /// How all runs ended.
     pub counts: Counts,
-    /// What ran them, in order of appearance.
+    /// Devices, in order of appearance.
     pub devices: Vec<DeviceGroup<'a>>,
-    /// What ran, in order of appearance.
+    /// Scenarios, in order of appearance.
     pub scenarios: Vec<ScenarioGroup<'a>>,
 }
 
-/// How many runs ended in which way.
+/// Number of runs by verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Everything expected was seen.
+    /// Passed or failed as expected.
     pub passed: usize,
-    /// Something expected was not seen, or an invariant did not hold.
     pub failed: usize,
-    /// It did not run.
     pub skipped: usize,
-    /// Other processes disturbed the device.
     pub contended: usize,
-    /// The user stopped it.
     pub interrupted: usize,
 }
 
-/// One device, with everything that its runs say of it.
+/// A device, with the facts that its runs recorded.
 #[derive(Clone, Debug)]
 pub struct DeviceGroup<'a> {
-    /// As its first run saw it.
+    /// As recorded by its first run.
     pub info: &'a DeviceInfo,
-    /// A short name, unique among the devices of the report.
+    /// A short name, unique in the report.
     pub label: String,
-    /// Every pair of clocks (streaming multiprocessors, memory; MHz) that a run was opened with.
+    /// Clock rates at the start of runs: streaming multiprocessors and memory, in MHz.
     pub clocks_mhz: BTreeSet<(u32, u32)>,
-    /// Everything that held its clocks down.
+    /// Reasons for reduced clock rates.
     pub throttle_reasons: BTreeSet<&'a str>,
-    /// The most other processes that a run saw.
+    /// The largest number of other processes during a run.
     pub other_processes: Option<u32>,
-    /// Its cost model's figures, where it is simulated.
+    /// Figures of the cost model. Empty for a real device.
     pub cost_figures: Vec<&'a CostFigure>,
 }
 
-/// Everything about one scenario.
+/// A scenario, with its runs grouped by device.
 #[derive(Clone, Debug)]
 pub struct ScenarioGroup<'a> {
-    /// What it says of itself.
     pub info: &'a ScenarioInfo,
     /// A name for links and files, unique in the report.
     pub slug: String,
-    /// Its runs by device.
     pub by_device: Vec<ScenarioOnDevice<'a>>,
 }
 
-/// One scenario on one device: the runs whose times may be compared.
+/// One scenario on one device. Only the times of these runs are compared.
 #[derive(Clone, Debug)]
 pub struct ScenarioOnDevice<'a> {
     /// Index in [`Report::devices`].
     pub device: usize,
-    /// Its runs by allocator, in order of appearance.
+    /// Runs grouped by allocator, in order of appearance.
     pub arms: Vec<ArmGroup<'a>>,
 }
 
 /// One allocator on one scenario and one device.
 #[derive(Clone, Debug)]
 pub struct ArmGroup<'a> {
-    /// The name of the arm in the scenario.
+    /// The name of the configuration in the scenario.
     pub allocator: &'a str,
     /// A name for links, unique in the report.
     pub slug: String,
-    /// Its repetitions, in the order in which they ran; never empty.
+    /// Repetitions in the order of execution; never empty.
     pub runs: Vec<&'a RunRecord>,
-    /// How many of them ended in which way.
     pub counts: Counts,
 }
 
@@ -133,7 +125,7 @@ impl<'a> Report<'a> {
         report
     }
 
-    /// Whether all devices run on virtual clocks, none of them, or some; `None` where nothing ran.
+    /// Whether the devices are simulated, real, or both. `None` if nothing ran.
     #[must_use]
     pub fn clocks(&self) -> Option<Clocks> {
         let simulated = self.devices.iter().filter(|device| device.info.clock == Clock::Simulated).count();
@@ -145,7 +137,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Every arm, in the order of the report.
+    /// All arms, in the order of the report.
     pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &ArmGroup<'a>)> {
         self.scenarios.iter().flat_map(move |scenario| {
             scenario
@@ -173,19 +165,16 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Whose clocks the times of a report come from.
+/// The kind of clock that a report's times come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clocks {
-    /// The clocks of real devices.
     Measured,
-    /// The clocks of simulated devices.
     Simulated,
-    /// Simulated and real devices.
     Mixed,
 }
 
 impl Counts {
-    /// The number of runs.
+    /// Total number of runs.
     #[must_use]
     pub const fn total(self) -> usize {
         self.passed + self.failed + self.skipped + self.contended + self.interrupted
@@ -228,7 +217,7 @@ impl<'a> DeviceGroup<'a> {
 }
 
 impl<'a> ArmGroup<'a> {
-    /// The run that is shown in full: the first that failed, else the first that did not pass, else the first.
+    /// The run to show in full: the first failed run, else the first that did not pass, else the first.
     #[must_use]
     pub fn shown(&self) -> &'a RunRecord {
         let rank = |run: &&RunRecord| match run.verdict {
@@ -238,28 +227,28 @@ impl<'a> ArmGroup<'a> {
             Verdict::Passed | Verdict::FailedAsExpected { .. } => 3,
             Verdict::Skipped { .. } => 4,
         };
-        self.runs.iter().copied().min_by_key(rank).expect("an arm is made with its first run")
+        self.runs.iter().copied().min_by_key(rank).expect("an arm has at least one run")
     }
 
-    /// The settings it ran with, where they are other than the allocator's own.
+    /// Settings that differ from the allocator's defaults.
     #[must_use]
     pub fn settings(&self) -> Option<&'a str> {
         self.shown().settings.as_deref()
     }
 
-    /// The same, where they are not in the name.
+    /// Such settings, unless the name contains them.
     #[must_use]
     pub fn unnamed_settings(&self) -> Option<&'a str> {
         self.settings().filter(|settings| !self.allocator.contains(settings))
     }
 
-    /// The runs that passed: the only ones whose times are reported.
+    /// The runs that passed. Only their times are reported.
     pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {
         self.runs.iter().copied().filter(|run| run.verdict == Verdict::Passed)
     }
 }
 
-/// Where the groups of a report under construction are.
+/// Positions of the groups in a report under construction.
 #[derive(Default)]
 struct Index<'a> {
     devices: BTreeMap<DeviceKey<'a>, usize>,
@@ -268,8 +257,8 @@ struct Index<'a> {
     arms: BTreeMap<(usize, usize, &'a str), usize>,
 }
 
-/// What must be equal for two runs to count as runs on one device: everything that does not change between two runs on it.
-/// (Its total may change, for scenarios limit it; clocks, throttling and other processes do.)
+/// Two runs used the same device if these facts are equal. The key omits facts that vary between runs: memory limit, clock rates,
+/// throttling and other processes.
 type DeviceKey<'a> = (&'a str, bool, Option<Bytes>, [Option<&'a str>; 4], [Option<bool>; 2]);
 
 fn device_key(info: &DeviceInfo) -> DeviceKey<'_> {
@@ -308,7 +297,7 @@ impl<'a> Index<'a> {
     }
 }
 
-/// `name`, or `name` and the first number from 2 on that is not taken yet.
+/// Returns `name`, or `name` with the first free number from 2.
 fn unique(name: &str, separator: &str, taken: &mut BTreeSet<String>) -> String {
     let numbered = (2_u64..).map(|number| format!("{name}{separator}{number}"));
     let free = std::iter::once(name.to_owned()).chain(numbered).find(|candidate| !taken.contains(candidate));

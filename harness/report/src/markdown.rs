@@ -1,4 +1,4 @@
-//! The report that a person reads: verdicts first, then failures in full, then each scenario with its picture, times and steps.
+//! The Markdown report: verdicts, then failures in full, then each scenario with its picture, times and steps.
 
 mod summary;
 
@@ -20,20 +20,20 @@ use harness_record::{CostFigure, RunRecord, StepRecord, Table, Verdict, Violatio
 
 pub use self::summary::summary;
 
-/// A report and the pictures that it links to by their file names.
+/// A report and the pictures that it links to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
-    /// GitHub-flavoured markdown.
+    /// GitHub-flavored Markdown.
     pub markdown: String,
-    /// In the order in which they are shown.
+    /// Pictures, in the order of appearance.
     pub pictures: Vec<Picture>,
 }
 
-/// Steps shown with a failure; the whole table stands in the scenario's section.
+/// Steps shown with a failure; the scenario's section has all of them.
 const STEPS_OF_A_FAILURE: usize = 10;
-/// Longer tables are folded.
+/// Longer tables are collapsed.
 const UNFOLDED: usize = 12;
-/// Lines that the first screen spends on failures, and on skipped runs.
+/// Maximum number of failures, and of skipped arms, at the top of the report.
 const LINES_ON_TOP: usize = 15;
 
 /// Renders a report with its pictures.
@@ -55,7 +55,7 @@ pub fn render(report: &Report<'_>) -> Rendered {
     Rendered { markdown: page.text, pictures: page.pictures }
 }
 
-/// What stands on the first screen.
+/// The top of the report.
 impl Page {
     fn summary(&mut self, report: &Report<'_>) {
         self.block("# Out-of-memory report");
@@ -104,12 +104,12 @@ impl Page {
         let more = lines.len().saturating_sub(LINES_ON_TOP);
         if more > 0 {
             lines.truncate(LINES_ON_TOP);
-            lines.push(format!("… and {} more, in the sections below", words::count(more, noun)));
+            lines.push(format!("… {} more in the sections below", words::count(more, noun)));
         }
         self.list(&lines);
     }
 
-    /// A table of verdicts by scenario and allocator.
+    /// Adds a table of verdicts by scenario and allocator.
     fn verdicts(&mut self, report: &Report<'_>) {
         let mut allocators: Vec<&str> = Vec::new();
         for (_, _, arm) in report.arms() {
@@ -134,7 +134,7 @@ impl Page {
         self.table(&columns, rows.collect::<Vec<_>>());
     }
 
-    /// What is said of memory, whether it is true, and the figures.
+    /// Adds the table of claims, with verdicts and figures.
     fn claims(&mut self, report: &Report<'_>) {
         let rows: Vec<Vec<String>> = claims::tested(report).iter().flat_map(claim_rows).collect();
         if rows.is_empty() {
@@ -142,21 +142,27 @@ impl Page {
         }
         self.block("## Claims");
         self.block(
-            "What is said of GPU memory, put to the test. PyTorch's figures are those of a real PyTorch program on the simulated GPU.",
+            "Tested claims about GPU memory. The column PyTorch is measured with a real PyTorch program on the simulated GPU, \
+             the column harness with the harness's own allocators.",
         );
-        let columns =
-            [("claim", Align::Left), ("verdict", Align::Left), ("figure", Align::Left), ("PyTorch", Align::Right), ("here", Align::Right)];
+        let columns = [
+            ("claim", Align::Left),
+            ("verdict", Align::Left),
+            ("figure", Align::Left),
+            ("PyTorch", Align::Right),
+            ("harness", Align::Right),
+        ];
         self.table(&columns.map(|(head, align)| (head.to_owned(), align)), rows);
     }
 
     fn devices(&mut self, report: &Report<'_>) {
-        let columns = ["device", "memory", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state when opened"];
+        let columns = ["device", "memory", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state at the start"];
         let columns = columns.map(|head| (head.to_owned(), Align::Left));
         self.table(&columns, report.devices.iter().map(device_cells));
     }
 }
 
-/// One row for each figure of a claim, the first with the claim.
+/// One row per figure; the first row names the claim.
 fn claim_rows(tested: &Tested<'_>) -> Vec<Vec<String>> {
     let Tested { scenario, claim, figures, .. } = tested;
     let source = match &claim.source {
@@ -221,7 +227,7 @@ fn device_cells(device: &DeviceGroup<'_>) -> Vec<String> {
     cells.map(|cell| prose(&cell)).to_vec()
 }
 
-/// `scenario` with `allocator`, and the device where there are several.
+/// Names the scenario and the allocator, and the device if there are several.
 fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGroup<'_>, arm: &ArmGroup<'_>) -> String {
     let place = format!("{} with {}", code(&scenario.info.name), code(arm.allocator));
     if report.devices.len() > 1 { format!("{place} on {}", prose(&device.label)) } else { place }
@@ -248,7 +254,7 @@ impl Page {
         self.violation(first);
         self.why(run);
         if !rest.is_empty() {
-            self.block("Seen at the same step:");
+            self.block("Other violations at the same step:");
             rest.iter().for_each(|violation| self.violation(violation));
         }
         self.other_failures(arm, run);
@@ -266,13 +272,13 @@ impl Page {
         self.step_tables(&selection, usize::MAX);
         let shown = words::count(selection.steps().count(), "step");
         let which = if selection.left_out() > 0 { format!("The last {shown}") } else { "All steps".to_owned() };
-        self.block(format!("{which} (picture, times and more in [the scenario's section](#arm-{})):", arm.slug));
+        self.block(format!("{which} ([picture and times](#arm-{})):", arm.slug));
         self.grid(&selection.grid());
         self.list(&selection.steps().filter_map(counted).collect::<Vec<_>>());
         self.unrecorded(run);
     }
 
-    /// Why the last step's request failed, if it did.
+    /// Explains why the last step's request failed, if it did.
     fn why(&mut self, run: &RunRecord) {
         if let Some(last) = run.steps.last()
             && let Some(shortage) = &last.shortage
@@ -282,7 +288,7 @@ impl Page {
         }
     }
 
-    /// What was live in segments that hold free memory back.
+    /// Lists the live blocks in segments with free memory.
     fn pinned_segments(&mut self, last: &StepRecord) {
         let Some(shortage) = last.shortage.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
         let mut grid = Grid::new([("segment of", Align::Right), ("free in it", Align::Right), ("live in it", Align::Left)]);
@@ -295,18 +301,18 @@ impl Page {
         let more = if unlisted.is_empty() {
             String::new()
         } else {
-            format!(" {} more of them have {} free.", unlisted.count, words::size(unlisted.free))
+            format!(" {} more such segments have {} free.", unlisted.count, words::size(unlisted.free))
         };
-        self.block(format!("Segments with free memory that cannot go back to the driver, because something in them is live.{more}"));
+        self.block(format!("Segments whose free memory cannot be released to the driver, because they contain live blocks.{more}"));
         self.grid(&grid);
     }
 
-    /// The accounts when the last step's request failed, or else after that step, as parts of the memory that it ran in: who held what.
+    /// Adds a table of memory by owner, at the moment of the failed request or else after the last step.
     fn where_the_memory_was(&mut self, run: &RunRecord, last: &StepRecord) {
         let accounts = last.shortage.as_ref().map_or(&last.accounts, |shortage| &shortage.accounts);
         let device = &accounts.device;
         let unallocated = accounts.reserved.saturating_sub(accounts.active);
-        // The counters are those after the last step: of a run with steps that are not recorded, they do not belong to this one.
+        // The counters belong to the last step of the run. If steps are unrecorded, that is not this step.
         let after = (run.unrecorded_steps == 0).then_some(Bytes(run.stats.inactive_split_bytes.all.current));
         let split = last.shortage.as_ref().map(|shortage| shortage.inactive_split).or(after);
         let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
@@ -317,19 +323,19 @@ impl Page {
         let rows = [
             always("limit", run.scenario.memory),
             always("free on the device", device.free),
-            if_any("held by others (pressure)", device.pressure),
-            if_any("held by other processes of the run", device.processes),
+            if_any("in use by other processes", device.pressure),
+            if_any("in use by other processes of the run", device.processes),
             if_any("device used beyond reserved (the driver's rounding, other processes)", beyond),
             always("reserved by the allocator", accounts.reserved),
-            always("– of it allocated", accounts.allocated),
-            if_any("– of it freed, but waiting for an event", accounts.active.saturating_sub(accounts.allocated)),
-            always("– of it free", unallocated),
-            split.and_then(|split| always("– – of that in partly used segments (inactive split)", split)),
-            split.and_then(|split| always("– – of that in wholly free segments", unallocated.saturating_sub(split))),
+            always("– allocated", accounts.allocated),
+            if_any("– freed, but waiting for an event", accounts.active.saturating_sub(accounts.allocated)),
+            always("– free", unallocated),
+            split.and_then(|split| always("– – in segments with live blocks (inactive split)", split)),
+            split.and_then(|split| always("– – in free segments", unallocated.saturating_sub(split))),
         ];
         grid.rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]).collect();
-        let when = if last.shortage.is_some() { "when a request failed in" } else { "after" };
-        self.block(format!("Where the memory was {when} step {}:", last.number));
+        let when = if last.shortage.is_some() { "when the request failed in" } else { "after" };
+        self.block(format!("Memory by owner {when} step {}:", last.number));
         self.grid(&grid);
     }
 
@@ -351,7 +357,7 @@ impl Page {
         let others: Vec<String> = others.collect();
         if !others.is_empty() {
             let (shown, total) = (shown.repetition + 1, arm.runs.len());
-            self.block(format!("This is repetition {shown} of {total}. Others failed too:"));
+            self.block(format!("This is repetition {shown} of {total}. Other repetitions failed too:"));
             self.bounded_list(others, "failed repetition");
         }
     }
@@ -379,12 +385,12 @@ impl Page {
         }
     }
 
-    /// What the names of arms stand for.
+    /// Explains configuration names.
     fn settings(&mut self, on_device: &ScenarioOnDevice<'_>) {
         let arms = on_device.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.unnamed_settings()?))));
         let arms: Vec<String> = arms.collect();
         if !arms.is_empty() {
-            self.block(format!("Settings of PyTorch's allocator, as in `PYTORCH_ALLOC_CONF`: {}.", arms.join("; ")));
+            self.block(format!("Settings in the form of `PYTORCH_ALLOC_CONF`: {}.", arms.join("; ")));
         }
     }
 
@@ -394,7 +400,7 @@ impl Page {
         let runs: Vec<&RunRecord> = on_device.arms.iter().map(ArmGroup::shown).collect();
         let Some(svg) = picture::draw(&runs) else { return };
         let file_name = format!("{name}.svg");
-        let alt = format!("Allocated, reserved and device used over the steps of {}, one panel an allocator", scenario.info.name);
+        let alt = format!("Allocated, reserved and device used over the steps of {}, one panel per allocator", scenario.info.name);
         self.block(format!("![{}]({file_name})", prose(&alt)));
         self.pictures.push(Picture { file_name, svg });
     }
@@ -431,10 +437,10 @@ impl Page {
                 self.block(format!("Described in full{steps} [among the failures](#failure-{}).", arm.slug));
             }
             Verdict::Contended { reason } => self.block(format!(
-                "Contended: {} The steps below are those that were done; run it again while nobody else uses the device.",
+                "Contended: {} The completed steps follow. Repeat the run while no other process uses the device.",
                 prose(&words::sentence(reason))
             )),
-            Verdict::Interrupted => self.block("It was stopped before its end; the steps below are those that were done."),
+            Verdict::Interrupted => self.block("The run was stopped early; the completed steps follow."),
             Verdict::FailedAsExpected { reason, first, .. } => {
                 self.block(format!("Failed as expected: {}. {}", prose(reason), prose(&first.to_string())));
             }
@@ -445,16 +451,16 @@ impl Page {
         let selection = Selection::notable(run);
         match run.steps.len() {
             _ if is_above => {}
-            0 => self.block("No step was done."),
+            0 => self.block("No step ran."),
             steps if steps > UNFOLDED => {
-                self.fold(&format!("{} and the accounts after each", words::count(steps, "step")), |page| page.steps(&selection));
+                self.fold(&format!("{} with memory after each", words::count(steps, "step")), |page| page.steps(&selection));
             }
             _ => self.steps(&selection),
         }
         self.fold("Memory summary", |page| page.block(format!("```text\n{}```", run.stats.summary())));
     }
 
-    /// Why requests failed that were expected to, or that a run which is not judged had.
+    /// Explains failed requests of a run that did not fail.
     fn expected_shortages(&mut self, run: &RunRecord) {
         if matches!(run.verdict, Verdict::Failed { .. }) {
             return;
@@ -469,12 +475,12 @@ impl Page {
     fn facts(&mut self, arm: &ArmGroup<'_>, run: &RunRecord) {
         let mut facts = vec![format!("Seed {}.", run.seed)];
         if run.only_observed {
-            facts.push("Observed, not judged: what the scenario expects of its own arms is noted here and fails nothing.".to_owned());
+            facts.push("Observed, not judged: unmet expectations of the scenario are noted and do not fail the run.".to_owned());
         }
         facts.extend(run.settings.iter().map(|settings| format!("Settings: {}.", code(settings))));
         facts.extend(checks(run).map(str::to_owned));
         if arm.runs.len() > 1 {
-            facts.push(format!("The steps are those of repetition {} of {}.", run.repetition + 1, arm.runs.len()));
+            facts.push(format!("The steps belong to repetition {} of {}.", run.repetition + 1, arm.runs.len()));
         }
         if let Some(step) = run.steps.last() {
             facts.push(format!("Context overhead: {}.", prose(&words::size(step.accounts.device.context_overhead))));
@@ -485,7 +491,9 @@ impl Page {
 
     fn steps(&mut self, selection: &Selection<'_>) {
         if selection.left_out() > 0 {
-            self.block("The run is long: both its ends are shown, and steps between in which something happened. All of them are in `records.json`.");
+            self.block(
+                "Long run: the table has the first and last steps, and steps with events between them. `records.json` has all of them.",
+            );
         }
         self.grid(&selection.grid());
         self.unrecorded(selection.run());
@@ -516,7 +524,7 @@ impl Page {
     }
 }
 
-/// Whether it was checked and timed; `None` of a run that did not begin, and in records of older builds.
+/// Whether the run was checked and timed. `None` if it did not start, and in records of older builds.
 const fn checks(run: &RunRecord) -> Option<&'static str> {
     match (run.audited, run.timed) {
         (None, _) => None,
@@ -527,70 +535,67 @@ const fn checks(run: &RunRecord) -> Option<&'static str> {
     }
 }
 
-/// What a step says of itself, unless it stands above already.
+/// The step's notes, except those shown above.
 fn notes(step: &StepRecord, shown_above: &[&str]) -> Vec<String> {
     let new = step.notes.iter().filter(|note| !shown_above.contains(&note.as_str()));
     new.map(|note| format!("Step {}: {}", step.number, prose(note))).collect()
 }
 
-/// What a step counted of itself.
+/// The values that a step reports.
 fn counted(step: &StepRecord) -> Option<String> {
     let figures: Vec<String> =
         step.reports.iter().map(|(name, &value)| format!("{} = {}", code(name), prose(&words::metric(name, value)))).collect();
     (!figures.is_empty()).then(|| format!("Step {} counted: {}", step.number, figures.join(", ")))
 }
 
-/// What holds for all sections.
+/// Sections about the whole report.
 impl Page {
     fn how_to_read(&mut self, report: &Report<'_>) {
         self.block("## How to read this");
         let words = [
-            ("requested", "what the caller asked for."),
-            ("allocated", "the rounded bytes that were handed out."),
-            ("active", "allocated, or freed but still waiting for an event of another stream."),
-            ("reserved", "what the allocator holds from the driver, cached memory included."),
-            ("device used", "what NVML reports for the whole device; the tables show it less the context overhead."),
-            ("context overhead", "device used before the first allocation: the CUDA context, its modules, and what others held."),
-            ("peak", "the high-water mark since the start of the run or the last reset."),
+            ("requested", "bytes requested by the caller."),
+            ("allocated", "requested bytes after rounding."),
+            ("active", "allocated bytes, plus freed blocks that wait for an event of another stream."),
+            ("reserved", "memory obtained from the driver, including cached memory."),
+            ("device used", "NVML's figure for the whole device; the tables show it without the context overhead."),
+            ("context overhead", "device used before the first allocation: the CUDA context, its modules, and other processes."),
+            ("peak", "the maximum since the start of the run or the last reset."),
             (
                 "allocator retry",
-                "a driver allocation that failed and made the allocator give its cached memory back (`num_alloc_retries`): nobody asks for it.",
+                "a failed driver allocation, after which the allocator released its cache and tried again (`num_alloc_retries`).",
             ),
-            ("OOM", "a request that failed even after that."),
+            ("OOM", "a request that failed after all allocator retries."),
+            ("fits after 1 retry", "the step's recovery policy repeated a failed request. Allocator retries do not count."),
             (
-                "fits after 1 retry",
-                "an outcome: a request that failed was made again by the step's recovery policy. These retries are its own.",
-            ),
-            (
-                "came out",
-                "the place of a training among those of the same arm that began alike and have other recovery policies: those that went to their end \
-                 first, then by throughput, then by effective batch. Throughput is completed samples by the time of the whole step.",
+                "rank",
+                "position among completed trainings of the same arm with the same model and first request, but other recovery policies. Ordered by \
+                 throughput (completed samples divided by the time of the step), then by effective batch.",
             ),
             (
                 "memory summary",
                 "the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; *non-releasable*: free \
-                 pieces of segments that are still partly in use. Oversize allocations are not counted.",
+                 memory in segments with live blocks. Oversize allocations are not counted.",
             ),
-            ("runs", "repetitions that passed; allocators took turns, so that a drift of the device meets all of them."),
+            ("runs", "repetitions that passed. Allocators take turns, so a drift of the device affects all of them."),
             (
                 "audited and timed",
-                "a run is checked first, and audited after every operation. One that passes is done once more, on a device of its own and without \
-                 any check, for its times.",
+                "a run is checked after every operation. If it passes, it is repeated on a new device without checks, to measure times.",
             ),
-            ("median, MAD, p99", "the middle sample, the median distance from it (unscaled), and the 99th percentile by nearest rank."),
+            ("median, MAD, p99", "the median sample, the median absolute deviation (unscaled), and the 99th percentile by nearest rank."),
         ];
         let mut lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
         lines.push(format!(
-            "**max**: the largest sample, given instead of p99 where there are fewer than {} samples.",
+            "**max**: the largest sample, shown instead of p99 for fewer than {} samples.",
             harness_base::statistics::LEAST_FOR_P99
         ));
-        lines.push("**(n)**: how many samples; `a of b`: the figures come from a random sample of a among b operations.".to_owned());
+        lines.push("**(n)**: number of samples; `a of b`: a random sample of a from b operations.".to_owned());
         lines.push(
-            "**÷ direct**: the median as a multiple of that of `direct`, which asks the driver every time; below 1 is faster.".to_owned(),
+            "**÷ direct**: the median divided by the median of `direct`, which calls the driver for every request. Below 1 is faster."
+                .to_owned(),
         );
         if matches!(report.clocks(), Some(Clocks::Simulated | Clocks::Mixed)) {
             lines.push(
-                "**0 ns**, as a model time: an operation without a device call, for example an allocation served from the cache. The model \
+                "**0 ns**, as a model time: an operation without a device call, for example an allocation from the cache. The model \
                  charges device calls only, not the allocator's work on the host."
                     .to_owned(),
             );
@@ -598,12 +603,12 @@ impl Page {
         self.list(&lines);
         self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
         self.block(format!(
-            "Sizes have binary units (1 MiB = {} bytes); where the short form rounds, the bytes follow in brackets.",
+            "Sizes have binary units (1 MiB = {} bytes); if the short form rounds, the bytes follow in parentheses.",
             Bytes::mib(1).get()
         ));
     }
 
-    /// Each model once, however many devices it moved.
+    /// Adds each cost model once, even if several devices use it.
     fn cost_models(&mut self, report: &Report<'_>) {
         let mut shown: Vec<(Option<&str>, &[&CostFigure])> = Vec::new();
         for device in report.devices.iter().filter(|device| !device.cost_figures.is_empty()) {
@@ -616,7 +621,7 @@ impl Page {
     }
 
     fn cost_model(&mut self, name: &str, figures: &[&CostFigure]) {
-        self.fold(&format!("Cost model {}: what each operation is charged, and why", prose(name)), |page| {
+        self.fold(&format!("Cost model {}: the charge for each operation, and its source", prose(name)), |page| {
             let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
             grid.rows = figures.iter().map(|f| vec![f.name.clone(), f.value.clone(), f.source.clone()]).collect();
             page.grid(&grid);

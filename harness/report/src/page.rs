@@ -1,4 +1,4 @@
-//! A markdown page under construction, with the pictures that it links to.
+//! Builds a Markdown page with its pictures.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,19 +7,18 @@ use super::escape::{fenced, prose};
 use super::picture::Picture;
 use super::words::{Align, Grid};
 
-/// The text, its pictures, and the file names that are taken.
 #[derive(Default)]
 pub(super) struct Page {
-    /// Markdown so far.
+    /// The Markdown so far.
     pub(super) text: String,
-    /// In the order in which they are shown.
+    /// Pictures, in the order of appearance.
     pub(super) pictures: Vec<Picture>,
-    /// File names without ending.
+    /// File names in use, without extensions.
     pub(super) names: BTreeSet<String>,
 }
 
 impl Page {
-    /// Adds a paragraph, or any other block.
+    /// Adds a block, for example a paragraph.
     pub(super) fn block(&mut self, block: impl AsRef<str>) {
         let block = block.as_ref().trim_end();
         if !block.is_empty() {
@@ -28,27 +27,27 @@ impl Page {
         }
     }
 
-    /// A place that links go to.
+    /// Adds a link target.
     pub(super) fn anchor(&mut self, name: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "<a id=\"{name}\"></a>\n");
     }
 
-    /// Content that is shown when the reader opens its summary, which is markup already.
+    /// Adds collapsed content below a summary, which is Markdown.
     pub(super) fn fold(&mut self, summary: &str, content: impl FnOnce(&mut Self)) {
         self.block(format!("<details><summary>{summary}</summary>"));
         content(self);
         self.block("</details>");
     }
 
-    /// A table of plain text.
+    /// Adds a table of plain text.
     pub(super) fn grid(&mut self, grid: &Grid) {
         let columns: Vec<(String, Align)> = grid.columns.iter().map(|(head, align)| (prose(head), *align)).collect();
         let rows = grid.rows.iter().map(|row| row.iter().map(|cell| prose(cell)).collect());
         self.table(&columns, rows);
     }
 
-    /// A table whose cells are markdown already.
+    /// Adds a table of Markdown cells.
     pub(super) fn table(&mut self, columns: &[(String, Align)], rows: impl IntoIterator<Item = Vec<String>>) {
         let heads: Vec<&str> = columns.iter().map(|(head, _)| head.as_str()).collect();
         let rules: Vec<&str> = columns.iter().map(|(_, align)| if *align == Align::Left { "---" } else { "---:" }).collect();
@@ -69,19 +68,19 @@ impl Page {
         self.text.push_str("|\n");
     }
 
-    /// A list of lines that are markdown already.
+    /// Adds a list of Markdown lines.
     pub(super) fn list(&mut self, lines: &[String]) {
         if !lines.is_empty() {
             self.block(lines.iter().map(|line| format!("- {line}\n")).collect::<String>());
         }
     }
 
-    /// A command for a shell.
+    /// Adds a shell command.
     pub(super) fn command(&mut self, command: &str) {
         self.block(fenced("sh", command));
     }
 
-    /// One line feed at the end.
+    /// Ends the page with one line feed.
     pub(super) fn end(&mut self) {
         self.text.truncate(self.text.trim_end().len());
         self.text.push('\n');

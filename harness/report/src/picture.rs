@@ -1,5 +1,5 @@
-//! Pictures: allocated, active, reserved and device used over the steps, with the requests that failed; one panel an allocator, all panels on the
-//! same axes.
+//! Pictures of allocated, active, reserved and device-used memory over the steps, with failed requests. One panel per allocator;
+//! all panels share their axes.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,10 @@ use super::words::{self, shortened};
 use harness_base::printable::printable;
 use harness_record::{CurvePoint, RunRecord, StepRecord, Verdict};
 
-/// A picture in its own file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Picture {
-    /// The name of its file, without a folder.
+    /// File name without a folder.
     pub file_name: String,
     pub svg: String,
 }
@@ -27,30 +26,30 @@ pub struct Picture {
 pub(super) const WIDTH: u32 = 880;
 const HEAD: u32 = 52;
 const PANEL: u32 = 252;
-/// Of a panel, what stands above its axes: its title, and a line about a request that failed.
+/// Height above a panel's axes, for the title and a line about a failed request.
 const TITLES: u32 = 34;
-/// Of a panel, what stands below its axes: numbers of steps, and their names.
+/// Height below a panel's axes, for step numbers and names.
 const STEPS: u32 = 42;
 const LEFT: u32 = 64;
 const RIGHT: u32 = 44;
-/// Characters that a panel's title has room for. No font is at hand to measure: 7.4 pixels a character is what 13-pixel sans-serif faces take.
+/// Longest title that fits a panel. A character takes 7.4 pixels in 13-pixel sans-serif fonts.
 const TITLE: usize = ((WIDTH - LEFT) as f64 / 7.4) as usize;
-/// What each character of a step's name takes.
+/// Width of a character of a step's name.
 const NAME: f64 = 5.8;
-/// A step's name is not shortened to fewer characters.
+/// Minimum length of a shortened step name.
 const LEAST_NAME: usize = 6;
-/// Width of the bar of a request that failed, in pixels.
+/// Width of the bar of a failed request, in pixels.
 const BAR: f64 = 7.0;
-/// Numbers of steps are at least so many pixels apart.
+/// Minimum distance of step numbers, in pixels.
 const LABEL_SPACING: f64 = 36.0;
-/// Columns narrower than this have no line between them.
+/// Narrower columns have no separator line.
 const LEAST_COLUMN: f64 = 12.0;
-/// Marks closer than this many pixels would overlap: they are drawn as one, with their number.
+/// Marks closer than this many pixels are drawn as one mark with a count.
 const MARK_SPACING: f64 = 14.0;
-/// What each character of that number takes.
+/// Width of a character of the count.
 const DIGIT: f64 = 6.4;
 
-// Okabe and Ito's colours, which colour-blind readers tell apart too: <https://jfly.uni-koeln.de/color/>.
+// Okabe and Ito's palette for color-blind readers: <https://jfly.uni-koeln.de/color/>.
 pub(super) const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
 const ACTIVE: RGBColor = RGBColor(0, 158, 115);
 pub(super) const RESERVED: RGBColor = RGBColor(230, 159, 0);
@@ -65,8 +64,8 @@ pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Panel<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// Draws runs of one scenario on one device below each other; `None` where no run has a curve. The picture has a white ground of its own,
-/// so that it reads on dark pages too, and a title and a description for those who cannot see it.
+/// Draws runs of one scenario on one device as stacked panels. `None` if no run has a curve. The picture has a white background,
+/// a title and a description for screen readers.
 #[must_use]
 pub fn draw(runs: &[&RunRecord]) -> Option<String> {
     let runs: Vec<&RunRecord> = runs.iter().copied().filter(|run| !run.curve.is_empty()).collect();
@@ -75,24 +74,24 @@ pub fn draw(runs: &[&RunRecord]) -> Option<String> {
     let height = HEAD + PANEL * u32::try_from(runs.len()).ok()?;
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        all(&root, &runs, &axes).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+        all(&root, &runs, &axes).expect("drawing into a string cannot fail");
     }
     let scenario = runs.first().map_or("", |run| run.scenario.name.as_str());
     let panels: Vec<String> = runs.iter().map(|run| in_words(run)).collect();
     Some(described(&svg, &format!("Memory over the steps of {scenario}"), &panels.join(" ")))
 }
 
-/// The picture with what it shows in words, as SVG wants it: <https://www.w3.org/TR/SVG2/struct.html#DescriptionAndTitleElements>.
+/// Adds a title and description as SVG defines them: <https://www.w3.org/TR/SVG2/struct.html#DescriptionAndTitleElements>.
 pub(super) fn described(svg: &str, title: &str, description: &str) -> String {
     let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(title), escaped(description));
     let Some((tag, content)) = svg.split_once('>') else { return svg.to_owned() };
     format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
 }
 
-/// Failed requests of a panel that its description names.
+/// Maximum number of failed requests in a panel's description.
 const FAILED_IN_WORDS: usize = 3;
 
-/// What a panel shows.
+/// Describes a panel.
 fn in_words(run: &RunRecord) -> String {
     let highest = |value: fn(&CurvePoint) -> Bytes| words::size(run.curve.iter().map(value).max().unwrap_or_default());
     let last = run.curve.last();
@@ -101,7 +100,7 @@ fn in_words(run: &RunRecord) -> String {
     });
     let shortages: String = shortages.collect();
     format!(
-        "{}: {}; at most {} allocated, {} reserved and {} of device used less the context overhead, under a limit of {}; allocator retries: {}, OOMs: {}.{shortages}",
+        "{}: {}; peak {} allocated, {} reserved and {} device used without the context overhead; limit {}; allocator retries: {}, OOMs: {}.{shortages}",
         run.allocator,
         words::verdict(&run.verdict),
         highest(|point| point.allocated),
@@ -127,26 +126,26 @@ fn all(root: &Area<'_>, runs: &[&RunRecord], axes: &Axes) -> Drawn {
     root.present()
 }
 
-/// What all panels share.
+/// The axes that all panels share.
 struct Axes {
-    /// Where the column of each step starts and ends.
+    /// Start and end of each step's column.
     columns: BTreeMap<u32, (f64, f64)>,
-    /// Where the last column ends; the first starts at 0.
+    /// End of the last column; the first starts at 0.
     right: f64,
     /// The top of the axis, in `unit`.
     top: f64,
     unit: Unit,
     memory: Bytes,
     shows_limit: bool,
-    /// Whether active differs from allocated somewhere.
+    /// Whether active differs from allocated at any point.
     shows_active: bool,
     /// Whether a request failed.
     shows_requests: bool,
-    /// Below its column: each step's name, and the pass of the loops around it.
+    /// Labels below the columns: step name and loop iteration.
     names: BTreeMap<u32, StepName>,
 }
 
-/// What is said of a step below its number.
+/// The label of a step.
 struct StepName {
     name: String,
     iteration: Option<String>,
@@ -162,7 +161,7 @@ impl Axes {
         let points = || runs.iter().flat_map(|run| &run.curve);
         let highest = points().map(|point| point.allocated.max(point.reserved).max(point.used)).max()?;
         let memory = runs.first()?.scenario.memory;
-        // A limit far above everything would press the curves flat: then only the legend has it.
+        // A limit far above all values would flatten the curves, so only the legend has it.
         let shows_limit = memory.get() / 4 <= highest.get();
         let highest = if shows_limit { highest.max(memory) } else { highest.max(Bytes(1)) };
         let unit = match highest.get() {
@@ -170,12 +169,12 @@ impl Axes {
             bytes if bytes >= 4 << 20 => Unit { name: "MiB", bytes: (1_u64 << 20) as f64 },
             _ => Unit { name: "KiB", bytes: 1024.0 },
         };
-        // The room above holds two lanes of marks.
+        // Two rows of marks fit above the curves.
         let top = highest.get() as f64 / unit.bytes * 1.27;
         let (columns, right) = columns(runs);
         let shows_active = points().any(|point| point.active.is_some_and(|active| active != point.allocated));
         let shows_requests = runs.iter().any(|run| why::failed_requests(run).next().is_some());
-        // The runs of one scenario have the same steps, but those that ended early.
+        // Runs of one scenario have the same steps, except those that ended early.
         let steps = runs.iter().flat_map(|run| &run.steps);
         let names = steps.map(|step| (step.number, StepName { name: words::step_name(step), iteration: step.iteration.clone() })).collect();
         Some(Self { columns, right, top, unit, memory, shows_limit, shows_active, shows_requests, names })
@@ -189,19 +188,19 @@ impl Axes {
         self.columns.get(&step).copied().unwrap_or_default()
     }
 
-    /// Where a step ends; of one that has no column, where the last column before it ends.
+    /// The end of a step. A step without a column gets the end of the last column before it.
     fn end_of(&self, step: u32) -> f64 {
         self.columns.range(..=step).next_back().map_or(0.0, |(_, &(_, right))| right)
     }
 
-    /// Pixels a unit of the x axis.
+    /// Pixels per unit of the x axis.
     fn pixels(&self) -> f64 {
         f64::from(WIDTH - LEFT - RIGHT) / self.right
     }
 }
 
-/// A column for each step. A step with many points gets more room, by the square root of their number, so that a long step can be seen
-/// and the short ones beside it too. Steps that are not recorded, and have no point, have the room of a short step each.
+/// Computes a column per step. Its width grows with the square root of its points, so long and short steps are both visible.
+/// Unrecorded steps have the width of a short step.
 fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
     let mut points: BTreeMap<u32, f64> = runs.iter().flat_map(|run| &run.steps).map(|step| (step.number, 1.0)).collect();
     for step in runs.iter().flat_map(|run| run.curve.chunk_by(|a, b| a.step == b.step)) {
@@ -223,7 +222,7 @@ pub(super) fn font(size: u32) -> TextStyle<'static> {
     ("sans-serif", f64::from(size) * 1.24).into_font().color(&INK)
 }
 
-/// A row of keys, each with its line or mark.
+/// Draws the legend.
 fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
     let style = font(12).pos(Pos::new(HPos::Left, VPos::Center));
     let mut x = LEFT as i32;
@@ -240,18 +239,18 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
         (axes.shows_requests, "failed request", Key::Request),
         (axes.shows_limit, &limit_key, Key::Dashes),
     ];
-    // With all keys there is just room for them.
+    // All keys just fit.
     let gap = if axes.shows_active && axes.shows_requests { 8 } else { 20 };
     for (_, text, key) in keys.into_iter().filter(|(is_shown, ..)| *is_shown) {
         key.draw(head, x, y)?;
         head.draw(&Text::new(text, (x + 26, y), style.clone()))?;
-        // No font is at hand to measure: 6.4 pixels a character is what 12-pixel sans-serif faces take.
+        // A character takes 6.4 pixels in 12-pixel sans-serif fonts.
         x += 26 + (text.chars().count() as f64 * 6.4) as i32 + gap;
     }
     let waiting = if axes.shows_active { " Active: allocated, or freed and waiting for an event." } else { "" };
     let off_scale = if axes.shows_limit { String::new() } else { format!(" The memory limit, {limit}, is far above.") };
     let axis = format!(
-        "{} by step: a column shows the accounts after its step, a wide one those within it too.{waiting}{off_scale}",
+        "{} by step. A column shows memory after its step; a wide column also shows memory during the step.{waiting}{off_scale}",
         axes.unit.name
     );
     let style = font(11).color(&LIMIT).pos(Pos::new(HPos::Left, VPos::Center));
@@ -328,25 +327,25 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     marks(&mut chart, run, axes)
 }
 
-/// The first characters of a text that is longer.
+/// Shortens a text at its end.
 fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
 }
 
-/// Characters that the line below a panel's title has room for.
+/// Longest line below a panel's title.
 const CAUSE: usize = ((WIDTH - LEFT) as f64 / 6.0) as usize;
 
-/// Why the last request that failed for good did; `None` where none did.
+/// The cause of the last failed request. `None` if none failed.
 fn cause_line(run: &RunRecord) -> Option<String> {
     let (step, shortage) = why::failed_requests(run).last()?;
     let more = match why::failed_requests(run).count() {
         1 => String::new(),
-        count => format!(" (the last of {count})"),
+        count => format!(" (last of {count})"),
     };
     Some(format!("{}, {}{more}: {}", words::step_place(step), why::request(shortage), why::in_short(shortage)))
 }
 
-/// Names of steps below their numbers, where their columns have room. Where loops begin a new pass, its name stands there instead, with a line.
+/// Draws step names below the numbers, if their columns have room. At a new loop iteration, draws its name and a line instead.
 fn step_names(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
     let style = font(10).color(&LIMIT).pos(Pos::new(HPos::Center, VPos::Top));
     let has_loops = axes.names.values().any(|step| step.iteration.is_some());
@@ -375,11 +374,11 @@ fn step_names(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
     Ok(())
 }
 
-/// Each request that failed for good, as a bar from what was active to what would have been with it: above the limit where there was too little
-/// memory, below it where what was free was of no use.
+/// Draws each failed request as a bar from the active bytes to active plus requested. A bar below the limit shows that free
+/// memory was unusable.
 fn failed_requests(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let style = font(11).color(&OOM).pos(Pos::new(HPos::Right, VPos::Top));
-    // The lanes of marks stand above.
+    // The rows of marks are above.
     let highest = axes.top * 0.82;
     let (points, mut free_from) = (positions(&run.curve, |step| axes.column(step)), f64::NEG_INFINITY);
     for (step, shortage) in why::failed_requests(run) {
@@ -401,7 +400,7 @@ fn failed_requests(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> D
     Ok(())
 }
 
-/// Where a request of a step failed: at the point at which the counter of failures rose last within it, else at the step's end.
+/// The time of a failed request: the last increase of the OOM counter within the step, or the step's end.
 fn place_of(points: &[(f64, &CurvePoint)], step: &StepRecord, axes: &Axes) -> f64 {
     let end = points.partition_point(|(_, point)| point.step <= step.number);
     let begin = points.partition_point(|(_, point)| point.step < step.number).saturating_sub(1);
@@ -411,7 +410,7 @@ fn place_of(points: &[(f64, &CurvePoint)], step: &StepRecord, axes: &Axes) -> f6
     rises.next_back().map_or(right, |pair| pair[1].0).max(least.min(right))
 }
 
-/// The number of each step below the middle of its column, as many as there is room for, and lines between wide columns.
+/// Draws step numbers below the columns, as many as fit, and lines between wide columns.
 fn step_numbers(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
     let style = font(11).pos(Pos::new(HPos::Center, VPos::Top));
     let mut free_from = f64::NEG_INFINITY;
@@ -433,11 +432,11 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let allocated = stairs(|point| point.allocated);
     let ends = allocated.first().zip(allocated.last()).map(|(&(first, _), &(last, _))| (first, last)).unwrap_or_default();
     let ground = allocated.iter().copied().chain([(ends.1, 0.0), (ends.0, 0.0)]).collect::<Vec<_>>();
-    // Device used and reserved often coincide: the wide pale line stays visible behind the thin one.
+    // Device used and reserved often coincide. The wide pale line remains visible below the thin one.
     chart.draw_series([PathElement::new(stairs(|point| point.used), USED.stroke_width(6))])?;
     chart.draw_series([Polygon::new(ground, ALLOCATED.mix(0.25))])?;
     if axes.shows_active {
-        // Below the line of what is allocated, which covers it where nothing waits for an event.
+        // The allocated line covers the active line wherever no block waits for an event.
         let active = stairs(|point| point.active.unwrap_or(point.allocated));
         chart.draw_series([PathElement::new(active, ACTIVE.stroke_width(2))])?;
     }
@@ -450,8 +449,8 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     Ok(())
 }
 
-/// Where each point stands: the points of a step share its column, by their numbers in the run. Older records have none: there they stand one
-/// behind the other.
+/// Positions of the points. The points of a step share its column by their numbers in the run. Older records have no numbers;
+/// their points are spread evenly.
 fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f64, &CurvePoint)> {
     let steps = curve.chunk_by(|a, b| a.step == b.step);
     steps
@@ -471,7 +470,7 @@ fn is_numbered(step: &[CurvePoint]) -> bool {
     step.is_sorted_by(|a, b| a.at < b.at)
 }
 
-/// How many points a step had, those that were left out included.
+/// Number of points in a step, including dropped ones.
 fn span(step: &[CurvePoint]) -> f64 {
     match (step.first(), step.last()) {
         (Some(first), Some(last)) if is_numbered(step) => (last.at - first.at + 1) as f64,
@@ -479,7 +478,7 @@ fn span(step: &[CurvePoint]) -> f64 {
     }
 }
 
-/// Accounts jump, so each value holds until the next point.
+/// Memory changes in steps, so each value holds until the next point.
 fn stairs(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64), y: impl Fn(&CurvePoint) -> f64) -> Vec<(f64, f64)> {
     let mut path: Vec<(f64, f64)> = Vec::new();
     for (x, point) in positions(curve, &column) {
@@ -496,12 +495,11 @@ fn stairs(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64), y: impl Fn(&
     path
 }
 
-/// Events that stand so close that one mark shows them.
+/// Events that share one mark.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Mark {
-    /// Pixels from the left: where the first of them happened.
+    /// Pixels from the left to the first event.
     x: f64,
-    /// How many there were.
     count: u64,
 }
 
@@ -510,13 +508,13 @@ impl Mark {
         if self.count > 1 { format!("×{}", self.count) } else { String::new() }
     }
 
-    /// Where the next mark may stand.
+    /// Leftmost position of the next mark.
     fn free_from(self) -> f64 {
         self.x + MARK_SPACING + self.number().chars().count() as f64 * DIGIT
     }
 }
 
-/// Where a counter rises, in pixels. What would overlap becomes one mark.
+/// Positions at which a counter rises, in pixels. Merges overlapping marks.
 fn rises(run: &RunRecord, axes: &Axes, counter: fn(&CurvePoint) -> u64) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
     let mut before = 0;
@@ -532,7 +530,7 @@ fn rises(run: &RunRecord, axes: &Axes, counter: fn(&CurvePoint) -> u64) -> Vec<M
     marks
 }
 
-/// OOMs and retries, each in a lane above the limit, and a line where a violation was seen.
+/// Draws OOMs and retries in two rows above the limit, and a line at a violation.
 fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let (upper, lower) = (axes.top * 0.96, axes.top * 0.87);
     for mark in rises(run, axes, |point| point.ooms) {
@@ -553,7 +551,7 @@ fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     }
 }
 
-/// The number of events right of their mark, where there are several.
+/// Draws the number of events to the right of a merged mark.
 fn number_of(mark: Mark, place: (f64, f64), colour: &RGBColor, chart: &mut Panel<'_, '_>) -> Drawn {
     if mark.count > 1 {
         let style = font(11).color(colour).pos(Pos::new(HPos::Left, VPos::Center));
@@ -562,7 +560,7 @@ fn number_of(mark: Mark, place: (f64, f64), colour: &RGBColor, chart: &mut Panel
     Ok(())
 }
 
-/// A line at the end of the step; the panel's title says what it is.
+/// Draws a line at the end of the step; the panel's title explains it.
 fn violation(chart: &mut Panel<'_, '_>, step: u32, axes: &Axes) -> Drawn {
     let x = axes.end_of(step);
     chart.draw_series([PathElement::new([(x, 0.0), (x, axes.top)], OOM.stroke_width(2))])?;
@@ -599,7 +597,7 @@ mod tests {
         assert_eq!(columns.values().last().map(|column| column.1), Some(right));
     }
 
-    /// Ten points of a step of which those between were left out stand where they were, and not side by side.
+    /// Ten points of a step keep their positions although points between them were dropped.
     #[test]
     fn points_stand_where_they_were_in_their_step_and_steps_that_are_not_recorded_keep_their_room() {
         let point = |at, step| CurvePoint {

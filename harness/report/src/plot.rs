@@ -1,4 +1,4 @@
-//! What pictures of memory while a program ran share: panels with memory over something, a row of keys, the line of the memory that there is.
+//! Panels, legends and limit lines of memory plots.
 
 use harness_allocator::units::Bytes;
 use plotters::coord::types::RangedCoordf64;
@@ -11,24 +11,22 @@ use super::picture::{self, Drawn, GRID, INK, LIMIT, WIDTH};
 const PANEL: u32 = 260;
 const HEAD: u32 = 34;
 const LEFT: u32 = 64;
-/// Characters that a panel's title has room for: 7.4 pixels a character is what 13-pixel sans-serif faces take.
+/// Longest title that fits a panel, in characters. A character takes 7.4 pixels in 13-pixel sans-serif fonts.
 pub(super) const TITLE: usize = ((WIDTH - LEFT) as f64 / 7.4) as usize;
 
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// One panel.
 pub(super) struct Plot<'a> {
-    /// Above it.
     pub(super) title: String,
-    /// What its horizontal axis is.
+    /// Label of the horizontal axis.
     pub(super) x: &'a str,
-    /// Where that ends; it begins at 0.
+    /// End of the horizontal axis, which starts at 0.
     pub(super) end: f64,
-    /// The most memory that is shown.
+    /// Largest memory value shown.
     pub(super) top: Bytes,
 }
 
-/// What a key stands for.
+/// The symbol of a legend entry.
 pub(super) enum Key {
     Line(RGBColor),
     /// The line of [`Plot::limit`].
@@ -38,7 +36,7 @@ pub(super) enum Key {
     Cross(RGBColor),
 }
 
-/// Draws so many panels below each other, with a row of keys above them.
+/// Draws panels below a legend.
 pub(super) fn drawn(panels: usize, draw: impl FnOnce(&picture::Area<'_>, &[picture::Area<'_>]) -> Drawn) -> String {
     let mut svg = String::new();
     let height = HEAD + PANEL * u32::try_from(panels).unwrap_or(u32::MAX / PANEL - 1);
@@ -50,12 +48,12 @@ pub(super) fn drawn(panels: usize, draw: impl FnOnce(&picture::Area<'_>, &[pictu
             draw(&head, &body.split_evenly((panels, 1)))?;
             root.present()
         };
-        all().expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+        all().expect("drawing into a string cannot fail");
     }
     svg
 }
 
-/// A row of keys, each with its line or mark.
+/// Draws the legend.
 pub(super) fn legend(head: &picture::Area<'_>, keys: &[(&str, Key)]) -> Drawn {
     let style = picture::font(12).pos(Pos::new(HPos::Left, VPos::Center));
     let mut x = LEFT as i32;
@@ -75,7 +73,7 @@ pub(super) fn legend(head: &picture::Area<'_>, keys: &[(&str, Key)]) -> Drawn {
 }
 
 impl Plot<'_> {
-    /// Its title and axes.
+    /// Draws the title and axes.
     pub(super) fn chart<'a, 'b>(&self, area: &'a picture::Area<'b>) -> Result<Chart<'a, 'b>, DrawingAreaErrorKind<std::io::Error>> {
         let style = picture::font(13).pos(Pos::new(HPos::Left, VPos::Top));
         area.draw(&Text::new(self.title.clone(), (LEFT as i32, 4), style))?;
@@ -100,7 +98,7 @@ impl Plot<'_> {
         Ok(chart)
     }
 
-    /// The line of the memory that there is.
+    /// Draws the memory limit.
     pub(super) fn limit(&self, chart: &mut Chart<'_, '_>, memory: Bytes) -> Drawn {
         let line = [(0.0, mib(memory)), (self.end, mib(memory))];
         chart.draw_series([DashedPathElement::new(line, 5, 4, LIMIT.stroke_width(1))])?;
@@ -108,12 +106,10 @@ impl Plot<'_> {
     }
 }
 
-/// Memory on the vertical axis.
 pub(super) fn mib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / f64::from(1 << 20)
 }
 
-/// A line of a panel.
 pub(super) fn in_mib(points: Vec<(f64, Bytes)>) -> Vec<(f64, f64)> {
     points.into_iter().map(|(x, bytes)| (x, mib(bytes))).collect()
 }

@@ -1,4 +1,4 @@
-//! One run of a program on simulated GPUs, or on a real one, as a page with a picture, and as a test case for continuous integration.
+//! Renders one run of a program on simulated GPUs or a real one: a page with a picture, and a JUnit test case.
 
 mod picture;
 
@@ -19,27 +19,27 @@ use super::junit;
 use super::page::Page;
 use super::words::{self, Align, Grid};
 
-/// Curves of one picture.
+/// Maximum number of curves in a picture.
 const MOST_CURVES: usize = 8;
-/// Places of out of memory errors that are shown.
+/// Maximum number of OOM locations shown.
 const MOST_ERRORS: usize = 16;
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Program<'a> {
-    /// The command, as one would type it.
+    /// The command, quoted for a shell.
     pub command: &'a str,
-    /// A command that does the same again.
+    /// A command that repeats the run.
     pub again: &'a str,
-    /// Where it ran, and the name of the GPU if that is a real one.
+    /// The device, with the name of a real GPU.
     pub machine: &'a Machine,
     pub gpu: Option<&'a str>,
-    /// What its processes did.
+    /// Results of its processes.
     pub record: &'a Record,
-    /// What they did in order.
+    /// Calls of the processes, in order.
     pub timelines: &'a [Timeline],
-    /// A failure or latency that was asked for and not reached, as the option that asks for it.
+    /// An injected failure or latency that matched no call, as its command-line option.
     pub missed: Option<&'a str>,
 }
 
@@ -48,7 +48,7 @@ impl Program<'_> {
         self.record.exit_code != 0 || self.missed.is_some()
     }
 
-    /// How it ended, in a sentence.
+    /// Describes the program's end.
     fn sentence(&self) -> String {
         let end = match self.record.signal {
             Some(signal) => format!("Signal {signal} ended the program"),
@@ -71,14 +71,14 @@ impl Program<'_> {
         self.record.processes.iter().filter(|process| process.used_gpu())
     }
 
-    /// The lines of the traceback of what ended it, of the first process that has one.
+    /// The traceback of the error that ended the program, from the first process that has one.
     fn traceback(&self) -> Option<String> {
         let mut torches = self.record.processes.iter().filter_map(|process| process.torch.as_ref());
         torches.find(|torch| !torch.traceback.is_empty()).map(|torch| torch.traceback.join("\n"))
     }
 }
 
-/// The picture of a run; `None` where no process asked for device memory.
+/// Draws the run. `None` if no process allocated device memory.
 #[must_use]
 pub fn picture(program: &Program<'_>) -> Option<String> {
     let mut curves = Vec::new();
@@ -93,17 +93,17 @@ pub fn picture(program: &Program<'_>) -> Option<String> {
     picture::draw(&curves, program.machine.memory(), clock(program.machine))
 }
 
-/// What the places of curves are counted in.
+/// The unit of the curves' horizontal axis.
 const fn clock(machine: &Machine) -> Clock {
     match machine {
         Machine::Simulated(_) => {
             Clock { name: "the work that the program submitted", axis: "work submitted: kernels, copies and the like" }
         }
-        Machine::Real(..) => Clock { name: "the calls of the program for memory", axis: "calls for memory: attempts to get it, and frees" },
+        Machine::Real(..) => Clock { name: "the calls of the program for memory", axis: "memory calls: allocations and frees" },
     }
 }
 
-/// The run as a page, which shows its picture by this name.
+/// Renders the page. It links to the picture by this file name.
 #[must_use]
 pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     let mut page = Page::default();
@@ -113,14 +113,14 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         page.block(format!("![Reserved and allocated over {}]({picture})", clock(program.machine).name));
     }
     if let Some(traceback) = program.traceback() {
-        page.block("## What ended it");
+        page.block("## Error");
         page.block(fenced("text", &traceback));
     }
     page.block("## Processes");
     page.grid(&processes(program));
     if !program.record.peak_held.iter().all(|held| *held == 0) && program.used().count() > 1 {
         let held = program.record.peak_held.iter().enumerate().map(|(index, held)| format!("device {index}: {}", Bytes(*held)));
-        page.block(format!("The most that all processes held at one time: {}.", held.collect::<Vec<_>>().join(", ")));
+        page.block(format!("Peak over all processes: {}.", held.collect::<Vec<_>>().join(", ")));
     }
     page.block("## Driver calls");
     page.grid(&calls(program));
@@ -131,15 +131,15 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     }
     match program.machine {
         Machine::Simulated(settings) => {
-            page.block("## What is a model");
+            page.block("## Simulated parts");
             page.list(&models(program, settings));
         }
         Machine::Real(_, limits) => {
-            page.block("## What is limited");
+            page.block("## Limits");
             page.list(&limited(program, limits));
         }
     }
-    page.block("## Again");
+    page.block("## Reproduce");
     page.command(program.again);
     page.end();
     page.text
@@ -152,8 +152,8 @@ fn named(process: &Process) -> String {
 
 fn processes(program: &Program<'_>) -> Grid {
     let figures = ["peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees"];
-    // On a real GPU nobody counts it.
-    let work = matches!(program.machine, Machine::Simulated(_)).then_some("work submitted");
+    // A real GPU does not count it.
+    let work = matches!(program.machine, Machine::Simulated(_)).then_some("submitted work");
     let figures = figures.into_iter().chain(work);
     let mut grid = Grid::new([("process", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
     for process in program.used() {
@@ -174,7 +174,7 @@ fn processes(program: &Program<'_>) -> Grid {
     grid
 }
 
-/// Attempts to get memory by function.
+/// Allocation attempts by function.
 fn calls(program: &Program<'_>) -> Grid {
     let mut counts: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
     for Attempt { call, size, outcome, .. } in program.timelines.iter().flat_map(|timeline| &timeline.attempts) {
@@ -186,7 +186,7 @@ fn calls(program: &Program<'_>) -> Grid {
             Outcome::Injected => *injected += 1,
         }
     }
-    let heads = ["calls", "refused", "failed as asked for", "bytes served"];
+    let heads = ["calls", "refused", "injected failures", "bytes served"];
     let mut grid = Grid::new([("function", Align::Left)].into_iter().chain(heads.map(|head| (head, Align::Right))));
     for (name, [all, refused, injected, bytes]) in counts {
         grid.rows.push(vec![name.to_owned(), all.to_string(), refused.to_string(), injected.to_string(), Bytes(bytes).to_string()]);
@@ -194,14 +194,14 @@ fn calls(program: &Program<'_>) -> Grid {
     grid
 }
 
-/// Where torch raised out of memory errors.
+/// Locations at which torch raised OOM errors.
 fn errors(program: &Program<'_>) -> Vec<String> {
     let several = program.timelines.len() > 1;
     let of_process = |timeline: &Timeline| -> Vec<String> {
         let who = if several { format!("process {}, ", timeline.pid) } else { String::new() };
         let place = |error: &harness_exec::trials::observed::OutOfMemory| {
             let frames: Vec<String> = error.frames.iter().map(|frame| format!("{} {}", frame.short(), frame.name)).collect();
-            let frames = if frames.is_empty() { "in a place without frames of Python".to_owned() } else { frames.join(" ← ") };
+            let frames = if frames.is_empty() { "at a location without Python frames".to_owned() } else { frames.join(" ← ") };
             prose(&format!("{who}after attempt {}: {frames}", error.attempts))
         };
         timeline.errors.iter().map(place).collect()
@@ -215,52 +215,53 @@ fn errors(program: &Program<'_>) -> Vec<String> {
     all
 }
 
-/// What is not as without the harness on a real GPU.
+/// Differences from a run without the harness on a real GPU.
 fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
     let Limits { device, memory, faults, latencies } = limits;
     let gpu = program.gpu.unwrap_or_default();
     let memory = memory.map_or_else(|| "all".to_owned(), |memory| format!("at most {memory}"));
     let mut lines = vec![
-        format!("The GPU is {} ({gpu}), and each process gets {memory} of its {device}, its CUDA context apart.", program.record.gpu),
-        "Real are GPU, driver, CUDA and torch: sizes, order and addresses of allocations, retries and errors.".to_owned(),
-        "What is allocated is sampled, and what is reserved changes where memory was got from the driver or given back.".to_owned(),
+        format!(
+            "The GPU is {} ({gpu}). Each process may use {memory} of its {device}, in addition to its CUDA context.",
+            program.record.gpu
+        ),
+        "GPU, driver, CUDA and torch are real, including sizes, order and addresses of allocations, retries and errors.".to_owned(),
+        "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
-    lines.extend(faults.iter().map(|fault| format!("Attempts fail because that was asked for: {fault}.")));
-    lines.extend(latencies.iter().map(|latency| format!("Calls take longer because that was asked for: {latency}.")));
+    lines.extend(faults.iter().map(|fault| format!("Injected failures: {fault}.")));
+    lines.extend(latencies.iter().map(|latency| format!("Injected latency: {latency}.")));
     lines.iter().map(|line| prose(line)).collect()
 }
 
 fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
     let Settings { values, cudnn_workspace, context_overhead, gpu, events, addresses, .. } = settings;
     let values = match values {
-        Values::Zeros => "Kernels do nothing: what the program reads back is zeros.",
-        Values::Copies => "Kernels do nothing: what the program reads back is what small copies wrote, else zeros.",
-        Values::Small => {
-            "Kernels do nothing: what the program reads back of small tensors is computed on the CPU (experimental), of others it is zeros."
-        }
+        Values::Zeros => "Kernels are no-ops: the program reads zeros.",
+        Values::Copies => "Kernels are no-ops: the program reads the values of small copies, else zeros.",
+        Values::Small => "Kernels execute on the CPU for small tensors (experimental); other tensors read as zeros.",
     };
     let workspace = match cudnn_workspace {
-        CudnnWorkspace::Operands => "Workspaces of cuDNN go by the operands of a convolution.",
-        CudnnWorkspace::None => "cuDNN asks for no workspaces.",
+        CudnnWorkspace::Operands => "cuDNN workspaces are estimated from the operands of a convolution.",
+        CudnnWorkspace::None => "cuDNN uses no workspaces.",
     };
     let mut names: Vec<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
     names.sort_unstable();
     names.dedup();
     let mut lines = vec![
-        format!("The GPU is {} ({}) as programs are told of it; events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
-        format!("Each process takes {context_overhead} for its context."),
+        format!("Programs see the GPU {} ({}); events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
+        format!("Each process uses {context_overhead} for its CUDA context."),
         values.to_owned(),
         workspace.to_owned(),
-        "Real are torch's host code and its allocator: sizes, order and addresses of allocations, retries and errors.".to_owned(),
-        "What is allocated is sampled, and what is reserved changes where memory was got from the driver or given back.".to_owned(),
+        "torch's host code and its allocator are real, including sizes, order and addresses of allocations, retries and errors.".to_owned(),
+        "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
     if !names.is_empty() {
-        lines.push(format!("Not modelled, answered with success: {}.", names.join(", ")));
+        lines.push(format!("Not modelled; these calls return success: {}.", names.join(", ")));
     }
     lines.iter().map(|line| prose(line)).collect()
 }
 
-/// The run as a test case, which fails where the program did not end with 0 or a failure was not reached.
+/// The run as a test case. It fails if the exit code is not 0 or an injected failure matched no call.
 #[must_use]
 pub fn junit(program: &Program<'_>) -> String {
     let status = match program.is_bad() {

@@ -1,4 +1,4 @@
-//! What recovery policies came to: one row for each step that has some, and which of those that trained the same came out ahead.
+//! The recovery table: one row per step with recovery policies, and a rank among trainings of the same workload.
 
 use std::cmp::Ordering;
 
@@ -9,20 +9,20 @@ use super::words::{self, Align, Grid, NOTHING};
 use super::{ArmGroup, ScenarioOnDevice};
 use harness_record::{Attempt, HostUse, Outcome, Recovery, StepRecord, Trained};
 
-/// Steps of one arm that a table shows.
+/// Maximum number of rows per arm.
 const MOST_ROWS: usize = 50;
 
 /// A step with recovery policies.
 pub(super) struct Row<'a> {
-    /// The name of the arm.
+    /// The name of the configuration.
     pub(super) allocator: &'a str,
     pub(super) step: &'a StepRecord,
     pub(super) recovery: &'a Recovery,
-    /// Its place among the trainings of the same arm, from 1, and how many these are; `None` where there is nothing to compare with.
-    place: Option<(usize, usize)>,
+    /// Rank among comparable trainings of the arm, counted from 1, and their number. `None` if there is no other to compare with.
+    rank: Option<(usize, usize)>,
 }
 
-/// The rows of a scenario on a device; none where nothing failed in a step with policies.
+/// The rows of a scenario on a device. Empty if no step with policies failed an attempt.
 pub(super) fn rows<'a>(on_device: &ScenarioOnDevice<'a>) -> Vec<Row<'a>> {
     let rows: Vec<Row<'a>> = on_device.arms.iter().flat_map(of_arm).collect();
     if rows.iter().any(|row| !row.recovery.listed.is_empty()) { rows } else { Vec::new() }
@@ -31,17 +31,13 @@ pub(super) fn rows<'a>(on_device: &ScenarioOnDevice<'a>) -> Vec<Row<'a>> {
 fn of_arm<'a>(arm: &ArmGroup<'a>) -> Vec<Row<'a>> {
     let steps = arm.shown().steps.iter().filter_map(|step| Some((step, step.recovery.as_ref()?)));
     let mut rows: Vec<Row<'a>> =
-        steps.map(|(step, recovery)| Row { allocator: arm.allocator, step, recovery, place: None }).take(MOST_ROWS).collect();
-    // Trainings that began alike and differ in their policies are alternatives.
-    let first_asked = |row: &Row<'_>| row.recovery.listed.first().map(|attempt| attempt.asked.clone());
+        steps.map(|(step, recovery)| Row { allocator: arm.allocator, step, recovery, rank: None }).take(MOST_ROWS).collect();
     for index in 0..rows.len() {
-        let is_alternative = |other: &&Row<'_>| other.step.kind == "train" && first_asked(other) == first_asked(&rows[index]);
-        let alternatives: Vec<&Row<'_>> = rows.iter().filter(is_alternative).collect();
-        if rows[index].step.kind != "train" || first_asked(&rows[index]).is_none() || alternatives.len() < 2 {
-            continue;
+        let alternatives: Vec<&Row<'_>> = rows.iter().filter(|other| other.is_alternative_to(&rows[index])).collect();
+        if alternatives.len() > 1 {
+            let better = alternatives.iter().filter(|other| other.compare(&rows[index]) == Ordering::Greater).count();
+            rows[index].rank = Some((better + 1, alternatives.len()));
         }
-        let better = alternatives.iter().filter(|other| other.compare(&rows[index]) == Ordering::Greater).count();
-        rows[index].place = Some((better + 1, alternatives.len()));
     }
     rows
 }
@@ -51,21 +47,28 @@ impl Row<'_> {
         self.recovery.trained.as_ref()
     }
 
-    /// Samples a second, over the whole step.
+    /// Samples per second over the whole step.
     fn throughput(&self) -> Option<f64> {
         let seconds = self.step.duration.filter(|duration| *duration > Nanos::ZERO)?.0 as f64 / 1e9;
         Some(self.trained()?.samples as f64 / seconds)
     }
 
-    /// One that went to its end is ahead of one that did not; then throughput counts, then the effective batch.
+    /// Whether both completed and trained the same model from the same first batch. They then differ in their policies only.
+    fn is_alternative_to(&self, other: &Self) -> bool {
+        let completed = |row: &Self| row.step.kind == "train" && !matches!(row.step.outcome, Outcome::OutOfMemory | Outcome::Failed);
+        let first_request = |row: &Self| row.recovery.listed.first().map(|attempt| attempt.asked.clone());
+        completed(self)
+            && completed(other)
+            && first_request(self).is_some()
+            && first_request(self) == first_request(other)
+            && words::step_name(self.step) == words::step_name(other.step)
+    }
+
+    /// Orders by throughput, then by effective batch.
     fn compare(&self, other: &Self) -> Ordering {
-        let ended = |row: &Self| !matches!(row.step.outcome, Outcome::OutOfMemory | Outcome::Failed);
         let batch = |row: &Self| row.trained().map_or(0, |trained| trained.effective_batch);
         let throughput = |row: &Self| row.throughput().unwrap_or(0.0);
-        ended(self)
-            .cmp(&ended(other))
-            .then_with(|| throughput(self).total_cmp(&throughput(other)))
-            .then_with(|| batch(self).cmp(&batch(other)))
+        throughput(self).total_cmp(&throughput(other)).then_with(|| batch(self).cmp(&batch(other)))
     }
 
     fn cells(&self) -> Vec<String> {
@@ -75,9 +78,9 @@ impl Row<'_> {
             words::step_name(self.step),
             self.recovery.policies.clone(),
             words::outcome(&self.step.outcome),
-            match self.place {
+            match self.rank {
                 None => NOTHING.to_owned(),
-                Some((place, of)) => format!("{place} of {of}"),
+                Some((rank, of)) => format!("{rank} of {of}"),
             },
             self.recovery.attempts.to_string(),
             words::or_nothing(self.recovery.lost),
@@ -89,7 +92,7 @@ impl Row<'_> {
         ]
     }
 
-    /// What was kept in host memory, and copied.
+    /// Peak and copied bytes of host memory.
     fn host_memory(&self) -> String {
         let HostUse { peak, copied } = self.recovery.host;
         if self.recovery.host.is_nothing() {
@@ -99,13 +102,12 @@ impl Row<'_> {
         }
     }
 
-    /// The tries that failed, and those behind them.
+    /// The failed attempts and the attempts after them.
     pub(super) fn attempts(&self) -> Grid {
-        let columns =
-            [("asked for", Align::Left), ("why it failed", Align::Left), ("what was done then", Align::Left), ("time", Align::Right)];
+        let columns = [("request", Align::Left), ("error", Align::Left), ("next action", Align::Left), ("time", Align::Right)];
         let mut grid = Grid::new(columns);
         let cells = |attempt: &Attempt| {
-            let failed = attempt.failed.clone().unwrap_or_else(|| "it did not".to_owned());
+            let failed = attempt.failed.clone().unwrap_or_else(|| "none".to_owned());
             let then = match (&attempt.then, &attempt.failed) {
                 (Some(then), _) => then.clone(),
                 (None, Some(_)) => "gave up".to_owned(),
@@ -116,21 +118,21 @@ impl Row<'_> {
         grid.rows = self.recovery.listed.iter().map(cells).collect();
         if self.recovery.unlisted > 0 {
             let more = words::count(self.recovery.unlisted, "more attempt");
-            grid.rows.push(vec![format!("… and {more}, not recorded"), String::new(), String::new(), String::new()]);
+            grid.rows.push(vec![format!("… {more} not recorded"), String::new(), String::new(), String::new()]);
         }
         grid
     }
 }
 
-/// The table that compares them.
+/// The table of all rows.
 pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
     let (lost, throughput) = match clock {
         Clock::Measured => ("time lost", "throughput"),
         Clock::Simulated => ("model time lost", "model throughput"),
     };
-    let left = ["allocator", "step", "policies", "ended", "came out"].map(|head| (head, Align::Left));
-    let right = ["attempts", lost, "cache given back", "left behind", "final batch", "effective batch", throughput];
-    // A column for the few that use the host.
+    let left = ["allocator", "step", "policies", "outcome", "rank"].map(|head| (head, Align::Left));
+    let right = ["attempts", lost, "cache released", "leaked", "final batch", "effective batch", throughput];
+    // Few steps use host memory, so the column is optional.
     let on_host = rows.iter().any(|row| !row.recovery.host.is_nothing());
     let host = on_host.then_some(("host memory", Align::Right));
     let mut grid = Grid::new(left.into_iter().chain(right.map(|head| (head, Align::Right))).chain(host));
@@ -139,10 +141,10 @@ pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
     grid
 }
 
-/// The same in few columns, for a terminal.
+/// The same rows with fewer columns, for a terminal.
 pub(super) fn brief(rows: &[Row<'_>], clock: Clock) -> Grid {
     let full = grid(rows, clock);
-    let left_out = ["policies", "cache given back", "left behind", "final batch"];
+    let left_out = ["policies", "cache released", "leaked", "final batch"];
     let kept: Vec<bool> = full.columns.iter().map(|(head, _)| !left_out.contains(&head.as_str())).collect();
     let keep = |row: Vec<String>| row.into_iter().zip(&kept).filter_map(|(cell, kept)| kept.then_some(cell)).collect();
     let columns = full.columns.into_iter().zip(&kept).filter_map(|(column, kept)| kept.then_some(column)).collect();
@@ -160,9 +162,9 @@ mod tests {
         let records = examples::recoveries();
         let report = Report::new(&records);
         let page = markdown::render(&report).markdown;
-        let section = page.split("**Recovery**").nth(1).and_then(|rest| rest.split("<a id=").next()).expect("the section is there");
+        let section = page.split("**Recovery**").nth(1).and_then(|rest| rest.split("<a id=").next()).expect("the report has the section");
         let terminal = text::render(&report, text::Style::Plain, Some(120));
-        let table = terminal.split("Recovery in").nth(1).expect("the table is there").split("\n\n").next().unwrap_or_default();
+        let table = terminal.split("Recovery in").nth(1).expect("the report has the table").split("\n\n").next().unwrap_or_default();
         insta::assert_snapshot!(format!("{}\n\nRecovery in{table}", section.trim()));
     }
 

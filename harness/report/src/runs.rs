@@ -1,4 +1,4 @@
-//! Two runs of `harness run` compared: what ended otherwise, and by what figures.
+//! Compares two sessions of `harness run` by verdicts and figures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::words::{self, Align, Grid, NOTHING};
 use super::{ArmGroup, Report};
 use crate::text::Style;
 
-/// What two runs differ in.
+/// The result of the comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Comparison {
     /// A table for a terminal.
@@ -21,11 +21,11 @@ pub struct Comparison {
     pub is_worse: bool,
 }
 
-/// What an arm is known by in both: scenario, device and allocator.
+/// Identifies an arm in both sessions: scenario, device and allocator.
 type Key = (String, String, String);
 
-/// Compares arm by arm. Figures of a simulated device are exact, so each difference is one; measured times are medians, and whether their
-/// difference is more than chance is not judged here.
+/// Compares arm by arm. Simulated figures are exact, so every difference counts. Measured times are medians, and their
+/// differences are not tested for significance.
 #[must_use]
 pub fn compare(base: &Records, new: &Records) -> Comparison {
     let (base, new) = (Report::new(base), Report::new(new));
@@ -48,7 +48,7 @@ pub fn compare(base: &Records, new: &Records) -> Comparison {
     let text = if grid.rows.is_empty() {
         format!("No difference in {}.\n", words::count(arms, "arm"))
     } else {
-        format!("{}\n{} compared; what is equal in both is left out.\n", table(&grid, None, Style::Plain), words::count(arms, "arm"))
+        format!("{}\n{} compared; equal figures are omitted.\n", table(&grid, None, Style::Plain), words::count(arms, "arm"))
     };
     Comparison { text, is_worse }
 }
@@ -90,7 +90,7 @@ const fn clock(run: &RunRecord) -> &'static str {
     }
 }
 
-/// The median of the runs that passed.
+/// The median over passed runs.
 fn median(arm: &ArmGroup<'_>, time: fn(&RunRecord) -> Nanos) -> Option<Nanos> {
     let mut times: Vec<Nanos> = arm.passed().map(time).collect();
     times.sort_unstable();
@@ -115,7 +115,7 @@ mod tests {
         new.runs.pop();
         new.runs[0].stats.reserved_bytes.all.peak += 1 << 20;
         new.runs[0].timings.scenario = Nanos(1);
-        let Verdict::Failed { first, rest } = examples::failed("caching", 0).verdict else { unreachable!("it is made so") };
+        let Verdict::Failed { first, rest } = examples::failed("caching", 0).verdict else { unreachable!("the example fails") };
         new.runs[0].verdict = Verdict::Failed { first, rest };
         let compared = compare(&base, &new);
         assert!(compared.is_worse);

@@ -1,4 +1,4 @@
-//! A program on a real GPU of which only so much memory was left free (`harness squeeze`): its record, and the record as a page with a picture.
+//! The record and report of `harness squeeze`: a program on a real GPU with limited free memory.
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::printable::printable;
@@ -11,38 +11,38 @@ use super::picture::{self, Drawn, RESERVED};
 use super::plot::{self, Plot};
 use super::words::{self, Align, Grid};
 
-/// What was seen of a device while a program ran. Times are measured on the host's clock.
+/// Observations of a device while a program ran. Times are measured on the host's clock.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Squeezed {
-    /// The command, as one would type it.
+    /// The command, quoted for a shell.
     pub command: String,
     pub exit_code: u8,
     /// The signal that ended it.
     pub signal: Option<u8>,
-    /// What was asked to be left free.
+    /// The requested free memory.
     pub leave: Bytes,
-    /// Held by us while the program ran.
+    /// Memory that the harness occupied during the run.
     pub taken: Bytes,
-    /// Free before anything was taken, and when the program started.
+    /// Free memory before the harness occupied any, and at the start of the program.
     pub free_before: Bytes,
     pub free_at_start: Bytes,
     pub peak_used: Bytes,
     pub least_free: Bytes,
-    /// How often the device was looked at.
+    /// Number of samples.
     pub looks: u64,
-    /// How long the program took.
+    /// Duration of the program.
     pub milliseconds: u64,
-    /// Why the device could not be looked at to the end.
+    /// The error that ended sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
-    /// What changed from one look to the next. Of very many points those with the most used are kept.
+    /// Changes between samples. If there are too many, those with the most memory in use are kept.
     pub curve: Vec<Look>,
 }
 
-/// The device at one moment, since the program started.
+/// A sample, with the time since the program started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Look {
     pub milliseconds: u64,
     pub used: Bytes,
@@ -50,7 +50,7 @@ pub struct Look {
 }
 
 impl Squeezed {
-    /// How the program ended, in a sentence.
+    /// Describes the program's end.
     fn sentence(&self) -> String {
         let end = match self.signal {
             Some(signal) => format!("Signal {signal} ended the program"),
@@ -58,21 +58,21 @@ impl Squeezed {
             None => format!("The program ended with exit code {}", self.exit_code),
         };
         let (peak, least) = (words::size(self.peak_used), words::size(self.least_free));
-        format!("{end}. Of the device at most {peak} were used, and at least {least} were free.")
+        format!("{end}. Device memory: at most {peak} in use, at least {least} free.")
     }
 
-    /// What the device was seen to have, used and free together.
+    /// Used plus free memory, as sampled.
     fn memory(&self) -> Bytes {
         self.curve.iter().map(|look| look.used + look.free).max().unwrap_or_default()
     }
 
-    /// How long it was looked at, in milliseconds.
+    /// Duration of sampling, in milliseconds.
     fn end(&self) -> u64 {
         self.curve.last().map_or(0, |look| look.milliseconds).max(1)
     }
 }
 
-/// The picture: device used over the time of the program. `None` where the device was not looked at.
+/// Draws device memory over time. `None` without samples.
 #[must_use]
 pub fn picture(squeezed: &Squeezed) -> Option<String> {
     let first = squeezed.curve.first()?;
@@ -92,7 +92,7 @@ pub fn picture(squeezed: &Squeezed) -> Option<String> {
 
 fn panel(area: &picture::Area<'_>, squeezed: &Squeezed, plot: &Plot<'_>) -> Drawn {
     let mut chart = plot.chart(area)?;
-    // What was seen holds until the next look.
+    // A sample holds until the next one.
     let mut stairs: Vec<(f64, Bytes)> = Vec::new();
     for Look { milliseconds, used, .. } in &squeezed.curve {
         let at = *milliseconds as f64;
@@ -103,7 +103,7 @@ fn panel(area: &picture::Area<'_>, squeezed: &Squeezed, plot: &Plot<'_>) -> Draw
     plot.limit(&mut chart, plot.top)
 }
 
-/// The record as a page, which shows its picture by this name.
+/// Renders the record. It links to the picture by this file name.
 #[must_use]
 pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> String {
     let mut page = Page::default();
@@ -130,7 +130,7 @@ pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> Stri
          between two looks was not seen."
     )));
     if let Some(lost) = &squeezed.lost {
-        page.block(prose(&format!("The device could not be looked at to the end: {lost}.")));
+        page.block(prose(&format!("Sampling of the device stopped early: {lost}.")));
     }
     page.block("## Again");
     page.command(again);
@@ -166,14 +166,14 @@ mod tests {
         insta::assert_snapshot!(markdown(&squeezed(), Some("run.svg"), "harness squeeze --leave 700MiB -- python train.py"));
         let lost = Squeezed { lost: Some("cuMemGetInfo failed".to_owned()), signal: Some(9), ..squeezed() };
         let page = markdown(&lost, None, "again");
-        assert!(page.contains("**Signal 9 ended the program.") && page.contains("to the end: cuMemGetInfo failed."), "{page}");
+        assert!(page.contains("**Signal 9 ended the program.") && page.contains("stopped early: cuMemGetInfo failed."), "{page}");
         assert!(!page.contains("!["), "{page}");
     }
 
     #[test]
     fn a_picture_says_in_words_what_it_shows_and_needs_a_look() {
         let svg = picture(&squeezed()).expect("there is a curve");
-        assert!(svg.contains("<desc>The program ended with exit code 1. Of the device at most 1.95 GiB (2097152000) were used"), "{svg}");
+        assert!(svg.contains("<desc>The program ended with exit code 1. Device memory: at most 1.95 GiB (2097152000) in use"), "{svg}");
         assert!(svg.contains("device used (driver)") && svg.contains("python train.py"), "{svg}");
         assert_eq!(picture(&Squeezed { curve: Vec::new(), ..squeezed() }), None);
     }

@@ -1,4 +1,4 @@
-//! The step table: which steps of a run are shown, and the cells of each. Markdown and terminal show the same cells.
+//! Selects and formats the rows of the step table, for Markdown and the terminal.
 
 use std::collections::BTreeSet;
 
@@ -8,27 +8,28 @@ use harness_allocator::units::Bytes;
 use super::words::{self, Align, Grid};
 use harness_record::{Outcome, RunRecord, StepRecord};
 
-/// Up to this many steps, the whole run is shown.
+/// Longest run, in steps, that is shown whole.
 const WHOLE: usize = 200;
-/// Of a longer run, so many steps at either end are shown,
+/// Steps shown at each end of a longer run.
 const EDGE: usize = 30;
-/// and so many steps between that have something to say.
+/// Steps with events shown between the ends of a longer run.
 const NOTABLE: usize = 100;
 
-/// The steps of a run that are shown, with the gaps between them.
+/// The selected steps of a run.
 pub(super) struct Selection<'a> {
     run: &'a RunRecord,
-    /// Indices into the steps, ascending.
+    /// Ascending indices of steps.
     shown: Vec<usize>,
 }
 
 impl<'a> Selection<'a> {
-    /// The last `count` steps.
+    /// Selects the last `count` steps.
     pub(super) fn last(run: &'a RunRecord, count: usize) -> Self {
         Self { run, shown: (run.steps.len().saturating_sub(count)..run.steps.len()).collect() }
     }
 
-    /// The whole run where it is short; else both its ends and the first hundred steps between that have something to say.
+    /// Selects all steps of a short run. For a longer run, selects both ends and the first hundred steps with events between
+    /// them.
     pub(super) fn notable(run: &'a RunRecord) -> Self {
         let steps = &run.steps;
         if steps.len() <= WHOLE {
@@ -39,17 +40,16 @@ impl<'a> Selection<'a> {
         Self { run, shown: shown.into_iter().collect() }
     }
 
-    /// The run whose steps they are.
     pub(super) const fn run(&self) -> &'a RunRecord {
         self.run
     }
 
-    /// The steps that are shown.
+    /// The selected steps.
     pub(super) fn steps(&self) -> impl Iterator<Item = &'a StepRecord> {
         self.shown.iter().map(|&index| &self.run.steps[index])
     }
 
-    /// How many are not shown.
+    /// Number of omitted steps.
     pub(super) fn left_out(&self) -> usize {
         self.run.steps.len() - self.shown.len()
     }
@@ -75,7 +75,7 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// Steps that are not in the record.
+    /// Adds a row for steps that are missing from the record.
     fn unrecorded(&self, grid: &mut Grid, steps: u32) {
         if steps > 0 {
             push_gap(grid, format!("{} not recorded", words::count(steps, "step")));
@@ -90,7 +90,7 @@ fn push_gap(grid: &mut Grid, text: String) {
     grid.rows.push(row);
 }
 
-/// Whether something happened that a reader looks for.
+/// Whether the step has an event: an unusual outcome, a note, a table, a retry or an OOM.
 fn is_notable(step: &StepRecord, before: &StepRecord) -> bool {
     let is_plain = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 }) && step.notes.is_empty() && step.tables.is_empty();
     !is_plain || step.accounts.retries > before.accounts.retries || step.accounts.ooms > before.accounts.ooms
@@ -122,7 +122,7 @@ fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
         .collect()
 }
 
-/// What the step does, with what an expression for its size came to, and the pass of the loops around it.
+/// The step's description, with the evaluated size and the loop iteration.
 fn what(step: &StepRecord) -> String {
     let text = if step.text.is_empty() { step.kind.clone() } else { format!("{}: {}", step.kind, step.text) };
     let size = step.size.map(|size| size.to_string()).filter(|size| !text.contains(size));

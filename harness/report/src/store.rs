@@ -1,5 +1,5 @@
-//! Where reports lie on disk: a folder a run, with `report.md`, `records.json` and the pictures. While a run goes on, its folder has
-//! `events.jsonl` ([`Journal`]): what a killed run leaves, and a report can be rendered from.
+//! Reports on disk: one folder per session, with `report.md`, `records.json` and the pictures. During a session, `events.jsonl`
+//! ([`Journal`]) is written. If the session is killed, a report can be rendered from it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,29 +16,28 @@ use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records};
 
 pub use harness_base::files::StoreError;
 
-/// Where numbered folders go unless the user says otherwise.
+/// Default location of numbered folders.
 pub const DEFAULT_ROOT: &str = "reports/runs";
 
-/// The report that a person reads.
 pub const REPORT: &str = "report.md";
 
-/// What a run that goes on, or was killed, has done so far: an [`Event`] a line.
+/// The events of a running or killed session: one [`Event`] per line.
 pub const EVENTS: &str = "events.jsonl";
 
-/// What the report was rendered from.
+/// The records of the report.
 pub const RECORDS: &str = Document::Records.file_name();
 
-/// Writes a report into a new folder of `root` with the next free number, and returns the folder. The folder appears whole or not at all.
+/// Writes a report into a new folder of `root` with the next free number, and returns the folder. The folder appears complete.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; nothing has changed then, but that `root` may have been made.
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]. Only `root` may have been created then.
 pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
     let files = files(records);
     let name = folder_name(records);
     Folder::open(root, Document::Records)?.add(&files, |root| Ok(format!("{:04}-{name}", next_number(root)?)))
 }
 
-/// Reports before a run that its report could not be written into `folder`, or that somebody else's lies there.
+/// Checks before a session that its report can be written to `folder` and overwrites no foreign report.
 ///
 /// # Errors
 /// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
@@ -47,11 +46,11 @@ pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
     files::check_writable(folder, Document::Records)
 }
 
-/// Writes a report into `folder` itself, in place of an earlier one there; other files stay. Nothing is replaced before everything is
-/// written, then each file is replaced whole.
+/// Writes a report into `folder` and replaces an earlier report; other files stay. Nothing is replaced until all files are
+/// written; then each file is replaced whole.
 ///
 /// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report is intact then.
+/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report is then unchanged.
 pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORDS, Document::Records)?;
     let files = files(records);
@@ -60,26 +59,26 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
     locked.replace(&files)?;
     let kept: BTreeSet<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     for name in earlier.iter().filter(|name| !kept.contains(name.as_str())) {
-        // A picture that nothing links to any more is untidy, not wrong.
+        // An unused picture is harmless, so a failure to remove it is ignored.
         let _ = fs::remove_file(folder.join(name));
     }
     Ok(())
 }
 
-/// Reads records back, from the file or from the folder that holds it. Of a run that goes on, or was killed, they are made of its events.
+/// Reads records from a file or its folder. For a running or killed session, builds them from the events.
 ///
 /// # Errors
-/// All other kinds of [`StoreError`], each with what the user can do.
+/// All other kinds of [`StoreError`].
 pub fn read(path: &Path) -> Result<Records, StoreError> {
     let events = if path.is_dir() { path.join(EVENTS) } else { path.to_owned() };
     let has_events = events.file_name() == Some(OsStr::new(EVENTS)) && events.is_file();
     if has_events { read_events(&events) } else { files::read(path, Document::Records, RECORD_VERSION) }
 }
 
-/// Renders the report of a run anew from its records or events, in its own folder.
+/// Renders a report again in its own folder, from its records or events.
 ///
 /// # Errors
-/// [`StoreError`]; [`StoreError::Busy`] while the run still goes on.
+/// [`StoreError`]; [`StoreError::Busy`] during the session.
 pub fn render_again(folder: &Path) -> Result<(), StoreError> {
     let events = folder.join(EVENTS);
     let locked = if events.is_file() { Some(open_events(&events)?) } else { None };
@@ -87,7 +86,7 @@ pub fn render_again(folder: &Path) -> Result<(), StoreError> {
     if locked.is_some() { remove_events(folder) } else { Ok(()) }
 }
 
-/// Whether a folder, or a file, is what `harness run` leaves.
+/// Whether a folder or file was written by `harness run`.
 #[must_use]
 pub fn is_of_run(path: &Path) -> bool {
     let names = [OsStr::new(RECORDS), OsStr::new(EVENTS)];
@@ -116,7 +115,7 @@ fn read_events(path: &Path) -> Result<Records, StoreError> {
     Ok(collector.into_records())
 }
 
-/// Opens the file of events for one writer alone.
+/// Opens the file of events and locks it.
 fn open_events(path: &Path) -> Result<File, StoreError> {
     let failed = |source| StoreError::writing(Document::Records, path, source);
     let file = File::options().create(true).append(true).open(path).map_err(failed)?;
@@ -134,42 +133,42 @@ fn remove_events(folder: &Path) -> Result<(), StoreError> {
     fs::remove_file(&path).map_err(|source| StoreError::writing(Document::Records, &path, source))
 }
 
-/// Writes each event of a session into its report's folder when it comes, so that a session that is killed loses nothing of what was done.
+/// Writes each event of a session to the report's folder when it occurs. A killed session keeps its results.
 #[derive(Debug)]
 pub struct Journal {
     target: Target,
     file: Option<File>,
-    /// What came before the folder had a name.
+    /// Events before the folder had a name.
     waiting: String,
     planned: Vec<PlannedRun>,
-    /// Whether the folder was made for this session.
+    /// Whether this session created the folder.
     is_new: bool,
 }
 
 #[derive(Debug)]
 enum Target {
-    /// A new folder, numbered, in this one.
+    /// A new numbered folder within this one.
     NewIn(PathBuf),
     Folder(PathBuf),
 }
 
 impl Journal {
-    /// Of a report in a new folder of `root` with the next free number, which is made when the first run has its device.
+    /// Creates a journal for a new numbered folder of `root`. The folder is created when the first run opens its device.
     #[must_use]
     pub const fn in_new_folder(root: PathBuf) -> Self {
         Self { target: Target::NewIn(root), file: None, waiting: String::new(), planned: Vec::new(), is_new: true }
     }
 
-    /// Of a report in this folder, in place of an earlier one there.
+    /// Creates a journal for a report in this folder, which replaces an earlier one.
     #[must_use]
     pub const fn in_folder(folder: PathBuf) -> Self {
         Self { target: Target::Folder(folder), file: None, waiting: String::new(), planned: Vec::new(), is_new: false }
     }
 
-    /// Writes an event down.
+    /// Writes an event.
     ///
     /// # Errors
-    /// [`StoreError::Unwritable`], [`StoreError::DiskFull`], and [`StoreError::Busy`] where another run writes into the folder.
+    /// [`StoreError::Unwritable`], [`StoreError::DiskFull`], and [`StoreError::Busy`] if another session writes to the folder.
     pub fn add(&mut self, event: &Event) -> Result<(), StoreError> {
         let line = serde_json::to_string(event).expect("events are plain data with text keys, which always have a JSON form") + "\n";
         let clock = match event {
@@ -212,7 +211,7 @@ impl Journal {
         };
         let path = folder.join(EVENTS);
         let file = open_events(&path)?;
-        // What an earlier run left there is replaced by this one.
+        // This session replaces the events of an earlier one.
         file.set_len(0).map_err(|source| StoreError::writing(Document::Records, &path, source))?;
         (self.target, self.file) = (Target::Folder(folder), Some(file));
         Ok(())
@@ -227,7 +226,7 @@ impl Journal {
         written.map_err(|source| StoreError::writing(Document::Records, &path, source))
     }
 
-    /// Leaves nothing of a session in which no run ended.
+    /// Removes the files of a session in which no run ended.
     ///
     /// # Errors
     /// [`StoreError::Unwritable`].
@@ -235,17 +234,17 @@ impl Journal {
         if let (Target::Folder(folder), Some(_)) = (&self.target, &self.file) {
             remove_events(folder)?;
             if self.is_new {
-                // It is empty, or somebody put something there.
+                // Fails if the user put files there; the folder then stays.
                 let _ = fs::remove_dir(folder);
             }
         }
         Ok(())
     }
 
-    /// Writes the report in place of the events, and says where it is.
+    /// Writes the report, removes the events, and returns the report's folder.
     ///
     /// # Errors
-    /// [`StoreError`]; the events are still there then.
+    /// [`StoreError`]; the events then remain.
     pub fn finish(self, records: &Records) -> Result<PathBuf, StoreError> {
         match self.target {
             Target::NewIn(root) => save_new(&root, records),
@@ -260,7 +259,7 @@ impl Journal {
     }
 }
 
-/// Pictures first and the report last: what links comes after what it links to.
+/// Pictures first and the report last, so links never dangle.
 fn files(records: &Records) -> Vec<(String, String)> {
     let report = Report::new(records);
     let rendered = markdown::render(&report);
@@ -268,7 +267,7 @@ fn files(records: &Records) -> Vec<(String, String)> {
     pictures.chain([(RECORDS.to_owned(), json::render(&report)), (REPORT.to_owned(), rendered.markdown)]).collect()
 }
 
-/// What ran on what: `oom_retry-sim`, `12-scenarios-nvidia-h200`.
+/// Names a session, for example `oom_retry-sim` or `12-scenarios-nvidia-h200`.
 fn folder_name(records: &Records) -> String {
     let report = Report::new(records);
     let what = match report.scenarios.as_slice() {
@@ -285,19 +284,19 @@ fn folder_name(records: &Records) -> String {
     format!("{what}-{device}")
 }
 
-/// One more than the greatest number of a folder in `root`.
+/// The next free number of a folder in `root`.
 fn next_number(root: &Path) -> io::Result<u64> {
     let taken = fs::read_dir(root)?.filter_map(|entry| number(&entry.ok()?.file_name())).max().unwrap_or(0);
     Ok(taken.saturating_add(1))
 }
 
-/// The number that a folder's name starts with.
+/// The number at the start of a folder name.
 fn number(name: &OsStr) -> Option<u64> {
     let (digits, _) = name.to_str()?.split_once('-')?;
     digits.parse().ok()
 }
 
-/// Pictures in `folder` that an earlier report there links to; other files are not ours to remove.
+/// Pictures in `folder` that an earlier report links to. Other files are not removed.
 fn pictures_of_earlier_report(folder: &Path) -> Vec<String> {
     let text = fs::read_to_string(folder.join(REPORT)).unwrap_or_default();
     let links = text.lines().filter(|line| line.starts_with("![")).filter_map(|line| Some(line.rsplit_once("](")?.1.trim_end_matches(')')));
@@ -324,7 +323,7 @@ mod tests {
         Records { runs: vec![examples::oom_retry("caching", 0)], ..examples::every_ending() }
     }
 
-    /// An error with the folder of this test taken out.
+    /// An error without the folder of this test.
     fn told(error: &StoreError, folder: &Path) -> String {
         error.to_string().replace(folder.to_str().unwrap(), "…")
     }
@@ -342,7 +341,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join(REPORT), "mine").unwrap();
         let told = |result: Result<(), StoreError>| result.unwrap_err().to_string().replace(&*root.path().to_string_lossy(), "…");
-        insta::assert_snapshot!(told(save_into(root.path(), &one_scenario())), @"`…/report.md` is there already, and not from `harness run`: move it away, or choose another place with `--report DIR`.");
+        insta::assert_snapshot!(told(save_into(root.path(), &one_scenario())), @"`…/report.md` already exists and was not written by `harness run`: move it, or choose another place with `--report DIR`.");
         assert_eq!(told(check_folder(root.path())), told(save_into(root.path(), &one_scenario())));
         assert_eq!(names(root.path()), [REPORT]);
         fs::remove_file(root.path().join(REPORT)).unwrap();
@@ -421,7 +420,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         save_into(folder.path(), &one_scenario()).unwrap();
         let before = fs::read(folder.path().join(RECORDS)).unwrap();
-        // One of the later report's pictures cannot be written, for a folder has its name.
+        // A folder has the name of one of the later report's pictures, so it cannot be written.
         fs::create_dir(folder.path().join("storm-simulated.svg")).unwrap();
         let error = save_into(folder.path(), &examples::every_ending()).unwrap_err();
         insta::assert_snapshot!(told(&error, folder.path()), @"cannot write to `…/storm-simulated.svg`: is a directory. Make it writable, or choose another place with `--report DIR`.");
@@ -473,7 +472,7 @@ mod tests {
         let file = root.path().join(RECORDS);
         let mut records = one_scenario();
         let older = json::render(&Report::new(&records));
-        assert!(!older.contains("\"settings\""), "an arm without settings is written as ever");
+        assert!(!older.contains("\"settings\""), "an arm without settings has the earlier format");
         fs::write(&file, &older).unwrap();
         assert_eq!(read(&file).unwrap(), records);
         records.runs[0].settings = Some("max_split_size_mb:512".to_owned());

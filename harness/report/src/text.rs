@@ -1,4 +1,4 @@
-//! Reports for a terminal, and the step table that a failing test prints.
+//! Terminal reports, and the step table that a failing test prints.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -16,23 +16,22 @@ use super::why;
 use super::words::{self, Align, Grid, NOTHING};
 use harness_record::{RunRecord, StepRecord, Verdict, Violation};
 
-/// Whether the terminal shows colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Text only: for files, pipes and tests.
+    /// For files, pipes and tests.
     Plain,
-    /// Verdicts in colour, by ANSI escape codes.
+    /// With ANSI escape codes.
     Colour,
 }
 
 /// Steps that a failing test prints.
 const STEPS_OF_A_FAILURE: usize = 25;
 
-/// Requests that failed as expected and are listed.
+/// Maximum number of listed requests that failed as expected.
 const EXPECTED_SHOWN: usize = 20;
 
-/// Renders verdicts, failures with their causes and commands, and times. No table is wider than `width` columns, and sentences are wrapped at
-/// it; `None` is for files and pipes. What failed stands last, where a terminal shows it.
+/// Renders verdicts, times, and failures with causes and commands. Tables and sentences fit into `width` columns; `None` is for
+/// files and pipes. Failures come last, next to the prompt.
 #[must_use]
 pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String {
     let mut out = Text { text: String::new(), style, width };
@@ -55,7 +54,7 @@ pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String
     out.text
 }
 
-/// The line about a run that has just ended, for whoever waits for the rest: verdict, scenario and allocator, and of a failure its place.
+/// Describes a run that just ended: verdict, scenario and allocator, and the line of a failure.
 #[must_use]
 pub fn run_line(run: &RunRecord, style: Style, width: Option<usize>) -> String {
     let verdict = words::verdict(&run.verdict);
@@ -73,10 +72,10 @@ pub fn run_line(run: &RunRecord, style: Style, width: Option<usize>) -> String {
     format!("{}{gap}{}", painted(verdict, verdict_paint(&run.verdict), style), log_line(&words::shortened(&rest, room)))
 }
 
-/// Characters of `interrupted`; only `failed as expected` is wider.
+/// Width of `interrupted`; only `failed as expected` is wider.
 const WIDEST_VERDICT: usize = 11;
 
-/// For each run that was done, what [`harness_allocator::stats::MemoryStats::summary`] makes of its counters at the end.
+/// The result of [`harness_allocator::stats::MemoryStats::summary`] for each run that started.
 #[must_use]
 pub fn memory_summaries(report: &Report<'_>) -> String {
     let mut out = String::new();
@@ -90,7 +89,7 @@ pub fn memory_summaries(report: &Report<'_>) -> String {
     out
 }
 
-/// The last steps of one run, its violations and the command that reproduces it: what a failing test has to say.
+/// Renders a failing test: the last steps of a run, its violations and a command that repeats it.
 #[must_use]
 pub fn step_table(run: &RunRecord) -> String {
     let mut out = format!(
@@ -104,7 +103,7 @@ pub fn step_table(run: &RunRecord) -> String {
     );
     let selection = Selection::last(run, STEPS_OF_A_FAILURE);
     if selection.left_out() > 0 {
-        line(&mut out, &format!("{} before these are left out.", words::count(selection.left_out(), "step")));
+        line(&mut out, &format!("{} before these are omitted.", words::count(selection.left_out(), "step")));
     }
     if run.steps.is_empty() {
         line(&mut out, "No step was done.");
@@ -154,12 +153,12 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Nothing yet. No table will be wider than `width` columns, and sentences are wrapped at it.
+    /// Creates an empty text of at most `width` columns.
     pub(super) const fn new(style: Style, width: Option<usize>) -> Self {
         Self { text: String::new(), style, width }
     }
 
-    /// The sentence that matters, behind an empty line.
+    /// Adds the main sentence after an empty line.
     pub(super) fn important(&mut self, text: &str, is_bad: bool) {
         let paint = if is_bad { FAILED } else { PASSED };
         self.text.push('\n');
@@ -172,7 +171,7 @@ impl Text {
         line(&mut self.text, text);
     }
 
-    /// Paragraphs, wrapped; the lines behind the first are indented by so many columns more.
+    /// Adds wrapped paragraphs. Continuation lines are indented by `indent` more columns.
     pub(super) fn wrapped(&mut self, text: &str, indent: usize) {
         for paragraph in log_lines(text).lines() {
             self.text.push_str(&wrap(paragraph, self.width, indent));
@@ -180,7 +179,7 @@ impl Text {
         }
     }
 
-    /// A table that fits: columns behind the first `names` that have no room are left out and named.
+    /// Adds a table that fits. Columns that do not fit are omitted and named, except the first `names`.
     pub(super) fn table(&mut self, grid: &Grid, names: usize, paints: Option<(usize, &[Paint])>) {
         let (grid, left_out) = fitted(grid, names, self.width);
         self.text.push_str(&table(&grid, paints, self.style));
@@ -212,7 +211,7 @@ impl Text {
         }
     }
 
-    /// What is said of memory, whether it is true, and the figures.
+    /// Adds the claims, with verdicts and figures.
     fn claims(&mut self, report: &Report<'_>) {
         let tested = claims::tested(report);
         if tested.is_empty() {
@@ -225,7 +224,7 @@ impl Text {
             self.wrapped(&format!("  {} [{}] {}{because}", tested.claim.says, tested.scenario.info.name, tested.verdict()), 4);
             for figure in tested.figures {
                 let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| claims::or_nothing(value.as_deref()));
-                self.wrapped(&format!("    {}: PyTorch {pytorch}, here {harness}", figure.name), 6);
+                self.wrapped(&format!("    {}: PyTorch {pytorch}, harness {harness}", figure.name), 6);
             }
         }
     }
@@ -246,7 +245,7 @@ impl Text {
         self.table(&grid, if has_devices { 4 } else { 3 }, Some((0, &paints)));
     }
 
-    /// One table for each device, so that two clocks never share one.
+    /// Adds one table of times per device, so clocks are never mixed.
     fn times(&mut self, report: &Report<'_>) {
         for (index, device) in report.devices.iter().enumerate() {
             let by_device =
@@ -264,7 +263,7 @@ impl Text {
         }
     }
 
-    /// What recovery policies came to, one table for each scenario in which something failed.
+    /// Adds one table per scenario with a failed attempt.
     fn recoveries(&mut self, report: &Report<'_>) {
         for scenario in &report.scenarios {
             for on_device in &scenario.by_device {
@@ -277,13 +276,13 @@ impl Text {
         }
     }
 
-    /// Requests that failed in runs that did not, in short: one line for a step of a scenario, with all allocators that it failed with.
+    /// Adds one line per step whose requests failed as expected, with all allocators for which it failed.
     fn expected_shortages(&mut self, report: &Report<'_>) {
         let mut lines: Vec<(String, Vec<&str>, String)> = Vec::new();
         for (scenario, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed == 0) {
             let mut steps = BTreeSet::new();
             for (step, shortage) in why::failed_requests(arm.shown()) {
-                // Of a loop, the first pass.
+                // In a loop, the first iteration.
                 if !steps.insert(step.line) {
                     continue;
                 }
@@ -305,7 +304,7 @@ impl Text {
             self.wrapped(&format!("{place}, with {}: {rest}", arms.join(", ")), 2);
         }
         if lines.len() > EXPECTED_SHOWN {
-            self.line(&format!("… and {} more, in the report", lines.len() - EXPECTED_SHOWN));
+            self.line(&format!("… {} more in the report", lines.len() - EXPECTED_SHOWN));
         }
     }
 
@@ -316,7 +315,7 @@ impl Text {
         self.ending(run);
     }
 
-    /// How the run ended, why, and how to do it again.
+    /// Adds the run's verdict, its cause and its command.
     fn ending(&mut self, run: &RunRecord) {
         match &run.verdict {
             Verdict::Passed | Verdict::Interrupted => {}
@@ -333,14 +332,14 @@ impl Text {
         if let Some(settings) = &run.settings {
             self.line(&format!("settings: {settings}"));
         }
-        // Not wrapped, so that it can be copied.
+        // Not wrapped, so it can be copied.
         self.line(&format!("reproduce: {}", run.reproduce));
         if let (Verdict::Failed { .. }, Some(command)) = (&run.verdict, words::explain_command(run)) {
             self.line(&format!("explain: {command}"));
         }
     }
 
-    /// Why the last step's request failed, if it did.
+    /// Adds the cause if the last step's request failed.
     fn why(&mut self, run: &RunRecord) {
         let Some(last) = run.steps.last() else { return };
         let Some(shortage) = &last.shortage else { return };
@@ -349,7 +348,7 @@ impl Text {
     }
 }
 
-/// The accounts that the table of verdicts has.
+/// The memory figures in the table of verdicts.
 fn figures_of(run: &RunRecord) -> [String; 4] {
     let Some(last) = run.steps.last() else { return [NOTHING; 4].map(str::to_owned) };
     let accounts = || run.steps.iter().map(|step| &step.accounts);
@@ -361,8 +360,8 @@ fn figures_of(run: &RunRecord) -> [String; 4] {
     ]
 }
 
-/// A line, broken between words so that each part fits; every part but the first is indented by `indent` more than the first. A word that does
-/// not fit stands alone and whole.
+/// Wraps a line at word boundaries. Continuation lines are indented by `indent` more columns. A word that is too long has its own
+/// line.
 fn wrap(text: &str, width: Option<usize>, indent: usize) -> String {
     let Some(width) = width else { return text.to_owned() };
     let start = text.len() - text.trim_start().len();
@@ -383,11 +382,11 @@ fn wrap(text: &str, width: Option<usize>, indent: usize) -> String {
     out
 }
 
-/// Characters that a shortened column keeps.
+/// Minimum width of a shortened column.
 const LEAST_CELL: usize = 8;
 
-/// A table that is at most `width` columns wide where that can be: columns behind the first `names` are left out from the right, then long cells
-/// lose their middle. The heads of those left out come with it.
+/// Fits a table into `width` columns if possible: omits columns from the right, except the first `names`, then shortens long
+/// cells in the middle. Returns the heads of omitted columns as well.
 fn fitted(grid: &Grid, names: usize, width: Option<usize>) -> (Grid, Vec<String>) {
     let (mut grid, mut left_out) = (grid.clone(), Vec::new());
     let Some(width) = width else { return (grid, left_out) };
@@ -439,7 +438,7 @@ fn tables(out: &mut String, step: &StepRecord) {
     }
 }
 
-/// A table with columns as wide as their widest cell. One column may have a paint for each row.
+/// Renders a table with columns as wide as their widest cell. One column may have a color per row.
 pub(super) fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
     let harmless = |row: &Vec<String>| row.iter().map(|cell| log_line(cell)).collect();
     let grid = &Grid { columns: grid.columns.clone(), rows: grid.rows.iter().map(harmless).collect() };
@@ -541,7 +540,7 @@ mod tests {
         )));
         let last = records.runs[16].stats.summary();
         assert!(text.ends_with(&format!("\nnvml_ledger on Example GPU with caching, at its end:\n{last}")), "{text}");
-        assert_eq!(text.matches(", at its end:\n|====").count(), 16, "all but the one that was skipped");
+        assert_eq!(text.matches(", at its end:\n|====").count(), 16, "all runs except the skipped one");
         assert!(!text.contains("async_pool"));
     }
 
@@ -569,7 +568,7 @@ mod tests {
     #[test]
     fn a_failing_test_prints_the_last_25_steps_and_says_how_many_it_left_out() {
         let text = step_table(&examples::long_run(40, &[]));
-        assert!(text.contains("15 steps before these are left out.\n"), "{text}");
+        assert!(text.contains("15 steps before these are omitted.\n"), "{text}");
         assert_eq!(text.lines().filter(|line| line.contains("touch: batch")).count(), 25);
     }
 

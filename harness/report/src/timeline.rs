@@ -1,4 +1,4 @@
-//! Timelines of traced runs, in the Trace Event Format that Perfetto (<https://ui.perfetto.dev>) and chrome://tracing read:
+//! Timelines of traced runs in the Trace Event Format of Perfetto (<https://ui.perfetto.dev>) and chrome://tracing:
 //! <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>.
 
 use std::collections::BTreeMap;
@@ -9,17 +9,17 @@ use harness_base::words::count;
 use harness_record::timeline::{Entry, Timeline, Track};
 use serde_json::{Value, json};
 
-/// Rows of a process, in the order in which they are shown; streams come behind.
+/// Rows of a process, in display order. Streams follow.
 const STEPS: u32 = 1;
 const CALLS: u32 = 2;
 const FIRST_STREAM: u32 = 10;
 
-/// One document: each run is a process of it, with rows for steps, driver calls and each stream, and counters of its memory.
+/// Renders one document. Each run is a process with rows for steps, driver calls and streams, and memory counters.
 #[must_use]
 pub fn render(timelines: &[Timeline]) -> String {
     let runs = timelines.iter().zip(1u32..);
     let events: Vec<String> = runs.flat_map(|(timeline, run)| events(timeline, run)).map(|event| event.to_string()).collect();
-    // One event a line, so that a part of a long document can be read by people too.
+    // One event per line keeps parts of a long document readable.
     format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
 }
 
@@ -42,12 +42,12 @@ fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
     events
 }
 
-/// What ran, and whose times these are.
+/// Names the run and the source of its times.
 fn name(timeline: &Timeline) -> String {
     let Timeline { scenario, allocator, repetition, device, clock, left_out, .. } = timeline;
     let repetition = if *repetition > 0 { format!(", repetition {}", repetition + 1) } else { String::new() };
     let times = match clock {
-        Clock::Simulated => ", a model's times",
+        Clock::Simulated => ", model times",
         Clock::Measured => "",
     };
     let rest = if *left_out > 0 { format!(", without the last {}", count(*left_out, "entry")) } else { String::new() };
@@ -74,13 +74,13 @@ fn event(entry: &Entry, run: u32) -> Value {
             }
             if let Some(failure) = failure {
                 event["args"]["failure"] = json!(failure);
-                // One of the format's own colours, a red.
+                // A red of the format's fixed palette.
                 event["cname"] = json!("terrible");
             }
             event
         }
         Entry::Memory { at, allocated, active, reserved } => {
-            // Shown on top of each other, so each is what it adds to the one before.
+            // The viewer stacks the counters, so each is a difference to the one below.
             let more = |bytes: &Bytes, than: &Bytes| bytes.0.saturating_sub(than.0);
             json!({
                 "ph": "C", "name": "memory", "pid": run, "ts": microseconds(*at),
@@ -93,7 +93,7 @@ fn event(entry: &Entry, run: u32) -> Value {
     }
 }
 
-/// The format's unit of time.
+/// The format's time unit.
 fn microseconds(time: Nanos) -> f64 {
     time.0 as f64 / 1000.0
 }
@@ -116,7 +116,7 @@ mod tests {
             span(Track::Calls, "malloc", 1_500, 250, Some(Bytes::mib(20)), None),
             Entry::Memory { at: Nanos(1_750), allocated: Bytes::mib(4), active: Bytes::mib(5), reserved: Bytes::mib(20) },
             span(Track::Stream(StreamId(1)), "fill", 2_000, 1_000, Some(Bytes::mib(4)), None),
-            span(Track::Calls, "malloc", 3_000, 100, Some(Bytes::gib(2)), Some("the device has 1 GiB free, 2 GiB were asked for")),
+            span(Track::Calls, "malloc", 3_000, 100, Some(Bytes::gib(2)), Some("the device has 1 GiB free, 2 GiB were requested")),
             Entry::Refused { at: Nanos(3_100), size: Bytes::gib(2) },
             span(Track::Steps, "alloc a", 1_000, 2_200, None, None),
         ];

@@ -1,4 +1,4 @@
-//! Timing comparisons: one table for each scenario on each device, so that measured and model times never meet.
+//! Time comparisons. Each table covers one scenario on one device, so measured and simulated times are never mixed.
 
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
@@ -8,60 +8,61 @@ use super::{ArmGroup, DeviceGroup, ScenarioOnDevice};
 use harness_base::statistics::{self, Summary};
 use harness_record::{RunRecord, Samples};
 
-/// The allocator that the others are compared with: it asks the driver every time.
+/// The reference allocator, which calls the driver for every request.
 pub const BASELINE: &str = "direct";
 
-/// The times of one scenario on one device.
+/// Times of one scenario on one device.
 #[derive(Clone, Debug)]
 pub struct Timing<'a> {
-    /// Whose clock all of them come from.
+    /// Whether the times are measured or simulated.
     pub clock: Clock,
-    /// Whether there is something to compare with.
     pub baseline: Baseline,
-    /// By allocator, in the order of the arms; only those with runs that passed.
+    /// Rows by allocator, in the order of the arms. Arms without passed runs are omitted.
     pub rows: Vec<Row<'a>>,
-    /// How many runs did not pass and are left out, for their times end early.
-    pub left_out: usize,
+    /// Runs that failed or stopped early, whose times are omitted.
+    pub unfinished: usize,
+    /// Runs disturbed by other processes, whose times are omitted.
+    pub contended: usize,
 }
 
-/// What became of [`BASELINE`] on a device.
+/// Whether [`BASELINE`] is available for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
-    /// It has runs that passed: the others are compared with them.
+    /// It has passed runs.
     Passed,
-    /// It ran, or was to run, and no run of it passed.
+    /// None of its runs passed.
     NotPassed,
-    /// The scenario does not list it, or the user left it out.
+    /// It was not selected.
     NotRun,
 }
 
-/// The times of one arm.
+/// Times of one arm.
 #[derive(Clone, Debug)]
 pub struct Row<'a> {
-    /// The name of the arm.
+    /// The name of the configuration.
     pub allocator: &'a str,
-    /// How many runs are summarised.
+    /// Number of passed runs.
     pub runs: usize,
-    /// Successful `allocate` calls of all runs together.
+    /// Successful `allocate` calls of all runs.
     pub allocate: Summary,
-    /// `free` calls of all runs together.
+    /// `free` calls of all runs.
     pub free: Summary,
-    /// `empty_cache` calls of all runs together.
+    /// `empty_cache` calls of all runs.
     pub empty_cache: Summary,
-    /// From the first step of a run to the end of its last.
+    /// From the start of a run's first step to the end of its last.
     pub scenario: Summary,
-    /// Time lost to retry, a run.
+    /// Time lost to retries, per run.
     pub lost_to_retry: Summary,
-    /// The least and the most calls of the driver's malloc and free in a run.
+    /// Fewest and most driver calls for malloc and free in a run.
     pub device_calls: (u64, u64),
-    /// Median allocate as a multiple of the baseline's.
+    /// Median allocation time divided by the baseline's.
     pub allocate_ratio: Option<f64>,
-    /// Median of whole runs as a multiple of the baseline's.
+    /// Median run time divided by the baseline's.
     pub scenario_ratio: Option<f64>,
 }
 
 impl<'a> Timing<'a> {
-    /// Summarises the runs of a scenario on a device that passed; `None` where none did.
+    /// Summarizes the passed runs. `None` if no run passed.
     #[must_use]
     pub fn new(on_device: &ScenarioOnDevice<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
         let mut rows: Vec<Row<'a>> = on_device.arms.iter().filter_map(Row::new).collect();
@@ -77,8 +78,9 @@ impl<'a> Timing<'a> {
             None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => Baseline::NotPassed,
             None => Baseline::NotRun,
         };
-        let left_out = on_device.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
-        (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, left_out })
+        let unfinished = on_device.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
+        let contended = on_device.arms.iter().map(|arm| arm.counts.contended).sum();
+        (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, unfinished, contended })
     }
 
     /// The table of one scenario on one device.
@@ -88,7 +90,7 @@ impl<'a> Timing<'a> {
         columns(Grid { columns: vec![("allocator".to_owned(), Align::Left)], rows: names.collect() }, &rows, FULL)
     }
 
-    /// One table for many by_device of one device, each with its scenario's name: medians only.
+    /// A table of medians for several scenarios on one device.
     pub(super) fn overview(by_device: &[(&str, Self)]) -> Grid {
         let rows: Vec<(&str, &Row<'_>)> = by_device.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
         let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
@@ -97,25 +99,26 @@ impl<'a> Timing<'a> {
         columns(Grid { columns: heads.to_vec(), rows: names.collect() }, &rows, BRIEF)
     }
 
-    /// Remarks on this table; what holds for all of them stands once in a report, under how to read it.
+    /// Notes on this table. The report's legend explains the columns.
     #[must_use]
     pub fn footnotes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         match self.baseline {
             Baseline::Passed => {}
-            Baseline::NotPassed => notes.push(format!("No run of `{BASELINE}` passed here, so there is nothing to compare with.")),
-            Baseline::NotRun => notes.push(format!("`{BASELINE}` did not run here, so there is nothing to compare with.")),
+            Baseline::NotPassed => notes.push(format!("No run of `{BASELINE}` passed, so there is no baseline.")),
+            Baseline::NotRun => notes.push(format!("`{BASELINE}` did not run, so there is no baseline.")),
         }
-        match self.left_out {
-            0 => {}
-            1 => notes.push("One run that did not end well is left out, for its times end early.".to_owned()),
-            more => notes.push(format!("{more} runs that did not end well are left out, for their times end early.")),
+        if self.unfinished > 0 {
+            notes.push(format!("Times exclude {} that failed or stopped early.", words::count(self.unfinished, "run")));
+        }
+        if self.contended > 0 {
+            notes.push(format!("Times exclude {} during which other processes used the device.", words::count(self.contended, "run")));
         }
         notes
     }
 }
 
-/// What stands above tables of times.
+/// The heading of a table of times.
 #[must_use]
 pub const fn title(clock: Clock) -> &'static str {
     match clock {
@@ -124,7 +127,7 @@ pub const fn title(clock: Clock) -> &'static str {
     }
 }
 
-/// A column of figures. It is left out of a table in which it is shown for no row.
+/// A column of figures. It is omitted if no row needs it.
 struct Column {
     head: &'static str,
     cell: fn(&Row<'_>) -> String,
@@ -143,7 +146,7 @@ const ALLOCATE_RATIO: Column =
 const SCENARIO_RATIO: Column =
     Column { head: "scenario ÷ direct", cell: |row| words::multiple(row.scenario_ratio), is_shown: |row| row.scenario_ratio.is_some() };
 
-/// For a page. Cells of operations read `median / p99 / MAD (n)`.
+/// Columns of a report page. Cells of operations contain `median / p99 / MAD (n)`.
 const FULL: &[Column] = &[
     RUNS,
     Column { head: "allocate: median / p99 / MAD (n)", cell: |row| summary(&row.allocate), is_shown: |row| row.allocate.count > 0 },
@@ -160,7 +163,7 @@ const FULL: &[Column] = &[
     SCENARIO_RATIO,
 ];
 
-/// For a terminal: medians.
+/// Columns of the terminal table: medians.
 const BRIEF: &[Column] = &[
     Column { is_shown: |row| row.runs > 1, ..RUNS },
     Column { head: "allocate", cell: |row| words::or_nothing(row.allocate.median), is_shown: |row| row.allocate.count > 0 },
@@ -172,7 +175,7 @@ const BRIEF: &[Column] = &[
     SCENARIO_RATIO,
 ];
 
-/// Adds those columns that tell something to a table that has the names of its rows.
+/// Adds the columns that at least one row needs to a table with the row names.
 fn columns(mut grid: Grid, rows: &[&Row<'_>], columns: &[Column]) -> Grid {
     for column in columns.iter().filter(|column| rows.iter().any(|row| (column.is_shown)(row))) {
         grid.columns.push((column.head.to_owned(), Align::Right));
@@ -188,7 +191,7 @@ impl<'a> Row<'a> {
         let runs: Vec<&RunRecord> = arm.passed().collect();
         let calls = || runs.iter().map(|run| run.calls.memory_calls());
         let device_calls = (calls().min()?, calls().max()?);
-        // Runs of programs and processes are not timed: their zeros are no times.
+        // Runs with programs or processes are not timed; their zeros are not durations.
         let timed: Vec<&RunRecord> = runs.iter().copied().filter(|run| run.timed || run.timings.scenario > Nanos::ZERO).collect();
         Some(Self {
             allocator: arm.allocator,
@@ -236,7 +239,7 @@ fn summary(summary: &Summary) -> String {
     format!("{median} / {} / {} ({}{sampled})", tail(summary), words::or_nothing(summary.mad), summary.kept)
 }
 
-/// The 99th percentile, or the largest sample where there are too few.
+/// The 99th percentile, or the maximum if there are too few samples.
 fn tail(summary: &Summary) -> String {
     match (summary.p99, summary.max) {
         (Some(p99), _) => p99.to_string(),
@@ -255,7 +258,8 @@ mod tests {
     fn model_and_measured_times_of_one_scenario_are_summarised_apart() {
         let records = examples::every_ending();
         let report = Report::new(&records);
-        let scenario = report.scenarios.iter().find(|scenario| scenario.info.name == "oom_retry").expect("it is in the example");
+        let scenario =
+            report.scenarios.iter().find(|scenario| scenario.info.name == "oom_retry").expect("the example contains the scenario");
         let timings: Vec<(Clock, usize)> = scenario
             .by_device
             .iter()
@@ -275,7 +279,9 @@ mod tests {
         records.runs.retain(|run| run.scenario.name == "cross_stream_reuse");
         let report = Report::new(&records);
         let timing = Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).expect("one run passed");
-        assert_eq!((timing.rows.len(), timing.left_out), (1, 2));
+        assert_eq!((timing.rows.len(), timing.unfinished, timing.contended), (1, 1, 1));
+        let notes = timing.footnotes().join(" ");
+        assert!(notes.contains("exclude 1 run during which other processes used the device"), "{notes}");
     }
 
     #[test]
@@ -299,12 +305,12 @@ mod tests {
             let report = Report::new(&records);
             Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).map(|timing| (timing.baseline, timing.footnotes().join(" ")))
         };
-        let alone = "`direct` did not run here, so there is nothing to compare with.";
+        let alone = "`direct` did not run, so there is no baseline.";
         assert_eq!(baseline(vec![examples::oom_retry("caching", 0)]), Some((Baseline::NotRun, alone.to_owned())));
         let direct = RunRecord { verdict: Verdict::Interrupted, ..examples::oom_retry("direct", 0) };
         let (found, notes) = baseline(vec![examples::oom_retry("caching", 0), direct]).expect("one run passed");
         assert_eq!(found, Baseline::NotPassed);
-        assert!(notes.starts_with("No run of `direct` passed here"), "{notes}");
+        assert!(notes.starts_with("No run of `direct` passed"), "{notes}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Many runs of one program: a sentence that sums them up, and a table. [`Trials`] is what there is to show; [`text`] and [`markdown`] show it.
+//! Summaries of many runs of one program: a sentence and a table, for a terminal ([`text`]) or a page ([`markdown`]).
 
 mod calls;
 
@@ -14,26 +14,26 @@ use super::page::Page;
 use super::text::{Style, Text};
 use super::words::{self, Align, Grid, NOTHING};
 
-/// The longest error that a table shows whole.
+/// Longest error that a table shows whole.
 const LONGEST_ERROR: usize = 60;
 
-/// Said where orders of addresses are compared.
-const ORDERS: &str = "A real driver's order of addresses is not known; how far the orders differ says how far the figure can be trusted.";
+/// Shown with comparisons of address orders.
+const ORDERS: &str = "The address order of a real driver is unknown. The difference between orders shows the uncertainty of the figure.";
 
-/// What many runs came to.
+/// The results to show.
 #[derive(Clone, Copy, Debug)]
 pub enum Trials<'a> {
-    /// Attempts to get memory failed, one after the other, and this was expected of the program.
+    /// Each allocation was made to fail in one run, with an optional expectation.
     Faults(&'a FaultReport, Option<Expectation>),
-    /// Calls of the device failed, one after the other.
+    /// Each device call was made to fail in one run.
     Calls(&'a FaultedRuns),
-    /// The least memory.
+    /// The search for the least memory.
     Least(&'a LeastReport),
-    /// Settings compared.
+    /// A comparison of settings.
     Settings(&'a SettingsReport),
 }
 
-/// For a terminal of that width.
+/// Renders text for a terminal of this width.
 #[must_use]
 pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
     let mut text = Text::new(style, width);
@@ -48,7 +48,7 @@ pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
     text.text.trim_start().to_owned()
 }
 
-/// As a page.
+/// Renders a page.
 #[must_use]
 pub fn markdown(trials: Trials<'_>) -> String {
     let mut page = Page::default();
@@ -112,17 +112,22 @@ fn sentence_of_faults(report: &FaultReport) -> String {
     let well = |case: &&Case| matches!(case.outcome, Outcome::Recovered | Outcome::ServedByRetry);
     let recovered = report.cases.iter().filter(well).filter(|case| !case.holds_memory).count();
     let mut parts = vec![match recovered {
-        0 => format!("None of {} may fail", words::count(all, "allocation")),
-        _ if recovered == all => format!("All of {} may fail: the program recovers", words::count(all, "allocation")),
-        _ => format!("{recovered} of {} may fail: the program recovers", words::count(all, "allocation")),
+        0 => format!("The program survives none of {}", words::count(all, "injected failure")),
+        _ if recovered == all && all == 1 => "The program recovers from the injected failure".to_owned(),
+        _ if recovered == all => format!("The program recovers from all {all} injected failures"),
+        _ => format!("The program recovers from {recovered} of {}", words::count(all, "injected failure")),
     }];
     let holding: Vec<i64> = report.cases.iter().filter(well).filter(|case| case.holds_memory).filter_map(|case| case.more_at_end).collect();
     if let Some(most) = holding.iter().max() {
-        parts.push(format!("{} it goes on, but holds up to {} more at its end", times(holding.len()), Bytes(most.unsigned_abs())));
+        parts.push(format!(
+            "{} it continues, but up to {} more stay allocated at its end",
+            times(holding.len()),
+            Bytes(most.unsigned_abs())
+        ));
     }
     let mut ends: BTreeMap<(&Outcome, String), usize> = BTreeMap::new();
     for case in report.cases.iter().filter(|case| !well(case)) {
-        // What a signal or another error ends says itself where; out of memory says it by the place of the error.
+        // The location of an OutOfMemoryError completes outcomes that do not name it.
         let place = case.stack.first().map_or_else(String::new, |frame| format!(" at {}", frame.short()));
         *ends.entry((&case.outcome, place)).or_default() += 1;
     }
@@ -130,7 +135,7 @@ fn sentence_of_faults(report: &FaultReport) -> String {
     parts.join("; ") + "."
 }
 
-/// As in: it ends with OutOfMemoryError at train.py:88.
+/// Completes "it …", for example "ends with OutOfMemoryError at train.py:88".
 fn ending(outcome: &Outcome, place: &str) -> String {
     let after = if place.is_empty() { String::new() } else { format!(" after the OutOfMemoryError{place}") };
     match outcome {
@@ -138,9 +143,9 @@ fn ending(outcome: &Outcome, place: &str) -> String {
         Outcome::OutOfMemory => format!("ends with OutOfMemoryError{place}"),
         Outcome::OtherError { error } => format!("ends with `{}`{after}", words::shortened(error, LONGEST_ERROR)),
         Outcome::ExitCode { exit_code } => format!("ends with exit code {exit_code}{after}"),
-        Outcome::Signal { signal } => format!("is ended by signal {signal}{after}"),
-        Outcome::Hang => format!("does not end in its time{after}"),
-        Outcome::NotReached => "does not come to the attempt that was to fail".to_owned(),
+        Outcome::Signal { signal } => format!("ends with signal {signal}{after}"),
+        Outcome::Hang => format!("exceeds its time limit{after}"),
+        Outcome::NotReached => "does not reach the allocation to fail".to_owned(),
     }
 }
 
@@ -166,13 +171,18 @@ fn more(bytes: i64) -> String {
 }
 
 fn grid_of_faults(report: &FaultReport) -> Grid {
-    let figures = ["held at the end", "peak reserved", "asked next", "work"].map(|head| (head, Align::Right));
-    let columns =
-        [("attempt", Align::Right), ("size", Align::Right), ("where", Align::Left), ("outcome", Align::Left), ("alone", Align::Left)];
+    let figures = ["allocated at the end", "peak reserved", "next request", "submitted work"].map(|head| (head, Align::Right));
+    let columns = [
+        ("attempt", Align::Right),
+        ("size", Align::Right),
+        ("location", Align::Left),
+        ("outcome", Align::Left),
+        ("single failure", Align::Left),
+    ];
     let mut grid = Grid::new(columns.into_iter().chain(figures));
     for case in &report.cases {
         let place = case.stack.first().map_or_else(|| NOTHING.to_owned(), |frame| format!("{} {}", frame.short(), frame.name));
-        let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", not its last message" } else { "" };
+        let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", but not as the last message" } else { "" };
         let work = case.submitted as f64 * 100.0 / (report.first.submitted as f64);
         let work = (report.first.submitted > 0).then(|| format!("{work:.0} %"));
         grid.rows.push(vec![
@@ -194,7 +204,7 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
     let first = &report.first;
     let mut notes = Vec::new();
     if report.left_out > 0 {
-        notes.push(format!("Interrupted: {} left out.", words::count(report.left_out, "run")));
+        notes.push(format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
     }
     if let Some(expectation) = expectation {
         let missed: Vec<String> =
@@ -204,13 +214,13 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
             Expectation::EndsCleanly => "recovers or ends cleanly",
         };
         notes.push(match missed.len() {
-            0 => format!("Expected that it {what}: so it does."),
-            _ => format!("Expected that it {what}: it does not where these attempts fail: {}.", missed.join(", ")),
+            0 => format!("Expectation met: it {what}."),
+            _ => format!("Expectation not met: it {what}, except after failures of these attempts: {}.", missed.join(", ")),
         });
     }
-    let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", held {} at its end", Bytes(bytes)));
+    let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", left {} allocated at its end", Bytes(bytes)));
     notes.push(format!(
-        "Without failures it made {} to get device memory{held} and reserved {} at most; the columns compare with that. In each run two attempts in a row failed, since PyTorch asks again once; made to fail: {}.",
+        "Without failures the program made {} to allocate device memory{held} and reserved at most {}. The columns are differences to that run. Each run fails two attempts in a row, because PyTorch retries once. Injected: {}.",
         words::count(first.attempts, "attempt"),
         Bytes(first.peak_reserved),
         report.chosen,
@@ -218,21 +228,21 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
     let alone: Vec<&Outcome> = report.cases.iter().filter_map(|case| case.alone.as_ref()).collect();
     if !alone.is_empty() {
         let served = alone.iter().filter(|outcome| **outcome == &Outcome::ServedByRetry).count();
-        notes.push(format!("One failed attempt alone was served by PyTorch's retry in {served} of {}.", words::count(alone.len(), "run")));
+        notes.push(format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {}.", words::count(alone.len(), "run")));
     }
     if first.processes > 1 {
-        notes.push(format!("{} processes used the GPU; an attempt fails in each of them, and sizes and places are those of the one with the most attempts.", first.processes));
+        notes.push(format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
     }
     notes
 }
 
 fn sentence_of_least(report: &LeastReport) -> String {
-    let Some(order) = report.orders.first() else { return "No memory was found to be enough.".to_owned() };
+    let Some(order) = report.orders.first() else { return "No tested amount of memory is enough.".to_owned() };
     let less = match order.too_little {
         0 => String::new(),
-        too_little => format!(", and {} are not", Bytes(too_little)),
+        too_little => format!(", {} are not", Bytes(too_little)),
     };
-    format!("{} are enough{less}; with {} it reserved {}.", Bytes(order.enough), Bytes(report.plenty), Bytes(report.peak_reserved))
+    format!("{} are enough{less}. With {} the program reserved {}.", Bytes(order.enough), Bytes(report.plenty), Bytes(report.peak_reserved))
 }
 
 fn grid_of_least(report: &LeastReport) -> Grid {
@@ -253,7 +263,7 @@ fn notes_on_least(report: &LeastReport) -> Vec<String> {
         notes.push(ORDERS.to_owned());
     }
     if report.orders.iter().any(|order| !order.is_monotonic) {
-        notes.push("`?`: some more memory was too little, so that other amounts below may do as well.".to_owned());
+        notes.push("`?`: a larger amount failed, so smaller amounts than the one shown may be enough.".to_owned());
     }
     notes
 }
@@ -266,8 +276,8 @@ fn row_ends(row: &Row) -> String {
     match (row.exit_code, row.signal) {
         _ if row.is_hang => "hang".to_owned(),
         (_, Some(signal)) => format!("signal {signal}"),
-        (Some(0), _) if row.num_ooms > 0 => "well, after OOM".to_owned(),
-        (Some(0), _) => "well".to_owned(),
+        (Some(0), _) if row.num_ooms > 0 => "success after OOM".to_owned(),
+        (Some(0), _) => "success".to_owned(),
         (code, _) if row.ended_out_of_memory => format!("OutOfMemoryError, exit code {}", words::or_nothing(code)),
         (code, _) => format!("exit code {}", words::or_nothing(code)),
     }
@@ -275,20 +285,20 @@ fn row_ends(row: &Row) -> String {
 
 fn sentence_of_settings(report: &SettingsReport) -> String {
     let Some(best) = report.best.and_then(|best| report.rows.get(best)) else {
-        return format!("With none of these settings does it end well in {}.", Bytes(report.memory));
+        return format!("The program fails in {} with each of these settings.", Bytes(report.memory));
     };
     let memory = best
         .least_memory
-        .map_or_else(|| format!("reserves {} at most", Bytes(best.peak_reserved)), |least| format!("needs {}", Bytes(least)));
+        .map_or_else(|| format!("reserves at most {}", Bytes(best.peak_reserved)), |least| format!("needs {}", Bytes(least)));
     let well = report.rows.iter().filter(|row| row.ends_well()).count();
-    format!("{} is best: it {memory}. It ends well with {well} of {}.", named(best), words::count(report.rows.len(), "setting"))
+    format!("{} is best: it {memory}. The program succeeds with {well} of {}.", named(best), words::count(report.rows.len(), "setting"))
 }
 
 fn grid_of_settings(report: &SettingsReport) -> Grid {
     let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
     let figures = ["peak reserved", "retries", "OOMs", "driver calls"].into_iter().chain(with_least.then_some("least memory"));
     let mut grid =
-        Grid::new([("settings", Align::Left), ("ends", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
+        Grid::new([("settings", Align::Left), ("outcome", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
     for row in &report.rows {
         let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls].map(|figure| figure.to_string());
         let cells = [named(row), row_ends(row), Bytes(row.peak_reserved).to_string()].into_iter().chain(figures);
@@ -297,9 +307,10 @@ fn grid_of_settings(report: &SettingsReport) -> Grid {
     grid
 }
 
-/// How far the orders of addresses differ, by setting.
+/// Differences between address orders, by setting.
 fn notes_on_settings(report: &SettingsReport) -> Vec<String> {
-    let mut notes: Vec<String> = report.is_interrupted.then(|| "Interrupted: the rest was left out.".to_owned()).into_iter().collect();
+    let mut notes: Vec<String> =
+        report.is_interrupted.then(|| "Interrupted: the remaining runs did not start.".to_owned()).into_iter().collect();
     for row in &report.rows {
         if let [first, others @ ..] = row.least_by_order.as_slice()
             && !others.is_empty()

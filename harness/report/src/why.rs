@@ -1,4 +1,4 @@
-//! Why a request failed, in words: the causes themselves are found by [`harness_record::cause`].
+//! Explains causes of failed requests. [`harness_record::cause`] determines the causes.
 
 use std::collections::BTreeSet;
 
@@ -9,30 +9,29 @@ use serde::Serialize;
 use crate::words::{self, size};
 use harness_record::{Cause, Holder, Pieces, PinnedSegment, RunRecord, Shortage, StepRecord, causes};
 
-/// Holders of segments that a sentence names.
+/// Maximum number of holders that a sentence names.
 const NAMED: usize = 4;
 
-/// A request that failed, for programs.
+/// A failed request in the JSON output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OutOfMemory {
-    /// The number of the step in the run.
+    /// Position of the step in the run.
     pub step: u32,
-    /// Its line in the scenario.
+    /// Line of the step in the scenario.
     pub line: u32,
-    /// Which pass of the loops around it this was.
+    /// Iteration of the enclosing loops.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iteration: Option<String>,
-    /// The stream, by its name where that is known.
+    /// Name of the stream, or its number.
     pub stream: String,
-    /// What was asked for.
     pub requested: Bytes,
-    /// Names of the causes, as scenarios have them: see [`harness_record::CauseKind`].
+    /// Names of the causes, see [`harness_record::CauseKind`].
     pub causes: Vec<&'static str>,
-    /// The causes in words.
+    /// The causes as sentences.
     pub why: String,
 }
 
-/// Every request of a run that failed for good, of the steps that are recorded.
+/// All requests of recorded steps that failed after all retries.
 pub fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
     failed_requests(run).map(|(step, shortage)| OutOfMemory {
         step: step.number,
@@ -45,31 +44,31 @@ pub fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
     })
 }
 
-/// The steps whose request failed for good, with what is known of it.
+/// Steps whose request failed, with the state at that moment.
 pub(crate) fn failed_requests(run: &RunRecord) -> impl Iterator<Item = (&StepRecord, &Shortage)> {
     run.steps.iter().filter_map(|step| Some((step, step.shortage.as_ref()?)))
 }
 
-/// Names of the causes, each once.
+/// Distinct names of the causes.
 pub(crate) fn kinds(shortage: &Shortage) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().name()).collect();
     kinds.dedup();
     kinds
 }
 
-/// The causes without their figures, in one line.
+/// The causes without figures, on one line.
 pub(crate) fn in_short(shortage: &Shortage) -> String {
     let mut clauses: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().about()).collect();
     clauses.dedup();
     if clauses.is_empty() { "the figures do not show why".to_owned() } else { clauses.join("; ") }
 }
 
-/// The question that [`explain`] answers.
+/// The heading of [`explain`].
 pub(crate) fn title(shortage: &Shortage) -> &'static str {
     if shortage.was_enough_free() { "Why free memory did not help" } else { "Why there was too little memory" }
 }
 
-/// What was asked for: `700 MiB`, or `700 MiB for stream side` where that is not the default stream.
+/// The request, for example `700 MiB` or `700 MiB for stream side`. The default stream is not named.
 pub(crate) fn request(shortage: &Shortage) -> String {
     match stream(shortage, shortage.stream).as_str() {
         DEFAULT_STREAM => size(shortage.requested),
@@ -77,16 +76,16 @@ pub(crate) fn request(shortage: &Shortage) -> String {
     }
 }
 
-/// The stream that every scenario has.
+/// The name of the default stream.
 const DEFAULT_STREAM: &str = "the default stream";
 
-/// The causes in words, or the figures where there is none.
+/// Explains the causes, or gives the figures if no cause is proven.
 pub(crate) fn explain(shortage: &Shortage) -> String {
     let causes = causes(shortage);
     if !causes.is_empty() {
         return causes.iter().map(|cause| sentence(cause, shortage)).collect::<Vec<_>>().join(" ");
     }
-    let unknown = if shortage.lanes.is_none() { ", whose pool does not say in what pieces" } else { "" };
+    let unknown = if shortage.lanes.is_none() { ", whose pool does not report its blocks" } else { "" };
     format!(
         "The figures do not show why: {} were requested, {} were free on the device and {} in the allocator{unknown}.",
         size(shortage.requested),
@@ -95,13 +94,13 @@ pub(crate) fn explain(shortage: &Shortage) -> String {
     )
 }
 
-/// The causes in words without those that only say that free memory is in too small pieces.
+/// Explains the causes other than fragmentation.
 pub(crate) fn beside_fragmentation(shortage: &Shortage) -> String {
     let causes = causes(shortage).into_iter().filter(|cause| !matches!(cause, Cause::Fragmented { .. }));
     causes.map(|cause| sentence(&cause, shortage)).collect::<Vec<_>>().join(" ")
 }
 
-/// A stream by its name, where that is known.
+/// The stream's name, or its number.
 fn stream(shortage: &Shortage, number: u32) -> String {
     match shortage.streams.get(&number).map(String::as_str) {
         Some("default") => DEFAULT_STREAM.to_owned(),
@@ -110,11 +109,11 @@ fn stream(shortage: &Shortage, number: u32) -> String {
     }
 }
 
-/// One cause, with its figures, as a sentence.
+/// Explains one cause with its figures.
 fn sentence(cause: &Cause, shortage: &Shortage) -> String {
     match *cause {
         Cause::Fraction { limit, held, free } => format!(
-            "The memory fraction allows {}, of which {} are held already: {} more, whatever the {} free on the device.",
+            "The memory fraction allows {}, of which {} are in use. So only {} remain, although {} are free on the device.",
             size(limit),
             size(held),
             size(limit.saturating_sub(held)),
@@ -128,10 +127,10 @@ fn sentence(cause: &Cause, shortage: &Shortage) -> String {
             let call = refused.map_or("call", |refused| &refused.call);
             let process = refused.and_then(|refused| refused.process.as_ref());
             let whose = process.map_or_else(String::new, |process| format!(" of the process `{process}`"));
-            format!("The failure was injected: {call} number {number}{whose} was made to fail.")
+            format!("The scenario injected this failure into {call} number {number}{whose}.")
         }
         Cause::PendingFree(waiting) => format!(
-            "{} were freed but wait for other streams that still use them, in pieces of at most {}.",
+            "{} were freed but wait for other streams that still use them. The largest block has {}.",
             size(waiting.bytes),
             size(waiting.largest)
         ),
@@ -140,62 +139,57 @@ fn sentence(cause: &Cause, shortage: &Shortage) -> String {
                 PoolKind::Small => ("small", "more than 1 MiB"),
                 PoolKind::Large => ("large", "at most 1 MiB"),
             };
-            format!(
-                "A piece of {} is free, but in the pool of {holds} blocks, from which no request of {request} is served.",
-                size(largest)
-            )
+            format!("A block of {} is free, but the pool of {holds} blocks does not serve requests of {request}.", size(largest))
         }
         Cause::OtherStream { stream: owner, wanted, largest } => format!(
-            "A piece of {} is free, but it belongs to {}, and the request is for {}.",
+            "A block of {} is free, but it belongs to {}, and the request is for {}.",
             size(largest),
             stream(shortage, owner),
             stream(shortage, wanted)
         ),
         Cause::Rounding { room, asked } => {
-            format!("{} could be had from the driver, but memory is taken in whole segments or pages, here {}.", size(room), size(asked))
+            format!("The driver has {}, but the allocator requests whole segments or pages, here {}.", size(room), size(asked))
         }
         Cause::RoundedUp { largest, asked } => {
-            format!("A piece of {} is free, but the request is rounded up to {}.", size(largest), size(asked))
+            format!("A block of {} is free, but the request is rounded up to {}.", size(largest), size(asked))
         }
         Cause::Fragmented { own, room, elsewhere } => fragmented(shortage, own, room, elsewhere),
         Cause::PrivatePool(pieces) => format!(
-            "{} are free in private pools, which serve other requests, such as those of a CUDA graph; they come back when the pool is released.",
+            "{} are free in private pools, which serve other requests, for example those of a CUDA graph. Releasing the pool frees them.",
             size(pieces.bytes)
         ),
         Cause::OthersHold { held, asked } => {
-            format!("Other programs hold {}: without them the driver could have given the {} it was asked for.", size(held), size(asked))
+            format!("Other processes use {}. Without them, the driver could have allocated the requested {}.", size(held), size(asked))
         }
         Cause::Unaccounted { used, asked } => format!(
-            "{} of the device are in use beyond what the allocator reserved, by the driver's rounding or by other programs: without that the \
-             driver could have given the {} it was asked for.",
+            "{} of the device are in use by neither the allocator nor a known process, for example through the driver's rounding. Without them, \
+             the driver could have allocated the requested {}.",
             size(used),
             size(asked)
         ),
-        Cause::TooLarge { free, cached } => format!(
-            "The request is larger than all that is free together: {} on the device and {} in the allocator.",
-            size(free),
-            size(cached)
-        ),
+        Cause::TooLarge { free, cached } => {
+            format!("The request is larger than all free memory: {} on the device and {} in the allocator.", size(free), size(cached))
+        }
     }
 }
 
 fn fragmented(shortage: &Shortage, own: Pieces, room: Bytes, elsewhere: Bytes) -> String {
     let mut parts = Vec::new();
     if own.count > 0 {
-        let pieces = words::count(own.count, "piece");
+        let pieces = words::count(own.count, "block");
         let largest = if own.count > 1 { format!(", the largest of {}", size(own.largest)) } else { String::new() };
-        parts.push(format!("{} in {pieces} for its stream and size{largest}", size(own.bytes)));
+        parts.push(format!("{} in {pieces} of the right stream and size{largest}", size(own.bytes)));
     }
-    let others = [(room, "to be had from the driver"), (elsewhere, "for other streams or sizes")];
+    let others = [(room, "from the driver"), (elsewhere, "of other streams or sizes")];
     parts.extend(others.iter().filter(|(bytes, _)| *bytes > Bytes::ZERO).map(|(bytes, what)| format!("{} {what}", size(*bytes))));
     format!(
-        "What is free is enough together, but in pieces that are too small: {}. {}",
+        "Enough memory is free in total, but no free block is large enough: {}. {}",
         parts.join("; "),
         what_pins(shortage, elsewhere > Bytes::ZERO)
     )
 }
 
-/// What keeps the free pieces from going back to the driver.
+/// Names the blocks that keep free memory from being released to the driver.
 fn what_pins(shortage: &Shortage, everywhere: bool) -> String {
     let serves = |segment: &&PinnedSegment| {
         let own_pool = segment.pool.is_none_or(|pool| pool == PoolKind::of_block(shortage.requested));
@@ -209,21 +203,22 @@ fn what_pins(shortage: &Shortage, everywhere: bool) -> String {
         }
     }
     if holders.is_empty() {
-        return "A request needs one piece, and a segment or page in which something is live cannot go back to the driver.".to_owned();
+        return "A request needs one contiguous block, and a segment or page with a live block cannot be released to the driver."
+            .to_owned();
     }
     let is_whole = shortage.pinned_unlisted.is_empty() && segments.iter().all(|segment| segment.other_blocks == 0);
     let is_one = is_whole && holders.len() == 1 && segments.iter().all(|segment| segment.holders.iter().all(|holder| holder.blocks == 1));
-    let verb = if is_one && segments.len() == 1 { "holds" } else { "hold" };
+    let verb = if is_one && segments.len() == 1 { "pins" } else { "pin" };
     let rest = if segments.len() == 1 && shortage.pinned_unlisted.is_empty() {
-        "the rest of its segment, which cannot go back to the driver meanwhile"
+        "a segment that therefore cannot be released to the driver"
     } else {
-        "the rest of these segments, which cannot go back to the driver meanwhile"
+        "segments that therefore cannot be released to the driver"
     };
     format!("{} {verb} {rest}.", named(&holders, is_whole))
 }
 
-/// The names of holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. Where there are holders that are not listed, their number is
-/// not known.
+/// Names holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. If some holders are unlisted, their number is
+/// unknown.
 fn named(holders: &[&Holder], is_whole: bool) -> String {
     let mut names: Vec<&str> = Vec::new();
     for holder in holders {
@@ -243,7 +238,7 @@ fn named(holders: &[&Holder], is_whole: bool) -> String {
     format!("{shown} ({})", lines(&holders.iter().map(|holder| holder.line).collect()))
 }
 
-/// `line 12`, `lines 12-14`, `lines 3, 9-11`.
+/// Formats lines: `line 12`, `lines 12-14`, `lines 3, 9-11`.
 fn lines(lines: &BTreeSet<u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for &line in lines {
@@ -256,7 +251,7 @@ fn lines(lines: &BTreeSet<u32>) -> String {
     format!("{} {}", if lines.len() == 1 { "line" } else { "lines" }, ranges.collect::<Vec<_>>().join(", "))
 }
 
-/// What is live in a pinned segment: each buffer with its line and size.
+/// Lists the live buffers of a pinned segment, with line and size.
 pub(crate) fn holders_of(segment: &PinnedSegment) -> String {
     let mut parts: Vec<String> = segment
         .holders
@@ -306,7 +301,7 @@ mod tests {
         shortage.streams.insert(1, "side".to_owned());
         shortage.injected = Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 3 });
         let seen: Vec<CauseKind> = causes.iter().map(Cause::kind).collect();
-        assert!(CauseKind::ALL.iter().all(|kind| seen.contains(kind)), "a kind is missing here");
+        assert!(CauseKind::ALL.iter().all(|kind| seen.contains(kind)), "the test lacks a kind");
         let sentences: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.kind(), sentence(cause, &shortage))).collect();
         insta::assert_snapshot!(sentences.join("\n"));
     }
@@ -326,19 +321,18 @@ mod tests {
             shortage.pinned = segments;
             what_pins(&shortage, false)
         };
-        assert!(pins(Vec::new()).starts_with("A request needs one piece"));
-        let one = "lora1 (line 12) holds the rest of its segment, which cannot go back to the driver meanwhile.";
+        assert!(pins(Vec::new()).starts_with("A request needs one contiguous block"));
+        let one = "lora1 (line 12) pins a segment that therefore cannot be released to the driver.";
         assert_eq!(pins(vec![pinned(vec![holder("lora1", 12, 1)])]), one);
         let loras = vec![holder("lora1", 12, 1), holder("lora2", 13, 1), holder("lora3", 14, 1)];
-        assert!(pins(vec![pinned(loras.clone())]).starts_with("lora1, lora2 and lora3 (lines 12-14) hold the rest of its segment"));
+        assert!(pins(vec![pinned(loras.clone())]).starts_with("lora1, lora2 and lora3 (lines 12-14) pin a segment"));
         let many = (0..6).map(|n| holder(&format!("kv[{n}]"), 7 + 2 * (n / 3), 1)).collect();
         assert!(
-            pins(vec![pinned(loras), pinned(many)])
-                .starts_with("lora1, lora2, lora3, kv[0] and 5 more (lines 7, 9, 12-14) hold the rest of these segments")
+            pins(vec![pinned(loras), pinned(many)]).starts_with("lora1, lora2, lora3, kv[0] and 5 more (lines 7, 9, 12-14) pin segments")
         );
-        // Another stream's segment is no matter where the request's own pieces are enough.
+        // Segments of other streams do not count if the request's own blocks suffice.
         let elsewhere = PinnedSegment { stream: Some(1), ..pinned(vec![holder("a", 3, 1)]) };
-        assert!(pins(vec![elsewhere]).starts_with("A request needs one piece"));
+        assert!(pins(vec![elsewhere]).starts_with("A request needs one contiguous block"));
     }
 
     #[test]
@@ -346,7 +340,7 @@ mod tests {
         let mut shortage = examples::shortage();
         shortage.pinned = vec![pinned(vec![holder("s", 5, 14)])];
         shortage.pinned_unlisted = UnlistedSegments { count: 3, free: mib(6) };
-        assert!(what_pins(&shortage, false).starts_with("s and others (line 5) hold the rest of these segments"));
+        assert!(what_pins(&shortage, false).starts_with("s and others (line 5) pin segments"));
         assert_eq!(holders_of(&shortage.pinned[0]), "s (line 5): 28 MiB in 14 blocks");
     }
 }

@@ -1,4 +1,4 @@
-//! How figures and facts are put into words, the same in every format.
+//! Wording shared by all formats.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -12,41 +12,38 @@ use super::{ArmGroup, Clocks, Counts, DeviceGroup, Report};
 pub(super) use harness_base::words::count;
 use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, Verdict, Violation};
 
-/// What is written where there is no figure.
+/// Shown in place of a missing figure.
 pub(super) const NOTHING: &str = "–";
 
-/// Which way a column leans.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Align {
-    /// For words.
     Left,
-    /// For figures.
     Right,
 }
 
 /// A table of plain text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Grid {
-    /// Heads of the columns.
     pub(super) columns: Vec<(String, Align)>,
-    /// As many cells a row as there are columns.
+    /// Rows with one cell per column.
     pub(super) rows: Vec<Vec<String>>,
 }
 
 impl Grid {
-    /// A table without rows.
+    /// Creates a table without rows.
     pub(super) fn new<S: Into<String>>(columns: impl IntoIterator<Item = (S, Align)>) -> Self {
         Self { columns: columns.into_iter().map(|(head, align)| (head.into(), align)).collect(), rows: Vec::new() }
     }
 }
 
-/// An amount of memory: the human form where it is exact, else the human form and the bytes.
+/// Formats a size. If the short form rounds, the bytes follow in parentheses.
 pub(super) fn size(bytes: Bytes) -> String {
     let human = bytes.to_string();
     if Bytes::parse(&human) == Ok(bytes) { human } else { format!("{human} ({})", bytes.get()) }
 }
 
-/// A text of at most so many characters: of a longer one, both ends.
+/// Returns at most `most` characters; a longer text keeps both ends.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {
@@ -56,24 +53,24 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     text.chars().take(start).chain(['…']).chain(text.chars().skip(length - end)).collect()
 }
 
-/// A step by what it does, without its details: `alloc weights`.
+/// The step's kind and subject, for example `alloc weights`.
 pub(super) fn step_name(step: &StepRecord) -> String {
     let subject = step.text.split(',').next().unwrap_or_default();
     format!("{} {subject}", step.kind).trim_end().to_owned()
 }
 
-/// A step by its number and place: `step 3, line 12, i = 2`.
+/// The step's position, for example `step 3, line 12, i = 2`.
 pub(super) fn step_place(step: &StepRecord) -> String {
     let iteration = step.iteration.as_ref().map_or_else(String::new, |iteration| format!(", {iteration}"));
     format!("step {}, line {}{iteration}", step.number, step.line)
 }
 
-/// A figure, or [`NOTHING`].
+/// The figure, or [`NOTHING`].
 pub(super) fn or_nothing(value: Option<impl Display>) -> String {
     value.map_or_else(|| NOTHING.to_owned(), |value| value.to_string())
 }
 
-/// A multiple, as `1.25×`; small ones with three digits.
+/// Formats a ratio, for example `1.25×`; small ratios have four decimals.
 pub(super) fn multiple(ratio: Option<f64>) -> String {
     match ratio {
         None => NOTHING.to_owned(),
@@ -83,7 +80,7 @@ pub(super) fn multiple(ratio: Option<f64>) -> String {
     }
 }
 
-/// The least and the most of some figures: `1980`, `1965 to 1980`.
+/// Formats the minimum and maximum, for example `1965 to 1980`.
 pub(super) fn range(figures: &BTreeSet<u32>) -> String {
     match (figures.first(), figures.last()) {
         (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
@@ -91,7 +88,7 @@ pub(super) fn range(figures: &BTreeSet<u32>) -> String {
     }
 }
 
-/// What steps count in bytes, beside the names that say so.
+/// Step metrics in bytes whose names do not end with `bytes`.
 const IN_BYTES: [&str; 11] = [
     "failed_request",
     "peak_reserved",
@@ -106,7 +103,7 @@ const IN_BYTES: [&str; 11] = [
     "host_copied",
 ];
 
-/// What a step counted of itself, with the unit that its name implies.
+/// Formats a step metric with the unit that its name implies.
 pub(super) fn metric(name: &str, value: u64) -> String {
     let is_bytes = StatKey::from_name(name).is_some_and(StatKey::is_bytes) || name.ends_with("bytes") || IN_BYTES.contains(&name);
     if is_bytes {
@@ -118,7 +115,6 @@ pub(super) fn metric(name: &str, value: u64) -> String {
     }
 }
 
-/// How a step ended.
 pub(super) fn outcome(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Done => "done".to_owned(),
@@ -129,7 +125,6 @@ pub(super) fn outcome(outcome: &Outcome) -> String {
     }
 }
 
-/// How a run ended.
 pub(super) const fn verdict(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "passed",
@@ -141,7 +136,7 @@ pub(super) const fn verdict(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// What should hold and does not, on lines that can be copied.
+/// Describes a violation on lines that can be copied.
 pub(super) fn violation(violation: &Violation) -> String {
     let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
     let promise = match &violation.rule {
@@ -157,12 +152,12 @@ pub(super) fn violation(violation: &Violation) -> String {
     format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
 }
 
-/// A text as a sentence: with a full stop at its end.
+/// Adds a full stop if the text has no final punctuation.
 pub(super) fn sentence(text: &str) -> String {
     if text.ends_with(['.', '!', '?']) { text.to_owned() } else { format!("{text}.") }
 }
 
-/// How all repetitions of an arm ended: `passed`, `passed ×5`, `FAILED 1 of 5`.
+/// Summarizes the repetitions of an arm: `passed`, `passed ×5`, `FAILED 1 of 5`.
 pub(super) fn verdicts(counts: Counts) -> String {
     let total = counts.total();
     let parts = [
@@ -180,7 +175,7 @@ pub(super) fn verdicts(counts: Counts) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// The line that is read first.
+/// The first line of a report.
 pub(super) fn verdict_line(counts: Counts) -> String {
     let total = counts.total();
     let head = match (total, counts.failed) {
@@ -200,7 +195,7 @@ pub(super) fn verdict_line(counts: Counts) -> String {
     format!("{head}: {}.", tail.join(", "))
 }
 
-/// What was planned and did not start; `None` where everything did.
+/// Names planned runs that did not start. `None` if all started.
 pub(super) fn not_started(records: &Records) -> Option<String> {
     const NAMED: usize = 5;
     let all = records.not_started.len();
@@ -215,12 +210,12 @@ pub(super) fn not_started(records: &Records) -> Option<String> {
     Some(format!("Incomplete: {} of {} did not start: {}.", all, count(all + records.runs.len(), "run"), names.join(", ")))
 }
 
-/// How the runs of one arm ended. An observed arm that did not meet what its scenario expects has not failed, but has not passed either.
+/// Summarizes an arm. An arm that the user added and that misses an expectation has neither passed nor failed.
 pub(super) fn arm_verdicts(arm: &ArmGroup<'_>) -> String {
     if not_judged(arm.shown()).is_some() { "not met".to_owned() } else { verdicts(arm.counts) }
 }
 
-/// What an observed run did not meet of what its scenario expects; `None` of a run that is judged, or met it all.
+/// Expectations that an unjudged run did not meet. `None` if the run is judged or met them all.
 pub(super) fn not_judged(run: &RunRecord) -> Option<String> {
     let mut unmet = run.steps.iter().flat_map(|step| &step.notes).filter_map(|note| note.strip_prefix(NOT_JUDGED));
     let first = unmet.next()?;
@@ -231,7 +226,7 @@ pub(super) fn not_judged(run: &RunRecord) -> Option<String> {
     Some(format!("not judged: {first}{more}"))
 }
 
-/// Whose clock a device runs on, in a few words.
+/// Describes the device's clock.
 pub(super) fn clock(device: &DeviceGroup<'_>) -> String {
     match (device.info.clock, &device.info.fingerprint.cost_model) {
         (Clock::Measured, _) => "measured".to_owned(),
@@ -240,13 +235,13 @@ pub(super) fn clock(device: &DeviceGroup<'_>) -> String {
     }
 }
 
-/// All memory of a device, whatever limit scenarios run under.
+/// The device's total memory, without the scenario's limit.
 pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
     or_nothing(device.info.fingerprint.memory.map(size))
 }
 
-/// The commands that record the run once more and tell where every byte was, of a run whose last request was refused. `None` where the allocator keeps
-/// no memory itself, so that nothing can be recorded.
+/// Commands that record the run again and explain its memory, for a run whose last request failed. `None` if the allocator has no
+/// cache to record.
 pub(super) fn explain_command(run: &RunRecord) -> Option<String> {
     run.steps.last()?.shortage.as_ref()?.lanes.as_ref()?;
     // The program's name may contain ` run ` itself, as in `cargo run --`.
@@ -254,7 +249,7 @@ pub(super) fn explain_command(run: &RunRecord) -> Option<String> {
     Some(format!("{} --repeat 1 --snapshot oom.pickle; {program} explain oom.pickle", run.reproduce))
 }
 
-/// The gap in a run that had too many steps to record; `None` where all are recorded.
+/// Describes steps that are missing from the record. `None` if all are recorded.
 pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
     let missing = match run.unrecorded_steps {
         0 => return None,
@@ -265,10 +260,10 @@ pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
     let gap = run.steps.windows(2).find(|pair| pair[1].number > pair[0].number + 1);
     let after = gap.map(|pair| pair[0].number).or_else(|| run.steps.last().map(|step| step.number));
     let after = after.map_or_else(String::new, |number| format!(" after step {number}"));
-    Some(format!("{missing} not recorded{after}: a record holds only so many steps of a run."))
+    Some(format!("{missing} not recorded{after}: a record has a limited number of steps."))
 }
 
-/// The sentence that says whether times are to be believed; `None` where all were measured.
+/// Warns that times come from a cost model. `None` if all times were measured.
 pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
     let simulated: Vec<&DeviceGroup<'_>> = report.devices.iter().filter(|device| device.info.clock == Clock::Simulated).collect();
     let mut models: Vec<&str> = Vec::new();
@@ -285,14 +280,13 @@ pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
     match report.clocks()? {
         Clocks::Measured => None,
         Clocks::Simulated => Some(format!(
-            "All times in this report are model times: a virtual clock, moved by {model}. No GPU was measured, and the allocator's own work \
-             on the host takes no model time."
+            "All times in this report are model times from {model}. No GPU was measured, and the allocator's own work on the host is not included."
         )),
         Clocks::Mixed => {
             let labels: Vec<&str> = simulated.iter().map(|device| device.label.as_str()).collect();
             Some(format!(
-                "All times of {} are model times: a virtual clock, moved by {model}, in which the allocator's own work on the host takes no \
-                 time. They stand in tables of their own and are never compared with measured times.",
+                "All times of {} are model times from {model}. They do not include the allocator's own work on the host. They have separate \
+                 tables and are never compared with measured times.",
                 labels.join(" and ")
             ))
         }
@@ -358,7 +352,7 @@ mod tests {
     fn steps_that_are_not_recorded_are_told() {
         let run = |unrecorded_steps| RunRecord { unrecorded_steps, ..examples::long_run(2, &[]) };
         assert_eq!(unrecorded(&run(0)), None);
-        let one = "1 step more ran and is not recorded after step 2: a record holds only so many steps of a run.";
+        let one = "1 step more ran and is not recorded after step 2: a record has a limited number of steps.";
         assert_eq!(unrecorded(&run(1)).as_deref(), Some(one));
         assert!(unrecorded(&run(9)).is_some_and(|text| text.starts_with("9 steps more ran and are not recorded")));
     }

@@ -1,23 +1,50 @@
-//! The page of an explanation, in a real browser: what it shows are the snapshot's numbers, and it can be used.
+//! Opens the page of an explanation in a real browser: it shows the snapshot's numbers, and its controls work.
 //!
-//! Without a browser these tests say that they skipped; `HARNESS_BROWSER` names one that is not on the path. The tests over recorded snapshots skip
-//! where those are not there.
+//! Without a browser the tests are shown as ignored; `HARNESS_BROWSER` names one that is not on the path. Tests over recorded snapshots are
+//! ignored without the recordings.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue fails")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{Explanation, Options, devices, explain};
 use harness_report::explain::html::{PageData, RankData, page};
 use harness_trace::snapshot::{Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot};
+use libtest_mimic::{Arguments, Trial};
 use serde_json::{Value, json};
 
-/// What a page for `kv-cat`, the recording with the most events, may take.
+/// Size limit of the page of `kv-cat`, the recording with the most events.
 const LARGEST_PAGE: usize = 6 << 20;
+const SNAPSHOTS: [&str; 6] =
+    ["gt-features.default", "gt-gpt-grow.default", "kv-cat", "streams-fsdp", "streams-fsdp-expandable", "resnet152-b96-oom"];
+
+fn main() -> ExitCode {
+    let (has_browser, has_recordings) = (browser().is_some(), recordings("snapshots").is_dir() && recordings("real-snapshots").is_dir());
+    let trial = |name: &str, can_run: bool, test: fn()| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+        .with_ignored_flag(!can_run)
+    };
+    let trials = vec![
+        trial("a browser shows the numbers and can be used", has_browser, a_browser_shows_the_numbers_and_can_be_used),
+        trial("a browser draws fifty thousand allocations fluently", has_browser, fifty_thousand_allocations_are_drawn_fluently),
+        trial("a snapshot without events shows its segments", has_browser, a_snapshot_without_events_shows_its_segments),
+        trial("several ranks have a table and a choice", has_browser, several_ranks_have_a_table_and_a_choice),
+        trial("recorded snapshots show their numbers", has_browser && has_recordings, recorded_snapshots_are_shown_with_their_numbers),
+        trial(
+            "the data of recorded snapshots match their explanations",
+            has_recordings,
+            the_data_of_recorded_snapshots_match_their_explanations,
+        ),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
 
 fn explained(snapshot: &Snapshot) -> Explanation {
     let device = devices(snapshot).first().copied().unwrap_or_default();
@@ -28,23 +55,19 @@ fn page_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> String
     page(&PageData::new(name, Vec::new(), vec![RankData::new(name, snapshot, explanation)]))
 }
 
-/// A browser that can be run without a window.
+/// The path of an installed browser.
 fn browser() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("HARNESS_BROWSER") {
         return Some(named.into());
     }
     let path = std::env::var_os("PATH")?;
     let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
-    let found = std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name))).find(|file| file.is_file());
-    if found.is_none() {
-        eprintln!("skipped: no browser ({}) on the path, and HARNESS_BROWSER is not set", names.join(", "));
-    }
-    found
+    std::env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name))).find(|file| file.is_file())
 }
 
-/// Has a browser open the page with a script of the test, and returns what that left as JSON. `None` where there is no browser.
-fn seen_in_browser(name: &str, page: &str, script: &str, options: &[&str]) -> Option<Value> {
-    let browser = browser()?;
+/// Opens the page in a browser with a script of the test, and returns the script's result.
+fn seen_in_browser(name: &str, page: &str, script: &str, options: &[&str]) -> Value {
+    let browser = browser().unwrap();
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page").join(name);
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("page.html"), page).unwrap();
@@ -67,17 +90,17 @@ fn seen_in_browser(name: &str, page: &str, script: &str, options: &[&str]) -> Op
         panic!("{name}: the page did not run to its end: {}", String::from_utf8_lossy(&output.stderr))
     };
     let text = rest.split_once("</pre>").unwrap().0.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
-    Some(serde_json::from_str(&text).unwrap())
+    serde_json::from_str(&text).unwrap()
 }
 
-/// Has a browser use the page as a person would. Its clock goes on when nothing is left to do, up to so many milliseconds.
-fn used(name: &str, page: &str) -> Option<Value> {
+/// Operates the page in a browser. The browser's virtual clock skips idle time, up to the budget in milliseconds.
+fn used(name: &str, page: &str) -> Value {
     seen_in_browser(name, page, include_str!("page/drive.js"), &["--virtual-time-budget=20000"])
 }
 
-/// Opens the page and compares what it shows with the explanation.
-fn shows_the_numbers_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> Option<Value> {
-    let seen = used(name, &page_of(name, snapshot, explanation))?;
+/// Opens the page and compares its figures with the explanation.
+fn shows_the_numbers_of(name: &str, snapshot: &Snapshot, explanation: &Explanation) -> Value {
+    let seen = used(name, &page_of(name, snapshot, explanation));
     let accounts = explanation.accounts;
     let waiting = accounts.active.saturating_sub(accounts.allocated);
     let events = snapshot.traces.get(explanation.device as usize).map_or(0, Vec::len);
@@ -94,10 +117,10 @@ fn shows_the_numbers_of(name: &str, snapshot: &Snapshot, explanation: &Explanati
     assert_eq!(seen["pinned"], json!(pinned), "{name}");
     assert_eq!(seen["peak"][1], seen["peak"][2], "{name}: the peak is the highest moment");
     assert_eq!(seen["flame"], seen["peak"][1], "{name}: the flame graph's root is what was allocated at the peak");
-    Some(seen)
+    seen
 }
 
-/// Uses of the page that must have had an effect, whatever the snapshot.
+/// Checks the effects of operating the page.
 fn can_be_used(name: &str, seen: &Value) {
     let range = |of: &str| (seen[of][0].as_f64().unwrap(), seen[of][1].as_f64().unwrap());
     let length = |of: &str| range(of).1 - range(of).0;
@@ -121,7 +144,7 @@ fn can_be_used(name: &str, seen: &Value) {
     assert!(seen["life"].as_f64() > Some(0.0), "{name}");
 }
 
-/// A training loop with a leak, as PyTorch would record it: weights first, then iterations of which each leaves one small block behind.
+/// A training loop with a leak, as PyTorch records it: weights, then iterations that each leak one small block.
 fn program(iterations: usize) -> Snapshot {
     let mut snapshot = Snapshot::default();
     let mut site = |line: u32, name: &str| {
@@ -176,22 +199,20 @@ fn program(iterations: usize) -> Snapshot {
     snapshot
 }
 
-#[test]
 fn a_browser_shows_the_numbers_and_can_be_used() {
     let snapshot = program(40);
-    let Some(seen) = shows_the_numbers_of("program", &snapshot, &explained(&snapshot)) else { return };
+    let seen = shows_the_numbers_of("program", &snapshot, &explained(&snapshot));
     can_be_used("program", &seen);
     assert_eq!(seen["by_time"], true);
     assert_eq!(seen["end"], json!([(30 << 20) + 40 * 512, 0, 64 << 20]));
     assert!(seen["selected"]["flame"].as_u64() > Some(0));
 }
 
-#[test]
 fn fifty_thousand_allocations_are_drawn_fluently() {
     let snapshot = program(5600);
     assert!(snapshot.traces[0].iter().filter(|event| event.action == Action::Alloc).count() > 50_000);
     let page = page_of("large", &snapshot, &explained(&snapshot));
-    let Some(seen) = seen_in_browser("large", &page, include_str!("page/time.js"), &[]) else { return };
+    let seen = seen_in_browser("large", &page, include_str!("page/time.js"), &[]);
     assert_eq!(seen["problems"], json!([]));
     // A tenth of it on an idle machine; this one may be busy.
     let slowest = seen["zoomed"].as_array().unwrap().iter().filter_map(Value::as_f64).fold(0.0, f64::max);
@@ -200,58 +221,52 @@ fn fifty_thousand_allocations_are_drawn_fluently() {
     eprintln!("milliseconds: {seen}");
 }
 
-#[test]
 fn a_snapshot_without_events_shows_its_segments() {
     let snapshot = Snapshot { traces: Vec::new(), annotations: Vec::new(), ..program(3) };
-    let Some(seen) = shows_the_numbers_of("no-events", &snapshot, &explained(&snapshot)) else { return };
+    let seen = shows_the_numbers_of("no-events", &snapshot, &explained(&snapshot));
     assert!(seen["painted"][1].as_u64() > Some(1000), "{seen}");
 }
 
-#[test]
 fn several_ranks_have_a_table_and_a_choice() {
     let snapshots = [program(5), program(9)];
     let names = ["/runs/a/rank0.pickle", "/runs/a/rank1.pickle"];
     let ranks = snapshots.iter().zip(names).map(|(snapshot, name)| RankData::new(name, snapshot, &explained(snapshot)));
     let data = PageData::new("run", vec!["rank1 holds more at train.py:57".to_owned()], ranks.collect());
-    let Some(seen) = used("ranks", &page(&data)) else { return };
+    let seen = used("ranks", &page(&data));
     assert_eq!(seen["problems"], json!([]));
     assert_eq!(seen["rank_rows"], 2);
     assert_eq!(seen["choices"], json!(["rank0.pickle", "rank1.pickle"]));
     assert_eq!(seen["other_rank"], json!(["/runs/a/rank1.pickle · device 0", snapshots[1].traces[0].len(), 1]));
 }
 
-/// A snapshot recorded elsewhere, which is not part of the project.
-fn recorded(name: &str) -> Option<Snapshot> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(name);
-    if !path.is_file() {
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(Snapshot::read(&path).unwrap_or_else(|error| panic!("{name}: {error}")))
+/// A folder of recordings, which are not part of the project.
+fn recordings(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder)
 }
 
-#[test]
+fn recorded(path: &Path) -> Snapshot {
+    Snapshot::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
 fn recorded_snapshots_are_shown_with_their_numbers() {
-    for name in ["gt-features.default", "gt-gpt-grow.default", "kv-cat", "streams-fsdp", "streams-fsdp-expandable", "resnet152-b96-oom"] {
-        let Some(snapshot) = recorded(&format!("snapshots/{name}.pickle.gz")) else { return };
+    for name in SNAPSHOTS {
+        let snapshot = recorded(&recordings("snapshots").join(format!("{name}.pickle.gz")));
         let explanation = explained(&snapshot);
         assert!(page_of(name, &snapshot, &explanation).len() < LARGEST_PAGE, "{name}");
-        let Some(seen) = shows_the_numbers_of(name, &snapshot, &explanation) else { return };
+        let seen = shows_the_numbers_of(name, &snapshot, &explanation);
         can_be_used(name, &seen);
     }
 }
 
-/// The data alone, for all recorded snapshots.
-#[test]
-fn the_figures_of_every_recorded_snapshot_are_those_of_its_explanation() {
+/// Compares the page's data without a browser.
+fn the_data_of_recorded_snapshots_match_their_explanations() {
     for folder in ["snapshots", "real-snapshots"] {
-        let Ok(entries) = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder)) else {
-            eprintln!("skipped: {folder} is not there");
-            continue;
-        };
-        for entry in entries {
-            let file = entry.unwrap().file_name().into_string().unwrap();
-            let Some(snapshot) = file.ends_with(".gz").then(|| recorded(&format!("{folder}/{file}"))).flatten() else { continue };
+        for entry in fs::read_dir(recordings(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "gz") {
+                continue;
+            }
+            let (file, snapshot) = (path.display().to_string(), recorded(&path));
             let explanation = explained(&snapshot);
             let data = serde_json::to_value(PageData::new(&file, Vec::new(), vec![RankData::new(&file, &snapshot, &explanation)])).unwrap();
             let of = |name: &str| data["ranks"][0][name].as_u64().unwrap();

@@ -1,4 +1,4 @@
-//! What continuous integration shows of a run: the step summary and annotations of GitHub Actions, and figures for github-action-benchmark.
+//! Benchmark output for CI: step summary and annotations of GitHub Actions, and figures for github-action-benchmark.
 
 use harness_bench::compare::by_importance;
 use harness_bench::record::{BenchRun, EntryName, Outcome, Quantity, Verdict};
@@ -8,7 +8,7 @@ use super::super::github::{self, Level};
 use super::verdict::in_figures;
 use super::words;
 
-/// The run as a step summary: its report without pictures, at most `limit` bytes long.
+/// Renders the report without pictures as a step summary of at most `limit` bytes.
 #[must_use]
 pub fn summary(run: &BenchRun, limit: usize) -> String {
     let mut page = super::page(run, false);
@@ -16,7 +16,7 @@ pub fn summary(run: &BenchRun, limit: usize) -> String {
     github::cut(&page.text, limit)
 }
 
-/// The run as workflow commands, at most [`github::ANNOTATIONS`]: what broke, what became worse, whether it was contended, what became better.
+/// Renders at most [`github::ANNOTATIONS`] workflow commands: broken and worse entries, contention, then better entries.
 #[must_use]
 pub fn annotations(run: &BenchRun) -> Vec<String> {
     let mut told = Vec::new();
@@ -43,8 +43,8 @@ pub fn annotations(run: &BenchRun) -> Vec<String> {
     github::annotations(&told)
 }
 
-/// The run's medians as `customSmallerIsBetter` of github-action-benchmark, one figure an entry. Times are in nanoseconds; those of a simulated
-/// clock have a unit that says so.
+/// Renders the medians in the `customSmallerIsBetter` format of github-action-benchmark, one figure per entry. Times are in
+/// nanoseconds. Simulated times have a unit that says so.
 ///
 /// Source: <https://github.com/benchmark-action/github-action-benchmark#examples>.
 #[must_use]

@@ -1,4 +1,4 @@
-//! The index of all runs: for each device its latest verdict, and a table of its runs.
+//! The index of all benchmark runs: the latest verdict and a table of runs per device.
 
 use harness_bench::record::{BenchRun, Counts};
 use harness_bench::store::{INDEX, REPORT};
@@ -8,13 +8,13 @@ use super::super::page::Page;
 use super::super::words::{Align, NOTHING, count};
 use super::{verdict, words};
 
-/// Runs listed before the fold.
+/// Runs listed before the collapsed part.
 const LISTED: usize = 10;
 
-/// One run: its folder, relative to the index.
+/// One run, with its folder relative to the index.
 type Place<'a> = (&'a str, &'a BenchRun);
 
-/// Renders [`INDEX`]. The folders are relative to it; runs may come in any order, of any machines.
+/// Renders [`INDEX`]. Runs may have any order and any machine.
 #[must_use]
 pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
     let mut page = Page::default();
@@ -25,7 +25,7 @@ pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
          `harness bench` and `harness report index`: do not edit it.",
     );
     if runs.is_empty() {
-        page.block("There is no run yet: `harness bench` makes one.");
+        page.block("No run yet: `harness bench` adds one.");
     }
     for device in devices(runs) {
         section(&mut page, &device);
@@ -34,7 +34,7 @@ pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
     vec![(INDEX.to_owned(), page.text)]
 }
 
-/// Runs by device, those on real hardware first; the latest run of each first.
+/// Runs by device, real devices first, each with its latest run first.
 fn devices(runs: &[(String, BenchRun)]) -> Vec<Vec<Place<'_>>> {
     let mut ordered: Vec<Place<'_>> = runs.iter().map(|(folder, run)| (folder.as_str(), run)).collect();
     let key = |run: &BenchRun| (run.machine.cost_model.clone(), run.machine.device.clone());
@@ -77,7 +77,7 @@ fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
     ]
 }
 
-/// A path as the target of a link.
+/// Escapes a path for a link.
 fn link(folder: &str) -> String {
     let folder = folder.trim_end_matches('/');
     let path = if folder.is_empty() { REPORT.to_owned() } else { format!("{folder}/{REPORT}") };

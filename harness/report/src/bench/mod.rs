@@ -1,7 +1,7 @@
-//! The report of a benchmark run, and the index of all runs: pure functions of their records.
+//! The report of a benchmark run and the index of all runs. Both depend on records only.
 //!
-//! The first screen says whether something changed, what, and what to do; then comes one table a suite and quantity, cases by arms. Figures of
-//! different quantities never share a table, and model times are headed as such.
+//! The top of the report names the changes and the next action. Then each suite and quantity has a table of cases by arms.
+//! Different quantities never share a table, and headings mark model times.
 
 mod ci;
 mod index;
@@ -30,8 +30,8 @@ use super::picture::Picture;
 use super::unique;
 use super::words::{Align, Grid, NOTHING, count, or_nothing, size};
 
-/// Renders a run: [`REPORT`], and the pictures that it links to before it. `earlier` holds earlier runs on the same device, the oldest first:
-/// trends are drawn from them, everything else from the run alone.
+/// Renders a run: [`REPORT`], after the pictures that it links to. `earlier` has earlier runs on the same device, the oldest
+/// first; only trends use them.
 #[must_use]
 pub fn render(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
     let mut page = page(run, true);
@@ -41,7 +41,7 @@ pub fn render(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
     pictures.chain([(REPORT.to_owned(), page.text)]).collect()
 }
 
-/// Everything but the trend, with pictures or without.
+/// Renders all sections except the trend.
 fn page(run: &BenchRun, with_pictures: bool) -> Page {
     let mut page = Page::default();
     page.block(format!("# Benchmarks of {} on {}", words::moment(&run.started), prose(&words::device(&run.machine))));
@@ -53,12 +53,12 @@ fn page(run: &BenchRun, with_pictures: bool) -> Page {
     page
 }
 
-/// How the entry that changed most went over the runs.
+/// The trend of the entry with the largest change.
 fn trend(page: &mut Page, run: &BenchRun, earlier: &[&BenchRun]) {
     let changes = run.comparison.iter().flat_map(harness_bench::compare::by_importance);
     if let Some(svg) = changes.filter_map(|change| picture::trend::draw(run, earlier, change)).next() {
-        page.block("## Trend of what changed most");
-        page.block("![The entry that changed most, over the runs with this accepted build](trend.svg)");
+        page.block("## Trend of the largest change");
+        page.block("![The entry with the largest change, over the runs with this accepted build](trend.svg)");
         page.pictures.push(Picture { file_name: "trend.svg".to_owned(), svg });
     }
 }
@@ -70,7 +70,7 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
     page.block(prose_block(&suite.about));
     let rounds = count(suite.rounds as usize, "round");
     let precision = precision(suite, &changes)
-        .map_or_else(String::new, |half| format!("; ratios to what they are compared with are known to ± {}", words::percent(half)));
+        .map_or_else(String::new, |half| format!("; ratios to the baseline have an uncertainty of ± {}", words::percent(half)));
     page.block(format!("{rounds}: {}{precision}.", words::stopped(suite.stopped)));
     for (quantity, entries) in entries_of(suite) {
         page.block(format!("### {}", prose(&words::heading(quantity, &run.machine))));
@@ -78,7 +78,7 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
         let curve = picture::curve::draw(suite, quantity).filter(|_| with_pictures);
         if let Some(svg) = curve {
             let name = unique(&format!("{}-{}", slug(&suite.name), words::slug(quantity)), "-", &mut page.names);
-            page.block(format!("![{}: {}, one line an arm]({name}.svg)", prose(&suite.name), words::short(quantity)));
+            page.block(format!("![{}: {}, one line per arm]({name}.svg)", prose(&suite.name), words::short(quantity)));
             page.pictures.push(Picture { file_name: format!("{name}.svg"), svg });
         }
     }
@@ -90,13 +90,13 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
     page.list(&reasons(suite).into_iter().map(line).collect::<Vec<_>>());
 }
 
-/// The entries of each quantity that has some.
+/// Entries by quantity.
 fn entries_of(suite: &SuiteRecord) -> Vec<(Quantity, Vec<&Entry>)> {
     let of = |quantity| (quantity, suite.entries.iter().filter(|entry| entry.quantity == quantity).collect::<Vec<_>>());
     Quantity::ALL.into_iter().map(of).filter(|(_, entries)| !entries.is_empty()).collect()
 }
 
-/// Each name once, in the order in which they first appear.
+/// Distinct names in the order of their first appearance.
 fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut distinct: Vec<&str> = Vec::new();
     for name in names {
@@ -111,14 +111,14 @@ fn arms_of<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
     distinct(entries.iter().map(|entry| entry.arm.as_str()))
 }
 
-/// Arms of one case stand next to each other.
+/// Arms of one case are adjacent.
 fn cases_of(entries: &[&Entry]) -> Vec<String> {
     let mut cases: Vec<String> = entries.iter().map(|entry| entry.case()).collect();
     cases.dedup();
     cases
 }
 
-/// Why there are no figures, each reason once.
+/// Distinct reasons for missing figures.
 fn reasons(suite: &SuiteRecord) -> BTreeMap<&str, Vec<&Entry>> {
     let mut reasons: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
     for entry in &suite.entries {
@@ -129,7 +129,7 @@ fn reasons(suite: &SuiteRecord) -> BTreeMap<&str, Vec<&Entry>> {
     reasons
 }
 
-/// Half the width of a typical interval of a measured time.
+/// Half the width of a typical confidence interval of a measured time.
 fn precision(suite: &SuiteRecord, changes: &BTreeMap<&EntryName, &Change>) -> Option<f64> {
     let measured = suite.entries.iter().filter(|entry| !entry.quantity.is_exact());
     let figures = measured.filter_map(|entry| changes.get(&EntryName::of(suite, entry))?.figures);
@@ -138,7 +138,7 @@ fn precision(suite: &SuiteRecord, changes: &BTreeMap<&EntryName, &Change>) -> Op
     halves.get(halves.len() / 2).copied()
 }
 
-/// Cases by arms. A case whose figures are all zero stands in one line below.
+/// A table of cases by arms. Cases with only zeros share one line below it.
 fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTreeMap<&EntryName, &Change>) {
     let (arms, cases) = (arms_of(entries), cases_of(entries));
     let is_zero = |case: &String| {
@@ -165,7 +165,7 @@ fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTr
     }
 }
 
-/// The median, and where it changed the ratio.
+/// The median, with its ratio if it changed.
 fn cell(entry: &Entry, change: Option<&Change>) -> String {
     let figure = match &entry.outcome {
         Outcome::Measured(measured) => words::amount(entry.quantity, measured.summary.median),
@@ -183,11 +183,11 @@ fn cell(entry: &Entry, change: Option<&Change>) -> String {
     }
 }
 
-/// Where it was measured, in what state, and how to do it again.
+/// The machine, its state, and a command that repeats the run.
 fn machine(page: &mut Page, run: &BenchRun) {
-    page.block("## Again");
+    page.block("## Reproduce");
     page.command(&run.reproduce);
-    page.fold("The machine, and how to read this", |page| {
+    page.fold("Machine and definitions", |page| {
         let mut grid = Grid::new([("machine", Align::Left), ("", Align::Left)]);
         grid.rows = run.machine.facts().map(|(what, value)| vec![what.to_owned(), or_nothing(value)]).to_vec();
         grid.rows.push(vec!["free memory at the start".to_owned(), or_nothing(run.conditions.free_at_start.map(size))]);
@@ -195,12 +195,12 @@ fn machine(page: &mut Page, run: &BenchRun) {
         gpu(page, &run.conditions.gpu);
         cost_model(page, run);
         page.list(&[
-            "A *round* does every entry once, in a new order each time. Figures are medians of all samples.".to_owned(),
-            "*Worse*: the ratio to the accepted build, round by round, lies above one by more than the suite's threshold, and its whole 99 % \
-             interval by more than half of it; or the entry lies so far above the best earlier run with this accepted build; or it came to stand on a level that is \
-             higher by half the threshold and stays. Model times and memory are exact: any difference counts."
+            "A *round* measures every entry once, in a new order. Figures are medians of all samples.".to_owned(),
+            "*Worse*: one of three conditions. The ratio to the accepted build exceeds 1 by more than the suite's threshold, and its whole 99 % \
+             interval by more than half of it. Or the entry exceeds the best earlier run with this accepted build by that much. Or it moved to a \
+             level that is higher by half the threshold and stayed there. Model times and memory are exact, so any difference counts."
                 .to_owned(),
-            "*Unsure*: the interval is so wide that a change of twice the threshold could hide in it.".to_owned(),
+            "*Unsure*: the interval is too wide to exclude a change of twice the threshold.".to_owned(),
             "*Host time* is measured by this machine's clock, *device time* between two events of a real device. *Model time* is a simulated \
              device's virtual clock: not measured, and never compared with measured times."
                 .to_owned(),
@@ -208,13 +208,13 @@ fn machine(page: &mut Page, run: &BenchRun) {
     });
 }
 
-/// Clocks, power and temperature over the run.
+/// Clocks, power and temperature during the run.
 fn gpu(page: &mut Page, states: &[GpuState]) {
     if states.is_empty() {
         return;
     }
     let heads = ["GPU after", "SM clock", "memory clock", "power", "temperature"].map(|head| (head, Align::Right));
-    let rest = [("clocks held down by", Align::Left), ("other processes", Align::Right)];
+    let rest = [("clocks reduced by", Align::Left), ("other processes", Align::Right)];
     let mut grid = Grid::new(heads.into_iter().chain(rest));
     let megahertz = |clock: Option<u32>| or_nothing(clock.map(|clock| format!("{clock} MHz")));
     let cells = |state: &GpuState| {

@@ -1,4 +1,5 @@
-//! A benchmark run for the terminal: one table a suite and quantity, cases by arms, medians with half the width of their confidence intervals.
+//! A benchmark run for the terminal: one table per suite and quantity with cases by arms. Cells are medians with half the width
+//! of their confidence intervals.
 
 use std::fmt::Write;
 
@@ -44,7 +45,7 @@ fn write_suite(text: &mut String, suite: &SuiteRecord) {
     text.push('\n');
 }
 
-/// The entry of the host's clock to which timing adds the largest share, and that share.
+/// The entry whose measured time has the largest share of timing overhead, and that share.
 fn worst_overhead(suite: &SuiteRecord) -> Option<(f64, String)> {
     let shares = suite.entries.iter().filter(|entry| entry.quantity == Quantity::HostTime).filter_map(|entry| {
         let measured = entry.outcome.measured()?;
@@ -73,8 +74,8 @@ fn table(text: &mut String, entries: &[&Entry], quantity: Quantity) {
     }
 }
 
-/// `1.23 µs ± 0.5 % (20)`: the median, half the width of its interval where there are rounds enough for one, and the number of samples where
-/// there is more than a model's one.
+/// `1.23 µs ± 0.5 % (20)`: median, half the width of its interval if there are enough rounds, and the number of samples if there
+/// are several.
 fn cell(entry: &Entry) -> String {
     let measured = match &entry.outcome {
         Outcome::Measured(measured) => measured,

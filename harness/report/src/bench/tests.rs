@@ -1,4 +1,4 @@
-//! Reports of made-up runs, as a person reads them.
+//! Reports of invented benchmark runs.
 
 use harness_bench::compare::compare;
 use harness_bench::examples::{Sampled, run};
@@ -11,7 +11,7 @@ fn with_comparison(mut run: BenchRun, earlier: &[&BenchRun]) -> BenchRun {
     run
 }
 
-/// A run with exact figures alone, and nothing to compare with.
+/// A first run with exact figures only.
 pub(crate) fn model() -> BenchRun {
     let mut run = run(1, &[Sampled::exact("caching", Quantity::ModelTime, 225e6), Sampled::exact("direct", Quantity::ModelTime, 0.0)]);
     let entries = &mut run.suites[0].entries;
@@ -22,11 +22,11 @@ pub(crate) fn model() -> BenchRun {
         let more = [at(&entries[0]), at(&entries[1])];
         entries.extend(more);
     }
-    run.accepted.missing = Some("it was not asked for".to_owned());
+    run.accepted.missing = Some("it was not selected".to_owned());
     run
 }
 
-/// A run with everything that can happen, the third in a row that was contended.
+/// A run with every kind of result, the third contended one in a row.
 pub(crate) fn eventful() -> BenchRun {
     let earlier = history();
     with_comparison(last(), &earlier.iter().collect::<Vec<_>>())
@@ -73,10 +73,10 @@ fn report(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
 #[test]
 fn a_run_with_everything_that_can_happen_reads_well() {
     let files = report(&eventful(), &history().iter().collect::<Vec<_>>());
-    let (name, text) = files.last().expect("the report is last");
+    let (name, text) = files.last().expect("the report is the last file");
     assert_eq!((name.as_str(), files[0].0.as_str(), files.len()), (REPORT, "trend.svg", 2));
     insta::assert_snapshot!(text);
-    // What a person sees before the tables of all figures.
+    // The part of the report before the tables.
     let first_screen = text.lines().take_while(|line| !line.starts_with("## ")).count();
     assert!(first_screen < 30, "{first_screen} lines");
 }
@@ -96,13 +96,13 @@ fn equal_curves_lie_on_each_other_and_flat_trends_are_not_drawn() {
     }
     let figures = run.suites[0].entries[2].outcome.clone();
     run.suites[0].entries.iter_mut().for_each(|entry| entry.outcome = figures.clone());
-    let svg = picture::curve::draw(&run.suites[0], Quantity::ModelTime).expect("there are three points");
+    let svg = picture::curve::draw(&run.suites[0], Quantity::ModelTime).expect("three points make a curve");
     let lines: Vec<&str> = svg.lines().filter(|line| line.contains("<polyline") && line.contains("stroke-width=\"2\"")).collect();
     let places: Vec<&str> = lines.iter().filter_map(|line| line.split("points=\"").nth(1)).collect();
     assert!(places.len() >= 2 && places.windows(2).all(|pair| pair[0] == pair[1]), "{places:?}");
     let flat = eventful();
     let change = &flat.comparison.as_ref().expect("it was compared").changes[6];
-    assert_eq!(picture::trend::draw(&flat, &history().iter().collect::<Vec<_>>(), change), None, "an exact figure that stays");
+    assert_eq!(picture::trend::draw(&flat, &history().iter().collect::<Vec<_>>(), change), None, "an exact figure that does not change");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a comparison comes to, in words: the verdict, what it rests on, what changed most, and what to do.
+//! The verdict of a comparison: changes, evidence and the next action.
 
 use harness_bench::compare::by_importance;
 use harness_bench::record::{Basis, BenchRun, Change, Comparison, Counts, EntryName, Gate, Verdict};
@@ -8,13 +8,13 @@ use super::super::page::Page;
 use super::super::words::{Align, NOTHING};
 use super::words;
 
-/// Changes that the first screen shows.
+/// Maximum number of changes at the top of the report.
 const SHOWN: usize = 20;
 
-/// From so many contended runs in a row on the machine itself is to blame.
+/// Number of consecutive contended runs after which the report asks for a dedicated machine.
 const ALWAYS: usize = 3;
 
-/// The first screen.
+/// Renders the top of the report.
 pub(super) fn write(page: &mut Page, run: &BenchRun) {
     page.block(format!("**{}**", prose(&verdict(run))));
     let mut lines = vec![format!("Measured: {}, in {}.", words::commit(&run.build), words::took(run.took_ms))];
@@ -52,7 +52,7 @@ fn row(change: &Change) -> Vec<String> {
     ]
 }
 
-/// Since when, or why.
+/// When the change began, or its reason.
 fn since(change: &Change) -> String {
     let since = change.since.as_deref().map(|since| format!("since {}", words::moment(since)));
     let run = change.worse_than_run.as_deref().map(|run| format!("worse than the run of {}", words::moment(run)));
@@ -72,13 +72,13 @@ const fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// One sentence: whether something became worse or better, and of how many entries that is known.
+/// One sentence: whether entries became worse or better, and how many were compared.
 #[must_use]
 pub fn verdict(run: &BenchRun) -> String {
     let failed = run.failed();
     let Some(comparison) = &run.comparison else {
         let failed = if failed == 0 { "nothing failed".to_owned() } else { format!("{failed} FAILED") };
-        return format!("{} measured, {failed}. There is nothing to compare with yet.", words::entries(run.entries().count()));
+        return format!("{} measured, {failed}. There is no earlier run to compare with.", words::entries(run.entries().count()));
     };
     let counts = Counts::of(&comparison.changes);
     let kinds = [
@@ -95,7 +95,7 @@ pub fn verdict(run: &BenchRun) -> String {
     let contended = if run.conditions.contended.is_empty() {
         String::new()
     } else if comparison.contended_runs >= ALWAYS {
-        format!(". The machine was contended in each of the last {} runs: give it to the benchmarks alone", comparison.contended_runs)
+        format!(". The machine was contended in each of the last {} runs: run nothing else during benchmarks", comparison.contended_runs)
     } else {
         ". The machine was contended".to_owned()
     };
@@ -104,7 +104,7 @@ pub fn verdict(run: &BenchRun) -> String {
     format!("{changed}, of {} compared{unsure}{losses}{inconclusive}{contended}.", words::entries(counts.compared()))
 }
 
-/// What the verdict rests on, a sentence each.
+/// The evidence for the verdict, one sentence each.
 fn circumstances(run: &BenchRun) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(comparison) = &run.comparison {
@@ -162,11 +162,12 @@ fn uncompared(comparison: &Comparison) -> Vec<String> {
     let skipped: Vec<&Change> =
         comparison.changes.iter().filter(|change| change.verdict == Verdict::NotCompared && change.reason.is_some()).collect();
     let first = skipped.first().and_then(|change| change.reason.as_deref());
-    let skipped = first.map(|reason| format!("Not compared, for one side has no figures: {} ({reason}).", words::entries(skipped.len())));
+    let skipped =
+        first.map(|reason| format!("Not compared, because one side has no figures: {} ({reason}).", words::entries(skipped.len())));
     lists.into_iter().flatten().chain(skipped).collect()
 }
 
-/// That the machine did something else, and what to do about it.
+/// Names the contention and the next action.
 fn contended(run: &BenchRun) -> Option<String> {
     let why = &run.conditions.contended;
     if why.is_empty() {
@@ -178,14 +179,14 @@ fn contended(run: &BenchRun) -> Option<String> {
         " What to do: run when nothing else does, or give the benchmarks cores of their own (`taskset`, a cpuset), end other processes on the \
          GPU, and raise the budget; until then only changes larger than the intervals shown are found."
     } else if run.comparison.as_ref().is_some_and(|comparison| matches!(comparison.basis, Basis::SideBySide { .. })) {
-        " Both builds met that alike, so ratios hold; intervals are wider."
+        " Both builds were affected equally, so ratios remain valid; intervals are wider."
     } else {
         ""
     };
     Some(format!("Contended{often}: {}.{to_do}", why.join("; ")))
 }
 
-/// What changed, in one line of plain text.
+/// Describes a change in one line of plain text.
 pub(crate) fn in_figures(change: &Change) -> String {
     let Some(figures) = &change.figures else { return change.reason.clone().unwrap_or_else(|| "see the report".to_owned()) };
     let quantity = change.entry.quantity;
@@ -195,7 +196,7 @@ pub(crate) fn in_figures(change: &Change) -> String {
     format!("{base} → {new}, {} ({}){since}", words::change(change), words::short(quantity))
 }
 
-/// A comparison for the terminal.
+/// Renders a comparison for the terminal.
 #[must_use]
 pub fn comparison(run: &BenchRun) -> String {
     let mut lines = vec![verdict(run)];

@@ -1,14 +1,14 @@
-//! How figures of a benchmark run are put into words, the same in every format.
+//! Wording of benchmark figures, shared by all formats.
 
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use harness_bench::record::{Build, Change, Machine, Quantity, Stopped};
 
-/// Units of time from the largest, each with its picoseconds.
+/// Time units from the largest, in picoseconds.
 const UNITS: [(&str, f64); 5] = [("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3), ("ps", 1.0)];
 
-/// A figure with its unit, three significant digits for times: `4.23 ns`, `850 ps`, `2 MiB`.
+/// Formats a figure with its unit; times have three significant digits: `4.23 ns`, `850 ps`, `2 MiB`.
 pub(crate) fn amount(quantity: Quantity, value: u64) -> String {
     match quantity {
         Quantity::Memory => Bytes(value).to_string(),
@@ -16,17 +16,17 @@ pub(crate) fn amount(quantity: Quantity, value: u64) -> String {
     }
 }
 
-/// Picoseconds, with three significant digits and the fitting unit.
+/// Formats picoseconds with three significant digits.
 pub(super) fn time(picoseconds: u64) -> String {
     let value = picoseconds as f64;
-    // What three digits would round up to the next unit is told in that.
+    // A value that rounds up to the next unit uses that unit.
     let (unit, size) = UNITS.into_iter().find(|&(_, size)| value >= size * 0.9995).unwrap_or(("ps", 1.0));
     let value = value / size;
     let decimals = if unit == "ps" || value >= 99.95 { 0 } else { 1 + usize::from(value < 9.995) };
     format!("{value:.decimals$} {unit}")
 }
 
-/// What figures are, as a heading says it. Model times are never called measured.
+/// A heading for the figures. Model times are never called measured.
 pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
     match quantity {
         Quantity::HostTime => match &machine.cpu {
@@ -42,7 +42,7 @@ pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
     }
 }
 
-/// The same for axes and columns.
+/// A label for axes and columns.
 pub(crate) const fn short(quantity: Quantity) -> &'static str {
     match quantity {
         Quantity::HostTime => "host time, measured",
@@ -62,18 +62,18 @@ pub(super) const fn slug(quantity: Quantity) -> &'static str {
     }
 }
 
-/// `1.31×`, with a digit more close to one.
+/// Formats a ratio, for example `1.31×`, with more digits close to 1.
 pub(super) fn ratio(ratio: f64) -> String {
     match ratio {
         ratio if !ratio.is_finite() => super::super::words::NOTHING.to_owned(),
         ratio if (0.95..1.05).contains(&ratio) => format!("{ratio:.3}×"),
-        // Two significant digits.
+        // Two significant digits of the difference from 1.
         ratio if ratio > 0.0 && ratio < 0.095 => format!("{ratio:.*}×", (1.0 - ratio.log10().floor()) as usize),
         ratio => super::super::words::multiple(Some(ratio)),
     }
 }
 
-/// A ratio with its confidence interval, for exact figures alone; to nothing, and of nothing, there is none.
+/// Formats a ratio with its confidence interval; exact figures have none. A ratio to zero does not exist.
 pub(super) fn change(change: &Change) -> String {
     let Some(figures) = &change.figures else { return super::super::words::NOTHING.to_owned() };
     match (figures.base, figures.new) {
@@ -85,7 +85,7 @@ pub(super) fn change(change: &Change) -> String {
     }
 }
 
-/// A ratio of exact figures: a difference too small for three digits is told as such.
+/// Formats a ratio of exact figures. A difference that three digits cannot show is stated in words.
 fn exact_ratio(value: f64) -> String {
     let text = ratio(value);
     match value {
@@ -95,19 +95,19 @@ fn exact_ratio(value: f64) -> String {
     }
 }
 
-/// A share, as `5 %`.
+/// Formats a share, for example `5 %`.
 pub(super) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent.abs() >= 9.95 || (percent - percent.round()).abs() < 0.05 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
 }
 
-/// A ratio as a change: `+12.4 %`, `-3.0 %`, `0.0 %`.
+/// Formats a ratio as a change: `+12.4 %`, `-3.0 %`, `0.0 %`.
 pub(super) fn changed_by(ratio: f64) -> String {
     let percent = (ratio - 1.0) * 100.0;
     if percent.abs() < 0.05 { "0.0 %".to_owned() } else { format!("{percent:+.1} %") }
 }
 
-/// `2026-11-20 02:17 UTC`; what is written otherwise stays as it is.
+/// Formats `2026-11-20 02:17 UTC`; other forms are unchanged.
 pub(super) fn moment(started: &str) -> String {
     match (started.split_once('T'), started.ends_with('Z')) {
         (Some((date, time)), true) if time.is_char_boundary(5) && time.len() >= 5 => format!("{date} {} UTC", &time[..5]),
@@ -115,7 +115,7 @@ pub(super) fn moment(started: &str) -> String {
     }
 }
 
-/// `2026-11-20`
+/// The date, for example `2026-11-20`.
 pub(super) fn date(started: &str) -> &str {
     started.split_once('T').map_or(started, |(date, _)| date)
 }
@@ -125,14 +125,14 @@ pub(super) fn shortened(commit: &str) -> String {
     commit.chars().take(10).collect()
 }
 
-/// The commit, and whether there was more.
+/// The commit, and whether the working tree had changes.
 pub(super) fn commit(build: &Build) -> String {
     let Some(commit) = &build.commit else { return "an unknown commit".to_owned() };
     let changes = if build.dirty == Some(true) { " with uncommitted changes" } else { "" };
     format!("commit {}{changes}", shortened(commit))
 }
 
-/// A duration of milliseconds, as people say it.
+/// Formats a duration in milliseconds for readers.
 pub(super) fn took(milliseconds: u64) -> String {
     let seconds = milliseconds / 1_000;
     match (seconds / 3_600, seconds / 60 % 60) {
@@ -142,22 +142,22 @@ pub(super) fn took(milliseconds: u64) -> String {
     }
 }
 
-/// Why there were no more rounds.
+/// The reason for ending the rounds.
 pub(super) const fn stopped(stopped: Stopped) -> &'static str {
     match stopped {
         Stopped::Precise => "every confidence interval was as narrow as the suite asks",
-        Stopped::Budget => "the time or the number of rounds allowed was used up",
+        Stopped::Budget => "the limit of time or rounds was reached",
         Stopped::Deterministic => "the clock is virtual and gives the same figures each time",
         Stopped::Interrupted => "the user stopped it",
     }
 }
 
-/// The device as a sentence names it.
+/// The device's name within a sentence.
 pub(super) fn device(machine: &Machine) -> String {
     if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
 }
 
-/// `1 entry`, `2 entries`.
+/// Formats `1 entry` or `2 entries`.
 pub(super) fn entries(number: usize) -> String {
     count(number, "entry")
 }

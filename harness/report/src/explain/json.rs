@@ -1,4 +1,4 @@
-//! Explanations for programs. The bytes of `causes` add up to `device_total`.
+//! Explanations as JSON. The bytes of `causes` add up to `device_total`.
 
 use harness_explain::causes::Explanation;
 use harness_explain::ranks::Overview;
@@ -6,20 +6,20 @@ use serde::Serialize;
 
 use crate::why;
 
-/// One snapshot, or one device of it: the explanation, with the causes of the refused request in words.
+/// One snapshot, or one device of it, with the causes of the failed request as sentences.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Document<'a> {
     pub snapshot: &'a str,
     #[serde(flatten)]
     pub explanation: &'a Explanation,
-    /// Why free memory did not help, or why there was too little.
+    /// The causes of the failed request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_in_words: Option<String>,
 }
 
 impl<'a> Document<'a> {
-    /// The explanation of that file.
+    /// The explanation of one file.
     #[must_use]
     pub fn new(snapshot: &'a str, explanation: &'a Explanation) -> Self {
         Self { snapshot, explanation, why_in_words: explanation.shortage.as_ref().map(why::explain) }
@@ -29,9 +29,9 @@ impl<'a> Document<'a> {
 /// Several snapshots.
 #[derive(Clone, Debug, Serialize)]
 pub struct Documents<'a> {
-    /// Which failed, and where they differ.
+    /// The failed ranks, and differences between ranks.
     #[serde(flatten)]
     pub overview: &'a Overview,
-    /// Each of them.
+    /// The individual snapshots.
     pub snapshots: Vec<Document<'a>>,
 }

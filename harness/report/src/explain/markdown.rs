@@ -1,4 +1,4 @@
-//! An explanation for a pull request: [`render`] the markdown, [`draw`] its picture.
+//! An explanation for a pull request: [`render`] makes the Markdown, [`draw`] its picture.
 
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{ByteCause, Explanation};
@@ -11,8 +11,8 @@ use crate::escape::prose;
 use crate::page::Page;
 use crate::picture::{Area, Drawn, INK, WIDTH, described, font};
 
-/// Renders an explanation: of several snapshots the first that failed, behind what all of them say. `picture` is the file that [`draw`] makes, as the
-/// document links to it.
+/// Renders an explanation. For several snapshots, the first one that failed follows the summary of all. The document links to
+/// `picture`, which [`draw`] makes.
 #[must_use]
 pub fn render(ranks: Option<&Overview>, (name, explanation): (&str, &Explanation), picture: Option<&str>) -> String {
     let mut page = Page::default();
@@ -44,7 +44,7 @@ fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&
     }
     let pinned = text::pinned(explanation);
     if !pinned.rows.is_empty() {
-        page.block("## What keeps free memory from going back to the driver");
+        page.block("## What pins free memory");
         page.grid(&pinned);
     }
     if !explanation.growing.is_empty() {
@@ -59,7 +59,7 @@ const BAR_BOTTOM: i32 = 84;
 const SIDE: i32 = 16;
 const ROW: i32 = 20;
 
-/// A colour for each cause, from Okabe and Ito's, which colour-blind readers tell apart too: <https://jfly.uni-koeln.de/color/>.
+/// One color per cause, from Okabe and Ito's palette for color-blind readers: <https://jfly.uni-koeln.de/color/>.
 const fn colour(cause: ByteCause) -> RGBColor {
     match cause {
         ByteCause::Allocated => RGBColor(0, 114, 178),
@@ -75,8 +75,7 @@ const fn colour(cause: ByteCause) -> RGBColor {
     }
 }
 
-/// The causes as one bar of the device's memory, with their figures below it: an SVG document. It has a white ground of its own, so that it reads on
-/// dark pages too.
+/// Draws the causes as a bar of the device's memory with figures below it. The SVG has a white background.
 #[must_use]
 pub fn draw(explanation: &Explanation) -> String {
     let rows = i32::try_from(explanation.causes.len()).unwrap_or(0).max(1);
@@ -84,7 +83,7 @@ pub fn draw(explanation: &Explanation) -> String {
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        bar(&root, explanation).expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+        bar(&root, explanation).expect("drawing into a string cannot fail");
     }
     described(&svg, "Where the device's memory was", &in_words(explanation))
 }
@@ -113,7 +112,7 @@ fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
     root.present()
 }
 
-/// What the picture shows.
+/// Describes the picture.
 fn in_words(explanation: &Explanation) -> String {
     let causes = explanation.causes.iter().filter(|cause| cause.bytes > Bytes::ZERO);
     let causes: Vec<String> = causes.map(|cause| format!("{} {}", cause.bytes, cause.cause.about())).collect();

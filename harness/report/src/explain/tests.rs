@@ -1,4 +1,4 @@
-//! Explanations of recordings that real PyTorch programs made, as people see them.
+//! Explanations of recordings of real PyTorch programs.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::text::Style;
 
 fn recorded(name: &str) -> Snapshot {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots");
-    Snapshot::read(&folder.join(format!("{name}.pickle.gz"))).expect("the recording is part of the project")
+    Snapshot::read(&folder.join(format!("{name}.pickle.gz"))).expect("the project contains the recording")
 }
 
 fn explained(name: &str, at: At) -> Explanation {

@@ -1,4 +1,4 @@
-//! Explanations for a terminal: [`render`] one, [`render_ranks`] several, [`render_comparison`] what differs between two.
+//! Explanations for a terminal: [`render`] shows one, [`render_ranks`] several, [`render_comparison`] the differences of two.
 
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{ByteCause, CauseBytes, Explanation, Refused};
@@ -11,13 +11,13 @@ use crate::text::{Style, Text};
 use crate::why;
 use crate::words::{self, Align, Grid};
 
-/// Sites, groups of pinned segments and the like that are shown of each.
+/// Maximum number of sites, pinned segments and other list items.
 const SHOWN: usize = 5;
-/// Differences between ranks, and sites that differ between two snapshots.
+/// Maximum number of differences between ranks, and between two snapshots.
 const DIFFERENCES: usize = 12;
 
-/// Renders an explanation on one screen: the sentence that matters first, the causes, why each way of serving the request failed, what pins free memory,
-/// and suspects. No table is wider than `width` columns; `None` is for files and pipes.
+/// Renders an explanation on one screen: the main sentence, the causes, why each attempt to serve the request failed, the pinned
+/// memory, and leak suspects. Tables fit into `width` columns; `None` is for files and pipes.
 #[must_use]
 pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
@@ -34,19 +34,19 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
     }
     let pinned = pinned(explanation);
     if !pinned.rows.is_empty() {
-        out.wrapped("\nWhat keeps free memory from going back to the driver:", 2);
+        out.wrapped("\nWhat pins free memory:", 2);
         out.table(&pinned, 4, None);
     }
     suspects(&mut out, explanation);
     if explanation.survived_ooms > 0 {
         let requests = words::count(explanation.survived_ooms, "request");
-        out.wrapped(&format!("{requests} more failed in this recording and the program went on."), 2);
+        out.wrapped(&format!("{requests} more failed in this recording, and the program continued."), 2);
     }
     explanation.notes.iter().for_each(|note| out.wrapped(&format!("note: {note}"), 6));
     out.text
 }
 
-/// Renders several: which failed, where they differ, and the first that failed in full.
+/// Renders several snapshots: which failed, their differences, and the first that failed in full.
 #[must_use]
 pub fn render_ranks(overview: &Overview, first: (&str, &Explanation), style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
@@ -61,7 +61,7 @@ pub fn render_ranks(overview: &Overview, first: (&str, &Explanation), style: Sty
     out.text + &render(first.0, first.1, style, width)
 }
 
-/// Renders what differs between two snapshots.
+/// Renders the differences of two snapshots.
 #[must_use]
 pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
@@ -83,12 +83,12 @@ pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style
     out.text
 }
 
-/// What is explained: `out of memory at event 43314 of 43315`.
+/// Names the moment, for example `out of memory at event 43314 of 43315`.
 pub(super) fn moment(moment: &Moment, device: u32) -> String {
     let what = match moment.at {
         MomentKind::Oom => "out of memory",
-        MomentKind::Peak => "when the most was allocated",
-        MomentKind::End => "when the snapshot was taken",
+        MomentKind::Peak => "at the peak of allocated memory",
+        MomentKind::End => "at the time of the snapshot",
         MomentKind::Event => "as asked for",
     };
     let place = match moment.event {
@@ -135,11 +135,11 @@ fn most_of(cause: &CauseBytes) -> String {
 pub(super) fn request(request: &Refused, explanation: &Explanation) -> String {
     let exact = if request.requested == request.asked { String::new() } else { format!(" ({} requested)", request.requested) };
     let asked = explanation.sites[&request.id].with_verb(&format!("{}{exact} were asked for", request.asked));
-    let ways = if explanation.ways.is_empty() { "" } else { " Each way of serving that failed:" };
+    let ways = if explanation.ways.is_empty() { "" } else { " Each attempt to serve the request failed:" };
     format!("{asked}.{ways}")
 }
 
-/// Causes of the failure that the ways do not tell, in words.
+/// Causes of the failure that the attempts do not show.
 pub(super) fn more(explanation: &Explanation) -> Option<String> {
     explanation.shortage.as_ref().map(why::beside_fragmentation).filter(|why| !why.is_empty())
 }
@@ -161,7 +161,7 @@ pub(super) fn pinned(explanation: &Explanation) -> Grid {
     grid
 }
 
-/// Microseconds of a recording.
+/// Duration of a recording, in microseconds.
 fn time(us: u64, explanation: &Explanation) -> String {
     let of = if explanation.has_simulated_times() { " (model)" } else { "" };
     format!("{}{of}", harness_allocator::units::Nanos::micros(us))
@@ -169,14 +169,14 @@ fn time(us: u64, explanation: &Explanation) -> String {
 
 fn suspects(out: &mut Text, explanation: &Explanation) {
     if !explanation.growing.is_empty() {
-        out.wrapped("\nLeak suspects (what is held where the program holds least grows from part to part of the recording):", 2);
+        out.wrapped("\nLeak suspects (the minimum of live memory grows from part to part of the recording):", 2);
         for growth in explanation.growing.iter().take(SHOWN) {
             out.wrapped(&format!("  {}", grows(growth)), 4);
         }
     }
     let waiting: Vec<_> = explanation.stalled_frees.iter().filter(|wait| wait.completed_at.is_none()).collect();
     if !waiting.is_empty() {
-        out.wrapped("\nFreed, but other streams had not finished with it:", 2);
+        out.wrapped("\nFreed, but still in use by other streams:", 2);
         for wait in waiting.iter().take(SHOWN) {
             let time = wait.time_us.map_or_else(String::new, |us| format!(", {}", time(us, explanation)));
             out.wrapped(&format!("  {} of {}: for {}{time}", wait.size, wait.site, words::count(wait.events, "event")), 4);
@@ -190,15 +190,15 @@ pub(super) fn grows(growth: &harness_explain::growth::Growth) -> String {
     format!("{} grew by {}: {}", growth.site, growth.grown, held.join(", "))
 }
 
-/// Which ranks failed.
+/// Names the failed ranks.
 #[must_use]
 pub fn ranks_in_short(overview: &Overview) -> String {
     let all = overview.ranks.len();
     match overview.failed.as_slice() {
-        [] => format!("None of {} ends in an out-of-memory error.", words::count(all, "snapshot")),
-        [one] => format!("1 of {} ends in an out-of-memory error: {one}.", words::count(all, "snapshot")),
+        [] => format!("None of {} ends with an out-of-memory error.", words::count(all, "snapshot")),
+        [one] => format!("1 of {} ends with an out-of-memory error: {one}.", words::count(all, "snapshot")),
         [first, rest @ ..] => {
-            format!("{} of {all} snapshots end in an out-of-memory error: {first} first, then {}.", rest.len() + 1, rest.join(", "))
+            format!("{} of {all} snapshots end with an out-of-memory error: {first} first, then {}.", rest.len() + 1, rest.join(", "))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The summary for the page of a CI job: the verdict, what failed, and why.
+//! The summary for a CI job's page: verdict, failures and causes.
 
 use super::where_it_ran;
 use crate::escape::{code, prose};
@@ -7,7 +7,7 @@ use crate::words::{self, Align};
 use crate::{Report, why};
 use harness_record::Verdict;
 
-/// Renders it, as GitHub-flavoured markdown.
+/// Renders the summary as GitHub-flavored Markdown.
 #[must_use]
 pub fn summary(report: &Report<'_>) -> String {
     let mut page = Page::default();
@@ -45,7 +45,7 @@ impl Page {
         }
     }
 
-    /// Why the requests failed that failed runs ended with.
+    /// Adds the causes of failed requests at the end of failed runs.
     fn reasons(&mut self, report: &Report<'_>) {
         let failed = report.arms().filter(|(_, _, arm)| arm.counts.failed > 0);
         let lines = failed.filter_map(|(scenario, device, arm)| {

@@ -1,4 +1,4 @@
-//! What a program held of a GPU while it ran: reserved and allocated over the work that it submitted, or over its calls for memory, and the attempts to get memory that failed.
+//! A picture of a program's GPU memory: reserved and allocated over submitted work or memory calls, with failed allocations.
 
 use harness_allocator::units::Bytes;
 use harness_exec::timeline::Timeline;
@@ -10,15 +10,15 @@ use crate::picture::{self, ALLOCATED, Drawn, INK, OOM, RESERVED, RETRY};
 use crate::plot::{self, Key, Plot};
 use crate::words;
 
-/// An attempt that failed is a reason to try again.
+/// A failed attempt that the program can retry.
 const REFUSED: RGBColor = RETRY;
 
-/// What the places of a curve are counted in.
+/// The unit of a curve's positions.
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
-    /// As in `Memory over …`.
+    /// Completes `Memory over …`.
     pub(super) name: &'static str,
-    /// Below the axis.
+    /// Label of the axis.
     pub(super) axis: &'static str,
 }
 
@@ -26,11 +26,11 @@ pub(super) struct Clock {
 pub(super) struct Curve<'a> {
     timeline: &'a Timeline,
     device: u32,
-    /// Above its panel.
+    /// Title of the panel.
     pub(super) title: String,
 }
 
-/// A mark on the line of what was reserved.
+/// A mark on the line of reserved bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     Refused,
@@ -43,17 +43,17 @@ impl<'a> Curve<'a> {
         Self { timeline, device, title }
     }
 
-    /// Attempts to get memory of the device.
+    /// Attempts to allocate device memory.
     fn attempts(&self) -> impl Iterator<Item = &Attempt> {
         self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
     }
 
-    /// Whether an attempt was made to get memory of the device.
+    /// Whether an attempt to allocate device memory was made.
     fn is_here(&self, attempt: &Attempt) -> bool {
         attempt.device == self.device && attempt.call != FaultyCall::HostAlloc
     }
 
-    /// Held before each attempt and behind it, and behind each free.
+    /// Reserved bytes before and after each attempt, and after each free.
     fn reserved(&self) -> Vec<(f64, Bytes)> {
         let after = |attempt: &Attempt| match attempt.outcome {
             Outcome::Served => attempt.held + attempt.size.checked_round_up(Bytes::mib(2)).unwrap_or(attempt.size),
@@ -99,7 +99,7 @@ impl<'a> Curve<'a> {
             };
             Some((attempt.submitted as f64, attempt.held, mark))
         });
-        // Attempts of all devices are counted, and the error follows the last of them.
+        // Attempts count over all devices; the error follows the last one.
         let ooms = self.timeline.errors.iter().filter_map(|error| {
             let last = self.timeline.attempts.get(usize::try_from(error.attempts).ok()?.checked_sub(1)?)?;
             (last.device == self.device).then_some((last.submitted as f64, last.held, Mark::Oom))
@@ -107,7 +107,7 @@ impl<'a> Curve<'a> {
         failed.chain(ooms).collect()
     }
 
-    /// Where it was seen last.
+    /// The position of the last observation.
     fn end(&self) -> f64 {
         let last = |submitted: Option<u64>| submitted.unwrap_or_default();
         let attempts = last(self.timeline.attempts.last().map(|attempt| attempt.submitted));
@@ -123,7 +123,7 @@ impl<'a> Curve<'a> {
         let highest = |points: &[(f64, Bytes)]| words::size(points.iter().map(|point| point.1).max().unwrap_or_default());
         let count = |mark: Mark| self.marks().iter().filter(|other| other.2 == mark).count();
         format!(
-            "{}: at most {} reserved and {} allocated; {} refused, {} failed because that was asked for, {}.",
+            "{}: at most {} reserved and {} allocated; {} refused, {} injected, {}.",
             self.title,
             highest(&self.reserved()),
             highest(&self.allocated()),
@@ -134,17 +134,17 @@ impl<'a> Curve<'a> {
     }
 }
 
-/// Draws the curves below each other, on devices of this memory; `None` where there is none.
+/// Draws the curves as stacked panels, for devices of this memory. `None` without curves.
 pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<String> {
     const KEYS: [(&str, Key); 5] = [
         ("reserved (driver)", Key::Line(RESERVED)),
         ("allocated (torch, sampled)", Key::Line(ALLOCATED)),
         ("refused", Key::Triangle(REFUSED)),
-        ("failed as asked for", Key::Circle(INK)),
+        ("injected failure", Key::Circle(INK)),
         ("out of memory error", Key::Cross(OOM)),
     ];
     let highest = curves.iter().map(Curve::highest).max()?;
-    // A limit far above everything would press the curves flat.
+    // A limit far above all values would flatten the curves.
     let top = if memory.get() / 4 <= highest.get() { memory } else { highest.max(Bytes::mib(2)) };
     let svg = plot::drawn(curves.len(), |head, panels| {
         plot::legend(head, &KEYS)?;

@@ -1,11 +1,11 @@
-//! Runs of scenarios in which each call of the device failed in its turn.
+//! Results of runs in which one device call failed at a time.
 
 use harness_allocator::units::Bytes;
 use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns};
 
 use crate::words::{self, Align, Grid};
 
-/// Most defects that are told, each with its command.
+/// Maximum number of defects shown, each with its command.
 const MOST_DEFECTS: usize = 20;
 
 pub(super) fn sentence(runs: &FaultedRuns) -> String {
@@ -14,20 +14,20 @@ pub(super) fn sentence(runs: &FaultedRuns) -> String {
     let tried = format!("{} of {}", words::count(all, "run"), words::count(arms, "scenario × allocator"));
     let repeats = match runs.arms.iter().map(|arm| arm.repeats).sum() {
         0 => String::new(),
-        1 => " 1 call repeats one of them.".to_owned(),
-        repeats => format!(" {repeats} calls repeat one of them."),
+        1 => " 1 further call was not tried because it repeats one of them.".to_owned(),
+        repeats => format!(" {repeats} further calls were not tried because they repeat one of them."),
     };
     match defects {
         0 => format!(
-            "In {tried} a call of the device failed: each recovered, was out of memory, or ended with an error that names the call.{repeats}"
+            "In {tried}, one device call was made to fail. Each run recovered, ended out of memory, or ended with an error that names the call.{repeats}"
         ),
-        _ => format!("In {tried} a call of the device failed, and {defects} of them did not end as they should.{repeats}"),
+        _ => format!("In {tried}, one device call was made to fail. {defects} of them show a defect.{repeats}"),
     }
 }
 
 pub(super) fn grid(runs: &FaultedRuns) -> Grid {
-    let figures =
-        ["calls", "repeats", "runs", "healed", "recovered", "out of memory", "errors told", "defects"].map(|head| (head, Align::Right));
+    let figures = ["calls", "repeats", "runs", "healed", "recovered", "out of memory", "ended with an error", "defects"]
+        .map(|head| (head, Align::Right));
     let mut grid = Grid::new([("scenario", Align::Left), ("allocator", Align::Left)].into_iter().chain(figures));
     for arm in runs.arms.iter().filter(|arm| arm.not_tried.is_none()) {
         let ends = |is_one: fn(&FaultedEnd) -> bool| arm.cases.iter().filter(|case| is_one(&case.end)).count();
@@ -55,17 +55,17 @@ pub(super) fn notes(runs: &FaultedRuns) -> Vec<String> {
         notes.push(format!("{} more; `--format json` has all of them.", words::count(more, "defect")));
     }
     if runs.left_out > 0 {
-        notes.push(format!("Interrupted: {} left out.", words::count(runs.left_out, "call")));
+        notes.push(format!("Interrupted: {} not started.", words::count(runs.left_out, "call")));
     }
-    // Where all calls were tried there is nothing to say.
+    // If all calls were tried, no note is needed.
     let sampled = runs.arms.iter().filter(|arm| arm.not_tried.is_none() && arm.chosen != format!("all {}", arm.calls));
-    notes.extend(sampled.map(|arm| format!("{} with {}: made to fail were {} calls.", arm.scenario, arm.allocator, arm.chosen)));
+    notes.extend(sampled.map(|arm| format!("{} with {}: sampled {} calls.", arm.scenario, arm.allocator, arm.chosen)));
     let not_tried = runs.arms.iter().filter_map(|arm| Some((arm, arm.not_tried.as_ref()?)));
     notes.extend(not_tried.map(|(arm, not)| format!("Not tried: {} with {}: {}", arm.scenario, arm.allocator, words::sentence(&not.why))));
     notes
 }
 
-/// The defect, and the command that shows it again.
+/// The defect with a command that reproduces it.
 fn of_defect(arm: &FaultedArm, case: &FaultedCase) -> Option<String> {
     let FaultedEnd::Defect { why } = &case.end else { return None };
     let FaultedCase { process, call, number, size, step, reproduce, .. } = case;

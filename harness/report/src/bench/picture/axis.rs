@@ -1,4 +1,4 @@
-//! Logarithmic axes of pictures: where a figure stands, and which figures are written beside it.
+//! Logarithmic axes: positions and labels.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 use super::super::words;
 use harness_bench::record::Quantity;
 
-/// What figures along an axis are.
+/// The kind of figures along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Figures of an entry.
     Of(Quantity),
-    /// Bare numbers.
+    /// Plain numbers.
     Number,
 }
 
 impl Unit {
-    /// A round figure beside an axis: no more digits than it has.
+    /// Formats an axis label without needless digits.
     fn label(self, value: u64) -> String {
         match self {
             Self::Of(Quantity::Memory) => Bytes(value).to_string().replace(".00 ", " "),
@@ -33,21 +33,21 @@ impl Unit {
     }
 }
 
-/// Figures by their logarithm, so that equal distances are equal multiples. Zero, which has none, stands apart below all others.
+/// A logarithmic scale: equal distances are equal ratios. Zero has its own position below all other values.
 #[derive(Clone, Debug)]
 pub(super) struct LogAxis {
     unit: Unit,
-    /// Logarithms at both ends.
+    /// Logarithms of both ends.
     ends: Range<f64>,
-    /// Where zero stands, if it occurs.
+    /// The position of zero, if it occurs.
     zero: Option<f64>,
-    /// The figures that are written, if not round ones.
+    /// Labelled values, if they are not round ones.
     marks: Option<Vec<u64>>,
 }
 
 impl LogAxis {
-    /// An axis that holds all of `values`, with a margin on both sides. It never spans less than a few per cent: what varies by nothing must not
-    /// look as if it did.
+    /// Creates an axis that contains `values` with a margin on both sides. It spans at least a few percent, so that a constant
+    /// looks constant.
     pub(super) fn new(unit: Unit, values: impl IntoIterator<Item = u64>) -> Self {
         let (mut low, mut high, mut has_zero) = (f64::INFINITY, f64::NEG_INFINITY, false);
         for value in values {
@@ -67,7 +67,8 @@ impl LogAxis {
         Self { unit, ends: zero.unwrap_or(low) - margin..high + margin, zero, marks: None }
     }
 
-    /// An axis on which those of `values` are written, which are in ascending order, that stand at least this share of the axis from the one before.
+    /// Creates an axis labelled with those of the ascending `values` that have at least this distance from the previous label, as
+    /// a share of the axis.
     pub(super) fn marked(unit: Unit, values: impl IntoIterator<Item = u64> + Clone, apart: f64) -> Self {
         let axis = Self::new(unit, values.clone());
         let mut marks: Vec<u64> = Vec::new();
@@ -79,13 +80,13 @@ impl LogAxis {
         Self { marks: Some(marks), ..axis }
     }
 
-    /// Where a figure stands: 0 at the axis' start, 1 at its end.
+    /// The position of a value: 0 at the start of the axis, 1 at its end.
     fn share(&self, value: u64) -> f64 {
         let place = if value == 0 { self.zero.unwrap_or(self.ends.start) } else { (value as f64).ln() };
         (place - self.ends.start) / (self.ends.end - self.ends.start)
     }
 
-    /// At most so many round figures, and zero.
+    /// At most `most` round values, and zero.
     fn round_figures(&self, most: usize) -> Vec<u64> {
         let low = self.zero.map_or(self.ends.start, |zero| zero + (self.ends.end - zero) * 0.1);
         let figures = round_figures(low.exp(), self.ends.end.exp(), most).into_iter().map(|figure| figure.round() as u64);
@@ -116,7 +117,7 @@ impl ValueFormatter<u64> for LogAxis {
     }
 }
 
-/// Powers of ten, with 2 and 5 times them where there is room, or equal steps where there is less than a decade of them.
+/// Powers of ten, with 2 and 5 times them if there is room. An axis shorter than a decade has equal steps.
 fn round_figures(low: f64, high: f64, most: usize) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let within = |factors: &[f64], every: usize| -> Vec<f64> {

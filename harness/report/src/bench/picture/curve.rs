@@ -1,4 +1,4 @@
-//! Figures along the axis of a group, as of latency by size: one panel a group, one line an arm.
+//! Curves along an axis, for example latency by size: one panel per group, one line per arm.
 
 use std::collections::BTreeSet;
 
@@ -10,25 +10,25 @@ use crate::bench::{distinct, words};
 use crate::picture::{Drawn, INK, WIDTH};
 use harness_bench::record::{EntrySummary, Outcome, Quantity, SuiteRecord};
 
-/// Points that make a curve: two are read better in the table.
+/// Minimum number of points of a curve. A table shows fewer points better.
 const LEAST_POINTS: usize = 3;
 
-/// Pixels of a panel with its title and axis.
+/// Height of a panel with title and axis, in pixels.
 const PANEL: i32 = 300;
-/// Panels of one picture.
+/// Maximum number of panels of a picture.
 const PANELS: usize = 8;
 
-/// A group with points.
+/// A group with its points.
 struct Group<'a> {
     name: &'a str,
-    /// What its axis shows.
+    /// The quantity on its axis.
     axis: &'a str,
     is_bytes: bool,
     /// By arm, then by point.
     lines: Vec<Vec<(u64, EntrySummary)>>,
 }
 
-/// Draws the curves of one quantity; `None` where no group has three points.
+/// Draws the curves of one quantity. `None` if no group has three points.
 pub(in super::super) fn draw(suite: &SuiteRecord, quantity: Quantity) -> Option<String> {
     let entries = || suite.entries.iter().filter(|entry| entry.quantity == quantity && entry.point.is_some());
     let arms = arms(suite);
@@ -71,7 +71,7 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
     document(height, &title, &described.join(" "), |canvas| {
         canvas.text(&title, (12, 16), Side::Right, 13, INK)?;
         canvas.caption(
-            "Median, and a band from the least to the greatest sample. Both axes are logarithmic. Equal curves lie on each other.",
+            "Median, with a band from the smallest to the largest sample. Both axes are logarithmic. Equal curves cover each other.",
             (12, 36),
         )?;
         canvas.legend(58, &keys, |index, place| canvas.mark(place, index))?;

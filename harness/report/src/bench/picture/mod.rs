@@ -1,6 +1,6 @@
-//! Pictures of a run: how figures grow along an axis, and how an entry went over the runs.
+//! Pictures of a benchmark run: curves along an axis, and the trend of an entry.
 //!
-//! Each has a white ground of its own, so that it reads on dark pages too, and says in words what it shows.
+//! Each has a white background, a title and a description.
 
 mod axis;
 pub(super) mod curve;
@@ -14,15 +14,15 @@ use crate::bench::distinct;
 use crate::picture::{self, Area, Drawn, GRID, INK, LIMIT, WIDTH};
 use harness_bench::record::{Outcome, SuiteRecord};
 
-/// No font is at hand to measure: what a character of 12-pixel sans-serif faces takes on average.
+/// Average width of a character in 12-pixel sans-serif fonts.
 const CHARACTER: f64 = 6.6;
-/// Where legends start, and pixels of each of their lines.
+/// Left edge of legends, and height of a line.
 const LEGEND_LEFT: i32 = 12;
 const LEGEND_LINE: i32 = 18;
 
-// Okabe and Ito's colours, told apart by colour-blind readers too, without the yellow that is too pale on white:
-// <https://jfly.uni-koeln.de/color/>; behind them the wine and the olive of Paul Tol's muted scheme, which none of them resembles:
-// <https://sronpersonalpages.nl/~pault/>. Arms differ by their mark as well.
+// Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white:
+// <https://jfly.uni-koeln.de/color/>. Then wine and olive of Paul Tol's muted scheme: <https://sronpersonalpages.nl/~pault/>.
+// Arms also differ by their marks.
 const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -35,34 +35,34 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(153, 153, 51),
 ];
 
-/// Colour and mark of something that is drawn, by its place in the legend.
+/// Color and mark of an item, by its position in the legend.
 fn colour(index: usize) -> RGBColor {
     COLOURS[index % COLOURS.len()]
 }
 
-/// A picture of this height, with a title and a description for those who cannot see it.
+/// Creates a picture of this height, with a title and a description for screen readers.
 fn document(height: i32, title: &str, description: &str, draw: impl FnOnce(&Canvas<'_, '_>) -> Drawn) -> String {
     let mut svg = String::new();
     let height = u32::try_from(height).unwrap_or(1);
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         let drawn = root.fill(&WHITE).and_then(|()| draw(&Canvas(&root))).and_then(|()| root.present());
-        drawn.expect("a picture in a string meets neither files nor fonts, so it cannot fail");
+        drawn.expect("drawing into a string cannot fail");
     }
     picture::described(&svg, title, description)
 }
 
-/// Where a text stands beside its point.
+/// Position of a text relative to its point.
 #[derive(Clone, Copy)]
 enum Side {
     Right,
     Left,
 }
 
-/// Pixels left of a chart, for the figures of its vertical axis.
+/// Width of the vertical axis labels, in pixels.
 const LABELS: u32 = 74;
 
-/// The lines and letters of all charts.
+/// Lines and labels of all charts.
 fn mesh<'m, 'a, 'b, 'c, X, Y>(style: &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>) -> &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>
 where
     X: Ranged,
@@ -71,7 +71,7 @@ where
     style.light_line_style(TRANSPARENT).bold_line_style(GRID).axis_style(INK).label_style(picture::font(11))
 }
 
-/// What pictures are drawn on, in pixels from the upper left corner.
+/// A drawing area, in pixels from the upper left corner.
 struct Canvas<'a, 'b>(&'a Area<'b>);
 
 impl Canvas<'_, '_> {
@@ -83,7 +83,7 @@ impl Canvas<'_, '_> {
         self.0.draw(&Text::new(text.to_owned(), place, picture::font(size).color(&colour).pos(pos)))
     }
 
-    /// The mark of an arm: another shape and colour for each.
+    /// Draws an arm's mark.
     fn mark(&self, (x, y): (i32, i32), index: usize) -> Drawn {
         let style = colour(index).filled();
         match index % 5 {
@@ -95,7 +95,7 @@ impl Canvas<'_, '_> {
         }
     }
 
-    /// Keys in rows, each with the number that it is drawn by.
+    /// Draws legend keys in rows. Each has the number that selects its color and mark.
     fn legend(&self, top: i32, keys: &[(usize, &str)], draw: impl Fn(usize, (i32, i32)) -> Drawn) -> Drawn {
         for (&(index, key), (x, line)) in keys.iter().zip(places(keys)) {
             let y = top + line * LEGEND_LINE;
@@ -110,7 +110,7 @@ impl Canvas<'_, '_> {
     }
 }
 
-/// Where each key of a legend stands: pixels from the left, and its line.
+/// Position of each legend key: pixels from the left, and its row.
 fn places(keys: &[(usize, &str)]) -> Vec<(i32, i32)> {
     let (mut x, mut line) = (LEGEND_LEFT, 0);
     let place = |(_, key): &(usize, &str)| {
@@ -125,17 +125,17 @@ fn places(keys: &[(usize, &str)]) -> Vec<(i32, i32)> {
     keys.iter().map(place).collect()
 }
 
-/// Pixels that a legend takes.
+/// Height of a legend in pixels.
 fn legend_height(keys: &[(usize, &str)]) -> i32 {
     places(keys).last().map_or(0, |(_, line)| (line + 1) * LEGEND_LINE)
 }
 
-/// What a text of size 12 takes, about.
+/// Approximate width of a text of size 12.
 fn width(text: &str) -> i32 {
     (text.chars().count() as f64 * CHARACTER).ceil() as i32
 }
 
-/// A text that fits so many characters: its end is left out where it is longer.
+/// Shortens a text at its end to `most` characters.
 fn fitted(text: &str, characters: usize) -> String {
     if text.chars().count() <= characters {
         return text.to_owned();
@@ -143,8 +143,8 @@ fn fitted(text: &str, characters: usize) -> String {
     text.chars().take(characters.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Arms that have figures in a suite, in the order in which they first appear: the place of an arm is its colour and mark in all pictures
-/// of the suite.
+/// Arms with figures in a suite, in the order of first appearance. The position of an arm selects its color and mark in all
+/// pictures of the suite.
 fn arms(suite: &SuiteRecord) -> Vec<&str> {
     distinct(suite.entries.iter().filter(|entry| matches!(entry.outcome, Outcome::Measured(_))).map(|entry| entry.arm.as_str()))
 }

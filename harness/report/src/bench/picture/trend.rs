@@ -1,4 +1,4 @@
-//! One entry over the runs with the same accepted build: its ratio to that build, with the interval of each run.
+//! The trend of one entry: its ratio to the accepted build, with the interval of each run.
 
 use harness_bench::compare::over_runs;
 use harness_bench::inference::Estimate;
@@ -13,10 +13,10 @@ use crate::picture::{Drawn, GRID, INK, WIDTH};
 const HEIGHT: i32 = 260;
 const MARGIN: i32 = 24;
 
-/// Fewer runs make no trend.
+/// Minimum number of runs.
 const LEAST_RUNS: usize = 3;
 
-/// Draws an entry; `None` where there are too few runs, or all are alike.
+/// Draws an entry. `None` if there are too few runs or all are equal.
 pub(in super::super) fn draw(run: &BenchRun, earlier: &[&BenchRun], change: &Change) -> Option<String> {
     let mut levels = over_runs(run, earlier, &change.entry);
     let (first, last) = (*levels.first()?, *levels.last()?);

@@ -1,13 +1,13 @@
-//! Columns of integers as short texts.
+//! Columns of integers as compact text.
 //!
-//! A column is the differences between neighbours, each moved to even or odd by its sign (zigzag) and written as a base-128 integer, lowest
-//! seven bits first, as in <https://protobuf.dev/programming-guides/encoding/#varints>; all of it in base64. Columns of a recording change
-//! little from row to row, so most rows take one or two bytes.
+//! A column stores the differences between neighbors as zigzag-encoded base-128 integers
+//! (<https://protobuf.dev/programming-guides/encoding/#varints>), in base64. Columns of a recording change little from row to
+//! row, so most rows take one or two bytes.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// Writes a column. Differences are taken modulo 2⁶⁴, so every value comes back.
+/// Encodes a column. Differences wrap modulo 2⁶⁴, so every value survives.
 pub(super) fn encode(values: impl IntoIterator<Item = u64>) -> String {
     let (mut bytes, mut before) = (Vec::new(), 0_u64);
     for value in values {
@@ -23,7 +23,7 @@ pub(super) fn encode(values: impl IntoIterator<Item = u64>) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Reads a column again.
+/// Decodes a column.
 #[cfg(test)]
 pub(super) fn decode(text: &str) -> Vec<u64> {
     let (mut values, mut before, mut bits, mut shift) = (Vec::new(), 0_u64, 0_u64, 0);

@@ -1,4 +1,4 @@
-//! What the page shows, as it stands in the page: [`PageData`].
+//! The data of the page: [`PageData`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::columns::encode;
 use super::lifetimes::{BlockLife, Contradictions, Lifetimes, SegmentLife};
 
-/// The layout of [`PageData`] that the page's script reads.
+/// The version of [`PageData`] that the page's script reads.
 const VERSION: u32 = 1;
 
 /// The bytes of one cause.
@@ -31,7 +31,7 @@ struct Cause {
     sites: Vec<SiteBytes>,
 }
 
-/// What one site has of a cause.
+/// A site's share of a cause.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct SiteBytes {
     site: String,
@@ -39,16 +39,16 @@ struct SiteBytes {
     blocks: u64,
 }
 
-/// A site that holds more and more.
+/// A site whose memory grows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Suspect {
     site: String,
     grown: Bytes,
-    /// At the lowest point of each stretch.
+    /// At the minimum of each part.
     held: Vec<Bytes>,
 }
 
-/// A free that waited for other streams and no longer does.
+/// A free that waited for other streams.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Wait {
     site: String,
@@ -57,18 +57,17 @@ struct Wait {
     end: usize,
 }
 
-/// The data of a page.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PageData {
     version: u32,
-    /// What is explained, for the page's title.
+    /// The page's title.
     pub title: String,
-    /// What differs between the ranks, in sentences, where there are several.
+    /// Differences between ranks, as sentences.
     pub overview: Vec<String>,
     ranks: Vec<RankData>,
 }
 
-/// One device of one snapshot, with what was found about it. Columns (`columns.rs`) are texts; moments are those of [`Lifetimes`].
+/// One device of one snapshot, with its explanation. Columns (`columns.rs`) are texts. Moments are those of [`Lifetimes`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankData {
     name: String,
@@ -82,12 +81,12 @@ pub struct RankData {
     waits: Vec<Wait>,
     moment: usize,
     is_oom: bool,
-    /// The times of the events are those of a simulated device, and not measured.
+    /// Whether event times come from a simulated device.
     simulated_times: bool,
     settings: Option<String>,
     notes: Vec<String>,
     events: usize,
-    /// Microseconds from the first event, for each event; never falling.
+    /// Microseconds since the first event, per event; never decreasing.
     times: Option<String>,
     peak_moment: usize,
     peak_allocated: Bytes,
@@ -95,11 +94,11 @@ pub struct RankData {
     allocated: Bytes,
     pending: Bytes,
     reserved: Bytes,
-    /// Added to every address of the columns; a text, because it may need 64 bits.
+    /// The base of all addresses in the columns. A text, because it may need 64 bits.
     base_address: String,
     streams: Vec<String>,
     pools: Vec<Pool>,
-    /// By bytes at the peak of what was allocated, the most first.
+    /// By bytes at the peak of allocated memory, largest first.
     sites: Vec<String>,
     frames: Vec<(String, String, u32)>,
     stacks: Vec<Stack>,
@@ -109,31 +108,31 @@ pub struct RankData {
     phases: Vec<Phase>,
 }
 
-/// A pool that segments belong to.
+/// A memory pool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Pool {
     name: String,
-    /// Of its expandable segments, what goes back to the driver at once.
+    /// Bytes of expandable segments that can be released to the driver now.
     page: u64,
 }
 
-/// A call stack that blocks name.
+/// A call stack.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Stack {
     site: usize,
-    /// Indices of frames, the outermost first.
+    /// Indices of frames, outermost first.
     frames: Vec<usize>,
-    /// Bytes allocated when the most was.
+    /// Bytes at the peak of allocated memory.
     at_peak: Bytes,
-    /// Bytes allocated at the moment that is explained.
+    /// Bytes at the explained moment.
     at_moment: Bytes,
-    /// Bytes × events for which they were allocated.
+    /// Bytes × events of allocation.
     byte_events: f64,
-    /// Bytes × seconds, where the events have times.
+    /// Bytes × seconds, if the events have times.
     byte_seconds: Option<f64>,
 }
 
-/// [`BlockLife`]s as columns, in their order.
+/// The fields of [`BlockLife`] as columns.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Blocks {
     address: String,
@@ -146,7 +145,7 @@ struct Blocks {
     stream: String,
 }
 
-/// [`SegmentLife`]s as columns, in their order.
+/// The fields of [`SegmentLife`] as columns.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Segments {
     address: String,
@@ -158,7 +157,7 @@ struct Segments {
     expandable: String,
 }
 
-/// A request that was refused.
+/// A failed request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Oom {
     moment: usize,
@@ -168,7 +167,7 @@ struct Oom {
     stack: usize,
 }
 
-/// A phase of the program, in microseconds from the first event.
+/// A phase of the program, in microseconds since the first event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Phase {
     name: String,
@@ -177,7 +176,7 @@ struct Phase {
 }
 
 impl PageData {
-    /// A page about some ranks, which are shown in this order.
+    /// Creates a page that shows the ranks in this order.
     #[must_use]
     pub fn new(title: impl Into<String>, overview: Vec<String>, ranks: Vec<RankData>) -> Self {
         Self { version: VERSION, title: title.into(), overview, ranks }
@@ -185,8 +184,8 @@ impl PageData {
 }
 
 impl RankData {
-    /// Gathers what the page shows: timeline, segments and flame graph from the recording, and which device and moment are shown, sentences and causes
-    /// from the explanation. Takes `n log n` time for `n` events.
+    /// Collects the page's data. Timeline, segments and flame graph come from the recording; device, moment, sentences and causes
+    /// come from the explanation. Takes `n log n` time for `n` events.
     #[must_use]
     pub fn new(name: impl Into<String>, snapshot: &Snapshot, explanation: &Explanation) -> Self {
         let device = explanation.device;
@@ -261,7 +260,7 @@ impl Suspect {
 }
 
 impl Wait {
-    /// `None` while it lasts: those the page finds itself, at any moment.
+    /// `None` while it is live; the page derives the state at any moment.
     fn new(wait: &waits::Wait) -> Option<Self> {
         let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
         Some(Self { site: wait.site.clone(), size: wait.size, freed, end: wait.completed_at? as usize + 1 })
@@ -271,7 +270,7 @@ impl Wait {
 impl Pool {
     fn new(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Self {
         let name = match pool {
-            None => "segments given back later".to_owned(),
+            None => "segments released later".to_owned(),
             Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind_name(kind)),
             Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind_name(kind)),
         };
@@ -294,7 +293,7 @@ impl Blocks {
             size: column(&|life| life.size.0),
             requested: column(&|life| life.requested.0),
             start: column(&|life| life.start as u64),
-            // Lifetimes repeat where ends do not.
+            // Ends are unique, but lifetimes repeat.
             freed: column(&|life| (life.freed - life.start) as u64),
             end: column(&|life| (life.end - life.freed) as u64),
             stack: encode(stacks.iter().map(|&stack| stack as u64)),
@@ -318,7 +317,7 @@ impl Segments {
     }
 }
 
-/// Values that occur, each once and in order.
+/// Distinct values, sorted.
 struct Names<T>(Vec<T>);
 
 impl<T: Ord> FromIterator<T> for Names<T> {
@@ -328,21 +327,21 @@ impl<T: Ord> FromIterator<T> for Names<T> {
 }
 
 impl<T: Ord> Names<T> {
-    /// The place of a value that occurs.
+    /// The index of a value.
     fn index(&self, value: &T) -> usize {
         self.0.binary_search(value).unwrap_or_default()
     }
 }
 
-/// A stack together with its site: what has no frames may belong to different sites.
+/// A stack with its site, because stacks without frames may belong to different sites.
 type Key = (StackId, SiteId);
 
-/// The stacks of blocks and refused requests, with the sites and frames that they name.
+/// The stacks of blocks and failed requests, with their sites and frames.
 struct StackTable {
     keys: Names<Key>,
-    /// For each block its place among the stacks.
+    /// The stack index of each block.
     of_blocks: Vec<usize>,
-    /// For each refused request.
+    /// The stack index of each failed request.
     of_refused: Vec<usize>,
     stacks: Vec<Stack>,
     sites: Vec<String>,
@@ -373,7 +372,7 @@ impl StackTable {
         table
     }
 
-    /// The stacks without their figures.
+    /// The stacks without figures.
     fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
         let mut places = BTreeMap::new();
         for &(stack, _) in &self.keys.0 {
@@ -390,7 +389,7 @@ impl StackTable {
         }
     }
 
-    /// Numbers the sites, those with the most bytes at the peak first, and gives each stack its site's number.
+    /// Numbers the sites by bytes at the peak, and assigns them to the stacks.
     fn rank_sites(&mut self, sites: &Sites) {
         let mut sums: BTreeMap<SiteId, (Bytes, f64)> = BTreeMap::new();
         for (stack, &(_, site)) in self.stacks.iter().zip(&self.keys.0) {
@@ -408,12 +407,12 @@ impl StackTable {
     }
 }
 
-/// The requests that were refused, with the indices of their events.
+/// The failed requests with their event indices.
 fn refused(events: &[Event]) -> impl Iterator<Item = (usize, &Event)> {
     events.iter().enumerate().filter(|(_, event)| event.action == Action::Oom)
 }
 
-/// Adds one block to the figures of its stack.
+/// Adds a block to its stack's figures.
 fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usize, (peak, moment): (usize, usize)) {
     if life.is_allocated(peak) {
         stack.at_peak += life.size;
@@ -424,13 +423,13 @@ fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usi
     let until = life.freed.min(events);
     stack.byte_events += life.size.0 as f64 * (until - life.start.min(until)) as f64;
     if let (Some(sum), Some(times)) = (&mut stack.byte_seconds, times) {
-        // The state after event k, which is moment k + 1, begins at the event's time; what was there before begins with the first one.
+        // Moment k + 1 is the state after event k and begins at its time. Earlier blocks begin at the first event.
         let time = |moment: usize| times.get(moment.saturating_sub(1)).copied().unwrap_or_default();
         *sum += life.size.0 as f64 * time(until).saturating_sub(time(life.start)) as f64 / 1e6;
     }
 }
 
-/// Microseconds from the first event, or `None` where events have no time. Where threads recorded out of order, the later time counts.
+/// Microseconds since the first event. `None` if events have no times. If threads recorded out of order, the later time counts.
 fn times_of(events: &[Event]) -> Option<Vec<u64>> {
     let first = events.first()?.time_us?;
     let mut latest = 0;
@@ -454,7 +453,7 @@ fn ooms_of(events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<O
     refused(events).zip(&stacks.of_refused).map(oom).collect()
 }
 
-/// Pairs the beginnings and ends of phases. What began before the recording, or did not end, is left out.
+/// Pairs the starts and ends of phases. Incomplete phases are omitted.
 fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Phase> {
     let mut open: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     let mut phases = Vec::new();
@@ -470,23 +469,23 @@ fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Phase> {
     phases
 }
 
-/// What a reader has to know of events that do not fit the final state.
+/// Notes on events that contradict the final state.
 fn contradictions(lives: &Lifetimes) -> Vec<String> {
     let Contradictions { missing_frees, missing_blocks, missing_segment_bytes } = lives.contradictions;
     let mut notes = Vec::new();
     if missing_frees > 0 {
         notes.push(format!(
-            "Not recorded: {}. An address was allocated again while its block was still live.",
+            "The recording lacks {}: an address was allocated again while its block was live.",
             count(missing_frees, "free")
         ));
     }
     if missing_blocks > 0 {
         let blocks = count(missing_blocks, "block");
-        notes.push(format!("Live by the events and not in the final state: {blocks}, shown here as ending with the recording."));
+        notes.push(format!("Live after all events, but missing from the final state: {blocks}. The page ends them with the recording."));
     }
     if missing_segment_bytes > 0 {
         notes.push(format!(
-            "{} of segments were made and are not in the final state: the events are not complete.",
+            "{} of segments were allocated but are missing from the final state: the events are incomplete.",
             Bytes(missing_segment_bytes)
         ));
     }

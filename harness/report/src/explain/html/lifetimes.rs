@@ -1,10 +1,10 @@
-//! What was allocated and reserved at every moment of a recording: [`Lifetimes::of`].
+//! Allocated and reserved memory at every moment of a recording: [`Lifetimes::of`].
 //!
-//! *Moment* `k` is the state after the first `k` events, so a recording of `n` events has the moments `0..=n`. A life is half open: what
-//! lives over `start..end` is there at the moments `start`, …, `end - 1`; an `end` of `n + 1` says that it outlived the recording.
+//! *Moment* `k` is the state after the first `k` events, so `n` events have the moments `0..=n`. A lifetime `start..end` is half
+//! open; an `end` of `n + 1` means that it outlives the recording.
 //!
-//! Segments are followed backward from the final state and blocks forward to it, so a recording that began late, or lost its first
-//! events, is right from its first event on.
+//! Segments are traced backward from the final state, and blocks forward to it. So a recording without its first events is
+//! correct from its first recorded event.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,56 +17,56 @@ use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, S
 /// One device's recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lifetimes {
-    /// How many events were recorded.
+    /// Number of recorded events.
     pub events: usize,
-    /// By start, then in the order of the recording.
+    /// By start, then in recorded order.
     pub blocks: Vec<BlockLife>,
     /// By start, then address.
     pub segments: Vec<SegmentLife>,
-    /// What the events and the final state contradict each other in.
+    /// Contradictions between events and final state.
     pub contradictions: Contradictions,
 }
 
-/// One allocation from `alloc` to `free_completed`.
+/// One allocation, from `alloc` to `free_completed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct BlockLife {
     pub address: u64,
-    /// As [`History::sizes`] has it: events tell what was requested only.
+    /// From [`History::sizes`], because events contain the requested size only.
     pub size: Bytes,
     pub requested: Bytes,
     pub stream: u64,
     pub stack: StackId,
-    /// The first moment at which it is there: 0 where it was there before the recording.
+    /// The first moment of its life; 0 if it predates the recording.
     pub start: usize,
-    /// The first moment at which the program has given it back.
+    /// The first moment after the program freed it.
     pub freed: usize,
-    /// The first moment at which it can be used again.
+    /// The first moment at which the allocator can reuse it.
     pub end: usize,
 }
 
-/// One range held from the driver: a segment, or pages of an expandable one that were mapped and unmapped together.
+/// One range reserved from the driver: a segment, or pages of an expandable segment that were mapped and unmapped together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct SegmentLife {
     pub address: u64,
     pub size: Bytes,
     pub stream: u64,
-    /// Events do not name the pool, so it is known of segments of the final state only.
+    /// Known for segments of the final state only, because events do not name the pool.
     pub pool: Option<(PoolKind, PoolId)>,
     pub expandable: bool,
     pub start: usize,
     pub end: usize,
 }
 
-/// Counts of what does not fit together. All are zero where the whole history of the device was recorded.
+/// Counts of contradictions. All are zero if the device's whole history was recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contradictions {
-    /// Blocks that were allocated where another one was still live: its free was not recorded.
+    /// Blocks allocated over a live block, whose free was not recorded.
     pub missing_frees: usize,
-    /// Blocks that live by the events and are not in the final state.
+    /// Blocks that are live after all events but missing from the final state.
     pub missing_blocks: usize,
-    /// Bytes of segments that were made by the events, and then neither given back nor in the final state.
+    /// Bytes of segments that were allocated, but neither released nor in the final state.
     pub missing_segment_bytes: u64,
 }
 
@@ -77,7 +77,7 @@ impl BlockLife {
         self.start <= moment && moment < self.end
     }
 
-    /// Whether its owner has it at that moment.
+    /// Whether it is allocated at that moment.
     #[must_use]
     pub const fn is_allocated(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.freed
@@ -85,7 +85,7 @@ impl BlockLife {
 }
 
 impl Lifetimes {
-    /// Follows the events of one device. Takes `n log n` time for `n` events.
+    /// Traces the events of one device. Takes `n log n` time for `n` events.
     #[must_use]
     pub fn of(snapshot: &Snapshot, device: u32) -> Self {
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
@@ -98,7 +98,7 @@ impl Lifetimes {
         Self { events: events.len(), blocks, segments, contradictions }
     }
 
-    /// Bytes allocated, waiting for events, and reserved at a moment. Linear in the number of lives.
+    /// Bytes allocated, waiting for events, and reserved at a moment. Linear in the number of lifetimes.
     #[must_use]
     pub fn at(&self, moment: usize) -> Figures {
         let sum = |of: &dyn Fn(&BlockLife) -> bool| self.blocks.iter().filter(|life| of(life)).map(|life| life.size.0).sum();
@@ -110,13 +110,13 @@ impl Lifetimes {
         }
     }
 
-    /// The first moment at which the most was allocated, and what it was.
+    /// The first moment at the peak of allocated memory, and that peak.
     #[must_use]
     pub fn peak_allocated(&self) -> (usize, Bytes) {
         self.peak(self.blocks.iter().map(|life| (life.start, life.freed, life.size)))
     }
 
-    /// The first moment at which the most was reserved, and what it was.
+    /// The first moment at the peak of reserved memory, and that peak.
     #[must_use]
     pub fn peak_reserved(&self) -> (usize, Bytes) {
         self.peak(self.segments.iter().map(|life| (life.start, life.end, life.size)))
@@ -139,17 +139,17 @@ impl Lifetimes {
     }
 }
 
-/// What is held at one moment.
+/// Memory at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
+#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Figures {
     pub allocated: Bytes,
-    /// Freed, and waiting for events of other streams.
+    /// Freed, but waiting for events of other streams.
     pub pending: Bytes,
     pub reserved: Bytes,
 }
 
-/// Follows blocks forward, and fits what is left at the end to the final state.
+/// Traces blocks forward and reconciles the live ones with the final state.
 fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradictions: &mut Contradictions) -> Vec<BlockLife> {
     let never = events.len() + 1;
     let mut lives: Vec<BlockLife> = Vec::new();
@@ -209,12 +209,12 @@ fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradiction
     lives
 }
 
-/// The block of an event that only frees it.
+/// Creates a block for an event that frees an unknown one.
 fn before_recording(life: BlockLife, sizes: &Sizes) -> BlockLife {
     BlockLife { start: 0, stack: StackId::EMPTY, size: sizes.before(life.address).unwrap_or(life.size), ..life }
 }
 
-/// Takes over what the final state knows of a block.
+/// Copies facts about a block from the final state.
 fn fit(life: &mut BlockLife, block: &Block, never: usize) {
     life.size = block.size;
     life.requested = block.requested;
@@ -223,13 +223,13 @@ fn fit(life: &mut BlockLife, block: &Block, never: usize) {
     }
     match block.state {
         BlockState::Allocated => life.freed = never,
-        // When it was given back is not known: at the last event at the latest.
+        // The time of the free is unknown; it is the last event at the latest.
         BlockState::PendingFree => life.freed = life.freed.min(never - 1),
         BlockState::Inactive => {}
     }
 }
 
-/// A block that no event names: it was there before the recording, and still is.
+/// Adds a block without events: it lived during the whole recording.
 fn lived_throughout(segment: &Segment, block: &Block, never: usize) -> BlockLife {
     BlockLife {
         address: block.address,
@@ -243,10 +243,10 @@ fn lived_throughout(segment: &Segment, block: &Block, never: usize) -> BlockLife
     }
 }
 
-/// Ranges that are held, by address, while the events are gone through backward; `start` is not known yet.
+/// Reserved ranges by address, while events are traced backward. Their `start` is not yet known.
 type Ranges = BTreeMap<u64, SegmentLife>;
 
-/// Follows segments backward from the final state.
+/// Traces segments backward from the final state.
 fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contradictions) -> Vec<SegmentLife> {
     let never = events.len() + 1;
     let mut lives = Vec::new();
@@ -263,7 +263,7 @@ fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contr
                 contradictions.missing_segment_bytes += event.size.0 - found;
             }
             Action::SegmentFree | Action::SegmentUnmap => {
-                // A range that is held already was taken by an event that was not recorded.
+                // The range is already reserved, so an unrecorded event allocated it.
                 lives.extend(
                     cut_out(&mut ranges, event.address, event.size.0).into_iter().map(|range| SegmentLife { start: moment, ..range }),
                 );
@@ -299,7 +299,7 @@ fn final_range(segment: &Segment, never: usize) -> SegmentLife {
     }
 }
 
-/// Removes what lies in `address..address + size`, and returns it. A range that reaches beyond is cut, and the rest of it stays.
+/// Removes and returns `address..address + size`. A larger range is cut, and its rest remains.
 fn cut_out(ranges: &mut Ranges, address: u64, size: u64) -> Vec<SegmentLife> {
     let end = address.saturating_add(size);
     let end_of = |range: &SegmentLife| range.address.saturating_add(range.size.0);

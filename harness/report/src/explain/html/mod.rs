@@ -1,7 +1,7 @@
-//! An explanation as one HTML page that needs no network: [`page`].
+//! An explanation as one self-contained HTML page: [`page`].
 //!
-//! The page is `page.html` with its style, its script and its data inside. The data ([`PageData`]) is JSON with columns of integers
-//! (`columns.rs`); everything that can be computed from it at once is computed by the script, so that the page stays small.
+//! The page contains its style, script and data. The data ([`PageData`]) is JSON with columns of integers (`columns.rs`). The
+//! script computes derived values, which keeps the page small.
 
 mod columns;
 mod data;
@@ -12,10 +12,10 @@ mod tests;
 
 pub use data::{PageData, RankData};
 
-/// The page around style, script and data.
+/// The template of the page.
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-/// In the order in which they run.
+/// Scripts in the order of execution.
 const SCRIPTS: [&str; 7] = [
     include_str!("script/data.js"),
     include_str!("script/draw.js"),
@@ -30,7 +30,8 @@ const SCRIPTS: [&str; 7] = [
 #[must_use]
 pub fn page(data: &PageData) -> String {
     let json = serde_json::to_string(data).expect("plain data with text keys always has a JSON form");
-    // A `<` could end the script element that holds the data: https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
+    // A `<` could end the script element that contains the data:
+    // https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
     let json = json.replace('<', "\\u003c");
     let mut page = String::with_capacity(json.len() + (64 << 10));
     let mut rest = PAGE;
@@ -50,7 +51,7 @@ pub fn page(data: &PageData) -> String {
     page
 }
 
-/// Text between tags.
+/// Escapes text between tags.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

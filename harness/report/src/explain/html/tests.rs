@@ -27,7 +27,7 @@ fn segment(address: u64, size: u64, expandable: bool, blocks: Vec<Block>) -> Seg
         address,
         size: Bytes(size),
         stream: 0,
-        // Blocks of the large pool are longer than was asked, where a remainder is not split off.
+        // Blocks of the large pool exceed the request if the remainder is not split off.
         pool: PoolKind::Small,
         private_pool: PoolId::DEFAULT,
         expandable,
@@ -111,11 +111,11 @@ fn events_that_contradict_the_final_state_are_counted() {
     assert_eq!(lifetimes.contradictions, Contradictions { missing_frees: 1, missing_blocks: 1, missing_segment_bytes: 512 });
     assert_eq!(lifetimes.at(5), figures(1024, 0, 1024));
     let notes = json_in(&page(&data_of(&snapshot(Vec::new(), vec![event(Alloc, 0, 512)]))))["ranks"][0]["notes"].to_string();
-    assert!(notes.contains("Live by the events and not in the final state: 1 block, "), "{notes}");
+    assert!(notes.contains("Live after all events, but missing from the final state: 1 block."), "{notes}");
 }
 
 proptest! {
-    /// Random programs on four segments of four slots, of which the first events are lost: the figures are those of a plain count.
+    /// Random programs on four segments of four slots that lose their first events have the figures of a plain count.
     #[test]
     fn every_moment_has_the_figures_of_a_plain_count(steps in prop::collection::vec((0..4_u64, 0..4_u64), 0..200), lost in 0..100_usize) {
         let mut held: BTreeMap<u64, [BlockState; 4]> = BTreeMap::new();
@@ -152,7 +152,7 @@ proptest! {
     }
 }
 
-/// A snapshot whose every text tries to be markup.
+/// A snapshot whose texts contain markup.
 fn hostile() -> Snapshot {
     let mut hostile = snapshot(Vec::new(), vec![event(Action::Alloc, 0, 512), event(Action::FreeRequested, 0, 512)]);
     let text = "</script><img src=x onerror=alert(1)>{{style}}\u{2028}".to_owned();

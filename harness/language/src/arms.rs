@@ -1,5 +1,5 @@
-//! The allocators that a scenario runs with: names, or maps with settings, as the file writes them and as they are checked. Settings stand in
-//! one string, as in `PYTORCH_ALLOC_CONF`, or in fields of the same names; both are read by the same parser and refused at their place.
+//! The allocators of a scenario or a suite: names, or maps with settings. Settings are one string, as in `PYTORCH_ALLOC_CONF`, or fields of
+//! the same names. One parser reads both.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -9,85 +9,51 @@ use harness_allocator::allocator::library::LibrarySpec;
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError};
 use harness_base::shared_object;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::error::{Problem, choices};
-use crate::located::{Entries, Located, Position};
+use crate::located::{Located, Position, Tree};
 use crate::text::NameText;
 
-/// What an allocator is, for the reference.
-pub const ABOUT: &str = "The name of an allocator, for example `caching`, or a map from it to its settings, for example \
+/// Describes the form of an allocator, for the reference.
+pub const ABOUT: &str = "The name of an allocator, as in `caching`, or a map from the name to its settings, as in \
      `{ caching: { conf: \"max_split_size_mb:512\" } }`.";
-/// The key with all settings in one string.
 const CONF: &str = "conf";
-/// The key with the name of the arm.
 const NAME: &str = "name";
 const CONF_ABOUT: &str = "All settings in one string, as in `PYTORCH_ALLOC_CONF`.";
-const NAME_ABOUT: &str = "A name for the arm, to tell it from others of the same allocator; if not given it is made from the settings.";
-/// Most allocators of one file: more could not be told apart in a report.
+const NAME_ABOUT: &str = "A name for this configuration. If not given, the name is made from the settings.";
+/// Most allocators of one file.
 pub const MAX_ARMS: usize = 64;
 const LIBRARY_EXAMPLE: &str = "`{ library: { path: ./my_alloc.so, alloc: my_malloc, free: my_free } }`";
-/// What a library is, in one line.
+/// Describes a library in one line.
 pub const LIBRARY_ABOUT: &str =
-    "a shared library with the two functions that PyTorch's `CUDAPluggableAllocator` takes, run in a process of its own";
-/// The fields of a library with what they mean.
+    "a shared library with the two functions that PyTorch's `CUDAPluggableAllocator` takes, run in its own process";
+/// The fields of a library: name, form, meaning.
 const LIBRARY_FIELDS: [(&str, &str, &str); 7] = [
     (NAME, "*name*", NAME_ABOUT),
-    (LibrarySpec::PATH, "a file", "The shared library; the path begins at the folder of the file that names it."),
+    (LibrarySpec::PATH, "a file", "The shared library, relative to the folder of the file that names it."),
     ("alloc", "a function", "`void *alloc(ssize_t size, int device, CUstream stream)`."),
     ("free", "a function", "`void free(void *address, ssize_t size, int device, CUstream stream)`."),
     (
         "record_stream",
         "a function",
-        "`void record_stream(void *address, CUstream stream)`; without it the library is not told, as in PyTorch.",
+        "`void record_stream(void *address, CUstream stream)`. Without it, the library does not learn about other streams, as in PyTorch.",
     ),
-    ("empty_cache", "a function", "`void empty_cache(void)`; without it nothing is asked to go back."),
-    (OPTIONAL, TRUTH, "`true`: where there is no such file, the arm is skipped, with the reason. Without it, that is a mistake."),
+    ("empty_cache", "a function", "`void empty_cache(void)`. Without it, `empty_cache` does nothing."),
+    (OPTIONAL, TRUTH, "`true`: skip this allocator, with the reason, if the file does not exist. Otherwise a missing file is an error."),
 ];
-/// The key that lets the file be missing, and what it takes.
+/// The key that allows the file to be missing.
 const OPTIONAL: &str = "optional";
 const TRUTH: &str = "`true` or `false`";
 const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
 
-/// An allocator as the file says it. What cannot be one is kept, to be answered by the check with its place.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub enum ArmWire {
-    Name(String),
-    /// A name with settings.
-    Map(Located<String>, SettingsWire),
-    /// A map with several keys.
-    SeveralKeys(Located<String>, Located<String>),
-    /// A map without any.
-    Empty,
-}
+/// An allocator as the file writes it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+pub struct ArmWire(Tree);
 
-/// What stands behind the name of an allocator.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub enum SettingsWire {
-    Fields(Vec<(Located<String>, Located<ValueWire>)>),
-    /// A scalar, or nothing.
-    Bare,
-}
-
-/// The value of a setting.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
-pub enum ValueWire {
-    Scalar(String),
-    List(Vec<Located<ItemWire>>),
-    /// Nothing behind the key.
-    Nothing,
-}
-
-/// An item of a list of intervals: `256:1`, quoted or not, or the map `256: 1`.
-#[derive(Clone, Debug)]
-pub struct ItemWire(String);
-
-/// The arms of a scenario: from `allocator:`, from `allocators:`, or `caching` where there is neither. Paths of libraries begin at `folder`.
+/// Checks `allocator:` or `allocators:`; `caching` if both are missing. Paths of libraries are relative to `folder`.
 pub fn check(
     one: Option<&Located<ArmWire>>,
     several: Option<&Located<Vec<Located<ArmWire>>>>,
@@ -96,19 +62,21 @@ pub fn check(
 ) -> Result<Vec<AllocatorSpec>, Problem> {
     let arms: &[Located<ArmWire>] = match (one, several) {
         (Some(one), Some(several)) => {
-            return Err(Problem::new(one.position(), "`allocator` and `allocators` stand here both")
+            return Err(Problem::new(one.position(), "`allocator` and `allocators` exclude each other")
                 .see(several.position(), "the list")
                 .help("put all of them into `allocators`"));
         }
         (Some(one), None) => std::slice::from_ref(one),
         (None, Some(several)) if several.value.is_empty() => {
-            return Err(Problem::new(several.position(), "`allocators` names none").help("leave it out for `[caching]`"));
+            return Err(
+                Problem::new(several.position(), "`allocators` is empty").help("name an allocator, or remove the key for `[caching]`")
+            );
         }
         (None, Some(several)) => &several.value,
         (None, None) => return Ok(vec![AllocatorKind::Caching.into()]),
     };
     if let Some(first_too_many) = arms.get(MAX_ARMS) {
-        let message = format!("this is one allocator too many: there are {} in all", arms.len());
+        let message = format!("too many allocators: {}", arms.len());
         return Err(Problem::new(first_too_many.position(), message).help(format!("a file names at most {MAX_ARMS}")));
     }
     let mut specs: Vec<(AllocatorSpec, Position)> = Vec::new();
@@ -122,7 +90,7 @@ pub fn check(
     Ok(specs.into_iter().map(|(spec, _)| spec).collect())
 }
 
-/// Whether a report could not tell them apart, or would tell the same twice without anybody having asked for it.
+/// Returns whether a report could not distinguish them, or would show the same configuration twice by accident.
 fn is_twice(first: &AllocatorSpec, second: &AllocatorSpec) -> bool {
     let is_unnamed = !first.has_own_name() && !second.has_own_name();
     first.to_string() == second.to_string() || (is_unnamed && first.is_equivalent_to(second))
@@ -133,25 +101,32 @@ fn twice(first: &AllocatorSpec, second: &AllocatorSpec, first_at: Position, at: 
         true => format!("allocator `{first}` is named twice"),
         false => format!("`{second}` is the same as `{first}`"),
     };
-    Problem::new(at, message)
-        .see(first_at, "the first one")
-        .help("name it once; to run the same settings twice, give each a `name:` of its own")
+    Problem::new(at, message).see(first_at, "the first one").help("name it once; to run the same settings twice, give each a `name:`")
 }
 
 fn check_arm(arm: &Located<ArmWire>, source: &str, folder: &Path) -> Result<AllocatorSpec, Problem> {
-    match &arm.value {
-        ArmWire::Name(name) if name == LIBRARY => {
-            Err(Problem::new(arm.position(), "which library is not said").help(format!("as in {LIBRARY_EXAMPLE}")))
+    let (name, settings) = match &arm.value.0 {
+        Tree::One(name) => (arm.with(name.clone()), None),
+        Tree::Map(entries) => match entries.as_slice() {
+            [(name, settings)] => (name.clone(), Some(settings)),
+            [(first, _), (second, _), ..] => {
+                let message = format!("`{}` is in the same map as `{}`", second.value, first.value);
+                return Err(Problem::new(second.position(), message)
+                    .help(format!("write each allocator as its own list item, with its settings indented below it, as in {EXAMPLE}")));
+            }
+            [] => return Err(Problem::new(arm.position(), "this map names no allocator").help(format!("as in {EXAMPLE}"))),
+        },
+        Tree::Nothing | Tree::Many(_) => {
+            return Err(Problem::new(arm.position(), "expected an allocator").help(format!("as in `caching` or {EXAMPLE}")));
         }
-        ArmWire::Map(name, settings) if name.value == LIBRARY => library(name.position(), settings, folder),
-        ArmWire::Name(name) => kind_of(&arm.with(name.clone())).map(AllocatorSpec::from),
-        ArmWire::Map(name, settings) => with_settings(kind_of(name)?, name.position(), settings, source),
-        ArmWire::SeveralKeys(first, second) => {
-            let message = format!("`{}` stands in the same map as `{}`", second.value, first.value);
-            Err(Problem::new(second.position(), message)
-                .help("an allocator is a list item of its own; its settings are indented below it, as in ".to_owned() + EXAMPLE))
+    };
+    match settings {
+        None if name.value == LIBRARY => {
+            Err(Problem::new(arm.position(), "`library` needs fields").help(format!("as in {LIBRARY_EXAMPLE}")))
         }
-        ArmWire::Empty => Err(Problem::new(arm.position(), "this map names no allocator").help(format!("as in {EXAMPLE}"))),
+        Some(settings) if name.value == LIBRARY => library(name.position(), settings, folder),
+        None => kind_of(&name).map(AllocatorSpec::from),
+        Some(settings) => with_settings(kind_of(&name)?, name.position(), settings, source),
     }
 }
 
@@ -167,26 +142,21 @@ fn unknown_allocator(name: &Located<String>) -> Problem {
     ))
 }
 
-/// Why a library cannot be an arm.
+/// Why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Unusable {
     /// The field that is wrong.
     pub field: &'static str,
-    /// What is wrong with it.
     pub message: String,
     pub help: String,
 }
 
-/// Whether the file is there, is a library for this machine, and has the functions that are named.
-///
-/// # Errors
-/// What of that is not so.
+/// Checks that the file exists, is a library for this machine, and has the named functions.
 pub fn check_library(library: &LibrarySpec) -> Result<(), Unusable> {
     let exports = shared_object::exports(&library.path).map_err(|error| Unusable {
         field: LibrarySpec::PATH,
         message: format!("`{}` {error}", library.path.display()),
-        help: "name a shared library for this machine; in a file its path begins at the folder of the file".to_owned(),
+        help: "name a shared library for this machine; paths are relative to the folder of the file".to_owned(),
     })?;
     match library.functions().find(|(_, name)| !exports.contains(*name)) {
         None => Ok(()),
@@ -198,11 +168,11 @@ pub fn check_library(library: &LibrarySpec) -> Result<(), Unusable> {
     }
 }
 
-/// A library: the file is looked at here, so that what is wrong with it is said at its place.
-fn library(at: Position, settings: &SettingsWire, folder: &Path) -> Result<AllocatorSpec, Problem> {
+/// Checks a library. Opens its file too, so that an error has the position of the field.
+fn library(at: Position, settings: &Located<Tree>, folder: &Path) -> Result<AllocatorSpec, Problem> {
     let example = format!("as in {LIBRARY_EXAMPLE}");
-    let SettingsWire::Fields(fields) = settings else {
-        return Err(Problem::new(at, "behind `library` stands no map").help(example));
+    let Tree::Map(fields) = &settings.value else {
+        return Err(Problem::new(at, "`library` needs fields").help(example));
     };
     if let Some((key, _)) = fields.iter().find(|(key, _)| LIBRARY_FIELDS.iter().all(|(field, ..)| *field != key.value)) {
         return Err(Problem::new(key.position(), format!("a library has no field `{}`", key.value)).help(choices(
@@ -215,11 +185,15 @@ fn library(at: Position, settings: &SettingsWire, folder: &Path) -> Result<Alloc
     let text = |field: &str| match given(field) {
         None => Ok(None),
         Some((_, value)) => match &value.value {
-            ValueWire::Scalar(text) if !text.is_empty() && !text.contains([',', '(', ')']) => Ok(Some(value.with(text.clone()))),
-            _ => Err(Problem::new(value.position(), format!("`{field}` is one text without comma and bracket")).help(example.clone())),
+            Tree::One(text) if !text.is_empty() && !text.contains([',', '(', ')']) => Ok(Some(value.with(text.clone()))),
+            _ => {
+                Err(Problem::new(value.position(), format!("expected text without commas and brackets as `{field}`")).help(example.clone()))
+            }
         },
     };
-    let needed = |field: &str| text(field)?.ok_or_else(|| Problem::new(at, format!("`library` has no `{field}`")).help(example.clone()));
+    let needed = |field: &str| {
+        text(field)?.ok_or_else(|| Problem::new(at, format!("the field `{field}` of `library` is missing")).help(example.clone()))
+    };
     let path = needed(LibrarySpec::PATH)?;
     let function = |field: &str| needed(field).map(|name| name.value);
     let optional = |field: &str| text(field).map(|name| name.map(|name| name.value));
@@ -229,9 +203,9 @@ fn library(at: Position, settings: &SettingsWire, folder: &Path) -> Result<Alloc
     let is_optional = match text(OPTIONAL)? {
         None => false,
         Some(given) => match given.value.as_str() {
-            "True" => true,
-            "False" => false,
-            _ => return Err(Problem::new(given.position(), format!("`{OPTIONAL}` is {TRUTH}")).help(example)),
+            "true" => true,
+            "false" => false,
+            _ => return Err(Problem::new(given.position(), format!("`{OPTIONAL}` must be {TRUTH}")).help(example)),
         },
     };
     let may_be_missing = is_optional && library.check_file().is_err();
@@ -246,10 +220,10 @@ fn library(at: Position, settings: &SettingsWire, folder: &Path) -> Result<Alloc
     }
 }
 
-fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, source: &str) -> Result<AllocatorSpec, Problem> {
-    let SettingsWire::Fields(fields) = settings else {
-        return Err(Problem::new(at, format!("behind `{}` stands no map of settings", kind.name()))
-            .help(format!("as in {EXAMPLE}; the name alone needs no colon")));
+fn with_settings(kind: AllocatorKind, at: Position, settings: &Located<Tree>, source: &str) -> Result<AllocatorSpec, Problem> {
+    let Tree::Map(fields) = &settings.value else {
+        return Err(Problem::new(at, format!("expected a map of settings after `{}:`", kind.name()))
+            .help(format!("as in {EXAMPLE}; without settings, remove the colon")));
     };
     let (names, settings): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
     let spec = match settings.first() {
@@ -263,22 +237,20 @@ fn with_settings(kind: AllocatorKind, at: Position, settings: &SettingsWire, sou
     }
 }
 
-fn arm_name(given: &Located<ValueWire>) -> Result<String, Problem> {
-    let ValueWire::Scalar(text) = &given.value else {
-        return Err(Problem::new(given.position(), "a name is wanted here").help("as in `name: large_blocks_whole`"));
-    };
-    let name = NameText(given.with(text.clone()));
+fn arm_name(given: &Located<Tree>) -> Result<String, Problem> {
+    let text = given.text().ok_or_else(|| Problem::new(given.position(), "expected a name").help("as in `name: large_blocks_whole`"))?;
+    let name = NameText(text);
     let text = name.checked()?;
     match AllocatorKind::from_name(text) {
         None => Ok(text.to_owned()),
         Some(_) => {
             Err(Problem::new(name.position(), format!("`{text}` is the name of an allocator"))
-                .help("take another name, or leave `name` out"))
+                .help("choose another name, or remove `name`"))
         }
     }
 }
 
-type Field = (Located<String>, Located<ValueWire>);
+type Field = (Located<String>, Located<Tree>);
 
 /// The settings, from `conf` or from fields.
 fn config(fields: &[&Field], source: &str) -> Result<Config, Problem> {
@@ -286,23 +258,21 @@ fn config(fields: &[&Field], source: &str) -> Result<Config, Problem> {
         None => config_of_fields(fields, source),
         Some((key, _)) if fields.len() > 1 => {
             let other = fields.iter().find(|(other, _)| other.value != CONF).map_or(key, |(other, _)| other);
-            let message = format!("`{CONF}` and `{}` stand here both", other.value);
+            let message = format!("`{CONF}` and `{}` exclude each other", other.value);
             Err(Problem::new(other.position(), message)
                 .see(key.position(), "all settings in one string")
-                .help("put the setting into the string, or all of them into fields"))
+                .help("write all settings in the string, or all as fields"))
         }
         Some((_, value)) => {
-            let ValueWire::Scalar(text) = &value.value else {
-                let message = format!("`{CONF}` is one text");
-                return Err(Problem::new(value.position(), message).help(format!("as in {EXAMPLE}")));
-            };
-            let text = value.with(text.clone());
+            let text = value
+                .text()
+                .ok_or_else(|| Problem::new(value.position(), format!("expected text as `{CONF}`")).help(format!("as in {EXAMPLE}")))?;
             Config::parse(&text.value).map_err(|error| refused(&error, &[(0, text.clone())], source))
         }
     }
 }
 
-/// Puts the fields together to the string that PyTorch would read, and a mistake back to where it stands.
+/// Joins the fields into the string that PyTorch would read. A mistake in it is reported at the field that it came from.
 fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> {
     let mut conf = Composed::default();
     for (key, value) in fields {
@@ -313,19 +283,19 @@ fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> 
         conf.add(key.clone());
         conf.text.push(':');
         match &value.value {
-            ValueWire::Scalar(text) => conf.add(plain(setting, value.with(text.clone()), source)?),
-            ValueWire::List(items) => {
+            Tree::One(text) => conf.add(plain(setting, value.with(as_pytorch_writes(setting, text)), source)?),
+            Tree::Many(items) => {
                 conf.add(value.with("[".to_owned()));
                 for (index, item) in items.iter().enumerate() {
                     if index > 0 {
                         conf.text.push(',');
                     }
-                    conf.add(without_signs(setting, item.with(item.value.0.clone()), &[',', '[', ']'], source)?);
+                    conf.add(without_signs(setting, item.with(interval(item)?), &[',', '[', ']'], source)?);
                 }
                 conf.text.push(']');
             }
-            ValueWire::Nothing => {
-                return Err(Problem::new(key.position(), format!("nothing stands behind `{}`", key.value))
+            Tree::Nothing | Tree::Map(_) => {
+                return Err(Problem::new(key.position(), format!("expected a value after `{}:`", key.value))
                     .help(format!("`{}` takes {}", setting.name, setting.takes)));
             }
         }
@@ -333,11 +303,11 @@ fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> 
     Config::parse(&conf.text).map_err(|error| refused(&error, &conf.pieces, source))
 }
 
-/// A configuration string and the places in the file that its pieces come from.
+/// A configuration string, with the positions of its pieces in the file.
 #[derive(Default)]
 struct Composed {
     text: String,
-    /// Each with its offset in the text, in order.
+    /// Each piece with its offset in the text, in order.
     pieces: Vec<(usize, Located<String>)>,
 }
 
@@ -349,7 +319,33 @@ impl Composed {
     }
 }
 
-/// A scalar that is one value; of intervals it may be a whole list in brackets.
+/// PyTorch writes `True` and `False`, YAML `true` and `false`.
+fn as_pytorch_writes(setting: &Setting, text: &str) -> String {
+    match text {
+        "true" if setting.takes.contains("`True`") => "True".to_owned(),
+        "false" if setting.takes.contains("`True`") => "False".to_owned(),
+        _ => text.to_owned(),
+    }
+}
+
+/// An item of a list of intervals: `256:1`, quoted or not, which YAML may read as the map `256: 1`.
+fn interval(item: &Located<Tree>) -> Result<String, Problem> {
+    let wrong = |at: Position| Problem::new(at, "expected an interval and its divisions").help("as in `256:2` or `\">:4\"`");
+    match &item.value {
+        Tree::One(text) => Ok(text.clone()),
+        Tree::Nothing => Ok(String::new()),
+        Tree::Many(_) => Err(wrong(item.position())),
+        Tree::Map(entries) => {
+            let pair = |(key, value): &Field| match value.text() {
+                Some(value) => Ok(format!("{}:{}", key.value, value.value)),
+                None => Err(wrong(value.position())),
+            };
+            Ok(entries.iter().map(pair).collect::<Result<Vec<_>, _>>()?.join(","))
+        }
+    }
+}
+
+/// Checks that a scalar is one value, or a whole list of intervals in brackets.
 fn plain(setting: &Setting, value: Located<String>, source: &str) -> Result<Located<String>, Problem> {
     let inside = value.value.strip_prefix('[').and_then(|rest| rest.trim_end().strip_suffix(']'));
     match inside {
@@ -358,16 +354,16 @@ fn plain(setting: &Setting, value: Located<String>, source: &str) -> Result<Loca
     }
 }
 
-/// Refuses what would be more than one value once it is put together with others.
+/// Refuses characters that would make several values of it in the joined string.
 fn without_signs(setting: &Setting, value: Located<String>, signs: &[char], source: &str) -> Result<Located<String>, Problem> {
     match value.value.chars().position(|c| signs.contains(&c)) {
         None => Ok(value),
-        Some(at) => Err(Problem::new(value.within(source, at, 1), "one value is wanted here")
-            .help(format!("`{}` takes {}; a string of several settings stands behind `{CONF}`", setting.name, setting.takes))),
+        Some(at) => Err(Problem::new(value.within(source, at, 1), "expected one value")
+            .help(format!("`{}` takes {}; write a string of several settings after `{CONF}:`", setting.name, setting.takes))),
     }
 }
 
-/// The parser's answer at its place in the file: in the piece that the mistake lies in, or begins behind.
+/// Reports the parser's error at the piece of the file that contains the mistake.
 fn refused(error: &ConfError, pieces: &[(usize, Located<String>)], source: &str) -> Problem {
     let at = pieces.iter().rev().find(|(start, _)| *start <= error.offset());
     let at = at.map_or_else(Position::default, |(start, piece)| {
@@ -383,133 +379,20 @@ fn unknown_key(key: &Located<String>) -> Problem {
     if let Some((name, value)) = key.value.split_once(':')
         && Setting::from_name(name).is_some()
     {
-        return Problem::new(key.position(), format!("`{}` is one word to YAML", key.value))
-            .help(format!("put a blank behind the colon, as in `{name}: {value}`, or the whole string behind `{CONF}:`"));
+        return Problem::new(key.position(), format!("`{}` has no space after the colon", key.value))
+            .help(format!("write `{name}: {value}`, or put the whole string after `{CONF}:`"));
     }
     Problem::new(key.position(), format!("`{}` is not a setting of PyTorch 2.11's allocator", key.value))
         .help(choices(&key.value, "accepted", keys))
 }
 
-/// What to do about a mistake in a configuration string: what the setting takes, or the settings there are.
+/// Advice for a mistake in a configuration string: the values that the setting takes, or the list of settings.
 #[must_use]
 pub fn advice(error: &ConfError) -> String {
     match (error, error.setting()) {
         (ConfError::UnknownKey { key, .. }, _) => choices(key, "settings", Setting::ALL.iter().map(|setting| setting.name)),
         (_, Some(setting)) => format!("`{}` takes {}", setting.name, setting.takes),
         (_, None) => "as in `max_split_size_mb:512,garbage_collection_threshold:0.8`".to_owned(),
-    }
-}
-
-impl<'de> Deserialize<'de> for ArmWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ArmVisitor;
-        impl<'de> Visitor<'de> for ArmVisitor {
-            type Value = ArmWire;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "the name of an allocator, or a map as {EXAMPLE}")
-            }
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-                Ok(ArmWire::Name(name.to_owned()))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let Some(name) = map.next_key::<Located<String>>()? else { return Ok(ArmWire::Empty) };
-                let settings = map.next_value()?;
-                let mut second = None;
-                while let Some(key) = map.next_key::<Located<String>>()? {
-                    map.next_value::<IgnoredAny>()?;
-                    second = second.or(Some(key));
-                }
-                Ok(match second {
-                    None => ArmWire::Map(name, settings),
-                    Some(second) => ArmWire::SeveralKeys(name, second),
-                })
-            }
-        }
-        deserializer.deserialize_any(ArmVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for SettingsWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct SettingsVisitor;
-        impl<'de> Visitor<'de> for SettingsVisitor {
-            type Value = SettingsWire;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "a map of settings, as in {EXAMPLE}")
-            }
-            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-                Ok(SettingsWire::Bare)
-            }
-            fn visit_str<E: de::Error>(self, _: &str) -> Result<Self::Value, E> {
-                Ok(SettingsWire::Bare)
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                Entries::deserialize(MapAccessDeserializer::new(map)).map(|Entries(fields)| SettingsWire::Fields(fields))
-            }
-        }
-        deserializer.deserialize_any(SettingsVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for ValueWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ValueVisitor;
-        impl<'de> Visitor<'de> for ValueVisitor {
-            type Value = ValueWire;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("the value of a setting, or a list of intervals")
-            }
-            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-                Ok(ValueWire::Nothing)
-            }
-            /// YAML's own booleans are spelled as PyTorch spells them; a quoted text is taken as it stands.
-            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
-                Ok(ValueWire::Scalar(if value { "True" } else { "False" }.to_owned()))
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(ValueWire::Scalar(text.to_owned()))
-            }
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
-                Ok(ValueWire::Scalar(number.to_string()))
-            }
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
-                Ok(ValueWire::Scalar(number.to_string()))
-            }
-            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
-                Ok(ValueWire::Scalar(number.to_string()))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ValueWire::List)
-            }
-        }
-        deserializer.deserialize_any(ValueVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for ItemWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ItemVisitor;
-        impl<'de> Visitor<'de> for ItemVisitor {
-            type Value = ItemWire;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an interval and its divisions, as `256:2` or `\">:4\"`")
-            }
-            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-                Ok(ItemWire(String::new()))
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(ItemWire(text.to_owned()))
-            }
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
-                Ok(ItemWire(number.to_string()))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                let Entries(entries) = Entries::<String>::deserialize(MapAccessDeserializer::new(map))?;
-                let items: Vec<String> = entries.into_iter().map(|(key, value)| format!("{}:{value}", key.value)).collect();
-                Ok(ItemWire(items.join(",")))
-            }
-        }
-        deserializer.deserialize_any(ItemVisitor)
     }
 }
 
@@ -531,18 +414,20 @@ impl JsonSchema for ArmWire {
     }
 }
 
-/// What an allocator is, in one line, for people who choose one.
+/// Describes an allocator in one line.
 #[must_use]
 pub const fn about(kind: AllocatorKind) -> &'static str {
     match kind {
         AllocatorKind::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
         AllocatorKind::Expandable => "PyTorch's caching allocator with expandable_segments:True: segments grow and shrink by pages",
-        AllocatorKind::Bfc => "TensorFlow's best-fit-with-coalescing allocator: few, doubling regions that are kept; grows on demand",
-        AllocatorKind::RmmPool => "RMM's pool_memory_resource: half the memory at once, a free list per stream, stealing behind events",
-        AllocatorKind::AsyncPool => {
-            "the driver's stream-ordered pool (`cudaMallocAsync`), which keeps all it has reserved until it is trimmed"
+        AllocatorKind::Bfc => {
+            "TensorFlow's best-fit-with-coalescing (BFC) allocator: a few regions of doubling size, allocated on demand and kept"
         }
-        AllocatorKind::Direct => "one driver allocation and one driver free per request: the baseline of every timing",
+        AllocatorKind::RmmPool => {
+            "RMM's `pool_memory_resource`: reserves half the memory at start, keeps a free list per stream, takes blocks of other streams after an event"
+        }
+        AllocatorKind::AsyncPool => "the driver's stream-ordered pool (`cudaMallocAsync`); keeps its reserved memory until it is trimmed",
+        AllocatorKind::Direct => "one driver allocation and one driver free per request: the baseline of timings",
     }
 }
 
@@ -570,7 +455,7 @@ fn library_schema() -> Value {
     })
 }
 
-/// What may be written; the rule of PyTorch stands in the description.
+/// The JSON Schema of a setting. The description contains PyTorch's rule.
 fn setting_schema(setting: &Setting) -> Value {
     let description = format!("{} Takes {}.", setting.about, setting.takes);
     match setting.name {
@@ -583,13 +468,13 @@ fn setting_schema(setting: &Setting) -> Value {
     }
 }
 
-/// The fields of a library, for the reference: each with what it takes and what it is.
+/// The fields of a library for the reference: name, form, meaning.
 #[must_use]
 pub fn library_fields() -> Vec<[String; 3]> {
     LIBRARY_FIELDS.iter().map(|(name, takes, about)| [format!("`{name}`"), (*takes).to_owned(), (*about).to_owned()]).collect()
 }
 
-/// The fields of an allocator's map, for the reference: each with what it takes and what it does.
+/// The settings of an allocator for the reference: name, form, meaning.
 #[must_use]
 pub fn fields() -> Vec<[String; 3]> {
     let row = |name: &str, takes: &str, about: &str| [format!("`{name}`"), takes.to_owned(), about.to_owned()];

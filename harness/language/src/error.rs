@@ -1,4 +1,4 @@
-//! What can be wrong with a file: [`FileError`], one clear message with file, line, column and the accepted forms.
+//! [`FileError`]: one message with file, line, column and the accepted forms.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,27 +10,20 @@ use super::located::Position;
 use harness_base::excerpt::{Excerpt, shortened};
 use harness_base::printable::{printable, printable_lines};
 
-/// Why a scenario or a suite cannot be used. Its text is `file:line:column: message`; as a [`Diagnostic`] it shows the place and says what to
-/// do. Characters of the file that a terminal would act on are escaped in all of it.
+/// Why a scenario or a suite cannot be used. Its text is `file:line:column: message`; as a [`Diagnostic`] it shows the line and gives advice.
+/// Control characters of the file are escaped.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The file could not be read: name another one, or make this one readable.
+    /// The file could not be read.
     #[error("{}: {why}", printable(&.path.display().to_string()))]
-    Unreadable {
-        /// The file, as the user named it.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-        /// What to do about it.
-        help: String,
-    },
-    /// The file was read, and something in it is wrong: correct it at the place named.
+    Unreadable { path: PathBuf, why: String, help: String },
+    /// Something in the file is wrong.
     #[error("{0}")]
     Text(Box<TextError>),
 }
 
 impl FileError {
-    /// The place, where the mistake has one.
+    /// The position of the mistake, if it is inside the file.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
         match self {
@@ -39,7 +32,6 @@ impl FileError {
         }
     }
 
-    /// What to do about it.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         match self {
@@ -48,7 +40,7 @@ impl FileError {
         }
     }
 
-    /// A mistake in this text, which was read from this path.
+    /// Makes an error of a problem in the text `source`, which was read from `path`.
     #[must_use]
     pub fn text(problem: Problem, path: &Path, source: &str) -> Self {
         let Problem { at, message, label, help, related } = problem;
@@ -61,7 +53,6 @@ impl FileError {
     }
 }
 
-/// A mistake at one place of the text.
 #[derive(Debug)]
 pub struct TextError {
     path: PathBuf,
@@ -100,7 +91,7 @@ impl Diagnostic for FileError {
     }
 }
 
-/// Bytes from a place to its end, at most to the end of its line.
+/// The bytes of a position, at most to the end of its line.
 fn byte_range(source: &str, at: Position) -> Range<usize> {
     let line_start = match at.line {
         0 | 1 => 0,
@@ -112,7 +103,7 @@ fn byte_range(source: &str, at: Position) -> Range<usize> {
     line_start + byte(column)..line_start + byte(column + at.length.max(1) as usize)
 }
 
-/// A mistake before it knows its file.
+/// A mistake whose file is not known yet.
 #[derive(Clone, Debug)]
 pub struct Problem {
     at: Position,
@@ -123,24 +114,23 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A mistake at this place.
     pub fn new(at: Position, message: impl Into<String>) -> Self {
         Self { at, message: message.into(), label: "here".to_owned(), help: None, related: Vec::new() }
     }
 
-    /// With what to do about it.
+    /// Adds advice.
     #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..self }
     }
 
-    /// With what stands under the place.
+    /// Sets the text under the marked place.
     #[must_use]
     pub fn label(self, label: impl Into<String>) -> Self {
         Self { label: label.into(), ..self }
     }
 
-    /// Shows another place that has to do with it.
+    /// Shows another place that is involved.
     pub fn see(mut self, at: Position, text: impl Into<String>) -> Self {
         if at != self.at {
             self.related.push((at, text.into()));
@@ -149,7 +139,7 @@ impl Problem {
     }
 }
 
-/// "did you mean" and the names there are, for a name that is not among them.
+/// Returns "did you mean …?" and the list of valid names.
 pub fn choices<'a>(wrong: &str, kind: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
     let nearest = nearest(wrong, names.iter().copied());
@@ -161,10 +151,10 @@ pub fn choices<'a>(wrong: &str, kind: &str, names: impl IntoIterator<Item = &'a 
     }
 }
 
-/// The longest text that is compared with names: comparing takes time in proportion to the product of both lengths.
+/// Longer texts are not compared with names: the time grows with the product of both lengths.
 const LONGEST_COMPARED: usize = 200;
 
-/// Up to three names that look like the wrong one, the nearest first.
+/// Returns up to three similar names, the most similar first.
 pub fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     if wrong.len() > LONGEST_COMPARED {
         return Vec::new();
@@ -176,7 +166,7 @@ pub fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Vec
     scored.into_iter().take(3).filter(|(score, _)| *score > best - 0.03).map(|(_, name)| name).collect()
 }
 
-/// Names in backticks, with the separator between them.
+/// Puts each name in backticks and joins them.
 #[must_use]
 pub fn quoted(names: &[&str], separator: &str) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(separator)

@@ -1,4 +1,4 @@
-//! Fields that scenarios and suites both have: what the file is about, and the memory that it needs.
+//! The fields `about` and `needs`, which scenarios and suites share.
 
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
@@ -8,9 +8,9 @@ use crate::error::Problem;
 use crate::located::{Located, Position};
 use crate::text::{SizeText, size};
 
-/// The least memory that a file may ask for: one small segment.
+/// Smallest `memory`: one small segment.
 pub const MIN_MEMORY: Bytes = Bytes::mib(2);
-/// The most memory that a file may ask for, far beyond any GPU: a larger size is a typing mistake.
+/// Largest `memory`, far beyond any GPU: a larger size is a typing mistake.
 pub const MAX_MEMORY: Bytes = Bytes::gib(1 << 20);
 
 /// What the file needs to run.
@@ -18,33 +18,24 @@ pub const MAX_MEMORY: Bytes = Bytes::gib(1 << 20);
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "needs")]
 pub struct NeedsWire {
-    /// The memory that the device has for it, from 2MiB to 1PiB. A larger device is limited to this.
+    /// Memory of the device, from 2MiB to 1PiB. A larger device is limited to this.
     pub memory: SizeText,
 }
 
-/// What a file says of itself: any text.
-///
-/// # Errors
-/// [`Problem`] where it is empty.
+/// Checks that `about` is not empty.
 pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
-        "" => Err(Problem::new(given.position(), "`about` says nothing").help(format!("write what a reader learns from the {noun}"))),
+        "" => Err(Problem::new(given.position(), "`about` is empty").help(format!("write what the {noun} shows"))),
         text => Ok(text.to_owned()),
     }
 }
 
-/// The memory that a file asks for.
-///
-/// # Errors
-/// [`Problem`] outside of [`MIN_MEMORY`] to [`MAX_MEMORY`].
+/// Checks `memory`.
 pub fn memory(given: &SizeText) -> Result<Bytes, Problem> {
     check_memory(size(given)?, given.position())
 }
 
-/// The same of an amount that stands at this place.
-///
-/// # Errors
-/// [`Problem`] outside of [`MIN_MEMORY`] to [`MAX_MEMORY`].
+/// Checks an amount of memory at a position.
 pub fn check_memory(memory: Bytes, at: Position) -> Result<Bytes, Problem> {
     if (MIN_MEMORY..=MAX_MEMORY).contains(&memory) {
         return Ok(memory);

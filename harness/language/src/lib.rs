@@ -1,10 +1,10 @@
-//! YAML with places: what the languages of scenarios and of suites stand on, without knowing a step or a measure of either.
+//! YAML files whose values know their line and column: the parts that the scenario language and the suite language share.
 //!
-//! * [`yaml`]: from a file to wire types, within bounds;
-//! * [`located`]: values that know their line and column;
+//! * [`yaml`]: reads a bounded file into wire types;
+//! * [`located`]: values with line and column;
 //! * [`text`]: scalars, kept as text until they are checked;
 //! * [`expression`]: sums and comparisons of named quantities;
-//! * [`fields`], [`arms`]: what both languages have: what a file is about, the memory it needs, the allocators and their settings;
+//! * [`fields`], [`arms`]: `about`, `needs` and `allocators`, which both languages have;
 //! * [`error`]: problems, and errors that name file, line, column and the accepted forms.
 
 pub mod arms;

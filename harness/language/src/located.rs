@@ -1,4 +1,4 @@
-//! Where things stand in a scenario file: [`Located`] values, [`Position`]s, and the shapes of YAML that serde has no word for.
+//! [`Located`] values, [`Position`]s, and YAML shapes that serde cannot express.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,9 +8,8 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 
-/// A value and the place where the file says it.
+/// A value and its position in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Located<T> {
     pub value: T,
     /// Line, counted from 1.
@@ -22,20 +21,19 @@ pub struct Located<T> {
 }
 
 impl<T> Located<T> {
-    /// Its place alone.
     #[must_use]
     pub const fn position(&self) -> Position {
         Position { line: self.line, column: self.column, length: self.length }
     }
 
-    /// Another value at the same place.
+    /// Puts another value at the same position.
     pub fn with<U>(&self, value: U) -> Located<U> {
         Located { value, line: self.line, column: self.column, length: self.length }
     }
 }
 
 impl Located<String> {
-    /// The place of some of its characters, where the file spells the text as it was read (or quoted) on one line; else its own place.
+    /// The position of some of its characters if the file writes the text on one line, quoted or not; otherwise its own position.
     pub fn within(&self, source: &str, start: usize, length: usize) -> Position {
         let line: Vec<char> = source.lines().nth(self.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
         let first = self.column.saturating_sub(1) as usize;
@@ -53,7 +51,7 @@ impl Located<String> {
     }
 }
 
-/// A place in a scenario file.
+/// A position in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Line, counted from 1.
@@ -65,7 +63,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// The place that serde-saphyr names; lines and columns beyond 32 bits do not occur in files of bounded size.
+    /// Converts a position. Files are small enough for 32 bits.
     pub fn of(location: serde_saphyr::Location) -> Self {
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         Self { line: narrow(location.line()), column: narrow(location.column()), length: narrow(location.span().len()) }
@@ -95,18 +93,15 @@ impl<T: JsonSchema> JsonSchema for Located<T> {
     }
 }
 
-/// One scalar, a list of scalars, or a map: which of them is read decides what is meant.
+/// One scalar, a list of scalars, or a map.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum ListOr<M> {
-    /// One scalar.
     One(String),
-    /// A list of them.
     Many(Vec<Located<String>>),
     Map(M),
 }
 
-/// No map is accepted here.
+/// Stands for the map of a [`ListOr`] that accepts none.
 #[derive(Clone, Debug)]
 pub enum NoMap {}
 
@@ -116,20 +111,17 @@ impl<'de> Deserialize<'de> for NoMap {
     }
 }
 
-/// Any value: what is meant is decided in the check, which knows its place.
+/// Any value. The check interprets it, because the check can report its position.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Tree {
-    /// Nothing behind a colon.
     Nothing,
-    /// One scalar.
     One(String),
     Many(Vec<Located<Tree>>),
-    /// A map, in the order of the file.
+    /// In the order of the file.
     Map(Vec<(Located<String>, Located<Tree>)>),
 }
 
-/// The entries of a map in the order of the file, keys with their places.
+/// The entries of a map in the order of the file. Keys have positions.
 #[derive(Clone, Debug)]
 pub struct Entries<V>(pub Vec<(Located<String>, V)>);
 
@@ -222,7 +214,7 @@ impl<'de> Deserialize<'de> for Tree {
 }
 
 impl Located<Tree> {
-    /// The text, where it is one scalar.
+    /// The text of a scalar.
     #[must_use]
     pub fn text(&self) -> Option<Located<String>> {
         match &self.value {
@@ -231,7 +223,7 @@ impl Located<Tree> {
         }
     }
 
-    /// The texts, where it is one scalar or a list of them.
+    /// The texts of a scalar or of a list of scalars.
     #[must_use]
     pub fn texts(&self) -> Option<Vec<Located<String>>> {
         match &self.value {
@@ -242,7 +234,7 @@ impl Located<Tree> {
 }
 
 impl<M> Located<ListOr<M>> {
-    /// The texts, where it is one or a list of them; the map otherwise.
+    /// The texts of a scalar or of a list of scalars; `Err` with the map otherwise.
     pub fn texts(&self) -> Result<Vec<Located<String>>, &M> {
         match &self.value {
             ListOr::One(text) => Ok(vec![self.with(text.clone())]),

@@ -1,4 +1,4 @@
-//! From a file to wire types: bounded reading, and serde-saphyr's errors in the words of this language.
+//! Reads files into wire types within bounds, and words serde-saphyr's errors for users.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,36 +11,34 @@ use super::located::Position;
 
 /// Largest file that is read, in bytes.
 pub const MAX_FILE: u64 = 32 << 20;
-/// Most scalars, lists and maps of one file: enough for some 200,000 steps (an `alloc` and its `free` are ten).
+/// Most scalars, lists and maps of one file: enough for about 200,000 steps, because an `alloc` and its `free` are ten.
 pub const MAX_NODES: usize = 1_000_000;
 
-/// What a file is, in the words that its errors use.
+/// A kind of file, with the words for its errors.
 #[derive(Debug)]
 pub struct Language {
     /// As in "a scenario file".
     pub noun: &'static str,
-    /// A file to name.
+    /// A file to name as an example.
     pub example: &'static str,
-    /// The keys of the whole file.
+    /// The keys of a file of this kind.
     pub shape: &'static str,
-    /// Those that must be there.
+    /// Required keys.
     pub required: &'static [&'static str],
-    /// What to do where a file says too much.
+    /// A shorter way to write a file that is too large.
     pub shorter: &'static str,
-    /// Those of them that only this kind of file has.
+    /// Keys that only this kind of file has.
     pub own: &'static [&'static str],
     /// Keys that only the other kind of file has.
     pub foreign: &'static [&'static str],
-    /// Earlier names of keys: they still work, and no message offers them.
+    /// Earlier names of keys, which still work. No message offers them.
     pub renamed: &'static [&'static str],
-    /// What a file of the other kind is, and the command for it.
+    /// The other kind of file, and its command.
     pub other: (&'static str, &'static str),
 }
 
 /// Reads a file as text.
-///
-/// # Errors
-/// [`FileError`]: it cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
+/// Fails if the file cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
 pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
     let Language { noun, example, shorter, .. } = language;
     let file = |why: String, help: String| FileError::Unreadable { path: path.to_owned(), why, help };
@@ -52,7 +50,7 @@ pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
         let all = Path::new(example).with_file_name("*.yaml");
         return Err(file(format!("this is a directory, not a {noun} file"), format!("name the files in it, as in `{}`", all.display())));
     }
-    // Bounded while it is read: a pipe or a device has no length beforehand.
+    // Bounded while reading: a pipe or a device has no known length.
     let mut bytes = Vec::new();
     std::fs::File::open(path).and_then(|opened| opened.take(MAX_FILE + 1).read_to_end(&mut bytes)).map_err(io)?;
     if bytes.len() as u64 > MAX_FILE {
@@ -70,9 +68,7 @@ pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
 }
 
 /// Reads the wire types out of a text.
-///
-/// # Errors
-/// [`Problem`]: not YAML, or of another shape.
+/// Fails if the text is not YAML or does not match the types.
 pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language) -> Result<T, Problem> {
     if source.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         let at = Position { line: 1, column: 1, length: 1 };
@@ -92,7 +88,7 @@ pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language
     })
 }
 
-/// Whether the file has keys that only the other kind has, and none of this one's own. Its lines tell that, for its keys were not read.
+/// Returns whether the file has keys of the other kind only. Looks at the lines, because the keys could not be parsed.
 fn is_of_another_kind(source: &str, language: &Language) -> bool {
     let has = |key: &str| source.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(':')));
     language.foreign.iter().any(|key| has(key)) && !language.own.iter().any(|key| has(key))
@@ -100,23 +96,23 @@ fn is_of_another_kind(source: &str, language: &Language) -> bool {
 
 fn other_command(path: &Path, language: &Language) -> String {
     let (kind, command) = language.other;
-    format!("this is {kind}: run it by `{command} {}`", path.display())
+    format!("this is {kind}: run it with `{command} {}`", path.display())
 }
 
-/// The same error in the words of this language. What is not listed is a mistake in YAML itself, which serde-saphyr words well.
+/// Rewords an error. Errors that are not listed are YAML syntax errors, which serde-saphyr words well.
 fn in_our_words(error: &Error, language: &Language) -> Problem {
     let error = error.without_snippet();
     let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
     let shape = |message: String| Problem::new(at, message);
     match error {
         Error::AliasError { error, .. } => in_our_words(error, language),
-        Error::SerdeUnknownField { field, expected, .. } => shape(format!("there is no field `{field}` here")).help(choices(
+        Error::SerdeUnknownField { field, expected, .. } => shape(format!("unknown field `{field}`")).help(choices(
             field,
             "fields",
             expected.iter().copied().filter(|name| !language.renamed.contains(name)),
         )),
         Error::SerdeUnknownVariant { variant, expected, .. } => {
-            shape(format!("`{variant}` is not known here")).help(choices(variant, "accepted", expected.iter().copied()))
+            shape(format!("unknown value `{variant}`")).help(choices(variant, "accepted", expected.iter().copied()))
         }
         Error::SerdeMissingField { field, .. } => {
             let help = if language.required.contains(&&**field) {
@@ -126,54 +122,54 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
             };
             shape(format!("the field `{field}` is missing")).help(help)
         }
-        Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` stands here twice")).help("keep one of them"),
+        Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` appears twice")).help("remove one of them"),
         Error::MultipleDocuments { .. } => {
-            let help = format!("one file is one {}: put the others into files of their own", language.noun);
-            shape("a second document begins here".to_owned()).help(help)
+            let help = format!("put each {} into its own file", language.noun);
+            shape("a second YAML document begins here".to_owned()).help(help)
         }
         Error::InvalidScalar { ty, .. } => {
             let (message, help) = scalar(ty);
             Problem::new(at, message).help(help)
         }
         Error::SerdeInvalidType { unexpected, expected, .. } | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            shape(format!("{unexpected} stands where something else is wanted")).help(format!("wanted: {expected}"))
+            shape(format!("expected {expected}, found {unexpected}"))
         }
-        Error::NullIntoString { .. } => shape("nothing stands where a text is wanted".to_owned()).help("write a value behind the colon"),
-        Error::Unexpected { expected, .. } => shape(format!("something else stands where {} is wanted", noun(expected))).help(FORM),
+        Error::NullIntoString { .. } => shape("expected text, found nothing".to_owned()).help("write a value after the colon"),
+        Error::Unexpected { expected, .. } => shape(format!("expected {}", noun(expected))).help(FORM),
         Error::Budget { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => {
             let Language { noun, shorter, .. } = language;
-            Problem::new(at, format!("the file unfolds into too much: {}", plain(error)))
-                .help(format!("a {noun} has at most {MAX_NODES} values, and few aliases; use {shorter} for many operations"))
+            Problem::new(at, format!("the file is too large: {}", plain(error)))
+                .help(format!("a {noun} has at most {MAX_NODES} values and few aliases; use {shorter} for many operations"))
         }
         _ => Problem::new(at, plain(error)).help("the file must be one YAML document, indented with spaces"),
     }
 }
 
-const FORM: &str = "fields stand in a map, as in `alloc: { buffer: a, size: 1MiB }`; lists in brackets, or with `- ` in front of each item";
+const FORM: &str = "write fields as a map, as in `alloc: { buffer: a, size: 1MiB }`, and lists in brackets or with `- ` before each item";
 
 fn noun(expected: &str) -> &str {
     match expected {
         "mapping start" => "a map of fields",
         "sequence start" => "a list",
-        "string scalar" => "a text",
+        "string scalar" => "text",
         other => other,
     }
 }
 
 fn scalar(ty: &str) -> (&'static str, &'static str) {
     if ty.starts_with('u') || ty.starts_with('i') {
-        ("this is not a whole number from 0 to 18446744073709551615", "write digits only, as in `3`")
+        ("expected a whole number from 0 to 18446744073709551615", "write digits only, as in `3`")
     } else if ty.starts_with('f') {
-        ("this is not a number", "write digits and a point, as in `0.5`")
+        ("expected a number", "write digits and a point, as in `0.5`")
     } else {
-        ("this is neither true nor false", "write `true` or `false`")
+        ("expected `true` or `false`", "write `true` or `false`")
     }
 }
 
-/// Its text without the place, which stands in front of our message already.
+/// The error's text without its position, which our message already has.
 fn plain(error: &Error) -> String {
     let text = error.to_string();
     let end = [" at line ", ": line "].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());

@@ -1,28 +1,23 @@
-//! What differs between allocators, or between the simulated device and a real GPU: one form of map for all fields that can differ.
+//! Values that differ between allocators, or between the simulated device and a GPU. All of them have the same form of map.
 
 use harness_language::error::Problem;
 use harness_language::located::{Located, Tree};
 
 use crate::checker::Checker;
 
-/// The key of what holds with all allocators that are not named.
+/// The key for all allocators that are not named.
 pub(crate) const OTHERS: &str = "others";
-/// The key of what holds on the simulated device.
 pub(crate) const SIMULATED: &str = "simulated";
-/// The key of what holds on a real GPU.
 pub(crate) const GPU: &str = "gpu";
 
-/// Whether a run is on the simulated device or on a real GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// The simulated device.
     Simulated,
-    /// A real GPU, or a stand-in that is driven like one.
+    /// A GPU, or a stand-in that is driven in the same way.
     Gpu,
 }
 
 impl DeviceKind {
-    /// Its name in scenarios.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -32,32 +27,26 @@ impl DeviceKind {
     }
 }
 
-/// Something that may differ between devices and between allocators.
+/// A value that may differ between devices and between allocators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cases<T> {
     /// The same everywhere.
     Always(T),
-    /// By the names of arms, in the order of the file. All arms are named, or `others` says what holds with the rest.
+    /// By name of the allocator, in the order of the file. `others` exists unless all allocators are named.
     Arms {
-        /// Those that are named.
         arms: Vec<(String, T)>,
-        /// What holds with those that are not.
         others: Option<T>,
     },
-    /// By the kind of device.
     Devices {
-        /// On the simulated device.
         simulated: Box<Self>,
-        /// On a real GPU.
         gpu: Box<Self>,
     },
 }
 
-/// Checks one value.
 type Value<'a, T> = &'a mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Result<T, Problem>;
 
 impl<T> Cases<T> {
-    /// What holds with this arm on this kind of device; `None` for an arm that the scenario does not list.
+    /// The value for an allocator on a kind of device; `None` for an allocator that the scenario does not list.
     #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&T> {
         match self {
@@ -70,7 +59,7 @@ impl<T> Cases<T> {
         }
     }
 
-    /// All values, each with the arm that it is for, where it is for one.
+    /// All values, each with its allocator if it has one.
     #[must_use]
     pub fn values(&self) -> Vec<(Option<&str>, &T)> {
         match self {
@@ -83,7 +72,7 @@ impl<T> Cases<T> {
         }
     }
 
-    /// Checks a value, or a map of them. `is_value` tells which maps are values themselves.
+    /// Checks a value, or a map of values. `is_value` detects maps that are values themselves.
     pub(crate) fn check(
         given: &Located<Tree>,
         checker: &mut Checker<'_>,
@@ -109,12 +98,12 @@ impl<T> Cases<T> {
     ) -> Result<Self, Problem> {
         let help = format!("as in `{{ {SIMULATED}: …, {GPU}: … }}`; `any` expects nothing");
         if let Some((other, _)) = entries.iter().find(|(key, _)| ![SIMULATED, GPU].contains(&key.value.as_str())) {
-            let message = format!("`{}` stands beside `{}`, which is a kind of device", other.value, first.value);
-            return Err(Problem::new(other.position(), message).help("put the allocators into the map of each kind of device"));
+            let message = format!("`{}` is next to `{}`, which is a kind of device", other.value, first.value);
+            return Err(Problem::new(other.position(), message).help("move the allocators into the map of each kind of device"));
         }
         let mut of = |name: &str| match entries.iter().find(|(key, _)| key.value == name) {
             Some((_, given)) => Self::check(given, checker, is_value, value).map(Box::new),
-            None => Err(Problem::new(first.position(), format!("nothing is said of `{name}`")).help(help.clone())),
+            None => Err(Problem::new(first.position(), format!("`{name}` is missing")).help(help.clone())),
         };
         Ok(Self::Devices { simulated: of(SIMULATED)?, gpu: of(GPU)? })
     }
@@ -137,18 +126,18 @@ impl<T> Cases<T> {
         match (&others, unnamed.is_empty()) {
             (None, false) => {
                 let names = unnamed.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-                Err(Problem::new(given.position(), format!("nothing is said of {names}"))
-                    .help(format!("name every allocator, or say what holds with the rest, as in `{OTHERS}: any`")))
+                Err(Problem::new(given.position(), format!("missing allocators: {names}"))
+                    .help(format!("name every allocator, or add a value for the rest, as in `{OTHERS}: any`")))
             }
             (Some((key, _)), true) => {
-                Err(Problem::new(key.position(), "every allocator is named already").help(format!("leave `{OTHERS}` out")))
+                Err(Problem::new(key.position(), "every allocator is already named").help(format!("remove `{OTHERS}`")))
             }
             _ => Ok(Self::Arms { arms, others: others.map(|(_, value)| value) }),
         }
     }
 }
 
-/// Where something holds: everywhere, with some allocators, or on one kind of device.
+/// Reasons that hold everywhere, for some allocators, or on one kind of device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reasons(Vec<(Scope, String)>);
 
@@ -160,7 +149,7 @@ enum Scope {
 }
 
 impl Reasons {
-    /// The reason that holds with this arm on this kind of device, if there is one.
+    /// The reason for an allocator on a kind of device.
     #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&str> {
         let holds = |scope: &Scope| match scope {
@@ -171,13 +160,14 @@ impl Reasons {
         self.0.iter().find(|(scope, _)| holds(scope)).map(|(_, reason)| reason.as_str())
     }
 
-    /// A reason, or a map from allocators and kinds of device to reasons.
+    /// Checks a reason, or a map from allocators and kinds of device to reasons.
     pub(crate) fn check(
         given: &Located<Tree>,
         what: &str,
         arm: impl Fn(&Located<String>) -> Result<String, Problem>,
     ) -> Result<Self, Problem> {
-        let help = format!("as in `{what}: needs a newer driver`, or for some `{what}: {{ direct: too slow, gpu: not tried yet }}`");
+        let help =
+            format!("as in `{what}: needs a newer driver`, or for some allocators `{what}: {{ direct: too slow, gpu: not tested yet }}`");
         let reason = |tree: &Located<Tree>| match tree.text().filter(|text| !text.value.trim().is_empty()) {
             Some(text) => Ok(text.value.trim().to_owned()),
             None => Err(Problem::new(tree.position(), format!("`{what}` needs a reason")).help(help.clone())),

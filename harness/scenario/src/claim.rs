@@ -1,4 +1,4 @@
-//! `claim:` of a scenario: what is said of memory on GPUs, and the figures that show whether it is true.
+//! `claim:` of a scenario: a statement about GPU memory, and figures that support or refute it.
 
 use harness_language::error::{Problem, choices};
 use harness_language::located::{Entries, Located, Position};
@@ -9,33 +9,32 @@ use serde::Deserialize;
 use crate::checker::Checker;
 use crate::metric::Expression;
 
-/// A figure of a claim, taken behind the last step: by a PyTorch program, by the scenario's own steps, or by both.
+/// A figure of a claim, evaluated after the last step. At least one of the two formulas exists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// Of what.
     pub name: String,
-    /// The figure of a PyTorch program.
+    /// The formula for a PyTorch program.
     pub pytorch: Option<Expression>,
-    /// That of the scenario's own steps.
+    /// The formula for the scenario's own steps.
     pub harness: Option<Expression>,
 }
 
-/// What somebody says of memory, whether it is true, and the figures that show it.
+/// A statement about GPU memory, a verdict, and figures.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "claim")]
 pub(crate) struct ClaimWire {
-    /// The claim, in a sentence.
+    /// The statement, in one sentence.
     says: Located<String>,
-    /// Where it is made: a URL, or a title.
+    /// The source of the statement: a URL or a title.
     source: Option<String>,
-    /// `holds`, `holds_with_conditions`, `does_not_hold` or `cannot_be_tested`: what the expectations of the scenario show.
+    /// The verdict that the expectations support: `holds`, `holds_with_conditions`, `does_not_hold` or `cannot_be_tested`.
     #[schemars(with = "String")]
     verdict: Located<String>,
-    /// Why, and under which conditions: needed with every verdict but `holds`.
+    /// The reason and the conditions. Required unless the verdict is `holds`.
     because: Option<String>,
-    /// Figures by name, as in `{ reserved after del: { pytorch: program.reserved, harness: reserved } }`: formulas, taken behind the last step. `pytorch` is
-    /// that of an `exec` step, `harness` that of the scenario's own steps.
+    /// Figures by name, as in `{ reserved after del: { pytorch: program.reserved, harness: reserved } }`. They are formulas, evaluated after the last
+    /// step: `pytorch` for an `exec` step, `harness` for the scenario's own steps.
     #[schemars(with = "Option<std::collections::BTreeMap<String, FigureWire>>")]
     figures: Option<Entries<FigureWire>>,
 }
@@ -44,7 +43,7 @@ pub(crate) struct ClaimWire {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "claim_figure")]
 pub(crate) struct FigureWire {
-    /// A formula of figures of a PyTorch program.
+    /// A formula of a PyTorch program's figures.
     #[schemars(with = "Option<String>")]
     pytorch: Option<Located<String>>,
     /// A formula of the scenario's own figures.
@@ -53,14 +52,14 @@ pub(crate) struct FigureWire {
 }
 
 impl ClaimWire {
-    /// The claim, and its figures. All steps have been checked before.
+    /// Checks the claim after all steps.
     pub(crate) fn check(&self, checker: &Checker<'_>) -> Result<(Claim, Vec<Figure>), Problem> {
         let says = self.says.value.trim().to_owned();
         if says.is_empty() {
-            return Err(Problem::new(self.says.position(), "the claim is empty").help("say what is claimed in a sentence"));
+            return Err(Problem::new(self.says.position(), "`says` is empty").help("write the statement in one sentence"));
         }
         let verdict = ClaimVerdict::ALL.into_iter().find(|verdict| verdict.name() == self.verdict.value).ok_or_else(|| {
-            Problem::new(self.verdict.position(), format!("there is no verdict `{}`", self.verdict.value)).help(choices(
+            Problem::new(self.verdict.position(), format!("unknown verdict `{}`", self.verdict.value)).help(choices(
                 &self.verdict.value,
                 "verdicts",
                 ClaimVerdict::ALL.iter().map(|verdict| verdict.name()),
@@ -68,8 +67,8 @@ impl ClaimWire {
         })?;
         let because = self.because.as_ref().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         if because.is_none() && verdict != ClaimVerdict::Holds {
-            let message = format!("a claim that `{}` needs a `because`", verdict.name());
-            return Err(Problem::new(self.verdict.position(), message).help("say why, or under which conditions"));
+            let message = format!("the verdict `{}` needs a `because`", verdict.name());
+            return Err(Problem::new(self.verdict.position(), message).help("write the reason, or the conditions"));
         }
         let figures = self.figures.iter().flat_map(|figures| &figures.0).map(|(name, figure)| {
             let formula = |text: &Option<Located<String>>| text.as_ref().map(|text| checker.formula(text)).transpose();
@@ -82,6 +81,6 @@ impl ClaimWire {
 }
 
 fn empty(at: Position) -> Problem {
-    Problem::new(at, "this figure has no formula")
+    Problem::new(at, "this figure needs a formula")
         .help("as in `{ pytorch: program.reserved, harness: reserved }`; one of the two is enough")
 }

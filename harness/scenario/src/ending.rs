@@ -1,4 +1,4 @@
-//! How a request or a training should end: in a word, with a cause, or differently for each allocator.
+//! `expect:` of a request or a training: how it ends, with a cause, or per allocator.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,15 +14,13 @@ use crate::checker::{Checker, Served};
 use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position, Tree};
 
-/// How a request should end, recovery included.
+/// The expected end of a request, after recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expected {
-    /// It is served.
     #[default]
     Fits,
-    /// It fails for good, for this cause among others if one is named.
+    /// It fails. If a cause is given, it is one of the causes of the failure.
     Oom(Option<CauseKind>),
-    /// Either way.
     Any,
 }
 
@@ -32,33 +30,33 @@ impl fmt::Display for Expected {
             Self::Fits => f.write_str("to fit"),
             Self::Oom(None) => f.write_str("to run out of memory"),
             Self::Oom(Some(cause)) => write!(f, "to run out of memory for the cause `{cause}`"),
-            Self::Any => f.write_str("to end either way"),
+            Self::Any => f.write_str("to fit or to run out of memory"),
         }
     }
 }
 
-/// How it should end with each allocator.
+/// The expected end per allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     cases: Cases<Expected>,
-    /// Whether running out of memory ends the loop around it.
+    /// `true` if an OOM ends the loop around it.
     pub ends_loop: bool,
 }
 
 impl Ending {
-    /// The same with every allocator.
+    /// The same end with every allocator.
     #[must_use]
     pub const fn always(expected: Expected) -> Self {
         Self { cases: Cases::Always(expected), ends_loop: false }
     }
 
-    /// How it should end with this allocator, by the name of its arm.
+    /// The expected end with an allocator, by its name.
     #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> Expected {
         self.cases.of(arm, device).copied().unwrap_or(Expected::Any)
     }
 
-    /// What is known of it beforehand.
+    /// Returns whether the request succeeds, as far as the scenario says.
     pub(crate) fn served(&self) -> Served {
         let all: Vec<Expected> = self.cases.values().into_iter().map(|(_, expected)| *expected).collect();
         if all.iter().all(|expected| *expected == Expected::Fits) {
@@ -72,7 +70,7 @@ impl Ending {
 }
 
 impl fmt::Display for Ending {
-    /// Behind a step: `, expected to fail`; nothing where it is served as a matter of course.
+    /// Adds `, expected to fail` to a step, or nothing if it is expected to fit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let failing = |expected: &Expected| matches!(expected, Expected::Oom(_));
         match &self.cases {
@@ -89,13 +87,12 @@ impl fmt::Display for Ending {
     }
 }
 
-/// `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct EndingWire(Located<Tree>);
 
 impl EndingWire {
-    /// What was written. Where nothing was: `fits`, and in a loop that runs until memory is out either way.
+    /// Checks the value. The default is `fits`, or `any` in a loop with `until: oom`.
     pub(crate) fn check(given: Option<&Self>, checker: &mut Checker<'_>) -> Result<Ending, Problem> {
         let Some(Self(given)) = given else {
             let ends_loop = checker.is_in_loop_until_oom();
@@ -107,9 +104,9 @@ impl EndingWire {
     }
 }
 
-const FORMS: &str = "`fits`, `oom`, `any`, a cause as in `{ oom: fragmented }`, or a map from allocators to one of them, as in `{ caching: oom, others: fits }`";
+const FORMS: &str = "write `fits`, `oom`, `any`, a cause as in `{ oom: fragmented }`, or a map from allocators to one of them, as in `{ caching: oom, others: fits }`";
 
-/// Whether a map names a cause, and not allocators.
+/// Returns whether a map contains a cause instead of allocators.
 fn is_cause(tree: &Tree) -> bool {
     matches!(tree, Tree::Map(entries) if entries.iter().any(|(key, _)| key.value == "oom"))
 }
@@ -131,13 +128,13 @@ fn expected(tree: &Located<Tree>) -> Result<Expected, Problem> {
 }
 
 fn no_ending(at: Position) -> Problem {
-    Problem::new(at, "this does not say how it ends").help(FORMS)
+    Problem::new(at, "expected an end").help(FORMS)
 }
 
 fn unknown(at: Position, word: &str) -> Problem {
-    let problem = Problem::new(at, format!("`{word}` is not known here"));
+    let problem = Problem::new(at, format!("unknown end `{word}`"));
     match CauseKind::from_name(word) {
-        Some(cause) => problem.help(format!("a cause stands behind `oom`, as in `expect: {{ oom: {cause} }}`")),
+        Some(cause) => problem.help(format!("write a cause after `oom`, as in `expect: {{ oom: {cause} }}`")),
         None => problem.help(FORMS),
     }
 }
@@ -146,13 +143,11 @@ fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
     let names = || CauseKind::ALL.iter().map(|kind| kind.name());
     let Some(text) = given.text() else {
         let help = format!("causes: {}", names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "));
-        return Err(Problem::new(given.position(), "one cause is wanted here").help(help));
+        return Err(Problem::new(given.position(), "expected one cause").help(help));
     };
     match CauseKind::from_name(&text.value) {
         Some(kind) => Ok(Expected::Oom(Some(kind))),
-        None => {
-            Err(Problem::new(text.position(), format!("there is no cause `{}`", text.value)).help(choices(&text.value, "causes", names())))
-        }
+        None => Err(Problem::new(text.position(), format!("unknown cause `{}`", text.value)).help(choices(&text.value, "causes", names()))),
     }
 }
 
@@ -171,7 +166,7 @@ impl JsonSchema for EndingWire {
     }
 }
 
-/// The schema of a value, or of a map of them from allocators or kinds of device. Keys that are `reserved` are no allocators.
+/// The JSON Schema of a value, or of a map from allocators or kinds of device to values. The `reserved` keys are not allocators.
 pub(crate) fn by_case(value: &Value, reserved: &[&str]) -> Schema {
     let arms: Map<String, Value> =
         AllocatorKind::ALL.iter().map(|kind| kind.name()).chain([OTHERS]).map(|name| (name.to_owned(), value.clone())).collect();

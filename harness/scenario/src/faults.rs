@@ -1,4 +1,4 @@
-//! `faults:`: what goes wrong on the device while a scenario runs.
+//! `faults:`: failures that are injected into calls of the driver.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,33 +15,30 @@ use serde::Deserialize;
 use crate::checker::Checker;
 use crate::metric::ProcessName;
 
-/// Most faults of a scenario.
 pub const MAX_FAULTS: usize = 100;
 
-/// One thing that goes wrong, checked.
+/// A checked fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedFault {
-    /// The process whose calls it strikes; `None`: the main one.
+    /// The process whose calls it affects; `None`: the main process.
     pub process: Option<ProcessName>,
-    /// What goes wrong, and when.
     pub fault: Fault,
-    /// Where it comes from.
     pub origin: Origin,
-    /// Whether the run is to end with its error.
+    /// `true` if the run must end with this error.
     pub ends_run: bool,
 }
 
-/// Who asks for a fault.
+/// The origin of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The scenario, here.
+    /// The scenario, at this position.
     File(Position),
-    /// The user, by this text: `cudaMalloc:3`.
+    /// A command-line option with this value: `cudaMalloc:3`.
     Option(String),
 }
 
 impl PlannedFault {
-    /// Its place in the file, where it has one.
+    /// Its position in the file.
     #[must_use]
     pub const fn position(&self) -> Option<Position> {
         match &self.origin {
@@ -54,29 +51,29 @@ impl PlannedFault {
 impl fmt::Display for PlannedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
-            Origin::File(position) => write!(f, "the fault of line {}", position.line),
+            Origin::File(position) => write!(f, "the fault in line {}", position.line),
             Origin::Option(text) => write!(f, "`--fail {text}`"),
         }
     }
 }
 
-/// A fault that the user asks for, of whatever scenario: `[PROCESS/]CALL:FIRST[:COUNT][:MIN_SIZE]`.
+/// A fault from the command line: `[PROCESS/]CALL:FIRST[:COUNT][:MIN_SIZE]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AskedFault {
-    /// The process whose calls it strikes, by its name; `None`: the main one.
+    /// The name of the process whose calls it affects; `None`: the main process.
     process: Option<String>,
     fault: Fault,
     text: String,
 }
 
-/// A fault is asked for of a process that a scenario does not have.
+/// A fault names a process that the scenario does not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`--fail {fault}`: the scenario `{scenario}` has no process `{process}`")]
 pub struct NoProcess {
     fault: String,
     scenario: String,
     process: String,
-    /// Those that it has.
+    /// Lists the processes of the scenario.
     pub help: String,
 }
 
@@ -90,10 +87,7 @@ impl FromStr for AskedFault {
 }
 
 impl AskedFault {
-    /// As a fault of the scenario with this name and these processes.
-    ///
-    /// # Errors
-    /// [`NoProcess`] where the process is none of them.
+    /// Converts it to a fault of a scenario with this name and these processes.
     pub fn of<'a>(&self, scenario: &str, processes: impl Iterator<Item = &'a ProcessName> + Clone) -> Result<PlannedFault, NoProcess> {
         let process = self.process.as_ref().map(|name| {
             processes.clone().find(|process| process.name() == name).cloned().ok_or_else(|| NoProcess {
@@ -101,7 +95,7 @@ impl AskedFault {
                 scenario: scenario.to_owned(),
                 process: name.clone(),
                 help: format!(
-                    "{}; calls of the main process are named alone, as in `--fail {}`",
+                    "{}; for calls of the main process leave out the process, as in `--fail {}`",
                     choices(name, "processes", processes.clone().map(ProcessName::name)),
                     self.text.split_once('/').map_or(self.text.as_str(), |(_, call)| call)
                 ),
@@ -111,57 +105,54 @@ impl AskedFault {
     }
 }
 
-/// Something that goes wrong on the device: calls fail, take longer or tell wrong figures, or an event never completes. Calls that match are counted from
-/// the first step on. A fault that strikes no call fails the run.
+/// An injected failure: calls fail, take longer or report wrong values, or an event never completes. Matching calls are counted from the first
+/// step. A fault that no call matches fails the run.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "fault")]
 pub(crate) struct FaultWire {
-    /// The call, by the name that CUDA or NVML has for it, as in `cudaMalloc`; `any` for all that get device memory, counted together.
+    /// The CUDA or NVML name of the call, as in `cudaMalloc`, or `any` for all calls that allocate device memory, counted together.
     #[schemars(with = "String")]
     call: Located<String>,
-    /// The process whose calls are meant, counted on where it is started anew: the main one if not given.
+    /// The process whose calls match. The count continues if the process is started again. Default: the main process.
     process: Option<NameText>,
-    /// How many matching calls are left alone first: 0 if not given.
+    /// Matching calls before the first affected one. Default: 0.
     skip: Option<CountText>,
-    /// How many are struck at most: 1 if not given; with `probability`, `latency` or `off_by` all.
+    /// Largest number of affected calls. Default: 1, or no limit with `probability`, `latency` or `off_by`.
     count: Option<CountText>,
-    /// The chance of each call to be struck, above 0 and at most 1, drawn from the seed: each is struck if not given.
+    /// Probability that a matching call is affected, above 0 and at most 1, drawn from the seed. Default: 1.
     #[schemars(with = "Option<f64>")]
     probability: Option<Located<f64>>,
-    /// Only calls that ask for at least this much.
+    /// Matches only calls that request at least this much.
     min_size: Option<AmountText>,
-    /// Only calls for this stream, or made to serve a request for it.
+    /// Matches only calls on this stream, or calls that serve a request on it.
     stream: Option<NameText>,
-    /// `small` or `large`: only calls made to serve a request of at most 1 MiB, or of more.
+    /// `small` matches only calls for requests of at most 1 MiB, `large` only calls for larger requests.
     pool: Option<NameText>,
-    /// The error that the call fails with: `out_of_memory`, if not given, of a call that gets memory; else `illegal_address`, `launch_failure`, `ecc`,
-    /// `device_lost` or `unknown`.
+    /// The error of the call: `out_of_memory`, `illegal_address`, `launch_failure`, `ecc`, `device_lost` or `unknown`. Calls that allocate memory
+    /// fail with `out_of_memory` by default.
     error: Option<NameText>,
-    /// Whether every later call fails with the same error: yes, if not given, for `illegal_address`, `launch_failure`, `ecc` and `device_lost`, but not of NVML.
+    /// Every later call fails with the same error. Default: `true` for `illegal_address`, `launch_failure`, `ecc` and `device_lost` of CUDA calls.
     #[schemars(with = "Option<bool>")]
     sticky: Option<Located<bool>>,
-    /// The call takes so much longer: virtual time on the simulated device, real time on a GPU.
+    /// Additional duration of the call: virtual time on the simulated device, real time on a GPU.
     latency: Option<DurationText>,
-    /// What `cudaMemGetInfo` tells as free, or NVML as used, is so much off, as in `-100MiB`.
+    /// Error of the free memory that `cudaMemGetInfo` reports, or of the used memory that NVML reports, as in `-100MiB`.
     #[schemars(with = "Option<String>")]
     off_by: Option<Located<String>>,
-    /// `true`: the event that `cudaEventRecord` records never completes, nor does anything behind it on its stream, and waits for it never return.
+    /// `true`: the event of `cudaEventRecord` never completes, later work on its stream never runs, and waits for it never return.
     #[schemars(with = "Option<bool>")]
     never_completes: Option<Located<bool>>,
-    /// `error`: the run ends with this error, or with a wait that never returns, and passes then.
+    /// `error`: the run passes only if it ends with this error, or with a wait that never returns.
     expect: Option<NameText>,
 }
 
-/// Checks all faults of a scenario.
 pub(crate) fn check(given: &Located<Vec<Located<FaultWire>>>, checker: &Checker<'_>) -> Result<Vec<PlannedFault>, Problem> {
     match given.value.get(MAX_FAULTS) {
-        Some(first_too_many) => {
-            Err(Problem::new(first_too_many.position(), format!("more than {MAX_FAULTS} faults"))
-                .help("`count` lets one strike many calls"))
-        }
+        Some(first_too_many) => Err(Problem::new(first_too_many.position(), format!("more than {MAX_FAULTS} faults"))
+            .help("use `count` to affect several calls with one fault")),
         None if given.value.is_empty() => {
-            Err(Problem::new(given.position(), "`faults` has no fault").help("as in `faults: [{ call: cudaMalloc, skip: 2 }]`"))
+            Err(Problem::new(given.position(), "`faults` is empty").help("as in `faults: [{ call: cudaMalloc, skip: 2 }]`"))
         }
         None => given.value.iter().map(|fault| fault.value.check(fault.position(), checker)).collect(),
     }
@@ -170,7 +161,7 @@ pub(crate) fn check(given: &Located<Vec<Located<FaultWire>>>, checker: &Checker<
 impl FaultWire {
     fn check(&self, at: Position, checker: &Checker<'_>) -> Result<PlannedFault, Problem> {
         let calls = Calls::named(&self.call.value).ok_or_else(|| {
-            Problem::new(self.call.position(), format!("there is no call `{}`", self.call.value)).help(choices(
+            Problem::new(self.call.position(), format!("unknown call `{}`", self.call.value)).help(choices(
                 &self.call.value,
                 "calls",
                 Calls::names(),
@@ -196,7 +187,7 @@ impl FaultWire {
         Ok(PlannedFault { process, fault, origin: Origin::File(at), ends_run: self.ends_run(effect)? })
     }
 
-    /// What goes wrong: one thing.
+    /// The effect of the fault. There is exactly one.
     fn effect(&self, at: Position, calls: Calls) -> Result<Effect, Problem> {
         let never = self.never_completes.as_ref().filter(|never| never.value);
         let given = [
@@ -208,13 +199,11 @@ impl FaultWire {
         let mut given = given.into_iter().flatten();
         let first = given.next();
         if let (Some((one, _)), Some((other, position))) = (first, given.next()) {
-            return Err(
-                Problem::new(position, format!("a fault does one thing, and this has `{one}` and `{other}`")).help("make two faults of it")
-            );
+            return Err(Problem::new(position, format!("`{one}` and `{other}` exclude each other")).help("write two faults"));
         }
         if let (Some(sticky), Some((other, _))) = (&self.sticky, first.filter(|(name, _)| *name != "error")) {
             return Err(
-                Problem::new(sticky.position(), format!("`{other}` is no error, so it cannot be sticky")).help("leave `sticky` out")
+                Problem::new(sticky.position(), format!("`sticky` works with errors only, not with `{other}`")).help("remove `sticky`")
             );
         }
         match (&self.latency, &self.off_by, never) {
@@ -231,7 +220,7 @@ impl FaultWire {
         let error = match &self.error {
             None => InjectedError::usual(calls),
             Some(name) => InjectedError::ALL.into_iter().find(|error| error.name() == name.text()).ok_or_else(|| {
-                Problem::new(name.position(), format!("there is no error `{}`", name.text())).help(choices(
+                Problem::new(name.position(), format!("unknown error `{}`", name.text())).help(choices(
                     name.text(),
                     "errors",
                     InjectedError::ALL.iter().map(|error| error.name()),
@@ -241,15 +230,15 @@ impl FaultWire {
         let is_out_of_memory = error == InjectedError::OutOfMemory;
         if is_out_of_memory && !gets_memory(calls) && !gets_host_memory(calls) {
             let at = self.error.as_ref().map_or(at, |error| error.position());
-            return Err(Problem::new(at, format!("`{calls}` gets no device memory, so it does not run out of it")).help(format!(
-                "calls that do: {}; errors of the others: illegal_address, launch_failure, ecc, device_lost, unknown",
+            return Err(Problem::new(at, format!("`{calls}` does not allocate memory, so it cannot run out of memory")).help(format!(
+                "calls that allocate memory: {}; errors of other calls: illegal_address, launch_failure, ecc, device_lost, unknown",
                 names(DeviceCall::gets_memory)
             )));
         }
         match &self.sticky {
             Some(sticky) if is_out_of_memory && sticky.value => {
-                Err(Problem::new(sticky.position(), "running out of memory is not sticky: the next call may succeed")
-                    .help("say with `count` how many calls fail"))
+                Err(Problem::new(sticky.position(), "`out_of_memory` cannot be sticky, because the next call may succeed")
+                    .help("use `count` for several failed calls"))
             }
             sticky => Ok(Effect::Fails { error, sticky: sticky.as_ref().map_or_else(|| error.is_sticky(calls), |sticky| sticky.value) }),
         }
@@ -261,7 +250,7 @@ impl FaultWire {
             Some(size) if gets_memory(calls) || gets_host_memory(calls) || calls == Calls::Of(DeviceCall::Reserve) => {
                 checker.positive_size(size, "min_size")
             }
-            Some(size) => Err(Problem::new(size.position(), format!("`{calls}` asks for no memory")).help("leave `min_size` out")),
+            Some(size) => Err(Problem::new(size.position(), format!("`{calls}` does not request memory")).help("remove `min_size`")),
         }
     }
 
@@ -269,8 +258,8 @@ impl FaultWire {
         let is_of_a_stream = |call: DeviceCall| call.is_of_a_stream() || call.gets_memory();
         match (&self.stream, calls) {
             (Some(name), Calls::Of(call)) if !is_of_a_stream(call) => {
-                Err(Problem::new(name.position(), format!("`{call}` is not about one stream"))
-                    .help(format!("calls that are: {}", names(is_of_a_stream))))
+                Err(Problem::new(name.position(), format!("`{call}` does not use a stream"))
+                    .help(format!("calls that use a stream: {}", names(is_of_a_stream))))
             }
             (name, _) => name.as_ref().map(|name| Ok(checker.stream(Some(name))?.index())).transpose(),
         }
@@ -280,10 +269,12 @@ impl FaultWire {
         let Some(name) = &self.pool else { return Ok(None) };
         let wrong = |message: String, help: &str| Err(Problem::new(name.position(), message).help(help));
         match name.text() {
-            _ if !gets_memory(calls) => wrong(format!("`{calls}` gets no device memory for a request"), "leave `pool` out"),
+            _ if !gets_memory(calls) => wrong(format!("`{calls}` does not allocate device memory"), "remove `pool`"),
             "small" => Ok(Some(PoolKind::Small)),
             "large" => Ok(Some(PoolKind::Large)),
-            other => wrong(format!("there is no pool `{other}`"), "`small` is for requests of at most 1 MiB, `large` for all above"),
+            other => {
+                wrong(format!("unknown pool `{other}`"), "write `small` for requests of at most 1 MiB, or `large` for larger requests")
+            }
         }
     }
 
@@ -292,11 +283,13 @@ impl FaultWire {
         let wrong = |message: String, help: &str| Err(Problem::new(expect.position(), message).help(help));
         match effect {
             _ if expect.text() != "error" => {
-                wrong(format!("a run does not end with `{}`", expect.text()), "`expect: error`, or leave it out where the run goes on")
+                wrong(format!("unknown end of a run `{}`", expect.text()), "write `expect: error`, or remove it if the run continues")
             }
-            Effect::Takes(_) | Effect::OffBy(_) => wrong("this is no error that a run could end with".to_owned(), "leave `expect` out"),
+            Effect::Takes(_) | Effect::OffBy(_) => {
+                wrong("this fault is not an error, so it cannot end a run".to_owned(), "remove `expect`")
+            }
             Effect::Fails { error: InjectedError::OutOfMemory, .. } => {
-                wrong("running out of memory does not end a run".to_owned(), "say `expect: oom` at the step that asks for the memory")
+                wrong("`out_of_memory` does not end a run".to_owned(), "write `expect: oom` at the step that requests the memory")
             }
             Effect::Fails { .. } | Effect::NeverCompletes => Ok(true),
         }
@@ -307,14 +300,14 @@ fn probability(given: &Located<f64>) -> Result<f64, Problem> {
     let is_one = given.value > 0.0 && given.value <= 1.0;
     is_one.then_some(given.value).ok_or_else(|| {
         Problem::new(given.position(), format!("`probability` cannot be {}", given.value))
-            .help("a number above 0 and at most 1, as in `0.25`")
+            .help("write a number above 0 and at most 1, as in `0.25`")
     })
 }
 
 fn off_by(text: &Located<String>, calls: Calls) -> Result<Effect, Problem> {
     if !matches!(calls, Calls::Of(call) if call.tells_memory()) {
-        return Err(Problem::new(text.position(), format!("`{calls}` does not tell how much memory there is"))
-            .help(format!("calls that do: {}", names(DeviceCall::tells_memory))));
+        return Err(Problem::new(text.position(), format!("`{calls}` does not report an amount of memory"))
+            .help(format!("calls that report one: {}", names(DeviceCall::tells_memory))));
     }
     let (sign, size) = match text.value.split_at_checked(1) {
         Some(("-", size)) => (-1, size),
@@ -324,9 +317,9 @@ fn off_by(text: &Located<String>, calls: Calls) -> Result<Effect, Problem> {
     let wrong = |why: String| Problem::new(text.position(), why).label("a size, as in `-100MiB`");
     let bytes = Bytes::parse(size).map_err(|why| wrong(why.to_string()))?;
     match i64::try_from(bytes.0) {
-        Ok(0) => Err(wrong("nothing is off by nothing".to_owned())),
+        Ok(0) => Err(wrong("`off_by` cannot be 0".to_owned())),
         Ok(bytes) => Ok(Effect::OffBy(sign * bytes)),
-        Err(_) => Err(wrong(format!("{bytes} is more than any device has"))),
+        Err(_) => Err(wrong(format!("{bytes} is more than the memory of any device"))),
     }
 }
 
@@ -341,7 +334,6 @@ const fn gets_host_memory(calls: Calls) -> bool {
     matches!(calls, Calls::Of(call) if call.gets_host_memory())
 }
 
-/// The calls of which something is true.
 fn names(is_so: impl Fn(DeviceCall) -> bool) -> String {
     DeviceCall::ALL.iter().filter(|call| is_so(**call)).map(|call| call.name()).collect::<Vec<_>>().join(", ")
 }

@@ -1,8 +1,8 @@
 //! The scenario language: YAML → wire types → a checked [`Scenario`].
 //!
-//! [`Scenario::load`] reads a file, [`Scenario::parse`] a text. What they return cannot be wrong in itself: names are resolved, sizes and
-//! expectations parsed, and the order of the steps makes sense. What is wrong is answered with one [`FileError`] that names the place.
-//! [`schema()`] and the generated parts of the language reference ([`Reference`]) come from the same types.
+//! [`Scenario::load`] reads a file, [`Scenario::parse`] a text. In the result all names are resolved, all sizes and expectations are parsed,
+//! and the order of the steps is valid. A mistake is reported as a [`FileError`] with its position.
+//! [`schema()`] and the language reference ([`reference()`]) are generated from the same types.
 
 pub mod cases;
 mod checker;
@@ -42,7 +42,7 @@ pub use metric::{
 pub use needs::{Feature, Needs};
 pub use plan::{Plan, PlanPart, Precision, Spilled, SpilledPart};
 pub use policy::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
-pub use reference::{Reference, update_reference};
+pub use reference::reference;
 pub use scenario::{MAX_INVARIANTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, Process, Renamed, SCENARIO, Scenario};
 pub use schema::schema;
 pub use steps::{Action, Step, StepKind};

@@ -1,4 +1,4 @@
-//! Parameters of a scenario: `matrix:`, its points, and values that the user sets.
+//! `matrix:` of a scenario, its points, and values that the user sets.
 
 use std::collections::BTreeMap;
 
@@ -9,25 +9,24 @@ use harness_language::text::NameText;
 
 use crate::checker::{Parameters, constant, is_reserved};
 
-/// Most points of a matrix.
 pub const MAX_POINTS: usize = 256;
 
-/// Values that the user sets for parameters, by name, as text: `--set batch=96`.
+/// Values that the user sets, by parameter: `--set batch=96`.
 pub type Settings = BTreeMap<String, String>;
 
-/// One point of a matrix: each parameter with its value, and as the file or the user writes it.
+/// One point of a matrix: a value for each parameter, and its text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Point {
     pub(crate) values: Parameters,
     pub(crate) texts: Vec<(String, String)>,
 }
 
-/// All points, in the order of the file: the last parameter changes first. A parameter that the user sets has that value alone.
+/// All points in the order of the file. The last parameter changes fastest. A parameter in `settings` has only that value.
 pub(crate) fn points(given: Option<&Located<Tree>>, settings: &Settings, source: &str) -> Result<Vec<Point>, Problem> {
     let Some(given) = given else { return Ok(vec![Point::default()]) };
     let entries = match &given.value {
         Tree::Map(entries) if !entries.is_empty() => entries,
-        _ => return Err(Problem::new(given.position(), "`matrix` names no parameter").help(FORMS)),
+        _ => return Err(Problem::new(given.position(), "`matrix` is empty").help(FORMS)),
     };
     let mut points = vec![Point::default()];
     for (key, list) in entries {
@@ -40,8 +39,8 @@ pub(crate) fn points(given: Option<&Located<Tree>>, settings: &Settings, source:
                 .ok_or_else(|| Problem::new(list.position(), format!("`{name}` has no values")).help(FORMS))?,
         };
         if points.len() * texts.len() > MAX_POINTS {
-            let message = format!("with this parameter the matrix has more than {MAX_POINTS} points");
-            return Err(Problem::new(key.position(), message).help("give fewer values, or set some by `--set NAME=VALUE`"));
+            let message = format!("the matrix has more than {MAX_POINTS} points");
+            return Err(Problem::new(key.position(), message).help("use fewer values, or set some with `--set NAME=VALUE`"));
         }
         let mut next = Vec::new();
         for point in &points {
@@ -67,12 +66,12 @@ fn parameter(key: &Located<String>) -> Result<&str, Problem> {
     NameText(key.clone()).checked()?;
     let name = key.value.as_str();
     if is_reserved(name) || AllocatorKind::from_name(name).is_some() {
-        return Err(Problem::new(key.position(), format!("`{name}` has another meaning in expressions")).help("take another name"));
+        return Err(Problem::new(key.position(), format!("`{name}` has another meaning in expressions")).help("choose another name"));
     }
     Ok(name)
 }
 
-/// The place of the matrix, for those who want one point alone.
+/// The position of `matrix:`.
 pub(crate) fn place(given: Option<&Located<Tree>>) -> Position {
     given.map(Located::position).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What a scenario needs to run: memory, a kind of device, how many, and what it can do.
+//! `needs:` of a scenario: memory, kind and number of devices, and device features.
 
 use std::collections::BTreeSet;
 
@@ -13,25 +13,23 @@ use harness_language::fields::check_memory;
 use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText, bounded};
 
-/// Most devices that can be asked for.
+/// Largest `devices`.
 const MAX_DEVICES: u64 = 64;
 
-/// What a device can do beyond plain memory.
+/// A device feature beyond plain memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Feature {
-    /// Virtual memory management: pages that are mapped into reserved addresses.
+    /// Virtual memory management: mapping pages into reserved addresses.
     VirtualMemory,
-    /// Pools of stream-ordered memory.
+    /// Stream-ordered memory pools.
     MemoryPools,
-    /// Telling how much memory this process holds.
+    /// Reporting how much memory this process uses.
     ProcessMemory,
 }
 
 impl Feature {
-    /// Every one.
     pub const ALL: &'static [Self] = &[Self::VirtualMemory, Self::MemoryPools, Self::ProcessMemory];
 
-    /// Its name in scenarios.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -42,32 +40,29 @@ impl Feature {
     }
 }
 
-/// What a scenario needs, checked. On a machine without it, the scenario is skipped with the reason.
+/// Checked requirements. A machine that does not meet them skips the scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// The memory that the device has for it.
     pub memory: Bytes,
-    /// The kind of device, if not any will do.
+    /// `None`: any kind.
     pub device: Option<DeviceKind>,
-    /// How many devices the machine must have: 1 if not given.
     pub devices: u64,
-    /// What the device must be able to do.
     pub features: BTreeSet<Feature>,
 }
 
-/// What a scenario needs to run. A machine without it skips the scenario, and says why.
+/// Requirements on the machine. A machine that does not meet them skips the scenario and reports why.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "needs")]
 pub(crate) struct NeedsWire {
-    /// The memory that the device has for it, from 2MiB to 1PiB. A larger device is limited to this.
+    /// Memory of the device, from 2MiB to 1PiB. A larger device is limited to this.
     memory: AmountText,
-    /// `simulated` or `gpu`: any device if not given.
+    /// `simulated` or `gpu`. Default: any device.
     device: Option<NameText>,
-    /// How many devices the machine has at least: 1 if not given.
+    /// Smallest number of devices. Default: 1.
     #[schemars(range(min = 1, max = MAX_DEVICES))]
     devices: Option<Located<u64>>,
-    /// What the device can do: `virtual_memory`, `memory_pools`, `process_memory`. What an allocator needs is looked after without this.
+    /// Features of the device: `virtual_memory`, `memory_pools`, `process_memory`. Features that an allocator needs are checked without this.
     #[serde(default)]
     features: Vec<NameText>,
 }
@@ -85,7 +80,7 @@ impl NeedsWire {
 fn device_kind(name: &NameText) -> Result<DeviceKind, Problem> {
     let kinds = [DeviceKind::Simulated, DeviceKind::Gpu];
     kinds.into_iter().find(|kind| kind.name() == name.text()).ok_or_else(|| {
-        Problem::new(name.position(), format!("there is no kind of device `{}`", name.text())).help(choices(
+        Problem::new(name.position(), format!("unknown kind of device `{}`", name.text())).help(choices(
             name.text(),
             "kinds of device",
             kinds.map(DeviceKind::name),
@@ -95,7 +90,7 @@ fn device_kind(name: &NameText) -> Result<DeviceKind, Problem> {
 
 fn feature(name: &NameText) -> Result<Feature, Problem> {
     Feature::ALL.iter().copied().find(|feature| feature.name() == name.text()).ok_or_else(|| {
-        Problem::new(name.position(), format!("there is no feature `{}`", name.text())).help(choices(
+        Problem::new(name.position(), format!("unknown feature `{}`", name.text())).help(choices(
             name.text(),
             "features",
             Feature::ALL.iter().map(|feature| feature.name()),

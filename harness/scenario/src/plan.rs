@@ -1,47 +1,43 @@
-//! How much memory an attempt asks for: a [`Plan`], which a recovery policy turns into a smaller one after a failure.
+//! [`Plan`]: the settings of one attempt. After a failure a recovery policy replaces it with a smaller one.
 
 use std::fmt;
 
 use harness_allocator::device::HostMemory;
 use harness_base::words::count;
 
-/// How the next attempt of a step that can recover is done.
+/// The settings of the next attempt of a step that can recover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Samples of one iteration, or requests that are served at once. At least 1.
+    /// Samples per iteration, or requests that run at the same time. At least 1.
     pub batch: u64,
-    /// Parts in which the batch is done one after the other, their gradients added up. From 1 to `batch`.
+    /// Parts of the batch whose gradients are accumulated. From 1 to `batch`.
     pub micro_batches: u64,
-    /// Of each so many layers only the input is kept for the backward pass, and the rest is computed again there; `None`: everything is kept.
+    /// Layers per checkpoint. `None`: no activation checkpointing.
     pub checkpoint_every: Option<u64>,
-    /// The numbers that activations are made of.
     pub precision: Precision,
-    /// What is kept in host memory meanwhile.
+    /// Tensors in host memory.
     pub spilled: Spilled,
 }
 
-/// What of a training is kept in host memory while it is not used on the device; `None`: it stays on the device.
+/// The host memory of each part of a training; `None`: the part stays on the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spilled {
-    /// What is saved for the backward pass.
+    /// Tensors that are saved for the backward pass.
     pub activations: Option<HostMemory>,
-    /// The optimizer's state, with the optimizer.
+    /// The state of the optimizer, which then runs on the host.
     pub optimizer_state: Option<HostMemory>,
 }
 
-/// A part of a training that can be kept in host memory.
+/// A part of a training that can move to host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are those of the fields of `Spilled`")]
 pub enum SpilledPart {
     Activations,
     OptimizerState,
 }
 
 impl Spilled {
-    /// Nothing.
     pub const NOTHING: Self = Self { activations: None, optimizer_state: None };
 
-    /// Where a part is kept.
     #[must_use]
     pub const fn part(&self, part: SpilledPart) -> Option<&HostMemory> {
         match part {
@@ -50,7 +46,7 @@ impl Spilled {
         }
     }
 
-    /// The same with a part in this memory.
+    /// Moves a part to this memory.
     #[must_use]
     pub fn with(self, part: SpilledPart, memory: HostMemory) -> Self {
         match part {
@@ -59,7 +55,7 @@ impl Spilled {
         }
     }
 
-    /// Whether each part is in memory that is at least as easy to have as with another plan: the device's is the hardest.
+    /// Returns whether each part is in memory that is at least as plentiful as in the other plan. Device memory is the scarcest.
     fn is_no_harder_than(&self, other: &Self) -> bool {
         let rank = |memory: Option<&HostMemory>| memory.map(HostMemory::rank);
         [SpilledPart::Activations, SpilledPart::OptimizerState].into_iter().all(|part| rank(self.part(part)) >= rank(other.part(part)))
@@ -67,7 +63,7 @@ impl Spilled {
 }
 
 impl SpilledPart {
-    /// As a plan says it.
+    /// Its name in a plan.
     const fn words(self) -> &'static str {
         match self {
             Self::Activations => "saved activations",
@@ -77,7 +73,7 @@ impl SpilledPart {
 }
 
 impl fmt::Display for SpilledPart {
-    /// As the scenario says it.
+    /// Writes its name in scenarios.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Activations => "activations",
@@ -86,44 +82,43 @@ impl fmt::Display for SpilledPart {
     }
 }
 
-/// The numbers that a training computes with.
+/// The precision of a training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// 32-bit numbers throughout.
+    /// 32-bit throughout.
     Fp32,
-    /// 16-bit activations, and 32-bit parameters, gradients and optimizer state.
+    /// 16-bit activations; 32-bit parameters, gradients and optimizer state.
     Mixed,
 }
 
-/// A part of a plan, which a step may understand or not.
+/// A part of a plan. Each step supports some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of the plan's fields")]
 pub enum PlanPart {
     Batch,
     MicroBatches,
     Checkpointing,
     Precision,
     Spilled,
-    /// Which of the scenario's buffers stay on the device. Those that a policy gave up are gone, so the plan has no field for them.
+    /// Buffers that stay on the device. Evicted buffers are gone, so the plan has no field for them.
     Buffers,
-    /// Which requests are served. Those that a policy gave up wait again, so the plan has no field for them.
+    /// Requests that run. Evicted requests wait again, so the plan has no field for them.
     Requests,
 }
 
 impl Plan {
-    /// So many samples at once, with nothing saved.
+    /// A plan with this batch and no savings.
     #[must_use]
     pub const fn of_batch(batch: u64) -> Self {
         Self { batch, micro_batches: 1, checkpoint_every: None, precision: Precision::Fp32, spilled: Spilled::NOTHING }
     }
 
-    /// Samples that are in memory at once: those of the largest micro-batch.
+    /// Samples in memory at the same time: those of the largest micro-batch.
     #[must_use]
     pub const fn samples_at_once(&self) -> u64 {
         self.batch.div_ceil(self.micro_batches)
     }
 
-    /// Whether it asks for less memory than another plan, and in no part for more.
+    /// Returns whether it needs less memory than another plan, and no part of it needs more.
     #[must_use]
     pub fn asks_for_less_than(&self, other: &Self) -> bool {
         let checkpointed = |plan: &Self| plan.checkpoint_every.is_some();
@@ -137,7 +132,7 @@ impl Plan {
 }
 
 impl fmt::Display for Plan {
-    /// In words: `a batch of 32 in 4 parts, checkpointed every 2 layers, in mixed precision, optimizer state in pinned host memory`.
+    /// Describes the plan: `a batch of 32 in 4 parts, checkpointed every 2 layers, in mixed precision, optimizer state in pinned host memory`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a batch of {}", self.batch)?;
         if self.micro_batches > 1 {

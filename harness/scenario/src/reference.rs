@@ -1,4 +1,4 @@
-//! The generated parts of the language reference: tables of steps, scalars, policies, metrics and invariants, between markers.
+//! The language reference, generated from the code.
 
 use std::fmt::Write;
 
@@ -6,129 +6,71 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::device::faulty::Calls;
 use harness_allocator::stats::{StatCounter, StatFamily, StatField, StatPool};
 use harness_language::arms;
+use harness_language::text::scalar_kinds;
+use harness_record::{CauseKind, Invariant};
 use serde_json::Value;
 
-use super::metric::{DeviceMetric, ReportKey};
-use super::policy::Recoverable;
-use super::schema::schema;
-use super::steps::StepKind;
-use crate::text;
-use harness_record::{CauseKind, Invariant};
+use crate::metric::{Account, DeviceMetric, ReportKey};
+use crate::policy::Recoverable;
+use crate::schema::schema;
+use crate::steps::StepKind;
+use crate::{MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, text};
 
-/// A generated part: the text between `<!-- generated: NAME -->` and `<!-- end -->`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reference {
-    /// The keys of a scenario.
-    Scenario,
-    /// Forms of scalars.
-    Scalars,
-    /// What a fault takes, and the calls and errors that there are.
-    Faults,
-    /// What a claim takes.
-    Claims,
-    /// Every allocator.
-    Allocators,
-    /// What the map of an allocator takes.
-    Settings,
-    /// The fields of a library.
-    Library,
-    /// Every step with its fields.
-    Steps,
-    /// Every recovery policy with its fields.
-    Policies,
-    /// Every metric.
-    Metrics,
-    /// Why a request can fail.
-    Causes,
-    /// What steps report.
-    Reports,
-    /// Every always-checked invariant.
-    Invariants,
+/// The page with the reference of the language, in markdown.
+#[must_use]
+pub fn reference() -> String {
+    let root = schema();
+    let mut page = String::from(
+        "<!-- Generated. UPDATE=1 cargo test -p harness-scenario --test scenario_catalogue rewrites it. -->\n\n\
+         # Scenario reference\n\n\
+         This page lists every key, step, policy and metric of scenario files. The [tutorial](scenarios.md) explains them with examples. \
+         `scenarios/schema.json` contains the same as a JSON Schema: with the first line \
+         `# yaml-language-server: $schema=schema.json` an editor completes and checks a file.\n\n\
+         Unknown keys and fields are errors. In the tables, *italic* forms are defined under [value forms](#value-forms) or have their own section.\n",
+    );
+    let definition = |name: &str| fields(&root, root.pointer(&format!("/$defs/{name}")).unwrap_or(&Value::Null));
+    let causes = CauseKind::ALL.iter().map(|kind| [code(kind.name()), kind.about().to_owned()]);
+    let invariants = Invariant::ALL.iter().map(|invariant| [code(invariant.name()), invariant.promise().to_owned()]);
+    let allocators = AllocatorKind::ALL.iter().map(|kind| [code(kind.name()), arms::about(*kind).to_owned()]);
+    for (title, content) in [
+        ("## File", format!("{}\n{}", fields(&root, &root), limits())),
+        ("### needs", definition("needs")),
+        ("### health_check", described(&root, "health_check")),
+        ("## Value forms", value_forms()),
+        ("## Allocators", table(["allocator", "meaning"], allocators)),
+        ("### Settings", table(["key", "form", "meaning"], arms::fields())),
+        (
+            "### Libraries",
+            format!("A library is {}.\n\n{}", arms::LIBRARY_ABOUT, table(["key", "form", "meaning"], arms::library_fields())),
+        ),
+        ("## Steps", steps(&root)),
+        ("## Leak checks", described(&root, "leak_check")),
+        ("## Recovery policies", policies(&root)),
+        ("## Metrics", metrics()),
+        ("### Figures of steps", figures()),
+        ("## Causes of an OOM", table(["cause", "meaning"], causes)),
+        ("## Always-checked invariants", table(["invariant", "meaning"], invariants)),
+        ("## Faults", faults(&root)),
+        ("## Claims", described(&root, "claim")),
+    ] {
+        let _ = write!(page, "\n{title}\n\n{content}");
+    }
+    page
 }
 
-impl Reference {
-    /// Every one.
-    pub const ALL: &'static [Self] = &[
-        Self::Scenario,
-        Self::Scalars,
-        Self::Faults,
-        Self::Claims,
-        Self::Allocators,
-        Self::Settings,
-        Self::Library,
-        Self::Steps,
-        Self::Policies,
-        Self::Causes,
-        Self::Metrics,
-        Self::Reports,
-        Self::Invariants,
-    ];
-
-    /// Its name in the marker.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Scenario => "scenario",
-            Self::Scalars => "scalars",
-            Self::Faults => "faults",
-            Self::Claims => "claims",
-            Self::Allocators => "allocators",
-            Self::Settings => "settings",
-            Self::Library => "library",
-            Self::Steps => "steps",
-            Self::Policies => "policies",
-            Self::Causes => "causes",
-            Self::Metrics => "metrics",
-            Self::Reports => "reports",
-            Self::Invariants => "invariants",
-        }
-    }
-
-    /// Its text, in markdown.
-    #[must_use]
-    pub fn text(self) -> String {
-        match self {
-            Self::Scenario => fields(&schema(), &schema()),
-            Self::Scalars => {
-                let allocator = ("allocator", arms::ABOUT);
-                let forms = scalar_kinds().into_iter().chain([allocator]);
-                table(["form", "what it is"], forms.map(|(name, about)| [format!("*{name}*"), about.to_owned()]))
-            }
-            Self::Faults => faults(&schema()),
-            Self::Claims => claims(&schema()),
-            Self::Allocators => {
-                table(["allocator", "what it is"], AllocatorKind::ALL.iter().map(|kind| [code(kind.name()), arms::about(*kind).to_owned()]))
-            }
-            Self::Settings => table(["field", "takes", "meaning"], arms::fields()),
-            Self::Library => table(["field", "takes", "meaning"], arms::library_fields()),
-            Self::Steps => steps(&schema()),
-            Self::Policies => policies(&schema()),
-            Self::Causes => {
-                table(["cause", "what it says"], CauseKind::ALL.iter().map(|kind| [code(kind.name()), kind.about().to_owned()]))
-            }
-            Self::Metrics => metrics(),
-            Self::Reports => reports(),
-            Self::Invariants => table(
-                ["invariant", "what it promises"],
-                Invariant::ALL.iter().map(|invariant| [code(invariant.name()), invariant.promise().to_owned()]),
-            ),
-        }
-    }
+fn limits() -> String {
+    format!(
+        "A scenario has at most {MAX_OPERATIONS} operations, {MAX_BUFFERS} buffer names, {MAX_STREAMS} streams, {MAX_PROGRAMS} programs, \
+         {MAX_PROCESSES} processes, {} allocators, {MAX_POINTS} matrix points, {MAX_INVARIANTS} invariants, and blocks nested {MAX_NESTING} deep. \
+         A step is one operation per execution, an `expect` one per comparison, a `storm` one per request or free, a `train` one per layer and \
+         iteration, an `infer` one per buffer and token.\n",
+        arms::MAX_ARMS
+    )
 }
 
-/// The document with every generated part renewed, or the name of a part whose markers are not there.
-///
-/// # Errors
-/// The name of the part that has no markers.
-pub fn update_reference(document: &str) -> Result<String, &'static str> {
-    let mut document = document.to_owned();
-    for part in Reference::ALL {
-        let begin = format!("<!-- generated: {} -->\n", part.name());
-        let start = document.find(&begin).ok_or(part.name())? + begin.len();
-        let length = document[start..].find("<!-- end -->").ok_or(part.name())?;
-        document.replace_range(start..start + length, &part.text());
-    }
-    Ok(document)
+fn value_forms() -> String {
+    let kinds = scalar_kinds().into_iter().chain(text::scalar_kinds()).chain([("allocator", arms::ABOUT)]);
+    table(["form", "meaning"], kinds.map(|(name, about)| [format!("*{name}*"), about.to_owned()]))
 }
 
 fn code(text: &str) -> String {
@@ -138,13 +80,13 @@ fn code(text: &str) -> String {
 fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(N));
     for row in rows {
-        let cells = row.map(|cell| cell.replace('|', "\\|").replace('\n', " "));
+        let cells = row.map(|cell| cell.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|"));
         text.push_str(&format!("| {} |\n", cells.join(" | ")));
     }
     text
 }
 
-/// The definition that a schema refers to, or the schema itself.
+/// Follows the reference of a schema.
 fn resolved<'s>(root: &'s Value, schema: &'s Value) -> &'s Value {
     match schema.get("$ref").and_then(Value::as_str).and_then(|path| path.strip_prefix('#')) {
         Some(path) => root.pointer(path).unwrap_or(schema),
@@ -156,11 +98,11 @@ fn about(schema: &Value) -> &str {
     schema.get("description").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The name of a form, for a table: `*size*`, a list of `*name*`, `fits` or `oom`.
+/// The form of a value, for a table: `*size*`, `list of *name*`, `` `fits` or `oom` ``.
 fn form(root: &Value, schema: &Value) -> String {
     if let Some(name) = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next()) {
-        let explained =
-            ["policy", "step", "allocator", "fault", "claim"].contains(&name) || scalar_kinds().iter().any(|(scalar, _)| *scalar == name);
+        let explained = ["policy", "step", "allocator", "fault", "claim"].contains(&name)
+            || scalar_kinds().iter().chain(&text::scalar_kinds()).any(|(scalar, _)| *scalar == name);
         return if explained { format!("*{name}*") } else { form(root, resolved(root, schema)) };
     }
     for key in ["anyOf", "oneOf"] {
@@ -195,27 +137,42 @@ fn form(root: &Value, schema: &Value) -> String {
     words.collect::<Vec<_>>().join(" or ")
 }
 
+/// The fields of a map: key, form, default, meaning. A description states a default in its last sentence, `Default: X.`.
 fn fields(root: &Value, schema: &Value) -> String {
     let Some(properties) = schema.get("properties").and_then(Value::as_object).filter(|all| !all.is_empty()) else { return String::new() };
     let required: Vec<&str> =
         schema.get("required").and_then(Value::as_array).map(|all| all.iter().filter_map(Value::as_str).collect()).unwrap_or_default();
     let rows = properties.iter().map(|(name, property)| {
-        let need = if required.contains(&name.as_str()) { "yes" } else { "" };
         let text = if about(property).is_empty() { about(resolved(root, property)) } else { about(property) };
-        [code(name), form(root, property), need.to_owned(), text.to_owned()]
+        let (meaning, default) = text.rsplit_once("Default: ").unwrap_or((text, ""));
+        let default = if required.contains(&name.as_str()) { "required" } else { default.trim_end().trim_end_matches('.') };
+        [code(name), form(root, property), default.to_owned(), meaning.to_owned()]
     });
-    table(["field", "form", "required", "meaning"], rows)
+    table(["key", "form", "default", "meaning"], rows)
+}
+
+/// A definition: its description and its fields.
+fn described(root: &Value, name: &str) -> String {
+    let schema = root.pointer(&format!("/$defs/{name}")).unwrap_or(&Value::Null);
+    format!("{}\n\n{}", about(schema), fields(root, schema))
 }
 
 fn steps(root: &Value) -> String {
-    let mut text = String::new();
+    let mut text = String::from(
+        "Each item of `steps` is a map with one key, the name of the step, or a bare name if the step needs no fields. The check follows the steps \
+         in order, and loop bodies twice, so it finds a double free or an unknown metric before the run. Next to its own key a step may have the \
+         keys of this table. `steps` belongs to blocks (`for`, `repeat`, `program`, `process`, `private_pool`); `until`, `id` and `leak_check` \
+         belong to loops.\n\n",
+    );
+    text.push_str(&table(["key", "meaning"], StepKind::common_keys().map(|(key, about)| [code(key), about.to_owned()])));
     for kind in StepKind::ALL {
         let schema = root.pointer(&format!("/$defs/{kind}")).unwrap_or(&Value::Null);
-        let _ = write!(text, "### {kind}\n\n{}\n\n```yaml\n{}\n```\n\n", about(schema), kind.example());
+        let _ = write!(text, "\n### {kind}\n\n{}\n\n```yaml\n{}\n```\n", about(schema), kind.example());
         if schema.get("type").is_some_and(|kind| kind == "object") {
-            let _ = writeln!(text, "{}", fields(root, schema));
+            let fields = fields(root, schema);
+            let _ = write!(text, "{}{fields}", if fields.is_empty() { "" } else { "\n" });
         } else {
-            let _ = write!(text, "Takes {}.\n\n", form(root, schema));
+            let _ = write!(text, "\nForm: {}.\n", form(root, schema));
         }
         text.push_str(&maps_within(root, "", schema));
         for (name, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
@@ -223,100 +180,94 @@ fn steps(root: &Value) -> String {
         }
         if !kind.reports().is_empty() {
             let names: Vec<String> = kind.reports().iter().map(|key| code(key.name())).collect();
-            let _ = write!(text, "Reports {}.\n\n", names.join(", "));
+            let _ = write!(text, "\nFigures: {}.\n", names.join(", "));
         }
     }
-    text.trim_end().to_owned() + "\n"
+    text
 }
 
-/// The documented maps that a field (or, without a name, a step) takes besides other forms.
+/// The documented maps that a field (or, without a name, a step) accepts besides other forms.
 fn maps_within(root: &Value, field: &str, schema: &Value) -> String {
     let direct = (!field.is_empty()).then(|| resolved(root, schema));
     let within = resolved(root, schema).get("anyOf").and_then(Value::as_array).into_iter().flatten().map(|one| resolved(root, one));
     let mut text = String::new();
     for map in direct.into_iter().chain(within).filter(|map| map.get("properties").is_some() && !about(map).is_empty()) {
-        let head = if field.is_empty() { "As a map: ".to_owned() } else { format!("{} as a map: ", code(field)) };
-        let _ = write!(text, "{head}{}\n\n{}\n", about(map), fields(root, map));
+        let head = if field.is_empty() { "Map form.".to_owned() } else { format!("Map form of {}.", code(field)) };
+        let _ = write!(text, "\n{head} {}\n\n{}", about(map), fields(root, map));
     }
     text
 }
 
 fn policies(root: &Value) -> String {
-    let mut text = String::new();
+    let mut text = String::from("`on_oom` of a step takes a policy by its name, a map from the name to fields, or a list of policies.\n");
     let forms = root.pointer("/$defs/policy/oneOf").and_then(Value::as_array);
     for form in forms.into_iter().flatten() {
         for (name, fields_of) in form["properties"].as_object().into_iter().flatten() {
             let steps = Recoverable::STEPS.iter().filter(|(_, parts)| Recoverable::accepted(parts).any(|kind| kind.name() == name));
-            let steps = steps.map(|(step, _)| code(step)).collect::<Vec<_>>().join(" and ");
-            let _ = write!(text, "### on_oom: {name}\n\n{} For {steps}.\n\n{}\n", about(form), fields(root, resolved(root, fields_of)));
+            let steps = steps.map(|(step, _)| code(step)).collect::<Vec<_>>().join(", ");
+            let fields = fields(root, resolved(root, fields_of));
+            let space = if fields.is_empty() { "" } else { "\n" };
+            let _ = write!(text, "\n### on_oom: {name}\n\n{}\n\nSteps: {steps}.\n{space}{fields}", about(form));
         }
     }
-    text.trim_end().to_owned() + "\n"
-}
-
-fn claims(root: &Value) -> String {
-    fields(root, root.pointer("/$defs/claim").unwrap_or(&Value::Null))
+    text
 }
 
 fn faults(root: &Value) -> String {
-    let schema = root.pointer("/$defs/fault").unwrap_or(&Value::Null);
     let calls = Calls::names().map(code).collect::<Vec<_>>().join(", ");
-    format!("{}\nCalls: {calls}.\n", fields(root, schema))
+    format!("{}\nCalls: {calls}.\n", described(root, "fault"))
 }
 
 fn metrics() -> String {
     let list = |names: Vec<&str>| names.into_iter().map(code).collect::<Vec<_>>().join(", ");
+    let row = |name: &str, unit: &str, about: &str| [code(name), unit.to_owned(), about.to_owned()];
     let families = StatFamily::ALL.iter().map(|family| {
-        let unit = if family.name().ends_with("_bytes") { "bytes" } else { "count" };
-        [code(&format!("{}.POOL.FIELD", family.name())), unit.to_owned(), stat_about(*family).to_owned()]
+        let unit = Account::from_name(&format!("{}.all.current", family.name())).map_or("", |account| account.unit().word());
+        row(&format!("{}.POOL.FIELD", family.name()), unit, stat_about(*family))
     });
-    let counters = StatCounter::ALL.iter().map(|counter| [code(counter.name()), "count".to_owned(), counter_about(*counter).to_owned()]);
-    let device = DeviceMetric::ALL.iter().map(|metric| [code(metric.name()), metric.unit().word().to_owned(), metric.about().to_owned()]);
+    let counters = StatCounter::ALL.iter().map(|counter| row(counter.name(), "count", counter_about(*counter)));
+    let device = DeviceMetric::ALL.iter().map(|metric| row(metric.name(), metric.unit().word(), metric.about()));
     let pools = list(StatPool::ALL.iter().map(|pool| pool.name()).collect());
     let all_fields = list(StatField::ALL.iter().map(|field| field.name()).collect());
     format!(
-        "{}\nPOOL is one of {pools}; FIELD is one of {all_fields}: the value now, the high-water mark, the sum of increases, the sum of decreases.\n",
-        table(["metric", "unit", "what it is"], families.chain(counters).chain(device))
+        "A metric is a name in this table, the same name after `start.` or the name of a `measure` (its value at that point), a figure of a step \
+         after its id (`storm.failed_request`), or a metric after the name of a program, process or allocator.\n\n{}\n\
+         POOL is {pools}. FIELD is {all_fields}: the current value, the largest value, the sum of increases, the sum of decreases. \
+         Short names cover all pools: `reserved` is `reserved_bytes.all.current`, `reserved.peak` is `reserved_bytes.all.peak`; \
+         {} work in the same way.\n",
+        table(["metric", "unit", "meaning"], families.chain(counters).chain(device)),
+        list(Account::SHORT.into_iter().filter(|name| *name != "reserved").collect())
     )
 }
 
 const fn stat_about(family: StatFamily) -> &'static str {
     match family {
-        StatFamily::AllocatedBytes => "Rounded bytes handed out.",
-        StatFamily::ReservedBytes => "Bytes held from the driver.",
-        StatFamily::ActiveBytes => "Bytes handed out, or freed but waiting for an event.",
-        StatFamily::InactiveSplitBytes => "Bytes of free pieces in partly used segments, which cannot go back to the driver.",
-        StatFamily::RequestedBytes => "Bytes asked for.",
-        StatFamily::Allocation => "Live allocations.",
-        StatFamily::Segment => "Segments held from the driver.",
-        StatFamily::Active => "Blocks handed out, or freed but waiting for an event.",
-        StatFamily::InactiveSplit => "Free pieces in partly used segments.",
+        StatFamily::AllocatedBytes => "Bytes of allocated blocks, after rounding.",
+        StatFamily::ReservedBytes => "Bytes of segments from the driver.",
+        StatFamily::ActiveBytes => "Bytes of blocks that are allocated, or freed but still in use by a stream.",
+        StatFamily::InactiveSplitBytes => "Bytes of free blocks in partly used segments, which cannot be released to the driver.",
+        StatFamily::RequestedBytes => "Bytes that callers requested.",
+        StatFamily::Allocation => "Allocated blocks.",
+        StatFamily::Segment => "Segments from the driver.",
+        StatFamily::Active => "Blocks that are allocated, or freed but still in use by a stream.",
+        StatFamily::InactiveSplit => "Free blocks in partly used segments.",
     }
 }
 
 const fn counter_about(counter: StatCounter) -> &'static str {
     match counter {
-        StatCounter::NumAllocRetries => {
-            "Driver allocations that failed and made the allocator give its cache back; a final OOM counts here too."
-        }
-        StatCounter::NumOoms => "Requests that failed for good.",
-        StatCounter::NumSyncAllStreams => "Times the allocator waited for all streams.",
+        StatCounter::NumAllocRetries => "Driver allocations that failed and made the allocator release its cache. A final OOM counts too.",
+        StatCounter::NumOoms => "Requests that failed.",
+        StatCounter::NumSyncAllStreams => "Waits of the allocator for all streams.",
         StatCounter::NumDeviceAlloc => "Successful driver allocations.",
         StatCounter::NumDeviceFree => "Driver frees.",
     }
 }
 
-fn reports() -> String {
+fn figures() -> String {
     let rows = ReportKey::ALL.iter().map(|key| {
         let steps: Vec<String> = StepKind::ALL.iter().filter(|kind| kind.reports().contains(key)).map(|kind| code(kind.name())).collect();
         [code(key.name()), key.unit().word().to_owned(), steps.join(", "), key.about().to_owned()]
     });
-    table(["report", "unit", "steps", "what it is"], rows)
-}
-
-/// Every kind of scalar: its name and what it is.
-fn scalar_kinds() -> Vec<(&'static str, &'static str)> {
-    let mut kinds = harness_language::text::scalar_kinds();
-    kinds.extend(text::scalar_kinds());
-    kinds
+    table(["figure", "unit", "steps", "meaning"], rows)
 }

@@ -1,4 +1,4 @@
-//! A scenario: its keys as the file writes them, and its checked form.
+//! A scenario: its keys in the file, and its checked form.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ use harness_language::text::{AmountText, DurationText, ExpressionText, NameText,
 use harness_language::yaml::{self, Language};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 
-/// The files of scenarios, in the words of their errors.
+/// The words for errors in scenario files.
 pub const SCENARIO: Language = Language {
     noun: "scenario",
     example: "scenarios/rounding.yaml",
@@ -41,86 +41,70 @@ pub const SCENARIO: Language = Language {
     other: ("a suite of benchmarks", "harness bench"),
 };
 
-/// Most streams besides `default`.
 pub const MAX_STREAMS: usize = 255;
 
-/// Most programs besides the main one.
 pub const MAX_PROGRAMS: usize = 8;
 
-/// Most processes besides the main one.
 pub const MAX_PROCESSES: usize = 8;
 
-/// Most expectations under `invariants`.
 pub const MAX_INVARIANTS: usize = 100;
 
 /// A process besides the main one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// What steps call it.
     pub name: ProcessName,
-    /// The most that it may hold of the device's memory, where that is less than all.
+    /// Limit of its memory.
     pub memory: Option<Bytes>,
 }
 
-/// A scenario, checked.
+/// A checked scenario.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// The file's name without ending, and in brackets the values of its parameters: `kv_cache[batch=8]`.
+    /// The file name without extension, with the values of the matrix in brackets: `kv_cache[batch=8]`.
     pub name: String,
-    /// The file, as the user named it.
+    /// As the user named it.
     pub path: PathBuf,
-    /// What a reader learns from it.
     pub about: String,
-    /// The values of its parameters, as the file or the user writes them, in the order of the file.
+    /// The values of the matrix parameters as the file or the user writes them.
     pub parameters: Vec<(String, String)>,
-    /// What it needs to run.
     pub needs: Needs,
-    /// The allocators to run it with, in the order of the file: no two have one name, nor the same settings unless they are named.
+    /// In the order of the file. Names are unique, and settings are unique among allocators without a `name:`.
     pub allocators: Vec<AllocatorSpec>,
-    /// `default` first, then those that the file declares; [`StreamName::index`] is the place in this list.
+    /// `default`, then the declared streams. [`StreamName::index`] is the index in this list.
     pub streams: Vec<StreamName>,
-    /// Programs besides the main one, each with an allocator of its own.
     pub programs: Vec<ProgramName>,
-    /// Processes besides the main one, each with a context and an allocator of its own on the same device.
     pub processes: Vec<Process>,
-    /// The text that it was read from, where it has processes: they read it too.
+    /// The text of the file, if the scenario has processes, because they read it too.
     pub source: Option<String>,
-    /// Words to choose scenarios by.
     pub tags: Vec<String>,
-    /// Why it is not run.
     pub skip: Reasons,
-    /// Why it fails, where that is known: a run that fails is then as expected, and one that passes has failed.
+    /// Reasons for known failures. A run that fails for such a reason counts as expected, and a run that passes counts as failed.
     pub expected_to_fail: Reasons,
-    /// Every random choice comes from this, unless the user gives another seed.
+    /// The seed of all random choices, unless the user gives another one.
     pub seed: u64,
-    /// What is done, in order; never empty.
+    /// Never empty.
     pub steps: Vec<Step>,
-    /// What goes wrong on the device.
     pub faults: Vec<PlannedFault>,
-    /// After how many steps and operations a checked run is looked at as a whole; `None`: not at all.
+    /// Steps and operations from one health check to the next.
     pub health_check: Option<u64>,
-    /// What should hold after every step.
+    /// Expectations that are checked after every step.
     pub invariants: Vec<Located<Expectation>>,
-    /// The always-checked invariant that the run must violate, and no other.
+    /// The always-checked invariant that the run must violate.
     pub expect_violation: Option<Located<Invariant>>,
-    /// What it puts to the test.
     pub claim: Option<Claim>,
-    /// The figures that show it.
+    /// The figures of the claim.
     pub figures: Vec<Figure>,
-    /// Expectations between allocators, in the order of the file: to be looked at when all have run.
+    /// Comparisons of allocators, in the order of the file. They are evaluated after all allocators have run.
     pub comparisons: Vec<Located<Expectation>>,
-    /// Keys of the file that have a new name, in the order of the file.
+    /// Keys that the file writes by their earlier names.
     pub renamed: Vec<Renamed>,
 }
 
-/// A key that the file writes by its earlier name. It still works.
+/// A key that the file writes by its earlier name, which still works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Renamed {
-    /// Where the file writes it.
     pub at: Position,
-    /// The name that the file writes.
     pub old: &'static str,
-    /// The name today.
     pub new: &'static str,
 }
 
@@ -132,54 +116,46 @@ impl fmt::Display for Renamed {
 
 impl Scenario {
     /// Reads and checks a file.
-    ///
-    /// # Errors
-    /// [`FileError`]: what is wrong with the file, or with what it says.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&yaml::read(path, &SCENARIO)?, path)
     }
 
-    /// Reads and checks a file: one scenario for each point of its matrix, in which parameters that the user sets have that value alone.
-    /// Settings for parameters that the file does not have are left alone.
-    ///
-    /// # Errors
-    /// As [`Scenario::load`].
+    /// Reads and checks a file. Returns one scenario per point of its matrix. A parameter in `settings` has only that value; settings for other
+    /// parameters are ignored.
     pub fn load_points(path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
         Self::parse_points(&yaml::read(path, &SCENARIO)?, path, settings)
     }
 
-    /// The number of a step, counted from 0 in the order of the file: the same in each process that reads it. `None` for a step of another scenario.
+    /// The index of a step in the order of the file, which is the same in every process. `None` for a step of another scenario.
     #[must_use]
     pub fn step_number(&self, step: &Step) -> Option<usize> {
         self.all_steps().iter().position(|known| std::ptr::eq(*known, step))
     }
 
-    /// The step with a number.
     #[must_use]
     pub fn step_with_number(&self, number: usize) -> Option<&Step> {
         self.all_steps().get(number).copied()
     }
 
-    /// Whether some step serves requests from a private pool.
     #[must_use]
     pub fn uses_private_pools(&self) -> bool {
         self.all_steps().iter().any(|step| matches!(step.action, Action::PrivatePool(_)))
     }
 
-    /// Whether several threads do a storm of it at once.
+    /// Returns whether it contains a storm with threads.
     #[must_use]
     pub fn has_threads(&self) -> bool {
         self.all_steps().iter().any(|step| matches!(&step.action, Action::Storm(storm) if storm.threads.is_some()))
     }
 
-    /// The PyTorch programs that it runs, in the order of the file.
+    /// Its `exec` steps, in the order of the file.
     #[must_use]
     pub fn execs(&self) -> Vec<&Exec> {
         let all = self.all_steps().into_iter();
         all.filter_map(|step| if let Action::Exec(exec) = &step.action { Some(exec) } else { None }).collect()
     }
 
-    /// All steps, those inside others and those that are done meanwhile too.
+    /// All steps, including nested ones and those under `meanwhile`.
     #[must_use]
     pub fn all_steps(&self) -> Vec<&Step> {
         fn add<'s>(steps: &'s [Step], all: &mut Vec<&'s Step>) {
@@ -194,40 +170,34 @@ impl Scenario {
         all
     }
 
-    /// What it says of itself, for records.
+    /// Its description for records.
     #[must_use]
     pub fn info(&self) -> ScenarioInfo {
         let path = self.path.display().to_string();
         ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory, claim: self.claim.clone() }
     }
 
-    /// A place in its file, for records.
+    /// A position in its file, for records.
     #[must_use]
     pub fn place(&self, position: Position) -> SourceLine {
         SourceLine { path: self.path.display().to_string(), line: position.line, column: position.column }
     }
 
-    /// Checks a text. `path` is for messages, and its file name names the scenario.
-    ///
-    /// # Errors
-    /// [`FileError::Text`]; also where a matrix makes several scenarios of it.
+    /// Checks a text that contains one scenario. `path` names the scenario and appears in messages.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let mut points = Self::parse_points(source, path, &Settings::new())?;
         match (points.pop(), points.is_empty()) {
             (Some(only), true) => Ok(only),
             _ => {
                 let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO).map(|wire| matrix::place(wire.matrix.as_ref()));
-                let problem = Problem::new(at.unwrap_or_default(), "one scenario is wanted here, and this matrix makes several of it")
+                let problem = Problem::new(at.unwrap_or_default(), "expected one scenario, but this matrix has several points")
                     .help("give each parameter one value");
                 Err(FileError::text(problem, path, source))
             }
         }
     }
 
-    /// Checks a text, as [`Scenario::load_points`] does a file.
-    ///
-    /// # Errors
-    /// [`FileError::Text`].
+    /// Checks a text in the same way as [`Scenario::load_points`] checks a file.
     pub fn parse_points(source: &str, path: &Path, settings: &Settings) -> Result<Vec<Self>, FileError> {
         let checked = yaml::parse(source, path, &SCENARIO).and_then(|wire: ScenarioWire| {
             let points = matrix::points(wire.matrix.as_ref(), settings, source)?;
@@ -237,59 +207,59 @@ impl Scenario {
     }
 }
 
-/// A scenario: what a device and an allocator are put through, and what should hold.
+/// A scenario: steps on a device with allocators, and expectations.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "scenario")]
 pub(crate) struct ScenarioWire {
-    /// What a reader learns from it.
+    /// What the scenario does and shows.
     about: Located<String>,
-    /// What it needs to run.
+    /// Requirements on the machine.
     needs: NeedsWire,
-    /// Parameters with their values, as in `{ batch: [64, 128], memory: [1GiB, 2GiB] }`: the scenario is run once for each combination. Sizes,
-    /// numbers and expectations can name them; `--set batch=96` gives one another value.
+    /// Parameters with their values, as in `{ batch: [64, 128], memory: [1GiB, 2GiB] }`. The scenario runs once per combination. Sizes, numbers
+    /// and expectations can use the parameters. `--set batch=96` sets one on the command line.
     #[schemars(with = "Option<BTreeMap<String, Vec<serde_json::Value>>>")]
     matrix: Option<Located<Tree>>,
-    /// The allocators to run it with: `[caching]` if not given.
+    /// The allocators that the scenario runs with. Default: `[caching]`.
     allocators: Option<Located<Vec<Located<ArmWire>>>>,
-    /// The same for one.
+    /// A single allocator instead of `allocators`.
     allocator: Option<Located<ArmWire>>,
-    /// Names of streams to make; `default` always exists.
+    /// Names of additional streams. `default` always exists.
     streams: Option<Vec<NameText>>,
-    /// Names of programs besides the main one, each with an allocator of its own on the same device.
+    /// Names of additional programs on the same device, each with its own allocator.
     programs: Option<Vec<NameText>>,
-    /// Processes of their own besides the main one, on the same device: names, or `{ name: worker, memory: 1GiB }` for one that may hold no more than that.
+    /// Additional processes on the same device: names, or maps such as `{ name: worker, memory: 1GiB }` with a memory limit.
     #[schemars(with = "Option<Vec<serde_json::Value>>")]
     processes: Option<Vec<Located<Tree>>>,
-    /// Words to choose scenarios by, as in `harness run scenarios --tag slow`.
+    /// Tags for selecting scenarios, as in `harness run scenarios --tag slow`.
     #[serde(default)]
     tags: Vec<NameText>,
-    /// How long each step may take that has no `timeout` of its own: 5 min if not given.
+    /// Time limit of every step without its own `timeout`. Default: 5 min.
     timeout: Option<DurationText>,
-    /// Why it is not run: a reason, or a map from allocators, `simulated` or `gpu` to reasons.
+    /// Why the scenario is skipped: a reason, or a map from allocators, `simulated` or `gpu` to reasons.
     #[schemars(with = "Option<serde_json::Value>")]
     skip: Option<Located<Tree>>,
-    /// Why it fails: a run that fails is then as expected, and one that passes has failed. A reason, or a map as for `skip`.
+    /// Why the scenario is known to fail, in the form of `skip`. A run that fails counts as expected, and a run that passes counts as failed.
     #[schemars(with = "Option<serde_json::Value>")]
     expected_to_fail: Option<Located<Tree>>,
-    /// Every random choice comes from this: 0 if not given.
+    /// Seed of all random choices. Default: 0.
     #[serde(default)]
     seed: u64,
-    /// What goes wrong on the device.
+    /// Failures to inject into calls of the driver.
     faults: Option<Located<Vec<Located<FaultWire>>>>,
-    /// Looks at everything from time to time, as in `{ every: 100 }`: for long runs without the audit (`--skip-checks`).
+    /// Runs a full check every N steps, as in `{ every: 100 }`, for long runs without the audit (`--skip-checks`).
     health_check: Option<HealthCheckWire>,
-    /// What is done, in order.
+    /// The steps, in order.
     #[schemars(length(min = 1))]
     steps: Located<Vec<Located<StepWire>>>,
-    /// What should hold after every step; accounts and `start.…` can be in it.
+    /// Expectations that are checked after every step. They can use counters and `start.…`.
     invariants: Option<Vec<ExpressionText>>,
-    /// An always-checked invariant: the run passes if it violates this one and no other.
+    /// The scenario passes if it violates this always-checked invariant and no other.
     expect_violation: Option<InvariantText>,
     /// The earlier name of `expect_violation`.
     #[schemars(skip)]
     violates: Option<InvariantText>,
-    /// A claim that the scenario puts to the test; the report has them all in one table.
+    /// A claim that the scenario tests. The report lists all claims in one table.
     claim: Option<ClaimWire>,
 }
 
@@ -302,8 +272,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
     let processes = processes(wire.processes.as_deref().unwrap_or_default(), &programs, &point, source)?;
     if wire.steps.value.is_empty() {
-        return Err(Problem::new(wire.steps.position(), "a scenario has at least one step")
-            .help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
+        return Err(Problem::new(wire.steps.position(), "`steps` is empty").help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
     let declared = Declared {
         folder,
@@ -363,12 +332,11 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
 fn check_invariants(given: &[ExpressionText], checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
         return Err(Problem::new(first_too_many.position(), format!("more than {MAX_INVARIANTS} invariants"))
-            .help("each is evaluated after every step; use `expect` for what holds at one place"));
+            .help("they are evaluated after every step; use `expect` for a check at one step"));
     }
     given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect()
 }
 
-/// The file's name without ending, and the values of parameters.
 fn name(path: &Path, point: &Point) -> String {
     let stem = path.file_stem().map_or_else(|| "scenario".to_owned(), |stem| stem.to_string_lossy().into_owned());
     if point.texts.is_empty() {
@@ -378,7 +346,7 @@ fn name(path: &Path, point: &Point) -> String {
     format!("{stem}[{}]", values.join(","))
 }
 
-/// Gives a time limit to all steps that have none of their own.
+/// Gives a time limit to all steps without one.
 fn limit_time(steps: &mut [Step], limit: Nanos) {
     for step in steps {
         step.time_limit.get_or_insert(limit);
@@ -406,7 +374,7 @@ fn programs(given: &[NameText]) -> Result<Vec<ProgramName>, Problem> {
     Ok(programs)
 }
 
-/// Names, or maps with a name and a limit.
+/// Checks names, or maps with a name and a limit.
 fn processes(given: &[Located<Tree>], programs: &[ProgramName], point: &Point, source: &str) -> Result<Vec<Process>, Problem> {
     let mut processes: Vec<Process> = Vec::new();
     for tree in given {
@@ -431,24 +399,23 @@ fn processes(given: &[Located<Tree>], programs: &[ProgramName], point: &Point, s
     Ok(processes)
 }
 
-/// One process as the file declares it.
 fn process(tree: &Located<Tree>) -> Result<(NameText, Option<AmountText>), Problem> {
     let form = "a process is a name, or a map as in `{ name: worker, memory: 1GiB }`";
     let wrong = |at: Position, message: String| Problem::new(at, message).help(form);
     if let Some(name) = tree.text() {
         return Ok((NameText(name), None));
     }
-    let Tree::Map(fields) = &tree.value else { return Err(wrong(tree.position(), "this is no process".to_owned())) };
+    let Tree::Map(fields) = &tree.value else { return Err(wrong(tree.position(), "expected a process".to_owned())) };
     let (mut name, mut memory) = (None, None);
     for (key, value) in fields {
         let field = match key.value.as_str() {
             "name" => &mut name,
             "memory" => &mut memory,
-            other => return Err(wrong(key.position(), format!("a process has no field `{other}`"))),
+            other => return Err(wrong(key.position(), format!("unknown field `{other}` of a process"))),
         };
-        *field = Some(value.text().ok_or_else(|| wrong(value.position(), format!("`{}` is one value", key.value)))?);
+        *field = Some(value.text().ok_or_else(|| wrong(value.position(), format!("expected one value as `{}`", key.value)))?);
     }
-    let name = name.ok_or_else(|| wrong(tree.position(), "this process has no name".to_owned()))?;
+    let name = name.ok_or_else(|| wrong(tree.position(), "the field `name` is missing".to_owned()))?;
     Ok((NameText(name), memory.map(AmountText)))
 }
 
@@ -457,7 +424,7 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
     for name in given {
         let text = name.checked()?;
         if text == DEFAULT_STREAM {
-            return Err(Problem::new(name.position(), "stream `default` always exists").help("leave it out of `streams`"));
+            return Err(Problem::new(name.position(), "the stream `default` always exists").help("remove it from `streams`"));
         }
         if streams.iter().any(|stream| stream.name() == text) {
             return Err(Problem::new(name.position(), format!("stream `{text}` is named twice")).help("name it once"));
@@ -473,7 +440,7 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
 fn expect_violation(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
     match Invariant::from_name(given.text()) {
         Some(invariant) => Ok(given.0.with(invariant)),
-        None => Err(Problem::new(given.position(), format!("there is no invariant `{}`", given.text())).help(choices(
+        None => Err(Problem::new(given.position(), format!("unknown invariant `{}`", given.text())).help(choices(
             given.text(),
             "invariants",
             Invariant::ALL.iter().map(|invariant| invariant.name()),

@@ -1,4 +1,4 @@
-//! [`Trace`]: a file with the operations of an allocation trace, as scenarios name it.
+//! [`Trace`]: a file with the operations of an allocation trace.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -9,43 +9,39 @@ use harness_base::excerpt::shortened;
 use harness_base::packed;
 use harness_trace::trace::{self, TraceEvent};
 
-/// The operations of a trace, and what its comments say of them.
+/// The operations of a trace, with their comments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// In order; each id is allocated once.
+    /// In order. Each id is allocated once.
     pub events: Vec<TraceEvent>,
-    /// Of each operation the place in `sites` of what its comment says.
+    /// For each operation, the index of its comment in `sites`.
     site_of: Vec<u32>,
-    /// Of each operation its line, counted from 1.
+    /// For each operation, its line, counted from 1.
     lines: Vec<u32>,
-    /// Comments, each once; the first is empty.
+    /// Distinct comments. The first is empty.
     sites: Vec<String>,
 }
 
 impl Trace {
-    /// These operations, one on each line, without comments. Each id is allocated once.
+    /// Makes a trace without comments and with one operation per line. Each id is allocated once.
     #[must_use]
     pub fn of(events: Vec<TraceEvent>) -> Self {
         Self { site_of: vec![0; events.len()], lines: (1..).take(events.len()).collect(), sites: vec![String::new()], events }
     }
 
-    /// What stands behind the operation as a comment: where in the program it was, in a trace that was recorded from one. `None` where nothing does.
+    /// The comment of an operation. In a recorded trace it is the position in the program.
     #[must_use]
     pub fn site(&self, operation: usize) -> Option<&str> {
         let site = &self.sites[self.site_of[operation] as usize];
         (!site.is_empty()).then_some(site.as_str())
     }
 
-    /// The line of an operation, counted from 1.
     #[must_use]
     pub fn line(&self, operation: usize) -> u32 {
         self.lines[operation]
     }
 
-    /// Reads a trace, with the comments behind its operations. The error says in words what is wrong, and then what would be right.
-    ///
-    /// # Errors
-    /// The first line that is not an operation, or an id that is allocated twice.
+    /// Parses a trace with its comments. An error is a message and an advice, for the first line that is not an operation or that allocates an id again.
     pub fn parse(text: &str) -> Result<Self, (String, String)> {
         let mut trace = Self { sites: vec![String::new()], ..Self::default() };
         let mut known = BTreeMap::from([(String::new(), 0)]);
@@ -63,8 +59,8 @@ impl Trace {
             if let TraceEvent::Allocate { id, .. } = event
                 && let Some(before) = allocated.insert(id, line_number)
             {
-                let message = format!("line {line_number}: id {id} is allocated a second time, as in line {before}");
-                return Err((message, "give each allocation an id of its own".to_owned()));
+                let message = format!("line {line_number}: id {id} is allocated twice; the first time is in line {before}");
+                return Err((message, "use each id for one allocation".to_owned()));
             }
             let site = line.split_once('#').map_or("", |(_, comment)| comment.trim());
             let next = trace.sites.len() as u32;
@@ -77,33 +73,27 @@ impl Trace {
             trace.lines.push(line_number as u32);
         }
         if trace.events.is_empty() {
-            return Err(("it has no operations".to_owned(), "name a trace with operations".to_owned()));
+            return Err(("the trace has no operations".to_owned(), "name a trace with operations".to_owned()));
         }
         Ok(trace)
     }
 
-    /// Reads a file, packed by gzip or not. The error is that of [`Trace::parse`].
-    ///
-    /// # Errors
-    /// Where the file cannot be read, or is no trace.
+    /// Reads a file, compressed with gzip or not.
     pub fn read(path: &Path) -> Result<Self, (String, String)> {
         Self::read_with_text(path).map(|(trace, _)| trace)
     }
 
-    /// The same, with the text.
-    ///
-    /// # Errors
-    /// As [`Trace::read`].
+    /// Reads a file and returns its text too.
     pub fn read_with_text(path: &Path) -> Result<(Self, String), (String, String)> {
         let mut text = String::new();
         let read = packed::open(path).and_then(|mut file| file.read_to_string(&mut text));
         read.map_err(|error| {
-            (format!("cannot be read: {error}"), "name a trace; in a scenario its path begins at the folder of the scenario".to_owned())
+            (format!("cannot be read: {error}"), "name a trace; paths in a scenario are relative to the folder of the scenario".to_owned())
         })?;
         Ok((Self::parse(&text)?, text))
     }
 
-    /// The streams that it names besides the default one.
+    /// The streams that it uses besides the default one.
     pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
         let streams = self.events.iter().filter_map(|event| match *event {
             TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
@@ -125,9 +115,9 @@ mod tests {
         let sites: Vec<_> = (0..3).map(|operation| trace.site(operation)).collect();
         assert_eq!((sites, trace.sites.len()), (vec![Some("model.py:41"), None, Some("model.py:41")], 2));
         for (text, message) in [
-            ("# nothing\n", "it has no operations"),
+            ("# nothing\n", "the trace has no operations"),
             ("d\na 1 x 0\n", "line 2: `a 1 x 0` is not an operation of an allocation trace"),
-            ("a 1 5 0\nf 1\na 1 5 0\n", "line 3: id 1 is allocated a second time, as in line 1"),
+            ("a 1 5 0\nf 1\na 1 5 0\n", "line 3: id 1 is allocated twice; the first time is in line 1"),
         ] {
             assert_eq!(Trace::parse(text).expect_err(text).0, message);
         }

@@ -1,5 +1,5 @@
-//! The models of the catalogue have the published numbers of parameters, their reference is what the code says, and wrong models are answered with their
-//! place. `UPDATE=1 cargo test -p harness-scenario --test models` rewrites what is generated.
+//! The models of the catalogue have the published numbers of parameters, their reference matches the code, and errors have a position.
+//! `UPDATE=1 cargo test -p harness-scenario --test models` rewrites the schema and the reference.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn load(name: &str) -> Model {
 }
 
 #[test]
-fn the_models_of_the_catalogue_have_the_published_numbers_of_parameters() {
+fn the_models_have_the_published_numbers_of_parameters() {
     for (name, published) in
         [("linear.yaml", 10_250), ("resnet152.yaml", 60_192_808), ("bert_base.yaml", 109_482_240), ("gpt2.yaml", 124_439_808)]
     {
@@ -25,19 +25,19 @@ fn the_models_of_the_catalogue_have_the_published_numbers_of_parameters() {
 }
 
 #[test]
-fn twice_the_samples_or_words_are_twice_the_activations_but_for_what_does_not_depend_on_them() {
+fn activations_grow_linearly_with_samples_and_tokens() {
     let bytes =
         |model: &Model, samples, length| -> u64 { model.program(samples, length, Precision::Fp32).tensors.iter().map(|size| size.0).sum() };
     let resnet = load("resnet152.yaml");
     let per_sample = bytes(&resnet, 3, 1) - bytes(&resnet, 2, 1);
     assert_eq!(bytes(&resnet, 8, 1) - bytes(&resnet, 4, 1), 4 * per_sample);
     let gpt2 = load("gpt2.yaml");
-    let per_32_words = bytes(&gpt2, 1, 96) - bytes(&gpt2, 1, 64);
-    assert_eq!(bytes(&gpt2, 1, 256) - bytes(&gpt2, 1, 128), 4 * per_32_words);
+    let per_32_tokens = bytes(&gpt2, 1, 96) - bytes(&gpt2, 1, 64);
+    assert_eq!(bytes(&gpt2, 1, 256) - bytes(&gpt2, 1, 128), 4 * per_32_tokens);
 }
 
 #[test]
-fn every_operation_of_a_program_reads_only_what_was_made_before() {
+fn every_operation_reads_only_existing_tensors() {
     for name in ["linear.yaml", "resnet152.yaml", "bert_base.yaml", "gpt2.yaml"] {
         for precision in [Precision::Fp32, Precision::Mixed] {
             let program = load(name).program(2, 16, precision);
@@ -55,7 +55,7 @@ fn every_operation_of_a_program_reads_only_what_was_made_before() {
 }
 
 #[test]
-fn a_wrong_model_is_answered_with_its_place() {
+fn errors_in_models() {
     let input = "about: x\ninput: { features: 8 }\n";
     let image = "about: x\ninput: { image: [3, 8, 8] }\n";
     let tokens = "about: x\ninput: { tokens: 8 }\n";
@@ -84,7 +84,7 @@ fn a_wrong_model_is_answered_with_its_place() {
 }
 
 #[test]
-fn a_training_that_names_no_model_or_a_wrong_one_is_answered_where_it_does() {
+fn errors_in_the_model_of_a_training() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("bad.yaml"), "about: x\ninput: { features: 8 }\nlayers: [linaer]\n").unwrap();
     let mut text = String::new();
@@ -106,7 +106,7 @@ fn a_training_that_names_no_model_or_a_wrong_one_is_answered_where_it_does() {
     insta::assert_snapshot!(text);
 }
 
-/// Compares a committed file with what the code generates, or rewrites it.
+/// Compares a committed file with the generated text, or rewrites the file.
 fn fresh(path: &Path, expected: &str) {
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(path, expected).unwrap();
@@ -127,9 +127,9 @@ fn the_reference_of_models_is_fresh() {
     fresh(&path, &format!("{before}{begin}{}{end}{after}", model::reference()));
 }
 
-/// Each row of the comparison names a scenario whose expectation has the recorded figure.
+/// Each row of the comparison names a scenario that expects the recorded figure.
 #[test]
-fn what_pytorch_took_is_expected_by_the_scenario_that_the_comparison_names() {
+fn scenarios_expect_the_recorded_figures_of_pytorch() {
     let document = std::fs::read_to_string(scenarios().join("models/README.md")).unwrap();
     let rows: Vec<Vec<&str>> =
         document.lines().filter(|line| line.starts_with("| [")).map(|line| line.split('|').map(str::trim).collect()).collect();

@@ -1,14 +1,18 @@
-//! The catalogue, the schema and the language reference agree with the code. `UPDATE=1 cargo test -p harness --test scenario_catalogue`
-//! rewrites what is generated.
+//! The catalogue, the schema, the tutorial and the reference match the code. `UPDATE=1 cargo test -p harness-scenario --test scenario_catalogue`
+//! rewrites the schema and the reference.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
 
-use harness_scenario::{Scenario, Settings, StepKind, schema, update_reference};
+use harness_scenario::{Scenario, Settings, StepKind, reference, schema};
 use serde_json::Value;
 
 fn scenarios() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios")
+}
+
+fn book(page: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../book/src").join(page)
 }
 
 fn catalogue() -> Vec<PathBuf> {
@@ -21,16 +25,16 @@ fn catalogue() -> Vec<PathBuf> {
     files
 }
 
-/// Compares a committed file with what the code generates, or rewrites it.
+/// Compares a committed file with the generated text, or rewrites the file.
 fn fresh(path: &Path, expected: &str) {
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(path, expected).unwrap();
     }
     let committed = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(committed == expected, "{} is stale: run `UPDATE=1 cargo test -p harness --test scenario_catalogue`", path.display());
+    assert!(committed == expected, "{} is stale: run `UPDATE=1 cargo test -p harness-scenario --test scenario_catalogue`", path.display());
 }
 
-/// A text as a scenario: step lists, as the reference shows them, are given what else a scenario needs.
+/// Adds the keys that a scenario needs to a list of steps.
 fn as_scenario(block: &str) -> String {
     if !block.trim_start().starts_with("- ") {
         return block.to_owned();
@@ -69,17 +73,31 @@ fn every_scenario_of_the_catalogue_checks_and_matches_the_schema() {
 }
 
 #[test]
-fn every_yaml_block_of_the_reference_checks_and_matches_the_schema() {
-    let path = scenarios().join("README.md");
+fn every_yaml_block_of_the_book_checks_and_matches_the_schema() {
     let validator = jsonschema::validator_for(&schema()).unwrap();
-    let blocks = yaml_blocks(&std::fs::read_to_string(&path).unwrap());
-    assert!(blocks.len() > StepKind::ALL.len(), "only {} blocks were found", blocks.len());
-    for block in blocks {
-        let source = as_scenario(&block);
-        if let Err(error) = Scenario::parse_points(&source, Path::new("tests/example.yaml"), &Settings::new()) {
-            panic!("{:?}", miette::Report::new(error));
+    for (page, least) in [("scenario-reference.md", StepKind::ALL.len()), ("scenarios.md", 10)] {
+        let blocks = yaml_blocks(&std::fs::read_to_string(book(page)).unwrap());
+        assert!(blocks.len() >= least, "{page}: only {} blocks were found", blocks.len());
+        for block in blocks {
+            let source = as_scenario(&block);
+            if let Err(error) = Scenario::parse_points(&source, Path::new("tests/example.yaml"), &Settings::new()) {
+                panic!("{page}: {:?}", miette::Report::new(error));
+            }
+            assert_valid(&validator, &source, &block);
         }
-        assert_valid(&validator, &source, &block);
+    }
+}
+
+#[test]
+fn the_catalogue_lists_every_scenario_and_its_links_exist() {
+    let page = std::fs::read_to_string(scenarios().join("README.md")).unwrap();
+    let links: Vec<&str> = page.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link).collect();
+    for link in links.iter().filter(|link| !link.starts_with("http")) {
+        assert!(scenarios().join(link.split('#').next().unwrap()).exists(), "{link} does not exist");
+    }
+    for entry in std::fs::read_dir(scenarios()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(!name.ends_with(".yaml") || links.contains(&name.as_str()), "{name} is not listed in scenarios/README.md");
     }
 }
 
@@ -99,7 +117,7 @@ fn the_example_of_every_step_shows_the_step_and_all_of_its_fields_are_documented
 }
 
 #[test]
-fn the_schema_refuses_what_the_check_refuses_by_shape() {
+fn the_schema_rejects_wrong_shapes_as_the_check_does() {
     let validator = jsonschema::validator_for(&schema()).unwrap();
     let scenario = |steps: &str| value(&format!("about: x\nneeds: {{ memory: 1GiB }}\nsteps: [{steps}]\n"));
     assert!(validator.is_valid(&scenario("reset_peak_stats")));
@@ -131,9 +149,6 @@ fn the_committed_schema_is_fresh() {
 }
 
 #[test]
-fn the_generated_parts_of_the_reference_are_fresh() {
-    let path = scenarios().join("README.md");
-    let document = std::fs::read_to_string(&path).unwrap();
-    let expected = update_reference(&document).unwrap_or_else(|part| panic!("the markers of part `{part}` are not in {}", path.display()));
-    fresh(&path, &expected);
+fn the_committed_reference_is_fresh() {
+    fresh(&book("scenario-reference.md"), &reference());
 }

@@ -45,7 +45,7 @@ fn scenario() -> Scenario {
 }
 
 #[test]
-fn the_head_of_a_scenario_is_typed() {
+fn keys_of_the_file_are_parsed() {
     let scenario = scenario();
     assert_eq!((scenario.name.as_str(), scenario.needs.memory, scenario.seed), ("everything", Bytes::mib(1536), 42));
     assert_eq!(scenario.allocators, [AllocatorKind::Direct, AllocatorKind::Caching].map(AllocatorSpec::from));
@@ -60,7 +60,7 @@ fn the_head_of_a_scenario_is_typed() {
 }
 
 #[test]
-fn steps_know_their_kind_their_place_and_their_text() {
+fn steps_have_a_kind_a_position_and_a_description() {
     let steps: Vec<(u32, u32, &str, String)> = scenario()
         .steps
         .iter()
@@ -107,7 +107,7 @@ fn fields_are_parsed_and_names_resolved() {
 }
 
 #[test]
-fn an_expectation_belongs_to_its_allocator_and_its_place() {
+fn an_expectation_has_its_allocator_and_its_position() {
     let scenario = scenario();
     let Action::Repeat(repeat) = &scenario.steps[6].action else { panic!("repeat") };
     let (Action::Measure(before), Action::Expect(expect)) = (&repeat.steps[0].action, &repeat.steps[2].action) else {
@@ -160,13 +160,13 @@ fn every_account_can_be_read_from_the_readings() {
 }
 
 #[test]
-fn names_that_other_yaml_readers_take_for_something_else_are_names() {
+fn names_such_as_no_and_on_are_names() {
     let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - alloc: { buffer: y, size: 1 }\n  - alloc: { buffer: on, size: 1 }\n  - free: [y, on]\n";
     assert_eq!(Scenario::parse(source, Path::new("names.yaml")).unwrap().steps.len(), 3);
 }
 
 #[test]
-fn files_from_other_systems_are_read_as_they_are() {
+fn files_with_other_line_ends_or_a_byte_order_mark_are_read() {
     let windows = format!("\u{feff}{}", SOURCE.replace('\n', "\r\n"));
     let scenario = Scenario::parse(&windows, Path::new("windows.yaml")).unwrap();
     assert_eq!(scenario.steps.len(), 8);
@@ -174,7 +174,7 @@ fn files_from_other_systems_are_read_as_they_are() {
 }
 
 #[test]
-fn a_body_that_leaves_everything_as_it_was_may_be_repeated() {
+fn a_loop_body_that_frees_its_buffers_is_accepted() {
     let source = "about: x\nneeds: { memory: 1GiB }\nsteps:\n  - repeat:\n      times: 9\n      steps:\n        - storm: { id: s, operations: 9, sizes: 1MiB, live: 2MiB, lifetime: { min: 1, max: 2 } }\n        - measure: m\n        - free: s\n        - empty_cache: { id: e }\n        - expect: e.freed_bytes >= 0 + e.freed_bytes - m.device.used\n";
     let scenario = Scenario::parse(source, Path::new("body.yaml")).unwrap();
     assert_eq!(scenario.steps[0].action.kind(), StepKind::Repeat);
@@ -188,7 +188,7 @@ fn arms(allocators: &str) -> Vec<(String, Option<String>)> {
 }
 
 #[test]
-fn settings_are_a_string_or_fields_and_both_come_down_to_the_same() {
+fn settings_as_a_string_and_as_fields_are_equal() {
     let conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8,expandable_segments:True";
     let divisions = ["[256:1, 512:2, \">:4\"]", "[256: 1, 512: 2, \">\": 4]", "\"[256:1,512:2,>:4]\""];
     let fields = divisions.map(|divisions| {
@@ -202,7 +202,7 @@ fn settings_are_a_string_or_fields_and_both_come_down_to_the_same() {
 }
 
 #[test]
-fn arms_are_named_after_their_settings_or_as_they_are_told() {
+fn allocators_have_the_names_of_their_settings_or_their_own() {
     let several = "allocators:
   - caching
   - caching: { conf: \"max_split_size_mb:512\" }
@@ -217,7 +217,7 @@ fn arms_are_named_after_their_settings_or_as_they_are_told() {
 }
 
 #[test]
-fn a_request_may_end_otherwise_with_each_arm() {
+fn a_request_may_end_differently_with_each_allocator() {
     let source = "about: x
 needs: { memory: 1GiB }
 allocators: [caching, { caching: { name: tuned, max_split_size_mb: 64 } }, direct]
@@ -242,7 +242,7 @@ fn with_steps(steps: &str) -> Scenario {
 }
 
 #[test]
-fn short_names_are_those_of_pytorch_over_all_pools() {
+fn short_names_stand_for_counters_over_all_pools() {
     for (short, full) in [
         ("reserved", "reserved_bytes.all.current"),
         ("allocated.peak", "allocated_bytes.all.peak"),
@@ -257,7 +257,7 @@ fn short_names_are_those_of_pytorch_over_all_pools() {
 }
 
 #[test]
-fn each_point_of_a_matrix_is_a_scenario_with_its_values_in_sizes_counts_and_memory() {
+fn each_point_of_a_matrix_is_a_scenario() {
     let source = "about: x
 matrix: { batch: [8, 16], memory: [1GiB, 2GiB] }
 needs: { memory: memory / 2 }
@@ -292,7 +292,7 @@ steps:
 }
 
 #[test]
-fn the_values_of_a_loop_are_a_range_with_both_ends_or_a_list() {
+fn the_values_of_a_loop_are_a_range_or_a_list() {
     let values = |given: &str| {
         let scenario = with_steps(&format!("  - for: {{ v: {given} }}\n    steps: [reset_peak_stats]"));
         let Action::For(steps) = &scenario.steps[0].action else { panic!("for") };
@@ -312,7 +312,7 @@ fn the_values_of_a_loop_are_a_range_with_both_ends_or_a_list() {
 }
 
 #[test]
-fn what_differs_between_devices_and_allocators_is_found_by_both() {
+fn values_may_differ_by_device_and_allocator() {
     let source = "about: x
 needs: { memory: 1GiB }
 allocators: [caching, direct, bfc]
@@ -333,7 +333,7 @@ steps:
 }
 
 #[test]
-fn an_expectation_of_named_allocators_is_put_aside_until_all_have_run() {
+fn a_comparison_of_allocators_is_kept_for_later() {
     let source = "about: x
 needs: { memory: 1GiB }
 allocators: [caching, direct]
@@ -347,7 +347,7 @@ steps:
 }
 
 #[test]
-fn a_time_limit_of_the_scenario_is_that_of_every_step_without_its_own() {
+fn the_time_limit_of_the_scenario_applies_to_steps_without_their_own() {
     let scenario = parse(
         "about: x\nneeds: { memory: 1GiB }\ntimeout: 2s\nsteps:\n  - repeat: 2\n    steps: [reset_peak_stats]\n  - reset_peak_stats: {}\n    timeout: 1s\n",
     );

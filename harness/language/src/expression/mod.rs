@@ -1,5 +1,5 @@
-//! Expressions over named quantities: expectations, and amounts and counts that are computed. Parsed once, with units checked, and evaluated
-//! exactly. Which quantities there are is up to the caller, who turns names into a type of their own: a [`Quantity`].
+//! Expectations, and computed amounts and counts. An expression is parsed once, with its units checked, and evaluated exactly. The caller
+//! decides which quantities exist: it turns names into its own type, a [`Quantity`].
 //!
 //! ```text
 //! EXPECTATION = SUM ( == | != | < | <= | > | >= ) SUM ( +- TOLERANCE )?
@@ -7,7 +7,7 @@
 //! PRODUCT     = VALUE ( ( * | / ) VALUE )*
 //! VALUE       = name | number | percentage | size | duration          reserved.peak, 1.1, 20%, 400MiB, 5ms
 //!             | ( SUM ) | min( SUM, … ) | max( SUM, … ) | function( name )
-//! TOLERANCE   = percentage | number | size | duration                 of what stands on the right
+//! TOLERANCE   = percentage | number | size | duration                 a percentage is of the right side
 //! ```
 
 mod parse;
@@ -28,17 +28,16 @@ pub const MAX_TERMS: usize = 64;
 /// How deep parentheses may be nested.
 pub const MAX_DEPTH: usize = 16;
 
-/// What a name in an expression stands for: something with a value that is not known before the expression is evaluated.
+/// The value of a name, which is known only when the expression is evaluated.
 pub trait Quantity {
-    /// What its values count.
     fn dimension(&self) -> Dimension;
 }
 
-/// A formula, parsed.
+/// A parsed formula.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expression<Q> {
     pub(in crate::expression) node: Node<Q>,
-    /// `None` where it is made of zeros only, which fit everything.
+    /// `None` if it consists of zeros only, which fit every unit.
     pub(in crate::expression) dimension: Option<Dimension>,
     /// As the file writes it.
     pub(in crate::expression) text: String,
@@ -54,10 +53,7 @@ pub(in crate::expression) enum Node<Q> {
 }
 
 impl<Q> Expression<Q> {
-    /// Looks every quantity up once, from left to right, and computes.
-    ///
-    /// # Errors
-    /// [`EvaluateError`].
+    /// Computes the value. `value` is called once per quantity, from left to right.
     pub fn evaluate<E>(&self, value: &mut impl FnMut(&Q) -> Result<Number, E>) -> Result<Number, EvaluateError<E>> {
         match &self.node {
             Node::Literal(number) => Ok(*number),
@@ -74,7 +70,7 @@ impl<Q> Expression<Q> {
         }
     }
 
-    /// The quantities in it, from left to right.
+    /// Its quantities, from left to right.
     pub fn quantities(&self) -> Vec<&Q> {
         match &self.node {
             Node::Literal(_) => Vec::new(),
@@ -84,19 +80,18 @@ impl<Q> Expression<Q> {
         }
     }
 
-    /// What it counts.
     #[must_use]
     pub fn dimension(&self) -> Dimension {
         self.dimension.unwrap_or_default()
     }
 
-    /// Whether it is more than one name or literal.
+    /// Returns whether it is more than one name or literal.
     #[must_use]
     pub const fn is_computed(&self) -> bool {
         !matches!(self.node, Node::Literal(_) | Node::Quantity(_))
     }
 
-    /// Its value, where no quantity is in it.
+    /// Its value, if it has no quantities.
     fn constant(&self) -> Option<Result<Number, ArithmeticError>> {
         if !self.quantities().is_empty() {
             return None;
@@ -131,43 +126,37 @@ impl<Q> fmt::Display for Expression<Q> {
 /// Why an expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError<E> {
-    /// A quantity could not be looked up.
+    /// The lookup of a quantity failed.
     #[error("{0}")]
     LookUp(E),
-    /// It cannot be computed.
+    /// Dividing by zero, or overflow.
     #[error(transparent)]
     Arithmetic(#[from] ArithmeticError),
 }
 
-/// Something that should hold: one comparison.
+/// One comparison that should hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expectation<Q> {
-    /// What stands on the left.
     pub left: Expression<Q>,
-    /// How the two compare.
     pub comparison: Comparison,
-    /// What stands on the right.
     pub right: Expression<Q>,
-    /// How far the left side may be from the right one, for `==` and `!=`.
+    /// Largest accepted distance between both sides, for `==` and `!=`.
     pub tolerance: Option<Tolerance>,
     /// As the file writes it.
     pub text: String,
 }
 
-/// How far two sides may be from each other and still count as equal.
+/// How far two sides may differ and still count as equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tolerance {
-    /// So much of the right side: 1/20 for `5%`.
+    /// A share of the right side: 1/20 for `5%`.
     Share(Number),
-    /// So much, in the unit of both sides.
+    /// An amount in the unit of both sides.
     Amount(Number),
 }
 
 impl<Q> Expectation<Q> {
-    /// Looks every quantity up once, in order, and compares.
-    ///
-    /// # Errors
-    /// [`EvaluateError`].
+    /// Compares both sides. `value` is called once per quantity, in order.
     pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<Number, E>) -> Result<Evaluation, EvaluateError<E>> {
         let (left, right) = (self.left.evaluate(&mut value)?, self.right.evaluate(&mut value)?);
         let holds = match self.tolerance {
@@ -182,18 +171,17 @@ impl<Q> Expectation<Q> {
         Ok(Evaluation { left: value(left), right: value(right), holds })
     }
 
-    /// What both sides count.
     #[must_use]
     pub fn dimension(&self) -> Dimension {
         self.left.dimension.or(self.right.dimension).unwrap_or_default()
     }
 
-    /// The quantities in it, in order.
+    /// Its quantities, in order.
     pub fn quantities(&self) -> impl Iterator<Item = &Q> {
         self.left.quantities().into_iter().chain(self.right.quantities())
     }
 
-    /// Whether it is written in percent, and its values should be told so.
+    /// Returns whether it is written in percent. Its values are then shown in percent too.
     #[must_use]
     pub fn is_in_percent(&self) -> bool {
         self.dimension() == Dimension::NUMBER && [&self.left.text, &self.right.text].iter().any(|text| text.contains('%'))
@@ -216,20 +204,16 @@ impl<Q> fmt::Display for Expectation<Q> {
     }
 }
 
-/// An expectation, evaluated.
+/// An evaluated expectation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evaluation {
-    /// What the left side came to.
     pub left: Value,
-    /// What the right side came to.
     pub right: Value,
-    /// Whether the comparison holds.
     pub holds: bool,
 }
 
-/// How two values compare.
+/// A comparison operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Comparison {
     Equal,
     NotEqual,
@@ -240,11 +224,10 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// The ones there are, each with its sign; a sign that begins with another stands before it.
+    /// Every operator with its sign. A sign that starts with another sign comes first.
     const SIGNS: [(&'static str, Self); 6] =
         [("==", Self::Equal), ("!=", Self::NotEqual), ("<=", Self::AtMost), (">=", Self::AtLeast), ("<", Self::Less), (">", Self::Greater)];
 
-    /// Whether it holds.
     #[must_use]
     pub fn holds(self, left: &Number, right: &Number) -> bool {
         match self {
@@ -258,17 +241,17 @@ impl Comparison {
     }
 }
 
-/// An amount of memory that may depend on what happened before.
+/// An amount of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Amount<Q> {
-    /// Known beforehand.
+    /// Known before the run.
     Fixed(Bytes),
     /// Computed when the step runs.
     Computed(Expression<Q>),
 }
 
 impl<Q> Amount<Q> {
-    /// The quantities in it, in order.
+    /// Its quantities, in order.
     pub fn quantities(&self) -> Vec<&Q> {
         match self {
             Self::Fixed(_) => Vec::new(),
@@ -276,10 +259,7 @@ impl<Q> Amount<Q> {
         }
     }
 
-    /// Looks every quantity up once, in order, and computes. What is no whole number of bytes is rounded down.
-    ///
-    /// # Errors
-    /// [`AmountError`].
+    /// Computes the amount, rounded down to whole bytes.
     pub fn evaluate<E>(&self, mut value: impl FnMut(&Q) -> Result<Number, E>) -> Result<Bytes, AmountError<E>> {
         match self {
             Self::Fixed(bytes) => Ok(*bytes),
@@ -294,11 +274,10 @@ impl<Q> Amount<Q> {
 /// Why an amount could not be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AmountError<E> {
-    /// The expression has no value.
     #[error(transparent)]
     Evaluate(#[from] EvaluateError<E>),
-    /// The amount came out negative, or beyond 64 bits.
-    #[error("the amount comes to {0} B, which is not between 0 and 2^64 - 1")]
+    /// The amount is negative, or needs more than 64 bits.
+    #[error("the amount evaluates to {0} B, which is not between 0 and 2^64 - 1")]
     OutOfRange(i128),
 }
 

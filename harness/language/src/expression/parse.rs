@@ -1,4 +1,4 @@
-//! From text to expressions: tokens, precedence, units. Linear in the length of the text, look-ups apart.
+//! Parses expressions: tokens, precedence, units. Takes linear time, apart from lookups.
 
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -7,39 +7,35 @@ use super::{
     Amount, Comparison, Dimension, Expectation, Expression, MAX_DEPTH, MAX_TERMS, Node, Number, Operator, Quantity, Tolerance, Value,
 };
 
-/// A mistake in an expression and the piece to blame, in characters from its start.
+/// A mistake in an expression, with the position of the wrong part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct ExpressionError {
     pub message: String,
     pub help: String,
-    /// Where the piece begins, in characters from the start of the expression.
+    /// In characters from the start of the expression.
     pub start: usize,
-    /// Its length in characters.
+    /// In characters.
     pub length: usize,
 }
 
-/// Why a name stands for nothing: what is wrong, and what to do.
+/// Why a name is unknown: the message and the advice.
 pub type Unresolved = (String, String);
 
-/// What a name stands for.
+/// The meaning of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved<Q> {
-    /// Something that is looked up when the expression is evaluated.
+    /// Looked up when the expression is evaluated.
     Quantity(Q),
-    /// A value that is known already.
+    /// A known value.
     Constant(Value),
 }
 
-/// Turns a name, or `function(name)`, into what it stands for.
+/// Resolves a name, or `function(name)`.
 pub type Resolve<'a, Q> = &'a dyn Fn(&str) -> Result<Resolved<Q>, Unresolved>;
 
 const FORMS: &str = "write a comparison with ==, !=, <, <=, > or >=, as in `reserved.peak <= 1GiB`, `(reserved - allocated) / reserved < 20%` or `a.device.used == start.device.used + 400MiB`";
 
-/// Parses an expectation.
-///
-/// # Errors
-/// [`ExpressionError`]: it cannot be read, names what does not exist, mixes units, or checks nothing.
+/// Parses an expectation. Fails on a syntax error, an unknown name, mixed units, or an expectation that checks nothing.
 pub fn parse_expectation<Q: Quantity + PartialEq>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expectation<Q>, ExpressionError> {
     let mut parser = Parser::new(text, FORMS, resolve)?;
     let (left, _) = parser.sum(0)?;
@@ -61,13 +57,9 @@ pub fn parse_expectation<Q: Quantity + PartialEq>(text: &str, resolve: Resolve<'
     Ok(expectation)
 }
 
-const AMOUNT: &str =
-    "write a size, as in `400MiB`, or a formula that comes to one, as in `storm.failed_request`, `device.free - 2MiB` or `4MiB * batch`";
+const AMOUNT: &str = "write a size, as in `400MiB`, or a formula that evaluates to a size, as in `storm.failed_request`, `device.free - 2MiB` or `4MiB * batch`";
 
-/// Parses a size, or a formula that comes to bytes. A bare number is one of bytes.
-///
-/// # Errors
-/// [`ExpressionError`]: it cannot be read, names what does not exist, or is no amount of memory.
+/// Parses a size, or a formula that evaluates to bytes. A number without a unit is in bytes.
 pub fn parse_amount<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Amount<Q>, ExpressionError> {
     let whole = (0, text.chars().count());
     let is_literal = text.trim().chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | ' '));
@@ -79,37 +71,31 @@ pub fn parse_amount<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<
     parser.finish()?;
     if let Some(dimension) = sum.dimension.filter(|&dimension| dimension != Dimension::BYTES) {
         let help = if dimension == Dimension::NUMBER { "give it a unit, as in `4MiB * 8` or `512B`" } else { AMOUNT };
-        return Err(error(at, format!("an amount of memory is wanted here, and this is {dimension}"), help));
+        return Err(error(at, format!("expected an amount of memory, found {dimension}"), help));
     }
     match sum.constant() {
         None => Ok(Amount::Computed(sum)),
         Some(Err(why)) => Err(error(at, why.to_string(), AMOUNT)),
         Some(Ok(number)) => match u64::try_from(number.floor().to_integer()) {
             Ok(bytes) => Ok(Amount::Fixed(Bytes(bytes))),
-            Err(_) => Err(error(at, format!("this comes to {} B, and a size is 0 or more and below 16 EiB", number.floor()), AMOUNT)),
+            Err(_) => Err(error(at, format!("this evaluates to {} B, but a size is 0 or more and below 16 EiB", number.floor()), AMOUNT)),
         },
     }
 }
 
-/// Parses a number that may depend on quantities, such as an index.
-///
-/// # Errors
-/// [`ExpressionError`]: it cannot be read, names what does not exist, or is no plain number.
+/// Parses a number that may depend on quantities, for example an index.
 pub fn parse_count<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expression<Q>, ExpressionError> {
-    const HELP: &str = "write a number, or a formula that comes to one, as in `i + 1`";
+    const HELP: &str = "write a number, or a formula that evaluates to one, as in `i + 1`";
     let mut parser = Parser::new(text, HELP, resolve)?;
     let (sum, at) = parser.sum(0)?;
     parser.finish()?;
     match sum.dimension {
         None | Some(Dimension::NUMBER) => Ok(sum),
-        Some(other) => Err(error(at, format!("a plain number is wanted here, and this is {other}"), HELP)),
+        Some(other) => Err(error(at, format!("expected a plain number, found {other}"), HELP)),
     }
 }
 
-/// Parses a formula of metrics, of any unit.
-///
-/// # Errors
-/// [`ExpressionError`]: it cannot be read, names what does not exist, mixes units, or has no metric in it.
+/// Parses a formula of any unit. It must contain a metric.
 pub fn parse_formula<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expression<Q>, ExpressionError> {
     const HELP: &str = "write a metric or a formula of metrics, as in `reserved.peak` or `training.reserved / training.allocated`";
     let mut parser = Parser::new(text, HELP, resolve)?;
@@ -118,10 +104,7 @@ pub fn parse_formula<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result
     if sum.quantities().is_empty() { Err(error(at, "no metric in this formula: it can never change", HELP)) } else { Ok(sum) }
 }
 
-/// Parses a value that is known beforehand: a literal, or a formula of literals and constants.
-///
-/// # Errors
-/// [`ExpressionError`]: it cannot be read, cannot be computed, or names what is not known yet.
+/// Parses a value that is known before the run: a literal, or a formula of literals and constants.
 pub fn parse_constant<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Value, ExpressionError> {
     const HELP: &str = "write a number, a size or a duration, as in `64`, `20%`, `1.5GiB` or `5ms`";
     let mut parser = Parser::new(text, HELP, resolve)?;
@@ -141,13 +124,13 @@ fn error((start, length): Range, message: impl Into<String>, help: &str) -> Expr
 }
 
 fn mismatch(at: Range, first: Dimension, second: Dimension) -> ExpressionError {
-    let message = format!("{second} cannot be put beside {first}");
+    let message = format!("{second} cannot be combined with {first}");
     let is_plain = first == Dimension::NUMBER || second == Dimension::NUMBER;
     let other = if first == Dimension::NUMBER { second } else { first };
     let help = match other {
         Dimension::BYTES if is_plain => "give the number a unit, as in `400MiB` or `512B`; only 0 needs none",
         Dimension::TIME if is_plain => "give the number a unit, as in `5ms` or `200us`; only 0 needs none",
-        _ => "bytes go with bytes, counts with counts, times with times; a quotient of two of them is a plain number",
+        _ => "combine bytes with bytes, counts with counts, and times with times; a quotient of two of them is a plain number",
     };
     error(at, message, help)
 }
@@ -162,7 +145,6 @@ struct Token {
 enum TokenKind {
     /// A name, or a function of one.
     Name(String),
-    /// `min(` or `max(`.
     Choice(Choice),
     Literal(Literal),
     Operator(Operator),
@@ -188,12 +170,12 @@ struct Literal {
 
 struct Parser<'a, Q> {
     tokens: std::iter::Peekable<std::vec::IntoIter<Token>>,
-    /// The last token read, or where one is missing.
+    /// The last token read, or the position where one is missing.
     last: Range,
     last_text: Option<String>,
     text: Vec<char>,
     terms: usize,
-    /// What is accepted here.
+    /// The forms that are accepted here.
     forms: &'static str,
     resolve: Resolve<'a, Q>,
 }
@@ -218,8 +200,8 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
 
     fn unexpected(&self, wanted: &str, help: &str) -> ExpressionError {
         match &self.last_text {
-            Some(text) => error(self.last, format!("`{text}` stands where {wanted} is wanted"), help),
-            None => error(self.last, format!("the expression ends where {wanted} is wanted"), help),
+            Some(text) => error(self.last, format!("expected {wanted}, found `{text}`"), help),
+            None => error(self.last, format!("expected {wanted}, found the end of the expression"), help),
         }
     }
 
@@ -234,7 +216,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         self.tokens.peek().map_or(0, |token| token.at.0)
     }
 
-    /// From there to the end of the last token.
+    /// The range from `start` to the end of the last token.
     fn range_from(&self, start: usize) -> Range {
         (start, (self.last.0 + self.last.1).saturating_sub(start))
     }
@@ -259,7 +241,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
             self.next();
             let right = self.value(depth)?;
             if operator == Operator::Divide && matches!(&right.node, Node::Literal(number) if is_zero(number)) {
-                return Err(error(self.last, "a division by zero has no value", self.forms));
+                return Err(error(self.last, "division by zero", self.forms));
             }
             let (a, b) = (left.dimension(), right.dimension());
             let dimension = if operator == Operator::Multiply { a.times(b) } else { a.over(b) };
@@ -337,7 +319,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         }
     }
 
-    /// The arguments of `min(` or `max(`, which are of one unit.
+    /// Parses the arguments of `min(` or `max(`, which have one unit.
     fn choice(&mut self, choice: Choice, start: usize, depth: usize) -> Result<Expression<Q>, ExpressionError> {
         let mut all = Vec::new();
         let mut dimension = None;
@@ -352,7 +334,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
             }
         }
         if all.len() < 2 {
-            return Err(error(self.range_from(start), "one value alone is its own minimum and maximum", "as in `min(reserved, 1GiB)`"));
+            return Err(error(self.range_from(start), "`min` and `max` need two values or more", "as in `min(reserved, 1GiB)`"));
         }
         let node = match choice {
             Choice::Least => Node::Least(all),
@@ -375,7 +357,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         }
         self.next();
         if !matches!(comparison, Comparison::Equal | Comparison::NotEqual) {
-            return Err(error(self.last, "a tolerance belongs to `==` or `!=`", HELP));
+            return Err(error(self.last, "only `==` and `!=` take a tolerance", HELP));
         }
         match self.next().map(|token| token.kind) {
             Some(TokenKind::Literal(Literal { number, is_percentage: true, .. })) => Ok(Some(Tolerance::Share(number))),
@@ -391,8 +373,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         match self.next() {
             None => Ok(()),
             Some(Token { kind: TokenKind::Comparison(_), .. }) => {
-                Err(self
-                    .unexpected("the end of the expression", "one comparison at a time: write two expectations, as in `[a >= 1, a <= 2]`"))
+                Err(self.unexpected("the end of the expression", "write two expectations, as in `[a >= 1, a <= 2]`"))
             }
             Some(_) => Err(self.unexpected("the end of the expression", self.forms)),
         }
@@ -445,12 +426,12 @@ fn token(text: &[char], at: usize, forms: &str) -> Result<Token, ExpressionError
         ',' => of(TokenKind::Comma, 1),
         _ => {
             let help = if first == '=' { "equality is written `==`" } else { forms };
-            Err(error((at, 1), format!("`{first}` means nothing in an expression"), help))
+            Err(error((at, 1), format!("unknown character `{first}`"), help))
         }
     }
 }
 
-/// A name, `min(`, `max(`, or a function of one name.
+/// Reads a name, `min(`, `max(`, or a function of one name.
 fn name(text: &[char], at: usize) -> Token {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     let length = count_while(&text[at..], is_name);
@@ -475,7 +456,7 @@ fn name(text: &[char], at: usize) -> Token {
     Token { kind: TokenKind::Name(name), at: (at, length) }
 }
 
-/// A number and, behind it, a percent sign or a unit.
+/// Reads a number, with a percent sign or a unit if one follows.
 fn literal(text: &[char], start: usize) -> Result<Token, ExpressionError> {
     let rest = &text[start..];
     let digits = count_while(rest, |c| c.is_ascii_digit() || c == '_' || c == '.');
@@ -492,7 +473,7 @@ fn literal(text: &[char], start: usize) -> Result<Token, ExpressionError> {
     let refuse = |why: String| error(at, why, "literals are numbers, percentages, sizes as in `400MiB` and durations as in `5ms`");
     let number: String = rest[..digits].iter().collect();
     let literal = if unit == 0 {
-        let number = parse_decimal(&number).ok_or_else(|| refuse(format!("`{number}` is no number from 0 to 18446744073709551615")))?;
+        let number = parse_decimal(&number).ok_or_else(|| refuse(format!("`{number}` is not a number from 0 to 18446744073709551615")))?;
         Literal { number: if percent { hundredth(number) } else { number }, dimension: Dimension::NUMBER, is_percentage: percent }
     } else if is_time(&piece) {
         let nanos = Nanos::parse(&piece).map_err(|why| refuse(why.to_string()))?;

@@ -9,19 +9,18 @@ use num_traits::{CheckedAdd, CheckedDiv, CheckedMul, CheckedSub, One, Zero};
 /// An exact fraction of two 128-bit integers: `1.1` is 11/10, and a third stays a third.
 pub type Number = Ratio<i128>;
 
-/// What a metric or a literal counts.
+/// The unit of a metric or a literal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Unit {
     Bytes,
-    /// Pieces, or a plain number.
+    /// A plain number.
     Count,
     /// Nanoseconds on the device's clock.
     Time,
 }
 
 impl Unit {
-    /// The word in tables.
+    /// Its name in tables.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -32,7 +31,7 @@ impl Unit {
     }
 }
 
-/// The unit of a value: a power of bytes times a power of time. A plain number has neither.
+/// A power of bytes times a power of time. A plain number has neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dimension {
     bytes: i8,
@@ -40,11 +39,8 @@ pub struct Dimension {
 }
 
 impl Dimension {
-    /// A plain number.
     pub const NUMBER: Self = Self { bytes: 0, time: 0 };
-    /// Memory.
     pub const BYTES: Self = Self { bytes: 1, time: 0 };
-    /// Time.
     pub const TIME: Self = Self { bytes: 0, time: 1 };
 
     pub(super) fn times(self, other: Self) -> Option<Self> {
@@ -67,7 +63,6 @@ impl From<Unit> for Dimension {
 }
 
 impl fmt::Display for Dimension {
-    /// A noun: `an amount of memory`, `a plain number`, `bytes for each time`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.bytes, self.time) {
             (0, 0) => f.write_str("a plain number"),
@@ -81,33 +76,30 @@ impl fmt::Display for Dimension {
 
 /// A number with its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Value {
-    /// In bytes, nanoseconds, or both.
+    /// In bytes, nanoseconds, or a product of them.
     pub number: Number,
     pub dimension: Dimension,
 }
 
 impl Value {
-    /// A plain number.
     #[must_use]
     pub fn count(number: u64) -> Self {
         Self::of(number, Unit::Count)
     }
 
-    /// A whole number of a unit.
     #[must_use]
     pub fn of(number: u64, unit: Unit) -> Self {
         Self { number: Number::from_integer(i128::from(number)), dimension: unit.into() }
     }
 
-    /// The number, if it is whole and fits.
+    /// The number, if it is whole.
     #[must_use]
     pub fn whole(&self) -> Option<i128> {
         self.number.is_integer().then(|| self.number.to_integer())
     }
 
-    /// As a share of a hundred: `34.2 %`.
+    /// The value times 100: `34.2 %`.
     #[must_use]
     pub fn percent(&self) -> String {
         match self.number.checked_mul(&Number::from_integer(100)) {
@@ -139,7 +131,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// A whole number as it is, any other to four significant digits.
+/// Writes whole numbers exactly, and others with four significant digits.
 fn decimal(number: Number) -> String {
     if number.is_integer() {
         return number.to_integer().to_string();
@@ -150,20 +142,16 @@ fn decimal(number: Number) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Why a value does not exist.
+/// Why an expression has no value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArithmeticError {
-    /// A divisor is zero.
     #[error("`{0}` divides by zero")]
     DivisionByZero(String),
-    /// A fraction of two 128-bit integers cannot hold it.
-    #[error("the value leaves 128 bits")]
+    #[error("the value needs more than 128 bits")]
     Overflow,
 }
 
-/// How two values are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Operator {
     Add,
     Subtract,
@@ -172,7 +160,7 @@ pub enum Operator {
 }
 
 impl Operator {
-    /// The result, exactly; `None` where it leaves 128 bits, or where a divisor is zero.
+    /// The exact result; `None` on overflow or division by zero.
     #[must_use]
     pub fn apply(self, left: &Number, right: &Number) -> Option<Number> {
         match self {
@@ -184,7 +172,7 @@ impl Operator {
     }
 }
 
-/// Reads digits, `_` between them, and one point at most.
+/// Parses digits with `_` between them and at most one point.
 pub(super) fn parse_decimal(text: &str) -> Option<Number> {
     let digits: String = text.chars().filter(|&c| c != '_').collect();
     let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
@@ -196,7 +184,6 @@ pub(super) fn parse_decimal(text: &str) -> Option<Number> {
     (number <= Number::from_integer(i128::from(u64::MAX))).then_some(number)
 }
 
-/// A hundredth of a number.
 pub(super) fn hundredth(number: Number) -> Number {
     number / Number::from_integer(100)
 }

@@ -1,4 +1,4 @@
-//! What is live: buffers, numbered buffers, and the blocks of storms.
+//! Tracks which buffers, numbered buffers and storm blocks are live.
 
 use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position};
@@ -8,7 +8,7 @@ use super::Checker;
 use super::names::Id;
 use crate::metric::{BufferName, BufferRef, StepName};
 
-/// Most names of buffers in one scenario. Every step checks all that are live, so more would take minutes.
+/// Most names of buffers in one scenario. Every step checks all live buffers, so more of them would take minutes.
 pub const MAX_BUFFERS: usize = 10_000;
 
 #[derive(Clone, Copy)]
@@ -29,25 +29,25 @@ pub(super) enum Buffer {
     },
 }
 
-/// Numbered buffers of one name. Which of them are live is known while the scenario runs.
+/// The numbered buffers of one name. Only the run knows which of them are live.
 pub(super) struct Elements {
     name: BufferName,
     at: Position,
-    /// Whether some request for one of them may fail.
+    /// `true` if a request for one of them may fail.
     may_be_missing: bool,
 }
 
-/// What a `free` may name.
+/// The target of a `free`.
 pub(crate) enum Freed {
-    /// The buffer, and whether it may be gone.
+    /// A buffer, and whether it may be freed already.
     Buffer(BufferRef, bool),
-    /// All numbered buffers of this name.
+    /// All numbered buffers of a name.
     Elements(BufferName),
     /// The blocks of a storm.
     Storm(StepName),
 }
 
-/// How a request may end, as far as that is known beforehand.
+/// The result of a request, as far as the check knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
     Always,
@@ -55,10 +55,10 @@ pub(crate) enum Served {
     Perhaps,
 }
 
-/// The name in front of the brackets, and what stands in them.
+/// The name before the brackets, and their content.
 struct Parts<'t> {
     name: NameText,
-    /// The index and the number of characters in front of it.
+    /// The index, and the number of characters before it.
     index: Option<(&'t str, usize)>,
 }
 
@@ -79,7 +79,7 @@ fn parts(text: &Located<String>) -> Result<Parts<'_>, Problem> {
 }
 
 impl Checker<'_> {
-    /// A buffer that comes into being here. With `again`, it may be live already: the one before is then kept without a name.
+    /// Declares a buffer. With `again`, the buffer may be live already and is then leaked.
     pub(crate) fn make_buffer(&mut self, text: &BufferText, served: Served, again: bool) -> Result<BufferRef, Problem> {
         let Parts { name, index } = parts(&text.0)?;
         self.named.insert(name.text().to_owned());
@@ -95,8 +95,8 @@ impl Checker<'_> {
         match self.names.ids.get(text).filter(|id| id.storm.is_some()) {
             None => Ok(()),
             Some(id) => {
-                let message = format!("`{text}` is a storm already, and `free: {text}` could mean both");
-                Err(Problem::new(name.position(), message).see(id.at, "the storm").help("give the buffer another name"))
+                let message = format!("`{text}` is already a storm, so `free: {text}` would be ambiguous");
+                Err(Problem::new(name.position(), message).see(id.at, "the storm").help("choose another name for the buffer"))
             }
         }
     }
@@ -110,8 +110,8 @@ impl Checker<'_> {
     ) -> Result<BufferRef, Problem> {
         let index = self.index(&text.0, index, offset)?;
         if self.names.buffers.contains_key(name.text()) {
-            let message = format!("`{}` is one buffer already, without a number", name.text());
-            return Err(Problem::new(name.position(), message).help("give the numbered ones another name"));
+            let message = format!("`{}` is already a buffer without a number", name.text());
+            return Err(Problem::new(name.position(), message).help("choose another name for the numbered buffers"));
         }
         let number = self.new_buffer_number(name)?;
         let elements = self.names.elements.entry(name.text().to_owned()).or_insert_with(|| Elements {
@@ -123,7 +123,7 @@ impl Checker<'_> {
         Ok(BufferRef { name: elements.name.clone(), index: Some(index) })
     }
 
-    /// The number of the next new name.
+    /// The number for a new name.
     fn new_buffer_number(&self, name: &NameText) -> Result<usize, Problem> {
         let number = self.names.buffers.len() + self.names.elements.len();
         let is_known = self.names.buffers.contains_key(name.text()) || self.names.elements.contains_key(name.text());
@@ -131,13 +131,13 @@ impl Checker<'_> {
             return Ok(number);
         }
         let message = format!("the scenario has more than {MAX_BUFFERS} buffers");
-        Err(Problem::new(name.position(), message).help("number them, as in `kv[i]`, or use `storm` for many blocks"))
+        Err(Problem::new(name.position(), message).help("use numbered buffers, as in `kv[i]`, or `storm` for many blocks"))
     }
 
     fn make_named(&mut self, name: &NameText, served: Served, again: bool) -> Result<BufferName, Problem> {
         let (text, at) = (name.text(), name.position());
         if let Some(elements) = self.names.elements.get(text) {
-            let message = format!("`{text}` stands for numbered buffers");
+            let message = format!("`{text}` is the name of numbered buffers");
             return Err(Problem::new(at, message).see(elements.at, "made here").help(format!("give it a number, as in `{text}[1]`")));
         }
         let number = self.new_buffer_number(name)?;
@@ -152,18 +152,18 @@ impl Checker<'_> {
                 self.names.buffers.insert(text.to_owned(), (buffer.clone(), state));
                 Ok(buffer)
             }
-            Some((_, Buffer::Live { .. })) if !again => Err(Problem::new(at, format!("buffer `{text}` is live already"))
-                .help(format!("free it first, with `- free: {text}`, take another name, or say `leak: true` to lose the one before"))),
+            Some((_, Buffer::Live { .. })) if !again => Err(Problem::new(at, format!("buffer `{text}` is already live"))
+                .help(format!("free it first with `- free: {text}`, choose another name, or leak the old one with `leak: true`"))),
             Some((_, Buffer::MaybeLive { since })) if !again && *since != at => {
-                let message = format!("buffer `{text}` may still be live: that depends on the run");
+                let message = format!("buffer `{text}` may still be live");
                 Err(Problem::new(at, message)
-                    .see(*since, "may be gone from here on")
-                    .help(format!("put `- free: {text}` in front, which does nothing where it is gone")))
+                    .see(*since, "may be freed from here on")
+                    .help(format!("add `- free: {text}` before this step; it does nothing if the buffer is freed already")))
             }
             Some((_, Buffer::MaybeLive { .. })) if !again => {
-                let message = format!("buffer `{text}` may be live from the iteration before");
+                let message = format!("buffer `{text}` may be live from the previous iteration");
                 Err(Problem::new(at, message)
-                    .help(format!("free it at the end of the loop, number it, as in `{text}[i]`, or say `leak: true`")))
+                    .help(format!("free it at the end of the loop, number it, as in `{text}[i]`, or set `leak: true`")))
             }
             Some((buffer, old)) => {
                 *old = state;
@@ -172,7 +172,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A buffer that is certain to be live, as far as that is known beforehand.
+    /// Returns a buffer that is certainly live, or a numbered buffer.
     pub(crate) fn live_buffer(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
         let Parts { name, index } = parts(&text.0)?;
         self.named.insert(name.text().to_owned());
@@ -190,22 +190,22 @@ impl Checker<'_> {
         }
     }
 
-    /// A buffer without a number that is certain to be live.
+    /// Returns a buffer without a number that is certainly live.
     pub(crate) fn live_named(&mut self, name: &NameText) -> Result<BufferName, Problem> {
         let text = name.checked()?;
         self.named.insert(text.to_owned());
         match self.names.buffers.get(text) {
             Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
             Some((_, Buffer::MaybeLive { since })) => {
-                let message = format!("buffer `{text}` may be gone: that depends on the run");
-                Err(Problem::new(name.position(), message).see(*since, "may be gone from here on").help("only `free` may name it now"))
+                let message = format!("buffer `{text}` may be freed already");
+                Err(Problem::new(name.position(), message).see(*since, "may be freed from here on").help("only `free` may name it now"))
             }
             Some((_, dead)) => Err(dead_buffer(text, name.position(), dead)),
             None => Err(self.no_such_buffer(text, name.position())),
         }
     }
 
-    /// A buffer without a number that is certain to be live, or the name of numbered ones.
+    /// Returns a buffer without a number that is certainly live, or the name of numbered buffers.
     pub(crate) fn live_or_numbered(&mut self, name: &NameText) -> Result<BufferName, Problem> {
         match self.names.elements.get(name.text()) {
             Some(elements) => {
@@ -218,12 +218,12 @@ impl Checker<'_> {
 
     fn no_such_buffer(&self, text: &str, at: Position) -> Problem {
         if let Some(elements) = self.names.elements.get(text) {
-            return Problem::new(at, format!("`{text}` stands for numbered buffers"))
+            return Problem::new(at, format!("`{text}` is the name of numbered buffers"))
                 .see(elements.at, "made here")
                 .help(format!("name one of them, as in `{text}[1]`; `free: {text}` frees all of them"));
         }
         let names = self.names.buffers.keys().chain(self.names.elements.keys()).map(String::as_str);
-        Problem::new(at, format!("no step before this one makes a buffer `{text}`")).help(choices(text, "buffers", names))
+        Problem::new(at, format!("no earlier step makes a buffer `{text}`")).help(choices(text, "buffers", names))
     }
 
     /// Frees a buffer, all numbered buffers of a name, or the blocks of a storm.
@@ -239,7 +239,7 @@ impl Checker<'_> {
         if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.names.ids.get_mut(text) {
             return match std::mem::take(live) {
                 true => Ok(Freed::Storm(name.clone())),
-                false => Err(Problem::new(at, format!("the blocks of `{text}` are freed already")).see(*storm_at, "the storm")),
+                false => Err(Problem::new(at, format!("the blocks of `{text}` are already freed")).see(*storm_at, "the storm")),
             };
         }
         if let Some(elements) = self.names.elements.get(text) {
@@ -256,7 +256,7 @@ impl Checker<'_> {
         }
     }
 
-    /// After this, nobody knows whether the buffer, or one of the numbered ones of that name, is live.
+    /// Marks a buffer, or the numbered buffers of a name, as possibly freed.
     pub(crate) fn may_be_gone(&mut self, buffer: &BufferName, since: Position) {
         if let Some(elements) = self.names.elements.get_mut(buffer.name()) {
             elements.may_be_missing = true;
@@ -278,8 +278,8 @@ impl Checker<'_> {
         let buffer = self.live_buffer(text)?;
         match self.names.buffers.get(buffer.name.name()) {
             Some((_, Buffer::Live { filled: false })) => {
-                Err(Problem::new(text.position(), format!("buffer `{buffer}` was never filled: there is nothing to verify"))
-                    .help(format!("put `- fill: {buffer}` in front")))
+                Err(Problem::new(text.position(), format!("buffer `{buffer}` has not been filled, so there is nothing to verify"))
+                    .help(format!("add `- fill: {buffer}` before this step")))
             }
             _ => Ok(buffer),
         }
@@ -289,7 +289,7 @@ impl Checker<'_> {
 fn dead_buffer(text: &str, at: Position, state: &Buffer) -> Problem {
     match state {
         Buffer::Freed { at: first } => {
-            Problem::new(at, format!("buffer `{text}` is freed already, at line {}", first.line)).see(*first, "freed here")
+            Problem::new(at, format!("buffer `{text}` is already freed, at line {}", first.line)).see(*first, "freed here")
         }
         Buffer::Refused { at: first } => {
             let message = format!("buffer `{text}` does not exist: line {} expects its request to fail", first.line);

@@ -1,12 +1,10 @@
-//! The static check: knows what is live and what has a name at each point of a scenario, and resolves every name. The steps ask it in their
-//! order.
+//! The static check: follows the steps in their order, tracks names and live buffers, and resolves every name.
 //!
-//! A scenario that passes cannot free twice, wait for an event that no step records, or look at a figure that does not exist yet. Only the
-//! elements of numbered buffers, as `kv[i]`, are looked up while the scenario runs. The first mistake ends the check, because most later ones
-//! would follow from it.
+//! A scenario that passes cannot free twice, wait for an event that no step records, or use a figure that does not exist yet. Only numbered
+//! buffers, as in `kv[i]`, are looked up during the run. The check stops at the first mistake, because most later ones would follow from it.
 //!
-//! * [`buffers`]: what is live;
-//! * [`names`]: streams, events, ids, measures, arms, programs;
+//! * [`buffers`]: live buffers;
+//! * [`names`]: streams, events, ids, measures, allocators, programs;
 //! * [`values`]: sizes, counts and expectations.
 
 mod buffers;
@@ -37,55 +35,54 @@ use crate::metric::{BufferName, EventName, Expectation, MeasureName, PoolName, P
 use crate::{Process, Renamed};
 use harness_language::expression::Unit;
 
-/// Most operations of a scenario, loops unrolled: a step is one, a `storm` as many as it makes, a `train` one for each layer of each iteration.
+/// Most operations of a scenario, with loops unrolled. A step is one, a `storm` counts its requests and frees, a `train` counts its layers per iteration.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
-/// How deep loops and other blocks may be nested.
+/// Deepest nesting of blocks.
 pub const MAX_NESTING: u32 = 8;
 
-/// Values of the scenario's parameters, by name.
+/// Values of the matrix parameters, by name.
 pub(crate) type Parameters = BTreeMap<String, Value>;
 
-/// What is known at one point of the walk.
+/// The state of the check at one point.
 pub(crate) struct Checker<'a> {
     source: &'a str,
-    /// Where the scenario lies.
+    /// The folder of the scenario.
     folder: &'a Path,
     pub(crate) parameters: &'a Parameters,
     allocators: &'a [AllocatorSpec],
     streams: &'a [StreamName],
-    /// For the streams of traces, behind those of the scenario.
+    /// Streams for traces, after those of the scenario.
     streams_of_traces: Vec<StreamName>,
     programs: &'a [ProgramName],
     processes: &'a [Process],
-    /// What the scenario needs.
     memory: Bytes,
-    /// The process whose steps stand at this point, and what its names and those of the others mean.
+    /// The process at this point. `names` belongs to it, and the names of the others are in `names_of_processes`.
     process: Option<ProcessName>,
     names_of_processes: BTreeMap<ProcessName, Names>,
-    /// Ids and measures of the whole file, to tell "comes later" from "does not exist".
+    /// Ids and measures of the whole file. They distinguish a name that is defined later from an unknown one.
     announced: BTreeMap<String, Position>,
     names: Names,
-    /// Those of the loops around this point, and all that there were.
+    /// Variables of the loops around this point, and the number of all variables so far.
     variables: Vec<(VariableName, Unit)>,
     variable_count: usize,
     growth_sites: u32,
-    /// Expectations between arms, in the order of the file.
+    /// Comparisons of allocators, in the order of the file.
     comparisons: Vec<Located<Expectation>>,
-    /// Buffers and storms that were named since this was emptied last.
+    /// Buffers and storms that were named since this set was last emptied.
     named: BTreeSet<String>,
-    /// Steps that go on while those at this point are done: what they report is not known yet.
+    /// Steps that are still running at this point, so that their figures are unknown.
     unfinished: Vec<String>,
     nesting: u32,
-    /// Loops around this point that a request which runs out of memory ends.
+    /// Loops with `until: oom` around this point.
     loops_until_oom: u32,
-    /// How often the step at hand runs; 0 where a body is walked again.
+    /// How often the current step runs; 0 while a loop body is checked again.
     multiplier: u64,
     operations: u64,
     /// Keys that the file writes by their earlier names.
     renamed: RefCell<BTreeSet<Renamed>>,
 }
 
-/// What names mean in one process.
+/// The names of one process.
 struct Names {
     buffers: BTreeMap<String, (BufferName, Buffer)>,
     elements: BTreeMap<String, Elements>,
@@ -96,7 +93,6 @@ struct Names {
 }
 
 impl Default for Names {
-    /// Before the first step.
     fn default() -> Self {
         let start = (MeasureName::new(0, START), Position::default());
         let (buffers, elements, events, ids, pools) = Default::default();
@@ -104,17 +100,15 @@ impl Default for Names {
     }
 }
 
-/// What a scenario declares at its top, for its steps to name.
+/// Declarations at the top of a scenario.
 #[derive(Clone, Copy)]
 pub(crate) struct Declared<'a> {
-    /// Where the scenario lies.
     pub(crate) folder: &'a Path,
     pub(crate) parameters: &'a Parameters,
     pub(crate) allocators: &'a [AllocatorSpec],
     pub(crate) streams: &'a [StreamName],
     pub(crate) programs: &'a [ProgramName],
     pub(crate) processes: &'a [Process],
-    /// What the scenario needs.
     pub(crate) memory: Bytes,
 }
 
@@ -150,22 +144,22 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Counts what a step does, as often as it runs.
+    /// Counts the operations of a step, multiplied by the loops around it.
     pub(crate) fn count(&mut self, at: Position, operations: u64) -> Result<(), Problem> {
         self.operations = self.operations.saturating_add(self.multiplier.saturating_mul(operations));
         if self.operations <= MAX_OPERATIONS {
             return Ok(());
         }
-        let message = format!("with this step the scenario does more than {MAX_OPERATIONS} operations");
+        let message = format!("the scenario has more than {MAX_OPERATIONS} operations");
         Err(Problem::new(at, message)
-            .help("a step is one operation, a storm as many as it makes, a replay as many as its trace has, a training one for each layer of each iteration; lower one of them, or how often loops run"))
+            .help("a step is one operation, a storm or replay counts its requests and frees, a training counts its layers per iteration; use fewer operations or fewer iterations"))
     }
 
-    /// Checks steps inside a step by this function.
+    /// Checks nested steps.
     pub(crate) fn nested<T>(&mut self, at: Position, body: impl FnOnce(&mut Self) -> Result<T, Problem>) -> Result<T, Problem> {
         if self.nesting == MAX_NESTING {
             let message = format!("steps are nested more than {MAX_NESTING} deep");
-            return Err(Problem::new(at, message).help("multiply the inner loop into an outer one"));
+            return Err(Problem::new(at, message).help("merge the inner loop into an outer one"));
         }
         self.nesting += 1;
         let checked = body(self)?;
@@ -173,7 +167,7 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// Checks steps of a process, which has names of its own: those that it had before, where it still runs.
+    /// Checks steps of a process. The process has its own names, which it keeps while it runs.
     pub(crate) fn in_process<T>(
         &mut self,
         process: &ProcessName,
@@ -192,17 +186,17 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// The process whose steps stand at this point, where it is not the main one.
+    /// The process at this point, unless it is the main one.
     pub(crate) const fn process(&self) -> Option<&ProcessName> {
         self.process.as_ref()
     }
 
-    /// A process ends, and with it everything that its names mean. Tells whether it was running.
+    /// Removes the names of a process. Returns whether it was running.
     pub(crate) fn end_process(&mut self, process: &ProcessName) -> bool {
         self.names_of_processes.remove(process).is_some()
     }
 
-    /// Checks the body of a loop by this function, twice where it runs more than once: what the first iteration leaves must suit the second.
+    /// Checks the body of a loop. It is checked twice if the loop runs more than once, because the second iteration starts in the state that the first one leaves.
     pub(crate) fn repeated<T>(
         &mut self,
         at: Position,
@@ -217,7 +211,7 @@ impl<'a> Checker<'a> {
             let steps = body(checker)?;
             if times > 1 {
                 checker.multiplier = 0;
-                body(checker).map_err(|problem| problem.see(at, "seen in the second iteration of this loop"))?;
+                body(checker).map_err(|problem| problem.see(at, "occurs in the second iteration of this loop"))?;
             }
             Ok(steps)
         })?;
@@ -226,7 +220,7 @@ impl<'a> Checker<'a> {
         Ok(steps)
     }
 
-    /// Checks steps in which a variable has a value.
+    /// Checks steps with a loop variable.
     pub(crate) fn with_variable<T>(
         &mut self,
         name: &NameText,
@@ -242,13 +236,13 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// Whether a request that runs out of memory here ends a loop.
+    /// Returns whether an OOM at this point ends a loop.
     pub(crate) const fn is_in_loop_until_oom(&self) -> bool {
         self.loops_until_oom > 0
     }
 
-    /// Checks two groups of steps of which the second is done between the operations of the first: they must not share a buffer, for which of
-    /// them would come first depends on the run. What the first reports under its `id` is known behind both.
+    /// Checks two groups of steps that run interleaved. They must not share a buffer, because their order depends on the run. The figures of the
+    /// first group's `id` are known after both.
     pub(crate) fn at_the_same_time<A, B>(
         &mut self,
         first: impl FnOnce(&mut Self) -> Result<A, Problem>,
@@ -266,39 +260,37 @@ impl<'a> Checker<'a> {
         (self.multiplier, self.loops_until_oom) = (outer_multiplier, outer_loops);
         let of_second = std::mem::take(&mut self.named);
         if let Some(shared) = of_first.intersection(&of_second).next() {
-            let message = format!("`{shared}` is named by the step and by what is done meanwhile");
-            return Err(Problem::new(at, message).help("which of them comes first depends on the run: give them buffers of their own"));
+            let message = format!("`{shared}` is used by the step and under `meanwhile`");
+            return Err(Problem::new(at, message).help("use different buffers, because the order of the two depends on the run"));
         }
         self.named = before.into_iter().chain(of_first).chain(of_second).collect();
         Ok((checked, beside))
     }
 
-    /// Expectations between arms, in the order of the file, and the streams that stand for those of traces.
+    /// Returns the comparisons of allocators, the streams for traces, and the keys with earlier names.
     pub(crate) fn finish(self) -> (Vec<Located<Expectation>>, Vec<StreamName>, Vec<Renamed>) {
         (self.comparisons, self.streams_of_traces, self.renamed.into_inner().into_iter().collect())
     }
 
-    /// Notes a key that the file writes by its earlier name.
+    /// Records a key with an earlier name.
     pub(crate) fn renamed(&self, at: Position, old: &'static str, new: &'static str) {
         self.renamed.borrow_mut().insert(Renamed { at, old, new });
     }
 
-    /// The memory that the scenario needs.
     pub(crate) const fn memory(&self) -> Bytes {
         self.memory
     }
 
-    /// Where the scenario lies.
     pub(crate) const fn folder(&self) -> &'a Path {
         self.folder
     }
 
-    /// Streams for those that a trace names. Traces share them: what is done on them is done at once.
+    /// Returns a stream for each stream of a trace. All traces share these streams, because their work completes immediately.
     pub(crate) fn streams_of_trace(&mut self, at: Position, named: BTreeSet<StreamId>) -> Result<BTreeMap<StreamId, StreamName>, Problem> {
         let own = self.streams.len();
-        // The default stream is among the scenario's own.
+        // The default stream is one of the scenario's own.
         if own - 1 + named.len() > MAX_STREAMS {
-            let message = format!("with the {} streams of this trace there are more than {MAX_STREAMS}", named.len());
+            let message = format!("this trace has {} streams, so the scenario has more than {MAX_STREAMS}", named.len());
             return Err(Problem::new(at, message).help("use fewer streams"));
         }
         while self.streams_of_traces.len() < named.len() {

@@ -1,4 +1,4 @@
-//! Names: streams, events, ids, measures, arms, programs, processes, private pools, variables.
+//! Resolves names of streams, events, ids, measures, allocators, programs, processes, private pools and variables.
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_language::error::{Problem, choices};
@@ -17,9 +17,9 @@ pub(super) struct Id {
     pub(super) step: &'static str,
     pub(super) reports: &'static [ReportKey],
     pub(super) at: Position,
-    /// Of a storm: whether its blocks are live.
+    /// For a storm: whether its blocks are live.
     pub(super) storm: Option<bool>,
-    /// Of a training: how many ranks it has, where it is data parallel.
+    /// For data-parallel training: the number of ranks.
     pub(super) ranks: usize,
 }
 
@@ -31,8 +31,8 @@ impl Checker<'_> {
             (None, None) => Ok(StreamName::new(0, DEFAULT_STREAM)),
             (None, Some(name)) => {
                 let help = choices(text, "streams", self.streams.iter().map(StreamName::name));
-                Err(Problem::new(name.position(), format!("there is no stream `{text}`"))
-                    .help(format!("{help}; more are declared at the top, as in `streams: [{text}]`")))
+                Err(Problem::new(name.position(), format!("unknown stream `{text}`"))
+                    .help(format!("{help}; declare streams at the top, as in `streams: [{text}]`")))
             }
         }
     }
@@ -41,19 +41,19 @@ impl Checker<'_> {
         let text = name.text();
         self.programs.iter().find(|program| program.name() == text).cloned().ok_or_else(|| {
             let help = choices(text, "programs", self.programs.iter().map(ProgramName::name));
-            Problem::new(name.position(), format!("there is no program `{text}`"))
-                .help(format!("{help}; programs are declared at the top, as in `programs: [{text}]`"))
+            Problem::new(name.position(), format!("unknown program `{text}`"))
+                .help(format!("{help}; declare programs at the top, as in `programs: [{text}]`"))
         })
     }
 
-    /// A process that the scenario declares.
+    /// Returns a declared process.
     pub(crate) fn declared_process(&self, name: &NameText) -> Result<ProcessName, Problem> {
         let text = name.text();
         let names = || self.processes.iter().map(|process| &process.name);
         names().find(|process| process.name() == text).cloned().ok_or_else(|| {
             let help = choices(text, "processes", names().map(ProcessName::name));
-            Problem::new(name.position(), format!("there is no process `{text}`"))
-                .help(format!("{help}; processes are declared at the top, as in `processes: [{text}]`"))
+            Problem::new(name.position(), format!("unknown process `{text}`"))
+                .help(format!("{help}; declare processes at the top, as in `processes: [{text}]`"))
         })
     }
 
@@ -66,7 +66,7 @@ impl Checker<'_> {
     pub(crate) fn event(&self, name: &NameText) -> Result<EventName, Problem> {
         let text = name.text();
         self.names.events.get(text).cloned().ok_or_else(|| {
-            Problem::new(name.position(), format!("no step before this one records event `{text}`")).help(choices(
+            Problem::new(name.position(), format!("no earlier step records event `{text}`")).help(choices(
                 text,
                 "events",
                 self.names.events.keys().map(String::as_str),
@@ -74,18 +74,18 @@ impl Checker<'_> {
         })
     }
 
-    /// A private pool that comes into being here, or is used again.
+    /// Declares a private pool, or returns an existing one.
     pub(crate) fn use_pool(&mut self, name: &NameText) -> Result<PoolName, Problem> {
         let text = name.checked()?;
         let index = self.names.pools.len();
         Ok(self.names.pools.entry(text.to_owned()).or_insert_with(|| PoolName::new(index, text)).clone())
     }
 
-    /// A private pool that a step before this one used.
+    /// Returns a private pool that an earlier step used.
     pub(crate) fn pool(&self, name: &NameText) -> Result<PoolName, Problem> {
         let text = name.text();
         self.names.pools.get(text).cloned().ok_or_else(|| {
-            Problem::new(name.position(), format!("no step before this one uses a private pool `{text}`")).help(choices(
+            Problem::new(name.position(), format!("no earlier step uses a private pool `{text}`")).help(choices(
                 text,
                 "private pools",
                 self.names.pools.keys().map(String::as_str),
@@ -93,9 +93,7 @@ impl Checker<'_> {
         })
     }
 
-    // Ids and measures.
-
-    /// The id of a step, by which later steps read what it `reports`. `step` is its key in YAML.
+    /// Declares the id of a step with these figures. `step` is its key in YAML.
     pub(crate) fn declare_id(&mut self, name: &NameText, step: &'static str, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = self.new_name(name, self.names.ids.get(name.text()).map(|id| id.at))?.to_owned();
         let index = self.names.ids.len();
@@ -103,19 +101,19 @@ impl Checker<'_> {
         Ok(self.names.ids.entry(text.clone()).or_insert_with(new).name.clone())
     }
 
-    /// A step with this id has so many ranks, each with figures of its own.
+    /// Sets the number of ranks of a step. Each rank has its own figures.
     pub(crate) fn declare_ranks(&mut self, id: &StepName, count: usize) {
         if let Some(declared) = self.names.ids.get_mut(id.name()) {
             declared.ranks = count;
         }
     }
 
-    /// The id of a storm, whose blocks are live from here on.
+    /// Declares a storm with live blocks.
     pub(crate) fn declare_storm(&mut self, name: &NameText, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = name.text();
         if self.names.buffers.contains_key(text) || self.names.elements.contains_key(text) {
-            let message = format!("`{text}` is a buffer already, and `free: {text}` could mean both");
-            return Err(Problem::new(name.position(), message).help("give the storm another id"));
+            let message = format!("`{text}` is already a buffer, so `free: {text}` would be ambiguous");
+            return Err(Problem::new(name.position(), message).help("choose another id for the storm"));
         }
         self.named.insert(text.to_owned());
         let id = self.declare_id(name, "storm", reports)?;
@@ -125,25 +123,25 @@ impl Checker<'_> {
         Ok(id)
     }
 
-    /// The storm has freed its blocks itself.
+    /// Marks the blocks of a storm as freed.
     pub(crate) fn storm_has_freed(&mut self, id: &StepName) {
         if let Some(declared) = self.names.ids.get_mut(id.name()) {
             declared.storm = Some(false);
         }
     }
 
-    /// The name of a measure, which is known from the next step on.
+    /// Declares a measure, which later steps can use.
     pub(crate) fn declare_measure(&mut self, name: &NameText) -> Result<MeasureName, Problem> {
         let text = self.new_name(name, self.names.measures.get(name.text()).map(|(_, at)| *at))?.to_owned();
         let index = self.names.measures.len();
         Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.position())).0.clone())
     }
 
-    /// A measure that a step before this one takes, or `start`.
+    /// Returns the measure of an earlier step, or `start`.
     pub(crate) fn measure(&self, name: &NameText) -> Result<MeasureName, Problem> {
         let text = name.text();
         self.names.measures.get(text).map(|(measure, _)| measure.clone()).ok_or_else(|| {
-            Problem::new(name.position(), format!("no step before this one measures `{text}`")).help(choices(
+            Problem::new(name.position(), format!("no earlier step measures `{text}`")).help(choices(
                 text,
                 "measures",
                 self.names.measures.keys().map(String::as_str),
@@ -151,7 +149,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Accepts a name that nothing else has; the same place again is the same step in another iteration.
+    /// Checks that a name is unused. The same position again is the same step in another iteration.
     fn new_name<'n>(&self, name: &'n NameText, same_kind: Option<Position>) -> Result<&'n str, Problem> {
         let text = name.checked()?;
         let at = name.position();
@@ -159,17 +157,17 @@ impl Checker<'_> {
         let other = if same_kind == Some(at) { None } else { same_kind.or_else(|| self.announced_elsewhere(text, at)) };
         match other {
             None => Ok(text),
-            Some(first) => Err(Problem::new(at, format!("`{text}` names another step already, at line {}", first.line))
+            Some(first) => Err(Problem::new(at, format!("`{text}` is already the name of a step, at line {}", first.line))
                 .see(first, "the first one")
-                .help("ids and measures share one set of names; each is given once")),
+                .help("ids and measures must be unique")),
         }
     }
 
-    /// Refuses a name that means something else in expressions.
+    /// Rejects a name that has another meaning in expressions.
     fn is_free_for_metrics(&self, name: &NameText) -> Result<(), Problem> {
         let text = name.text();
         let taken = if is_reserved(text) {
-            "is the name of metrics that always exist"
+            "is the name of a metric"
         } else if self.parameters.contains_key(text) {
             "is a parameter of this scenario"
         } else if self.variables.iter().any(|(variable, _)| variable.name() == text) {
@@ -183,7 +181,7 @@ impl Checker<'_> {
         } else {
             return Ok(());
         };
-        Err(Problem::new(name.position(), format!("`{text}` {taken}")).help("take another name"))
+        Err(Problem::new(name.position(), format!("`{text}` {taken}")).help("choose another name"))
     }
 
     pub(super) fn new_variable<'n>(&self, name: &'n NameText) -> Result<&'n str, Problem> {
@@ -191,28 +189,28 @@ impl Checker<'_> {
         self.is_free_for_metrics(name)?;
         match self.announced.get(text) {
             None => Ok(text),
-            Some(first) => Err(Problem::new(name.position(), format!("`{text}` names a step already, at line {}", first.line))
+            Some(first) => Err(Problem::new(name.position(), format!("`{text}` is already the name of a step, at line {}", first.line))
                 .see(*first, "the step")
-                .help("take another name")),
+                .help("choose another name")),
         }
     }
 
-    /// An earlier step of either kind with this name.
+    /// The position of an earlier step with this id or measure.
     fn announced_elsewhere(&self, text: &str, at: Position) -> Option<Position> {
         let id = self.names.ids.get(text).map(|id| id.at);
         let measure = self.names.measures.get(text).map(|(_, first)| *first);
         id.or(measure).filter(|&first| first != at)
     }
 
-    /// A storm whose blocks are live.
+    /// Returns a storm with live blocks.
     pub(crate) fn live_storm(&mut self, name: &NameText) -> Result<StepName, Problem> {
         let text = name.text();
         self.named.insert(text.to_owned());
         let storms = || self.names.ids.values().filter(|id| id.storm.is_some());
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
-            Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are freed already")).see(id.at, "the storm")),
-            None => Err(Problem::new(name.position(), format!("no step before this one is a storm with id `{text}`")).help(choices(
+            Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are already freed")).see(id.at, "the storm")),
+            None => Err(Problem::new(name.position(), format!("no earlier step is a storm with id `{text}`")).help(choices(
                 text,
                 "storms",
                 storms().map(|id| id.name.name()),
@@ -220,27 +218,25 @@ impl Checker<'_> {
         }
     }
 
-    /// Refuses a storm that would lose the blocks of the one before.
+    /// Rejects a storm whose blocks from the previous iteration are still live.
     pub(crate) fn storm_may_start(&self, name: &NameText) -> Result<(), Problem> {
         match self.names.ids.get(name.text()) {
             Some(id) if id.storm == Some(true) && id.at == name.position() => {
                 let text = name.text();
-                Err(Problem::new(name.position(), format!("the blocks of `{text}` are live from the time before"))
-                    .help(format!("free them before it runs again, with `- free: {text}`")))
+                Err(Problem::new(name.position(), format!("the blocks of `{text}` are still live from the previous iteration"))
+                    .help(format!("free them with `- free: {text}` before the storm runs again")))
             }
             _ => Ok(()),
         }
     }
 
-    // Arms.
-
-    /// The name of an arm of this scenario.
+    /// Returns the name of an allocator of this scenario.
     pub(crate) fn arm(&self, name: &Located<String>) -> Result<String, Problem> {
         let text = &name.value;
         let arms = self.arms();
         match AllocatorKind::from_name(text) {
             _ if arms.contains(text) => Ok(text.clone()),
-            Some(kind) => Err(Problem::new(name.position(), format!("allocator `{}` is not among those of this scenario", kind.name()))
+            Some(kind) => Err(Problem::new(name.position(), format!("this scenario does not run with the allocator `{}`", kind.name()))
                 .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name()))),
             None => Err(Problem::new(name.position(), format!("this scenario has no allocator `{text}`")).help(choices(
                 text,
@@ -250,13 +246,13 @@ impl Checker<'_> {
         }
     }
 
-    /// The names of all arms.
+    /// The names of all allocators.
     pub(crate) fn arms(&self) -> Vec<String> {
         self.allocators.iter().map(AllocatorSpec::to_string).collect()
     }
 }
 
-/// Whether metrics begin with it.
+/// Returns whether a name is the start of metric names.
 pub(crate) fn is_reserved(name: &str) -> bool {
     let is_head = |account: Account| account.to_string().split('.').next() == Some(name);
     name == START || Account::SHORT.contains(&name) || Account::all().any(is_head)

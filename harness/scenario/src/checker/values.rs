@@ -1,4 +1,4 @@
-//! Sizes, counts, indices and expectations: names in them are resolved here.
+//! Sizes, counts, indices and expectations, and the names in them.
 
 use std::ops::RangeInclusive;
 
@@ -16,36 +16,38 @@ use crate::metric::{Account, Amount, Expectation, Expression, GrowthSite, Metric
 const GROWTH: &str = "growth";
 
 impl Checker<'_> {
-    /// An amount of memory that may depend on what happened before.
+    /// Parses an amount of memory that may depend on earlier steps.
     pub(crate) fn amount(&self, text: &AmountText) -> Result<Amount, Problem> {
         let resolve = |name: &str| match name.starts_with(GROWTH) {
-            true => Err((format!("`{name}` is for expectations"), "keep a `measure` and take the difference".to_owned())),
+            true => Err((format!("`{name}` works in expectations only"), "use a `measure` and the difference".to_owned())),
             false => self.resolve(name),
         };
         expression::parse_amount(text.text(), &resolve).map_err(|error| self.locate(&text.0, 0, error))
     }
 
-    /// A size that is known beforehand: a literal, or a formula of parameters.
+    /// Parses a size that is known before the run.
     pub(crate) fn size(&self, text: &AmountText) -> Result<Bytes, Problem> {
         size(text, self.parameters, self.source)
     }
 
-    /// A size of at least one byte, known beforehand.
+    /// Parses a size of at least one byte that is known before the run.
     pub(crate) fn positive_size(&self, text: &AmountText, what: &str) -> Result<Bytes, Problem> {
         match self.size(text)? {
-            Bytes::ZERO => Err(Problem::new(text.position(), format!("`{what}` cannot be 0"))
-                .help(format!("`{what}` is a size of 1 B or more, as in `2MiB`"))),
+            Bytes::ZERO => {
+                Err(Problem::new(text.position(), format!("`{what}` cannot be 0"))
+                    .help(format!("`{what}` must be at least 1 B, as in `2MiB`")))
+            }
             bytes => Ok(bytes),
         }
     }
 
-    /// A whole number inside its bounds, known beforehand.
+    /// Parses a whole number within bounds that is known before the run.
     pub(crate) fn whole(&self, text: &CountText, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
         let value = constant(&text.0, self.parameters, self.source)?;
         let help = if *bounds.end() == u64::MAX {
-            format!("`{what}` is {} or more", bounds.start())
+            format!("`{what}` must be {} or more", bounds.start())
         } else {
-            format!("`{what}` is from {} to {}", bounds.start(), bounds.end())
+            format!("`{what}` must be from {} to {}", bounds.start(), bounds.end())
         };
         let whole = value.whole().filter(|_| value.dimension == Dimension::NUMBER);
         match whole.and_then(|whole| u64::try_from(whole).ok()).filter(|whole| bounds.contains(whole)) {
@@ -54,27 +56,27 @@ impl Checker<'_> {
         }
     }
 
-    /// Any value that is known beforehand.
+    /// Parses a value that is known before the run.
     pub(crate) fn constant(&self, text: &Located<String>) -> Result<Value, Problem> {
         constant(text, self.parameters, self.source)
     }
 
-    /// The index of a numbered buffer, which stands so many characters behind the beginning of the text.
+    /// Parses the index of a numbered buffer. `offset` is the number of characters before it.
     pub(super) fn index(&self, text: &Located<String>, index: &str, offset: usize) -> Result<Expression, Problem> {
         expression::parse_count(index, &|name| self.resolve(name)).map_err(|error| self.locate(text, offset, error))
     }
 
-    /// A formula of figures that are known behind the last step.
+    /// Parses a formula of a claim, evaluated after the last step.
     pub(crate) fn formula(&self, text: &Located<String>) -> Result<Expression, Problem> {
         let formula = expression::parse_formula(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, 0, error))?;
         match formula.dimension() {
-            Dimension::TIME => Err(Problem::new(text.position(), "this is a time, and a claim's figures are taken in a run without times")
-                .help("take bytes, counts or a quotient of them")),
+            Dimension::TIME => Err(Problem::new(text.position(), "a claim cannot use times, because its run is not timed")
+                .help("use bytes, counts, or a quotient of them")),
             _ => Ok(formula),
         }
     }
 
-    /// An expectation that is looked at where it stands. One between arms is put aside until all have run.
+    /// Parses an expectation.
     pub(crate) fn expectation(&mut self, text: &Located<String>) -> Result<Expectation, Problem> {
         let sites = std::cell::Cell::new(self.growth_sites);
         let resolve = |name: &str| match growth_of(name) {
@@ -91,18 +93,18 @@ impl Checker<'_> {
         Ok(expectation)
     }
 
-    /// Either every metric is of a named arm, or none is.
+    /// Checks that all metrics name an allocator, or none does.
     fn is_of_one_kind(&self, expectation: &Expectation, text: &Located<String>) -> Result<(), Problem> {
         let of_arm = |metric: &&Metric| matches!(metric, Metric::Arm(..));
         let is_between_arms = expectation.quantities().any(|metric| of_arm(&metric));
         match expectation.quantities().find(|metric| is_between_arms && !of_arm(metric)) {
             None => Ok(()),
-            Some(metric) => Err(Problem::new(text.position(), format!("`{metric}` does not say of which allocator"))
-                .help(format!("name the allocator of each figure, as in `{}.{metric}`", self.arms().join("` or `")))),
+            Some(metric) => Err(Problem::new(text.position(), format!("`{metric}` needs an allocator"))
+                .help(format!("name the allocator of each metric, as in `{}.{metric}`", self.arms().join("` or `")))),
         }
     }
 
-    /// Keeps an expectation between arms until all have run, and tells its number.
+    /// Keeps a comparison of allocators until all have run, and returns its number.
     pub(crate) fn put_aside(&mut self, expectation: Located<Expectation>) -> usize {
         let known = self.comparisons.iter().position(|other| other.position() == expectation.position());
         known.unwrap_or_else(|| {
@@ -111,7 +113,7 @@ impl Checker<'_> {
         })
     }
 
-    /// An expectation that is looked at after every step: only what exists after every step can be in it.
+    /// Parses an expectation that is checked after every step. It can use only metrics that always exist.
     pub(crate) fn invariant(&self, text: &ExpressionText) -> Result<Expectation, Problem> {
         let resolve = |name: &str| match Account::from_name(name) {
             Some(account) => Ok(Resolved::Quantity(Metric::Now(account))),
@@ -122,7 +124,7 @@ impl Checker<'_> {
                     Err((format!("`{name}` does not exist before the process starts"), "use an `expect` step".to_owned()))
                 }
                 Some((head, _)) if self.announced.contains_key(head) => {
-                    let help = "invariants are checked after every step, so they can use accounts and `start.…` only; use an `expect` step"
+                    let help = "invariants are checked after every step, so they can use counters and `start.…` only; use an `expect` step"
                         .to_owned();
                     Err((format!("`{name}` does not exist after every step"), help))
                 }
@@ -132,12 +134,12 @@ impl Checker<'_> {
         expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, 0, error))
     }
 
-    /// Puts the place inside an expression into the file.
+    /// Adds the position of an expression to the position of an error in it.
     fn locate(&self, text: &Located<String>, offset: usize, error: ExpressionError) -> Problem {
         locate(text, self.source, offset, error)
     }
 
-    /// Turns a name into what is known of it at this point.
+    /// Resolves a name at this point.
     fn resolve(&self, name: &str) -> Result<Resolved<Metric>, Unresolved> {
         if let Some(account) = Account::from_name(name) {
             return Ok(Resolved::Quantity(Metric::Now(account)));
@@ -156,15 +158,12 @@ impl Checker<'_> {
             return self.of_process(&process.name, rest);
         }
         if !rest.is_empty() && self.process.is_some() && self.arms().iter().any(|arm| arm == head) {
-            return Err((
-                format!("`{name}` compares allocators, and steps of a process do not"),
-                "put this outside of the process".to_owned(),
-            ));
+            return Err((format!("`{name}` compares allocators, which a process cannot do"), "move this out of the process".to_owned()));
         }
         if !rest.is_empty() && self.arms().iter().any(|arm| arm == head) {
             return match self.resolve(rest)? {
                 Resolved::Quantity(metric @ (Metric::Arm(..) | Metric::Variable(..))) => {
-                    Err((format!("`{metric}` is no figure of one allocator"), format!("as in `{head}.reserved.peak`")))
+                    Err((format!("`{metric}` does not belong to one allocator"), format!("as in `{head}.reserved.peak`")))
                 }
                 Resolved::Quantity(metric) => Ok(Resolved::Quantity(Metric::Arm(head.to_owned(), Box::new(metric)))),
                 constant @ Resolved::Constant(_) => Ok(constant),
@@ -184,7 +183,7 @@ impl Checker<'_> {
                 let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };
                 Err((
                     format!("program `{head}` has no counter `{rest}`"),
-                    format!("{hint}as in `{head}.reserved`; what the device says belongs to no program"),
+                    format!("{hint}as in `{head}.reserved`; metrics of the device belong to no program"),
                 ))
             }
         }
@@ -192,20 +191,20 @@ impl Checker<'_> {
 
     fn of_process(&self, process: &ProcessName, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
         if let Some(inside) = &self.process {
-            let help = "in its steps a process names its own figures, as in `reserved`; put this outside of the process".to_owned();
-            return Err((format!("`{process}.{rest}` is not known in the process `{inside}`"), help));
+            let help = "steps of a process use its own metrics, as in `reserved`; move this out of the process".to_owned();
+            return Err((format!("`{process}.{rest}` is unknown in the process `{inside}`"), help));
         }
         if !self.names_of_processes.contains_key(process) {
-            return Err((format!("no step before this one starts the process `{process}`"), format!("as `process: {process}` does")));
+            return Err((format!("no earlier step starts the process `{process}`"), format!("start it with `process: {process}`")));
         }
         match Account::from_name(rest) {
             Some(account) if account.is_of_one_process() => Ok(Resolved::Quantity(Metric::Process(process.clone(), account))),
             Some(_) => Err((
-                format!("`{rest}` is of the device and not of the process `{process}`"),
-                format!("write `{rest}` alone, or take what the process has of it, `{process}.device.process`"),
+                format!("`{rest}` belongs to the device, not to the process `{process}`"),
+                format!("write `{rest}`, or `{process}.device.process` for the memory of the process"),
             )),
             None => Err((
-                format!("process `{process}` has no figure `{rest}`"),
+                format!("process `{process}` has no metric `{rest}`"),
                 format!(
                     "as in `{process}.reserved`, `{process}.device.process` (what NVML attributes to it) or `{process}.device.malloc_calls`"
                 ),
@@ -213,7 +212,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Measures and the reports of steps.
+    /// Resolves measures and figures of steps.
     fn resolve_named(&self, name: &str, head: &str, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
         if let Some((measure, _)) = self.names.measures.get(head) {
             return match Account::from_name(rest) {
@@ -222,15 +221,15 @@ impl Checker<'_> {
             };
         }
         if self.unfinished.iter().any(|id| id == head) {
-            let help = "put this behind the step, and not beside it under `meanwhile`".to_owned();
-            return Err((format!("`{name}` is not known yet: the step `{head}` goes on"), help));
+            let help = "move this after the step, out of its `meanwhile`".to_owned();
+            return Err((format!("`{name}` is not known yet: the step `{head}` is still running"), help));
         }
         if let Some(id) = self.names.ids.get(head) {
             let reports = id.reports;
             if let Some((rank, figure)) = rank_of(rest).filter(|_| id.ranks > 0) {
                 return of_rank(id, rank, figure);
             }
-            // What has an exit code is a program, whose torch has counters.
+            // A step with an exit code is a program, and its torch has counters.
             let of_torch = || Account::from_name(rest).filter(|_| reports.contains(&ReportKey::ExitCode));
             return match (ReportKey::from_name(rest).filter(|key| reports.contains(key)), of_torch()) {
                 (Some(key), _) => Ok(Resolved::Quantity(Metric::Report(id.name.clone(), key))),
@@ -244,11 +243,11 @@ impl Checker<'_> {
         if let Some(later) = self.announced.get(head) {
             return Err((
                 format!("`{name}` is not known yet: the step `{head}` comes later, at line {}", later.line),
-                "move this behind it".to_owned(),
+                "move this after that step".to_owned(),
             ));
         }
         let known = account_names();
-        // The nearest names are looked for among so many measures and ids.
+        // Similar names are searched among this many measures and ids.
         const MOST: usize = 100;
         let heads =
             self.names.measures.keys().take(MOST).flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
@@ -260,7 +259,7 @@ impl Checker<'_> {
     }
 }
 
-/// The number behind `rank`, and what stands behind that: `rank1.final_batch`.
+/// Splits `1.final_batch` off `rank1.final_batch` at the period.
 fn rank_of(rest: &str) -> Option<(&str, &str)> {
     rest.strip_prefix("rank").map(|rest| rest.split_once('.').unwrap_or((rest, "")))
 }
@@ -280,12 +279,12 @@ fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Resolved<Metric>, Unreso
         None => {
             let names: Vec<&str> = RankFigure::REPORTS.iter().map(|key| key.name()).chain(["allocated.peak", "reserved.peak"]).collect();
             let help = choices(figure, "it has", names);
-            Err((format!("rank {number} of `{step}` has no figure `{figure}`"), format!("{help}, and other counters of its allocator")))
+            Err((format!("rank {number} of `{step}` has no metric `{figure}`"), format!("{help}, and other counters of its allocator")))
         }
     }
 }
 
-/// What stands between the parentheses of `growth(…)`.
+/// The text in the parentheses of `growth(…)`.
 fn growth_of(name: &str) -> Option<&str> {
     name.strip_prefix(GROWTH)?.strip_prefix('(')?.strip_suffix(')')
 }
@@ -297,16 +296,16 @@ fn growth(inner: &str, site: GrowthSite) -> Result<Resolved<Metric>, Unresolved>
     }
 }
 
-/// A size that is known beforehand.
+/// Parses a size that is known before the run.
 pub(crate) fn size(text: &AmountText, parameters: &Parameters, source: &str) -> Result<Bytes, Problem> {
     match expression::parse_amount::<Metric>(text.text(), &|name| of_parameters(name, parameters)) {
         Ok(Amount::Fixed(bytes)) => Ok(bytes),
-        Ok(Amount::Computed(_)) => Err(Problem::new(text.position(), "this is known only while the scenario runs")),
+        Ok(Amount::Computed(_)) => Err(Problem::new(text.position(), "this is known only during the run")),
         Err(error) => Err(locate(&text.0, source, 0, error)),
     }
 }
 
-/// A value that is known beforehand: a literal, or a formula of parameters.
+/// Parses a value that is known before the run: a literal, or a formula of matrix parameters.
 pub(crate) fn constant(text: &Located<String>, parameters: &Parameters, source: &str) -> Result<Value, Problem> {
     let resolve = |name: &str| of_parameters(name, parameters);
     expression::parse_constant::<Metric>(&text.value, &resolve).map_err(|error| locate(text, source, 0, error))
@@ -316,10 +315,10 @@ fn of_parameters(name: &str, parameters: &Parameters) -> Result<Resolved<Metric>
     match parameters.get(name) {
         Some(value) => Ok(Resolved::Constant(*value)),
         None if Account::from_name(name).is_some() => {
-            let help = "here only parameters of `matrix:` can be named: what is wanted is known before the scenario runs".to_owned();
-            Err((format!("`{name}` is known only while the scenario runs"), help))
+            let help = "only parameters of `matrix:` work here, because the value must be known before the run".to_owned();
+            Err((format!("`{name}` is known only during the run"), help))
         }
-        None => Err((format!("there is no parameter `{name}`"), choices(name, "parameters", parameters.keys().map(String::as_str)))),
+        None => Err((format!("unknown parameter `{name}`"), choices(name, "parameters", parameters.keys().map(String::as_str)))),
     }
 }
 
@@ -329,7 +328,7 @@ fn locate(text: &Located<String>, source: &str, offset: usize, error: Expression
     if error.help.is_empty() { problem } else { problem.help(error.help) }
 }
 
-/// The unit of a value that a loop's variable can have.
+/// The unit of a value, if a loop variable can have it.
 pub(crate) fn unit_of(value: &Value) -> Option<Unit> {
     [Unit::Count, Unit::Bytes, Unit::Time].into_iter().find(|&unit| Dimension::from(unit) == value.dimension)
 }
@@ -341,8 +340,8 @@ fn account_names() -> Vec<String> {
 fn unknown_metric<'n>(name: &str, names: impl IntoIterator<Item = &'n str>) -> Unresolved {
     let nearest = nearest(name, names);
     let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };
-    let forms = "a metric is `reserved`, `allocated` or another key of torch.cuda.memory_stats(), device.…, time.now, one of these behind `start.` or a measure's name, or what a step with an `id` reports";
-    (format!("there is no metric `{name}`"), format!("{hint}{forms}"))
+    let forms = "a metric is `reserved`, `allocated` or another key of torch.cuda.memory_stats(), `device.…`, `time.now`, one of these after `start.` or the name of a measure, or a figure of a step with an `id`";
+    (format!("unknown metric `{name}`"), format!("{hint}{forms}"))
 }
 
 fn unknown_metric_of(measure: &str, rest: &str) -> Unresolved {

@@ -1,10 +1,10 @@
-//! From layers to a [`Program`]: which tensors each layer makes and saves in PyTorch 2.11, forward and backward.
+//! Compiles layers to a [`Program`]: the tensors that each layer allocates and saves in PyTorch 2.11, forward and backward.
 //!
-//! What an operation saves is what its formula in PyTorch's `derivatives.yaml` names
-//! (<https://github.com/pytorch/pytorch/blob/v2.11.0/tools/autograd/derivatives.yaml>); which operations compute in 16 bits is by autocast
-//! (<https://docs.pytorch.org/docs/2.11/amp.html#autocast-op-reference>). The workspace of a convolution is a model, the same as that of
-//! `harness exec`: the bytes of input, filter and result together, and for the gradient of the filter four times the filter more.
-//! Temporaries of a few bytes for each sample are left out.
+//! An operation saves the tensors that its formula in PyTorch's `derivatives.yaml` uses
+//! (<https://github.com/pytorch/pytorch/blob/v2.11.0/tools/autograd/derivatives.yaml>). Autocast decides which operations use 16 bits
+//! (<https://docs.pytorch.org/docs/2.11/amp.html#autocast-op-reference>). The workspace of a convolution is a model, the same as in
+//! `harness exec`: the bytes of input, filter and result, plus four times the filter for the gradient of the filter.
+//! Temporaries of a few bytes per sample are ignored.
 
 use harness_allocator::units::Bytes;
 
@@ -12,44 +12,43 @@ use super::layers::{Layer, Shape};
 use super::program::{Backward, Gradient, Operation, ParameterId, Program, TensorId, Unit};
 use crate::plan::Precision;
 
-/// What PyTorch's allocator rounds to, and the simulated GPU of programs the operands of a convolution.
+/// Rounding of PyTorch's allocator. The simulated GPU rounds the operands of a convolution in the same way.
 const ROUNDING: u64 = 512;
 
-/// A tensor on its way from layer to layer.
+/// A tensor between two layers.
 #[derive(Clone, Copy, Debug)]
 struct Value {
     id: TensorId,
     elements: u64,
     is_half: bool,
-    /// Whether a gradient is wanted for it.
+    /// `true` if autograd computes its gradient.
     wants_gradient: bool,
 }
 
-/// Puts a program together.
 pub(super) struct Compiler {
     program: Program,
-    /// Bytes of the parameters, in the order of the layers.
+    /// Bytes of each parameter, in the order of the layers.
     parameters: Vec<Bytes>,
-    /// Bytes of what lives as long as the parameters and is not trained.
+    /// Bytes of tensors that live as long as the parameters and are not trained.
     constants: Vec<Bytes>,
     samples: u64,
     length: u64,
     is_mixed: bool,
-    /// The weights of the embedding, for a layer that is tied to them.
+    /// The weights of the embedding, for a tied layer.
     embedding: Option<ParameterId>,
     targets: TensorId,
-    /// Where the unit at hand began.
+    /// The first operation of the current unit.
     unit: usize,
 }
 
-/// A program, and the sizes of what it is of.
+/// A program, and the sizes of its model.
 pub(super) struct Compiled {
     pub(super) program: Program,
     pub(super) parameters: Vec<Bytes>,
     pub(super) constants: Vec<Bytes>,
 }
 
-/// Computes what one pass over so many samples of this length does.
+/// Compiles one pass over this many samples of this length.
 pub(super) fn compile(layers: &[Layer], input: Shape, samples: u64, length: u64, precision: Precision) -> Compiled {
     let mut compiler = Compiler {
         program: Program::default(),
@@ -90,7 +89,7 @@ fn rounded(bytes: Bytes) -> u64 {
 }
 
 impl Compiler {
-    /// The operations since the last unit are one.
+    /// Makes one unit of the operations since the last one.
     fn end_unit(&mut self, may_be_done_again: bool) {
         let end = self.program.operations.len();
         if end > self.unit {
@@ -104,7 +103,7 @@ impl Compiler {
         self.program.tensors.len() - 1
     }
 
-    /// A tensor that an operation makes of a value.
+    /// Adds a result of an operation.
     fn made(&mut self, elements: u64, is_half: bool) -> Value {
         let id = self.tensor(elements, if is_half { 2 } else { 4 });
         Value { id, elements, is_half, wants_gradient: true }
@@ -119,12 +118,11 @@ impl Compiler {
         self.program.operations.push(operation);
     }
 
-    /// The gradient of a value, if one is wanted.
     fn gradient(value: Value) -> Vec<Gradient> {
         if value.wants_gradient { vec![Gradient::Made(value.id)] } else { Vec::new() }
     }
 
-    /// The value in 16-bit numbers, or in 32-bit ones: by a copy, where it is not so already.
+    /// Casts a value to 16 or 32 bits with a copy, unless it has that precision.
     fn cast(&mut self, value: Value, is_half: bool) -> Value {
         if value.is_half == is_half {
             return value;
@@ -140,7 +138,7 @@ impl Compiler {
         cast
     }
 
-    /// A copy of a parameter in 16-bit numbers, where these are computed with. Its gradient is that of the parameter.
+    /// A 16-bit copy of a parameter under autocast. Its gradient is the parameter's gradient.
     fn half_weight(&mut self, parameter: ParameterId) -> Option<Value> {
         if !self.is_mixed {
             return None;
@@ -210,7 +208,7 @@ impl Compiler {
         }
     }
 
-    /// An operation with one input and one result; it may make more than that.
+    /// Adds an operation with one input and one result, and other tensors that it allocates.
     fn simple(&mut self, value: Value, result: Value, saves: Vec<TensorId>, more: Vec<TensorId>) -> Value {
         let makes = std::iter::once(result.id).chain(more).collect();
         self.push(Operation {
@@ -228,7 +226,7 @@ impl Compiler {
         let handed_on = |value: Value| value.wants_gradient.then_some(Gradient::HandedOn(value.id));
         let gradients: Vec<Gradient> = [left, right].into_iter().filter_map(handed_on).collect();
         let result = if in_place { left } else { self.made(left.elements, left.is_half && right.is_half) };
-        // The gradient of a 16-bit summand is a copy of its own.
+        // The gradient of a 16-bit summand is a separate copy.
         let copied = |gradient: Gradient| match gradient {
             Gradient::HandedOn(id) if self.program.tensors[id] != self.program.tensors[result.id] => Gradient::Made(id),
             same => same,
@@ -322,7 +320,7 @@ impl Compiler {
         result
     }
 
-    /// Under autocast its result has 32 bits.
+    /// Under autocast the result has 32 bits.
     fn layer_norm(&mut self, value: Value, width: u64) -> Value {
         let parameters = vec![self.parameter(width), self.parameter(width)];
         let value = self.cast(value, false);
@@ -371,8 +369,8 @@ impl Compiler {
         sum
     }
 
-    /// Fused attention: memory-efficient in 32-bit numbers, flash in 16-bit ones. Queries, keys and values are views of one tensor, whose gradient is
-    /// put together of three parts.
+    /// Fused attention: memory-efficient in 32 bits, flash in 16 bits. Queries, keys and values are views of one tensor, whose gradient is
+    /// concatenated from three parts.
     fn attention(&mut self, value: Value, width: u64, heads: u64) -> Value {
         let projected = self.linear(value, width, width.saturating_mul(3), true, false);
         let result = self.made(projected.elements / 3, projected.is_half);
@@ -399,7 +397,7 @@ impl Compiler {
         self.linear(result, width, width, true, false)
     }
 
-    /// The logarithm of the softmax has 32 bits whatever comes in, without a copy of it.
+    /// The log-softmax has 32 bits for every input, without a cast of the input.
     fn cross_entropy(&mut self, value: Value) -> Value {
         let logarithms = self.made(value.elements, false);
         let logarithms = self.simple(value, logarithms, vec![logarithms.id], Vec::new());

@@ -1,4 +1,4 @@
-//! Layers as a model's file says them, and their checked form, in which every shape is known.
+//! Layers in the file of a model, and their checked form with all shapes.
 
 use std::fmt;
 
@@ -11,31 +11,25 @@ use harness_language::text::bounded;
 
 /// Largest dimension of a shape, and most repetitions of a block.
 pub const MAX_DIMENSION: u64 = 1 << 20;
-/// Most layers of a model, its blocks repeated.
+/// Most layers of a model, counting repeated blocks.
 pub const MAX_LAYERS: usize = 10_000;
 
-/// What goes from one layer to the next, for each sample.
+/// The shape of one sample between two layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Numbers of words, of which there are as many as the sequence is long.
+    /// Token ids, one for each position of the sequence.
     Tokens,
-    /// A vector of this width for each word.
+    /// A vector for each token.
     Sequence {
-        /// Numbers of each vector.
         width: u64,
     },
     /// One vector.
     Features {
-        /// Its numbers.
         width: u64,
     },
-    /// A picture.
     Image {
-        /// Values of each point.
         channels: u64,
-        /// Points from top to bottom.
         height: u64,
-        /// Points from left to right.
         width: u64,
     },
 }
@@ -51,9 +45,8 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A layer with all that its memory depends on, but for the samples and the length.
+/// A layer with everything that determines its memory, except samples and length.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are those of the fields in the file")]
 pub enum Layer {
     Linear {
         inputs: u64,
@@ -110,21 +103,21 @@ pub enum Layer {
     },
 }
 
-/// Registers the layers that a file can name: `Variant = "name": Wire`. Those without a required field may stand alone.
+/// Registers the layers of the file: `Variant = "name": Wire`, whether it works without fields, and its description.
 macro_rules! layers {
     ($($variant:ident = $name:literal: $wire:ident $bare:literal $about:literal,)*) => {
-        /// A layer as the file says it.
+        /// A layer as the file writes it.
         #[derive(Clone, Debug)]
         pub(super) enum LayerWire {
             $($variant($wire),)*
             Unknown(Located<String>),
-            /// It needs fields, and has none.
+            /// A layer without its required fields.
             Bare(Located<String>),
-            /// A map of no layer, or of several.
+            /// A map without a layer, or with several.
             NotOne,
         }
 
-        /// The names of the layers, whether one may stand without fields, and what it is.
+        /// The name of each layer, whether it works without fields, and its description.
         pub(super) const LAYERS: &[(&str, bool, &str)] = &[$(($name, $bare, $about)),*];
 
         impl LayerWire {
@@ -149,7 +142,6 @@ macro_rules! layers {
             }
         }
 
-        /// The forms of the layers, by name.
         pub(super) fn schemas(generator: &mut SchemaGenerator) -> Vec<(&'static str, Schema)> {
             vec![$(($name, $wire::json_schema(generator))),*]
         }
@@ -157,26 +149,26 @@ macro_rules! layers {
 }
 
 layers! {
-    Linear = "linear": LinearWire false "A matrix of weights, and a bias. It saves its input.",
-    Conv2d = "conv2d": Conv2dWire false "A convolution of an image. It saves its input, and computes in a workspace.",
-    BatchNorm = "batch_norm": NoFields true "Normalizes each channel over the batch. It saves its input, mean and deviation.",
-    LayerNorm = "layer_norm": NoFields true "Normalizes each vector. It saves its input, mean and deviation.",
-    Relu = "relu": ReluWire true "Cuts off what is negative. It saves its result.",
-    Gelu = "gelu": NoFields true "A smooth step. It saves its input.",
-    Tanh = "tanh": NoFields true "The hyperbolic tangent. It saves its result.",
-    Dropout = "dropout": NoFields true "Leaves some values out. It saves a mask of one byte for each.",
-    MaxPool = "max_pool": PoolWire false "The largest value of each window. It saves its input, and where each value was.",
-    AveragePool = "average_pool": NoFields true "The mean of each channel. It saves nothing.",
-    Embedding = "embedding": EmbeddingWire false "A vector for each token, with those of its position and type added.",
-    SelfAttention = "self_attention": AttentionWire false "Projections to queries, keys and values in one matrix, fused attention, and a projection back. It saves the three, the result, and one number for each row.",
+    Linear = "linear": LinearWire false "A matrix multiplication with an optional bias. Saves its input.",
+    Conv2d = "conv2d": Conv2dWire false "A convolution of an image. Saves its input and uses a workspace.",
+    BatchNorm = "batch_norm": NoFields true "Normalizes each channel over the batch. Saves its input, mean and deviation.",
+    LayerNorm = "layer_norm": NoFields true "Normalizes each vector. Saves its input, mean and deviation.",
+    Relu = "relu": ReluWire true "The rectified linear unit. Saves its result.",
+    Gelu = "gelu": NoFields true "The Gaussian error linear unit. Saves its input.",
+    Tanh = "tanh": NoFields true "The hyperbolic tangent. Saves its result.",
+    Dropout = "dropout": NoFields true "Sets random values to zero. Saves a mask of one byte per value.",
+    MaxPool = "max_pool": PoolWire false "The maximum of each window. Saves its input and the indices.",
+    AveragePool = "average_pool": NoFields true "The mean of each channel. Saves nothing.",
+    Embedding = "embedding": EmbeddingWire false "A vector per token, plus vectors for its position and type.",
+    SelfAttention = "self_attention": AttentionWire false "A projection to queries, keys and values, fused attention, and an output projection. Saves queries, keys, values, the result, and one number per row.",
     FirstToken = "first_token": NoFields true "The vector of the first token of each sequence.",
-    CrossEntropy = "cross_entropy": NoFields true "The loss. It saves the logarithm of the softmax, always in 32-bit numbers.",
-    Residual = "residual": ResidualWire false "Layers whose result is added to what went in.",
-    Block = "block": BlockWire false "Layers that stand together, as often as it says; checkpointing does whole blocks again.",
+    CrossEntropy = "cross_entropy": NoFields true "The loss. Saves the log-softmax in 32 bits.",
+    Residual = "residual": ResidualWire false "Adds the input to the result of its layers.",
+    Block = "block": BlockWire false "A group of layers, repeated `times` times. Checkpointing recomputes whole blocks.",
 }
 
 trait Bare: Sized {
-    /// What it is without fields, where that makes sense.
+    /// The layer without fields, if that is allowed.
     fn bare() -> Option<Self>;
 }
 
@@ -195,11 +187,11 @@ impl Bare for NoFields {
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LinearWire {
-    /// Numbers of the result.
+    /// Output features.
     out: Located<u64>,
-    /// Whether it has a bias: yes, if not given.
+    /// Adds a bias. Default: `true`.
     bias: Option<bool>,
-    /// Whether its weights are those of the embedding: no, if not given.
+    /// Shares the weights of the embedding. Default: `false`.
     #[serde(default)]
     tied: bool,
 }
@@ -208,15 +200,15 @@ pub(super) struct LinearWire {
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Conv2dWire {
-    /// Channels of the result.
+    /// Output channels.
     out: Located<u64>,
-    /// Points of each side of the filter.
+    /// Side of the square filter.
     kernel: Located<u64>,
-    /// Points from one place of the filter to the next: 1 if not given.
+    /// Distance of two filter positions. Default: 1.
     stride: Option<Located<u64>>,
-    /// Points added at each edge: 0 if not given.
+    /// Padding at each edge. Default: 0.
     padding: Option<Located<u64>>,
-    /// Whether it has a bias: yes, if not given.
+    /// Adds a bias. Default: `true`.
     bias: Option<bool>,
 }
 
@@ -224,7 +216,7 @@ pub(super) struct Conv2dWire {
 #[derive(Clone, Debug, Default, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReluWire {
-    /// Whether the result takes the place of the input: no, if not given.
+    /// Works in place. Default: `false`.
     #[serde(default)]
     in_place: bool,
 }
@@ -239,11 +231,11 @@ impl Bare for ReluWire {
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoolWire {
-    /// Points of each side of the window.
+    /// Side of the square window.
     kernel: Located<u64>,
-    /// Points from one window to the next: 1 if not given.
+    /// Distance of two windows. Default: 1.
     stride: Option<Located<u64>>,
-    /// Points added at each edge: 0 if not given.
+    /// Padding at each edge. Default: 0.
     padding: Option<Located<u64>>,
 }
 
@@ -251,13 +243,13 @@ pub(super) struct PoolWire {
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EmbeddingWire {
-    /// Different tokens.
+    /// Number of tokens in the vocabulary.
     vocabulary: Located<u64>,
-    /// Numbers of each vector.
+    /// Size of each vector.
     width: Located<u64>,
-    /// Positions with a vector of their own, which is added: none, if not given.
+    /// Number of position vectors. Default: 0.
     positions: Option<Located<u64>>,
-    /// Types of tokens with a vector of their own, which is added: none, if not given.
+    /// Number of token-type vectors. Default: 0.
     types: Option<Located<u64>>,
 }
 
@@ -265,7 +257,7 @@ pub(super) struct EmbeddingWire {
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AttentionWire {
-    /// Heads, which share the width evenly.
+    /// Number of heads, a divisor of the width.
     heads: Located<u64>,
 }
 
@@ -273,12 +265,12 @@ pub(super) struct AttentionWire {
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ResidualWire {
-    /// What is computed.
+    /// The layers whose result is added.
     layers: Vec<Located<LayerWire>>,
-    /// What is done with the input before it is added: nothing, if not given.
+    /// Layers for the input before it is added. Default: none.
     #[serde(default)]
     shortcut: Vec<Located<LayerWire>>,
-    /// Whether the sum takes the place of the result of the layers: no, if not given.
+    /// Writes the sum into the result of the layers. Default: `false`.
     #[serde(default)]
     in_place: bool,
 }
@@ -287,9 +279,9 @@ pub(super) struct ResidualWire {
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlockWire {
-    /// How often: once, if not given.
+    /// Repetitions. Default: 1.
     times: Option<Located<u64>>,
-    /// What it consists of.
+    /// The layers of the block.
     layers: Vec<Located<LayerWire>>,
 }
 
@@ -308,7 +300,7 @@ impl<'de> Deserialize<'de> for LayerWire {
                 f.write_str("a layer, as in `{ linear: { out: 10 } }` or `gelu`")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<LayerWire, E> {
-                // The place of a bare name is that of the list item, which the check knows.
+                // A bare name has the position of the list item, which the check knows.
                 Ok(LayerWire::from_name(Located { value: name.to_owned(), line: 0, column: 0, length: 0 }))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LayerWire, A::Error> {
@@ -339,7 +331,7 @@ impl JsonSchema for LayerWire {
     }
 }
 
-/// Checks layers in their order, with the shape that goes into the first one, which becomes that behind the last.
+/// Checks layers in order. `shape` is the input of the first layer, and becomes the output of the last one.
 pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut usize) -> Result<Vec<Layer>, Problem> {
     let mut layers = Vec::new();
     for wire in wires {
@@ -350,8 +342,8 @@ pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut
         for _ in 0..repetitions {
             *count += 1;
             if *count > MAX_LAYERS {
-                return Err(Problem::new(wire.position(), format!("with this the model has more than {MAX_LAYERS} layers"))
-                    .help("lower `times`, or leave layers out"));
+                return Err(Problem::new(wire.position(), format!("the model has more than {MAX_LAYERS} layers"))
+                    .help("lower `times`, or remove layers"));
             }
             layers.push(check_one(wire, shape, count)?);
         }
@@ -398,7 +390,7 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
         LayerWire::Unknown(name) => {
             let place = if name.line == 0 { at } else { name.position() };
             let names = LAYERS.iter().map(|(name, ..)| *name);
-            return Err(Problem::new(place, format!("there is no layer `{}`", name.value)).help(choices(&name.value, "layers", names)));
+            return Err(Problem::new(place, format!("unknown layer `{}`", name.value)).help(choices(&name.value, "layers", names)));
         }
         LayerWire::Bare(name) => {
             let message = format!("`{}` needs fields", name.value);
@@ -406,17 +398,16 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
         }
         LayerWire::NotOne => {
             let names: Vec<&str> = LAYERS.iter().map(|(name, ..)| *name).collect();
-            return Err(Problem::new(at, "one layer is wanted here").help(format!("one of {}", quoted(&names, ", "))));
+            return Err(Problem::new(at, "expected one layer").help(format!("write one of {}", quoted(&names, ", "))));
         }
     })
 }
 
-/// A layer cannot take what the layers in front of it make.
+/// A layer does not accept the output of the layer before it.
 fn unsuitable(name: &str, wanted: &str, at: Position, shape: Shape) -> Problem {
-    Problem::new(at, format!("`{name}` takes {wanted}, and what comes here is {shape}")).help("correct the layers in front of it")
+    Problem::new(at, format!("`{name}` takes {wanted}, not {shape}")).help("correct the layers before it")
 }
 
-/// Channels, height and width of the image that a layer takes.
 fn image(name: &str, at: Position, shape: Shape) -> Result<(u64, u64, u64), Problem> {
     match shape {
         Shape::Image { channels, height, width } => Ok((channels, height, width)),
@@ -424,7 +415,6 @@ fn image(name: &str, at: Position, shape: Shape) -> Result<(u64, u64, u64), Prob
     }
 }
 
-/// The width of the sequence that a layer takes.
 fn sequence(name: &str, at: Position, shape: Shape) -> Result<u64, Problem> {
     match shape {
         Shape::Sequence { width } => Ok(width),
@@ -487,7 +477,7 @@ impl AttentionWire {
         let heads = dimension(&self.heads, "heads")?;
         if width % heads != 0 {
             return Err(Problem::new(self.heads.position(), format!("{heads} heads cannot share a width of {width} evenly"))
-                .help("`heads` is a divisor of the width"));
+                .help("`heads` must be a divisor of the width"));
         }
         Ok(Layer::SelfAttention { width, heads })
     }
@@ -499,8 +489,8 @@ impl ResidualWire {
         let layers = check(&self.layers, &mut inner, count)?;
         let shortcut = check(&self.shortcut, &mut beside, count)?;
         if inner != beside || layers.is_empty() {
-            return Err(Problem::new(at, format!("the layers of this `residual` end with {inner}, and what is added is {beside}"))
-                .help("both must be alike: give the input a `shortcut`, or correct the layers"));
+            return Err(Problem::new(at, format!("the layers of this `residual` return {inner}, but the sum needs {beside}"))
+                .help("add a `shortcut` for the input, or correct the layers"));
         }
         *shape = inner;
         Ok(Layer::Residual { layers, shortcut, in_place: self.in_place })
@@ -515,7 +505,6 @@ fn dimension_or(given: Option<&Located<u64>>, what: &str, otherwise: u64) -> Res
     given.map_or(Ok(otherwise), |given| bounded(given, what, 0..=MAX_DIMENSION))
 }
 
-/// A window that moves over an image.
 struct Window {
     kernel: u64,
     stride: u64,
@@ -528,7 +517,7 @@ fn window(kernel: &Located<u64>, stride: Option<&Located<u64>>, padding: Option<
 }
 
 impl Window {
-    /// Its places along a side of that length.
+    /// Number of positions along a side.
     fn of(&self, side: u64, at: Position) -> Result<u64, Problem> {
         let room = (side + 2 * self.padding).checked_sub(self.kernel);
         room.map(|room| room / self.stride + 1).ok_or_else(|| {

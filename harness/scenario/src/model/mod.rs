@@ -1,7 +1,7 @@
-//! What is trained: models, and what a forward and a backward pass through them do with memory.
+//! Models for training, and the memory operations of a forward and a backward pass.
 //!
-//! A model's file has its layers (`layers`); from their shapes follows a [`Program`] (`compile`) for each number of samples, length and
-//! precision, which a training executes.
+//! The file of a model lists its layers (`layers`). For a number of samples, a length and a precision, they compile (`compile`) to a
+//! [`Program`], which a training executes.
 
 mod compile;
 mod layers;
@@ -24,7 +24,7 @@ pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
 pub use self::program::{Backward, Gradient, Operation, ParameterId, Program, Segment, TensorId, Uniform, Unit};
 use crate::plan::Precision;
 
-/// The files of models, in the words of their errors.
+/// The words for errors in model files.
 pub const MODEL: Language = Language {
     noun: "model",
     example: "scenarios/models/gpt2.yaml",
@@ -37,34 +37,33 @@ pub const MODEL: Language = Language {
     other: ("a scenario", "harness run"),
 };
 
-/// A model, checked.
+/// A checked model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// The file's name without ending.
+    /// The file name without extension.
     pub name: String,
-    /// What a reader learns from it.
     pub about: String,
-    /// What goes into the first layer.
+    /// The input of the first layer.
     pub input: Shape,
-    /// Words of each sample at most; 1 where samples are no sequences.
+    /// Most tokens per sample; 1 if samples are not sequences.
     pub length: u64,
-    /// Its layers, blocks repeated.
+    /// Its layers. Blocks are repeated.
     pub layers: Vec<Layer>,
 }
 
-/// A model: its layers, from whose shapes follows what a training does with memory.
+/// A model: layers whose shapes determine the memory operations of a training.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "model")]
 struct ModelWire {
-    /// What a reader learns from it.
+    /// What the model is.
     about: Located<String>,
-    /// What one sample is: `{ tokens: 1024 }`, a sequence of at most so many words; `{ features: 1024 }`; or `{ image: [3, 224, 224] }`, channels,
+    /// One sample: `{ tokens: 1024 }`, a sequence of at most this many tokens; `{ features: 1024 }`; or `{ image: [3, 224, 224] }`, channels,
     /// height and width.
     input: Located<InputWire>,
-    /// How many numbers are trained, to be checked against the layers: not checked, if not given.
+    /// Number of trained parameters, which is checked against the layers. Default: no check.
     parameters: Option<Located<u64>>,
-    /// The layers in their order.
+    /// The layers, in order.
     layers: Located<Vec<Located<LayerWire>>>,
 }
 
@@ -72,9 +71,9 @@ struct ModelWire {
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 enum InputWire {
-    /// A sequence of at most so many words.
+    /// A sequence of at most this many tokens.
     Tokens(Located<u64>),
-    /// A vector of so many numbers.
+    /// A vector of this size.
     Features(Located<u64>),
     /// Channels, height and width.
     Image(Located<Vec<Located<u64>>>),
@@ -82,41 +81,34 @@ enum InputWire {
 
 impl Model {
     /// Reads and checks a file.
-    ///
-    /// # Errors
-    /// [`FileError`]: what is wrong with the file, or with what it says.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&yaml::read(path, &MODEL)?, path)
     }
 
-    /// Checks a text. `path` is for messages, and its file name names the model.
-    ///
-    /// # Errors
-    /// [`FileError::Text`].
+    /// Checks a text. `path` names the model and appears in messages.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let checked = yaml::parse(source, path, &MODEL).and_then(|wire: ModelWire| check(&wire, path));
         checked.map_err(|problem| FileError::text(problem, path, source))
     }
 
-    /// What one pass over so many samples of this length does.
+    /// Compiles one pass over this many samples of this length.
     #[must_use]
     pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
         compile::compile(&self.layers, self.input, samples, length, precision).program
     }
 
-    /// The sizes of the parameters, in 32-bit numbers, in the order of the layers.
+    /// Sizes of the parameters in 32-bit precision, in the order of the layers.
     #[must_use]
     pub fn parameters(&self) -> Vec<Bytes> {
         compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).parameters
     }
 
-    /// The sizes of what lives as long as the parameters and is not trained, as the running means of `batch_norm`.
+    /// Sizes of tensors that live as long as the parameters and are not trained, such as the running means of `batch_norm`.
     #[must_use]
     pub fn constants(&self) -> Vec<Bytes> {
         compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).constants
     }
 
-    /// How many numbers are trained.
     #[must_use]
     pub fn parameter_count(&self) -> u64 {
         self.parameters().iter().map(|size| size.0 / 4).fold(0, u64::saturating_add)
@@ -136,14 +128,12 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
             }
             other => {
                 return Err(Problem::new(sides.position(), format!("`image` has {} numbers", other.len()))
-                    .help("channels, height and width, as in `[3, 224, 224]`"));
+                    .help("write channels, height and width, as in `[3, 224, 224]`"));
             }
         },
     };
     if wire.layers.value.is_empty() {
-        return Err(
-            Problem::new(wire.layers.position(), "a model has at least one layer").help("as in `layers: [{ linear: { out: 10 } }]`")
-        );
+        return Err(Problem::new(wire.layers.position(), "`layers` is empty").help("as in `layers: [{ linear: { out: 10 } }]`"));
     }
     let mut shape = input;
     let layers = layers::check(&wire.layers.value, &mut shape, &mut 0)?;
@@ -151,18 +141,18 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
     let model = Model { name, about, input, length, layers };
     match &wire.parameters {
         Some(wanted) if wanted.value != model.parameter_count() => {
-            let message = format!("the layers have {} parameters, and `parameters` is {}", model.parameter_count(), wanted.value);
-            Err(Problem::new(wanted.position(), message).help("correct the layers, or leave `parameters` out"))
+            let message = format!("the layers have {} parameters, but `parameters` is {}", model.parameter_count(), wanted.value);
+            Err(Problem::new(wanted.position(), message).help("correct the layers, or remove `parameters`"))
         }
         _ => Ok(model),
     }
 }
 
-/// Loads a model that a step names; what is wrong with it is told where the step names it.
+/// Loads the model that a step names. An error has the position of that name.
 pub(crate) fn load_for(folder: &Path, named: &Located<String>) -> Result<Model, Problem> {
     let at: Position = named.position();
     Model::load(&folder.join(&named.value)).map_err(|error| {
-        let help = error.advice().unwrap_or("the path begins at the folder of the scenario").to_owned();
+        let help = error.advice().unwrap_or("the path is relative to the folder of the scenario").to_owned();
         Problem::new(at, format!("this model cannot be used: {error}")).help(help)
     })
 }
@@ -173,11 +163,11 @@ pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ModelWire).to_value()
 }
 
-/// The table of the layers for the reference: name, fields, meaning.
+/// The table of layers for the reference.
 #[must_use]
 pub fn reference() -> String {
     let mut generator = schemars::SchemaGenerator::default();
-    let mut table = String::from("| layer | fields | what it is |\n|---|---|---|\n");
+    let mut table = String::from("| layer | fields | meaning |\n|---|---|---|\n");
     for ((name, schema), (_, bare, about)) in layers::schemas(&mut generator).into_iter().zip(LAYERS) {
         let value = schema.to_value();
         let fields: Vec<String> = value["properties"]

@@ -1,4 +1,4 @@
-//! What one forward and backward pass does with memory: a [`Program`], computed from shapes alone.
+//! [`Program`]: the memory operations of one forward and backward pass, computed from shapes.
 
 use std::ops::Range;
 
@@ -6,54 +6,50 @@ use harness_allocator::units::Bytes;
 
 use crate::plan::Precision;
 
-/// A tensor of a program, by its number.
+/// The index of a tensor of a program.
 pub type TensorId = usize;
 
-/// A parameter of a model, by its number.
+/// The index of a parameter of a model.
 pub type ParameterId = usize;
 
-/// The operations of one forward pass, each with its part of the backward pass. Made for one number of samples, one length and one precision.
+/// The operations of one forward pass and their backward passes, for one number of samples, one length and one precision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
     /// The size of each tensor.
     pub tensors: Vec<Bytes>,
-    /// Tensors that are there before the first operation, and until the pass is over: the samples.
+    /// Tensors that exist before the first operation and until the end of the pass: the samples.
     pub inputs: Vec<TensorId>,
     /// In the order of the forward pass.
     pub operations: Vec<Operation>,
-    /// Groups of operations that checkpointing can do again, in order and without gaps; where a group may not be done again it stands alone.
+    /// Groups of operations that checkpointing can recompute, in order and without gaps.
     pub units: Vec<Unit>,
 }
 
-/// Operations that stay together when activations are checkpointed.
+/// Operations that checkpointing keeps together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// Which ones.
     pub operations: Range<usize>,
-    /// Whether they may be done again in the backward pass.
+    /// `true` if the backward pass may recompute them.
     pub may_be_done_again: bool,
 }
 
-/// One operation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Operation {
-    /// Tensors that it reads.
     pub reads: Vec<TensorId>,
-    /// Tensors that it makes.
+    /// Tensors that it allocates.
     pub makes: Vec<TensorId>,
-    /// What carries its result: a tensor that it makes, or one that it reads and changes in place.
+    /// Its result: a tensor that it allocates, or one that it changes in place.
     pub output: TensorId,
-    /// Memory that it needs only while it runs.
+    /// Memory that it needs while it runs.
     pub workspace: Bytes,
-    /// Tensors that are kept for its backward pass.
+    /// Tensors that are saved for its backward pass.
     pub saves: Vec<TensorId>,
-    /// Parameters that are kept for its backward pass. They are there anyway, unless what is kept goes to the host.
+    /// Parameters that are saved for its backward pass. They exist anyway, unless saved tensors move to the host.
     pub saves_parameters: Vec<ParameterId>,
-    /// Its backward pass.
     pub backward: Backward,
-    /// Whether it multiplies matrices by cuBLAS, which takes a workspace of its own once and keeps it.
+    /// `true` if it uses cuBLAS, which allocates its own workspace once and keeps it.
     pub uses_cublas: bool,
-    /// Multiplications and additions of the forward pass.
+    /// Multiply-adds of the forward pass.
     pub work: u64,
 }
 
@@ -62,36 +58,35 @@ pub struct Operation {
 pub struct Backward {
     /// Buffers that live while it runs.
     pub scratch: Vec<Bytes>,
-    /// What becomes of the gradient for each tensor that it read, where one is wanted.
+    /// The gradients of the tensors that the operation read.
     pub gradients: Vec<Gradient>,
-    /// Memory that it needs only while it computes a tensor's gradient.
+    /// Memory that it needs while it computes a tensor's gradient.
     pub workspace: Bytes,
-    /// Parameters of which it makes the gradients.
+    /// Parameters whose gradients it computes.
     pub parameters: Vec<ParameterId>,
-    /// Memory that it needs only while it computes the first of these.
+    /// Memory that it needs while it computes the first parameter's gradient.
     pub parameter_workspace: Bytes,
 }
 
 /// The gradient of a tensor that an operation read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gradient {
-    /// A buffer of the tensor's size.
+    /// A new buffer of the tensor's size.
     Made(TensorId),
-    /// The memory of the output's gradient itself.
+    /// The buffer of the output's gradient.
     HandedOn(TensorId),
 }
 
-/// A stretch of operations as checkpointing does them.
+/// Consecutive operations with or without a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Which ones.
     pub operations: Range<usize>,
-    /// Whether nothing but its inputs is kept for the backward pass, where it is done again.
+    /// `true` if only its inputs are kept, and the backward pass recomputes the rest.
     pub is_checkpointed: bool,
 }
 
 impl Program {
-    /// The segments where of each so many units only the inputs are kept.
+    /// The segments of the program, with one checkpoint per `checkpoint_every` units.
     #[must_use]
     pub fn segments(&self, checkpoint_every: Option<u64>) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
@@ -113,7 +108,7 @@ impl Program {
         segments
     }
 
-    /// The operation that makes each tensor; `None`: it is an input.
+    /// The operation that allocates each tensor; `None` for inputs.
     #[must_use]
     pub fn makers(&self) -> Vec<Option<usize>> {
         let mut makers = vec![None; self.tensors.len()];
@@ -125,32 +120,30 @@ impl Program {
         makers
     }
 
-    /// Multiplications and additions of the forward pass.
+    /// Multiply-adds of the forward pass.
     #[must_use]
     pub fn work(&self) -> u64 {
         self.operations.iter().map(|operation| operation.work).fold(0, u64::saturating_add)
     }
 }
 
-/// A model of which nothing is known but sizes: layers of equal parameters and activations.
+/// A model that is described by sizes only: all layers have the same parameters and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uniform {
-    /// All parameters together.
+    /// Size of all parameters.
     pub parameters: Bytes,
-    /// Parts that parameters and activations come in.
     pub layers: u64,
-    /// Activations that one sample takes, all layers together, in 32-bit numbers.
+    /// Size of one sample's activations in all layers, in 32-bit precision.
     pub activations_per_sample: Bytes,
 }
 
 impl Uniform {
-    /// The size of the parameters of one layer.
     #[must_use]
     pub const fn parameters_per_layer(&self) -> Bytes {
         Bytes(self.parameters.0 / self.layers)
     }
 
-    /// Each layer keeps its result for the backward pass, where the gradient of that result lives as long as the layer is worked on.
+    /// Each layer saves its result for the backward pass. The gradient of the result lives during the layer's backward pass.
     #[must_use]
     pub fn program(&self, samples: u64, precision: Precision) -> Program {
         let all = self.activations_per_sample.0 * samples / self.layers;

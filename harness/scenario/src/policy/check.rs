@@ -1,4 +1,4 @@
-//! Checks policies against the step that has them: one that can do nothing there is refused.
+//! Checks policies for their step. A policy that cannot help the step is rejected.
 
 use std::collections::BTreeSet;
 
@@ -18,37 +18,35 @@ use harness_language::text::{CountText, NameText, duration};
 pub(crate) struct Recoverable {
     /// Its key in YAML.
     step: &'static str,
-    /// The parts of a plan that it understands.
+    /// The parts of a plan that it supports.
     parts: &'static [PlanPart],
-    /// How its first attempt is done.
+    /// The plan of the first attempt.
     first: Plan,
-    /// Layers of which activations are kept; 0 where there are none.
+    /// Layers with activations, or 0.
     layers: u64,
-    /// Whether there is an optimizer with state.
+    /// `true` if it has an optimizer with state.
     has_state: bool,
 }
 
 impl Recoverable {
-    /// Steps that recover, with the parts of a plan that each understands.
+    /// Steps that can recover, with the parts of a plan that they support.
     pub(crate) const STEPS: [(&'static str, &'static [PlanPart]); 3] = [
         ("alloc", &[PlanPart::Buffers]),
         ("train", &[PlanPart::Batch, PlanPart::MicroBatches, PlanPart::Checkpointing, PlanPart::Precision, PlanPart::Spilled]),
         ("infer", &[PlanPart::Buffers, PlanPart::Requests]),
     ];
 
-    /// One request.
     pub(crate) const fn alloc() -> Self {
         let (step, parts) = Self::STEPS[0];
         Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
     }
 
-    /// Iterations of a training, the first of which is done so.
+    /// A training. `first` is the plan of the first iteration.
     pub(crate) const fn train(first: Plan, layers: u64, has_state: bool) -> Self {
         let (step, parts) = Self::STEPS[1];
         Self { step, parts, first, layers, has_state }
     }
 
-    /// Requests that are served, each with a cache.
     pub(crate) const fn infer() -> Self {
         let (step, parts) = Self::STEPS[2];
         Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
@@ -58,7 +56,7 @@ impl Recoverable {
         self.parts.contains(&PlanPart::Requests)
     }
 
-    /// The policies that are of use to a step which understands these parts.
+    /// The policies that a step with these parts supports.
     pub(crate) fn accepted(parts: &'static [PlanPart]) -> impl Iterator<Item = PolicyKind> {
         PolicyKind::ALL.iter().copied().filter(|kind| kind.needs().is_none_or(|part| parts.contains(&part)))
     }
@@ -74,12 +72,14 @@ pub(crate) fn check(wire: &Located<ChainWire>, step: &Recoverable, checker: &mut
     let policies = match &wire.value {
         ChainWire::One(policy) => vec![check_one(policy, at, step, checker)?],
         ChainWire::Many(policies) if policies.is_empty() => {
-            return Err(Problem::new(at, "there is no policy in this list").help(format!("one or more of {}", quoted(&step.names(), ", "))));
+            return Err(
+                Problem::new(at, "this list of policies is empty").help(format!("write one or more of {}", quoted(&step.names(), ", ")))
+            );
         }
         ChainWire::Many(policies) => {
             if let Some(surplus) = policies.get(MAX_POLICIES) {
-                let message = format!("these are more than {MAX_POLICIES} policies");
-                return Err(Problem::new(surplus.position(), message).help(format!("give a step at most {MAX_POLICIES}")));
+                let message = format!("more than {MAX_POLICIES} policies");
+                return Err(Problem::new(surplus.position(), message).help(format!("use at most {MAX_POLICIES} policies per step")));
             }
             policies.iter().map(|policy| check_one(&policy.value, policy.position(), step, checker)).collect::<Result<_, _>>()?
         }
@@ -89,14 +89,14 @@ pub(crate) fn check(wire: &Located<ChainWire>, step: &Recoverable, checker: &mut
         && let Some(unreachable) = wires.get(last + 1)
     {
         let kind = policies[last].kind();
-        return Err(Problem::new(unreachable.position(), format!("this is never tried, because `{kind}` stands in front of it"))
+        return Err(Problem::new(unreachable.position(), format!("this policy is never tried, because `{kind}` comes before it"))
             .see(wires[last].position(), "ends the recovery")
-            .help(format!("put `{kind}` at the end, or leave it out")));
+            .help(format!("move `{kind}` to the end, or remove it")));
     }
     Ok(Chain(policies))
 }
 
-/// Whether no policy behind this one is ever tried. A request that is served waits as long as it takes.
+/// Returns whether later policies are never tried. A waiting `infer` request has no time limit.
 fn ends_recovery(policy: &Policy, step: &Recoverable) -> bool {
     match policy {
         Policy::GiveUp => true,
@@ -109,7 +109,7 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
     if let Some(kind) = wire.kind()
         && kind.needs().is_some_and(|part| !step.parts.contains(&part))
     {
-        let message = format!("`{kind}` makes no sense for `{}`", step.step);
+        let message = format!("`{}` does not support `{kind}`", step.step);
         return Err(Problem::new(at, message).help(format!("`{}` recovers with {}", step.step, quoted(&step.names(), ", "))));
     }
     match wire {
@@ -130,13 +130,13 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
         PolicyWire::CheckpointMore(fields) => checkpoint_more(fields, at, step, checker),
         PolicyWire::HalfPrecision(_) => match step.first.precision {
             Precision::Fp32 => Ok(Policy::HalfPrecision),
-            Precision::Mixed => Err(nothing_to_do(at, "the precision is mixed already", "begin with `fp32`, or leave the policy out")),
+            Precision::Mixed => Err(nothing_to_do(at, "the precision is mixed already", "start with `fp32`, or remove the policy")),
         },
         PolicyWire::Wait(fields)
             if step.serves_requests() && (fields.first.is_some() || fields.factor.is_some() || fields.retries.is_some()) =>
         {
-            Err(Problem::new(at, format!("`wait` has no fields at `{}`", step.step))
-                .help("a request waits until others are done, however long that takes: write `wait`"))
+            Err(Problem::new(at, format!("`wait` takes no fields in `{}`", step.step))
+                .help("write `wait`; a request waits without a limit until other requests end"))
         }
         PolicyWire::SpillToHost(fields) => spill(fields, at, step, checker),
         PolicyWire::Wait(fields) => Ok(Policy::Wait {
@@ -145,11 +145,11 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
             retries: retries(fields.retries.as_ref(), 5, checker)?,
         }),
         PolicyWire::Unknown(name) => {
-            // A bare name stands where the policy stands.
+            // A bare name has the position of the policy.
             let place = if name.line == 0 { at } else { name.position() };
-            Err(Problem::new(place, format!("there is no policy `{}`", name.value)).help(choices(&name.value, "policies", step.names())))
+            Err(Problem::new(place, format!("unknown policy `{}`", name.value)).help(choices(&name.value, "policies", step.names())))
         }
-        PolicyWire::NotOne => Err(Problem::new(at, "one policy is wanted here").help(format!("one of {}", quoted(&step.names(), ", ")))),
+        PolicyWire::NotOne => Err(Problem::new(at, "expected one policy").help(format!("write one of {}", quoted(&step.names(), ", ")))),
     }
 }
 
@@ -159,8 +159,8 @@ fn split_and_accumulate(fields: &SplitWire, at: Position, step: &Recoverable, ch
     if floor == samples {
         return Err(nothing_to_do(
             at,
-            &format!("no more samples than the floor, {floor}, are in memory at once"),
-            "give it a larger batch or a lower floor",
+            &format!("the batch in memory is at the floor, {floor}, already"),
+            "use a larger batch or a lower floor",
         ));
     }
     Ok(Policy::SplitAndAccumulate { floor })
@@ -172,16 +172,16 @@ fn checkpoint_more(fields: &CheckpointWire, at: Position, step: &Recoverable, ch
         None => step.layers.isqrt().max(2),
     };
     if step.layers < 2 || step.first.checkpoint_every.is_some_and(|every| every >= most) {
-        return Err(nothing_to_do(at, "there is nothing more to checkpoint", "give it more layers, or a larger `most`"));
+        return Err(nothing_to_do(at, "no layers are left to checkpoint", "use more layers, or a larger `most`"));
     }
     Ok(Policy::CheckpointMore { most })
 }
 
 fn nothing_to_do(at: Position, why: &str, help: &str) -> Problem {
-    Problem::new(at, format!("this policy can do nothing here: {why}")).help(help.to_owned())
+    Problem::new(at, format!("this policy cannot help: {why}")).help(help.to_owned())
 }
 
-/// Buffers that a policy names.
+/// Resolves the buffers of a policy.
 fn buffers(
     names: &[NameText],
     kind: PolicyKind,
@@ -223,7 +223,7 @@ fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker
     };
     if part == SpilledPart::OptimizerState && !step.has_state {
         let at = fields.what.as_ref().map_or(at, Located::position);
-        return Err(nothing_to_do(at, "the optimizer has no state", "an `optimizer` with state, or `what: activations`"));
+        return Err(nothing_to_do(at, "the optimizer has no state", "use an `optimizer` with state, or `what: activations`"));
     }
     let memory = match fields.memory.as_ref().map_or(HostMemoryWire::Pinned, |memory| memory.value) {
         HostMemoryWire::Pinned => HostMemory::Pinned,
@@ -234,26 +234,26 @@ fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker
     };
     match (&fields.folder, &memory) {
         (Some(folder), HostMemory::Pinned | HostMemory::Pageable) => {
-            Err(Problem::new(folder.position(), "only a mapped file has a `folder`")
-                .help("give it `memory: mapped_file`, or leave `folder` out"))
+            Err(Problem::new(folder.position(), "`folder` needs `memory: mapped_file`")
+                .help("add `memory: mapped_file`, or remove `folder`"))
         }
         (Some(folder), HostMemory::MappedFile { folder: Some(path) }) if !path.is_dir() => {
-            Err(Problem::new(folder.position(), format!("there is no folder {}", path.display()))
-                .help("a folder that is there, as seen from the scenario's, or leave `folder` out for the one of temporary files"))
+            Err(Problem::new(folder.position(), format!("the folder {} does not exist", path.display()))
+                .help("name an existing folder, relative to the scenario's, or remove `folder` for TMPDIR"))
         }
         _ => Ok(Policy::SpillToHost { part, memory }),
     }
 }
 
-/// A floor that is not above where the policy begins.
+/// Parses a floor, which is at most the start value.
 fn floor(given: Option<&CountText>, start: u64, what: &str, verb: &str, checker: &Checker<'_>) -> Result<u64, Problem> {
     let Some(given) = given else { return Ok(1) };
     let floor = checker.whole(given, "floor", 1..=u64::MAX)?;
     if floor <= start {
         return Ok(floor);
     }
-    let message = format!("the floor {floor} is above the {what} {start}: there is nothing to {verb}");
-    Err(Problem::new(given.position(), message).help(format!("a floor is from 1 to the {what}, {start} here")))
+    let message = format!("the floor {floor} is above the {what} {start}, so there is nothing to {verb}");
+    Err(Problem::new(given.position(), message).help(format!("use a floor from 1 to {start}")))
 }
 
 fn retries(given: Option<&CountText>, default: u32, checker: &Checker<'_>) -> Result<u32, Problem> {

@@ -1,6 +1,6 @@
-//! Recovery policies of `on_oom`: what is done between a failed request and the next try.
+//! Recovery policies of `on_oom`: actions between a failed request and the next attempt.
 //!
-//! A new policy is a row of [`PolicyKind`], a variant of [`PolicyWire`](wire::PolicyWire) and one of [`Policy`]; the matches say where it is missing.
+//! A new policy needs a row of [`PolicyKind`], a variant of [`PolicyWire`](wire::PolicyWire) and a variant of [`Policy`].
 
 mod check;
 mod wire;
@@ -17,20 +17,17 @@ use super::plan::{PlanPart, SpilledPart};
 pub(crate) use check::{Recoverable, check};
 pub(crate) use wire::ChainWire;
 
-/// Most retries that a policy may be given.
 pub const MAX_RETRIES: u32 = 100;
-/// Most policies of one step.
 pub const MAX_POLICIES: usize = 10;
 
-/// Declares the policies: variant, name in YAML, and the part of a plan that it changes.
+/// Declares the policies: variant, name in YAML, and the part of a plan that the policy changes.
 macro_rules! kinds {
     ($($(#[doc = $about:literal])+ $variant:ident = $name:literal: $needs:expr;)*) => {
-        /// Which policy it is.
+        /// A kind of policy.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum PolicyKind { $($(#[doc = $about])+ $variant,)* }
 
         impl PolicyKind {
-            /// Every one, in the order of the reference.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Its name in YAML.
@@ -39,13 +36,12 @@ macro_rules! kinds {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// The part of a plan that a step must understand for the policy to be of use; `None`: any step can have it.
+            /// The part of a plan that a step must support; `None`: every step can use the policy.
             #[must_use]
             pub const fn needs(self) -> Option<PlanPart> {
                 match self { $(Self::$variant => $needs),* }
             }
 
-            /// Reads a name.
             #[must_use]
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|kind| kind.name() == name)
@@ -55,36 +51,36 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The failure is final.
+    /// Fails.
     GiveUp = "give_up": None;
-    /// The cache goes back to the driver.
+    /// Releases the cache to the driver.
     EmptyCache = "empty_cache": None;
-    /// Buffers are given up.
+    /// Frees buffers.
     Free = "free": Some(PlanPart::Buffers);
-    /// The whole device is waited for.
+    /// Waits for the device.
     Synchronize = "synchronize": None;
-    /// Half the batch.
+    /// Halves the batch.
     HalveBatch = "halve_batch": Some(PlanPart::Batch);
-    /// Nine tenths of the batch.
+    /// Takes nine tenths of the batch.
     ShrinkBatch = "shrink_batch": Some(PlanPart::Batch);
-    /// The largest batch that fits.
+    /// Searches for the largest batch that fits.
     BisectBatch = "bisect_batch": Some(PlanPart::Batch);
-    /// The same batch in more parts.
+    /// Splits the batch into more parts.
     SplitAndAccumulate = "split_and_accumulate": Some(PlanPart::MicroBatches);
-    /// Fewer activations are kept.
+    /// Keeps fewer activations.
     CheckpointMore = "checkpoint_more": Some(PlanPart::Checkpointing);
-    /// Smaller numbers.
+    /// Uses 16-bit activations.
     HalfPrecision = "half_precision": Some(PlanPart::Precision);
-    /// Something is kept in host memory.
+    /// Moves tensors to host memory.
     SpillToHost = "spill_to_host": Some(PlanPart::Spilled);
-    /// The buffer, or the request that is served, that was used longest ago is given up.
+    /// Evicts the least recently used buffer or request.
     Evict = "evict": Some(PlanPart::Buffers);
-    /// Time passes.
+    /// Waits for some time.
     Wait = "wait": None;
 }
 
 impl PolicyKind {
-    /// Whether it cannot do without fields.
+    /// Returns whether it needs fields.
     pub(crate) const fn needs_fields(self) -> bool {
         matches!(self, Self::Free)
     }
@@ -96,85 +92,75 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// What is done between a failed request and the next try.
+/// An action between a failed request and the next attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Nothing, and there is no next try.
+    /// Fails without another attempt.
     GiveUp,
-    /// Gives the allocator's cache back to the driver, then tries again.
+    /// Releases the allocator's cache to the driver.
     EmptyCache {
-        /// Most tries after the first.
+        /// Most retries.
         retries: u32,
     },
-    /// Frees these buffers, as far as they are live, then tries once more.
-    Free {
-        /// What is given up.
-        buffers: Vec<BufferName>,
-    },
-    /// Waits for the whole device, then tries again.
+    /// Frees the live ones of these buffers, then retries once.
+    Free { buffers: Vec<BufferName> },
+    /// Waits for the device.
     Synchronize {
-        /// Most tries after the first.
+        /// Most retries.
         retries: u32,
     },
-    /// Drops the failed iteration and tries it again with another batch.
+    /// Drops the failed iteration and retries it with another batch.
     Batch {
-        /// How the next batch follows from the one that failed.
         rule: BatchRule,
-        /// The smallest batch to try.
+        /// The smallest batch.
         floor: u64,
-        /// Most tries after the first, for each iteration.
+        /// Most retries per iteration.
         retries: u32,
-        /// Whether the cache goes back to the driver before each retry.
+        /// Releases the cache to the driver before each retry.
         empty_cache: bool,
     },
-    /// Drops the failed iteration and does it again in twice as many parts.
+    /// Drops the failed iteration and retries it in twice as many parts.
     SplitAndAccumulate {
         /// The smallest part, in samples.
         floor: u64,
     },
     /// Drops the failed iteration and keeps fewer activations.
     CheckpointMore {
-        /// The most layers of which only one input is kept.
+        /// Most layers per checkpoint.
         most: u64,
     },
-    /// Drops the failed iteration and makes its activations of 16-bit numbers.
+    /// Drops the failed iteration and uses 16-bit activations.
     HalfPrecision,
-    /// Drops the failed iteration and keeps something in host memory.
-    SpillToHost {
-        /// What.
-        part: SpilledPart,
-        /// Where.
-        memory: HostMemory,
-    },
-    /// Frees the one of these that was used longest ago, before each try.
+    /// Drops the failed iteration and moves a part of the training to host memory.
+    SpillToHost { part: SpilledPart, memory: HostMemory },
+    /// Frees the least recently used of these buffers before each attempt.
     Evict {
-        /// What may go. A name of numbered buffers stands for all of them. None: the caches of requests that are served.
+        /// A name of numbered buffers stands for all of them. Empty: the caches of running requests.
         buffers: Vec<BufferName>,
     },
-    /// Waits before each try.
+    /// Waits before each attempt.
     Wait {
         /// The first wait.
         first: Nanos,
-        /// How much longer each wait is than the one before.
+        /// Ratio of each wait to the one before.
         factor: u32,
-        /// Most tries after the first.
+        /// Most retries.
         retries: u32,
     },
 }
 
-/// How a smaller batch follows from one that failed.
+/// The rule for a smaller batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchRule {
-    /// Half of it, rounded down.
+    /// Half of the failed batch, rounded down.
     Halve,
-    /// Nine tenths of it, rounded down.
+    /// Nine tenths of the failed batch, rounded down.
     Shrink,
-    /// Half way to the largest that worked; and after one that worked, half way to the smallest that failed.
+    /// Half way to the largest batch that worked. After a success, half way to the smallest batch that failed.
     Bisect,
 }
 
 impl Policy {
-    /// Which policy it is.
     #[must_use]
     pub const fn kind(&self) -> PolicyKind {
         match self {
@@ -194,7 +180,7 @@ impl Policy {
         }
     }
 
-    /// Most tries after the first.
+    /// Most retries.
     #[must_use]
     pub const fn retries(&self) -> u32 {
         match self {
@@ -203,12 +189,12 @@ impl Policy {
                 *retries
             }
             Self::Free { .. } | Self::HalfPrecision | Self::SpillToHost { .. } => 1,
-            // These end by themselves, when there is nothing left to split, to keep or to free.
+            // These end when nothing is left to split, to recompute or to free.
             Self::SplitAndAccumulate { .. } | Self::CheckpointMore { .. } | Self::Evict { .. } => MAX_RETRIES,
         }
     }
 
-    /// Buffers of the scenario that may be gone behind the step.
+    /// Buffers that may be freed after the step.
     #[must_use]
     pub fn may_free(&self) -> &[BufferName] {
         match self {
@@ -233,49 +219,49 @@ impl fmt::Display for Policy {
             }
             Self::SplitAndAccumulate { floor } => write!(f, "{kind} down to {floor}"),
             Self::SpillToHost { part, memory } => write!(f, "{kind} {part}, in {memory}"),
-            Self::CheckpointMore { most } => write!(f, "{kind}, of at most {} one input", count(*most, "layer")),
+            Self::CheckpointMore { most } => write!(f, "{kind}, at most {} per checkpoint", count(*most, "layer")),
             Self::Wait { first, factor, retries } => {
-                write!(f, "{kind} {first}, each time {factor} times as long, at most {}", count(*retries, "retry"))
+                write!(f, "{kind} {first}, {factor} times as long each time, at most {}", count(*retries, "retry"))
             }
         }
     }
 }
 
-/// Policies in the order in which they are tried: the next one where one has no retries left, or nothing to do.
+/// Policies in the order in which they are tried. The next one is tried if one has no retries left or cannot help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain(Vec<Policy>);
 
 impl Chain {
-    /// The policies, in their order. There is at least one.
+    /// Never empty.
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.0
     }
 
-    /// Most tries of one request or iteration, the first included.
+    /// Most attempts of one request or iteration, including the first.
     #[must_use]
     pub fn most_attempts(&self) -> u64 {
         1 + self.0.iter().map(|policy| u64::from(policy.retries())).sum::<u64>()
     }
 
-    /// The policy of a step with requests, where the file does not say.
+    /// The default of `infer`.
     pub(crate) fn evict_requests() -> Self {
         Self(vec![Policy::Evict { buffers: Vec::new() }])
     }
 
-    /// Whether it gives up requests that are served.
+    /// Returns whether it evicts running requests.
     #[must_use]
     pub fn evicts_requests(&self) -> bool {
         self.0.iter().any(|policy| matches!(policy, Policy::Evict { buffers } if buffers.is_empty()))
     }
 
-    /// The same without the last policy, where that waits; `None`: no other policy is left. Tells whether it did.
+    /// Removes a `wait` at the end. Returns the other policies, if any, and whether there was a `wait`.
     pub(crate) fn without_last_wait(mut self) -> (Option<Self>, bool) {
         let waits = self.0.pop_if(|last| last.kind() == PolicyKind::Wait).is_some();
         ((!self.0.is_empty()).then_some(self), waits)
     }
 
-    /// Whether it waits for others.
+    /// Returns whether it contains `wait`.
     #[must_use]
     pub fn waits(&self) -> bool {
         self.0.iter().any(|policy| policy.kind() == PolicyKind::Wait)

@@ -1,4 +1,4 @@
-//! Policies as the file writes them: a name, a map from a name to fields, or a list of these.
+//! Policies in the file: a name, a map from a name to fields, or a list of these.
 
 use std::fmt;
 
@@ -11,186 +11,181 @@ use super::PolicyKind;
 use harness_language::located::Located;
 use harness_language::text::{CountText, DurationText, NameText};
 
-/// One policy, or several that are tried in their order.
+/// One policy, or several in the order in which they are tried.
 #[derive(Clone, Debug)]
 pub(crate) enum ChainWire {
     One(PolicyWire),
     Many(Vec<Located<PolicyWire>>),
 }
 
-/// What is done when a request fails, before it is tried again. A name alone is the policy without any field.
+/// An action between a failed request and the next attempt. A bare name is the policy without fields.
 #[derive(Clone, Debug, JsonSchema)]
 #[schemars(rename = "policy", rename_all = "snake_case")]
 pub(crate) enum PolicyWire {
-    /// Does nothing: the failure is final.
+    /// Fails without another attempt.
     GiveUp(NoFields),
-    /// Gives the allocator's cache back to the driver, then tries again.
+    /// Releases the allocator's cache to the driver, then retries.
     EmptyCache(RetriesWire),
-    /// Frees buffers of the scenario, then tries once more.
+    /// Frees buffers of the scenario, then retries once.
     Free(FreeWire),
-    /// Waits for the whole device, then tries again.
+    /// Waits for the device, then retries.
     Synchronize(RetriesWire),
-    /// Drops the failed iteration and tries it again with half the batch, rounded down, as in the published rule `max(16, batch // 2)`: at its floor it
-    /// tries the same batch again.
+    /// Drops the failed iteration and retries with half the batch, rounded down, as in the rule `max(16, batch // 2)`. At its floor it retries with
+    /// the same batch.
     HalveBatch(BatchWire),
-    /// Drops the failed iteration and tries it again with nine tenths of the batch, rounded down, as Accelerate's `find_executable_batch_size` does
-    /// (<https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/memory.py>; it empties the cache before each try).
+    /// Drops the failed iteration and retries with nine tenths of the batch, rounded down, as Accelerate's `find_executable_batch_size` does
+    /// (<https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/memory.py>; it empties the cache before each attempt).
     ShrinkBatch(BatchWire),
-    /// Looks for the largest batch that fits: after a failure it goes half way to the largest batch that worked, after an iteration that worked half way to the
-    /// smallest that failed, as Lightning's batch size finder does in its mode `binsearch`
+    /// Searches for the largest batch that fits. After a failure it goes half way to the largest batch that worked. After a success it goes half way to
+    /// the smallest batch that failed. Lightning's batch size finder does the same in its mode `binsearch`
     /// (<https://github.com/Lightning-AI/pytorch-lightning/blob/master/src/lightning/pytorch/tuner/batch_size_scaling.py>).
     BisectBatch(BatchWire),
-    /// Drops the failed iteration and does it again in twice as many parts, whose gradients are added up: the effective batch stays, as with Composer's automatic
-    /// microbatching (<https://docs.mosaicml.com/projects/composer/en/stable/notes/auto_microbatching.html>).
+    /// Drops the failed iteration and retries it in twice as many micro-batches, whose gradients are accumulated. The effective batch stays the same, as in
+    /// Composer's automatic microbatching (<https://docs.mosaicml.com/projects/composer/en/stable/notes/auto_microbatching.html>).
     SplitAndAccumulate(SplitWire),
-    /// Keeps fewer activations and computes the others again in the backward pass: of each 2 layers only the input, then of each 4, and so on
+    /// Keeps fewer activations and recomputes the others in the backward pass: first with one checkpoint per 2 layers, then per 4, and so on
     /// (<https://arxiv.org/abs/1604.06174>).
     CheckpointMore(CheckpointWire),
-    /// Makes activations of 16-bit numbers.
+    /// Uses 16-bit activations.
     HalfPrecision(NoFields),
-    /// Drops the failed iteration and does it again, and those behind it, with something of it in host memory, copied there and back.
-    /// `activations`: what is saved for the backward pass is copied to the host in the forward pass and freed on the device, and copied back one operation
-    /// at a time, as PyTorch's `torch.autograd.graph.save_on_cpu` does
-    /// (<https://docs.pytorch.org/docs/2.11/autograd.html#torch.autograd.graph.save_on_cpu>). It copies everything that an operation saves, parameters too, and
-    /// one copy for each that saves it. Of checkpointed layers the inputs are kept on the host.
-    /// `optimizer_state`: state and optimizer are on the host; gradients are copied there and parameters back, as with ZeRO-Offload
-    /// (<https://arxiv.org/abs/2101.06840>). What the optimizer computes there takes no time in the model of the simulated device.
+    /// Drops the failed iteration, and runs it and all later ones with a part of the training in host memory.
+    ///
+    /// `activations` copies every tensor that is saved for the backward pass to the host and frees it on the device. The backward pass copies it back, one
+    /// operation at a time, as `torch.autograd.graph.save_on_cpu` does
+    /// (<https://docs.pytorch.org/docs/2.11/autograd.html#torch.autograd.graph.save_on_cpu>). Parameters are copied too, once per operation that saves
+    /// them. Checkpointed layers keep their inputs on the host.
+    ///
+    /// `optimizer_state` keeps the state on the host and runs the optimizer there. Gradients are copied to the host and parameters back, as in ZeRO-Offload
+    /// (<https://arxiv.org/abs/2101.06840>). The simulated device does not model the time of the optimizer on the host.
     SpillToHost(SpillWire),
-    /// Frees the buffer that was used longest ago, one before each try. At `infer`, without buffers, the request whose cache was used longest ago gives it up, and starts again
-    /// later with the words that it has as part of its prompt.
+    /// Frees the least recently used buffer, one before each attempt. In `infer` without `buffers` it evicts the least recently used request, which starts
+    /// again later with its tokens so far as part of its prompt.
     Evict(EvictWire),
-    /// Waits, and tries again: for memory that others hold. The waits grow by a factor. At `infer` a request waits, without a limit, until others are done; it has no fields there.
+    /// Waits for memory of other processes, then retries. Waits grow by a factor. In `infer`, a request waits without a limit until others end; `wait` takes no fields there.
     Wait(WaitWire),
-    /// No policy has this name. It is kept, to be answered by the check, which knows the step.
+    /// An unknown name. The check reports it, because it knows the step.
     #[schemars(skip)]
     Unknown(Located<String>),
-    /// A map of no policy, or of several.
+    /// A map without a policy, or with several.
     #[schemars(skip)]
     NotOne,
 }
 
-/// Nothing to set.
+/// No fields.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_without_fields")]
 pub(crate) struct NoFields {}
 
-/// How often.
+/// Fields of `empty_cache` and `synchronize`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_retries")]
 pub(crate) struct RetriesWire {
-    /// Most tries after the first: 1 if not given, at most 100.
+    /// Most retries, at most 100. Default: 1.
     pub(super) retries: Option<CountText>,
 }
 
-/// What is given up.
+/// Fields of `free`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_free")]
 pub(crate) struct FreeWire {
-    /// Live buffers, in the order in which they are freed. Whether they are live afterwards depends on the run: free them with `free`, which
-    /// then skips those that are gone.
+    /// Live buffers, in the order in which they are freed. Later steps may only `free` them, which skips freed ones.
     pub(super) buffers: Vec<NameText>,
 }
 
-/// How far down.
+/// Fields of policies that change the batch.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_batch")]
 pub(crate) struct BatchWire {
-    /// The smallest batch to try: 1 if not given.
+    /// The smallest batch. Default: 1.
     pub(super) floor: Option<CountText>,
-    /// Most tries after the first, for each iteration, at most 100: if not given 1 for `halve_batch`, and 100 for the others, which end at their
-    /// floor.
+    /// Most retries per iteration, at most 100. Default: 1 for `halve_batch`, 100 for the others, which end at their floor.
     pub(super) retries: Option<CountText>,
-    /// Whether the cache goes back to the driver before each retry: no, if not given.
+    /// Releases the cache to the driver before each retry. Default: `false`.
     #[serde(default)]
     pub(super) empty_cache: bool,
 }
 
-/// How small the parts may become.
+/// Fields of `split_and_accumulate`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_split")]
 pub(crate) struct SplitWire {
-    /// The smallest part to try, in samples: 1 if not given.
+    /// The smallest part, in samples. Default: 1.
     pub(super) floor: Option<CountText>,
 }
 
-/// How far apart what is kept may be.
+/// Fields of `checkpoint_more`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_checkpoint")]
 pub(crate) struct CheckpointWire {
-    /// The most layers of which only one input is kept: if not given the square root of the number of layers, which keeps least.
+    /// Most layers per checkpoint. Default: the square root of the number of layers, which keeps the least memory.
     pub(super) most: Option<CountText>,
 }
 
-/// What is kept in host memory, and in which.
+/// Fields of `spill_to_host`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_spill")]
 pub(crate) struct SpillWire {
-    /// `activations` (if not given) or `optimizer_state`.
+    /// `activations` or `optimizer_state`. Default: `activations`.
     pub(super) what: Option<Located<SpilledWire>>,
-    /// `pinned` (if not given): page-locked memory, which the device copies by itself; `pageable`: plain memory, through a buffer of the driver;
-    /// `mapped_file`: a temporary file that is mapped, for where the host has too little memory too. It has no name, so nothing stays of it.
+    /// `pinned`: page-locked memory, which the device copies directly. `pageable`: plain memory, copied through a buffer of the driver. `mapped_file`: a mapped
+    /// temporary file without a name, for hosts with little memory. Default: `pinned`.
     pub(super) memory: Option<Located<HostMemoryWire>>,
-    /// With `mapped_file`: the folder of the file, from the folder of the scenario: where temporary files lie (`TMPDIR`), if not given.
+    /// Folder of the `mapped_file`, relative to the folder of the scenario. Default: the folder for temporary files (`TMPDIR`).
     pub(super) folder: Option<Located<String>>,
 }
 
-/// What can be kept in host memory.
+/// A part of a training that can move to host memory.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub(crate) enum SpilledWire {
-    /// What is saved for the backward pass.
+    /// Tensors that are saved for the backward pass.
     Activations,
     /// The optimizer's state.
     OptimizerState,
 }
 
-/// Kinds of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub(crate) enum HostMemoryWire {
-    /// Page-locked.
     Pinned,
-    /// Plain.
     Pageable,
-    /// A temporary file.
     MappedFile,
 }
 
-/// What may go.
+/// Fields of `evict`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_evict")]
 pub(crate) struct EvictWire {
-    /// Buffers that may go; at `infer` they can be left out. A name of numbered buffers stands for all of them. Making, filling, verifying or reading a buffer is a use of it. Afterwards only `free` may
-    /// name them, which skips those that are gone.
+    /// Buffers that may be evicted; optional in `infer`. A name of numbered buffers stands for all of them. `alloc`, `fill`, `verify` and `read_async` use a buffer. Later steps
+    /// may only `free` these buffers, which skips freed ones.
     #[serde(default)]
     pub(super) buffers: Vec<NameText>,
 }
 
-/// How long, and how often.
+/// Fields of `wait`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "policy_wait")]
 pub(crate) struct WaitWire {
-    /// The first wait: 10ms if not given.
+    /// The first wait. Default: 10ms.
     pub(super) first: Option<DurationText>,
-    /// How much longer each wait is than the one before, from 1 to 10: 2 if not given.
+    /// Ratio of each wait to the one before, from 1 to 10. Default: 2.
     pub(super) factor: Option<CountText>,
-    /// Most tries after the first: 5 if not given, at most 100.
+    /// Most retries, at most 100. Default: 5.
     pub(super) retries: Option<CountText>,
 }
 
 impl PolicyWire {
-    /// The policy, where it is one.
     pub(super) const fn kind(&self) -> Option<PolicyKind> {
         Some(match self {
             Self::GiveUp(_) => PolicyKind::GiveUp,
@@ -210,7 +205,7 @@ impl PolicyWire {
         })
     }
 
-    /// The policy with fields that are read from somewhere.
+    /// Reads the fields of a policy.
     fn of<E>(kind: PolicyKind, fields: impl Fields<E>) -> Result<Self, E> {
         Ok(match kind {
             PolicyKind::GiveUp => Self::GiveUp(fields.read()?),
@@ -230,12 +225,12 @@ impl PolicyWire {
     }
 }
 
-/// Where the fields of a policy come from.
+/// A source of fields.
 trait Fields<E> {
     fn read<T: serde::de::DeserializeOwned + Default>(self) -> Result<T, E>;
 }
 
-/// Of a bare name: none is given.
+/// A bare name has no fields.
 struct NoneGiven;
 
 impl<E> Fields<E> for NoneGiven {
@@ -244,7 +239,7 @@ impl<E> Fields<E> for NoneGiven {
     }
 }
 
-/// Those behind the name.
+/// The value of a map entry.
 struct Behind<'m, A>(&'m mut A);
 
 impl<'de, A: MapAccess<'de>> Fields<A::Error> for Behind<'_, A> {
@@ -264,7 +259,7 @@ impl<'de> Deserialize<'de> for PolicyWire {
             fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
                 match PolicyKind::from_name(name) {
                     Some(kind) => PolicyWire::of(kind, NoneGiven),
-                    // Its place is that of the whole value, which the check knows.
+                    // It has the position of the whole value, which the check knows.
                     None => Ok(PolicyWire::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 })),
                 }
             }

@@ -1,4 +1,4 @@
-//! `alloc`: a request for memory.
+//! `alloc`: requests memory.
 
 use std::fmt;
 
@@ -14,20 +14,16 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, BufferText, NameText};
 
-/// A request for memory, checked.
+/// A checked `alloc`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alloc {
-    /// Under which name it is kept.
     pub buffer: BufferRef,
-    /// How much.
     pub size: Amount,
-    /// The stream whose work uses it first.
+    /// The stream of the block.
     pub stream: StreamName,
-    /// How it should end.
     pub expect: Ending,
-    /// What to do when it fails.
     pub on_oom: Option<Chain>,
-    /// Whether a buffer of that name that is still live is kept without a name, as a program does that forgets to free it.
+    /// Leaks a live buffer of the same name, as in a program that forgets to free it.
     pub leak: bool,
 }
 
@@ -45,27 +41,27 @@ impl fmt::Display for Alloc {
     }
 }
 
-/// Asks the allocator for memory and keeps it under a name until `free`. Whatever is live after the last step is freed then.
+/// Requests memory from the allocator and keeps it under a name until `free`. Buffers that are live after the last step are freed then.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "alloc")]
 pub(crate) struct AllocWire {
-    /// The name to keep it under; with a number in brackets, as in `kv[3]` or `"kv[i]"`, for one of many.
+    /// The name of the buffer. A number in brackets makes one of many, as in `kv[3]` or `"kv[i]"`.
     buffer: BufferText,
-    /// How much to ask for.
+    /// The requested size.
     size: AmountText,
-    /// The stream whose work uses it first: `default` if not given.
+    /// The stream of the block. Default: `default`.
     stream: Option<NameText>,
-    /// `fits` (if not given), `oom`, `{ oom: CAUSE }` or `any`: how the request ends, recovery included. Anything else fails the run. A map
-    /// says it for each allocator. Where the request may fail, only `free` may name the buffer afterwards.
+    /// How the request ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
+    /// fails the run. If the request may fail, only `free` may name the buffer afterwards. Default: `fits`.
     expect: Option<EndingWire>,
-    /// What to do when the request fails, before trying again: nothing, if not given. Of a list the next policy is tried where one has no retries left, or nothing to do.
+    /// A recovery policy, or a list of policies, for a failed request. The next policy of the list is tried if one has no retries left or cannot help.
     on_oom: Option<Located<ChainWire>>,
-    /// `true`: a buffer of this name that is still live stays allocated, and nothing can free it any more before the end of the run. Without
-    /// it, that is a mistake.
+    /// Leaks a live buffer of this name: it stays allocated until the end of the run. Otherwise a second buffer of the same name
+    /// is an error. Default: `false`.
     #[serde(default)]
     leak: bool,
-    /// A name for what the step reports.
+    /// A name for the step's figures.
     id: Option<NameText>,
 }
 

@@ -1,4 +1,4 @@
-//! `program`, `private_pool` and `release_pool`: whose allocator, and which of its pools, the steps inside use.
+//! `program`, `private_pool` and `release_pool`: steps that use another allocator, or another pool.
 
 use std::fmt;
 
@@ -14,27 +14,25 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// Steps of another program, checked.
+/// A checked `program`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Program {
     pub program: ProgramName,
-    /// What it does; never empty.
+    /// Never empty.
     pub steps: Vec<Step>,
 }
 
-/// Steps whose requests are served from a private pool, checked.
+/// A checked `private_pool`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrivatePool {
-    /// Which one. It comes into being when it is used first.
+    /// Created by its first use.
     pub pool: PoolName,
-    /// What is done; never empty.
+    /// Never empty.
     pub steps: Vec<Step>,
 }
 
-/// A private pool that is given up, checked.
+/// A checked `release_pool`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct ReleasePool {
     pub pool: PoolName,
 }
@@ -57,9 +55,8 @@ impl fmt::Display for ReleasePool {
     }
 }
 
-/// Does steps as another program on the same device: with an allocator of its own, which `programs:` at the top declares. What it holds is, to
-/// the main program, memory held by others. `NAME.reserved` and the other counters of its allocator can be expected anywhere; inside the block
-/// `reserved` is its own.
+/// Runs steps as another program on the same device, with its own allocator. `programs:` declares it. The main program sees its memory as in use by
+/// other processes. `NAME.reserved` and the other counters of its allocator work everywhere. Inside the block, `reserved` belongs to the program.
 #[derive(Clone, Debug, JsonSchema)]
 #[schemars(rename = "program", transparent)]
 pub(crate) struct ProgramWire {
@@ -68,7 +65,7 @@ pub(crate) struct ProgramWire {
     body: Body,
 }
 
-/// Does steps whose requests are served from a private pool of the allocator, as PyTorch serves those of a CUDA graph or of `torch.cuda.MemPool`.
+/// Runs steps whose requests are served from a private pool of the allocator, as PyTorch does for a CUDA graph or `torch.cuda.MemPool`.
 /// Memory of the pool serves no other request until `release_pool` names it. Allocators without private pools fail here.
 #[derive(Clone, Debug, JsonSchema)]
 #[schemars(rename = "private_pool", transparent)]
@@ -78,7 +75,7 @@ pub(crate) struct PrivatePoolWire {
     body: Body,
 }
 
-/// Gives a private pool up: when its last block is freed, `empty_cache` and a retry can give its segments back to the driver.
+/// Releases a private pool. After its last block is freed, `empty_cache` and a retry can release its segments to the driver.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(rename = "release_pool")]

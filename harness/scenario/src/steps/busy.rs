@@ -1,4 +1,4 @@
-//! `busy`: a busy stream.
+//! `busy`: keeps a stream busy.
 
 use std::fmt;
 
@@ -13,12 +13,10 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::{DurationText, NameText, duration};
 
-/// A busy stream, checked.
+/// A checked `busy`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Busy {
     pub stream: StreamName,
-    /// For how long.
     pub duration: Nanos,
 }
 
@@ -28,14 +26,14 @@ impl fmt::Display for Busy {
     }
 }
 
-/// Queues work that keeps a stream busy. The scenario goes on at once.
+/// Queues work that keeps a stream busy for some time. The next step starts immediately.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "busy")]
 pub(crate) struct BusyWire {
-    /// The stream: `default` if not given.
+    /// The stream. Default: `default`.
     stream: Option<NameText>,
-    /// For how long.
+    /// How long the work takes.
     duration: DurationText,
 }
 

@@ -1,4 +1,4 @@
-//! `empty_cache`, `reset_peak_stats` and `set_memory_fraction`: an allocator's own switches.
+//! `empty_cache`, `reset_peak_stats` and `set_memory_fraction`.
 
 use std::fmt;
 
@@ -13,18 +13,17 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
-/// Cached memory goes back to the driver.
+/// A checked `empty_cache`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmptyCache;
 
-/// The present values become the high-water marks.
+/// A checked `reset_peak_stats`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResetPeakStats;
 
-/// The allocator's share of the device, checked.
+/// A checked `set_memory_fraction`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetMemoryFraction {
-    /// From 0 to 1.
     pub fraction: MemoryFraction,
 }
 
@@ -46,22 +45,22 @@ impl fmt::Display for SetMemoryFraction {
     }
 }
 
-/// Gives all cached memory that can be given back to the driver.
+/// Releases all unused cached memory to the driver.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "empty_cache")]
 pub(crate) struct EmptyCacheWire {
-    /// A name for what the step reports.
+    /// A name for the step's figures.
     id: Option<NameText>,
 }
 
-/// Makes the present values the high-water marks (`….peak`).
+/// Resets every peak (`….peak`) to the current value.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "reset_peak_stats")]
 pub(crate) struct ResetPeakStatsWire {}
 
-/// Limits what the allocator may hold to a share of `needs.memory`, from 0 to 1; 1 lifts the limit. What it holds already stays.
+/// Limits the allocator to a share of `needs.memory`, from 0 to 1. 1 removes the limit. Memory that is reserved already stays reserved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(rename = "set_memory_fraction")]
@@ -112,7 +111,7 @@ impl StepFields for SetMemoryFractionWire {
         let given = &self.0;
         MemoryFraction::new(given.value).map(|fraction| SetMemoryFraction { fraction }).ok_or_else(|| {
             Problem::new(given.position(), format!("`set_memory_fraction` cannot be {}", given.value))
-                .help("a fraction is from 0 to 1, as in `0.5`")
+                .help("write a fraction from 0 to 1, as in `0.5`")
         })
     }
 }

@@ -1,4 +1,4 @@
-//! `compare`: what has grown since a measure.
+//! `compare`: growth since a measure.
 
 use std::fmt;
 
@@ -12,10 +12,9 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// A comparison with an earlier moment, checked.
+/// A checked `compare`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compare {
-    /// The earlier moment.
     pub since: MeasureName,
 }
 
@@ -25,15 +24,15 @@ impl fmt::Display for Compare {
     }
 }
 
-/// Compares what is allocated with what was at a `measure`, by site: a table in the report of the sites that grew, those that grew most first. A site is a step in its
-/// place with the name of its buffer, or with what the tensors of a training are for; numbered buffers of a step are one site. Done in checked runs; a timed run passes it over.
+/// Compares the allocated bytes of each allocation site with an earlier `measure`. The report shows the sites that grew, largest growth first. A site is
+/// a step with the name of its buffer, or a kind of tensor of a training. All numbered buffers of a step are one site. Timed runs skip this step.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "compare")]
 pub(crate) struct CompareWire {
     /// The name of a `measure` before this step, or `start`.
     since: NameText,
-    /// A name for what the step reports.
+    /// A name for the step's figures.
     id: Option<NameText>,
 }
 

@@ -1,4 +1,4 @@
-//! `fill`, `verify` and `read_async`: what buffers hold.
+//! `fill`, `verify` and `read_async`: the contents of buffers.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,24 +13,23 @@ use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{BufferText, NameText};
 
-/// Buffers that work on a stream uses, checked.
+/// Buffers that work on a stream uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Use {
-    /// Which ones, in order; never empty.
+    /// In order; never empty.
     pub buffers: Vec<BufferRef>,
-    /// On which stream.
     pub stream: StreamName,
 }
 
-/// Buffers to be written, checked.
+/// A checked `fill`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fill(pub Use);
 
-/// Buffers to be read while the host waits, checked.
+/// A checked `verify`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verify(pub Use);
 
-/// Buffers to be read while the host goes on, checked.
+/// A checked `read_async`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadAsync(pub Use);
 
@@ -61,19 +60,19 @@ impl fmt::Display for ReadAsync {
     }
 }
 
-/// A buffer, a list of them, or a map with a stream.
+/// A buffer, a list of buffers, or a map with a stream.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct UseWire(Located<ListOr<OnStreamWire>>);
 
-/// A buffer and the stream whose work uses it.
+/// A buffer, and the stream whose work uses it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "use_on_stream")]
 struct OnStreamWire {
     /// A live buffer.
     buffer: BufferText,
-    /// The stream: `default` if not given.
+    /// The stream. Default: `default`.
     stream: Option<NameText>,
 }
 
@@ -87,7 +86,7 @@ impl UseWire {
     ) -> Result<Use, Problem> {
         match self.0.texts() {
             Ok(names) if names.is_empty() => {
-                Err(Problem::new(at, format!("`{step}` names nothing")).help(format!("as in `- {step}: a` or `- {step}: [a, b]`")))
+                Err(Problem::new(at, format!("`{step}` has an empty list")).help(format!("as in `- {step}: a` or `- {step}: [a, b]`")))
             }
             Ok(names) => {
                 let buffers = names.into_iter().map(|name| check(checker, &BufferText(name))).collect::<Result<_, _>>()?;
@@ -101,7 +100,7 @@ impl UseWire {
     }
 }
 
-/// Declares the steps: what differs between them is their documentation and the check of their buffers.
+/// Declares the steps. They differ in their documentation and in the check of their buffers.
 macro_rules! uses {
     ($($wire:ident => $checked:ident, $name:literal, $check:expr, $example:literal, $about:literal;)*) => {$(
         #[doc = $about]
@@ -135,11 +134,11 @@ macro_rules! uses {
 uses! {
     FillWire => Fill, "fill", |checker, buffer| checker.fill(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- fill: { buffer: batch, stream: side }",
-        "Queues work on a stream that writes a fresh tag to every byte of a buffer. A buffer of no bytes is left alone.";
+        "Queues work on a stream that writes a new pattern to every byte of a buffer. A buffer of 0 bytes is skipped.";
     VerifyWire => Verify, "verify", |checker, buffer| checker.verify(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- verify: batch",
-        "Reads every byte of a buffer on a stream and waits: it must still hold its last `fill`.";
+        "Reads every byte of a buffer on a stream, waits, and checks that the buffer contains the pattern of its last `fill`.";
     ReadAsyncWire => ReadAsync, "read_async", |checker, buffer| checker.verify(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- read_async: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
-        "Queues work on a stream that reads every byte of a buffer, and does not wait. What it read must be the last `fill` before it; that is found out when the host waits for the stream next, or at the end of the run.";
+        "Queues work on a stream that reads every byte of a buffer, without waiting. The bytes must be the pattern of the last `fill` before the read. They are checked at the next wait for the stream, or at the end of the run.";
 }

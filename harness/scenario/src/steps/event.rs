@@ -12,31 +12,28 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// An event to be recorded, checked.
+/// A checked `record`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Which one; it is made when it is recorded first.
+    /// Created by its first `record`.
     pub event: EventName,
-    /// Behind the work of which stream.
+    /// The event completes after the work of this stream so far.
     pub stream: StreamName,
 }
 
-/// A stream that waits for an event, checked.
+/// A checked `wait`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Wait {
     pub event: EventName,
     pub stream: StreamName,
 }
 
-/// What the host waits for, checked.
+/// A checked `synchronize`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Synchronize {
-    /// All work of all streams.
     Device,
-    /// All work of one stream.
     Stream(StreamName),
-    /// An event's last record.
+    /// The last record of an event.
     Event(EventName),
 }
 
@@ -62,29 +59,29 @@ impl fmt::Display for Synchronize {
     }
 }
 
-/// Queues an event behind all work of a stream so far. The first `record` makes the event; recording again forgets the earlier record.
+/// Records an event after all work of a stream so far. The first `record` creates the event. Recording it again replaces the earlier record.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "record")]
 pub(crate) struct RecordWire {
     /// The event.
     event: NameText,
-    /// The stream: `default` if not given.
+    /// The stream. Default: `default`.
     stream: Option<NameText>,
 }
 
-/// Makes all later work of a stream wait for an event's last record. The scenario goes on at once.
+/// Makes all later work of a stream wait for the last record of an event. The next step starts immediately.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "wait")]
 pub(crate) struct WaitWire {
-    /// An event that was recorded.
+    /// A recorded event.
     event: NameText,
-    /// The stream: `default` if not given.
+    /// The stream. Default: `default`.
     stream: Option<NameText>,
 }
 
-/// Waits until work is done: that of the whole `device`, of one stream, or in front of an event's last record.
+/// Waits for all work of the `device`, for all work of one stream, or for the last record of an event.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "synchronize")]
@@ -93,7 +90,7 @@ pub(crate) enum SynchronizeWire {
     Device,
     /// All work of one stream.
     Stream(NameText),
-    /// An event's last record.
+    /// The last record of an event.
     Event(NameText),
 }
 

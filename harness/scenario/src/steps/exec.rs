@@ -1,4 +1,4 @@
-//! `exec`: an unmodified PyTorch program, run as `harness exec` runs it.
+//! `exec`: runs an unmodified PyTorch program, as `harness exec` does.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,48 +19,46 @@ use harness_language::error::{Problem, choices};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
-/// The GPU where the scenario names none.
+/// The default GPU.
 const GPU: &str = "h100-80";
 
-/// A program that is run, checked.
+/// A checked `exec`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exec {
-    /// The program and its arguments; never empty.
+    /// The program and its arguments. Never empty.
     pub command: Vec<String>,
-    /// Where it runs: the folder of the scenario.
+    /// The working directory: the folder of the scenario.
     pub folder: PathBuf,
-    /// Variables that are set for it.
+    /// Variables that are set for the program.
     pub env: Vec<(String, String)>,
-    /// The GPU that it has to see, where the step names one.
+    /// The GPU that the program must see.
     pub gpu: Option<&'static Gpu>,
-    /// Settings of PyTorch's allocator, where they are not those of the arm.
+    /// Settings of PyTorch's allocator that replace those of the scenario's allocator.
     pub alloc_conf: Option<String>,
-    /// Attempts to get memory that fail.
+    /// Allocations that fail.
     pub fail: Vec<Fault>,
-    /// Whether the step is passed over where the program cannot be run, with all that is expected of its figures.
+    /// Skips this step, instead of the scenario, if the program cannot run.
     pub optional: bool,
     expect: Cases<ProgramEnd>,
 }
 
-/// How a program should end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramEnd {
-    /// With this exit code.
     Code(u8),
-    /// By an out of memory error that nobody caught.
+    /// By an uncaught out-of-memory error.
     Oom,
-    /// Anyhow.
+    /// In any way.
     Any,
 }
 
 impl Exec {
-    /// The GPU that is simulated for it.
+    /// The simulated GPU.
     #[must_use]
     pub fn simulated_gpu(&self) -> &'static Gpu {
         self.gpu.or_else(|| Gpu::named(GPU)).unwrap_or(&GPUS[0])
     }
 
-    /// How it should end with this allocator, by the name of its arm.
+    /// The expected end with an allocator, by its name.
     #[must_use]
     pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
         self.expect.of(arm, device).copied().unwrap_or(ProgramEnd::Any)
@@ -77,45 +75,46 @@ impl fmt::Display for ProgramEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "to end with exit code {code}"),
-            Self::Oom => f.write_str("to end by an out of memory error"),
-            Self::Any => f.write_str("to end anyhow"),
+            Self::Oom => f.write_str("to end with an out-of-memory error"),
+            Self::Any => f.write_str("to end in any way"),
         }
     }
 }
 
-/// Runs an unmodified PyTorch program on the device of the run, as `harness exec` does: on a simulated GPU, or with `--device cuda:0` on that GPU, limited. It runs in the folder of
-/// the scenario and under the settings of the allocator of this arm. It shares the scenario's memory with what the scenario holds meanwhile, and with programs that are run beside it: under
-/// `meanwhile` of an `exec` stands `exec` only. Behind the `id` of the step stand what the step reports and the counters of
-/// torch.cuda.memory_stats(), as in `training.allocated.peak`, summed over its processes; both are told on a GPU too. Where the program's Python has no torch, the scenario is skipped, unless the step is `optional`.
+/// Runs an unmodified PyTorch program on the device of the run, as `harness exec` does: on a simulated GPU, or with `--device cuda:0` on that
+/// GPU with a memory limit. The working directory is the folder of the scenario. The program has the settings of the scenario's allocator.
+///
+/// The program shares the scenario's memory with the scenario's own buffers and with programs under `meanwhile`, which accepts `exec` only.
+/// Expressions can use the step's figures and the counters of `torch.cuda.memory_stats()`, as in `training.allocated.peak`, summed over the
+/// program's processes. This works on a GPU too. If the program's Python has no torch, the scenario is skipped unless the step is `optional`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "exec")]
 pub(crate) struct ExecWire {
-    /// A name for what it reports.
+    /// A name for the step's figures.
     id: Option<NameText>,
-    /// The program and its arguments. `python` is the Python that the variable HARNESS_PYTHON names, without it the one in PATH.
+    /// The program and its arguments. `python` is the Python in the variable HARNESS_PYTHON, or the one in PATH if the variable is not set.
     #[schemars(with = "Vec<serde_json::Value>", length(min = 1))]
     command: Located<Tree>,
-    /// Variables that are set for it, as in `{ BATCH: 64 }`.
+    /// Environment variables of the program, as in `{ BATCH: 64 }`.
     #[schemars(with = "Option<std::collections::BTreeMap<String, serde_json::Value>>")]
     env: Option<Entries<Located<Tree>>>,
-    /// The GPU that it is told of, as in `a100-40`: `h100-80` if not given. Its memory is that of the scenario. On a real GPU of another name the program cannot be run.
+    /// The GPU that the program sees, with the memory of the scenario. On a real GPU of another name the program cannot run. Default: `h100-80`.
     #[schemars(with = "Option<String>")]
     gpu: Option<Located<String>>,
-    /// Settings of PyTorch's allocator instead of those of the arm, as PYTORCH_ALLOC_CONF holds them.
+    /// Settings of PyTorch's allocator in the form of PYTORCH_ALLOC_CONF. Default: those of the scenario's allocator.
     #[schemars(with = "Option<String>")]
     alloc_conf: Option<Located<String>>,
-    /// Attempts to get memory that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. One that the program does not come to fails the step.
+    /// Allocations that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. The step fails if the program does not make the call.
     #[schemars(with = "Option<Vec<String>>")]
     fail: Option<Vec<Located<String>>>,
-    /// Where the program cannot be run, pass over the step and what is expected of its figures, instead of skipping the scenario: no, if not given.
+    /// Skips this step and its expectations, instead of the scenario, if the program cannot run. Default: `false`.
     #[serde(default)]
     optional: bool,
-    /// How it ends: its exit code (0, if not given), `oom` for an out of memory error that nobody caught, or `any`. A map says it for each allocator.
+    /// How the program ends: an exit code, `oom` for an uncaught out-of-memory error, or `any`; or a map from allocators to one of these. Default: 0.
     expect: Option<ProgramEndWire>,
 }
 
-/// An exit code, `oom` or `any`, or a map from allocators to one of them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 struct ProgramEndWire(Located<Tree>);
@@ -159,7 +158,8 @@ impl StepFields for ExecWire {
     fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
         let is_list = matches!(self.command.value, Tree::Many(_));
         let command = self.command.texts().filter(|words| is_list && !words.is_empty()).ok_or_else(|| {
-            Problem::new(self.command.position(), "a program and its arguments are wanted here").help("as in `command: [python, train.py]`")
+            Problem::new(self.command.position(), "expected a list with the program and its arguments")
+                .help("as in `command: [python, train.py]`")
         })?;
         let folder = checker.folder();
         let folder = if folder == Path::new("") { Path::new(".") } else { folder };
@@ -182,16 +182,16 @@ impl StepFields for ExecWire {
 fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String, String), Problem> {
     let wrong = |at: Position, message: &str| Problem::new(at, message).help("as in `env: { BATCH: 64 }`");
     if name.value.is_empty() || name.value.contains(['=', '\0']) {
-        return Err(wrong(name.position(), "this is no name of a variable"));
+        return Err(wrong(name.position(), "this is not a valid name of a variable"));
     }
-    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.position(), "one value is wanted here"))?;
+    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.position(), "expected one value"))?;
     Ok((name.value.clone(), text.value))
 }
 
 fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
     let name = given.value.as_str();
     let unknown =
-        || Problem::new(given.position(), format!("there is no GPU `{name}`")).help(choices(name, "GPUs", GPUS.iter().map(|gpu| gpu.name)));
+        || Problem::new(given.position(), format!("unknown GPU `{name}`")).help(choices(name, "GPUs", GPUS.iter().map(|gpu| gpu.name)));
     Gpu::named(name).ok_or_else(unknown)
 }
 
@@ -201,8 +201,9 @@ fn fault(text: &Located<String>) -> Result<Fault, Problem> {
 
 fn end(tree: &Located<Tree>) -> Result<ProgramEnd, Problem> {
     let problem = || {
-        Problem::new(tree.position(), "this does not say how a program ends")
-            .help("an exit code from 0 to 255, `oom`, `any`, or a map from allocators to one of them, as in `{ caching: oom, others: 0 }`")
+        Problem::new(tree.position(), "expected how the program ends").help(
+            "write an exit code from 0 to 255, `oom`, `any`, or a map from allocators to one of them, as in `{ caching: oom, others: 0 }`",
+        )
     };
     let text = tree.text().ok_or_else(problem)?;
     match text.value.as_str() {

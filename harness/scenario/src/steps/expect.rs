@@ -1,4 +1,4 @@
-//! `expect` and `eventually`: what should hold now, and what should hold sometime.
+//! `expect` and `eventually`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,22 +15,20 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position, Tree};
 use harness_language::text::ExpressionText;
 
-/// An expectation, checked. Each stands at its own place in the file.
+/// A checked expectation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expected {
-    /// One that is looked at where it stands.
+    /// Evaluated at this step.
     Here(Located<Expectation>),
-    /// One between arms: its figures are kept here, and it is looked at when all arms have run.
+    /// Compares allocators: its values are kept at this step, and it is evaluated after all allocators have run.
     BetweenArms {
-        /// Its place in [`Scenario::comparisons`](crate::Scenario::comparisons).
+        /// Its index in [`Scenario::comparisons`](crate::Scenario::comparisons).
         number: usize,
-        /// The comparison itself.
         expectation: Located<Expectation>,
     },
 }
 
 impl Expected {
-    /// What is expected.
     #[must_use]
     pub const fn expectation(&self) -> &Located<Expectation> {
         match self {
@@ -39,23 +37,23 @@ impl Expected {
     }
 }
 
-/// What should hold now, checked.
+/// A checked `expect`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expect(Cases<Vec<Expected>>);
 
-/// What should hold after this step or after a later one, checked.
+/// A checked `eventually`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eventually(pub Vec<Located<Expectation>>);
 
 impl Expect {
-    /// What should hold with this allocator, by the name of its arm.
+    /// The expectations for an allocator, by its name.
     #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> &[Expected] {
         self.0.of(arm, device).map_or(&[], Vec::as_slice)
     }
 }
 
-/// The first expectation, and how many more there are: a step in a table, not the file again.
+/// Writes the first expectation and the number of the others, because a table has no room for all.
 fn shortened<'e>(f: &mut fmt::Formatter<'_>, mut all: impl Iterator<Item = &'e Located<Expectation>>) -> fmt::Result {
     if let Some(first) = all.next() {
         write!(f, "{}", first.value)?;
@@ -78,12 +76,12 @@ impl fmt::Display for Eventually {
     }
 }
 
-/// Compares what is with what should be: an expression, a list of them, or a map from allocators to either.
+/// Checks expectations now.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct ExpectWire(Located<Tree>);
 
-/// Something that should hold after this step or after a later one: an expression, or a list of them.
+/// Checks expectations after this step or a later one.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct EventuallyWire(Located<Tree>);
@@ -100,9 +98,9 @@ impl JsonSchema for ExpectWire {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let texts = texts(generator);
         let mut schema = by_case(&serde_json::json!({ "anyOf": [texts, { "const": "any" }] }), &[]);
-        let about = "Compares what is with what should be: an expression, a list of them, or a map from allocators to either; `others` stands \
-                     for those not named, and `any` expects nothing. An expression whose figures are of named allocators, as in \
-                     `expandable.reserved.peak <= caching.reserved.peak`, is looked at when all have run, with the figures of this step.";
+        let about = "Checks that an expression, or each of a list, holds now. A map gives expectations per allocator; `others` stands for the \
+                     allocators that it does not name, and `any` expects nothing. An expression with values of named allocators, as in \
+                     `expandable.reserved.peak <= caching.reserved.peak`, is evaluated after all allocators have run, with their values at this step.";
         schema.insert("description".to_owned(), about.into());
         schema
     }
@@ -113,7 +111,7 @@ impl JsonSchema for EventuallyWire {
         "eventually".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = json_schema!({ "description": "What should hold after this step or after a later one, before the run ends: an expression, or a list of them." });
+        let mut schema = json_schema!({ "description": "Checks that an expression, or each of a list, holds after this step or after a later step of the run." });
         schema.insert("anyOf".to_owned(), texts(generator)["anyOf"].take());
         schema
     }
@@ -164,8 +162,8 @@ impl StepFields for EventuallyWire {
         match all.iter().find(of_arm) {
             None => Ok(Eventually(all)),
             Some(between) => {
-                let help = "write it as `expect`: figures of other allocators are looked at when all have run";
-                Err(Problem::new(between.position(), "`eventually` compares no allocators").help(help))
+                let help = "use `expect`: values of other allocators are known after all have run";
+                Err(Problem::new(between.position(), "`eventually` cannot compare allocators").help(help))
             }
         }
     }
@@ -175,8 +173,8 @@ fn expectations(tree: &Located<Tree>, at: Position, checker: &mut Checker<'_>) -
     let help = "as in `- expect: num_ooms == 0`";
     let texts = match tree.texts() {
         Some(texts) if !texts.is_empty() => texts,
-        Some(_) => return Err(Problem::new(at, "nothing is expected here").help(help)),
-        None => return Err(Problem::new(tree.position(), "an expression, or a list of them, is wanted here").help(help)),
+        Some(_) => return Err(Problem::new(at, "this list of expectations is empty").help(help)),
+        None => return Err(Problem::new(tree.position(), "expected an expression, or a list of expressions").help(help)),
     };
     checker.count(at, texts.len() as u64 - 1)?;
     texts.iter().map(|text| Ok(text.with(checker.expectation(text)?))).collect()

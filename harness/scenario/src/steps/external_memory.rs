@@ -1,4 +1,4 @@
-//! `external_memory`: memory held by others.
+//! `external_memory`: memory in use by other processes.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::AmountText;
 
-/// Memory held by others, checked.
+/// A checked `external_memory`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExternalMemory {
-    /// How much they hold from now on.
+    /// Memory that others use from now on.
     pub held: Amount,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for ExternalMemory {
     }
 }
 
-/// Others hold this much of the device from now on, at most what is free; `0B` gives all of it back.
+/// Sets how much memory of the device is in use by other processes, at most the free memory. `0B` releases all of it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(rename = "external_memory")]

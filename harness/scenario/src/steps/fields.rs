@@ -1,4 +1,4 @@
-//! What each kind of step supplies: [`StepFields`].
+//! [`StepFields`], which every kind of step implements.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -11,52 +11,49 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
-/// What the file says of a step, and how it is checked.
+/// The YAML form of a step, and its check.
 pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
-    /// What comes out of the check.
     type Checked;
 
-    /// Steps that show it, in YAML; they may use the streams `side` and `copy`, the program `server` and the process `helper`.
+    /// An example in YAML. It may use the streams `side` and `copy`, the program `server` and the process `helper`.
     const EXAMPLE: &'static str;
 
-    /// What a step of this kind counts of itself, for those that take an `id`.
+    /// Figures that a step with an `id` reports.
     const REPORTS: &'static [ReportKey] = &[];
 
-    /// The keys that may stand beside its own, for steps that have steps inside them.
+    /// Keys that are allowed next to the step's own key. Only steps with steps inside have such keys.
     const BESIDE: &'static [Beside] = &[];
 
-    /// What the name alone means, without any field.
+    /// The step if it is written as a bare name.
     fn bare() -> Option<Self> {
         None
     }
 
-    /// What stands beside its key, for steps that have steps inside them.
+    /// The keys next to its own, for steps with steps inside.
     fn body(&self) -> Option<&Body> {
         None
     }
 
-    /// The same, to be filled.
     fn body_mut(&mut self) -> Option<&mut Body> {
         None
     }
 
-    /// Its id, if it was given one.
     fn id(&self) -> Option<&NameText> {
         self.body().and_then(|body| body.id.as_ref())
     }
 
-    /// Takes what stands beside its key. Keys that may not have been refused before.
+    /// Sets the keys next to its own. Keys that are not allowed have been rejected before.
     fn take(&mut self, beside: Body) {
         if let Some(body) = self.body_mut() {
             *body = beside;
         }
     }
 
-    /// Checks it against what is known at this point. `at` is the place of the whole step.
+    /// Checks the step at this point of the scenario. `at` is the position of the whole step.
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;
 }
 
-/// A key beside that of a step with steps inside it.
+/// A key next to the key of a step with steps inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
     Steps,
@@ -79,17 +76,17 @@ impl Beside {
 
     pub(super) const fn about(self) -> &'static str {
         match self {
-            Self::Steps => "What is done, in order.",
+            Self::Steps => "The steps to run, in order.",
             Self::Until => {
-                "`oom`: the first request inside that runs out of memory, and has no `expect` of its own, ends the loop. If none does, the step fails."
+                "`oom`: the first request that runs out of memory and has no `expect` ends the loop. If no request does, the step fails."
             }
-            Self::Id => "A name for what the step reports.",
-            Self::LeakCheck => "What may grow from iteration to iteration, by site: `{}` for nothing. See `leak_check`.",
+            Self::Id => "A name for the step's figures.",
+            Self::LeakCheck => "Most growth per iteration and allocation site. `{}` allows no growth. See `leak_check`.",
         }
     }
 }
 
-/// What stands beside the key of a step with steps inside it.
+/// The keys next to the key of a step with steps inside.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Body {
     pub(super) steps: Option<Located<Vec<Located<StepWire>>>>,
@@ -99,7 +96,7 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    /// The first key that is there and is not among those accepted.
+    /// The first key that is given but not accepted.
     pub(super) fn unexpected(&self, accepted: &[Beside]) -> Option<Located<String>> {
         let there = |beside: Beside| match beside {
             Beside::Steps => self.steps.as_ref().map(Located::position),
@@ -117,18 +114,18 @@ impl Body {
         self.steps.as_ref().map_or(&[], |steps| steps.value.as_slice())
     }
 
-    /// What may grow from one of at most so many iterations to the next.
+    /// Checks `leak_check` of a loop with at most this many iterations.
     pub(super) fn leak_check(&self, iterations: u64, checker: &Checker<'_>) -> Result<Option<LeakCheck>, Problem> {
         self.leak_check.as_ref().map(|check| check.value.check(check.position(), iterations, checker)).transpose()
     }
 
-    /// Refuses a step that should have steps inside it and has none.
+    /// Rejects a block without steps.
     pub(super) fn has_steps(&self, at: Position, step: &str) -> Result<(), Problem> {
         if !self.steps().is_empty() {
             return Ok(());
         }
         let at = self.steps.as_ref().map_or(at, Located::position);
         Err(Problem::new(at, format!("`{step}` has no steps"))
-            .help("they stand beside it, as in `- repeat: 3` and below it `  steps: [reset_peak_stats]`"))
+            .help("write them next to it: `- repeat: 3` and below it `  steps: [reset_peak_stats]`"))
     }
 }

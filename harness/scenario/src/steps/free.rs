@@ -1,4 +1,4 @@
-//! `free`: memory given back to the allocator.
+//! `free`: returns memory to the allocator.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,32 +13,28 @@ use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{AmountText, BufferText, NameText};
 
-/// Memory given back, checked.
+/// A checked `free`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Free {
-    /// All of these, in order.
+    /// In order.
     Targets(Vec<FreeTarget>),
-    /// The live blocks of a storm that pin just enough segments for a request of that size.
+    /// The live blocks of a storm that pin just enough segments for a request.
     Pinning {
-        /// Whose blocks.
         storm: StepName,
         /// The request that should fit afterwards.
         request: Amount,
     },
 }
 
-/// One thing to free.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum FreeTarget {
     Buffer {
         buffer: BufferRef,
-        /// Whether it may be gone, by a recovery policy or because its request failed: then there may be nothing to do.
+        /// `true` if a recovery policy may have freed it, or its request may have failed.
         may_be_gone: bool,
     },
-    /// All numbered buffers of a name that are live.
+    /// All live numbered buffers of a name.
     Elements(BufferName),
-    /// All live blocks of a storm.
     Storm(StepName),
 }
 
@@ -56,17 +52,17 @@ impl fmt::Display for Free {
                 }
                 Ok(())
             }
-            Self::Pinning { storm, request } => write!(f, "what pins segments in {storm}, for {request}"),
+            Self::Pinning { storm, request } => write!(f, "blocks of {storm} that pin segments, for {request}"),
         }
     }
 }
 
-/// Gives memory back to the allocator: a buffer, a list of them, all numbered buffers of a name, the id of a storm (all its live blocks), or the blocks that pin.
+/// Returns memory to the allocator.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct FreeWire(Located<ListOr<PinningWire>>);
 
-/// Frees the live blocks of a storm that pin just enough segments for a request of a given size.
+/// Frees the live blocks of a storm that pin just enough segments for a request of the given size.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "free_pinning")]
@@ -76,7 +72,7 @@ struct PinningWire {
     /// The size of the request that should fit afterwards.
     #[serde(rename = "for")]
     request: AmountText,
-    /// A name for what the step reports.
+    /// A name for the step's figures.
     id: Option<NameText>,
 }
 
@@ -88,7 +84,7 @@ impl JsonSchema for FreeWire {
         let name = generator.subschema_for::<BufferText>();
         let pinning = generator.subschema_for::<PinningWire>();
         json_schema!({
-            "description": "Gives memory back to the allocator: a buffer, a list of them, all numbered buffers of a name, the id of a storm (all its live blocks), or the blocks that pin segments.",
+            "description": "Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or the blocks that pin segments.",
             "anyOf": [name, { "type": "array", "items": name, "minItems": 1 }, pinning]
         })
     }
@@ -122,7 +118,9 @@ impl StepFields for FreeWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Free, Problem> {
         match self.0.texts() {
             Err(pinning) => Ok(Free::Pinning { storm: checker.live_storm(&pinning.pinning)?, request: checker.amount(&pinning.request)? }),
-            Ok(names) if names.is_empty() => Err(Problem::new(at, "`free` names nothing").help("as in `- free: a` or `- free: [a, b]`")),
+            Ok(names) if names.is_empty() => {
+                Err(Problem::new(at, "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
+            }
             Ok(names) => Ok(Free::Targets(names.iter().map(|name| target(name, checker)).collect::<Result<_, _>>()?)),
         }
     }

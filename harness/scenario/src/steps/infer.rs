@@ -1,4 +1,4 @@
-//! `infer`: requests to a language model whose caches of keys and values grow with every word.
+//! `infer`: requests to a language model, whose KV caches grow with every token.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -17,49 +17,45 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText};
 
-/// Most requests of one `infer`.
 pub const MAX_REQUESTS: u64 = 100_000;
-/// Most words of a prompt or an answer.
+/// Most tokens of a prompt or an output.
 pub const MAX_TOKENS: u64 = 1 << 20;
-/// Most layers, heads, and numbers of a head.
+/// Largest number of layers, heads, and elements of a head.
 pub const MAX_WIDTH: u64 = 1 << 16;
-/// Bytes of one number of a cache: caches are of 16-bit numbers.
+/// Bytes of one element of a cache, in 16-bit precision.
 const NUMBER: u64 = 2;
 
-/// Requests to a model, checked.
+/// A checked `infer`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Infer {
     pub id: StepName,
     pub layers: u64,
-    /// Keys, or values, of one word in one layer.
+    /// Size of the keys, or the values, of one token in one layer.
     pub token: Bytes,
     pub requests: u64,
-    /// Steps of decoding between two arrivals.
+    /// Decoding steps between two arrivals.
     pub gap: RangeInclusive<u64>,
-    /// Words of a prompt.
+    /// Tokens.
     pub prompt: RangeInclusive<u64>,
-    /// Words of an answer.
+    /// Tokens.
     pub output: RangeInclusive<u64>,
-    /// Requests that are served at once at most.
+    /// Most requests that run at the same time.
     pub max_running: u64,
     pub cache: Cache,
-    /// What to do when there is no memory for a request, before it tries again.
+    /// Recovery of a request without memory.
     pub on_oom: Option<Chain>,
-    /// Whether a request for which nothing else can be done waits until others are done.
+    /// `true` if a request that cannot recover waits until other requests end.
     pub waits: bool,
-    /// Where it runs.
     pub stream: StreamName,
-    /// How it should end.
     pub expect: Ending,
 }
 
-/// How a cache grows.
+/// How a KV cache grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// Each layer's keys and values are one buffer each; with every word a larger one is made, the old one copied and freed, as by `torch.cat`.
+    /// One buffer each for the keys and values of a layer. Every token allocates a larger buffer, copies the old one and frees it, as `torch.cat` does.
     Growing,
-    /// Pages of so many words, each with the keys and values of all layers.
+    /// Pages of this many tokens, each with the keys and values of all layers.
     Paged(u64),
 }
 
@@ -74,54 +70,54 @@ impl fmt::Display for Infer {
     }
 }
 
-/// Serves requests to a language model: each has a cache of keys and values in every layer, as long as its prompt at first and one word longer with each
-/// step of decoding. Contents are verified when a cache is copied or freed. Lengths and arrivals are drawn from the run's seed. Numbers have 16 bits.
+/// Serves requests to a language model. Each request has a KV cache in every layer. The cache starts with the tokens of the prompt and grows by one
+/// token per decoding step. Contents are verified when a cache is copied or freed. Lengths and arrivals are drawn from the seed of the run. Cache elements have 16 bits.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "infer")]
 pub(crate) struct InferWire {
-    /// A name for what it reports.
+    /// A name for the step's figures.
     id: NameText,
-    /// Layers of the model, each with keys and values.
+    /// Layers of the model.
     layers: CountText,
-    /// Heads of keys and values.
+    /// Key/value heads per layer.
     #[schemars(required)]
     kv_heads: Option<CountText>,
     /// The earlier name of `kv_heads`.
     #[schemars(skip)]
     heads: Option<CountText>,
-    /// Numbers of one head.
+    /// Elements per head.
     head_dim: CountText,
-    /// How many requests, from 1 to 100000.
+    /// Number of requests, from 1 to 100000.
     requests: CountText,
-    /// Steps of decoding between two arrivals, drawn evenly: all requests are there from the start, if not given.
+    /// Decoding steps between two arrivals, drawn uniformly. Default: all requests arrive at the start.
     gap: Option<RangeWire>,
-    /// Words of a prompt, drawn evenly.
+    /// Tokens of a prompt, drawn uniformly.
     prompt: RangeWire,
-    /// Words of an answer, drawn evenly.
+    /// Tokens of an output, drawn uniformly.
     output: RangeWire,
-    /// Requests that are served at once at most: as many as there are, if not given.
+    /// Most requests that run at the same time. Default: no limit.
     max_running: Option<CountText>,
-    /// Caches of pages of so many words, one buffer for all layers, as vLLM has them. If not given, each layer's keys and values are one buffer each, and every
-    /// word makes a larger one, as `torch.cat` does.
+    /// Tokens per page of a paged cache, with one buffer per page for all layers, as in vLLM. Default: no pages; the keys and the values of a layer are one
+    /// buffer each, and every token allocates a larger one, as `torch.cat` does.
     page: Option<CountText>,
-    /// What to do where there is no memory for the next word of a request: `evict` if not given. A request that comes waits where the policies evict others, or say `wait`. Where a
-    /// list comes to its end, or to `give_up`, serving ends.
+    /// Recovery if there is no memory for the next token of a request. A new request waits if the policies evict other requests or contain `wait`. Serving
+    /// ends at the end of the list or at `give_up`. Default: `evict`.
     on_oom: Option<Box<Located<ChainWire>>>,
-    /// `fits` (if not given): every request is served; `oom`, `{ oom: CAUSE }`: it ends for lack of memory; `any`. A map says it for each allocator.
+    /// How serving ends: `fits` (every request is served), `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Default: `fits`.
     expect: Option<EndingWire>,
-    /// The stream: `default` if not given.
+    /// The stream. Default: `default`.
     stream: Option<NameText>,
 }
 
-/// A number that is drawn evenly, both ends included.
+/// A range for uniform random numbers, both ends included.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "infer_range")]
 struct RangeWire {
-    /// The smallest.
+    /// Smallest number.
     min: CountText,
-    /// The largest.
+    /// Largest number.
     max: CountText,
 }
 
@@ -129,7 +125,7 @@ impl RangeWire {
     fn check(&self, least: u64, checker: &Checker<'_>) -> Result<RangeInclusive<u64>, Problem> {
         let (min, max) = (checker.whole(&self.min, "min", least..=MAX_TOKENS)?, checker.whole(&self.max, "max", least..=MAX_TOKENS)?);
         if min > max {
-            return Err(Problem::new(self.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
+            return Err(Problem::new(self.min.position(), format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
         }
         Ok(min..=max)
     }

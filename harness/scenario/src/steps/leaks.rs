@@ -1,4 +1,4 @@
-//! `leak_check` of a loop or a training: how much may grow from iteration to iteration.
+//! `leak_check` of a loop or a training.
 
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
@@ -9,43 +9,44 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::{AmountText, CountText};
 
-/// Most iterations of a warm-up, and from one look to the next.
+/// Largest `warmup` and `every`.
 pub const MAX_ITERATIONS: u64 = 1_000_000;
-/// Iterations of the warm-up, if the file does not say.
+/// Default of `warmup`.
 const WARMUP: u64 = 3;
 
-/// What may grow from iteration to iteration, checked.
+/// A checked `leak_check`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeakCheck {
-    /// The most that a site may grow by an iteration, on average; `None`: it is not looked at.
+    /// Most growth of a site per iteration, on average; `None`: not checked.
     pub per_iteration: Option<Bytes>,
-    /// The most that a site may grow by in all.
+    /// Most growth of a site in total.
     pub total: Option<Bytes>,
-    /// Iterations in front that are not looked at.
+    /// Iterations at the start that are not checked.
     pub warmup: u64,
-    /// From one look to the next, in iterations.
+    /// Iterations from one check to the next.
     pub every: u64,
 }
 
-/// Finds leaks: after each iteration it is compared how many bytes each site holds that are allocated. A site is a step in its place, with the name of its buffer, or
-/// with what the tensors of a training are for; numbered buffers of a step are one site. The run fails where one grows by more than it may, and the report tells by how much an iteration, and how long
-/// memory would last. How much is held for a while does not count: least held in the first half of the iterations is compared with least held in the second half.
+/// Finds leaks. After each iteration it compares the allocated bytes of each allocation site. A site is a step with the name of its buffer, or
+/// a kind of tensor of a training. All numbered buffers of a step are one site. The run fails if a site grows by more than the limit. The
+/// report shows the growth per iteration and how long memory would last. Memory that is held temporarily does not count: the check compares the
+/// minimum of the first half of the iterations with the minimum of the second half.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "leak_check")]
 pub(crate) struct LeakCheckWire {
-    /// The most that a site may grow by an iteration, on average: 0 B if neither this nor `total` is given.
+    /// Most growth of a site per iteration, on average. Default: 0B if `total` is not given either.
     per_iteration: Option<AmountText>,
-    /// The most that a site may grow by in all, behind the warm-up.
+    /// Most growth of a site in total after the warm-up.
     total: Option<AmountText>,
-    /// Iterations in front that are not looked at, such as those that fill a cache: 3 if not given.
+    /// Iterations at the start that are not checked, for example because they fill a cache. Default: 3.
     warmup: Option<CountText>,
-    /// From one look to the next, in iterations: 1 if not given.
+    /// Iterations from one check to the next. Default: 1.
     every: Option<CountText>,
 }
 
 impl LeakCheckWire {
-    /// `iterations` is how many there are at most, `at` the place of the step.
+    /// `iterations` is the largest number of iterations; `at` is the position of the step.
     pub(super) fn check(&self, at: Position, iterations: u64, checker: &Checker<'_>) -> Result<LeakCheck, Problem> {
         let size = |text: &Option<AmountText>| text.as_ref().map(|text| checker.size(text)).transpose();
         let whole = |text: &Option<CountText>, what, least, default| {
@@ -62,11 +63,8 @@ impl LeakCheckWire {
         let least = check.warmup.saturating_add(check.every);
         if iterations < least {
             let at = self.warmup.as_ref().map_or(at, |text| text.position());
-            let message = format!(
-                "nothing is compared in {iterations} iterations: a warm-up of {} and one look behind it take {least}",
-                check.warmup
-            );
-            return Err(Problem::new(at, message).help("let it do more iterations, or say `leak_check: { warmup: 1 }`"));
+            let message = format!("{iterations} iterations are too few: a warm-up of {} and one check after it need {least}", check.warmup);
+            return Err(Problem::new(at, message).help("run more iterations, or set `leak_check: { warmup: 1 }`"));
         }
         Ok(check)
     }

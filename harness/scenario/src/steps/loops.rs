@@ -1,4 +1,4 @@
-//! `for` and `repeat`: steps that are done several times.
+//! `for` and `repeat`: loops.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,58 +18,43 @@ use harness_language::error::Problem;
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::{CountText, NameText};
 
-/// Most iterations of one loop.
 pub const MAX_TIMES: u64 = 1_000_000;
-/// Most values of a list.
 pub const MAX_VALUES: usize = 10_000;
-/// Iterations of a `repeat: until oom` that says no number.
+/// Most iterations of a `repeat: until oom` without `times`.
 const UNTIL_OOM_TIMES: u64 = 10_000;
 
-/// Steps that are done several times, checked.
+/// A checked loop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
-    /// How often, and with which values.
     pub rounds: Rounds,
-    /// Whether it goes on until a request runs out of memory.
+    /// `true` if the loop runs until a request runs out of memory.
     pub until_oom: bool,
-    /// What may grow from iteration to iteration.
     pub leak_check: Option<LeakCheck>,
-    /// What is done; never empty.
+    /// Never empty.
     pub steps: Vec<Step>,
 }
 
-/// The iterations of a loop.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Rounds {
-    /// So many, all alike.
+    /// A number of equal iterations.
     Times(u64),
-    /// One for each value of a variable, in order.
-    Over {
-        variable: VariableName,
-        /// What its values count.
-        unit: Unit,
-        values: Values,
-    },
+    /// One iteration for each value of a variable.
+    Over { variable: VariableName, unit: Unit, values: Values },
 }
 
-/// The values of a variable.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub enum Values {
-    /// Evenly spaced.
     Range {
         first: Number,
-        /// From each to the next.
+        /// Distance of two values.
         by: Number,
         count: u64,
     },
-    /// These.
     List(Vec<Number>),
 }
 
 impl Rounds {
-    /// How many iterations there are at most.
+    /// The largest number of iterations.
     #[must_use]
     pub fn count(&self) -> u64 {
         match self {
@@ -91,7 +76,7 @@ impl Rounds {
         }
     }
 
-    /// A value of the variable as a person writes it: `3`, `4 MiB`, `5.00 ms`.
+    /// Writes a value of the variable for a reader: `3`, `4 MiB`, `5.00 ms`.
     #[must_use]
     pub fn in_words(&self, value: Number) -> String {
         match self {
@@ -105,42 +90,39 @@ impl Rounds {
 impl fmt::Display for Loop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", count(self.steps.len(), "step"), count(self.rounds.count(), "time"))?;
-        if self.until_oom { f.write_str(" at most, until memory is out") } else { Ok(()) }
+        if self.until_oom { f.write_str(" at most, until out of memory") } else { Ok(()) }
     }
 }
 
-/// Does steps once for each value of a variable, which sizes, numbers of buffers and expectations inside can name: `for: { i: 1..8 }`, both ends
-/// included, `1..600 by 2`, `8..1 by -1`, or a list of values, as in `for: { size: [1MiB, 4MiB] }`.
+/// Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can use the variable.
 #[derive(Clone, Debug)]
 pub(crate) struct ForWire {
     variables: Entries<Located<Tree>>,
     body: Body,
 }
 
-/// Does steps several times, all alike. What one iteration leaves must suit the next. `repeat: until oom` goes on until a request runs out of
-/// memory, and fails if none does in 10000 iterations.
+/// Runs steps several times.
 #[derive(Clone, Debug)]
 pub(crate) struct RepeatWire {
-    /// The number, or `until oom`.
     times: Option<CountText>,
     body: Body,
 }
 
-/// The fields of a `repeat` that has all of them in a map.
+/// The fields of a `repeat` in the form of a map.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "repeat_fields")]
 struct RepeatFields {
-    /// How often, from 1 to 1000000; a scenario does at most 10000000 operations in all.
+    /// Number of iterations, from 1 to 1000000. A scenario has at most 10000000 operations.
     times: Option<CountText>,
-    /// `oom`: goes on until a request runs out of memory, at most `times` times: 10000 if not given.
+    /// `oom` repeats until a request runs out of memory, at most `times` times, or 10000 times without `times`.
     until: Option<NameText>,
-    /// What is done, in order.
+    /// The steps to run, in order.
     #[schemars(length(min = 1))]
     steps: Located<Vec<Located<StepWire>>>,
-    /// A name for what the step reports.
+    /// A name for the step's figures.
     id: Option<NameText>,
-    /// What may grow from iteration to iteration, by site: `{}` for nothing.
+    /// Most growth per iteration and allocation site. `{}` allows no growth.
     #[schemars(with = "Option<LeakCheckWire>")]
     leak_check: Option<Box<Located<LeakCheckWire>>>,
 }
@@ -173,7 +155,7 @@ impl JsonSchema for ForWire {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let scalar = serde_json::json!({ "type": ["string", "number"] });
         json_schema!({
-            "description": "Does steps once for each value of a variable, which sizes, numbers of buffers and expectations inside can name: `for: { i: 1..8 }`, both ends included, `1..600 by 2`, `8..1 by -1`, or a list of values, as in `for: { size: [1MiB, 4MiB] }`.",
+            "description": "Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can use the variable. Values are a range with both ends included, `for: { i: 1..8 }`, `1..600 by 2` or `8..1 by -1`, or a list, `for: { size: [1MiB, 4MiB] }`.",
             "type": "object", "minProperties": 1, "maxProperties": 1,
             "additionalProperties": { "anyOf": [scalar, { "type": "array", "items": scalar, "minItems": 1, "maxItems": MAX_VALUES }] }
         })
@@ -187,7 +169,7 @@ impl JsonSchema for RepeatWire {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let (count, fields) = (generator.subschema_for::<CountText>(), generator.subschema_for::<RepeatFields>());
         json_schema!({
-            "description": "Does steps several times, all alike. What one iteration leaves must suit the next. `repeat: until oom` goes on until a request runs out of memory, and fails if none does in 10000 iterations.",
+            "description": "Runs steps several times. The state after one iteration must suit the next. `repeat: until oom` repeats until a request runs out of memory, and fails if no request does in 10000 iterations.",
             "anyOf": [{ "const": "until oom" }, count, fields]
         })
     }
@@ -228,8 +210,8 @@ impl StepFields for ForWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
         self.body.has_steps(at, "for")?;
         let [(name, given)] = self.variables.0.as_slice() else {
-            let message = format!("`for` has one variable, and here are {}", self.variables.0.len());
-            return Err(Problem::new(at, message).help(format!("{FORMS}; put one `for` into another for two")));
+            let message = format!("`for` takes one variable, not {}", self.variables.0.len());
+            return Err(Problem::new(at, message).help(format!("{FORMS}; nest two `for` steps for two variables")));
         };
         let (values, unit) = values(given, checker)?;
         let until_oom = until(self.body.until.as_ref())?;
@@ -273,15 +255,14 @@ impl StepFields for RepeatWire {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
         let says_until = self.times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
         if let Some(times) = self.times.as_ref().filter(|times| !says_until && times.text().starts_with("until")) {
-            return Err(
-                Problem::new(times.position(), format!("a loop is not repeated `{}`", times.text())).help("write `repeat: until oom`")
-            );
+            return Err(Problem::new(times.position(), format!("unknown number of iterations `{}`", times.text()))
+                .help("write `repeat: until oom`"));
         }
         let until_oom = until(self.body.until.as_ref())? || says_until;
         let times = match &self.times {
             Some(times) if !says_until => checker.whole(times, "times", 1..=MAX_TIMES)?,
             _ if until_oom => UNTIL_OOM_TIMES,
-            _ => return Err(Problem::new(at, "`repeat` does not say how often").help("as in `repeat: 3` or `repeat: until oom`")),
+            _ => return Err(Problem::new(at, "expected the number of iterations").help("as in `repeat: 3` or `repeat: until oom`")),
         };
         self.body.has_steps(at, "repeat")?;
         let steps = checker.repeated(at, times, until_oom, |checker| check_steps(self.body.steps(), checker))?;
@@ -294,7 +275,7 @@ fn until(given: Option<&Located<String>>) -> Result<bool, Problem> {
     match given {
         None => Ok(false),
         Some(text) if text.value == "oom" => Ok(true),
-        Some(text) => Err(Problem::new(text.position(), format!("a loop does not end at `{}`", text.value)).help("write `until: oom`")),
+        Some(text) => Err(Problem::new(text.position(), format!("unknown end of a loop `{}`", text.value)).help("write `until: oom`")),
     }
 }
 
@@ -307,7 +288,7 @@ fn values(given: &Located<Tree>, checker: &Checker<'_>) -> Result<(Values, Unit)
     }
     let texts = given.texts().filter(|texts| (1..=MAX_VALUES).contains(&texts.len()));
     let Some(texts) = texts else {
-        return Err(Problem::new(given.position(), format!("a range, or a list of 1 to {MAX_VALUES} values, is wanted here")).help(FORMS));
+        return Err(Problem::new(given.position(), format!("expected a range, or a list of 1 to {MAX_VALUES} values")).help(FORMS));
     };
     let mut values = Vec::new();
     let mut unit = None;
@@ -319,20 +300,20 @@ fn values(given: &Located<Tree>, checker: &Checker<'_>) -> Result<(Values, Unit)
     Ok((Values::List(values), unit.unwrap_or(Unit::Count)))
 }
 
-/// The unit of a value, which must be that of the values before it.
+/// Checks that a value has the unit of the values before it.
 fn same_unit(before: Option<Unit>, value: &Value, at: Position) -> Result<Unit, Problem> {
     let unit = unit_of(value).ok_or_else(|| Problem::new(at, format!("a variable cannot be {}", value.dimension)).help(FORMS))?;
     match before {
-        Some(before) if before != unit => Err(Problem::new(at, "the values of a variable are of one unit").help(FORMS)),
+        Some(before) if before != unit => Err(Problem::new(at, "the values of a variable must have the same unit").help(FORMS)),
         _ => Ok(unit),
     }
 }
 
-/// `FIRST..LAST`, or `FIRST..LAST by STEP`.
+/// Parses `FIRST..LAST` or `FIRST..LAST by STEP`.
 fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit), Problem> {
     let refuse = |message: String| Problem::new(text.position(), message).help(FORMS);
     let Some((first, rest)) = text.value.split_once("..") else {
-        return Err(refuse(format!("`{}` is no range", text.value)));
+        return Err(refuse(format!("`{}` is not a range", text.value)));
     };
     let (last, by) = rest.split_once(" by ").map_or((rest, None), |(last, by)| (last, Some(by)));
     let value = |piece: &str| checker.constant(&text.with(piece.trim().to_owned()));
@@ -342,9 +323,7 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
     let by = match by.map(str::trim) {
         None if unit == Unit::Count => Number::from_integer(1),
         None => {
-            return Err(
-                refuse("a range of sizes or times says how far from one to the next".to_owned()).help("as in `64MiB..512MiB by 64MiB`")
-            );
+            return Err(refuse("a range of sizes or times needs a step".to_owned()).help("as in `64MiB..512MiB by 64MiB`"));
         }
         Some(by) => {
             let (piece, sign) = by.strip_prefix('-').map_or((by, 1), |piece| (piece, -1));
@@ -355,13 +334,13 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
     };
     let zero = Number::from_integer(0);
     if by == zero {
-        return Err(refuse("a range cannot go on by 0".to_owned()));
+        return Err(refuse("the step of a range cannot be 0".to_owned()));
     }
     let distance = Operator::Subtract.apply(&last.number, &first.number);
     let rounds = distance.and_then(|distance| Operator::Divide.apply(&distance, &by)).map(|rounds| rounds.floor().to_integer() + 1);
     match rounds {
         Some(count) if count < 1 => Err(refuse(format!("the range `{}` is empty", text.value)).help(if by > zero {
-            "to count down, write `by -1` behind it, as in `8..1 by -1`"
+            "to count down, add `by -1`, as in `8..1 by -1`"
         } else {
             FORMS
         })),

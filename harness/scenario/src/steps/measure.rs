@@ -1,4 +1,4 @@
-//! `measure`: the accounts of this moment, kept under a name.
+//! `measure`: keeps all counters under a name.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// The accounts of this moment, to be kept; checked.
+/// A checked `measure`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measure {
-    /// Under which name. A later iteration of a `repeat` replaces the earlier one.
+    /// A later iteration of a loop replaces the values of the earlier one.
     pub name: MeasureName,
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for Measure {
     }
 }
 
-/// Keeps every account of this moment under a name: later `NAME.reserved_bytes.all.current`, `NAME.device.used`, `NAME.time.now`.
+/// Keeps the current value of every counter under a name. Later steps use `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(rename = "measure")]

@@ -1,7 +1,6 @@
-//! The steps: one file each or a small family, and one row here. A row that is missing somewhere is a compile error.
+//! The steps. Each step, or small family of steps, has a file and a row in the table below.
 //!
-//! Each file holds, for its step, what YAML says (`…Wire`, whose comments are the documentation of the language), the check, and the
-//! checked form that a run executes.
+//! A step's file contains the YAML form (`…Wire`, whose comments become the reference), the check, and the checked form that a run executes.
 
 pub mod alloc;
 pub mod blocks;
@@ -44,31 +43,26 @@ use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{DurationText, NameText, duration};
 
-/// One step of a scenario, checked.
+/// A checked step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Where it stands in the file.
     pub position: Position,
-    /// The name under which it reports, if it has one.
+    /// The `id` of the step.
     pub id: Option<StepName>,
-    /// How long it may take on the host's clock, if it has a limit of its own.
+    /// Limit on the host's clock.
     pub time_limit: Option<Nanos>,
-    /// What is to be done.
     pub action: Action,
-    /// What is done meanwhile: one step of these after each operation of this one.
+    /// Steps that run in between: one after each operation of this step.
     pub meanwhile: Vec<Step>,
 }
 
 /// Registers the steps: `Variant = "yaml_name": Wire => Checked`.
 macro_rules! steps {
     ($($variant:ident = $name:literal: $wire:ty => $checked:ty,)*) => {
-        /// What a step does.
         #[derive(Clone, Debug, PartialEq)]
-        #[allow(missing_docs, reason = "each variant's type is its documentation")]
         pub enum Action { $($variant($checked),)* }
 
         impl Action {
-            /// Which step it is.
             #[must_use]
             pub const fn kind(&self) -> StepKind {
                 match self { $(Self::$variant(_) => StepKind::$variant),* }
@@ -76,7 +70,7 @@ macro_rules! steps {
         }
 
         impl fmt::Display for Action {
-            /// The step in a few words, without its name: `activations, 600 MiB`.
+            /// Describes the step without its name: `activations, 600 MiB`.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self { $(Self::$variant(step) => step.fmt(f)),* }
             }
@@ -84,11 +78,9 @@ macro_rules! steps {
 
         /// The kinds of step, in the order of the reference.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[allow(missing_docs, reason = "each variant's type is its documentation")]
         pub enum StepKind { $($variant,)* }
 
         impl StepKind {
-            /// Every one, in the order of the reference.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Its key in YAML.
@@ -97,19 +89,19 @@ macro_rules! steps {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// What a step of this kind counts of itself, if it is given an `id`.
+            /// Figures that a step of this kind reports under its `id`.
             #[must_use]
             pub const fn reports(self) -> &'static [ReportKey] {
                 match self { $(Self::$variant => <$wire>::REPORTS),* }
             }
 
-            /// Steps that show it, in YAML.
+            /// An example in YAML.
             #[must_use]
             pub const fn example(self) -> &'static str {
                 match self { $(Self::$variant => <$wire>::EXAMPLE),* }
             }
 
-            /// The keys that may stand beside its own.
+            /// Keys that are allowed next to the step's own key.
             fn beside(self) -> &'static [Beside] {
                 match self { $(Self::$variant => <$wire>::BESIDE),* }
             }
@@ -123,36 +115,31 @@ macro_rules! steps {
             }
         }
 
-        /// A step as the file says it. What cannot be a step is kept, to be answered by the check with its place.
+        /// A step as the file writes it. Invalid steps are kept, because the check can report their position.
         #[derive(Clone, Debug)]
         pub(crate) enum StepWire {
             $($variant($wire),)*
-            /// No step has this name.
             Unknown(Located<String>),
-            /// A step that needs fields was given none.
+            /// The step needs fields and has none.
             Bare(StepKind),
-            /// A list item that is an empty map.
             Empty,
-            /// One list item with several keys.
             SeveralKeys(StepKind, Located<String>),
-            /// A step with a `timeout:` or a `meanwhile:` beside it.
+            /// A step with `timeout:`, `meanwhile:` or an earlier name.
             With(Box<StepWire>, Extras),
         }
 
         impl StepWire {
-            /// The step in its checked form.
             fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<(StepKind, Action), Problem> {
                 match self {
                     $(Self::$variant(wire) => Ok((StepKind::$variant, Action::$variant(wire.check(at, checker)?))),)*
                     Self::Unknown(name) => Err(unknown(&name.value, if name.line == 0 { at } else { name.position() })),
                     Self::Bare(kind) => Err(bare(*kind, at)),
-                    Self::Empty => Err(Problem::new(at, "this list item holds no step").help(FORM)),
+                    Self::Empty => Err(Problem::new(at, "this list item is empty").help(FORM)),
                     Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
                     Self::With(step, _) => step.check(at, checker),
                 }
             }
 
-            /// Its id, if it was given one.
             fn id(&self) -> Option<&NameText> {
                 match self {
                     $(Self::$variant(wire) => wire.id(),)*
@@ -161,7 +148,7 @@ macro_rules! steps {
                 }
             }
 
-            /// What stands beside its key, or inside it, of a step with steps inside.
+            /// The steps inside it and the keys next to its own.
             fn body(&self) -> Option<&Body> {
                 match self {
                     $(Self::$variant(wire) => wire.body(),)*
@@ -170,7 +157,6 @@ macro_rules! steps {
                 }
             }
 
-            /// Takes what stands beside its key.
             fn take(&mut self, body: Body) {
                 match self {
                     $(Self::$variant(wire) => wire.take(body),)*
@@ -182,7 +168,7 @@ macro_rules! steps {
             fn from_name(name: &str) -> Self {
                 match name {
                     $($name => <$wire>::bare().map_or(Self::Bare(StepKind::$variant), Self::$variant),)*
-                    // The place of a bare name is that of the whole step, which the check knows.
+                    // A bare name has the position of the whole step, which the check knows.
                     _ => Self::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 }),
                 }
             }
@@ -234,29 +220,36 @@ steps! {
     Eventually = "eventually": expect::EventuallyWire => expect::Eventually,
 }
 
+impl StepKind {
+    /// Keys next to a step's own key, with their documentation.
+    pub(crate) fn common_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
+        let of_blocks = Beside::ALL.into_iter().map(|beside| (beside.name(), beside.about()));
+        [(TIMEOUT, ABOUT_TIMEOUT), (MEANWHILE, ABOUT_MEANWHILE)].into_iter().chain(of_blocks)
+    }
+}
+
 impl fmt::Display for StepKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// What any step may have beside its key.
+/// Keys that every step may have next to its own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extras {
     timeout: Option<DurationText>,
     meanwhile: Option<Located<Vec<Located<StepWire>>>>,
-    /// The earlier name by which the file calls the step, and its name today.
+    /// The earlier name that the file uses, and the name today.
     renamed: Option<(&'static str, &'static str)>,
 }
 
 impl Action {
-    /// Whether it has steps inside it.
     #[must_use]
     pub const fn is_block(&self) -> bool {
         !self.steps().is_empty()
     }
 
-    /// Steps inside it.
+    /// The steps inside it.
     #[must_use]
     pub const fn steps(&self) -> &[Step] {
         match self {
@@ -268,7 +261,6 @@ impl Action {
         }
     }
 
-    /// Steps inside it.
     pub(crate) fn steps_mut(&mut self) -> &mut [Step] {
         match self {
             Self::For(steps) | Self::Repeat(steps) => &mut steps.steps,
@@ -279,7 +271,6 @@ impl Action {
         }
     }
 
-    /// What is done when it runs out of memory.
     #[must_use]
     pub const fn on_oom(&self) -> Option<&Chain> {
         match self {
@@ -290,7 +281,6 @@ impl Action {
         }
     }
 
-    /// What may grow from one of its iterations to the next, where that is looked at.
     #[must_use]
     pub const fn leak_check(&self) -> Option<&leaks::LeakCheck> {
         match self {
@@ -300,10 +290,10 @@ impl Action {
         }
     }
 
-    /// Whether it has several operations, between which something else can be done.
+    /// Returns whether it has several operations, so that other steps can run in between.
     fn takes_its_time(&self) -> bool {
         let is_workload = match self {
-            // Threads have no moment at which none of them does anything.
+            // The threads of a storm never pause together.
             Self::Storm(storm) => storm.threads.is_none(),
             _ => matches!(self, Self::Train(_) | Self::Infer(_) | Self::Replay(_) | Self::Exec(_)),
         };
@@ -312,7 +302,7 @@ impl Action {
 }
 
 impl StepWire {
-    /// The name of a measure.
+    /// The name of a `measure`.
     fn measure(&self) -> Option<&NameText> {
         match self {
             Self::Measure(wire) => Some(wire.name()),
@@ -329,7 +319,6 @@ impl StepWire {
         }
     }
 
-    /// What stands beside it.
     const fn extras(&self) -> Option<&Extras> {
         match self {
             Self::With(_, extras) => Some(extras),
@@ -337,17 +326,16 @@ impl StepWire {
         }
     }
 
-    /// Steps that are done meanwhile.
     fn meanwhile(&self) -> Option<&Located<Vec<Located<Self>>>> {
         self.extras().and_then(|extras| extras.meanwhile.as_ref())
     }
 }
 
-/// How long a step may take, if it has a limit of its own.
+/// The step's own time limit.
 fn time_limit(wire: &StepWire, action: &Action) -> Result<Option<Nanos>, Problem> {
     match wire.extras().and_then(|extras| extras.timeout.as_ref()) {
         Some(text) if action.is_block() => {
-            let message = format!("`{}` has no time limit of its own", action.kind());
+            let message = format!("`{}` cannot have a time limit", action.kind());
             Err(Problem::new(text.position(), message).help("give a `timeout` to the steps inside it, or to the whole scenario"))
         }
         Some(text) => duration(text).map(Some),
@@ -355,8 +343,8 @@ fn time_limit(wire: &StepWire, action: &Action) -> Result<Option<Nanos>, Problem
     }
 }
 
-/// The ids and measures of these steps and of those inside them, each with its first place: to tell a name that comes later from one that
-/// does not exist.
+/// The ids and measures of these steps and of the steps inside them, each with its first position. They distinguish a name that is defined
+/// later from an unknown name.
 pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Position> {
     let mut names = BTreeMap::new();
     for step in steps {
@@ -364,7 +352,7 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
             names.entry(name.text().to_owned()).or_insert_with(|| name.position());
         }
         let meanwhile = step.value.meanwhile().map_or(&[][..], |steps| steps.value.as_slice());
-        // A process has names of its own.
+        // A process has its own names.
         let inside = step.value.body().filter(|_| !step.value.is_process()).map_or(&[][..], Body::steps);
         for (name, at) in announced(inside).into_iter().chain(announced(meanwhile)) {
             names.entry(name).or_insert(at);
@@ -373,7 +361,6 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
     names
 }
 
-/// Checks steps in their order.
 pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>) -> Result<Vec<Step>, Problem> {
     steps.iter().map(|step| check_step(step, checker)).collect()
 }
@@ -394,13 +381,13 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
         )?,
     };
     if let Some(steps) = wire.value.meanwhile().filter(|_| !action.takes_its_time()) {
-        return Err(Problem::new(steps.position(), format!("`{kind}` is one operation: nothing can be done meanwhile")).help(
-            "`meanwhile` stands beside `train`, `infer`, `storm` without `threads`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool` and an `alloc` that waits",
+        return Err(Problem::new(steps.position(), format!("`{kind}` is one operation, so nothing can run in between")).help(
+            "these steps take `meanwhile`: `train`, `infer`, `storm` without `threads`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool`, and `alloc` with the policy `wait`",
         ));
     }
     if let Some(other) = meanwhile.iter().find(|step| matches!(action, Action::Exec(_)) && !matches!(step.action, Action::Exec(_))) {
-        return Err(Problem::new(other.position, format!("`{}` cannot be done while a program runs", other.action.kind()))
-            .help("under `meanwhile` of an `exec` stands `exec` only: programs take their time as they like"));
+        return Err(Problem::new(other.position, format!("`{}` cannot run while a program runs", other.action.kind()))
+            .help("`meanwhile` of an `exec` accepts `exec` steps only, because programs run at their own speed"));
     }
     process::check_inside(&action, position, wire.value.id(), wire.value.meanwhile().map(Located::position), checker)?;
     let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
@@ -409,20 +396,18 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
 
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
 
-/// The key of a step's time limit, beside the step's own.
 const TIMEOUT: &str = "timeout";
 
-const ABOUT_TIMEOUT: &str = "How long the step may take, on the clock of the machine that runs it: 5 min if not given. A step that takes longer \
-                             fails the run.";
+const ABOUT_TIMEOUT: &str =
+    "Time limit of the step, on the clock of the machine that runs it. A step that takes longer fails the run. Default: 5 min.";
 
-/// The key of what is done meanwhile, beside the step's own.
 const MEANWHILE: &str = "meanwhile";
 
-const ABOUT_MEANWHILE: &str = "Steps that are done while this one goes on: one of them after each of its operations (of a `storm` each request or \
-                               free, of a `train` each iteration, of a `replay` each operation of the trace, of an `exec` its start, behind which all of them are begun, of an `alloc` each wait of its policy `wait`, of other steps each step inside), what is left of them when it has ended. \
-                               They must not name the same buffers.";
+const ABOUT_MEANWHILE: &str = "Steps that run while this step runs: one after each of its operations, and the rest after its end. An operation is a request or \
+                               free of a `storm`, an iteration of a `train`, an operation of the trace of a `replay`, a wait of the policy `wait` of an `alloc`, or a step \
+                               inside a block. An `exec` starts all of them after its own start. They must not name the same buffers as this step.";
 
-/// Earlier names of steps, which still work, with their names today.
+/// Earlier names of steps, which still work, and their names today.
 const RENAMED: &[(&str, &str)] = &[
     ("use_on", "record_stream"),
     ("read", "read_async"),
@@ -438,21 +423,21 @@ fn renamed(name: &str) -> Option<(&'static str, &'static str)> {
 
 fn unknown(name: &str, at: Position) -> Problem {
     let steps = choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name()));
-    Problem::new(at, format!("there is no step `{name}`")).help(steps)
+    Problem::new(at, format!("unknown step `{name}`")).help(steps)
 }
 
 fn bare(kind: StepKind, at: Position) -> Problem {
     let alone: Vec<&str> = StepKind::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect();
-    Problem::new(at, format!("`{kind}` needs to be told more")).help(format!(
-        "as in `{}`; only {} stand alone",
+    Problem::new(at, format!("`{kind}` needs fields")).help(format!(
+        "as in `{}`; only {} work without fields",
         kind.example().lines().last().unwrap_or_default(),
         quoted(&alone, " and ")
     ))
 }
 
 fn several_keys(kind: StepKind, second: &Located<String>) -> Problem {
-    Problem::new(second.position(), format!("`{}` stands in the same list item as `{kind}`", second.value))
-        .help(format!("put `- ` in front of a step of its own, or indent it if it is a field of `{kind}`"))
+    Problem::new(second.position(), format!("`{}` is in the same list item as `{kind}`", second.value))
+        .help(format!("put `- ` before it if it is a step, or indent it if it is a field of `{kind}`"))
 }
 
 impl<'de> Deserialize<'de> for StepWire {
@@ -504,7 +489,7 @@ impl<'de> Deserialize<'de> for StepWire {
     }
 }
 
-/// A step out of the keys of a list item: its own, a second one that should not be there, and those that may stand beside it.
+/// Makes a step of the keys of a list item.
 fn assembled(
     first: Option<(StepWire, Option<StepKind>)>,
     second: Option<Located<String>>,
@@ -518,7 +503,7 @@ fn assembled(
         (None, None) => return StepWire::Empty,
     };
     let Some(kind) = kind else { return step };
-    // What has its steps inside it has all of its fields there.
+    // If a step's steps are inside it, all its fields are inside it.
     let is_inside = step.body().is_some_and(|body| body.steps.is_some());
     let accepted = if is_inside { &[] } else { kind.beside() };
     if let Some(second) = second.or_else(|| body.unexpected(accepted)) {

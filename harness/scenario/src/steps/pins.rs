@@ -1,4 +1,4 @@
-//! `pins`: what keeps segments from going back to the driver.
+//! `pins`: lists the blocks that pin segments.
 
 use std::fmt;
 
@@ -12,10 +12,9 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// A question for what pins segments, checked.
+/// A checked `pins`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pins {
-    /// Whose blocks.
     pub storm: StepName,
 }
 
@@ -25,14 +24,14 @@ impl fmt::Display for Pins {
     }
 }
 
-/// Lists, for each segment, the live blocks of a storm that keep it from going back to the driver: a table in the report.
+/// Lists the live blocks of a storm that keep each segment from being released to the driver. The report shows them as a table.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "pins")]
 pub(crate) struct PinsWire {
     /// The id of a storm with live blocks.
     storm: NameText,
-    /// A name for what the step reports.
+    /// A name for the step's figures.
     id: Option<NameText>,
 }
 

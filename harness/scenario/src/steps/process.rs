@@ -1,4 +1,4 @@
-//! `process` and `kill`: steps that another process on the same device does, and its end.
+//! `process` and `kill`: steps of another process on the same device.
 
 use std::fmt;
 
@@ -14,18 +14,16 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// Steps that a process does, checked.
+/// A checked `process`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Process {
     pub process: ProcessName,
-    /// What it does; never empty.
+    /// Never empty.
     pub steps: Vec<Step>,
 }
 
-/// A process that is killed, checked.
+/// A checked `kill`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Kill {
     pub process: ProcessName,
 }
@@ -42,11 +40,14 @@ impl fmt::Display for Kill {
     }
 }
 
-/// Does steps in a process of their own, which `processes:` at the top declares: with its own context on the same device, its own allocator of
-/// this arm, and its own audit. It starts with its first step, and lives to the end of the run or until `kill`. One process acts at a time, in the order of the file.
-/// All of them together have the memory that the scenario needs; what the others hold is, to each of them, memory held by others. Buffers, streams, events, ids and measures inside are its own, and so is what
-/// `expect` sees there; `start.…` is then from before its first step. Outside, `NAME.reserved` and the other counters of its allocator can be expected, and what NVML attributes to it,
-/// `NAME.device.process`: as its last step left them, also when it was killed.
+/// Runs steps in another process, which `processes:` declares. The process has its own context on the same device, its own allocator of the same
+/// configuration, and its own audit. It starts with its first step and lives until the end of the run or until `kill`. One process acts at a
+/// time, in the order of the file.
+///
+/// All processes share the memory that the scenario needs. Each process sees the memory of the others as in use by other processes. Buffers,
+/// streams, events, ids and measures inside belong to the process, and so do the values in its `expect` steps. `start.…` is from before its first step.
+/// Outside, `NAME.reserved` and the other counters of its allocator can be used, and `NAME.device.process`, the memory that NVML attributes to
+/// it. Both have the values after its last step, even if the process was killed.
 #[derive(Clone, Debug, JsonSchema)]
 #[schemars(rename = "process", transparent)]
 pub(crate) struct ProcessWire {
@@ -55,8 +56,8 @@ pub(crate) struct ProcessWire {
     body: Body,
 }
 
-/// Ends a process by SIGKILL, whatever it holds: it gives nothing back itself, and its memory has to come back all the same. A `process` step of its name
-/// behind this one starts it anew.
+/// Ends a process with SIGKILL. The process cannot release its memory, but the driver must reclaim it. A later `process` step with the same
+/// name starts it again.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(rename = "kill")]
@@ -116,14 +117,14 @@ impl StepFields for KillWire {
             return Err(refused(StepKind::Kill, outer, at, "the main process ends all others"));
         }
         if !checker.end_process(&process) {
-            return Err(Problem::new(self.0.position(), format!("process `{process}` does not run here"))
-                .help(format!("a step starts it, as in `- process: {process}` and below it `  steps: [reset_peak_stats]`")));
+            return Err(Problem::new(self.0.position(), format!("process `{process}` is not running here"))
+                .help(format!("start it first: `- process: {process}` and below it `  steps: [reset_peak_stats]`")));
         }
         Ok(Kill { process })
     }
 }
 
-/// Refuses, inside a process, what it cannot do.
+/// Rejects steps that a process cannot run.
 pub(super) fn check_inside(
     action: &Action,
     at: Position,
@@ -136,34 +137,34 @@ pub(super) fn check_inside(
         return Err(refused(action.kind(), process, at, why));
     }
     if let Some(at) = meanwhile {
-        return Err(Problem::new(at, format!("nothing is done meanwhile in the process `{process}`"))
-            .help("put the `meanwhile` beside a step of the main process"));
+        return Err(Problem::new(at, format!("`meanwhile` does not work in the process `{process}`"))
+            .help("use `meanwhile` with a step of the main process"));
     }
     if action.is_block() && action.leak_check().is_some() {
-        return Err(Problem::new(at, format!("the leaks of a loop in the process `{process}` are not looked at"))
-            .help("put the `leak_check` beside a loop of the main process, or into a `train`"));
+        return Err(Problem::new(at, format!("`leak_check` does not work with a loop in the process `{process}`"))
+            .help("use it with a loop of the main process, or with `train`"));
     }
     match id {
-        Some(id) if action.is_block() => Err(Problem::new(id.position(), format!("a loop in the process `{process}` reports nothing"))
+        Some(id) if action.is_block() => Err(Problem::new(id.position(), format!("a loop in the process `{process}` has no figures"))
             .help("give the `id` to a step inside the loop")),
         _ => Ok(()),
     }
 }
 
 fn refused(kind: StepKind, process: &ProcessName, at: Position, why: &str) -> Problem {
-    Problem::new(at, format!("`{kind}` cannot be done in the process `{process}`")).help(why.to_owned())
+    Problem::new(at, format!("the process `{process}` cannot run `{kind}`")).help(why.to_owned())
 }
 
-/// Why a process cannot do steps of this kind.
+/// Why a process cannot run steps of this kind.
 const fn not_inside(kind: StepKind) -> Option<&'static str> {
     match kind {
         StepKind::Process => Some("the main process starts all others"),
         StepKind::Kill => Some("the main process ends all others"),
-        StepKind::Exec => Some("put it outside of the process: programs are started by the main one"),
-        StepKind::Program => Some("put it outside of the process: other programs are those of the main one"),
-        StepKind::ExternalMemory => Some("put it outside of the process: a process is itself one of the others"),
-        StepKind::PrivatePool | StepKind::ReleasePool => Some("put it outside of the process: private pools are those of the main one"),
-        StepKind::Eventually => Some("put it outside of the process, as in `eventually: worker.active == 0`"),
+        StepKind::Exec => Some("move it out of the process: the main process starts programs"),
+        StepKind::Program => Some("move it out of the process: other programs belong to the main process"),
+        StepKind::ExternalMemory => Some("move it out of the process"),
+        StepKind::PrivatePool | StepKind::ReleasePool => Some("move it out of the process: private pools belong to the main process"),
+        StepKind::Eventually => Some("move it out of the process, as in `eventually: worker.active == 0`"),
         StepKind::Alloc
         | StepKind::Free
         | StepKind::RecordStream

@@ -1,4 +1,4 @@
-//! `record_stream`: another stream uses a buffer.
+//! `record_stream`: marks a buffer as used by another stream.
 
 use std::fmt;
 
@@ -12,12 +12,10 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::{BufferText, NameText};
 
-/// Another stream uses a buffer, checked.
+/// A checked `record_stream`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordStream {
-    /// What is used.
     pub buffer: BufferRef,
-    /// Where.
     pub stream: StreamName,
 }
 
@@ -27,14 +25,14 @@ impl fmt::Display for RecordStream {
     }
 }
 
-/// Tells the allocator that work on another stream uses the buffer too, as `Tensor.record_stream` does in PyTorch: after `free` its memory waits for that work.
+/// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its memory is not reused until the work of that stream is done.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "record_stream")]
 pub(crate) struct RecordStreamWire {
     /// A live buffer.
     buffer: BufferText,
-    /// The stream.
+    /// The other stream.
     stream: NameText,
 }
 

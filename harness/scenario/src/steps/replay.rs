@@ -1,4 +1,4 @@
-//! `replay`: the operations of an allocation trace, one after the other.
+//! `replay`: replays an allocation trace.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,20 +20,17 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
-/// A replay of a trace, checked.
+/// A checked `replay`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Replay {
     pub id: StepName,
-    /// The file, as the scenario names it.
+    /// As the scenario names it.
     pub path: PathBuf,
-    /// What is in it.
     pub trace: Arc<Trace>,
-    /// The scenario's streams that stand for those of the trace.
+    /// The scenario's stream for each stream of the trace.
     pub streams: BTreeMap<StreamId, StreamName>,
-    /// How its requests should end: all served, or one of them refused.
     pub expect: Ending,
-    /// Whether every block is filled when it is made and verified before it is freed.
+    /// Fills every block, and verifies it before its free.
     pub fill: bool,
 }
 
@@ -44,21 +41,21 @@ impl fmt::Display for Replay {
     }
 }
 
-/// Does the operations of an allocation trace (`harness replay --help` tells the format; it may be packed by gzip), as `harness import` writes one
-/// of a real program. Requests that are refused are counted, and the replay goes on. Work on other streams is done at once. What the trace leaves live
-/// stays until `free` names the replay. Where the allocator has no private pools, those of the trace are left out.
+/// Replays an allocation trace, for example one that `harness import` wrote for a real program. `harness replay --help` documents the format; the file may
+/// be compressed with gzip. Failed requests are counted, and the replay continues. Work on other streams completes immediately. Blocks that the trace
+/// leaves live stay until `free` names the replay. Private pools of the trace are ignored if the allocator has none.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "replay")]
 pub(crate) struct ReplayWire {
-    /// Its name, for what it reports and for `free`.
+    /// A name for the step's figures, and for `free`.
     id: NameText,
-    /// The file with the trace; its path begins at the folder of the scenario.
+    /// The file with the trace, relative to the folder of the scenario.
     trace: Located<String>,
-    /// `fits` (if not given): every request is served; `oom`, `{ oom: CAUSE }`: one is refused, the first for that cause; `any`. A map says it for each
-    /// allocator.
+    /// How the replay ends: `fits` (every request is served), `oom` or `{ oom: CAUSE }` (a request fails, the first for this cause) or `any`, or a map from
+    /// allocators to one of these. Default: `fits`.
     expect: Option<EndingWire>,
-    /// Whether every block is filled when it is made and verified before it is freed: yes, if not given.
+    /// Fills every block, and verifies it before its free. Default: `true`.
     fill: Option<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! `storm`: many requests and frees of random sizes and lifetimes.
+//! `storm`: many requests and frees with random sizes and lifetimes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,14 +18,12 @@ use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{AmountText, CountText, NameText};
 use harness_trace::trace::TraceEvent;
 
-/// Most operations of one storm.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
-/// Most threads of one storm.
 pub const MAX_THREADS: u64 = 64;
-/// Most sizes to choose from.
+/// Most entries in a list of sizes.
 pub const MAX_SIZES: usize = 64;
 
-/// What any step reports that makes requests and frees of its own.
+/// Figures of every step that makes many requests.
 pub(super) const OF_REQUESTS: [ReportKey; 10] = [
     ReportKey::Operations,
     ReportKey::Allocations,
@@ -42,7 +40,7 @@ pub(super) const OF_REQUESTS: [ReportKey; 10] = [
 const AT_FAILURE: [ReportKey; 4] =
     [ReportKey::ReservedAtFailure, ReportKey::AllocatedAtFailure, ReportKey::LargestFreeAtFailure, ReportKey::DeviceFreeAtFailure];
 
-/// What a storm in threads reports.
+/// Figures of a storm with threads.
 const OF_THREADS: [ReportKey; 4] = [ReportKey::Operations, ReportKey::Allocations, ReportKey::Frees, ReportKey::Ooms];
 
 const REPORTS: [ReportKey; OF_REQUESTS.len() + AT_FAILURE.len()] = {
@@ -53,63 +51,44 @@ const REPORTS: [ReportKey; OF_REQUESTS.len() + AT_FAILURE.len()] = {
     all
 };
 
-/// A storm, checked.
+/// A checked `storm`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Storm {
     pub id: StepName,
     /// Requests and frees together.
     pub operations: u64,
-    /// What the requests ask for.
     pub sizes: StormSizes,
-    /// Requested bytes that are live at most.
+    /// Most requested bytes that are live at the same time.
     pub live: Bytes,
-    /// How many operations a block lives, both ends included.
+    /// Operations between allocation and free of a block, both ends included.
     pub lifetime: (u64, u64),
-    /// Which block goes first.
     pub order: FreeOrder,
-    /// The streams of the requests, one chosen for each; never empty.
+    /// One is drawn for each request. Never empty.
     pub streams: Vec<StreamName>,
-    /// What ends it early.
+    /// Condition that ends the storm.
     pub until: Option<Until>,
-    /// Whether every block is filled when it is made and verified before it is freed.
+    /// Fills every block, and verifies it before its free.
     pub fill: bool,
-    /// How many host threads do it at once; `None`: one, with the allocator of the arm.
+    /// Host threads. `None`: one thread with the scenario's allocator.
     pub threads: Option<u64>,
 }
 
-/// What requests ask for.
+/// Sizes of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StormSizes {
-    /// One of these, all equally likely.
+    /// Each with the same probability.
     Choices(Vec<Bytes>),
-    /// Log-uniform: every doubling is equally likely. Both ends included, neither is 0.
-    LogUniform {
-        /// The smallest.
-        min: Bytes,
-        /// The largest.
-        max: Bytes,
-    },
-    /// Every size between two is equally likely. Both ends included, neither is 0.
-    Uniform {
-        /// The smallest.
-        min: Bytes,
-        /// The largest.
-        max: Bytes,
-    },
-    /// Small or large, equally likely: from `min` to twice that, or from half of `max` to `max`.
-    Bimodal {
-        /// The smallest.
-        min: Bytes,
-        /// The largest.
-        max: Bytes,
-    },
-    /// Those of a recorded trace, as often as it has them; never empty.
+    /// Every doubling has the same probability. Both ends are included and above 0.
+    LogUniform { min: Bytes, max: Bytes },
+    /// Every size has the same probability. Both ends are included and above 0.
+    Uniform { min: Bytes, max: Bytes },
+    /// Small or large with the same probability: from `min` to twice `min`, or from half of `max` to `max`.
+    Bimodal { min: Bytes, max: Bytes },
+    /// The sizes of a recorded trace, with their frequencies. Never empty.
     Recorded(Arc<[Bytes]>),
 }
 
 impl StormSizes {
-    /// The smallest that can come.
     fn smallest(&self) -> Bytes {
         match self {
             Self::Choices(choices) => choices.iter().copied().min().unwrap_or_default(),
@@ -119,23 +98,23 @@ impl StormSizes {
     }
 }
 
-/// In which order blocks go.
+/// The order of frees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum FreeOrder {
-    /// Each block has a lifetime of its own.
+    /// Each block has its own lifetime.
     #[default]
     Random,
-    /// All blocks live equally long, `max`: the oldest goes first.
+    /// All blocks live `max` operations, so the oldest is freed first.
     Fifo,
-    /// As many requests in a row as a lifetime has operations, then everything goes, the newest first, as in a forward and a backward pass.
+    /// As many requests as a lifetime has operations, then frees of all blocks, newest first, as in a forward and a backward pass.
     Lifo,
-    /// Nine of ten blocks live at most a tenth of the way from `min` to `max`, the tenth one from there to `max`.
+    /// Nine of ten blocks have a lifetime in the first tenth of the range, the tenth block in the rest.
     Generational,
 }
 
-/// What ends a storm early. If it never comes, the step fails.
+/// Condition that ends a storm. If it does not occur, the step fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
@@ -169,50 +148,52 @@ impl fmt::Display for Storm {
     }
 }
 
-/// Makes many requests and frees, with sizes, lifetimes and streams drawn from the run's seed. A request that would exceed `live` frees
-/// the block due next instead; one that fails is counted, and the storm goes on. Its live blocks stay until `free` names the storm.
+/// Makes many requests and frees. Sizes, lifetimes and streams are drawn from the seed of the run. If a request would exceed `live`, the storm frees
+/// the block that is due next instead. Failed requests are counted, and the storm continues. Blocks stay live until `free` names the storm.
 ///
-/// With `threads`, so many host threads do this at once, each with `operations` and `live` of its own. They ask one allocator, which is apart from that of the arm: PyTorch's with
-/// the settings of the arm and a lock for each stream. What each thread asks for comes from the seed; how the threads meet does not. So what is checked holds however they
-/// meet: no address is handed out while somebody has it, blocks hold what was written, when all threads have ended the structure and the counters are those of what they did
-/// together, and when everything is freed and given back nothing is reserved. A request that fails is counted; where some do, how many depends on how the threads meet. Such a
-/// storm frees all its blocks, reports `operations`, `allocations`, `frees` and `ooms`, and has neither `until` nor `meanwhile`. A scenario with one is not timed, not taken apart by `--every-fault`,
-/// and skipped with an allocator that is not PyTorch's; its faults pass the storm over. A failure may take some runs to come again: `--repeat 20`.
+/// With `threads`, several host threads do this at the same time, each with its own `operations` and `live`. They share one allocator, which is not the
+/// scenario's own: PyTorch's with the same settings and one lock per stream. The seed determines the requests of each thread, but not how the
+/// threads interleave. The checks hold for every interleaving: live blocks do not overlap, blocks keep their contents, and the structure and
+/// the counters are correct after all threads have ended. After all blocks are freed and the cache is released, nothing is reserved.
+///
+/// Such a storm frees all its blocks. It reports `operations`, `allocations`, `frees` and `ooms`, and takes neither `until` nor `meanwhile`. Its scenario
+/// is not timed, not part of `--every-fault`, and skipped with other allocators than PyTorch's. Faults do not apply to it. A failure may
+/// need several runs to occur again: use `--repeat 20`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm")]
 pub(crate) struct StormWire {
-    /// Its name, for what it reports and for `free` and `pins`.
+    /// A name for the step's figures, and for `free` and `pins`.
     id: NameText,
-    /// Requests and frees together, from 1 to 10000000.
+    /// Number of requests and frees, from 1 to 10000000.
     operations: CountText,
-    /// What the requests ask for.
+    /// Sizes of the requests.
     sizes: SizesWire,
-    /// Requested bytes that are live at most.
+    /// Most requested bytes that are live at the same time.
     live: AmountText,
-    /// How many operations a block lives.
+    /// Operations between allocation and free of a block.
     lifetime: LifetimeWire,
-    /// The streams of the requests, one drawn for each: `default` if not given.
+    /// Streams of the requests; one is drawn for each. Default: `default`.
     streams: Option<Vec<NameText>>,
-    /// `fragmented`: stop at the first request that fails although reserved less allocated is at least its size. The step fails if none does.
+    /// `fragmented` ends the storm at the first request that fails although reserved − allocated is at least its size. The step fails if no request does.
     until: Option<Until>,
-    /// Whether every block is filled when it is made and verified before it is freed: yes, if not given.
+    /// Fills every block, and verifies it before its free. Default: `true`.
     fill: Option<bool>,
-    /// How many host threads do this at once, from 2 to 64: one, with the allocator of the arm, if not given.
+    /// Number of host threads, from 2 to 64. Default: one thread with the scenario's allocator.
     threads: Option<CountText>,
 }
 
-/// How many operations a block lives: drawn evenly from `min` to `max`, if `order` says nothing else.
+/// Operations between allocation and free of a block. Drawn uniformly from `min` to `max` unless `order` says otherwise.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm_lifetime")]
 struct LifetimeWire {
-    /// The shortest, 1 or more.
+    /// Shortest lifetime, 1 or more.
     min: CountText,
-    /// The longest, at most 10000000.
+    /// Longest lifetime, at most 10000000.
     max: CountText,
-    /// Which block goes first. `random` (if not given): each has a lifetime of its own; `fifo`: the oldest, after `max` operations; `lifo`: the newest, after
-    /// as many requests in a row as a lifetime has operations; `generational`: nine of ten live at most a tenth of the way from `min` to `max`.
+    /// Order of frees. `random`: each block has its own lifetime. `fifo`: the oldest first, after `max` operations. `lifo`: the newest first, after as many
+    /// requests as a lifetime has operations. `generational`: nine of ten blocks have a lifetime in the first tenth of the range. Default: `random`.
     order: Option<FreeOrder>,
 }
 
@@ -220,19 +201,19 @@ struct LifetimeWire {
 #[serde(transparent)]
 struct SizesWire(Located<ListOr<RangeWire>>);
 
-/// Any size between two, or those of a recorded trace.
+/// A range of sizes, or the sizes of a recorded trace.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm_size_range")]
 struct RangeWire {
-    /// The smallest, 1 B or more.
+    /// Smallest size, 1 B or more.
     min: Option<AmountText>,
-    /// The largest.
+    /// Largest size.
     max: Option<AmountText>,
-    /// `log_uniform` (if not given): every doubling equally likely; `uniform`: every size; `bimodal`: from `min` to twice that, or from half of `max` to
-    /// `max`, equally likely.
+    /// `log_uniform`: every doubling has the same probability. `uniform`: every size has. `bimodal`: from `min` to twice `min`, or from half of `max` to `max`.
+    /// Default: `log_uniform`.
     distribution: Option<Distribution>,
-    /// Instead of a smallest and a largest: the file of an allocation trace, as `replay` takes it, whose requests are drawn from.
+    /// An allocation trace, as for `replay`, instead of `min` and `max`. Sizes are drawn from its requests.
     trace: Option<Located<String>>,
 }
 
@@ -240,9 +221,9 @@ struct RangeWire {
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 enum Distribution {
-    /// Every doubling is equally likely.
+    /// Every doubling has the same probability.
     LogUniform,
-    /// Every size is equally likely.
+    /// Every size has the same probability.
     Uniform,
     /// Small or large.
     Bimodal,
@@ -256,7 +237,7 @@ impl JsonSchema for SizesWire {
         let size = generator.subschema_for::<AmountText>();
         let range = generator.subschema_for::<RangeWire>();
         json_schema!({
-            "description": "Sizes to draw from, all equally likely, or a range.",
+            "description": "A list of sizes with the same probability, or a range.",
             "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range]
         })
     }
@@ -290,7 +271,7 @@ impl StepFields for StormWire {
         let live = checker.positive_size(&self.live, "live")?;
         let smallest = sizes.smallest();
         if live < smallest {
-            let message = format!("`live` is {live}, and the smallest size is {smallest}: no block fits");
+            let message = format!("no block fits: `live` is {live}, but the smallest size is {smallest}");
             return Err(Problem::new(self.live.position(), message).help("raise `live` or lower `sizes`"));
         }
         Ok(Storm {
@@ -313,8 +294,8 @@ impl StormWire {
         let Some(threads) = &self.threads else { return Ok(None) };
         let count = checker.whole(threads, "threads", 2..=MAX_THREADS)?;
         if self.until.is_some() {
-            let message = "a storm in threads does not end early: when its requests fail depends on how the threads meet";
-            return Err(Problem::new(threads.position(), message).help("leave out `until`, or `threads`"));
+            let message = "a storm with threads cannot end early: the interleaving decides when its requests fail";
+            return Err(Problem::new(threads.position(), message).help("remove `until`, or `threads`"));
         }
         Ok(Some(count))
     }
@@ -340,7 +321,7 @@ fn sizes(wire: &Located<ListOr<RangeWire>>, checker: &Checker<'_>) -> Result<Sto
     match wire.texts() {
         Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => {
             Err(Problem::new(wire.position(), format!("`sizes` has {} entries", texts.len()))
-                .help(format!("from 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
+                .help(format!("write 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
         }
         Ok(texts) => {
             let sizes: Result<_, _> = texts.into_iter().map(|text| checker.positive_size(&AmountText(text), "sizes")).collect();
@@ -351,15 +332,15 @@ fn sizes(wire: &Located<ListOr<RangeWire>>, checker: &Checker<'_>) -> Result<Sto
 }
 
 fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
-    const FORMS: &str = "either `{ min: 512B, max: 64MiB }`, or `{ trace: job.trace.gz }`";
+    const FORMS: &str = "write `{ min: 512B, max: 64MiB }`, or `{ trace: job.trace.gz }`";
     let (min, max) = match (&range.min, &range.max, &range.trace) {
         (Some(min), Some(max), None) => (min, max),
         (None, None, Some(trace)) if range.distribution.is_none() => return recorded(trace, checker),
-        _ => return Err(Problem::new(at, "`sizes` is neither a range nor a trace").help(FORMS)),
+        _ => return Err(Problem::new(at, "expected a range of sizes or a trace").help(FORMS)),
     };
     let (at, min, max) = (min.position(), checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
     if min > max {
-        return Err(Problem::new(at, format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
+        return Err(Problem::new(at, format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
     }
     Ok(match range.distribution {
         None | Some(Distribution::LogUniform) => StormSizes::LogUniform { min, max },
@@ -368,7 +349,6 @@ fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<St
     })
 }
 
-/// The sizes of the requests of a trace.
 fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
     let trace = Trace::read(&checker.folder().join(&path.value))
         .map_err(|(message, help)| Problem::new(path.position(), format!("{}: {message}", path.value)).help(help))?;
@@ -378,7 +358,7 @@ fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes,
     });
     let sizes: Arc<[Bytes]> = sizes.collect();
     if sizes.is_empty() {
-        return Err(Problem::new(path.position(), format!("{}: it has no requests", path.value)).help("name a trace with requests"));
+        return Err(Problem::new(path.position(), format!("{}: the trace has no requests", path.value)).help("name a trace with requests"));
     }
     Ok(StormSizes::Recorded(sizes))
 }
@@ -387,7 +367,7 @@ fn lifetime(wire: &LifetimeWire, checker: &Checker<'_>) -> Result<(u64, u64), Pr
     let min = checker.whole(&wire.min, "min", 1..=MAX_OPERATIONS)?;
     let max = checker.whole(&wire.max, "max", 1..=MAX_OPERATIONS)?;
     if min > max {
-        return Err(Problem::new(wire.min.position(), format!("`min` is {min}, above `max`, {max}")).help("exchange the two"));
+        return Err(Problem::new(wire.min.position(), format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
     }
     Ok((min, max))
 }

@@ -1,4 +1,4 @@
-//! `train`: iterations of training, with the memory that they take.
+//! `train`: iterations of a training and their memory.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,56 +22,44 @@ use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, NoMap, Position};
 use harness_language::text::{AmountText, CountText, NameText};
 
-/// Most iterations of one `train`.
 pub const MAX_ITERATIONS: u64 = 1_000_000;
-/// Most layers.
 pub const MAX_LAYERS: u64 = 10_000;
-/// Largest batch.
 pub const MAX_BATCH: u64 = 1_000_000;
-/// Most batches of a list.
 pub const MAX_BATCHES: usize = 1_000;
 
-/// Training, checked.
+/// A checked `train`.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Train {
     pub id: StepName,
-    /// What is trained.
     pub model: Trained,
-    /// Samples of each iteration, one after the other and from the front again; never empty.
+    /// Samples per iteration. The list is repeated. Never empty.
     pub batches: Vec<u64>,
-    /// Words of each sample, in the same way; 1 where samples are no sequences.
+    /// Tokens per sample, repeated in the same way; 1 if samples are not sequences.
     pub lengths: Vec<u64>,
-    /// How the first iteration is done, and those behind it until a policy changes it.
+    /// The plan of the first iteration. Later iterations keep it until a policy changes it.
     pub plan: Plan,
     pub iterations: u64,
     pub optimizer: Optimizer,
     pub zero_grad: ZeroGrad,
-    /// Whether what each iteration saves for its backward pass stays to the end of the training.
+    /// Keeps the tensors that each iteration saves for its backward pass until the end.
     pub retain_graph: bool,
-    /// What may grow from iteration to iteration.
     pub leak_check: Option<LeakCheck>,
-    /// What to do when an iteration fails.
     pub on_oom: Option<Chain>,
-    /// Who else trains the same on other samples.
     pub ranks: Option<Ranks>,
-    /// Where it runs.
     pub stream: StreamName,
-    /// How it should end.
     pub expect: Ending,
 }
 
-/// What is trained.
+/// The trained model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Trained {
-    /// A model of which nothing is known but sizes.
+    /// A model that is described by sizes only.
     Uniform(Uniform),
-    /// A model with layers.
     Model(Arc<Model>),
 }
 
 impl Trained {
-    /// The sizes of the parameters.
+    /// Sizes of the parameters.
     #[must_use]
     pub fn parameters(&self) -> Vec<Bytes> {
         match self {
@@ -80,7 +68,7 @@ impl Trained {
         }
     }
 
-    /// The sizes of what lives as long as the parameters and is not trained.
+    /// Sizes of tensors that live as long as the parameters and are not trained.
     #[must_use]
     pub fn constants(&self) -> Vec<Bytes> {
         match self {
@@ -89,7 +77,7 @@ impl Trained {
         }
     }
 
-    /// What one pass over so many samples of this length does.
+    /// The operations of one pass over this many samples of this length.
     #[must_use]
     pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
         match self {
@@ -99,12 +87,11 @@ impl Trained {
     }
 }
 
-/// What turns gradients into new parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum Optimizer {
-    /// Without state.
+    /// No state.
     Sgd,
     /// One copy of the parameters: the momentum.
     Momentum,
@@ -113,7 +100,7 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Bytes of state for each byte of parameters.
+    /// Bytes of state per byte of parameters.
     #[must_use]
     pub const fn copies(self) -> u64 {
         match self {
@@ -124,25 +111,24 @@ impl Optimizer {
     }
 }
 
-/// What becomes of the gradients when they have been used.
+/// How gradients are reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum ZeroGrad {
-    /// They are freed, and made again by the next backward pass, as `zero_grad(set_to_none=True)` does.
+    /// Gradients are freed, and the next backward pass allocates them again, as with `zero_grad(set_to_none=True)`.
     SetToNone,
-    /// They stay and are set to zero; those of the next backward pass are added to them.
+    /// Gradients stay allocated and are set to zero.
     Zero,
 }
 
-/// The numbers of a training, as the file says them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 enum PrecisionWire {
-    /// 32-bit numbers throughout.
+    /// 32-bit throughout.
     Fp32,
-    /// 16-bit activations, and 32-bit parameters, gradients and optimizer state.
+    /// 16-bit activations; 32-bit parameters, gradients and optimizer state.
     Mixed,
 }
 
@@ -170,56 +156,57 @@ impl fmt::Display for Train {
     }
 }
 
-/// Trains: allocates parameters and optimizer state, then in each iteration the activations layer by layer forward, gradients backward, and an
-/// update that reads and writes all that stays. Contents are verified all the way. A failed iteration gives back what it made and is counted in
-/// `ooms`; one that fails for good ends the training. Everything is freed at its end. What is trained is a `model` with layers, which takes the memory
-/// that PyTorch takes for it ([models](models)), or only sizes: `parameters` and `activations_per_sample`.
+/// Trains a model. It allocates parameters and optimizer state. Each iteration then allocates activations layer by layer in the forward pass and gradients in the
+/// backward pass, and the update reads and writes everything that stays. Contents are verified. A failed iteration frees its memory and counts in
+/// `ooms`; an iteration without recovery ends the training. Everything is freed at the end.
+///
+/// The model is either a file with layers, which takes the same memory as in PyTorch, or two sizes: `parameters` and `activations_per_sample`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "train")]
 pub(crate) struct TrainWire {
-    /// A name for what it reports.
+    /// A name for the step's figures.
     id: NameText,
-    /// The file of a model; its path begins at the folder of the scenario. Its optimizer makes its state in the first update, as PyTorch's do.
+    /// The file of a model, relative to the folder of the scenario. The optimizer allocates its state in the first update, as in PyTorch.
     model: Option<Located<String>>,
-    /// Without a `model`: all parameters together. The optimizer has its state from the start.
+    /// Without a `model`: size of all parameters. The optimizer has its state from the start.
     parameters: Option<AmountText>,
-    /// Without a `model`: parts that parameters and activations come in, from 1 to 10000: 4 if not given.
+    /// Without a `model`: number of layers, from 1 to 10000, which share parameters and activations equally. Default: 4.
     layers: Option<CountText>,
-    /// Without a `model`: activations that one sample takes, all layers together, in 32-bit numbers.
+    /// Without a `model`: size of one sample's activations in all layers, in 32-bit precision.
     activations_per_sample: Option<AmountText>,
-    /// Samples of each iteration, from 1 to 1000000, or a list of such numbers: one for each iteration, and from the front again.
+    /// Samples per iteration, from 1 to 1000000, or a list with one number per iteration, which is repeated.
     batch: CountsWire,
-    /// With a `model` of sequences: the words of each sample, or a list of such numbers, as for `batch`; as many as the model takes, if not given.
+    /// Tokens per sample for a `model` of sequences, or a list as for `batch`. Default: the largest length of the model.
     length: Option<CountsWire>,
-    /// How many, from 1 to 1000000.
+    /// Number of iterations, from 1 to 1000000.
     iterations: CountText,
-    /// Parts in which each batch is done one after the other, their gradients added up, from 1 to the batch: 1 if not given.
+    /// Micro-batches per batch, from 1 to the batch. Their gradients are accumulated. Default: 1.
     accumulate: Option<CountText>,
-    /// Of each so many layers, or blocks of a model that has some, only the input is kept for the backward pass, and the rest is made again there. If
-    /// not given, everything is kept.
+    /// Activation checkpointing: keeps only the input of each group of this many layers (or blocks, if the model has blocks) and recomputes the rest
+    /// in the backward pass. Default: no checkpointing.
     checkpoint_every: Option<CountText>,
-    /// `fp32` (if not given): 32-bit numbers throughout; `mixed`: 16-bit activations, and 32-bit parameters, gradients and optimizer state.
+    /// `fp32`, or `mixed`: 16-bit activations with 32-bit parameters, gradients and optimizer state. Default: `fp32`.
     precision: Option<PrecisionWire>,
-    /// `sgd`, `momentum` or `adam` (if not given), which keep none, one or two copies of the parameters.
+    /// `sgd`, `momentum` or `adam`, whose state is none, one or two copies of the parameters. Default: `adam`.
     optimizer: Option<Optimizer>,
-    /// `set_to_none` (if not given): gradients are freed behind each iteration; `zero`: they stay, and the next ones are added to them.
+    /// `set_to_none` frees gradients after each iteration; `zero` keeps them allocated. Default: `set_to_none`.
     zero_grad: Option<ZeroGrad>,
-    /// Whether what each iteration saves for its backward pass stays to the end of the training, as where a program keeps losses with
-    /// `retain_graph=True`: no, if not given.
+    /// Keeps the tensors that each iteration saves for its backward pass until the end of the training, as in a program that keeps losses with
+    /// `retain_graph=True`. Default: `false`.
     #[serde(default)]
     retain_graph: bool,
-    /// What may grow from iteration to iteration, by site: `{}` for nothing.
+    /// Most growth per iteration and allocation site. `{}` allows no growth.
     #[schemars(with = "Option<LeakCheckWire>")]
     leak_check: Option<Box<Located<LeakCheckWire>>>,
-    /// `fits` (if not given), `oom`, `{ oom: CAUSE }` or `any`: how the training ends, recovery included. Anything else fails the run. A map
-    /// says it for each allocator.
+    /// How the training ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
+    /// fails the run. Default: `fits`.
     expect: Option<EndingWire>,
-    /// What to do when an iteration fails, before trying it again: nothing, if not given. Of a list the next policy is tried where one has no retries left, or nothing to do.
+    /// A recovery policy, or a list of policies, for a failed iteration. The next policy of the list is tried if one has no retries left or cannot help.
     on_oom: Option<Box<Located<ChainWire>>>,
-    /// Who trains together, each rank on samples of its own (data parallel): a number of ranks, or a map. If not given, one program trains.
+    /// Data-parallel training: a number of ranks, or a map. Default: one program trains.
     ranks: Option<RanksWire>,
-    /// The stream: `default` if not given.
+    /// The stream. Default: `default`.
     stream: Option<NameText>,
 }
 
@@ -234,7 +221,7 @@ impl JsonSchema for CountsWire {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let count = generator.subschema_for::<CountText>();
         json_schema!({
-            "description": "A number, or a list of them: one for each iteration, and from the front again.",
+            "description": "A number, or a list with one number per iteration, which is repeated.",
             "anyOf": [count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }]
         })
     }
@@ -248,7 +235,7 @@ impl CountsWire {
         };
         if texts.is_empty() || texts.len() > MAX_BATCHES {
             return Err(Problem::new(self.0.position(), format!("`{what}` has {} entries", texts.len()))
-                .help(format!("a number, or a list of 1 to {MAX_BATCHES} of them")));
+                .help(format!("write a number, or a list of 1 to {MAX_BATCHES} numbers")));
         }
         texts.into_iter().map(|text| checker.whole(&CountText(text), what, 1..=most)).collect()
     }
@@ -308,12 +295,11 @@ impl StepFields for TrainWire {
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
         let ranks = self.ranks.as_ref().map(|ranks| ranks.check(on_oom.as_ref(), checker)).transpose()?;
         if let (Some(check), true) = (&self.leak_check, ranks.is_some()) {
-            return Err(Problem::new(check.position(), "a training with `ranks` is not checked for leaks")
-                .help("leave `leak_check` out, or `ranks`"));
+            return Err(Problem::new(check.position(), "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
         }
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
         checker.count(at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
-        // What only ranks report stands last.
+        // The last three figures exist for ranks only.
         let reports = if ranks.is_some() { Self::REPORTS } else { &Self::REPORTS[..Self::REPORTS.len() - 3] };
         let id = checker.declare_id(&self.id, "train", reports)?;
         if let Some(ranks) = &ranks {
@@ -339,9 +325,8 @@ impl StepFields for TrainWire {
 }
 
 impl TrainWire {
-    /// What is trained: a model, or sizes.
     fn model(&self, at: Position, optimizer: Optimizer, largest: u64, checker: &Checker<'_>) -> Result<Trained, Problem> {
-        const FORMS: &str = "either `model: models/gpt2.yaml`, or `parameters: 64MiB` and `activations_per_sample: 4MiB`";
+        const FORMS: &str = "write `model: models/gpt2.yaml`, or `parameters: 64MiB` and `activations_per_sample: 4MiB`";
         match (&self.model, &self.parameters, &self.activations_per_sample) {
             (Some(path), None, None) if self.layers.is_none() => Ok(Trained::Model(Arc::new(model::load_for(checker.folder(), path)?))),
             (None, Some(parameters), Some(activations)) => Ok(Trained::Uniform(Uniform {
@@ -350,9 +335,10 @@ impl TrainWire {
                 activations_per_sample: countable(checker, activations, "activations_per_sample", largest, "a batch")?,
             })),
             (Some(path), ..) => {
-                Err(Problem::new(path.position(), "a `model` has its sizes from its layers, and others are given beside it").help(FORMS))
+                Err(Problem::new(path.position(), "`model` excludes the sizes `parameters`, `layers` and `activations_per_sample`")
+                    .help(FORMS))
             }
-            (None, ..) => Err(Problem::new(at, "`train` does not say what is trained").help(FORMS)),
+            (None, ..) => Err(Problem::new(at, "`train` needs a model").help(FORMS)),
         }
     }
 
@@ -361,8 +347,8 @@ impl TrainWire {
             (None, Trained::Uniform(_)) => Ok(vec![1]),
             (None, Trained::Model(model)) => Ok(vec![model.length]),
             (Some(length), Trained::Model(model)) if model.input == Shape::Tokens => length.check("length", model.length, checker),
-            (Some(length), _) => Err(Problem::new(length.0.position(), "`length` is for models of sequences")
-                .help("leave it out, or name a model whose `input` is `{ tokens: … }`")),
+            (Some(length), _) => Err(Problem::new(length.0.position(), "`length` works with models of sequences only")
+                .help("remove it, or name a model whose `input` is `{ tokens: … }`")),
         }
     }
 
@@ -380,14 +366,14 @@ impl TrainWire {
     }
 }
 
-/// A size of which that many together can still be counted.
+/// Checks that a multiple of a size fits into 64 bits.
 fn countable(checker: &Checker<'_>, wire: &AmountText, field: &'static str, times: u64, what_for: &str) -> Result<Bytes, Problem> {
     let size = checker.positive_size(wire, field)?;
     match size.0.checked_mul(times) {
         Some(_) => Ok(size),
         None => {
-            let message = format!("`{field}` is {size}, and {times} times that, for {what_for}, is more than 64 bits can count");
-            Err(Problem::new(wire.position(), message).help(format!("at most {}B", u64::MAX / times)))
+            let message = format!("`{field}` is {size}, and {times} times this size, for {what_for}, needs more than 64 bits");
+            Err(Problem::new(wire.position(), message).help(format!("use at most {}B", u64::MAX / times)))
         }
     }
 }

@@ -1,4 +1,4 @@
-# Sixteen layers, checkpointed every INTERVAL layers; 0: not at all. The peak of the activations is what is allocated at most above parameters and input.
+# Runs sixteen layers with one checkpoint every INTERVAL layers, or none if INTERVAL is 0.
 import os
 
 import torch

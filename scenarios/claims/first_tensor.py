@@ -1,4 +1,4 @@
-# Makes one tensor of one number.
+# Creates a tensor with one number.
 import torch
 
 x = torch.zeros(1, device="cuda")

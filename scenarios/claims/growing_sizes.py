@@ -1,4 +1,4 @@
-# Tensors that become longer from step to step, as sequences do: each needs a block that was not there before.
+# Allocates larger tensors in each step, as for longer sequences. No cached block is large enough for the next one.
 import torch
 
 for step in range(40):

@@ -1,4 +1,4 @@
-# Makes a tensor of SIZE bytes.
+# Creates a tensor of SIZE bytes.
 import os
 
 import torch

@@ -1,4 +1,4 @@
-# A tensor is used on another stream and freed; until that stream's work is done its memory is no free memory. With SYNCHRONIZE=1 the host waits first.
+# Frees a tensor while another stream uses it. Its memory is not free until that work is done. With SYNCHRONIZE=1 the host waits first.
 import os
 
 import torch

@@ -1,4 +1,4 @@
-# Appends each loss to a list, graph and all, for STEPS steps.
+# Appends each loss with its graph to a list, for STEPS steps.
 import os
 
 import torch

@@ -1,4 +1,4 @@
-# Tensors of 900 MiB, 860 MiB and so on, one at a time, each beside a small one that stays.
+# Allocates tensors of 900 MiB, 860 MiB and so on, one at a time, each with a small tensor that stays.
 import torch
 
 kept = []

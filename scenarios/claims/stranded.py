@@ -1,4 +1,4 @@
-# A segment of 530 MiB keeps one tensor of 270 MiB: what is left of it serves nothing larger, and does not go back.
+# Keeps one tensor of 270 MiB in a segment of 530 MiB. The rest of the segment cannot be released.
 import torch
 
 x = torch.empty(530 << 20, dtype=torch.uint8, device="cuda")

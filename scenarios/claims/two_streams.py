@@ -1,4 +1,4 @@
-# One stream frees 256 MiB; another asks for as much.
+# One stream frees 256 MiB, and another requests 256 MiB.
 import torch
 
 first, second = torch.cuda.Stream(), torch.cuda.Stream()

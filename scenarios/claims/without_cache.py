@@ -1,4 +1,4 @@
-# Makes and forgets the same three tensors a hundred times, as in a training step.
+# Creates and deletes the same three tensors a hundred times, as in a training step.
 import torch
 
 for _ in range(100):

@@ -1,4 +1,4 @@
-# Three steps of a model with large layers; SET_TO_NONE=0 keeps the gradients and writes zeros.
+# Trains a model with large layers for three steps. SET_TO_NONE=0 keeps the gradients and sets them to zero.
 import os
 
 import torch

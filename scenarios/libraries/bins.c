@@ -1,5 +1,5 @@
-/* A small caching allocator with the interface of PyTorch's CUDAPluggableAllocator. Requests are rounded up to powers of two, and what is freed is kept for
-   later requests of that size on the same stream. Build it beside this file; neither a GPU nor CUDA's headers are needed:
+/* A small caching allocator with the interface of PyTorch's CUDAPluggableAllocator. It rounds requests up to powers of two and keeps freed blocks for
+   later requests of the same size on the same stream. Building it needs neither a GPU nor CUDA's headers:
 
      cc -shared -fPIC -O2 -o scenarios/libraries/bins.so scenarios/libraries/bins.c */
 #include <pthread.h>
@@ -25,7 +25,7 @@ static size_t rounded(size_t size) {
   return power;
 }
 
-/* The cached block of this size and stream, taken out of the cache. */
+/* Removes a block of this size and stream from the cache. */
 static void *take(size_t size, void *stream) {
   for (struct block **at = &cached; *at; at = &(*at)->next) {
     struct block *block = *at;

@@ -1,4 +1,4 @@
-# Trains a small network, and halves the batch when memory is out: that of BATCH first, 512 if not given.
+# Trains a small network and halves the batch after an OOM. Starts with BATCH samples, 512 by default.
 import gc
 import os
 
@@ -22,7 +22,7 @@ while True:
     except torch.OutOfMemoryError:
         if batch == 1:
             raise
-    # Behind the `except`: inside it the exception still holds what the failed step had.
+    # After the `except`: inside it the exception keeps the tensors of the failed step alive.
     batch //= 2
     gc.collect()
     torch.cuda.empty_cache()

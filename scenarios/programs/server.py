@@ -1,4 +1,4 @@
-# A server that keeps its model on the GPU until another program has 512 MiB beside it.
+# A server that keeps its model on the GPU until another program uses 512 MiB.
 import time
 
 import torch

@@ -1,4 +1,4 @@
-# Begins when a server has its model on the GPU. Its batch of 1 GiB does not fit beside that, so it takes half of it, until the server is gone.
+# Starts when a server has its model on the GPU. Its batch of 1 GiB does not fit, so it uses half of it until the server has ended.
 import time
 
 import torch

@@ -166,7 +166,7 @@ fn the_error_for_an_unknown_step_lists_the_steps() {
 #[test]
 fn a_list_item_without_a_step_is_shown_at_its_beginning() {
     let told = refused(&with_step("{}"));
-    assert!(told.contains("wrong.yaml:5:5: this list item holds no step"), "{told}");
+    assert!(told.contains("wrong.yaml:5:5: this list item is empty"), "{told}");
 }
 
 #[test]

@@ -869,7 +869,7 @@ fn a_program_that_does_not_end_as_it_should_is_shown_with_its_last_lines_and_how
         Ran::of(as_json.args(["run", "scenarios/test.yaml", "--device", "sim", "--no-report", "--format", "json"]).output().unwrap());
     let again = "cd scenarios && CODE=5 harness exec --gpu h100-80 --memory 1073741824B --alloc-conf expandable_segments:True -- python3 asks.py 2000";
     assert!(json.out.contains(again), "{}", json.out);
-    failed("{ command: [python3, asks.py, 2], expect: oom }", &["the program to end by an out of memory error", "exit code 0"]);
+    failed("{ command: [python3, asks.py, 2], expect: oom }", &["the program to end with an out-of-memory error", "exit code 0"]);
     failed("{ command: [python3, asks.py, 2], fail: [\"any:2\"] }", &["`any:2:1:0` to be reached"]);
     failed(
         "{ command: [python3, -c, \"import time, torch; time.sleep(60)\"] }\n    timeout: 1s",

@@ -157,7 +157,7 @@ fn errors_of_libraries_show_their_place_in_the_scenario() {
         assert_eq!(code, Some(2), "{text}");
         assert!(text.contains(place) && text.contains(message), "{text}");
     };
-    refused("  - library\n", "scenario.yaml:4:5", "which library is not said");
+    refused("  - library\n", "scenario.yaml:4:5", "`library` needs fields");
     refused("  - library: { path: ./alloc.so, alloc: plain_malloc }\n", "scenario.yaml:4:5", "`library` has no `free`");
     refused("  - library: { path: ./none.so, alloc: a, free: b }\n", "scenario.yaml:4:22", "`./none.so` cannot be read: No such file");
     refused(

@@ -118,7 +118,7 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
             let help = if language.required.contains(&&**field) {
                 language.shape.to_owned()
             } else {
-                format!("add `{field}: …`, indented below what it belongs to")
+                format!("add `{field}: …` to this map")
             };
             shape(format!("the field `{field}` is missing")).help(help)
         }
@@ -132,7 +132,7 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
             Problem::new(at, message).help(help)
         }
         Error::SerdeInvalidType { unexpected, expected, .. } | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            shape(format!("expected {expected}, found {unexpected}"))
+            shape(format!("unexpected {unexpected}")).help(format!("expected {expected}"))
         }
         Error::NullIntoString { .. } => shape("expected text, found nothing".to_owned()).help("write a value after the colon"),
         Error::Unexpected { expected, .. } => shape(format!("expected {}", noun(expected))).help(FORM),

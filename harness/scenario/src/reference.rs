@@ -11,7 +11,7 @@ use harness_record::{CauseKind, Invariant};
 use serde_json::Value;
 
 use crate::metric::{Account, DeviceMetric, ReportKey};
-use crate::policy::Recoverable;
+use crate::policy::{PolicyKind, Recoverable};
 use crate::schema::schema;
 use crate::steps::StepKind;
 use crate::{MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, text};
@@ -107,9 +107,16 @@ fn form(root: &Value, schema: &Value) -> String {
     }
     for key in ["anyOf", "oneOf"] {
         if let Some(forms) = schema.get(key).and_then(Value::as_array) {
-            let mut forms: Vec<String> = forms.iter().map(|one| form(root, one)).filter(|one| one != "*null*").collect();
-            forms.dedup();
-            return forms.join(" or ");
+            let alternatives = forms.iter().map(|one| form(root, one)).collect::<Vec<_>>().join(" or ");
+            let mut unique: Vec<&str> = Vec::new();
+            // A bare name is one of the forms of a policy.
+            let is_new = |one: &&str| *one != "*null*" && !PolicyKind::ALL.iter().any(|kind| code(kind.name()) == *one);
+            for one in alternatives.split(" or ").filter(is_new) {
+                if !unique.contains(&one) {
+                    unique.push(one);
+                }
+            }
+            return unique.join(" or ");
         }
     }
     let constants =
@@ -123,7 +130,7 @@ fn form(root: &Value, schema: &Value) -> String {
     let types: Vec<&str> = match schema.get("type") {
         Some(Value::String(one)) => vec![one.as_str()],
         Some(Value::Array(many)) => many.iter().filter_map(Value::as_str).filter(|one| *one != "null").collect(),
-        _ => Vec::new(),
+        _ => vec!["any"],
     };
     let words = types.iter().map(|one| match *one {
         "array" => format!("list of {}", schema.get("items").map_or_else(String::new, |items| form(root, items))),
@@ -131,6 +138,7 @@ fn form(root: &Value, schema: &Value) -> String {
         "number" => "number".to_owned(),
         "boolean" => "`true` or `false`".to_owned(),
         "string" => "text".to_owned(),
+        "any" => "any value".to_owned(),
         "null" => "*null*".to_owned(),
         _ => "a map".to_owned(),
     });

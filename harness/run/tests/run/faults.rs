@@ -52,9 +52,9 @@ fn a_fault_that_strikes_no_call_fails_the_run_at_its_own_line() {
             told,
             [
                 format!(
-                    "test.yaml:6:5: fault: expected the fault of line 6 to strike a call of cudaMalloc, seen it was not reached: the run made {made}, and the fault skips the first 9"
+                    "test.yaml:6:5: fault: expected the fault in line 6 to strike a call of cudaMalloc, seen it was not reached: the run made {made}, and the fault skips the first 9"
                 ),
-                "test.yaml:7:5: fault: expected the fault of line 7 to strike a call of cudaMallocAsync, seen it was not reached: the run made no matching call"
+                "test.yaml:7:5: fault: expected the fault in line 7 to strike a call of cudaMallocAsync, seen it was not reached: the run made no matching call"
                     .to_owned(),
             ]
         );
@@ -70,7 +70,7 @@ fn what_a_fault_strikes_is_noted_at_the_step() {
     for run in &runs {
         assert_eq!(run.verdict, Verdict::Passed);
         let notes: Vec<&String> = run.steps[1].notes.iter().filter(|note| note.contains("the fault")).collect();
-        assert_eq!(notes, ["the fault of line 5: cudaMalloc 2 (30 MiB) fails with out_of_memory"], "{}", run.allocator);
+        assert_eq!(notes, ["the fault in line 5: cudaMalloc 2 (30 MiB) fails with out_of_memory"], "{}", run.allocator);
     }
 }
 

@@ -91,7 +91,7 @@ fn what_is_wrong_with_a_trace_is_told_at_its_name() {
     };
     assert!(parse("a 1\n").contains("job.trace: line 1: `a 1` is not an operation of an allocation trace"), "{}", parse("a 1\n"));
     let many: String = (1..300).map(|stream| format!("a {stream} 512 {stream}\n")).collect();
-    assert!(parse(&many).contains("with the 299 streams of this trace there are more than 255"), "{}", parse(&many));
+    assert!(parse(&many).contains("this trace has 299 streams, so the scenario has more than 255"), "{}", parse(&many));
     let text = format!("about: A test.\nneeds: {{ memory: 1GiB }}\nsteps:\n{REPLAY}");
     let missing = Scenario::parse(&text, Path::new("nowhere/test.yaml")).expect_err("there is no trace").to_string();
     assert!(missing.contains("job.trace: cannot be read: "), "{missing}");

@@ -446,7 +446,7 @@ impl<'de> Deserialize<'de> for StepWire {
         impl<'de> Visitor<'de> for StepVisitor {
             type Value = StepWire;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(FORM)
+                f.write_str("a step, as in `alloc: { buffer: a, size: 1MiB }` or `empty_cache`")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
                 Ok(match renamed(name) {

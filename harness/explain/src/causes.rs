@@ -27,6 +27,8 @@ use harness_trace::snapshot::{Action, Snapshot};
 
 use crate::attempts;
 pub use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
+use crate::consistency;
+pub use crate::consistency::Contradiction;
 pub use crate::explanation::Explanation;
 use crate::fidelity::{self, Fidelity};
 use crate::growth;
@@ -50,6 +52,9 @@ pub struct Options {
 pub enum ExplainError {
     #[error(transparent)]
     Moment(#[from] MomentError),
+    /// The file was changed or truncated, or another tool wrote it.
+    #[error("the recording of device {device} contradicts itself: {contradiction}. Record the program again")]
+    Contradiction { device: u32, contradiction: Contradiction },
     #[error(
         "the device's memory cannot be {given}: the snapshot shows {least} ({} bytes) on device {device}, {what}; give at least that much, or \
          leave the option out", least.get()
@@ -83,6 +88,9 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     let config = config(snapshot);
     let run = snapshot.run();
     let is_foreign = run.as_ref().is_some_and(|run| !run.is_pytorchs);
+    if let Some(contradiction) = consistency::contradiction(snapshot, device).filter(|_| !is_foreign) {
+        return Err(ExplainError::Contradiction { device, contradiction });
+    }
     let history = History::new(snapshot, device, config.clone());
     let moment = history.moment(options.at)?;
     let state = history.state(moment.event);

@@ -13,6 +13,7 @@ pub mod advise;
 pub mod attempts;
 pub mod causes;
 pub mod compare;
+mod consistency;
 pub mod fidelity;
 pub mod grid;
 pub mod growth;

@@ -10,6 +10,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
+use harness_trace::program::UnmappedPools;
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
 
@@ -115,6 +116,7 @@ pub struct History<'a> {
     freed: Vec<Origin>,
     /// The events of the blocks at the end.
     origins: HashMap<u64, Origin>,
+    unmapped_pools: UnmappedPools,
 }
 
 impl<'a> History<'a> {
@@ -125,7 +127,8 @@ impl<'a> History<'a> {
         let mut last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
         last.sort_by_key(|segment| segment.address);
         let (freed, origins) = pair(events);
-        Self { device, events, last, config, freed, origins }
+        let unmapped_pools = UnmappedPools::find(events, &config);
+        Self { device, events, last, config, freed, origins, unmapped_pools }
     }
 
     /// The events, oldest first.
@@ -383,9 +386,13 @@ impl<'h, 'a> Rewind<'h, 'a> {
         block.origin.freed = freed;
     }
 
-    /// Which pool a segment belonged to that is no longer there: small segments are all of one size.
     fn bring_back_segment(&mut self, event: &Event, expandable: bool) {
-        let pool = if event.size == Bytes::mib(2) { PoolKind::Small } else { PoolKind::Large };
+        // Segments of the small pool all have the same size; ranges of expandable segments have any number of pages.
+        let pool = match expandable {
+            true => self.history.unmapped_pools.of(event, &self.history.config),
+            false if event.size == Bytes::mib(2) => PoolKind::Small,
+            false => PoolKind::Large,
+        };
         let segment = Segment {
             device: self.history.device,
             address: event.address,

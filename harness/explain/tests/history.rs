@@ -3,9 +3,9 @@
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::stats::{BlockState, SegmentInfo};
+use harness_allocator::stats::{BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
-use harness_explain::causes::{self, Options};
+use harness_explain::causes::{self, ExplainError, Options};
 use harness_explain::state::{At, History};
 use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 use proptest::prelude::*;
@@ -171,4 +171,52 @@ proptest! {
 fn allocated(segments: &[SegmentInfo]) -> Bytes {
     let blocks = segments.iter().flat_map(|segment| &segment.blocks);
     blocks.filter(|block| block.state != BlockState::Inactive).map(|block| block.size).sum()
+}
+
+#[test]
+fn an_unmapped_range_of_the_small_pool_returns_to_the_small_pool() {
+    let mut recorder = Recorder::new(Config::default());
+    let pages = Bytes::mib(4);
+    recorder.event(Action::SegmentMap, 1 << 40, pages);
+    recorder.event(Action::Alloc, 1 << 40, Bytes(1000));
+    recorder.event(Action::FreeRequested, 1 << 40, Bytes(1000));
+    recorder.event(Action::FreeCompleted, 1 << 40, Bytes(1000));
+    recorder.event(Action::SegmentUnmap, 1 << 40, pages);
+    let snapshot = recorder.snapshot("expandable_segments:True");
+    let state = History::new(&snapshot, 0, causes::config(&snapshot)).state(Some(3));
+    let pools: Vec<(Bytes, PoolKind)> = state.segments.iter().map(|segment| (segment.size, segment.pool)).collect();
+    assert_eq!(pools, [(pages, PoolKind::Small)]);
+}
+
+#[test]
+fn contradictory_recordings_are_errors() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
+    for name in ["features", "kept-features", "streams"] {
+        let snapshot = Snapshot::read(&folder.join(format!("{name}.pickle.gz"))).expect("a snapshot");
+        let explain = |snapshot: &Snapshot| causes::explain(snapshot, 0, Options::default()).map(drop);
+        assert_eq!(explain(&snapshot), Ok(()), "{name}");
+        let is_contradiction = |changed: &Snapshot| matches!(explain(changed), Err(ExplainError::Contradiction { device: 0, .. }));
+        let events = &snapshot.traces[0];
+        // The later half of the trace is missing.
+        let mut cut = snapshot.clone();
+        cut.traces[0].truncate(events.len() / 2);
+        assert!(is_contradiction(&cut), "{name}, truncated");
+        // A block is freed before it is allocated.
+        let (alloc, address) = events
+            .iter()
+            .enumerate()
+            .find_map(|(index, event)| (event.action == Action::Alloc).then_some((index, event.address)))
+            .expect("an allocation");
+        let free = alloc
+            + events[alloc..].iter().position(|event| event.action == Action::FreeRequested && event.address == address).expect("its free");
+        let mut swapped = snapshot.clone();
+        swapped.traces[0].swap(alloc, free);
+        assert!(is_contradiction(&swapped), "{name}, swapped {alloc} and {free}");
+        // A block is allocated before its segment.
+        let segment = events.windows(2).position(|pair| matches!(pair, [first, second] if matches!(first.action, Action::SegmentAlloc | Action::SegmentMap) && second.action == Action::Alloc));
+        let mut early = snapshot.clone();
+        let segment = segment.expect("a segment for a request");
+        early.traces[0].swap(segment, segment + 1);
+        assert!(is_contradiction(&early), "{name}, swapped {segment} and the next event");
+    }
 }

@@ -105,7 +105,7 @@ fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: 
     let (mapped, ordinary): (Vec<&Segment>, Vec<&Segment>) = last.iter().partition(|segment| segment.expandable);
     let mut held: BTreeMap<u64, Segment> = ordinary.into_iter().map(|segment| (segment.address, bare(segment))).collect();
     let mut mapped = Mapped { stretches: mapped.into_iter().map(|segment| (segment.address, bare(segment))).collect() };
-    let pools = pools_of_blocks(events, config);
+    let pools = UnmappedPools::find(events, config);
     for event in events.iter().rev() {
         let gone = || gone(snapshot, device, event, &pools, config);
         match event.action {
@@ -124,26 +124,40 @@ fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: 
     held.into_values().collect()
 }
 
-/// The pool of each recorded block by address. Empty if nothing was unmapped.
-fn pools_of_blocks(events: &[Event], config: &Config) -> BTreeMap<u64, PoolKind> {
-    if !events.iter().any(|event| event.action == Action::SegmentUnmap) {
-        return BTreeMap::new();
+/// Finds the pools of unmapped ranges of expandable segments, which a recording does not contain.
+#[derive(Clone, Debug)]
+pub struct UnmappedPools {
+    /// The pool of each recorded block by address. Empty if nothing was unmapped.
+    of_blocks: BTreeMap<u64, PoolKind>,
+}
+
+impl UnmappedPools {
+    #[must_use]
+    pub fn find(events: &[Event], config: &Config) -> Self {
+        let is_unmapped = events.iter().any(|event| event.action == Action::SegmentUnmap);
+        let is_block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
+        let pool = |event: &Event| PoolKind::of_block(Bytes(config.round(event.size.0).unwrap_or(event.size.0)));
+        let blocks = events.iter().filter(|_| is_unmapped).filter(is_block);
+        Self { of_blocks: blocks.map(|event| (event.address, pool(event))).collect() }
     }
-    let blocks = events.iter().filter(|event| matches!(event.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted));
-    let pool = |event: &Event| PoolKind::of_block(Bytes(config.round(event.size.0).unwrap_or(event.size.0)));
-    blocks.map(|event| (event.address, pool(event))).collect()
+
+    /// The pool of a [`Action::SegmentUnmap`] event, from a block in the range or else from the page size.
+    #[must_use]
+    pub fn of(&self, event: &Event, config: &Config) -> PoolKind {
+        let inside = self.of_blocks.range(event.address..event.address.saturating_add(event.size.0)).next();
+        let is_large = event.size.0.is_multiple_of(config.page(PoolKind::Large));
+        inside.map_or(if is_large { PoolKind::Large } else { PoolKind::Small }, |(_, &pool)| pool)
+    }
 }
 
 /// Reconstructs a released segment. Its size determines the pool. For unmapped memory, a block inside determines the pool, or
 /// else the page size.
-fn gone(snapshot: &Snapshot, device: u32, event: &Event, pools: &BTreeMap<u64, PoolKind>, config: &Config) -> Segment {
+fn gone(snapshot: &Snapshot, device: u32, event: &Event, pools: &UnmappedPools, config: &Config) -> Segment {
     let expandable = event.action == Action::SegmentUnmap;
-    let by_size = |small: bool| if small { PoolKind::Small } else { PoolKind::Large };
-    let pool = if expandable {
-        let inside = pools.range(event.address..event.address + event.size.0).next().map(|(_, &pool)| pool);
-        inside.unwrap_or_else(|| by_size(!event.size.0.is_multiple_of(config.page(PoolKind::Large))))
-    } else {
-        by_size(event.size == SMALL_SEGMENT)
+    let pool = match expandable {
+        true => pools.of(event, config),
+        false if event.size == SMALL_SEGMENT => PoolKind::Small,
+        false => PoolKind::Large,
     };
     Segment {
         device,

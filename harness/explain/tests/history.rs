@@ -202,13 +202,12 @@ fn contradictory_recordings_are_errors() {
         cut.traces[0].truncate(events.len() / 2);
         assert!(is_contradiction(&cut), "{name}, truncated");
         // A block is freed before it is allocated.
-        let (alloc, address) = events
-            .iter()
-            .enumerate()
-            .find_map(|(index, event)| (event.action == Action::Alloc).then_some((index, event.address)))
-            .expect("an allocation");
-        let free = alloc
-            + events[alloc..].iter().position(|event| event.action == Action::FreeRequested && event.address == address).expect("its free");
+        let free_of = |alloc: usize, address: u64| {
+            events[alloc..].iter().position(|event| event.action == Action::FreeRequested && event.address == address)
+        };
+        let allocs = events.iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
+        let mut freed = allocs.filter_map(|(alloc, event)| Some((alloc, alloc + free_of(alloc, event.address)?)));
+        let (alloc, free) = freed.next().expect("a freed block");
         let mut swapped = snapshot.clone();
         swapped.traces[0].swap(alloc, free);
         assert!(is_contradiction(&swapped), "{name}, swapped {alloc} and {free}");

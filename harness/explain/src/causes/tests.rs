@@ -73,8 +73,8 @@ fn similar_pinned_segments_share_a_sentence() {
         [
             "1.15 GiB are free in the large pool on the default stream, in 12 blocks, the largest of 98 MiB, but one block of 700 MiB is needed.",
             "The driver was asked for 700 MiB, but had only 500 MiB free.",
-            "There was nothing to give back: the other 1.15 GiB of cached memory are in segments where something is still live, and those cannot \
-             go back."
+            "No cached memory could be released. The other 1.15 GiB of cached memory are in segments with live blocks, which cannot be \
+             released."
         ]
     );
 }
@@ -166,6 +166,7 @@ fn pages_of_expandable_segments_are_pinned_by_the_older_neighbour() {
     let mut example = Example::new("expandable_segments:True");
     let pages = [('a', 2 * MIB, 41), ('.', 58 * MIB, 0), ('a', 20 * MIB, 42), ('.', 20 * MIB, 0)];
     example.segment(&pages).expandable = true;
+    example.snapshot.traces[0][0].action = Action::SegmentMap;
     example.oom(300 * MIB, 40 * MIB);
     let explanation = explained(&example, None);
     assert_eq!(bytes(&explanation), [("allocated", 22), ("inactive_split", 18), ("whole_segments", 60), ("free", 40)]);
@@ -176,11 +177,9 @@ fn pages_of_expandable_segments_are_pinned_by_the_older_neighbour() {
 #[test]
 fn growing_sites_are_leak_suspects() {
     let mut example = Example::new("");
-    let (leaky, other) = (example.line(7), example.line(8));
-    let mut address = 1 << 40;
+    let other = example.line(8);
     for _ in 0..20 {
-        address += 1 << 30;
-        example.event(Action::Alloc, address, MIB, leaky);
+        let address = example.segment(&[('a', MIB, 7), ('.', 60 * MIB, 0)]).address;
         example.event(Action::Alloc, address + 8 * MIB, 50 * MIB, other);
         example.event(Action::FreeRequested, address + 8 * MIB, 50 * MIB, other);
         example.event(Action::FreeCompleted, address + 8 * MIB, 50 * MIB, other);
@@ -207,7 +206,7 @@ fn pending_frees_are_reported_with_their_age() {
 /// The notes that say what a recording leaves out.
 fn left_out(snapshot: &Snapshot) -> Vec<String> {
     let explanation = explain(snapshot, 0, Options::default()).expect("there is an end");
-    explanation.notes.into_iter().filter(|note| note.contains("not complete")).collect()
+    explanation.notes.into_iter().filter(|note| note.contains("is incomplete")).collect()
 }
 
 #[test]

@@ -379,8 +379,7 @@ impl Run {
         if failed.is_none() && self.filter.is_empty() {
             return Ok(None);
         }
-        let all =
-            scenarios.iter().flat_map(|scenario| selection.of(scenario).into_iter().map(|arm| (scenario.id(), arm.to_string())));
+        let all = scenarios.iter().flat_map(|scenario| selection.of(scenario).into_iter().map(|arm| (scenario.id(), arm.to_string())));
         let all: BTreeSet<(String, String)> = all.collect();
         let pairs: BTreeSet<(String, String)> = all.iter().filter(|pair| self.has_words(pair)).cloned().collect();
         if pairs.is_empty() && !all.is_empty() {

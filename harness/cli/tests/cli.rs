@@ -1376,7 +1376,8 @@ fn settings_without_effect_are_named_for_scenarios_and_options() {
     let scenario = GOOD.replace("direct", idle);
     let world = World::without_gpu().holding(&[("idle.yaml", &scenario), ("too.yaml", &scenario)]);
     let err = |more: &[&str]| world.harness(&[&["run", "idle.yaml", "too.yaml", "--device", "sim", "--no-report"], more].concat()).err;
-    let told = "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself\n";
+    let told =
+        "garbage_collection_threshold has no effect without per_process_memory_fraction, unless the program sets a fraction itself\n";
     assert_eq!(err(&[]), told, "once");
     assert_eq!(err(&["--alloc-conf", "garbage_collection_threshold:0.7"]), told);
     assert_eq!([err(&["--allocator", "caching"]), err(&["--quiet"])], ["", ""], "that configuration does not run, or the output is quiet");

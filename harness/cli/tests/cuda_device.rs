@@ -12,7 +12,8 @@ use std::time::Duration;
 use harness_allocator::allocator::{Allocator, AllocatorKind, Request};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{
-    Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice, MemoryRange, CallSite, PooledDevice, StreamId, Tag, TestDevice,
+    CallSite, Device, DeviceError, DevicePtr, EventId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag,
+    TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 use harness_bench::machine::{Monitor, machine};

@@ -143,10 +143,7 @@ fn a_crash_fails_the_run_with_its_signal_and_the_request_and_the_other_runs_go_o
 #[test]
 fn a_function_of_cuda_that_is_not_passed_on_is_named() {
     let text = told("managed_malloc", "plain_free");
-    assert!(
-        text.contains("`managed_malloc` called cudaMallocManaged, a CUDA function that is not passed on"),
-        "{text}"
-    );
+    assert!(text.contains("`managed_malloc` called cudaMallocManaged, a CUDA function that is not passed on"), "{text}");
 }
 
 #[test]

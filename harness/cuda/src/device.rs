@@ -40,8 +40,8 @@ use crate::library::Refusal;
 use crate::machine::no_such_device;
 use crate::nvml::{NOT_KNOWN, NvmlDevice};
 use harness_allocator::device::{
-    Access, AccessKind, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint, HostId,
-    HostMemory, Leaks, MappedDevice, MemoryRange, CallSite, PooledDevice, StreamId, Tag, TestDevice,
+    Access, AccessKind, CallSite, Clock, Device, DeviceCalls, DeviceError, DeviceInfo, DeviceMemory, DevicePtr, EventId, Fingerprint,
+    HostId, HostMemory, Leaks, MappedDevice, MemoryRange, PooledDevice, StreamId, Tag, TestDevice,
 };
 use harness_allocator::units::{Bytes, Nanos};
 

@@ -115,11 +115,8 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
             shape(format!("unknown value `{variant}`")).help(choices(variant, "accepted", expected.iter().copied()))
         }
         Error::SerdeMissingField { field, .. } => {
-            let help = if language.required.contains(&&**field) {
-                language.shape.to_owned()
-            } else {
-                format!("add `{field}: …` to this map")
-            };
+            let help =
+                if language.required.contains(&&**field) { language.shape.to_owned() } else { format!("add `{field}: …` to this map") };
             shape(format!("the field `{field}` is missing")).help(help)
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` appears twice")).help("remove one of them"),

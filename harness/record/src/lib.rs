@@ -143,7 +143,8 @@ impl ScenarioInfo {
 pub fn scenario_id(path: &Path, name: &str) -> String {
     let folder = path.parent().unwrap_or(Path::new(""));
     let folder = std::env::current_dir().ok().and_then(|current| folder.strip_prefix(current).ok()).unwrap_or(folder);
-    let parts: Vec<_> = folder.components().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().to_string_lossy()).collect();
+    let parts: Vec<_> =
+        folder.components().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().to_string_lossy()).collect();
     let root = parts.iter().rposition(|part| part == "scenarios").map_or(0, |index| index + 1);
     let parts = parts[root..].iter().map(AsRef::as_ref);
     parts.chain([name]).collect::<Vec<&str>>().join("/")

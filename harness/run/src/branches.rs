@@ -7,7 +7,7 @@ use std::cmp;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use harness_allocator::device::faulty::{DeviceCall, Injector, CallRecord};
+use harness_allocator::device::faulty::{CallRecord, DeviceCall, Injector};
 use harness_exec::forked::{Forked, fork, leave};
 use harness_exec::process::End;
 use serde::{Deserialize, Serialize};

@@ -250,5 +250,8 @@ fn in_units(size: Bytes, unit: Bytes) -> f64 {
 
 /// Returns the error for a feature that disappeared during the calibration.
 fn refused(call: &'static str) -> DeviceError {
-    DeviceError::Unavailable { what: call.to_owned(), why: "the device had this feature when calibration began and no longer has it".to_owned() }
+    DeviceError::Unavailable {
+        what: call.to_owned(),
+        why: "the device had this feature when calibration began and no longer has it".to_owned(),
+    }
 }

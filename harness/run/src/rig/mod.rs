@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use harness_allocator::allocator::Allocator;
 use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{DeviceCalls, DeviceError, DeviceMemory, HostId, CallSite, TestDevice};
+use harness_allocator::device::{CallSite, DeviceCalls, DeviceError, DeviceMemory, HostId, TestDevice};
 use harness_allocator::hash::Mixer;
 use harness_allocator::units::Nanos;
 use harness_cuda::nvtx::Ranges;

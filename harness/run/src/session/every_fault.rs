@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::device::DeviceError;
-use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, CallRecord, LoggedCall, Numbered};
+use harness_allocator::device::faulty::{CallRecord, Calls, DeviceCall, Fault, Injector, LoggedCall, Numbered};
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_exec::trials::each;

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use harness_allocator::device::faulty::{Faulty, Injector};
 use harness_allocator::device::limited::Limited;
-use harness_allocator::device::{DeviceError, CallSite, TestDevice};
+use harness_allocator::device::{CallSite, DeviceError, TestDevice};
 use harness_devices::DeviceSource;
 use harness_exec::forked::leave;
 use harness_gpu_settings::ledger::Ledger;

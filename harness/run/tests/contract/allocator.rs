@@ -2,7 +2,7 @@
 //! operation.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorKind, AllocatorSpec, MemoryFraction, Request};
-use harness_allocator::device::faulty::{Calls, Effect, Fault, Faulty, InjectedError, Injector, CallRecord, Numbered};
+use harness_allocator::device::faulty::{CallRecord, Calls, Effect, Fault, Faulty, InjectedError, Injector, Numbered};
 use harness_allocator::device::{DeviceError, StreamId, Tag, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::{Bytes, Nanos};

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::device::{Device, DeviceError, DeviceMemory, DevicePtr, Leaks, CallSite, TestDevice, wrapper};
+use harness_allocator::device::{CallSite, Device, DeviceError, DeviceMemory, DevicePtr, Leaks, TestDevice, wrapper};
 use harness_allocator::units::Bytes;
 
 pub(crate) struct Watched {

@@ -1,7 +1,7 @@
 //! Runs the catalogue and the scenarios that fail on purpose on the simulated GPU.
 //!
 //! The verdicts and figures of every run are compared with `kept_report/catalogue.txt`. Three of the scenarios make the report in
-//! `reports/example`, which is compared byte for byte, and an excerpt of it is in the README.
+//! `reports/example`, which is compared byte for byte.
 //! `UPDATE=1 cargo test --test example_report` rewrites all of it. Review the difference before you commit it.
 
 mod kept_report;
@@ -20,11 +20,6 @@ const EXAMPLE: &str = "reports/example";
 /// The scenarios of the example report.
 const SHOWN: [&str; 3] = ["adapters", "oom_retry", "recovery_chain"];
 
-/// The line above the excerpt in the README.
-const BEGIN: &str = "<!-- excerpt: a failure -->\n";
-/// The line below the excerpt.
-const END: &str = "<!-- end -->";
-
 #[test]
 fn the_catalogue_gives_the_kept_figures_and_the_example_report() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -41,7 +36,7 @@ fn the_catalogue_gives_the_kept_figures_and_the_example_report() {
         repetitions: 1,
         audit: true,
         fail_fast: false,
-        program: "cargo run --release --".to_owned(),
+        program: "cargo run --".to_owned(),
     };
     let records = plan.run(&DeviceSource::simulated(), &Arc::default()).expect("the simulated device opens");
     let failed = records.runs.iter().filter(|run| !matches!(run.verdict, Verdict::Passed | Verdict::FailedAsExpected { .. }));
@@ -63,7 +58,6 @@ fn compare_report(records: Records) {
     for name in made.keys().chain(kept.keys()) {
         assert!(made.get(name) == kept.get(name), "{EXAMPLE}/{name} differs from what this build writes: run with UPDATE=1");
     }
-    check_readme(&made["report.md"]);
 }
 
 fn files_in(folder: &str, extension: &str) -> Vec<PathBuf> {
@@ -72,24 +66,4 @@ fn files_in(folder: &str, extension: &str) -> Vec<PathBuf> {
     paths.retain(|path| path.extension().is_some_and(|ending| ending == extension));
     paths.sort();
     paths
-}
-
-/// The expectation, the observation and the cause of the scenario that fails.
-fn failure(report: &str) -> String {
-    let section = report.split("<a id=\"failure-adapters-caching\"></a>").nth(1).expect("the scenario fails");
-    let (section, _) = section.split_once("\nReproduce it:").expect("a failure has a command");
-    let (_, text) = section.trim_start().split_once('\n').expect("a failure has a heading");
-    format!("{}\n", text.trim())
-}
-
-fn check_readme(report: &str) {
-    let readme = fs::read_to_string("README.md").expect("the README can be read");
-    let (before, rest) = readme.split_once(BEGIN).expect("the README has the excerpt");
-    let (_, after) = rest.split_once(END).expect("the excerpt has an end");
-    let wanted = format!("{before}{BEGIN}{}{END}{after}", failure(report));
-    if kept_report::updates() {
-        fs::write("README.md", wanted).expect("the README can be written");
-    } else {
-        assert!(readme == wanted, "the excerpt in the README differs from the example report: run with UPDATE=1");
-    }
 }

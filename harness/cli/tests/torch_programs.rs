@@ -157,18 +157,23 @@ fn a_correct_recovery_survives_on_a_squeezed_gpu(python: &Path) -> Result<(), Fa
 
 /// The broken program ends with OutOfMemoryError outside of its loop, and with another error in its first step.
 fn a_broken_recovery_is_reported_as_in_the_readme(python: &Path) -> Result<(), Failed> {
-    let readme = std::fs::read_to_string(root().join("README.md"))?;
-    let (_, excerpt) = readme.split_once("<!-- excerpt: every fault -->\n```text\n").ok_or("the README lacks the start of the excerpt")?;
-    let (excerpt, _) = excerpt.split_once("\n```\n<!-- end -->").ok_or("the README lacks the end of the excerpt")?;
+    let path = root().join("README.md");
+    let readme = std::fs::read_to_string(&path)?;
+    let (before, rest) = readme.split_once("<!-- excerpt: every fault -->\n").ok_or("the README lacks the start of the excerpt")?;
+    let (excerpt, after) = rest.split_once("<!-- end -->").ok_or("the README lacks the end of the excerpt")?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_harness"));
     command.args(["exec", "--memory", "4GiB", "--every-fault=sample:4", "--expect", "recovers", "--"]);
     let output = command.arg(python).arg("broken_recovery.py").current_dir(folder()).env_remove("PYTORCH_ALLOC_CONF").output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let text: Vec<&str> = text.lines().map(str::trim_end).collect();
-    if output.status.code() == Some(1) && text.join("\n").contains(excerpt) {
-        return Ok(());
+    let lines = text.lines().map(str::trim_end).skip_while(|line| !line.contains("allocation") && !line.contains("injected"));
+    let shown: Vec<&str> = lines.take_while(|line| !line.starts_with("Without failures") && !line.starts_with("Without injected")).collect();
+    let current = format!("```text\n{}\n```\n", shown.join("\n").trim());
+    if output.status.code() == Some(1) && std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, format!("{before}<!-- excerpt: every fault -->\n{current}<!-- end -->{after}"))?;
+    } else if output.status.code() != Some(1) || current != excerpt {
+        return Err(format!("{:?}, and the output differs from the README; run with UPDATE=1: {text}", output.status).into());
     }
-    Err(format!("{:?}, and the output differs from the README: {}", output.status, text.join("\n")).into())
+    Ok(())
 }
 
 /// Runs `pluggable.py`, which writes a snapshot, with PyTorch's own allocator or with `allocator` from the library. Returns its output.

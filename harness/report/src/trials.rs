@@ -40,7 +40,7 @@ pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
     text.important(&trials.sentence(), trials.is_bad());
     if let Some(grid) = trials.grid() {
         text.line("");
-        text.table(&grid, 2, None);
+        text.table(&trials.for_terminal(grid), 2, None);
     }
     for note in trials.notes() {
         text.wrapped(&note, 2);
@@ -91,6 +91,14 @@ impl Trials<'_> {
             Self::Settings(report) => Some(grid_of_settings(report)),
         }
         .filter(|grid| !grid.rows.is_empty())
+    }
+
+    /// The columns that a terminal shows. Reports and JSON have all of them.
+    fn for_terminal(&self, grid: Grid) -> Grid {
+        match self {
+            Self::Faults(..) => grid.with_columns(&["attempt", "location", "outcome"]),
+            Self::Calls(_) | Self::Least(_) | Self::Settings(_) => grid,
+        }
     }
 
     fn notes(&self) -> Vec<String> {

@@ -35,6 +35,15 @@ impl Grid {
     pub(super) fn new<S: Into<String>>(columns: impl IntoIterator<Item = (S, Align)>) -> Self {
         Self { columns: columns.into_iter().map(|(head, align)| (head.into(), align)).collect(), rows: Vec::new() }
     }
+
+    /// Keeps only the columns with these heads.
+    pub(super) fn with_columns(self, heads: &[&str]) -> Self {
+        let keep: Vec<bool> = self.columns.iter().map(|(head, _)| heads.contains(&head.as_str())).collect();
+        fn kept<T>(items: Vec<T>, keep: &[bool]) -> Vec<T> {
+            items.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
+        }
+        Self { rows: self.rows.into_iter().map(|row| kept(row, &keep)).collect(), columns: kept(self.columns, &keep) }
+    }
 }
 
 /// Formats a size. If the short form rounds, the bytes follow in parentheses.

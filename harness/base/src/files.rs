@@ -93,7 +93,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the input is at fault, rather than the output location.
+    /// Returns whether the input is at fault, rather than the output location.
     #[must_use]
     pub const fn is_of_input(&self) -> bool {
         match self {
@@ -331,7 +331,7 @@ pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<R
 pub struct Existing {
     /// In bytes; 0 for a pipe or a device.
     pub length: u64,
-    /// Whether the file is empty or ends with an empty line.
+    /// `true` if the file is empty or ends with an empty line.
     pub ends_with_empty_line: bool,
 }
 

@@ -35,7 +35,7 @@ pub fn for_terminal(text: &str, colors: bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a terminal or XML reader interprets the character: control characters, line and paragraph separators, bidirectional
+/// Returns whether a terminal or XML reader interprets the character: control characters, line and paragraph separators, bidirectional
 /// marks (<https://www.unicode.org/reports/tr9/#Directional_Formatting_Characters>), and the characters that XML 1.0 forbids
 /// (<https://www.w3.org/TR/xml/#charsets>).
 #[must_use]

@@ -33,7 +33,7 @@ pub struct AcceptedEntry {
 /// The part of the suites that a run was asked to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
-    /// Whether no suite was named, so all of them are measured.
+    /// `true` if no suite was named, so all of them are measured.
     pub is_whole: bool,
     pub shard: Option<Shard>,
 }

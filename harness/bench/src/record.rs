@@ -34,7 +34,7 @@ pub struct BenchRun {
     pub accepted: Accepted,
     pub machine: Machine,
     pub conditions: Conditions,
-    /// Whether all suites were requested, none by name.
+    /// `true` if all suites were requested, none by name.
     #[serde(default)]
     pub is_whole: bool,
     #[serde(default)]
@@ -123,7 +123,7 @@ pub struct Accepted {
     pub commit: Option<String>,
     /// Why it was not measured in this run; `None` if it was.
     pub missing: Option<String>,
-    /// Whether an accepted build is configured or was requested, so a run without it is inconclusive.
+    /// `true` if an accepted build is configured or was requested, so a run without it is inconclusive.
     #[serde(default)]
     pub is_required: bool,
 }

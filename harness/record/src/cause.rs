@@ -215,7 +215,7 @@ impl Shortage {
         self.accounts.reserved.saturating_sub(self.accounts.active)
     }
 
-    /// Whether the device and the allocator together had as much free memory as requested.
+    /// Returns whether the device and the allocator together had as much free memory as requested.
     #[must_use]
     pub fn was_enough_free(&self) -> bool {
         self.requested <= self.accounts.device.free + self.cached()

@@ -35,7 +35,7 @@ pub struct FaultedArm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotTried {
     pub why: String,
-    /// Whether the run without failures failed. The result is then unknown.
+    /// `true` if the run without failures failed. The result is then unknown.
     pub failed: bool,
 }
 
@@ -84,7 +84,7 @@ impl FaultedRuns {
         self.arms.iter().flat_map(|arm| &arm.cases)
     }
 
-    /// Whether no run has a defect and no run without failures failed.
+    /// Returns whether no run has a defect and no run without failures failed.
     #[must_use]
     pub fn passed(&self) -> bool {
         let is_fine = |arm: &FaultedArm| arm.not_tried.as_ref().is_none_or(|not| !not.failed);

@@ -43,7 +43,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Whether every planned run started and ended.
+    /// Returns whether every planned run started and ended.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.not_started.is_empty() && !self.runs.iter().any(|run| run.verdict == Verdict::Interrupted)
@@ -70,7 +70,7 @@ pub struct RunRecord {
     /// Settings in the form of `PYTORCH_ALLOC_CONF`, if they differ from the allocator's defaults.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
-    /// Whether the user added this configuration. Its unmet expectations are noted and do not fail the run.
+    /// `true` if the user added this configuration. Its unmet expectations are noted and do not fail the run.
     #[serde(default, skip_serializing_if = "is_false")]
     pub only_observed: bool,
     /// The seed of every random choice.
@@ -79,10 +79,10 @@ pub struct RunRecord {
     pub repetition: u32,
     /// A command that repeats the run.
     pub reproduce: String,
-    /// Whether the state was checked after every operation. Absent in records of older builds.
+    /// `true` if the state was checked after every operation. Absent in records of older builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audited: Option<bool>,
-    /// Whether the run was repeated on a new device without checks, to measure times.
+    /// `true` if the run was repeated on a new device without checks, to measure times.
     #[serde(default, skip_serializing_if = "is_false")]
     pub timed: bool,
     pub verdict: Verdict,
@@ -347,7 +347,7 @@ pub struct RefusedCall {
 /// A segment with free memory that a live block keeps from being released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedSegment {
-    /// Whether it holds small or large blocks, if the allocator separates them.
+    /// `true` if it holds small or large blocks, if the allocator separates them.
     pub pool: Option<PoolKind>,
     /// The stream that the segment serves. `None` if it serves several.
     pub stream: Option<u32>,
@@ -391,7 +391,7 @@ impl UnlistedSegments {
 /// Free memory of an allocator that serves the same requests: one pool and one stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lane {
-    /// Whether it holds small or large blocks, if the allocator separates them.
+    /// `true` if it holds small or large blocks, if the allocator separates them.
     pub pool: Option<PoolKind>,
     pub stream: u32,
     /// Blocks that can be allocated now.

@@ -15,7 +15,7 @@ pub struct Timeline {
     /// Counted from 0.
     pub repetition: u32,
     pub device: String,
-    /// Whether times are measured or simulated.
+    /// `true` if times are measured or simulated.
     pub clock: Clock,
     /// Streams with names.
     pub streams: Vec<(StreamId, String)>,

@@ -11,7 +11,7 @@ pub(super) struct Tested<'a> {
     pub(super) claim: &'a Claim,
     /// Figures of the first arm that has any.
     pub(super) figures: &'a [ClaimFigure],
-    /// Whether all runs of the scenario passed. Only then is the verdict proven.
+    /// `true` if all runs of the scenario passed. Only then is the verdict proven.
     pub(super) shown: Shown,
 }
 

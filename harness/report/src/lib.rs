@@ -125,7 +125,7 @@ impl<'a> Report<'a> {
         report
     }
 
-    /// Whether the devices are simulated, real, or both. `None` if nothing ran.
+    /// Returns whether the devices are simulated, real, or both. `None` if nothing ran.
     #[must_use]
     pub fn clocks(&self) -> Option<Clocks> {
         let simulated = self.devices.iter().filter(|device| device.info.clock == Clock::Simulated).count();

@@ -524,7 +524,7 @@ impl Page {
     }
 }
 
-/// Whether the run was checked and timed. `None` if it did not start, and in records of older builds.
+/// Returns whether the run was checked and timed. `None` if it did not start, and in records of older builds.
 const fn checks(run: &RunRecord) -> Option<&'static str> {
     match (run.audited, run.timed) {
         (None, _) => None,

@@ -137,9 +137,9 @@ struct Axes {
     unit: Unit,
     memory: Bytes,
     shows_limit: bool,
-    /// Whether active differs from allocated at any point.
+    /// `true` if active differs from allocated at any point.
     shows_active: bool,
-    /// Whether a request failed.
+    /// `true` if a request failed.
     shows_requests: bool,
     /// Labels below the columns: step name and loop iteration.
     names: BTreeMap<u32, StepName>,
@@ -465,7 +465,7 @@ fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f
         .collect()
 }
 
-/// Whether the points of a step have numbers.
+/// Returns whether the points of a step have numbers.
 fn is_numbered(step: &[CurvePoint]) -> bool {
     step.is_sorted_by(|a, b| a.at < b.at)
 }

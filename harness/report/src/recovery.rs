@@ -57,7 +57,7 @@ impl Row<'_> {
         Some(self.trained()?.samples as f64 / seconds)
     }
 
-    /// Whether both completed and trained the same model from the same first batch. They then differ in their policies only.
+    /// Returns whether both completed and trained the same model from the same first batch. They then differ in their policies only.
     fn is_alternative_to(&self, other: &Self) -> bool {
         let workload = |row: &Self| Some((row.recovery.workload.clone(), row.recovery.listed.first()?.asked.clone()));
         [self, other].iter().all(|row| is_finished_training(row.step)) && workload(self).is_some() && workload(self) == workload(other)

@@ -17,7 +17,7 @@ use crate::text::Style;
 pub struct Comparison {
     /// A table for a terminal.
     pub text: String,
-    /// Whether an arm fails that passed before.
+    /// `true` if an arm fails that passed before.
     pub is_worse: bool,
 }
 

@@ -90,7 +90,7 @@ fn push_gap(grid: &mut Grid, text: String) {
     grid.rows.push(row);
 }
 
-/// Whether the step has an event: an unusual outcome, a note, a table, a retry or an OOM.
+/// Returns whether the step has an event: an unusual outcome, a note, a table, a retry or an OOM.
 fn is_notable(step: &StepRecord, before: &StepRecord) -> bool {
     let is_plain = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 }) && step.notes.is_empty() && step.tables.is_empty();
     !is_plain || step.accounts.retries > before.accounts.retries || step.accounts.ooms > before.accounts.ooms

@@ -86,7 +86,7 @@ pub fn render_again(folder: &Path) -> Result<(), StoreError> {
     if locked.is_some() { remove_events(folder) } else { Ok(()) }
 }
 
-/// Whether a folder or file was written by `harness run`.
+/// Returns whether a folder or file was written by `harness run`.
 #[must_use]
 pub fn is_of_run(path: &Path) -> bool {
     let names = [OsStr::new(RECORDS), OsStr::new(EVENTS)];
@@ -141,7 +141,7 @@ pub struct Journal {
     /// Events before the folder had a name.
     waiting: String,
     planned: Vec<PlannedRun>,
-    /// Whether this session created the folder.
+    /// `true` if this session created the folder.
     is_new: bool,
 }
 

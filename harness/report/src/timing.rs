@@ -14,7 +14,7 @@ pub const BASELINE: &str = "direct";
 /// Times of one scenario on one device.
 #[derive(Clone, Debug)]
 pub struct Timing<'a> {
-    /// Whether the times are measured or simulated.
+    /// `true` if the times are measured or simulated.
     pub clock: Clock,
     pub baseline: Baseline,
     /// Rows by allocator, in the order of the arms. Arms without passed runs are omitted.
@@ -25,7 +25,7 @@ pub struct Timing<'a> {
     pub contended: usize,
 }
 
-/// Whether [`BASELINE`] is available for comparison.
+/// `true` if [`BASELINE`] is available for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Baseline {
     /// It has passed runs.

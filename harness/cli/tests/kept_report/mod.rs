@@ -9,7 +9,7 @@ use std::path::Path;
 
 use harness_record::{Outcome, Records, Rule, RunRecord, Verdict, causes};
 
-/// Whether the kept files are to be replaced.
+/// Returns whether the kept files are to be replaced.
 pub(crate) fn updates() -> bool {
     std::env::var_os("UPDATE").is_some()
 }

@@ -76,9 +76,9 @@ function_table! {
     memory = nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut Memory);
     /// Processes with a CUDA context on the device.
     processes = nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: *mut c_uint, infos: *mut ProcessInfo);
-    /// Whether multi-instance mode is on.
+    /// `true` if multi-instance mode is on.
     mig_mode = nvmlDeviceGetMigMode(device: Handle, current: *mut c_uint, pending: *mut c_uint);
-    /// Whether error correction is on.
+    /// `true` if error correction is on.
     ecc_mode = nvmlDeviceGetEccMode(device: Handle, current: *mut c_uint, pending: *mut c_uint);
     /// A clock in MHz.
     clock = nvmlDeviceGetClockInfo(device: Handle, kind: c_uint, megahertz: *mut c_uint);

@@ -48,7 +48,7 @@ impl<'a> Curve<'a> {
         self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
     }
 
-    /// Whether an attempt to allocate device memory was made.
+    /// Returns whether an attempt to allocate device memory was made.
     fn is_here(&self, attempt: &Attempt) -> bool {
         attempt.device == self.device && attempt.call != FaultyCall::HostAlloc
     }

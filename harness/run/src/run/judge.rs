@@ -139,7 +139,7 @@ impl Runner<'_, '_> {
         all.flat_map(|(process, faults)| faults.take_injected().iter().map(|struck| words(process, struck)).collect::<Vec<_>>()).collect()
     }
 
-    /// Whether to check that the main process released everything, although the run failed. That is so if the failure
+    /// Returns whether to check that the main process released everything, although the run failed. That is so if the failure
     /// was injected and the device still works.
     pub(super) fn closing_is_judged(&self) -> bool {
         self.faults.as_ref().is_some_and(|faults| !faults.main().is_broken())

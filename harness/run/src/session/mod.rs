@@ -366,7 +366,7 @@ impl Plan {
     }
 }
 
-/// Whether to repeat the run to check that recovery policies decide the same again. Other processes on a real device
+/// Returns whether to repeat the run to check that recovery policies decide the same again. Other processes on a real device
 /// and external programs could change the decisions.
 fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
     record.device.clock == Clock::Simulated && scenario.execs().is_empty() && repeated::has_recovered(record)

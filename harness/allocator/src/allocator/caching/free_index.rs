@@ -179,8 +179,8 @@ impl Row {
 
     /// The first bin with a block from `index`, which is at most the number of bins.
     ///
-    /// Whether the first word has one is unpredictable. So the code always reads the next word too and selects one of them
-    /// without a branch.
+    /// The branch predictor cannot predict whether the first word has one. So the code always reads the next word too and selects one of
+    /// them without a branch.
     #[inline(always)]
     fn next(&self, index: usize) -> Option<usize> {
         let word = index / 64;

@@ -81,7 +81,7 @@ pub struct RankData {
     waits: Vec<Wait>,
     moment: usize,
     is_oom: bool,
-    /// Whether event times come from a simulated device.
+    /// `true` if event times come from a simulated device.
     simulated_times: bool,
     settings: Option<String>,
     notes: Vec<String>,

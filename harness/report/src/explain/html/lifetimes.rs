@@ -71,13 +71,13 @@ pub struct Contradictions {
 }
 
 impl BlockLife {
-    /// Whether it is allocated, or waits for events, at that moment.
+    /// Returns whether it is allocated, or waits for events, at that moment.
     #[must_use]
     pub const fn is_there(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.end
     }
 
-    /// Whether it is allocated at that moment.
+    /// Returns whether it is allocated at that moment.
     #[must_use]
     pub const fn is_allocated(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.freed

@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(refusal("library(path:a.so,alloc:a)"), "a library needs `free`");
         assert_eq!(
             refusal("library(path:a.so,allocate:a)"),
-            "`allocate` is none of `path`, `alloc`, `free`, `record_stream`, `empty_cache`"
+            "unknown key `allocate`: the keys are `path`, `alloc`, `free`, `record_stream` and `empty_cache`"
         );
     }
 

@@ -166,7 +166,8 @@ fn a_broken_recovery_is_reported_as_in_the_readme(python: &Path) -> Result<(), F
     let output = command.arg(python).arg("broken_recovery.py").current_dir(folder()).env_remove("PYTORCH_ALLOC_CONF").output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let lines = text.lines().map(str::trim_end).skip_while(|line| !line.contains("allocation") && !line.contains("injected"));
-    let shown: Vec<&str> = lines.take_while(|line| !line.starts_with("Without failures") && !line.starts_with("Without injected")).collect();
+    let shown: Vec<&str> =
+        lines.take_while(|line| !line.starts_with("Without failures") && !line.starts_with("Without injected")).collect();
     let current = format!("```text\n{}\n```\n", shown.join("\n").trim());
     if output.status.code() == Some(1) && std::env::var_os("UPDATE").is_some() {
         std::fs::write(path, format!("{before}<!-- excerpt: every fault -->\n{current}<!-- end -->{after}"))?;

@@ -265,5 +265,6 @@ fn the_allocator_survives_a_panic_of_a_thread_that_holds_the_lock() {
     let allocation = allocator.allocate(Request::new(Bytes::mib(3))).expect("the driver serves a miss");
     allocator.free(allocation.ptr()).expect("it is live");
     assert_eq!(allocator.empty_cache(), Ok(()));
-    assert_eq!((allocator.lock().device.calls().malloc, allocator.stats().reserved_bytes.all.current), (1, 0));
+    let calls = allocator.lock().device.calls();
+    assert_eq!((calls.malloc, allocator.stats().reserved_bytes.all.current), (1, 0));
 }

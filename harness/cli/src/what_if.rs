@@ -221,6 +221,7 @@ needs: { memory: 256MiB }
 allocators: [direct]
 steps:
   - storm: { id: storm, operations: 60, sizes: { min: 1MiB, max: 16MiB }, live: 128MiB, lifetime: { min: 5, max: 30 } }
+  - expect: num_ooms == 0
 ";
         let found: std::collections::BTreeSet<String> =
             (0..4).map(|seed| least(&plan(random, None, Some(seed)), &DeviceSource::simulated())).collect();

@@ -397,7 +397,7 @@ fn runs_are_chosen_by_words() {
     assert_eq!(started(&run(&["--filter", "good::direct", "--filter", "other dir"])), ["good::direct", "other::direct"]);
     let none = run(&["--filter", "good elsewhere"]);
     assert_eq!(none.code, Some(2));
-    assert!(none.err.contains("no run has the words `good elsewhere`"), "{}", none.told());
+    assert!(none.err.contains("no run matches `good elsewhere`"), "{}", none.told());
 }
 
 #[test]
@@ -416,7 +416,7 @@ fn what_failed_is_run_again_until_it_passes() {
     let all = ["a::caching", "a::direct", "b::direct", "good::caching", "good::direct"];
     let first = run(&["--last-failed"]);
     assert_eq!((started(&first), first.code), (all.map(str::to_owned).to_vec(), Some(1)));
-    assert!(first.err.contains("no run failed when it was last run, so all are run"), "{}", first.told());
+    assert!(first.err.contains("no run failed last time, so all runs are started"), "{}", first.told());
     assert_eq!(started(&run(&["--last-failed"])), ["a::caching", "a::direct", "b::direct"]);
     fs::write(world.path("a.yaml"), GOOD).unwrap();
     assert_eq!(started(&run(&["--filter", "a::caching"])), ["a::caching"], "skipped runs stay in the list");
@@ -434,10 +434,12 @@ fn a_pass_does_not_erase_the_failure_of_a_scenario_with_the_same_name_in_another
     let world = World::without_gpu().holding(&[("good.yaml", GOOD)]);
     fs::create_dir(world.path("other")).unwrap();
     fs::write(world.path("other/good.yaml"), GOOD.replace("10MiB", "100MiB")).unwrap();
-    let run = |path: &str, arguments: &[&str]| world.harness(&[&["run", path, "--device", "sim", "--format", "json"], arguments].concat());
-    assert_eq!(run(".", &[]).code, Some(1));
-    assert_eq!(run("good.yaml", &[]).code, Some(0));
-    let again = run(".", &["--last-failed"]);
+    let run = |paths: &[&str], arguments: &[&str]| {
+        world.harness(&[&["run"], paths, &["--device", "sim", "--format", "json"], arguments].concat())
+    };
+    assert_eq!(run(&[".", "other"], &[]).code, Some(1));
+    assert_eq!(run(&["good.yaml"], &[]).code, Some(0));
+    let again = run(&[".", "other"], &["--last-failed"]);
     assert_eq!((started(&again), again.code), (["good::caching", "good::direct"].map(str::to_owned).to_vec(), Some(1)));
 }
 
@@ -449,7 +451,7 @@ fn text_json_and_junit_explain_a_failure() {
     let files = ["--no-report", "--summary", "summary.md", "--junit", "junit.xml"];
     let ran = world.harness(&[&["run", adapters, "--device", "sim"], files.as_slice()].concat());
     assert_eq!(ran.code, Some(1), "{}", ran.told());
-    let why = "lora1, lora2 and lora3 (lines 14-16) hold the rest of its segment";
+    let why = "lora1, lora2 and lora3 (lines 11-13) pin a segment";
     let [summary, junit] = ["summary.md", "junit.xml"].map(|name| fs::read_to_string(world.path(name)).unwrap());
     for (place, text) in [("terminal", &ran.out), ("summary", &summary), ("JUnit", &junit)] {
         assert!(text.contains(why), "{place}: {text}");
@@ -602,7 +604,7 @@ fn every_fault_includes_the_calls_of_further_processes() {
     assert!(again.runs[0].steps.iter().any(|step| step.notes.contains(&note.to_owned())), "{:#?}", again.runs[0].steps);
     let refused = ["run", "worker.yaml", "--device", "sim", "--allocator", "direct", "--no-report", "--fail", "worker/cudaMalloc:1"];
     let refused = world.harness(&refused);
-    assert!(refused.out.contains("cudaMalloc number 1 of the process `worker` was made to fail"), "{}", refused.told());
+    assert!(refused.out.contains("injected this failure into cudaMalloc number 1 of the process `worker`"), "{}", refused.told());
 }
 
 #[test]
@@ -920,7 +922,7 @@ fn every_command_gives_up_on_a_hanging_driver() {
         let mut command = world.command(arguments);
         command.env("HARNESS_DRIVER_LIMIT", "1s");
         let ran = World::ran(command);
-        assert_contains(&ran.told(), &["exit: 3", "no answer within 1 s", "the driver hangs", "--device sim"]);
+        assert_contains(&ran.told(), &["exit: 3", "no answer within 1.00 s", "the driver hangs", "--device sim"]);
     }
     let mut command = world.command(&["run", "good.yaml", "--no-report"]);
     command.env("HARNESS_DRIVER_LIMIT", "soon");
@@ -1107,7 +1109,7 @@ fn a_trace_without_allocations_is_not_timed() {
     assert_contains(&world.harness(&["replay", "none.trace", "--memory", "1GiB", "--bench", "3"]).told(), &["exit: 2", "none.trace"]);
     assert_eq!(world.harness(&["replay", "none.trace", "--memory", "1GiB"]).code, Some(0), "a second free can be replayed");
     let one = world.harness(&["replay", "one.trace", "--memory", "1GiB", "--bench", "3"]);
-    assert!(one.out.starts_with("2 operations a pass: 1 allocation, 1 free, "), "{}", one.told());
+    assert!(one.out.starts_with("2 operations per pass: 1 allocation, 1 free, "), "{}", one.told());
 }
 
 #[test]
@@ -1115,10 +1117,10 @@ fn the_help_of_replay_explains_results_frees_and_settings() {
     let help = World::without_gpu().harness(&["replay", "--help"]).out;
     let plain = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for said in [
-        "0 done 1 out of memory 2 ignored: its id or pool is not live",
-        "What is live at the end of the trace is freed in each pass",
-        "as in PYTORCH_ALLOC_CONF, whose older name is PYTORCH_CUDA_ALLOC_CONF",
-        "It may be packed by gzip",
+        "0 success 1 out of memory 2 ignored: its id or pool is not live",
+        "Each pass frees the live blocks at its end",
+        "in the format of PYTORCH_ALLOC_CONF or its older name PYTORCH_CUDA_ALLOC_CONF",
+        "It may be compressed with gzip",
     ] {
         assert!(plain.contains(said), "{said:?} is not in\n{help}");
     }
@@ -1358,7 +1360,7 @@ fn replay_prints_statistics_and_times_and_verifies_recordings() {
     let world = World::without_gpu().holding(&[("job.trace", TRACE)]);
     let (header, rows) = recording(&world);
     fs::write(world.path("good.jsonl"), format!("{header}\n{}\n", rows.join("\n"))).unwrap();
-    for command in ["job.trace --memory 1GiB --stats", "job.trace --memory 1GiB --bench 1", "--verify good.jsonl"] {
+    for command in ["job.trace --memory 1GiB --stats -", "job.trace --memory 1GiB --bench 1", "--verify good.jsonl"] {
         let ran = world.shell(&format!("harness replay {command}"));
         assert_eq!(ran.code, Some(0), "{command}\n{}", ran.err);
     }

@@ -52,7 +52,7 @@ fn a_folder_of_ranks_shows_and_explains_the_failed_rank() {
     let folder = ranks();
     let (code, out, _) = harness(folder.path(), &["explain", "."]);
     assert_eq!(code, Some(0));
-    assert!(out.contains("1 of 3 snapshots ends in an out-of-memory error: ./rank2.pickle.gz."), "{out}");
+    assert!(out.contains("1 of 3 snapshots ends with an out-of-memory error: ./rank2.pickle.gz."), "{out}");
     let rows = out.lines().filter(|line| line.starts_with("./rank") && !line.contains(": "));
     let rows: Vec<Vec<&str>> = rows.map(|row| row.split_whitespace().take(2).collect()).collect();
     assert_eq!(rows, [["./rank0.pickle.gz", "well"], ["./rank2.pickle.gz", "out"], ["./rank10.pickle.gz", "well"]], "{out}");
@@ -94,14 +94,14 @@ fn errors_for_wrong_files_and_options_contain_advice() {
         (&["explain", "weights.pt"], "a zip file, as torch.save() writes it"),
         (&["explain", "job.trace"], "a trace does not contain the device's memory"),
         (&["compare", "job.trace", "job.trace"], "this is an allocation trace, not a memory snapshot"),
-        (&["explain", "empty.pickle"], "there is nothing to explain"),
+        (&["explain", "empty.pickle"], "the snapshot has neither segments nor events"),
         (&["explain", "."], "code.pickle: calls code at byte"),
         (&["explain", &file, "--memory", "1GiB"], "the device's memory cannot be 1 GiB: the snapshot shows 8.30 GiB"),
         (&["explain", &file, "--at", "oom"], "no request failed in the recording of device 0: use `peak` or `end`"),
-        (&["explain", &file, "--at", "2368"], "the recording of device 0 has 2368 events, counted from 0"),
+        (&["explain", &file, "--at", "2368"], "event 2368 does not exist: the recording of device 0 has 2368 events"),
         (&["explain", &file, "--at", "noon"], "a moment is `oom`, `peak`, `end`, or the index of an event"),
         (&["compare", &file, "code.pickle"], "calls code at byte"),
-        (&["compare", &file, &file, "--device", "3"], "the snapshot has nothing of device 3"),
+        (&["compare", &file, &file, "--device", "3"], "the snapshot does not contain device 3"),
     ] {
         let (code, out, err) = harness(folder.path(), arguments);
         assert!(code == Some(2) && out.is_empty() && err.contains(is), "{arguments:?}: {code:?} {out}{err}");

@@ -99,7 +99,7 @@ fn a_library_takes_memory_from_pools_of_the_driver_and_by_mapping() {
 #[test]
 fn memory_from_a_pool_and_without_one_is_refused_with_the_reason() {
     let text = told("mixed_malloc", "plain_free");
-    assert!(text.contains("it takes memory from a pool of the driver, and from another one or without a pool"), "{text}");
+    assert!(text.contains("it mixes a driver pool with another pool or with memory outside pools"), "{text}");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn blocks_that_overlap_are_found() {
 #[test]
 fn an_address_that_is_not_aligned_is_found() {
     let text = told("odd_malloc", "plain_free");
-    assert!(text.contains("which is no multiple of 16 bytes"), "{text}");
+    assert!(text.contains("which is not a multiple of 16 bytes"), "{text}");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn errors_of_libraries_show_their_place_in_the_scenario() {
         assert!(text.contains(place) && text.contains(message), "{text}");
     };
     refused("  - library\n", "scenario.yaml:4:5", "`library` needs fields");
-    refused("  - library: { path: ./alloc.so, alloc: plain_malloc }\n", "scenario.yaml:4:5", "`library` has no `free`");
+    refused("  - library: { path: ./alloc.so, alloc: plain_malloc }\n", "scenario.yaml:4:5", "the field `free` of `library` is missing");
     refused("  - library: { path: ./none.so, alloc: a, free: b }\n", "scenario.yaml:4:22", "`./none.so` cannot be read: No such file");
     refused(
         "  - library: { path: ./alloc.so, alloc: plain_maloc, free: plain_free }\n",
@@ -197,7 +197,7 @@ fn an_optional_library_that_was_not_built_is_skipped_and_one_that_has_to_be_ther
     let (code, text) = gone("false");
     assert!(code == Some(2) && text.contains("gone.so"), "{text}");
     let (code, text) = gone("perhaps");
-    assert!(code == Some(2) && text.contains("`optional` is `true` or `false`"), "{text}");
+    assert!(code == Some(2) && text.contains("`optional` must be `true` or `false`"), "{text}");
     // An existing library must export the functions.
     let (code, text) = run(folder.path(), &arm("wrong", "plain_maloc", "plain_free", ", optional: true"));
     assert!(code == Some(2) && text.contains("has no function `plain_maloc`"), "{text}");
@@ -284,7 +284,7 @@ fn on_a_simulated_device_libraries_have_the_model_times_of_their_calls_to_it() {
     assert!(of("hit, 2 MiB", "plain") > 0 && of("miss, 2 MiB", "plain") == of("miss, 2 MiB", "cached"));
     assert!(median(&entries, "trace", "plain", Quantity::HostTime) > median(&entries, "trace", "cached", Quantity::HostTime));
     let reason = entry(&entries, "threads, 2 threads", "plain", Quantity::HostTime).reason();
-    assert_eq!(reason, Some("its process calls it by one thread"));
+    assert_eq!(reason, Some("its process calls it from one thread"));
     for case in ["hit, 2 MiB", "scenario"] {
         let reason = entry(&entries, case, "gone", Quantity::ModelTime).reason().unwrap_or_default();
         assert!(
@@ -305,9 +305,12 @@ fn on_a_gpu_the_time_of_a_library_is_its_own_and_the_drivers_and_not_that_of_the
     }
     // A cache hit takes some tens of nanoseconds. A message between two processes and its answer take tens of microseconds.
     assert!(of("hit, 2 MiB", "cached") < 2_000_000, "{} ps", of("hit, 2 MiB", "cached"));
-    for (case, quantity) in [("pipeline, 2 MiB", Quantity::DeviceTime), ("scenario", Quantity::HostTime)] {
+    for (case, quantity, expected) in [
+        ("pipeline, 2 MiB", Quantity::DeviceTime, "wait for the calls between processes"),
+        ("scenario", Quantity::HostTime, "its calls cross processes"),
+    ] {
         let reason = entry(&entries, case, "cached", quantity).reason().unwrap_or_default();
-        assert!(reason.contains("from process to process"), "{case}: {reason}");
+        assert!(reason.contains(expected), "{case}: {reason}");
     }
     assert!(median(&entries, "scenario: peak reserved", "cached", Quantity::Memory) > 0);
 }

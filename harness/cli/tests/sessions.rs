@@ -116,7 +116,7 @@ fn the_report_of_a_killed_run_has_its_steps_and_lists_missing_runs() {
     assert_incomplete(&report);
     let page = fs::read_to_string(report.join(store::REPORT)).unwrap();
     let missing = "Incomplete: 3 of 6 runs did not start: `good` with `caching`, `good` with `direct`, `long` with `caching`.";
-    assert!(page.contains(missing) && page.contains("stopped before its end"), "{page}");
+    assert!(page.contains(missing) && page.contains("stopped early"), "{page}");
     assert!(!report.join(store::EVENTS).exists(), "the report has taken their place");
 }
 

@@ -241,8 +241,8 @@ mod tests {
         };
         assert_eq!(
             refusal(Bytes::gib(100)),
-            "100 GiB of device memory: the simulated device has 79.46 GiB of 80 GiB free; `--device-profile h200-141` simulates one of \
-             139.81 GiB, `--memory` gives less to run in"
+            "100 GiB of device memory: the simulated device has 79.46 GiB of 80 GiB free; `--device-profile h200-141` simulates a device of \
+             139.81 GiB, and `--memory` reduces the scenario's requirement"
         );
         assert!(
             refusal(Bytes::gib(500)).ends_with("no shipped profile has this much memory; `--memory` reduces the scenario's requirement")

@@ -88,7 +88,7 @@ fn a_build_is_accepted_by_its_commit_and_another_one_is_refused() {
     let (world, _) = world_with_runs();
     assert_eq!(world.report(&["accept", "nothing"]).code, Some(2));
     let dirty = world.report(&["accept"]);
-    assert!(dirty.code == Some(2) && dirty.err.contains("was not of a commit alone"), "{}", dirty.told());
+    assert!(dirty.code == Some(2) && dirty.err.contains("uncommitted changes or an unknown commit"), "{}", dirty.told());
     let git = |arguments: &[&str]| {
         let mut command = Command::new("git");
         let user = ["-c", "user.name=check", "-c", "user.email=check@localhost"];
@@ -214,7 +214,7 @@ fn shards_are_merged_into_a_run_that_takes_the_place_of_none_of_them() {
     let missing = merge(&["shards/1"], "run.json");
     assert!(missing.code == Some(2) && missing.err.contains("missing: shard 2/2"), "{}", missing.told());
     let own = merge(&["shards/1", "shards/2"], "shards/1/benchmark.json");
-    assert!(own.code == Some(2) && own.err.contains("this is one of the shards"), "{}", own.told());
+    assert!(own.code == Some(2) && own.err.contains("the output would replace the shard"), "{}", own.told());
     let merged = merge(&["shards/2/benchmark.json", "shards/1"], "run.json");
     assert_eq!((merged.code, merged.out.as_str()), (Some(0), "run: run.json\n"));
     let run: Value = serde_json::from_str(&fs::read_to_string(world.path("run.json")).unwrap()).unwrap();
@@ -226,7 +226,7 @@ fn a_folder_of_reports_that_is_named_too_deep_is_answered_with_the_one_above() {
     let (world, [first, _]) = world_with_runs();
     for folder in ["reports/nightly", &first] {
         let ran = world.report(&["index", folder]);
-        assert!(ran.code == Some(2) && ran.err.contains("name the folder above: reports"), "{}", ran.told());
+        assert!(ran.code == Some(2) && ran.err.contains("name the reports folder: reports"), "{}", ran.told());
         assert!(!world.path(folder).join("README.md").exists(), "{folder}");
     }
     assert_eq!(world.report(&["index", "reports"]).code, Some(0));

@@ -49,7 +49,7 @@ fn entries_of_a_missing_pytorch_contain_the_reason() {
     let world = World::without_gpu().with("small.yaml", SMALL);
     let ran = world.bench(&["small.yaml", "--device", "sim", "--report", "run", "--torch", "python3"]);
     assert_eq!(ran.code, Some(0), "{}", ran.told());
-    let why = "it needs a GPU, and this is the simulated device";
+    let why = "it needs a GPU, but this run uses the simulated device";
     assert!(ran.err.contains(why), "{}", ran.err);
     let run = world.run("run");
     let torch = run.suites[0].entries.iter().filter(|entry| entry.arm == "torch");

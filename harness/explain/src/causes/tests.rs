@@ -118,7 +118,7 @@ fn a_refusing_memory_fraction_is_named() {
     example.segment(&[('a', 400 * MIB, 41)]);
     example.oom(200 * MIB, 600 * MIB);
     let explanation = explained(&example, Some(1000 * MIB));
-    assert_eq!(explanation.why, ["fraction"]);
+    assert_eq!(explanation.why, ["memory_fraction"]);
     assert!(
         explanation.ways[1].why.starts_with("The memory fraction allows 500 MiB, and 400 MiB are already reserved"),
         "{:?}",

@@ -342,6 +342,6 @@ fn what_the_machine_lacks_or_the_scenario_leaves_out_is_skipped_with_the_reason(
         }
     };
     assert_eq!(reason("needs: { memory: 64MiB, device: gpu }"), "the scenario needs the device `gpu`, and this is `simulated`");
-    assert_eq!(reason("needs: { memory: 64MiB, devices: 2 }"), "the scenario needs 2 devices, and there is 1");
+    assert_eq!(reason("needs: { memory: 64MiB, devices: 2 }"), "the scenario needs 2 devices, and 1 is available");
     assert_eq!(reason("needs: { memory: 64MiB }\nskip: { direct: too slow }"), "too slow");
 }

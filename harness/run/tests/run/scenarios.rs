@@ -134,8 +134,8 @@ fn an_invariant_that_should_be_violated_and_holds_fails_the_run() {
 expect_violation: retry_makes_progress");
     assert_eq!(
         told(&run),
-        ["test.yaml:6:11: expected violation: expected the run to violate `retry_makes_progress`: a retry succeeds, asks for less, or \
-          meets other memory than the try before it must not hold, seen it was never violated"]
+        ["test.yaml:6:19: expected violation: expected the run to violate `retry_makes_progress`: a retry succeeds, requests less, or \
+          starts from another memory state than the attempt before must not hold, seen it was never violated"]
     );
 }
 
@@ -240,7 +240,7 @@ fn a_storm_that_never_fragments_fails_if_it_should() {
         told(&run),
         [
             "test.yaml:5:5: expectation: expected a request that fails although reserved − allocated is at least its size, seen 50 operations \
-          with 0 failed requests, none of them so"
+          with 0 failed requests, none because of fragmentation"
         ]
     );
 }
@@ -697,6 +697,6 @@ fn pins_tell_free_memory_from_memory_of_others() {
     ));
     assert_eq!(
         run.steps[5].notes,
-        ["0 blocks (0 B) in 0 segments freed: room for 32 MiB in whole segments, not enough for 60 MiB: what else is live pins the rest"]
+        ["0 blocks (0 B) in 0 segments freed: room for 32 MiB in whole segments, not enough for 60 MiB: other live blocks pin the rest"]
     );
 }

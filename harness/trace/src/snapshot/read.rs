@@ -326,7 +326,8 @@ impl Builder {
         if let Some(&known) = self.extras.get(&raw) {
             return Ok(known);
         }
-        let set = self.convert(&self.objects.extra(raw).to_vec())?;
+        let pairs = self.objects.extra(raw).to_vec();
+        let set = self.convert(&pairs)?;
         let id = self.snapshot.extras.intern(set);
         self.extras.insert(raw, id);
         Ok(id)

@@ -303,7 +303,7 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
     write_by(path, |file| file.write_all(content.as_bytes()).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
 }
 
-/// Like [`write`], with incremental output into an existing folder. The file is replaced only if `write` returns `Ok(Ok(…))`.
+/// Like [`write()`], with incremental output into an existing folder. The file is replaced only if `write` returns `Ok(Ok(…))`.
 ///
 /// # Errors
 /// The error of the system or of `write`; an earlier file is then unchanged.

@@ -90,7 +90,7 @@ mod tests {
         let failed = &document["runs"][0]["out_of_memory"][0];
         assert_eq!((&failed["step"], &failed["line"], &failed["stream"]), (&3.into(), &10.into(), &"default".into()));
         assert_eq!(failed["causes"], serde_json::json!(["fragmented"]));
-        assert!(failed["why"].as_str().is_some_and(|why| why.starts_with("What is free is enough together")), "{failed}");
+        assert!(failed["why"].as_str().is_some_and(|why| why.starts_with("Enough memory is free in total")), "{failed}");
     }
 
     #[test]

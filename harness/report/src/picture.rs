@@ -654,7 +654,7 @@ mod tests {
         let run = examples::fragmented();
         let svg = draw(&[&run]).expect("it has a curve");
         assert!(svg.contains("\nfailed request\n") && svg.contains("\n64 MiB\n"), "{svg}");
-        let cause = "step 3, line 10, 64 MiB: what is free is enough together, but each piece is too small";
+        let cause = "step 3, line 10, 64 MiB: enough memory is free in total, but it is fragmented: no free block is large enough";
         assert!(svg.contains(cause) && svg.contains("\nalloc wanted\n"), "{svg}");
         assert!(!draw(&[&examples::oom_retry("caching", 0)]).expect("it has a curve").contains("failed request"));
     }
@@ -748,8 +748,8 @@ mod tests {
     fn a_picture_says_in_words_what_it_shows() {
         let run = RunRecord { allocator: "a<b>".to_owned(), ..examples::oom_retry("caching", 0) };
         let svg = draw(&[&run]).expect("it has a curve");
-        let words = "role=\"img\">\n<title>Memory over the steps of oom_retry</title>\n<desc>a&lt;b&gt;: passed; at most 700.50 MiB allocated, \
-                     702 MiB reserved and 702 MiB of device used less the context overhead, under a limit of 1 GiB; allocator retries: 1, OOMs: 0.</desc>\n";
+        let words = "role=\"img\">\n<title>Memory over the steps of oom_retry</title>\n<desc>a&lt;b&gt;: passed; peak 700.50 MiB allocated, \
+                     702 MiB reserved and 702 MiB device used without the context overhead; limit 1 GiB; allocator retries: 1, OOMs: 0.</desc>\n";
         assert!(svg.contains(words), "{svg}");
     }
 }

@@ -277,6 +277,8 @@ mod tests {
     fn runs_that_did_not_pass_are_left_out_and_counted() {
         let mut records = examples::every_ending();
         records.runs.retain(|run| run.scenario.name == "cross_stream_reuse");
+        let failed = records.runs.iter_mut().find(|run| matches!(run.verdict, Verdict::Failed { .. })).expect("two runs failed");
+        failed.verdict = Verdict::Contended { reason: "another process took 2 GiB of the device".to_owned() };
         let report = Report::new(&records);
         let timing = Timing::new(&report.scenarios[0].by_device[0], &report.devices[0]).expect("one run passed");
         assert_eq!((timing.rows.len(), timing.unfinished, timing.contended), (1, 1, 1));

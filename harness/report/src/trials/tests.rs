@@ -65,14 +65,14 @@ fn a_page_of_markdown_says_the_same() {
 #[test]
 fn the_sentence_says_all_or_none_where_that_is_so() {
     let sentence = |cases: Vec<Case>| sentence_of_faults(&report(cases));
-    assert_eq!(sentence(vec![case(1, Outcome::Recovered, 5)]), "All of 1 allocation may fail: the program recovers.");
+    assert_eq!(sentence(vec![case(1, Outcome::Recovered, 5)]), "The program recovers from the injected failure.");
     assert_eq!(
         sentence(vec![case(1, Outcome::OutOfMemory, 5), case(2, Outcome::OutOfMemory, 5)]),
-        "None of 2 allocations may fail; 2 times it ends with OutOfMemoryError at train.py:5."
+        "The program survives none of 2 injected failures; 2 times it ends with OutOfMemoryError at train.py:5."
     );
     assert_eq!(
         sentence(vec![case(1, Outcome::Recovered, 5), case(2, Outcome::OutOfMemory, 88)]),
-        "1 of 2 allocations may fail: the program recovers; once it ends with OutOfMemoryError at train.py:88."
+        "The program recovers from 1 of 2 injected failures; once it ends with OutOfMemoryError at train.py:88."
     );
 }
 
@@ -121,7 +121,7 @@ fn the_least_memory_of_a_setting_is_a_column_and_no_good_setting_is_said() {
     report.rows[1].least_memory = Some(700 * MIB);
     insta::assert_snapshot!(text(Trials::Settings(&report), Style::Plain, None));
     let none = SettingsReport { best: None, ..report };
-    assert_eq!(sentence_of_settings(&none), "With none of these settings does it end well in 1 GiB.");
+    assert_eq!(sentence_of_settings(&none), "The program fails in 1 GiB with each of these settings.");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn how_far_the_orders_of_addresses_differ_is_said_of_each_setting() {
     assert_eq!(
         notes_on_settings(&report),
         [
-            "(no settings) came close to the limit; with addresses down: well, peak reserved +20 MiB; with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
+            "(no settings) came close to the limit; with addresses down: success, peak reserved +20 MiB; with addresses reuse: OutOfMemoryError, exit code 1, peak reserved the same.",
             "expandable_segments:True needs 700 MiB with addresses up, 710 MiB with down (+10 MiB), 700 MiB with reuse (the same).",
             ORDERS,
         ]
@@ -180,8 +180,7 @@ fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command(
     assert!(!runs.passed());
     runs.arms.iter_mut().for_each(|arm| arm.cases.retain(|case| !case.is_defect()));
     assert!(runs.passed());
-    assert!(
-        calls::sentence(&runs)
-            .ends_with("each recovered, was out of memory, or ended with an error that names the call. 3 calls repeat one of them.")
-    );
+    let ends = "Each run recovered, ended out of memory, or ended with an error that names the call. 3 further calls were not tried because they \
+                repeat one of them.";
+    assert!(calls::sentence(&runs).ends_with(ends), "{}", calls::sentence(&runs));
 }

@@ -98,7 +98,7 @@ fn pages_of_an_expandable_segment_come_and_go() {
 
 #[test]
 fn events_that_contradict_the_final_state_are_counted() {
-    use Action::{Alloc, SegmentAlloc};
+    use Action::{Alloc, FreeCompleted, SegmentAlloc};
     let events = vec![
         event(SegmentAlloc, 0, 1024),
         event(SegmentAlloc, 4096, 512),
@@ -110,7 +110,10 @@ fn events_that_contradict_the_final_state_are_counted() {
     let lifetimes = Lifetimes::of(&snapshot(held, events), 0);
     assert_eq!(lifetimes.contradictions, Contradictions { missing_frees: 1, missing_blocks: 1, missing_segment_bytes: 512 });
     assert_eq!(lifetimes.at(5), figures(1024, 0, 1024));
-    let notes = json_in(&page(&data_of(&snapshot(Vec::new(), vec![event(Alloc, 0, 512)]))))["ranks"][0]["notes"].to_string();
+    // Such a recording has no explanation of its own.
+    let explanation = explain(&snapshot(Vec::new(), vec![event(FreeCompleted, 0, 512)]), 0, Options::default()).unwrap();
+    let rank = RankData::new("one.pickle", &snapshot(Vec::new(), vec![event(Alloc, 0, 512)]), &explanation);
+    let notes = json_in(&page(&PageData::new("one.pickle", Vec::new(), vec![rank])))["ranks"][0]["notes"].to_string();
     assert!(notes.contains("Live after all events, but missing from the final state: 1 block."), "{notes}");
 }
 
@@ -154,7 +157,8 @@ proptest! {
 
 /// A snapshot whose texts contain markup.
 fn hostile() -> Snapshot {
-    let mut hostile = snapshot(Vec::new(), vec![event(Action::Alloc, 0, 512), event(Action::FreeRequested, 0, 512)]);
+    let actions = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
+    let mut hostile = snapshot(Vec::new(), actions.map(|action| event(action, 0, 512)).to_vec());
     let text = "</script><img src=x onerror=alert(1)>{{style}}\u{2028}".to_owned();
     let frame = hostile.stacks.intern_frame(Frame { name: text.clone(), file: text.clone(), line: 7, ..Frame::default() });
     hostile.traces[0][0].stack = hostile.stacks.intern(&[frame]);

@@ -106,7 +106,7 @@ fn a_build_is_accepted_by_its_commit_and_another_one_is_refused() {
     let other = "#!/bin/sh\necho '{\"protocol\": 1, \"commit\": \"0123456789\"}'\nread q\n";
     let world = world.with_program("other", other);
     let refused = world.bench(&["small.yaml", "--device", "sim", "--accepted", "./other"]);
-    assert!(refused.code == Some(2) && refused.err.contains("was built from 0123456789, and the accepted build is"), "{}", refused.told());
+    assert!(refused.code == Some(2) && refused.err.contains("was built from 0123456789, but the accepted build is"), "{}", refused.told());
 }
 
 #[test]

@@ -90,7 +90,8 @@ fn a_page_says_how_the_program_ended_with_its_traceback_calls_and_models() {
 #[test]
 fn a_picture_says_in_words_what_it_shows() {
     let svg = with_program(None, picture).unwrap();
-    let words = "process 7, device 0: at most 400 MiB reserved and 300 MiB allocated; 1 attempt refused, 1 injected, 1 out of memory error.";
+    let words =
+        "process 7, device 0: at most 400 MiB reserved and 300 MiB allocated; 1 attempt refused, 1 injected, 1 out of memory error.";
     assert!(svg.contains(words), "{svg}");
 }
 

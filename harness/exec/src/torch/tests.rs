@@ -29,7 +29,12 @@ impl TempEnvironment {
 
     /// Writes an executable program.
     fn program(&self, name: &str, text: &str) -> OsString {
-        let path = self.write(name, text);
+        // Another process writes the program: a concurrently forked child would inherit this process's open file, and starting the program
+        // would fail with "Text file busy".
+        let draft = self.write(&format!("{name}.draft"), text);
+        let path = draft.with_extension("");
+        assert!(std::process::Command::new("cp").arg(&draft).arg(&path).status().unwrap().success());
+        fs::remove_file(&draft).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path.into()
     }

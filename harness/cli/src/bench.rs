@@ -24,18 +24,18 @@ use harness_bench::store::{self, Saved};
 use harness_bench::suite::Suite;
 use harness_bench::torch::{Torches, torch_arms};
 
-use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
 use harness_report::{bench as report, junit};
 use indicatif::ProgressBar;
 
 use super::built;
-use super::ci::{self, Ci};
+use super::ci::Ci;
+use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::report::RENDERER;
 use super::terminal;
-use super::{Format, device, inputs, interrupt, list, program};
+use super::{Format, inputs, interrupt, list, program};
 
 /// The project's suites, relative to its root.
 pub(crate) const SUITES: &str = "scenarios/bench";
@@ -62,16 +62,10 @@ pub(super) struct Bench {
     /// Names, files or folders of suites. Of a folder, the `*.yaml` files are timed, without subfolders [default: all of scenarios/bench].
     #[arg(value_name = "SUITE|PATH")]
     suites: Vec<PathBuf>,
-    /// The device: `auto` (the first GPU, or the simulated device if there is no GPU), `sim`, `cuda` or `cuda:N` [default: the variable
-    /// HARNESS_DEVICE, else `auto`].
-    #[arg(long, value_name = "DEVICE")]
-    device: Option<DeviceChoice>,
-    /// Simulate this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80, h100-80 and h200-141, which
-    /// have the memory of that GPU and published costs.
-    #[arg(long, value_name = "PROFILE")]
-    device_profile: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// The time for all suites together, as in `60s`, divided in proportion to their own budgets.
-    #[arg(long, value_name = "TIME", value_parser = budget)]
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| device::time("budget", text))]
     budget: Option<Nanos>,
     /// Run only part I of N, as in `1/2`. The names of the cases determine the parts.
     #[arg(long, value_name = "I/N")]
@@ -133,14 +127,7 @@ impl Bench {
         // Check the report folder before a long run, not after it.
         self.check_place()?;
         let bar = terminal::progress(!self.quiet, "{bar:30} {percent:>3} % {wide_msg}", Some(0));
-        let interrupt = interrupt::watch({
-            let bar = bar.clone();
-            move || {
-                bar.suspend(|| {
-                    terminal::message("interrupted: stopping after the current measurement; press Ctrl-C again to stop immediately")
-                })
-            }
-        })?;
+        let interrupt = interrupt::watch_with(&bar, "measurement")?;
         let source = self.device_source()?;
         let pinned = self.pinned()?;
         let accepted_suites = pinned.as_ref().map_or(&[][..], |build| &build.suites);
@@ -274,16 +261,7 @@ impl Bench {
             [] => vec![PathBuf::from(SUITES)],
             named => named.iter().map(|name| resolve(name)).collect::<Result<_, _>>()?,
         };
-        let (mut suites, mut failures) = (Vec::<Suite>::new(), Vec::new());
-        for path in inputs::files(&paths, "suite")? {
-            match Suite::load(&path) {
-                Ok(suite) => suites.push(suite),
-                Err(error) => failures.push(error.into()),
-            }
-        }
-        if !failures.is_empty() {
-            return Err(Failures(failures));
-        }
+        let suites: Vec<Suite> = Failures::all(inputs::files(&paths, "suite")?.iter().map(|path| Suite::load(path)))?;
         // The suite's name identifies its entries.
         for (index, suite) in suites.iter().enumerate() {
             if let Some(other) = suites[..index].iter().find(|other| other.name == suite.name) {
@@ -295,10 +273,10 @@ impl Bench {
     }
 
     fn device_source(&self) -> Result<DeviceSource, CliError> {
-        let choice = device::choice(self.device, DeviceChoice::Auto)?;
-        let source = device::source(choice, self.allow_full_device, self.device_profile.as_deref())?;
-        if let (DeviceChoice::Auto, Some(reason), false) = (choice, source.simulated_because(), self.quiet) {
-            terminal::message(format_args!("on the simulated device: {reason}"));
+        let choice = self.device.choice()?;
+        let source = self.device.source(choice, self.allow_full_device)?;
+        if !self.quiet {
+            device::explain_choice(choice, &source);
         }
         Ok(source)
     }
@@ -361,7 +339,7 @@ impl Bench {
         self.ci.write(|limit| report::summary(run, limit), || junit::of_bench(run))?;
         if let Some(path) = &self.smaller_is_better {
             let help = "make it writable, or choose another file with `--smaller-is-better FILE`";
-            ci::write(path, &report::smaller_is_better(run), help)?;
+            terminal::save(path, &report::smaller_is_better(run), help)?;
         }
         // GitHub reads annotations from standard output.
         if std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true") && self.format == Format::Text {
@@ -456,14 +434,6 @@ fn exit_of(run: &BenchRun) -> Exit {
         entries @ 1.. if entries == run.skipped() => Exit::Device,
         _ if run.inconclusive().is_some() => Exit::Inconclusive,
         _ => Exit::Passed,
-    }
-}
-
-fn budget(text: &str) -> Result<Nanos, String> {
-    match Nanos::parse(text) {
-        Ok(Nanos::ZERO) => Err("the budget must be longer than 0, as in `60s`".to_owned()),
-        Ok(budget) => Ok(budget),
-        Err(error) => Err(error.to_string()),
     }
 }
 

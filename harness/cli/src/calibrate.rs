@@ -8,14 +8,12 @@ use std::time::SystemTime;
 use clap::Args;
 use harness_allocator::device::{Device, DeviceError, TestDevice};
 use harness_base::date::Date;
-use harness_base::files;
 use harness_bench::machine::Monitor;
 
 use harness_devices::DeviceChoice;
 use harness_devices::DeviceSource;
 use harness_devices::calibrate::{self, CalibrateError};
 use harness_devices::profile::{self, Figures, Profile, ProfileName};
-use indicatif::ProgressBar;
 
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
@@ -65,10 +63,7 @@ impl Calibrate {
             terminal::message(format_args!("warning: the figures may be wrong: {reason}"));
         }
         let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
-        files::write(&output, &profile.to_yaml()).map_err(|error| {
-            let help = "free disk space, or choose another file with `--output FILE`";
-            CliError::Output { target: Some(output.clone()), error, help }
-        })?;
+        terminal::save(&output, &profile.to_yaml(), "free disk space, or choose another file with `--output FILE`")?;
         if !self.quiet {
             terminal::print(&format!("{}\nprofile: {}\n", table(&profile), output.display()))?;
         }
@@ -91,13 +86,8 @@ impl Calibrate {
 
     /// Measures all figures, unless the user interrupts.
     fn measure(&self, device: &mut dyn TestDevice) -> Result<ControlFlow<(), Figures>, CliError> {
-        let bar = self.progress();
-        let interrupt = interrupt::watch({
-            let bar = bar.clone();
-            move || {
-                bar.suspend(|| terminal::message("interrupted: stopping after the current round; press Ctrl-C again to stop immediately"))
-            }
-        })?;
+        let bar = terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", Some(0)).with_message("rounds");
+        let interrupt = interrupt::watch_with(&bar, "round")?;
         let measured = calibrate::calibrate(device, self.rounds, |done, all| {
             bar.set_length(all.into());
             bar.set_position(done.into());
@@ -113,10 +103,6 @@ impl Calibrate {
                 Err(DeviceError::Unavailable { what, why }.into())
             }
         }
-    }
-
-    fn progress(&self) -> ProgressBar {
-        terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", Some(0)).with_message("rounds")
     }
 }
 

@@ -14,7 +14,7 @@ use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::terminal::{self, Terminal};
+use super::terminal;
 use super::{Format, snapshots};
 
 const EXAMPLES: &str = "Examples:
@@ -58,23 +58,17 @@ const fn side((explanation, whole): &(Explanation, Whole)) -> Side<'_> {
 }
 
 impl Compare {
-    pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
         self.refuse_records()?;
         let files = [self.before.clone(), self.after.clone()];
-        let (mut sides, mut failures) = (Vec::new(), Vec::new());
-        for made in snapshots::each(&files, snapshots::read, |path, snapshot| self.read(path, snapshot)) {
-            match made {
-                Ok(side) => sides.push(side),
-                Err(error) => failures.push(error),
-            }
-        }
+        let (sides, failures) = Failures::split(snapshots::each(&files, snapshots::read, |path, snapshot| self.read(path, snapshot)));
         let [before, after] = sides.as_slice() else { return Err(Failures(failures)) };
         let comparison = compare::compare(side(before), side(after));
         match self.format {
             Format::Text => {
                 let names = files.each_ref().map(|file| file.display().to_string());
                 let names = [names[0].as_str(), names[1].as_str()];
-                terminal::print(&text::render_comparison(names, &comparison, terminal.style(), terminal::width_of_output()))?;
+                terminal::print(&text::render_comparison(names, &comparison, terminal::style(), terminal::width_of_output()))?;
             }
             Format::Json => terminal::print_json(&comparison)?,
         }

@@ -1,17 +1,18 @@
 //! The device that the user chose, by option or by variable, with its profile and its memory.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use harness_allocator::device::DeviceError;
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::{self, Probe};
 use harness_devices::DeviceSource;
 use harness_devices::{DeviceChoice, ParseDeviceError};
 use harness_scenario::{MAX_MEMORY, MIN_MEMORY};
 
-use super::doctor;
 use super::error::CliError;
+use super::{doctor, terminal};
 
 /// Names the device if the option `--device` does not.
 const VARIABLE: &str = "HARNESS_DEVICE";
@@ -36,7 +37,7 @@ pub(crate) fn choice(option: Option<DeviceChoice>, otherwise: DeviceChoice) -> R
 /// Looks for GPUs. A child process does so first, because a broken driver may hang or crash the process that calls it.
 pub(crate) fn probe() -> Result<Probe, CliError> {
     let limit = match std::env::var(LIMIT_VARIABLE) {
-        Ok(text) if !text.is_empty() => doctor::limit(&text)
+        Ok(text) if !text.is_empty() => time("limit", &text)
             .map_err(|error| CliError::input(format!("{LIMIT_VARIABLE}: {error}"), "give a time, as in `90s`, or unset the variable"))?,
         _ => doctor::LIMIT,
     };
@@ -49,19 +50,58 @@ pub(crate) fn probe() -> Result<Probe, CliError> {
     Ok(machine::probe())
 }
 
-/// The source of devices for the user's choice, on the profile if one is named. The driver is called only if a GPU may be used.
-pub(crate) fn source(choice: DeviceChoice, allow_full_device: bool, profile: Option<&Path>) -> Result<DeviceSource, CliError> {
-    let source = match choice {
-        DeviceChoice::Simulated => DeviceSource::simulated(),
-        DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &probe()?, allow_full_device)?,
-    };
-    match profile {
-        None => Ok(source),
-        Some(path) if source.simulated_because().is_some() => Ok(source.with_profile(path)?),
-        Some(_) => {
-            let message = format!("a device profile is for the simulated device, but the device is {source}");
-            Err(CliError::input(message, "add `--device sim`, or leave `--device-profile` out"))
+// The device of `run` and `bench`. A doc comment here would replace the descriptions of those commands.
+#[derive(Args)]
+pub(crate) struct DeviceOptions {
+    /// The device: `auto` (the first GPU, or the simulated device if there is no GPU), `sim`, `cuda` or `cuda:N` [default: the variable
+    /// HARNESS_DEVICE, else `auto`].
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+    /// Simulate this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80, h100-80 and h200-141, which
+    /// have the memory of that GPU and published costs.
+    #[arg(long, value_name = "PROFILE")]
+    device_profile: Option<PathBuf>,
+}
+
+impl DeviceOptions {
+    pub(crate) fn choice(&self) -> Result<DeviceChoice, CliError> {
+        choice(self.device, DeviceChoice::Auto)
+    }
+
+    pub(crate) const fn has_profile(&self) -> bool {
+        self.device_profile.is_some()
+    }
+
+    /// The source of devices for the user's choice, on the profile if one is named. The driver is called only if a GPU may be used.
+    pub(crate) fn source(&self, choice: DeviceChoice, allow_full_device: bool) -> Result<DeviceSource, CliError> {
+        let source = match choice {
+            DeviceChoice::Simulated => DeviceSource::simulated(),
+            DeviceChoice::Auto | DeviceChoice::Cuda(_) => DeviceSource::new(choice, &probe()?, allow_full_device)?,
+        };
+        match &self.device_profile {
+            None => Ok(source),
+            Some(path) if source.simulated_because().is_some() => Ok(source.with_profile(path)?),
+            Some(_) => {
+                let message = format!("a device profile is for the simulated device, but the device is {source}");
+                Err(CliError::input(message, "add `--device sim`, or leave `--device-profile` out"))
+            }
         }
+    }
+}
+
+/// Prints why the simulated device was chosen.
+pub(crate) fn explain_choice(choice: DeviceChoice, source: &DeviceSource) {
+    if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
+        terminal::message(format_args!("on the simulated device: {reason}"));
+    }
+}
+
+/// Parses a time above 0.
+pub(crate) fn time(noun: &str, text: &str) -> Result<Nanos, String> {
+    match Nanos::parse(text) {
+        Ok(Nanos::ZERO) => Err(format!("the {noun} must be longer than 0, as in `60s`")),
+        Ok(time) => Ok(time),
+        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Failures;
 use super::exit::Exit;
-use super::{Format, terminal};
+use super::{Format, device, terminal};
 
 /// The time that the driver gets to answer.
 pub(crate) const LIMIT: Nanos = Nanos(60_000_000_000);
@@ -39,7 +39,7 @@ pub(super) struct Doctor {
     #[arg(long)]
     no_open: bool,
     /// The time that the driver and NVML get to answer, as in `60s`.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = limit)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = |text: &str| device::time("limit", text))]
     limit: Nanos,
     /// The output format.
     #[arg(long, default_value = "text", value_name = "FORMAT")]
@@ -47,14 +47,6 @@ pub(super) struct Doctor {
     /// Run as the child process: print one line of JSON per [`Message`].
     #[arg(long, hide = true)]
     look: bool,
-}
-
-pub(crate) fn limit(text: &str) -> Result<Nanos, String> {
-    match Nanos::parse(text) {
-        Ok(Nanos::ZERO) => Err("the limit must be longer than 0, as in `60s`".to_owned()),
-        Ok(limit) => Ok(limit),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 impl Doctor {

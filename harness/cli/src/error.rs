@@ -1,7 +1,7 @@
 //! [`CliError`]: an error that ends a command, with its place in a file and with advice.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use harness_allocator::allocator::caching::ConfError;
@@ -90,6 +90,11 @@ impl CliError {
         }
     }
 
+    /// Makes the error for a file that cannot be written.
+    pub(crate) fn unwritten(path: &Path, help: &'static str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::Output { target: Some(path.to_owned()), error, help }
+    }
+
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Scenario(_) | Self::Profile(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
@@ -115,6 +120,34 @@ impl From<DeviceError> for CliError {
 /// All errors of a command; never empty.
 #[derive(Debug)]
 pub(crate) struct Failures(pub(crate) Vec<CliError>);
+
+impl Failures {
+    /// Returns all results, or all errors.
+    pub(crate) fn all<T, E: Into<CliError>>(results: impl IntoIterator<Item = Result<T, E>>) -> Result<Vec<T>, Self> {
+        let (done, failures) = Self::split(results);
+        if failures.is_empty() { Ok(done) } else { Err(Self(failures)) }
+    }
+
+    /// Returns both results, or all errors.
+    pub(crate) fn both<T, E: Into<CliError>>(one: Result<T, E>, other: Result<T, E>) -> Result<(T, T), Self> {
+        match (one, other) {
+            (Ok(one), Ok(other)) => Ok((one, other)),
+            (one, other) => Err(Self([one.err(), other.err()].into_iter().flatten().map(E::into).collect())),
+        }
+    }
+
+    /// Separates the results from the errors, which may be empty here.
+    pub(crate) fn split<T, E: Into<CliError>>(results: impl IntoIterator<Item = Result<T, E>>) -> (Vec<T>, Vec<CliError>) {
+        let (mut done, mut failures) = (Vec::new(), Vec::new());
+        for result in results {
+            match result {
+                Ok(result) => done.push(result),
+                Err(error) => failures.push(error.into()),
+            }
+        }
+        (done, failures)
+    }
+}
 
 impl<E: Into<CliError>> From<E> for Failures {
     fn from(error: E) -> Self {

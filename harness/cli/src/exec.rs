@@ -1,6 +1,5 @@
-//! `harness exec`: runs an unmodified PyTorch program on a simulated GPU, or with limits on a real GPU (`limited`), once or many times (`trials`).
+//! `harness exec`: runs an unmodified PyTorch program on a simulated GPU, or with limits on a real GPU, once or many times (`trials`).
 
-pub(crate) mod limited;
 pub(crate) mod trials;
 
 use std::ffi::OsString;
@@ -13,19 +12,22 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
 use harness_base::{files, shell};
+use harness_cuda::machine::DeviceFound;
+use harness_devices::DeviceChoice;
 use harness_devices::shipped::Shipped;
 use harness_exec::cache::CacheError;
 use harness_exec::launch::{self, Ended, Launch, LaunchError};
+use harness_exec::machine::Machine;
 use harness_exec::record::Record;
 use harness_exec::setup::{Setup, SetupError};
 use harness_exec::summary;
 use harness_exec::timeline::Timeline;
-use harness_exec::torch::{Torch, TorchError};
+use harness_exec::torch::TorchError;
 use harness_exec::trials::faults;
-use harness_exec::trials::runner::{Machine, On};
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::latency::Latency;
+use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
@@ -33,7 +35,7 @@ use harness_report::program::{self, Program};
 use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::program::name as program_name;
-use super::terminal::{self, Terminal};
+use super::terminal;
 use super::{device, snapshots};
 
 pub(crate) const DEFAULT_GPU: &str = "h100-80";
@@ -61,6 +63,17 @@ With many runs, the first run uses our standard output and error, and no run use
 
 The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built for a torch.";
 
+/// The advice for a file that cannot be written.
+pub(crate) const HELP: &str = "choose another file, or free disk space";
+
+/// Parses the number of a real GPU.
+pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
+        _ => Err("expected a real GPU, as in `cuda:0`; without `--device` the GPU is simulated".to_owned()),
+    }
+}
+
 /// Run an unmodified PyTorch program on a simulated GPU with any amount of memory, or on a real GPU with less memory.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
@@ -70,7 +83,7 @@ pub(super) struct Exec {
     memory: Option<Bytes>,
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
     /// uses NVIDIA's driver and its own CUDA libraries.
-    #[arg(long, value_name = "cuda:N", value_parser = limited::ordinal, conflicts_with_all = [
+    #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
         "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values",
     ])]
     device: Option<u32>,
@@ -131,46 +144,49 @@ pub(super) struct Exec {
 }
 
 impl Exec {
-    pub(super) fn run(self, terminal: &Terminal) -> Result<ExitCode, Failures> {
+    pub(super) fn run(self) -> Result<ExitCode, Failures> {
         let has_many = self.many.are_asked_for(&self.alloc_conf)?;
         if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some()) {
             let message = "`--record`, `--snapshot` and `--junit` are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
-        if let Some(ordinal) = self.device {
-            let torch = Torch::find(&self.command, self.python.as_deref()).map_err(of_torch)?;
-            return self.run_limited(ordinal, has_many, &torch, terminal);
-        }
-        let setup = Setup::of(&self.command, self.python.as_deref()).map_err(of_setup)?;
-        let settings = self.settings(&setup)?;
+        let python = self.python.as_deref();
+        let setup = if self.device.is_some() { Setup::for_real_gpu(&self.command, python) } else { Setup::of(&self.command, python) };
+        let setup = setup.map_err(of_setup)?;
+        let (machine, gpu) = match self.device {
+            None => (Machine::Simulated(self.settings(&setup)?), None),
+            Some(ordinal) => {
+                let device = self.real_device(ordinal)?;
+                let (faults, latencies) = (self.fail.clone(), self.latency.clone());
+                (Machine::Real(ordinal, Limits { device: device.total, memory: self.memory, faults, latencies }), Some(device.name))
+            }
+        };
         let launch = Launch {
             command: &self.command,
-            settings: &settings,
-            libraries: &setup.libraries,
-            interposition: setup.interposition(),
+            machine: &machine,
+            setup: &setup,
             alloc_conf: self.alloc_conf.first().map(String::as_str),
             snapshot: self.snapshot.is_some(),
             ledger: None,
         };
         if has_many {
-            return self.many.run(On::Simulated(launch), &self.alloc_conf, terminal);
+            return self.many.run(launch, &self.alloc_conf);
         }
-        let ended = launch.run(self.many.report().is_some()).map_err(of_launch)?;
-        let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;
-        let summary = summary::render(&record, &settings);
-        self.finish(&ended, &record, &summary, (&Machine::Simulated(settings), None), terminal)
+        let ended = launch.prepare().and_then(|prepared| prepared.run(self.many.report().is_some())).map_err(of_launch)?;
+        self.finish(&ended, &machine, gpu.as_deref())
     }
 
     /// Prints and writes the results of a run. `gpu` is the name of a real GPU.
-    fn finish(
-        &self,
-        ended: &Ended,
-        record: &Record,
-        summary: &str,
-        (machine, gpu): (&Machine, Option<&str>),
-        terminal: &Terminal,
-    ) -> Result<ExitCode, Failures> {
-        self.print_results(ended, record, summary, machine.memory(), terminal)?;
+    fn finish(&self, ended: &Ended, machine: &Machine, gpu: Option<&str>) -> Result<ExitCode, Failures> {
+        let record = &Record::read(ended.folder(), ended.end, machine).map_err(|error| lost(&error))?;
+        // Standard output belongs to the program.
+        terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
+        if let Some(path) = &self.record {
+            terminal::save(path, &terminal::json(record)?, HELP)?;
+        }
+        if let Some(path) = &self.snapshot {
+            self.keep_snapshots(path, ended, record, machine.memory())?;
+        }
         let timelines = &machine.timelines(ended.folder()).map_err(|error| lost(&error))?;
         let missed = self.not_reached(record, timelines);
         let command: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -184,6 +200,22 @@ impl Exec {
     fn not_reached(&self, record: &Record, timelines: &[Timeline]) -> Option<String> {
         let fault = faults::not_reached(&self.fail, timelines).map(|fault| format!("--fail {fault}"));
         fault.or_else(|| record.latency_not_reached(&self.latency).map(|latency| format!("--latency {latency}")))
+    }
+
+    /// Finds the GPU and checks that it has at least the memory of `--memory`.
+    fn real_device(&self, ordinal: u32) -> Result<DeviceFound, CliError> {
+        let probe = device::probe()?;
+        let unusable = |error: &dyn std::fmt::Display| CliError::input(error.to_string(), "leave out `--device` to simulate a GPU");
+        probe.require(ordinal).map_err(|error| unusable(&error))?;
+        let devices = probe.driver.map_err(|error| unusable(&error))?.devices;
+        let device = devices.into_iter().find(|device| device.ordinal == ordinal).ok_or_else(|| unusable(&"the GPU is gone"))?;
+        match self.memory.filter(|memory| *memory > device.total) {
+            Some(memory) => {
+                let message = format!("cuda:{ordinal} ({}) has {}, which is less than `--memory {memory}`", device.name, device.total);
+                Err(CliError::input(message, "give less `--memory`, or leave out `--device` to simulate a GPU"))
+            }
+            None => Ok(device),
+        }
     }
 
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
@@ -207,23 +239,10 @@ impl Exec {
         })
     }
 
-    /// Prints the results to standard error, because standard output belongs to the program.
-    fn print_results(&self, ended: &Ended, record: &Record, summary: &str, memory: Bytes, terminal: &Terminal) -> Result<(), Failures> {
-        terminal::message(format_args!("\n{}", summary.trim_end()));
-        if let Some(path) = &self.record {
-            files::write(path, &terminal::json(record)?).map_err(|error| unwritten(path, error))?;
-        }
-        if let Some(path) = &self.snapshot {
-            self.keep_snapshots(path, ended, record, memory, terminal)?;
-        }
-        Ok(())
-    }
-
     /// Writes the requested report and test case.
     fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
-        let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
         if let Some(path) = &self.junit {
-            write(path, &program::junit(run))?;
+            terminal::save(path, &program::junit(run), HELP)?;
         }
         let Some(path) = self.many.report() else { return Ok(()) };
         write_report(&path, program::picture(run).as_deref(), |picture| program::markdown(run, picture))
@@ -252,16 +271,16 @@ impl Exec {
         format!("{} exec {on}{rest} -- {command}", program_name())
     }
 
-    fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
+    fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes) -> Result<(), CliError> {
         let snapshots = record.snapshots(ended.folder()).map_err(|error| lost(&error))?;
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
             let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
-            copy(&snapshot.path, &file).map_err(|error| unwritten(&file, error))?;
+            copy(&snapshot.path, &file).map_err(CliError::unwritten(&file, HELP))?;
             terminal::message(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
         }
         match snapshots.first() {
-            Some(first) if first.ended_out_of_memory => explain(path, memory, terminal),
+            Some(first) if first.ended_out_of_memory => explain(path, memory),
             Some(_) => Ok(()),
             None => {
                 terminal::message("no snapshot: no process with torch was using the GPU at its end");
@@ -273,13 +292,12 @@ impl Exec {
 
 /// Writes a report and its picture, and prints the report's path. `page` receives the picture's file name.
 pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Option<&str>) -> String) -> Result<(), CliError> {
-    let write = |path: &Path, text: &str| files::write(path, text).map_err(|error| unwritten(path, error));
     let picture = path.with_extension("svg");
     if let Some(svg) = svg {
-        write(&picture, svg)?;
+        terminal::save(&picture, svg, HELP)?;
     }
     let name = picture.file_name().map(|name| name.to_string_lossy().into_owned()).filter(|_| svg.is_some());
-    write(path, &page(name.as_deref()))?;
+    terminal::save(path, &page(name.as_deref()), HELP)?;
     terminal::message(format_args!("report: {}", path.display()));
     Ok(())
 }
@@ -296,14 +314,14 @@ fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
 }
 
 /// Prints the explanation of `harness explain`.
-fn explain(path: &Path, memory: Bytes, terminal: &Terminal) -> Result<(), CliError> {
+fn explain(path: &Path, memory: Bytes) -> Result<(), CliError> {
     let snapshot = snapshots::read(path)?;
     let options = Options { memory: Some(memory), ..Options::default() };
     for device in causes::devices(&snapshot) {
         let name = path.display().to_string();
         match causes::explain(&snapshot, device, options) {
             Ok(explanation) if explanation.request.is_some() => {
-                let text = text::render(&name, &explanation, terminal.style_of_messages(), terminal::width_of_messages());
+                let text = text::render(&name, &explanation, terminal::style_of_messages(), terminal::width_of_messages());
                 terminal::message(format_args!("\n{}", text.trim_end()));
             }
             Ok(_) => {}
@@ -319,10 +337,6 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
     }
     files::write_by(to, |file| io::copy(&mut File::open(from)?, file).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
-}
-
-pub(crate) fn unwritten(path: &Path, error: io::Error) -> CliError {
-    CliError::Output { target: Some(path.to_owned()), error, help: "choose another file, or free disk space" }
 }
 
 pub(crate) fn lost(error: &io::Error) -> CliError {

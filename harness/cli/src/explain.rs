@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use harness_allocator::units::Bytes;
-use harness_base::files;
 use harness_explain::causes::{self, ExplainError, Explanation, Options};
 use harness_explain::ranks::{self, Difference, Rank};
 use harness_explain::state::At;
@@ -15,7 +14,8 @@ use harness_trace::snapshot::Snapshot;
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::terminal::{self, Terminal};
+use super::shrink::UNWRITTEN;
+use super::terminal;
 use super::{device, jobs, snapshots};
 
 const EXAMPLES: &str = "Examples:
@@ -86,19 +86,15 @@ struct Explained {
 }
 
 impl Explain {
-    pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
+    pub(super) fn run(self) -> Result<Exit, Failures> {
         let files = snapshots::files(&self.paths)?;
-        let (mut explained, mut failures) = (Vec::new(), Vec::new());
-        for made in snapshots::each(&files, |path| self.read(path), |path, snapshot| self.explain(path, snapshot)) {
-            match made {
-                Ok(of_file) => explained.extend(of_file),
-                Err(error) => failures.push(error),
-            }
-        }
+        let made = snapshots::each(&files, |path| self.read(path), |path, snapshot| self.explain(path, snapshot));
+        let (explained, failures) = Failures::split(made);
+        let explained: Vec<Explained> = explained.into_iter().flatten().collect();
         let Some(first) = explained.iter().find(|one| one.explanation.request.is_some()).or(explained.first()) else {
             return Err(Failures(failures));
         };
-        self.write(&explained, first, terminal)?;
+        self.write(&explained, first)?;
         // Unreadable files do not prevent the explanation of the others.
         if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
     }
@@ -135,10 +131,10 @@ impl Explain {
         devices.iter().map(explain).collect()
     }
 
-    fn write(&self, explained: &[Explained], first: &Explained, terminal: &Terminal) -> Result<(), CliError> {
+    fn write(&self, explained: &[Explained], first: &Explained) -> Result<(), CliError> {
         let (style, width) = match self.out {
             Some(_) => (Style::Plain, None),
-            None => (terminal.style(), terminal::width_of_output()),
+            None => (terminal::style(), terminal::width_of_output()),
         };
         let named = (first.name.as_str(), &first.explanation);
         let ranks: Vec<Rank<'_>> = explained.iter().map(|one| Rank { name: &one.name, explanation: &one.explanation }).collect();
@@ -159,7 +155,7 @@ impl Explain {
                 let picture = self.out.as_ref().map(|out| out.with_extension("svg"));
                 let link = picture.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
                 if let Some(picture) = &picture {
-                    save(picture, &markdown::draw(named.1))?;
+                    terminal::save(picture, &markdown::draw(named.1), UNWRITTEN)?;
                 }
                 markdown::render(overview.as_ref(), named, link.as_deref())
             }
@@ -170,7 +166,7 @@ impl Explain {
             }
         };
         match &self.out {
-            Some(out) => save(out, &document),
+            Some(out) => terminal::save(out, &document, UNWRITTEN),
             None if self.format == Format::Text => terminal::print(&document),
             None => terminal::print_document(&document),
         }
@@ -180,12 +176,4 @@ impl Explain {
 /// The error for options that do not fit this file.
 fn invalid(path: &Path, error: &ExplainError) -> CliError {
     CliError::input(format!("{}: {error}", path.display()), "see `harness explain --help` for `--at` and `--memory`")
-}
-
-fn save(path: &Path, document: &str) -> Result<(), CliError> {
-    files::write(path, document).map_err(|error| CliError::Output {
-        target: Some(path.to_owned()),
-        error,
-        help: "choose another file with `--out`, or free disk space",
-    })
 }

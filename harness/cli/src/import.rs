@@ -16,7 +16,7 @@ use super::error::{CliError, Failures};
 use super::exit::Exit;
 use super::jobs::{self, Recovered};
 use super::kind::{self, Kind};
-use super::shrink::unwritten;
+use super::shrink::UNWRITTEN;
 use super::{device, simulated, terminal};
 
 const EXAMPLES: &str = "Examples:
@@ -125,10 +125,11 @@ impl Program {
         }
         let packed = packed::pack(&self.trace);
         let folder = trace_file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        folder.map_or(Ok(()), std::fs::create_dir_all).map_err(|error| unwritten(&trace_file, error))?;
+        let unwritten = CliError::unwritten(&trace_file, UNWRITTEN);
+        folder.map_or(Ok(()), std::fs::create_dir_all).map_err(&unwritten)?;
         let write = |file: &mut std::fs::File| std::io::Write::write_all(file, &packed).map(Ok::<_, std::convert::Infallible>);
-        files::write_by(&trace_file, write).map(drop).map_err(|error| unwritten(&trace_file, error))?;
-        files::write(out, &text).map_err(|error| unwritten(out, error))?;
+        files::write_by(&trace_file, write).map(drop).map_err(&unwritten)?;
+        terminal::save(out, &text, UNWRITTEN)?;
         let end = if ending(record) == "fits" { "every request succeeds" } else { "the program runs out of memory" };
         terminal::message(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));
         Ok(())

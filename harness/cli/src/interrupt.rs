@@ -3,11 +3,24 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use indicatif::ProgressBar;
+
 use super::error::CliError;
 use super::exit::Exit;
+use super::terminal;
 
 /// `true` after the first Ctrl-C.
 pub(crate) type Interrupt = Arc<AtomicBool>;
+
+/// Handles Ctrl-C. The first one prints, above the progress bar, that the command stops after the current piece of work.
+pub(crate) fn watch_with(bar: &ProgressBar, current: &'static str) -> Result<Interrupt, CliError> {
+    let bar = bar.clone();
+    watch(move || {
+        bar.suspend(|| {
+            terminal::message(format_args!("interrupted: stopping after the current {current}; press Ctrl-C again to stop immediately"))
+        })
+    })
+}
 
 /// Handles Ctrl-C. The first one calls `on_interrupt` in another thread.
 pub(crate) fn watch(on_interrupt: impl Fn() + Send + 'static) -> Result<Interrupt, CliError> {

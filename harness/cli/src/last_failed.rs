@@ -68,11 +68,11 @@ impl LastFailed {
     /// Replaces the list atomically.
     pub(crate) fn write(&self) -> Result<(), CliError> {
         let path = path();
-        let failed = |error| CliError::Output { target: Some(path.clone()), error, help: "free disk space, or run with `--no-report`" };
+        let failed = CliError::unwritten(&path, "free disk space, or run with `--no-report`");
         if self.is_empty() && !path.exists() {
             return Ok(());
         }
-        fs::create_dir_all(store::DEFAULT_ROOT).map_err(failed)?;
+        fs::create_dir_all(store::DEFAULT_ROOT).map_err(&failed)?;
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| CliError::Internal { message: error.to_string(), help: "this is a bug in the harness: report it" })?;
         files::write(&path, &(text + "\n")).map_err(failed)

@@ -33,7 +33,6 @@ mod reference;
 mod replay;
 mod report;
 mod run;
-mod runs;
 mod scenario_process;
 mod schema;
 mod shrink;
@@ -47,21 +46,23 @@ mod what_if;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use harness_exec::process;
 
-use terminal::{ColorChoice, Terminal};
+use terminal::ColorChoice;
 
 fn main() -> ExitCode {
+    process::survive_file_size_limit();
     let cli = Cli::parse_from(program::arguments());
-    let terminal = Terminal::new(cli.color);
+    terminal::choose_colour(cli.color);
     let done = match cli.command {
         // These two return the exit code of the program that they run.
-        Command::Exec(command) => return command.run(&terminal).unwrap_or_else(|failures| terminal.fail(failures).into()),
-        Command::Squeeze(command) => return command.run().unwrap_or_else(|failures| terminal.fail(failures).into()),
+        Command::Exec(command) => return command.run().unwrap_or_else(|failures| terminal::fail(failures).into()),
+        Command::Squeeze(command) => return command.run().unwrap_or_else(|failures| terminal::fail(failures).into()),
         Command::LibraryHost(command) => return command.run(),
         Command::ScenarioProcess(command) => return command.run(),
-        Command::Run(command) => command.run(&terminal),
-        Command::Explain(command) => command.run(&terminal),
-        Command::Compare(command) => command.run(&terminal),
+        Command::Run(command) => command.run(),
+        Command::Explain(command) => command.run(),
+        Command::Compare(command) => command.run(),
         Command::List(command) => command.run(),
         Command::Check(command) => command.run(),
         Command::Schema(command) => command.run(),
@@ -74,7 +75,7 @@ fn main() -> ExitCode {
         Command::Shrink(command) => command.run(),
         Command::Import(command) => command.run(),
     };
-    let exit = done.unwrap_or_else(|failures| terminal.fail(failures));
+    let exit = done.unwrap_or_else(terminal::fail);
     exit.into()
 }
 

@@ -15,7 +15,7 @@ use harness_trace::snapshot::Snapshot;
 
 use super::error::CliError;
 use super::snapshots;
-use super::terminal::{self, Terminal};
+use super::terminal;
 
 const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--snapshot`";
 
@@ -55,7 +55,7 @@ impl Recordings {
     }
 
     /// Writes and explains the recording of a finished run.
-    pub(crate) fn run_ended(&mut self, run: &RunRecord, terminal: &Terminal) {
+    pub(crate) fn run_ended(&mut self, run: &RunRecord) {
         // A run sends its recording before it ends. A run that did not start or was stuck sends nothing.
         let Ok(snapshot) = self.receiver.try_recv() else { return };
         let is_of = |(planned, _): &(PlannedRun, PathBuf)| {
@@ -73,11 +73,11 @@ impl Recordings {
             Some(Explained::Failed) => matches!(run.verdict, Verdict::Failed { .. } | Verdict::FailedAsExpected { .. }),
         };
         if is_explained {
-            self.screens.extend(self.screen(run, &snapshot, terminal));
+            self.screens.extend(self.screen(run, &snapshot));
         }
     }
 
-    fn screen(&self, run: &RunRecord, snapshot: &Snapshot, terminal: &Terminal) -> Option<String> {
+    fn screen(&self, run: &RunRecord, snapshot: &Snapshot) -> Option<String> {
         // Every recording can be explained at its end.
         let explanation = causes::explain(snapshot, 0, Options::default()).ok()?;
         if self.explained == Some(Explained::Failed) && explanation.request.is_none() {
@@ -85,7 +85,7 @@ impl Recordings {
         }
         let repetition = if run.repetition > 0 { format!(", repetition {}", run.repetition + 1) } else { String::new() };
         let name = format!("{} with {}{repetition}", run.scenario.name, run.allocator);
-        Some(text::render(&name, &explanation, terminal.style(), terminal::width_of_output()))
+        Some(text::render(&name, &explanation, terminal::style(), terminal::width_of_output()))
     }
 
     /// Returns the explanations, or the first error.
@@ -139,9 +139,7 @@ fn files_of(out: &Path, runs: Vec<PlannedRun>) -> Result<Vec<(PlannedRun, PathBu
             runs.into_iter().map(|run| (out.join(unused(file_name(&run), &mut names)), run)).map(|(file, run)| (run, file)).collect()
         }
     };
-    files.first().map_or(Ok(()), |(_, file)| {
-        files::check_place(file).map_err(|error| CliError::Output { target: Some(out.to_owned()), error, help: UNWRITTEN })
-    })?;
+    files.first().map_or(Ok(()), |(_, file)| files::check_place(file).map_err(CliError::unwritten(out, UNWRITTEN)))?;
     Ok(files)
 }
 

@@ -6,7 +6,6 @@ use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
 use harness_base::date::Date;
-use harness_base::files::StoreError;
 use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::compare;
 use harness_bench::gate;
@@ -14,13 +13,13 @@ use harness_bench::merge;
 use harness_bench::record::{BenchRun, Change, Comparison, Counts};
 use harness_bench::store;
 use harness_bench::suite::Suite;
-use harness_report::{bench, store as scenario_runs};
+use harness_report::{bench, runs, store as scenario_runs};
 use serde::Serialize;
 
 use super::bench::SUITES;
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
-use super::{Format, inputs, runs, terminal};
+use super::{Format, inputs, terminal};
 
 const EXAMPLES: &str = "Examples:
   harness report compare reports/nightly/2026-11-19-sim reports/nightly/2026-11-20-sim
@@ -85,12 +84,9 @@ struct Compare {
 impl Compare {
     fn run(self) -> Result<Exit, Failures> {
         if scenario_runs::is_of_run(&self.base) && scenario_runs::is_of_run(&self.new) {
-            return runs::compare(&self.base, &self.new, self.format);
+            return compare_runs(&self.base, &self.new, self.format);
         }
-        let (base, mut new) = match (store::read(&self.base), store::read(&self.new)) {
-            (Ok(base), Ok(new)) => (base, new),
-            (base, new) => return Err(Failures([base.err(), new.err()].into_iter().flatten().map(CliError::from).collect())),
-        };
+        let (base, mut new) = Failures::both(store::read(&self.base), store::read(&self.new))?;
         // The user names the base, so the accepted build of the new run does not count.
         new.accepted.missing = Some("the comparison is between two records".to_owned());
         for entry in new.suites.iter_mut().flat_map(|suite| &mut suite.entries) {
@@ -104,6 +100,17 @@ impl Compare {
         }
         Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
     }
+}
+
+/// Compares two runs of scenarios; the exit code is 1 if a configuration fails that passed before.
+fn compare_runs(base: &Path, new: &Path, format: Format) -> Result<Exit, Failures> {
+    let (base, new) = Failures::both(scenario_runs::read(base), scenario_runs::read(new))?;
+    let compared = runs::compare(&base, &new);
+    match format {
+        Format::Text => terminal::print(&compared.text)?,
+        Format::Json => terminal::print_json(&compared)?,
+    }
+    Ok(if compared.is_worse { Exit::Failed } else { Exit::Passed })
 }
 
 /// The document of `--format json`.
@@ -225,16 +232,7 @@ struct Merge {
 
 impl Merge {
     fn run(self) -> Result<Exit, Failures> {
-        let (mut shards, mut failures) = (Vec::new(), Vec::new());
-        for path in &self.shards {
-            match store::read(path) {
-                Ok(run) => shards.push(run),
-                Err(error) => failures.push(error.into()),
-            }
-        }
-        if !failures.is_empty() {
-            return Err(Failures(failures));
-        }
+        let shards = Failures::all(self.shards.iter().map(|path| store::read(path)))?;
         self.check_output()?;
         let mut run = merge::merge(&shards, self.allow_missing)
             .map_err(|error| CliError::input(error.to_string(), "shards come from `harness bench --shard I/N` with the same N and seed"))?;
@@ -272,20 +270,24 @@ struct Render {
 
 impl Render {
     fn run(self) -> Result<Exit, Failures> {
-        let mut failures: Vec<CliError> = Vec::new();
-        for path in &self.runs {
-            if scenario_runs::is_of_run(path) {
-                failures.extend(runs::render(path).err());
-                continue;
-            }
-            let folder = folder_of(path);
-            match render(folder) {
-                Ok(()) => terminal::print(&format!("report: {}\n", folder.join(store::REPORT).display()))?,
-                Err(error) => failures.push(error.into()),
-            }
-        }
-        if failures.is_empty() { Ok(Exit::Passed) } else { Err(Failures(failures)) }
+        Failures::all(self.runs.iter().map(|path| render(path))).map(|_| Exit::Passed)
     }
+}
+
+/// Renders one run. For a killed run of scenarios, the report contains the finished steps.
+fn render(path: &Path) -> Result<(), CliError> {
+    let (folder, report) = if scenario_runs::is_of_run(path) {
+        let folder = if path.is_dir() { path } else { path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")) };
+        scenario_runs::render_again(folder)?;
+        (folder, scenario_runs::REPORT)
+    } else {
+        let folder = folder_of(path);
+        let run = store::read(&folder.join(store::RECORD))?;
+        let others = root_of(folder).map(|root| store::load(&root)).transpose()?.unwrap_or_default();
+        store::render_again(folder, &run, &others.whole, RENDERER)?;
+        (folder, store::REPORT)
+    };
+    terminal::print(&format!("report: {}\n", folder.join(report).display()))
 }
 
 /// The folder of a run, given the folder or its record.
@@ -302,12 +304,6 @@ fn folder_of(run: &Path) -> &Path {
     }
 }
 
-fn render(folder: &Path) -> Result<(), StoreError> {
-    let run = store::read(&folder.join(store::RECORD))?;
-    let others = root_of(folder).map(|root| store::load(&root)).transpose()?.unwrap_or_default();
-    store::render_again(folder, &run, &others.whole, RENDERER)
-}
-
 /// Write the index of all runs. The command names unreadable runs, and leaves them out.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  harness report index\n  harness report index /srv/reports")]
@@ -322,7 +318,7 @@ impl Index {
         check_root(&self.root)?;
         let broken = store::save_index(&self.root, RENDERER)?;
         terminal::print(&format!("index: {}\n", self.root.join(store::INDEX).display()))?;
-        unless_broken(broken)
+        Failures::all(broken.into_iter().map(Err::<(), _>)).map(|_| Exit::Passed)
     }
 }
 
@@ -348,10 +344,6 @@ fn too_deep(root: &Path) -> Option<PathBuf> {
     // Prefer the user's own spelling of the path.
     let written = root.ancestors().find(|ancestor| ancestor.canonicalize().is_ok_and(|ancestor| ancestor == above));
     Some(written.map_or(above, Path::to_owned))
-}
-
-fn unless_broken(broken: Vec<StoreError>) -> Result<Exit, Failures> {
-    if broken.is_empty() { Ok(Exit::Passed) } else { Err(Failures(broken.into_iter().map(CliError::from).collect())) }
 }
 
 /// The reports folder that contains this run's folder or a file of it.

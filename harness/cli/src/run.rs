@@ -29,14 +29,15 @@ use indicatif::ProgressBar;
 
 use self::faults::{FaultOptions, Shown};
 use super::ci::Ci;
+use super::device::{self, DeviceOptions};
 use super::error::{CliError, Failures};
 use super::exit::{self, Exit};
 use super::last_failed::LastFailed;
 use super::recorded::{Explained, Recordings};
-use super::terminal::{self, Terminal};
+use super::terminal;
 use super::timelines::Timelines;
 use super::what_if::WhatIf;
-use super::{Format, device, inputs, interrupt, program};
+use super::{Format, inputs, interrupt, program};
 
 const EXAMPLES: &str = "Examples:
   harness run scenarios
@@ -72,14 +73,8 @@ pub(super) struct Run {
     /// a scenario with one step.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// The device: `auto` (the first GPU, or the simulated device if there is no GPU), `sim`, `cuda` or `cuda:N` [default: the variable
-    /// HARNESS_DEVICE, else `auto`].
-    #[arg(long, value_name = "DEVICE")]
-    device: Option<DeviceChoice>,
-    /// Simulate this GPU: a file that `harness calibrate` wrote, or one of t4-16, l4-24, rtx4090-24, a100-40, a100-80, h100-80 and h200-141, which
-    /// have the memory of that GPU and published costs.
-    #[arg(long, value_name = "PROFILE")]
-    device_profile: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Give each scenario this much memory instead of the amount in its `needs:`, as in `2GiB`. Without `--device-profile`, the simulated device grows to
     /// this size if necessary.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
@@ -190,24 +185,17 @@ impl Run {
         }
     }
 
-    pub(super) fn run(self, terminal: &Terminal) -> Result<Exit, Failures> {
-        let choice = device::choice(self.device, DeviceChoice::Auto)?;
+    pub(super) fn run(self) -> Result<Exit, Failures> {
+        let choice = self.device.choice()?;
         let (scenarios, selection) = self.chosen()?;
         self.check_report_folder()?;
         let bar = terminal::progress(!self.quiet, PROGRESS, Some(0));
-        let interrupt = interrupt::watch({
-            let bar = bar.clone();
-            move || {
-                bar.suspend(|| {
-                    terminal::message("interrupted: stopping after the current operation; press Ctrl-C again to stop immediately")
-                })
-            }
-        })?;
+        let interrupt = interrupt::watch_with(&bar, "operation")?;
         let source = self.device_source(choice)?;
         self.explain_choices(&scenarios, &selection, choice, &source);
         let plan = self.plan(scenarios, selection, &source);
         if let Some(chosen) = self.faults.every_fault() {
-            let show = Shown { bar: &bar, format: self.format, quiet: self.quiet, terminal };
+            let show = Shown { bar: &bar, format: self.format, quiet: self.quiet };
             return self.faults.run_every_fault(chosen, &plan, &source, &show, &interrupt);
         }
         let (mut recordings, snapshots) = Recordings::new(&plan, self.snapshot.as_deref(), self.explain)?.unzip();
@@ -217,11 +205,11 @@ impl Run {
         bar.set_length(plan.arms().count() as u64);
         let mut log = Log::new(self.journal());
         let prints_runs = !self.quiet && self.format == Format::Text && io::stderr().is_terminal();
-        let progress = Progress { bar: bar.clone(), prints_runs, terminal: *terminal, began: Instant::now() };
+        let progress = Progress { bar: bar.clone(), prints_runs, began: Instant::now() };
         let end = supervise(plan, source, Arc::clone(&interrupt), sinks, |event| {
             progress.advance(&event);
             if let (Event::RunEnded(run), Some(recordings)) = (&event, &mut recordings) {
-                recordings.run_ended(run, terminal);
+                recordings.run_ended(run);
             }
             log.add(event);
         });
@@ -237,7 +225,7 @@ impl Run {
                 true
             }
         };
-        let exit = self.conclude(log, recordings, &what_if, is_stuck, &interrupt, terminal)?;
+        let exit = self.conclude(log, recordings, &what_if, is_stuck, &interrupt)?;
         timelines.map_or(Ok(()), Timelines::finish)?;
         // The user may have interrupted during the writing.
         Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
@@ -284,7 +272,6 @@ impl Run {
         what_if: &str,
         is_stuck: bool,
         interrupt: &AtomicBool,
-        terminal: &Terminal,
     ) -> Result<Exit, Failures> {
         let Log { collector, journal, in_use } = log;
         let records = collector.into_records();
@@ -292,7 +279,7 @@ impl Run {
         let exit = if is_stuck { Exit::Failed } else { exit_of(report.counts) };
         let exit = if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit };
         self.print_extra(what_if)?;
-        self.print(&report, exit, terminal)?;
+        self.print(&report, exit)?;
         let explained = recordings.map_or(Ok(String::new()), Recordings::finish);
         self.print_extra(explained.as_deref().unwrap_or_default())?;
         self.ci.write(|limit| github::summary(&report, limit), || junit::of_runs(&report))?;
@@ -420,9 +407,9 @@ impl Run {
     }
 
     fn device_source(&self, choice: DeviceChoice) -> Result<DeviceSource, CliError> {
-        let source = device::source(choice, self.allow_full_device, self.device_profile.as_deref())?;
+        let source = self.device.source(choice, self.allow_full_device)?;
         Ok(match self.memory {
-            Some(memory) if self.device_profile.is_none() => source.with_room_for(memory),
+            Some(memory) if !self.device.has_profile() => source.with_room_for(memory),
             _ => source,
         })
     }
@@ -432,9 +419,7 @@ impl Run {
         if self.quiet {
             return;
         }
-        if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
-            terminal::message(format_args!("on the simulated device: {reason}"));
-        }
+        device::explain_choice(choice, source);
         if let (Some(shard), []) = (self.shard, scenarios) {
             terminal::message(format_args!("part {shard} contains none of these scenarios"));
         }
@@ -473,13 +458,13 @@ impl Run {
         }
     }
 
-    fn print(&self, report: &Report<'_>, exit: Exit, terminal: &Terminal) -> Result<(), CliError> {
+    fn print(&self, report: &Report<'_>, exit: Exit) -> Result<(), CliError> {
         match self.format {
             Format::Json if self.memory_summary => terminal::print_document(&json::render_with_memory_stats(report)),
             Format::Json => terminal::print_document(&json::render(report)),
             Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
             Format::Text => {
-                terminal::print(&text::render(report, terminal.style(), terminal::width_of_output()))?;
+                terminal::print(&text::render(report, terminal::style(), terminal::width_of_output()))?;
                 if self.memory_summary { terminal::print(&format!("{}\n", text::memory_summaries(report))) } else { Ok(()) }
             }
         }
@@ -537,7 +522,6 @@ fn identical_to(arm: &AllocatorSpec, scenarios: &[Scenario], earlier: Option<&Al
 struct Progress {
     bar: ProgressBar,
     prints_runs: bool,
-    terminal: Terminal,
     began: Instant,
 }
 
@@ -552,7 +536,7 @@ impl Progress {
                 if self.prints_runs {
                     let elapsed = format!("{:>7} ", elapsed(self.began.elapsed()));
                     let room = terminal::width_of_messages().map(|width| width.saturating_sub(elapsed.len()));
-                    let line = text::run_line(run, self.terminal.style_of_messages(), room);
+                    let line = text::run_line(run, terminal::style_of_messages(), room);
                     self.bar.suspend(|| terminal::message(format_args!("{elapsed}{line}")));
                 }
             }

@@ -1,6 +1,5 @@
 //! `harness shrink`: reduces a failing scenario, or a trace that runs out of memory, to a small scenario that fails in the same way.
 
-use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -9,7 +8,6 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::{Bytes, Nanos};
-use harness_base::files;
 use harness_base::words::count;
 use harness_explain::plain::{PendingFrees, plain};
 use harness_explain::sites::Sites;
@@ -42,6 +40,9 @@ comments of the remaining steps are kept.
 
 The result contains its own expectation (`expect: { oom: CAUSE }`, `expect_violation:` or `expected_to_fail:`), so it passes in `harness run` and
 `cargo test --test scenarios`. It is run before it is written. The exit code is 2 for a scenario that passes, because it cannot be reduced.";
+
+/// The advice for a file of `--out` that cannot be written.
+pub(crate) const UNWRITTEN: &str = "choose another file with `--out`, or free disk space";
 
 /// Reduce a failing scenario, or a trace or snapshot that runs out of memory, to a small scenario that fails in the same way.
 #[derive(Args)]
@@ -240,7 +241,7 @@ impl Shrink {
     fn put(&self, text: &str) -> Result<(), CliError> {
         match &self.out {
             None => terminal::print_document(text),
-            Some(out) => files::write(out, text).map_err(|error| unwritten(out, error)),
+            Some(out) => terminal::save(out, text, UNWRITTEN),
         }
     }
 
@@ -337,8 +338,4 @@ fn trace(shrunk: &Shrunk, sites: &dyn Fn(usize) -> Option<String>) -> String {
         text += &format!("{event}{site}\n");
     }
     text
-}
-
-pub(crate) fn unwritten(path: &Path, error: io::Error) -> CliError {
-    CliError::Output { target: Some(path.to_owned()), error, help: "choose another file with `--out`, or free disk space" }
 }

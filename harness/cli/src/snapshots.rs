@@ -1,17 +1,16 @@
 //! Memory snapshots that the user names, directly or by their folder. All cores read them, one file per core.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use harness_explain::grid::in_parallel_by;
 use harness_trace::snapshot::{Snapshot, SnapshotError};
 use indicatif::ProgressBar;
 
 use super::error::CliError;
+use super::inputs;
 use super::kind::{self, Kind};
 
 /// File name endings of the snapshots in a folder.
@@ -19,34 +18,12 @@ const ENDINGS: [&str; 4] = [".pickle", ".pkl", ".pickle.gz", ".pkl.gz"];
 
 /// Expands paths to files in the given order, each once. The snapshots of a folder are sorted by name, with `rank2` before `rank10`.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, CliError> {
-    let mut files = Vec::new();
-    let mut seen = BTreeSet::new();
-    for path in paths {
-        let found = if path.is_dir() { files_of_folder(path)? } else { vec![path.clone()] };
-        // A missing file keeps its given name, for the error message.
-        files.extend(found.into_iter().filter(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone()))));
-    }
-    Ok(files)
-}
-
-fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
-    let unreadable = |error: io::Error| {
-        CliError::input(format!("{}: the folder cannot be read: {error}", folder.display()), "make the folder readable, or name files")
-    };
-    let entries = std::fs::read_dir(folder).map_err(unreadable)?;
-    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
-    let is_snapshot = |path: &PathBuf| {
+    let is_snapshot = |path: &Path| {
         let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         ENDINGS.iter().any(|ending| name.ends_with(ending))
     };
-    let mut files: Vec<PathBuf> = paths.into_iter().filter(is_snapshot).collect();
-    if files.is_empty() {
-        let message = format!("{}: there is no snapshot in this folder", folder.display());
-        let help = format!("name a folder that contains {} files (subfolders are not searched), or name files", ENDINGS.join(", "));
-        return Err(CliError::input(message, help));
-    }
-    files.sort_by_cached_key(|path| by_numbers(&path.to_string_lossy()));
-    Ok(files)
+    let sort = |files: &mut Vec<PathBuf>| files.sort_by_cached_key(|path| by_numbers(&path.to_string_lossy()));
+    inputs::expand(paths, ("snapshot", &ENDINGS.join(", ")), is_snapshot, sort)
 }
 
 /// A sort key that compares the numbers in names by value.
@@ -87,26 +64,16 @@ pub(crate) fn each<T: Send>(
     read: impl Fn(&Path) -> Result<Snapshot, CliError> + Sync,
     make: impl Fn(&Path, &Snapshot) -> Result<T, CliError> + Sync,
 ) -> Vec<Result<T, CliError>> {
-    let done: Vec<Mutex<Option<Result<T, CliError>>>> = files.iter().map(|_| Mutex::new(None)).collect();
-    let next = AtomicUsize::new(0);
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(files.len());
+    let workers = thread::available_parallelism().map_or(1, usize::from);
     let is_watched = files.len() > 1 && io::stderr().is_terminal();
     let bar = if is_watched { ProgressBar::new(files.len() as u64) } else { ProgressBar::hidden() };
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                while let index = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(path) = files.get(index)
-                {
-                    let made = read(path).and_then(|snapshot| make(path, &snapshot));
-                    *done[index].lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
-                    bar.inc(1);
-                }
-            });
-        }
+    let Ok(done) = in_parallel_by(workers, files, |path| {
+        let made = read(path).and_then(|snapshot| make(path, &snapshot));
+        bar.inc(1);
+        Ok::<_, Infallible>(made)
     });
     bar.finish_and_clear();
-    done.into_iter().filter_map(|made| made.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+    done
 }
 
 /// Writes a snapshot and creates its folder. `help` is shown if that fails.
@@ -114,7 +81,7 @@ pub(crate) fn write(file: &Path, snapshot: &Snapshot, help: &'static str) -> Res
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     let made = folder.map_or(Ok(()), std::fs::create_dir_all);
     let written = made.and_then(|()| harness_base::files::write_by(file, |out| snapshot.write(out).map(Ok::<_, Infallible>)));
-    written.map(drop).map_err(|error| CliError::Output { target: Some(file.to_owned()), error, help })
+    written.map(drop).map_err(CliError::unwritten(file, help))
 }
 
 #[cfg(test)]

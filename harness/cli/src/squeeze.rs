@@ -11,15 +11,14 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use harness_allocator::device::{Device as _, DeviceError, DeviceMemory, TestDevice as _};
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::shell;
 use harness_base::words::count;
-use harness_base::{files, shell};
 use harness_cuda::CudaDevice;
 use harness_exec::process::{End, HeldSignals};
 use harness_report::squeeze::{self, Look, Squeezed};
 
 use super::error::{CliError, Failures};
-use super::exec::limited::ordinal;
-use super::exec::{trials, unwritten, write_report};
+use super::exec::{HELP, ordinal, trials, write_report};
 use super::{Format, device, program, terminal};
 
 const EXAMPLES: &str = "Examples:
@@ -107,7 +106,7 @@ impl Squeeze {
             if self.format == Format::Json {
                 command.stdout(io::stderr());
             }
-            let ended = signals.run(&mut command);
+            let ended = signals.run(&mut command, |_| ());
             let took = began.elapsed();
             // Wakes the watcher, which releases the memory of the GPU.
             drop(stop);
@@ -124,7 +123,7 @@ impl Squeeze {
             Format::Json => terminal::print_json(&squeezed)?,
         }
         if let Some(path) = &self.record {
-            files::write(path, &terminal::json(&squeezed)?).map_err(|error| unwritten(path, error))?;
+            terminal::save(path, &terminal::json(&squeezed)?, HELP)?;
         }
         if let Some(path) = &self.report {
             let page = |picture: Option<&str>| squeeze::markdown(&squeezed, picture, &self.again(&squeezed.command));
@@ -174,7 +173,7 @@ impl Squeeze {
         Squeezed {
             command: shell::command(&words),
             exit_code: end.exit_code(),
-            signal: if let End::Signal(signal) = end { Some(signal) } else { None },
+            signal: end.signal(),
             leave: self.leave,
             taken,
             free_before,

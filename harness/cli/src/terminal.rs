@@ -1,4 +1,4 @@
-//! All output of the program: results on standard output ([`print`]), messages on standard error ([`message`], [`Terminal::fail`]).
+//! All output of the program: results on standard output ([`print`]), messages on standard error ([`message`], [`fail`]).
 //!
 //! [`print`] and [`message`] escape all control characters, because file names, devices and traces may contain some. Documents that define their
 //! own escapes go through [`print_document`].
@@ -6,9 +6,11 @@
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
+use harness_base::files;
 use harness_base::printable::{for_terminal, printable_lines};
 use harness_report::text::Style;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -32,64 +34,53 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-/// The streams that show colour.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terminal {
-    colour_out: bool,
-    colour_err: bool,
+/// Decides once which streams show colour.
+pub(crate) fn choose_colour(choice: ColorChoice) {
+    let (no_color, term) = (std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
+    let colour = |is_terminal: bool| match choice {
+        ColorChoice::Auto => is_terminal && shows_colour(no_color.as_deref(), term.as_deref()),
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+    };
+    COLOUR_OUT.store(colour(io::stdout().is_terminal()), Ordering::Relaxed);
+    COLOUR_ERR.store(colour(io::stderr().is_terminal()), Ordering::Relaxed);
 }
 
-impl Terminal {
-    pub(crate) fn new(choice: ColorChoice) -> Self {
-        let (no_color, term) = (std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
-        let colour = |is_terminal: bool| match choice {
-            ColorChoice::Auto => is_terminal && shows_colour(no_color.as_deref(), term.as_deref()),
-            ColorChoice::Always => true,
-            ColorChoice::Never => false,
-        };
-        let (colour_out, colour_err) = (colour(io::stdout().is_terminal()), colour(io::stderr().is_terminal()));
-        COLOUR_OUT.store(colour_out, Ordering::Relaxed);
-        COLOUR_ERR.store(colour_err, Ordering::Relaxed);
-        Self { colour_out, colour_err }
-    }
+/// The style of results.
+pub(crate) fn style() -> Style {
+    if COLOUR_OUT.load(Ordering::Relaxed) { Style::Colour } else { Style::Plain }
+}
 
-    pub(crate) const fn style(&self) -> Style {
-        if self.colour_out { Style::Colour } else { Style::Plain }
-    }
+pub(crate) fn style_of_messages() -> Style {
+    if COLOUR_ERR.load(Ordering::Relaxed) { Style::Colour } else { Style::Plain }
+}
 
-    pub(crate) const fn style_of_messages(&self) -> Style {
-        if self.colour_err { Style::Colour } else { Style::Plain }
-    }
+/// Shows all errors on standard error. Returns the exit code of the first.
+pub(crate) fn fail(Failures(errors): Failures) -> Exit {
+    let exit = errors.first().map_or(Exit::Internal, CliError::exit);
+    errors.into_iter().for_each(show);
+    exit
+}
 
-    /// Shows all errors on standard error. Returns the exit code of the first.
-    pub(crate) fn fail(&self, Failures(errors): Failures) -> Exit {
-        let exit = errors.first().map_or(Exit::Internal, CliError::exit);
-        for error in errors {
-            self.show(error);
+fn show(error: CliError) {
+    struct Shown<'a>(&'a dyn ReportHandler, &'a Printable);
+    impl fmt::Debug for Shown<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.debug(self.1, f)
         }
-        exit
     }
-
-    fn show(&self, error: CliError) {
-        struct Shown<'a>(&'a dyn ReportHandler, &'a Printable);
-        impl fmt::Debug for Shown<'_> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.debug(self.1, f)
-            }
-        }
-        let styles = if self.colour_err { ThemeStyles::ansi() } else { ThemeStyles::none() };
-        let theme = GraphicalTheme { styles, ..GraphicalTheme::unicode() };
-        // Our messages contain their causes.
-        let options = MietteHandlerOpts::new()
-            .without_cause_chain()
-            .terminal_links(false)
-            .break_words(false)
-            .graphical_theme(theme)
-            .force_graphical(true);
-        let width = if io::stderr().is_terminal() { None } else { Some(WIDTH_OF_FILES) };
-        let options = width.into_iter().fold(options, MietteHandlerOpts::width);
-        message(format_args!("{:?}", Shown(&options.build(), &Printable::new(error))));
-    }
+    let styles = if COLOUR_ERR.load(Ordering::Relaxed) { ThemeStyles::ansi() } else { ThemeStyles::none() };
+    let theme = GraphicalTheme { styles, ..GraphicalTheme::unicode() };
+    // Our messages contain their causes.
+    let options = MietteHandlerOpts::new()
+        .without_cause_chain()
+        .terminal_links(false)
+        .break_words(false)
+        .graphical_theme(theme)
+        .force_graphical(true);
+    let width = if io::stderr().is_terminal() { None } else { Some(WIDTH_OF_FILES) };
+    let options = width.into_iter().fold(options, MietteHandlerOpts::width);
+    message(format_args!("{:?}", Shown(&options.build(), &Printable::new(error))));
 }
 
 /// An error with escaped message and help. [`harness_base::excerpt`] escapes the excerpt.
@@ -164,6 +155,11 @@ pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
             help: "free disk space, or redirect the output to another place",
         }),
     }
+}
+
+/// Writes a file that the user named. `help` is shown if that fails.
+pub(crate) fn save(path: &Path, text: &str, help: &'static str) -> Result<(), CliError> {
+    files::write(path, text).map_err(CliError::unwritten(path, help))
 }
 
 /// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.

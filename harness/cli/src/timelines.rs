@@ -1,6 +1,5 @@
 //! The timeline file of `harness run --trace`.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -14,10 +13,6 @@ use super::terminal;
 
 const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--trace`";
 
-fn unwritten(file: &Path, error: io::Error) -> CliError {
-    CliError::Output { target: Some(file.to_owned()), error, help: UNWRITTEN }
-}
-
 /// Collects the timelines of runs.
 pub(crate) struct Timelines {
     file: PathBuf,
@@ -27,7 +22,7 @@ pub(crate) struct Timelines {
 impl Timelines {
     /// Checks before the first run that the file can be written.
     pub(crate) fn new(file: &Path) -> Result<(Self, Sender<Timeline>), CliError> {
-        files::check_place(file).map_err(|error| unwritten(file, error))?;
+        files::check_place(file).map_err(CliError::unwritten(file, UNWRITTEN))?;
         let (sender, receiver) = mpsc::channel();
         Ok((Self { file: file.to_owned(), receiver }, sender))
     }
@@ -39,7 +34,7 @@ impl Timelines {
             terminal::message("no timeline is written: no run was timed");
             return Ok(());
         }
-        files::write(&self.file, &timeline::render(&timelines)).map_err(|error| unwritten(&self.file, error))?;
+        terminal::save(&self.file, &timeline::render(&timelines), UNWRITTEN)?;
         terminal::message(format_args!("timeline: {}; open it in https://ui.perfetto.dev", quoted(&self.file.to_string_lossy())));
         Ok(())
     }

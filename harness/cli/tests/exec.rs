@@ -1,7 +1,7 @@
 //! Tests of `harness exec`: programs run unchanged on a simulated GPU, and the results are printed.
 //!
 //! Most tests use a fake torch: a few lines of Python on the library of the simulated GPU. If HARNESS_TEST_PYTHON names an
-//! interpreter with a real torch, that is tested too. Without python3 the tests are skipped.
+//! interpreter with a real torch, that is tested too. Tests that lack their interpreter are shown as ignored.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,13 +9,75 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use harness_exec::stub_library::StubLibrary;
 use harness_staging::{Staging, strict};
+use libtest_mimic::{Arguments, Trial};
 use serde_json::Value;
 use tempfile::TempDir;
+
+fn main() -> ExitCode {
+    let has_python = Command::new("python3").arg("--version").output().is_ok();
+    let trial = |name: &str, has_python: bool, test: fn(World)| {
+        let run = move || {
+            test(World::new());
+            Ok(())
+        };
+        Trial::test(name, run).with_ignored_flag(!has_python)
+    };
+    macro_rules! trials {
+        ($has_python:expr, $($test:ident)*) => { vec![$(trial(stringify!($test), $has_python, $test)),*] };
+    }
+    let mut trials = trials! { has_python,
+        the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone
+        a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters
+        descendants_of_a_shell_script_are_simulated
+        processes_of_a_program_share_the_memory_of_a_gpu_until_they_end
+        a_forked_child_gets_the_drivers_error_for_its_parents_context
+        a_fatal_out_of_memory_error_is_explained_from_its_snapshot
+        a_caught_out_of_memory_error_is_not_explained
+        injected_failures_are_counted_separately
+        a_program_on_a_real_gpu_gets_and_sees_only_its_limit
+        managed_and_pitched_memory_and_arrays_count_towards_the_limit
+        failures_are_injected_on_a_real_gpu_without_a_limit
+        latencies_delay_calls_by_the_clocks_of_host_and_gpu
+        a_latency_without_effect_is_reported_and_an_invalid_one_rejected
+        options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run
+        frees_are_recorded_and_a_real_gpu_has_the_same_curve
+        a_function_needed_only_by_an_extension_exists
+        the_users_sitecustomize_runs_and_the_module_path_is_unchanged
+        a_command_that_cannot_run_is_rejected_before_the_run
+        signals_reach_the_program
+        remaining_processes_end_with_the_program
+        a_killed_exec_leaves_neither_processes_nor_its_folder
+        a_cache_that_the_linker_or_other_users_would_misuse_is_refused
+        a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options
+        a_program_that_writes_too_much_ends_with_a_named_signal
+        a_file_size_limit_of_harness_is_an_error_with_a_reason
+        every_allocation_fails_once_and_the_expectation_decides_the_exit_code
+        the_least_memory_is_found
+        settings_are_compared_by_running_the_program_with_each
+        many_runs_on_a_limited_real_gpu_match_a_simulated_one
+        runs_on_a_real_gpu_are_sequential_by_default
+        an_injected_failure_without_effect_is_reported_and_fails
+        pointless_runs_are_rejected_with_advice
+        programs_of_a_scenario_share_its_memory
+        a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command
+        a_scenario_with_unusable_programs_is_skipped_with_the_reason
+        a_scenario_for_another_gpu_is_skipped
+        a_failed_program_on_a_gpu_is_shown_with_its_command
+        an_optional_program_that_cannot_run_is_skipped_with_its_expectations
+    };
+    trials.extend(trials! { python_with_torch().is_some(), a_real_torch_runs_on_the_simulated_gpu });
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Returns the interpreter with a real torch.
+fn python_with_torch() -> Option<String> {
+    std::env::var("HARNESS_TEST_PYTHON").ok().filter(|python| !python.is_empty())
+}
 
 /// The functions of torch that the programs and the exit hook use.
 const TORCH: [(&str, &str); 4] = [
@@ -68,12 +130,7 @@ struct World {
 }
 
 impl World {
-    /// Returns `None` without Python.
-    fn new() -> Option<Self> {
-        if Command::new("python3").arg("--version").output().is_err() {
-            eprintln!("skipped: python3 is not installed");
-            return None;
-        }
+    fn new() -> Self {
         let world = Self { folder: TempDir::new().unwrap() };
         for (name, text) in TORCH {
             world.write(&format!("site/torch/{name}"), text);
@@ -84,7 +141,7 @@ impl World {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, library.bytes()).unwrap();
         fs::create_dir(world.path("tmp")).unwrap();
-        Some(world)
+        world
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -128,8 +185,13 @@ impl World {
 
     /// Runs `harness` in this folder, with its torch.
     fn harness(&self) -> Command {
-        let mut harness = Command::new(env!("CARGO_BIN_EXE_harness"));
-        harness.current_dir(self.folder.path()).stdin(Stdio::null());
+        self.wrapped(&[env!("CARGO_BIN_EXE_harness")])
+    }
+
+    /// Runs a command that starts `harness`.
+    fn wrapped(&self, command: &[&str]) -> Command {
+        let mut harness = Command::new(command[0]);
+        harness.args(&command[1..]).current_dir(self.folder.path()).stdin(Stdio::null());
         for variable in ["CARGO", "LD_AUDIT", "LD_PRELOAD", "RANK", "PYTORCH_ALLOC_CONF", "HARNESS_SIMULATED_GPU_LIBRARY", "HARNESS_PYTHON"]
         {
             harness.env_remove(variable);
@@ -171,9 +233,7 @@ fn plain(message: &str) -> String {
     message.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
 }
 
-#[test]
-fn the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone() {
-    let Some(world) = World::new() else { return };
+fn the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone(world: World) {
     world.write(
         "train.py",
         "import sys, torch\ntorch.cuda.malloc(3 << 20)\nprint('loss', sys.argv[1])\nprint('warned', file=sys.stderr)\nsys.exit(7)\n",
@@ -186,9 +246,7 @@ fn the_summary_goes_to_standard_error_and_leaves_output_and_exit_code_alone() {
     assert!(ran.err.starts_with(summary), "{}", ran.err);
 }
 
-#[test]
-fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters() {
-    let Some(world) = World::new() else { return };
+fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters(world: World) {
     let program = "import os, signal, torch; torch.cuda.malloc(1 << 20); os.kill(os.getpid(), signal.SIGKILL)";
     let ran = world.run(&RECORD, &["python3", "-c", program]);
     let record = world.record();
@@ -198,9 +256,7 @@ fn a_signal_gives_the_exit_code_of_a_shell_and_keeps_the_counters() {
     assert!(ran.err.contains("no statistics from torch: the process was killed"), "{}", ran.err);
 }
 
-#[test]
-fn descendants_of_a_shell_script_are_simulated() {
-    let Some(world) = World::new() else { return };
+fn descendants_of_a_shell_script_are_simulated(world: World) {
     world.write("train.py", "import subprocess, sys, torch\ntorch.cuda.malloc(1 << 20)\nif len(sys.argv) > 1:\n    subprocess.run([sys.executable, 'train.py'], check=True)\n");
     let ran = world.run(&RECORD, &["sh", "-c", "RANK=1 python3 train.py child && exec python3 train.py"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -210,9 +266,7 @@ fn descendants_of_a_shell_script_are_simulated() {
     assert_eq!((processes.len(), ranks.iter().filter(|rank| ***rank == "1").count()), (3, 2), "{record}");
 }
 
-#[test]
-fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_end() {
-    let Some(world) = World::new() else { return };
+fn processes_of_a_program_share_the_memory_of_a_gpu_until_they_end(world: World) {
     world.write("train.py", include_str!("programs/shared.py"));
     let ran = world.run(&["--record", "run.json", "--context-overhead", "10MiB"], &["python3", "train.py"]);
     let seen = "second 0 first 2 0\nfree 304 used 720 held 110 610\nkilled: free 914 first 0 used 710\nforked: 3 free 314\n";
@@ -252,9 +306,7 @@ of_child()
 print(codes())
 "#;
 
-#[test]
-fn a_forked_child_gets_the_drivers_error_for_its_parents_context() {
-    let Some(world) = World::new() else { return };
+fn a_forked_child_gets_the_drivers_error_for_its_parents_context(world: World) {
     world.write("train.py", FORKED);
     let ran = world.run(&RECORD, &["python3", "train.py"]);
     let (fine, refused) = ("[0, 0, 0, 0, 0, 0, 0, 0]", "[3, 3, 3, 3, 3, 3, 3, 3]");
@@ -266,9 +318,7 @@ fn a_forked_child_gets_the_drivers_error_for_its_parents_context() {
     assert_eq!(mallocs.iter().sum::<u64>(), 6, "{record}");
 }
 
-#[test]
-fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot() {
-    let Some(world) = World::new() else { return };
+fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot(world: World) {
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
     world.write("train.py", "import torch\ntorch.cuda.malloc(1 << 20)\ntorch.cuda.malloc(2 << 30)\n");
     let options = ["--record", "run.json", "--snapshot", "new/oom.pickle", "--memory", "2GiB"];
@@ -283,9 +333,7 @@ fn a_fatal_out_of_memory_error_is_explained_from_its_snapshot() {
     assert!(ran.err.contains("new/oom.pickle: out of memory, after event 1883"), "as `harness explain` says it: {}", ran.err);
 }
 
-#[test]
-fn a_caught_out_of_memory_error_is_not_explained() {
-    let Some(world) = World::new() else { return };
+fn a_caught_out_of_memory_error_is_not_explained(world: World) {
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../explain/tests/snapshots/features.pickle.gz");
     let program = "import torch\nfor size in (2 << 30, 1 << 20):\n    try: torch.cuda.malloc(size)\n    except torch.OutOfMemoryError: print('smaller')\n";
     world.write("train.py", program);
@@ -295,9 +343,7 @@ fn a_caught_out_of_memory_error_is_not_explained() {
     assert!(ran.err.contains("end.pickle") && !ran.err.contains("after event"), "{}", ran.err);
 }
 
-#[test]
-fn injected_failures_are_counted_separately() {
-    let Some(world) = World::new() else { return };
+fn injected_failures_are_counted_separately(world: World) {
     let program = "import torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom')\n";
     world.write("train.py", program);
     let ran = world.run(&["--fail", "cudaMalloc:2:2", "--record", "run.json"], &["python3", "train.py"]);
@@ -363,9 +409,7 @@ fn limited(world: &World, options: &[&str], command: &[&str]) -> Ran {
     world.run(&["--memory", "8GiB"], &inner)
 }
 
-#[test]
-fn a_program_on_a_real_gpu_gets_and_sees_only_its_limit() {
-    let Some(world) = World::new() else { return };
+fn a_program_on_a_real_gpu_gets_and_sees_only_its_limit(world: World) {
     world.write("train.py", LIMITED);
     let options = ["--device", "cuda:0", "--memory", "1GiB", "--record", "run.json"];
     let ran = limited(&world, &options, &["python3", "train.py"]);
@@ -426,9 +470,7 @@ too much 2 1024 - 1024
 too large 2 1024 - 1024
 ";
 
-#[test]
-fn managed_and_pitched_memory_and_arrays_count_towards_the_limit() {
-    let Some(world) = World::new() else { return };
+fn managed_and_pitched_memory_and_arrays_count_towards_the_limit(world: World) {
     world.write("train.py", KINDS);
     let simulated = world.run(&["--memory", "1GiB"], &["python3", "train.py"]);
     assert_eq!((simulated.code, simulated.out.as_str()), (Some(0), KINDS_PRINTS), "{}", simulated.err);
@@ -436,9 +478,7 @@ fn managed_and_pitched_memory_and_arrays_count_towards_the_limit() {
     assert_eq!((limited.code, limited.out.as_str()), (Some(0), KINDS_PRINTS), "{}", limited.err);
 }
 
-#[test]
-fn failures_are_injected_on_a_real_gpu_without_a_limit() {
-    let Some(world) = World::new() else { return };
+fn failures_are_injected_on_a_real_gpu_without_a_limit(world: World) {
     let program = "import ctypes, torch\nfor size in range(4):\n    try: torch.cuda.malloc(1 << 20); print('ok')\n    except torch.OutOfMemoryError: print('oom', torch.cuda._runtime.cudaGetLastError())\n";
     world.write("train.py", program);
     let options = ["--device", "cuda:0", "--record", "run.json", "--fail", "cudaMalloc:2:2"];
@@ -477,9 +517,7 @@ timed("free", True, lambda: runtime.cudaFree(memory))
 timed("synchronize", False, lambda: runtime.cudaDeviceSynchronize())
 "#;
 
-#[test]
-fn latencies_delay_calls_by_the_clocks_of_host_and_gpu() {
-    let Some(world) = World::new() else { return };
+fn latencies_delay_calls_by_the_clocks_of_host_and_gpu(world: World) {
     world.write("train.py", TIMED);
     let options = ["--latency", "cudaMalloc:40ms", "--latency", "cudaFree:40ms", "--record", "run.json"];
     let ran = world.run(&options, &["python3", "train.py"]);
@@ -499,9 +537,7 @@ fn latencies_delay_calls_by_the_clocks_of_host_and_gpu() {
     assert!(ran.err.contains("latency cudaFree:40ms: 1 call delayed, 40.0 ms in total\n"), "{}", ran.err);
 }
 
-#[test]
-fn a_latency_without_effect_is_reported_and_an_invalid_one_rejected() {
-    let Some(world) = World::new() else { return };
+fn a_latency_without_effect_is_reported_and_an_invalid_one_rejected(world: World) {
     world.write("train.py", FOUR);
     for device in [&[][..], &["--device", "cuda:0"]] {
         let options = [device, &["--latency", "any:1ms", "--latency", "cuMemUnmap:3ms"]].concat();
@@ -525,9 +561,7 @@ fn a_latency_without_effect_is_reported_and_an_invalid_one_rejected() {
     );
 }
 
-#[test]
-fn options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run() {
-    let Some(world) = World::new() else { return };
+fn options_that_a_real_gpu_cannot_meet_are_rejected_before_the_run(world: World) {
     let refused = |options: &[&str]| {
         let ran = limited(&world, options, &["python3", "-c", "print('ran')"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
@@ -566,9 +600,7 @@ for folder in ("HARNESS_GPU_RUN", "HARNESS_GPU_LIMITS_RUN"):
         print([row[2] for row in attempts], [row[1] for row in frees])
 "#;
 
-#[test]
-fn frees_are_recorded_and_a_real_gpu_has_the_same_curve() {
-    let Some(world) = World::new() else { return };
+fn frees_are_recorded_and_a_real_gpu_has_the_same_curve(world: World) {
     world.write("train.py", GIVES_BACK);
     let (curve, work) = ("[(0, 20, 0), (0, 4, 20), (1, 0, 4), (0, 6, 4)] [(2, 4), (4, 4)]\n", "[0, 0, 1, 1] [1, 1]\n");
     let reported = |ran: Ran, printed: &str| {
@@ -588,9 +620,7 @@ fn frees_are_recorded_and_a_real_gpu_has_the_same_curve() {
     assert!(limited_page.contains("calls of the program for memory") && limited_page.contains(again), "{limited_page}");
 }
 
-#[test]
-fn a_function_needed_only_by_an_extension_exists() {
-    let Some(world) = World::new() else { return };
+fn a_function_needed_only_by_an_extension_exists(world: World) {
     // It replaces the runtime, so it has the runtime's name.
     let runtime = StubLibrary { soname: "libcudart.so.13", nodes: vec![], symbols: vec![], core: "libc.so.6" };
     world.write(
@@ -612,9 +642,7 @@ fn a_function_needed_only_by_an_extension_exists() {
     assert!(ran.err.contains("not modelled, returned success: cudaOnlyForExtensions"), "{}", ran.err);
 }
 
-#[test]
-fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged() {
-    let Some(world) = World::new() else { return };
+fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged(world: World) {
     world.write("site/sitecustomize.py", "import os\nos.environ['CUSTOMIZED'] = __file__\n");
     let program = "import os, sys, sitecustomize\nprint(os.environ['CUSTOMIZED'] == sitecustomize.__file__, any('harness-gpu' in path for path in sys.path))";
     let ran = world.run(&[], &["python3", "-c", program]);
@@ -625,9 +653,7 @@ fn the_users_sitecustomize_runs_and_the_module_path_is_unchanged() {
     assert!(ran.err.contains("no process used the simulated GPU"), "{}", ran.err);
 }
 
-#[test]
-fn a_command_that_cannot_run_is_rejected_before_the_run() {
-    let Some(world) = World::new() else { return };
+fn a_command_that_cannot_run_is_rejected_before_the_run(world: World) {
     let refused = |options: &[&str], command: &[&str]| {
         let ran = world.run(options, command);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
@@ -653,9 +679,7 @@ fn ready(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) 
     (child, lines)
 }
 
-#[test]
-fn signals_reach_the_program() {
-    let Some(world) = World::new() else { return };
+fn signals_reach_the_program(world: World) {
     for signal in ["INT", "TERM", "HUP", "USR1"] {
         let program = format!(
             "import signal, sys, time\nsignal.signal(signal.SIG{signal}, lambda *_: sys.exit(5))\nprint('ready', flush=True)\ntime.sleep(60)"
@@ -666,9 +690,7 @@ fn signals_reach_the_program() {
     }
 }
 
-#[test]
-fn remaining_processes_end_with_the_program() {
-    let Some(world) = World::new() else { return };
+fn remaining_processes_end_with_the_program(world: World) {
     // Its parent has ended, and it ignores signals.
     let stubborn = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
     let program = format!("(setsid sh -c \"{stubborn}\" &) ; while ! test -s pid; do sleep 0.1; done; exit 3").replace("$$", "\\$\\$");
@@ -690,9 +712,7 @@ fn await_end(pid: &str) {
     }
 }
 
-#[test]
-fn a_killed_exec_leaves_neither_processes_nor_its_folder() {
-    let Some(world) = World::new() else { return };
+fn a_killed_exec_leaves_neither_processes_nor_its_folder(world: World) {
     // The program's child ignores SIGTERM.
     let program = "sh -c \"trap '' TERM; sleep 1000 & wait; wait\" & echo $! > pid; echo ready; wait";
     for signal in ["KILL", "TERM"] {
@@ -709,9 +729,7 @@ fn a_killed_exec_leaves_neither_processes_nor_its_folder() {
     }
 }
 
-#[test]
-fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused() {
-    let Some(world) = World::new() else { return };
+fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused(world: World) {
     let refused = |cache: PathBuf| {
         let mut command = world.command(&[], &["python3", "-c", "print('ran')"]);
         let ran = Ran::of(command.env("HARNESS_CACHE", cache).output().unwrap());
@@ -726,22 +744,49 @@ fn a_cache_that_the_linker_or_other_users_would_misuse_is_refused() {
     assert!(refused(shared).contains("other users can write to"));
 }
 
-#[test]
-fn a_program_without_the_simulated_gpus_library_is_stopped() {
-    let Some(world) = World::new() else { return };
+fn a_program_without_the_simulated_gpus_library_is_stopped_whatever_its_options(world: World) {
+    // With -I, Python does not run the hook. A library with a name of NVIDIA's stands for the real one.
+    let driver = StubLibrary { soname: "libcuda.so.1", nodes: vec![], symbols: vec![], core: "libc.so.6" };
+    fs::write(world.path("libcuda.so.1"), driver.bytes()).unwrap();
+    let program = "import ctypes, time; ctypes.CDLL('./libcuda.so.1'); time.sleep(1000)";
+    let stripped = format!("exec env -u LD_AUDIT -u LD_PRELOAD python3 -I -c \"{program}\"");
+    let began = Instant::now();
+    let ran = world.run(&[], &["sh", "-c", &stripped]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+    assert!(plain(&ran.err).contains("did not load the simulated GPU's library"), "{}", ran.err);
+    assert!(began.elapsed() < Duration::from_secs(60));
     // `env` removes the variable by which the dynamic linker loads the library.
     let ran = world.run(&[], &["env", "-u", "LD_AUDIT", "-u", "LD_PRELOAD", "python3", "-c", "print('ran')"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
-    assert!(ran.err.contains("did not load the simulated GPU's library"), "{}", ran.err);
+    assert!(plain(&ran.err).contains("did not load the simulated GPU's library"), "{}", ran.err);
 }
 
-#[test]
-fn a_real_torch_runs_on_the_simulated_gpu() {
-    let Some(world) = World::new() else { return };
-    let Some(python) = std::env::var("HARNESS_TEST_PYTHON").ok().filter(|python| !python.is_empty()) else {
-        eprintln!("skipped: HARNESS_TEST_PYTHON does not name an interpreter with torch");
-        return;
-    };
+fn a_program_that_writes_too_much_ends_with_a_named_signal(world: World) {
+    let cause = "SIGXFSZ: a file would have become larger than `ulimit -f` allows";
+    for (program, printed, reported) in [
+        ("ulimit -f 1; exec head -c 100000 /dev/zero > large", format!("signal 25 ended the program: {cause}"), "Signal 25 (SIGXFSZ: "),
+        (
+            "(ulimit -f 1; head -c 100000 /dev/zero > large); exit $?",
+            format!("exit code 153 means that a signal ended a process: {cause}"),
+            "exit code 153",
+        ),
+    ] {
+        let ran = world.run(&["--report", "report.md"], &["sh", "-c", program]);
+        assert_eq!(ran.code, Some(153), "{}", ran.err);
+        assert!(plain(&ran.err).contains(&printed), "{}", ran.err);
+        assert!(fs::read_to_string(world.path("report.md")).unwrap().contains(reported));
+    }
+}
+
+fn a_file_size_limit_of_harness_is_an_error_with_a_reason(world: World) {
+    let script = "ulimit -f 1; exec \"$0\" exec --memory 1GiB -- true";
+    let ran = Ran::of(world.wrapped(&["sh", "-c", script, env!("CARGO_BIN_EXE_harness")]).output().unwrap());
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(plain(&ran.err).contains("File too large"), "{}", ran.err);
+}
+
+fn a_real_torch_runs_on_the_simulated_gpu(world: World) {
+    let python = python_with_torch().unwrap();
     let program = "import torch\nprint(torch.cuda.is_available(), torch.cuda.get_device_capability())\n\
                    kept = [torch.empty(64 << 20, dtype=torch.uint8, device='cuda') for _ in range(100)]";
     let options = ["--gpu", "a100-40", "--record", "run.json", "--snapshot", "oom.pickle"];
@@ -756,9 +801,7 @@ fn a_real_torch_runs_on_the_simulated_gpu() {
 /// Keeps its allocations. Only a failure of the first allocation is fatal.
 const FOUR: &str = "import torch\ntorch.cuda.malloc(4 << 20)\nfor size in [2, 6, 8]:\n    try:\n        torch.cuda.malloc(size << 20)\n    except torch.OutOfMemoryError:\n        pass\nprint('done')\n";
 
-#[test]
-fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code() {
-    let Some(world) = World::new() else { return };
+fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code(world: World) {
     world.write("train.py", FOUR);
     let options = ["--every-fault", "--expect", "recovers", "--logs", "logs", "--report", "faults.md", "--jobs", "2"];
     let ran = world.run(&options, &["python3", "train.py"]);
@@ -777,9 +820,7 @@ fn every_allocation_fails_once_and_the_expectation_decides_the_exit_code() {
     assert!(json.err.contains("done"), "{}", json.err);
 }
 
-#[test]
-fn the_least_memory_is_found() {
-    let Some(world) = World::new() else { return };
+fn the_least_memory_is_found(world: World) {
     world.write("train.py", FOUR);
     let ran = world.run(&["--least-memory", "--exact"], &["python3", "train.py"]);
     assert!(ran.code == Some(0) && ran.out.starts_with("done\n20 MiB are enough, 18 MiB are not."), "{}{}", ran.out, ran.err);
@@ -787,9 +828,7 @@ fn the_least_memory_is_found() {
     assert!(allowed.out.starts_with("done\n4 MiB are enough, 2 MiB are not."), "{}{}", allowed.out, allowed.err);
 }
 
-#[test]
-fn settings_are_compared_by_running_the_program_with_each() {
-    let Some(world) = World::new() else { return };
+fn settings_are_compared_by_running_the_program_with_each(world: World) {
     world.write("train.py", "import os, torch\ntorch.cuda.malloc((40 if os.environ['PYTORCH_ALLOC_CONF'] == '' else 8) << 20)\n");
     let ran = world.run(&["--alloc-conf", "", "--alloc-conf", "expandable_segments:True"], &["python3", "train.py"]);
     assert!(
@@ -810,9 +849,7 @@ fn simulated_and_limited(world: &World, options: &[&str]) -> [Value; 2] {
     [simulated, limited].map(|ran| serde_json::from_str(&ran.out).unwrap())
 }
 
-#[test]
-fn many_runs_on_a_limited_real_gpu_match_a_simulated_one() {
-    let Some(world) = World::new() else { return };
+fn many_runs_on_a_limited_real_gpu_match_a_simulated_one(world: World) {
     world.write("train.py", FOUR);
     let [simulated, limited] = simulated_and_limited(&world, &["--every-fault"]);
     assert_eq!((simulated["cases"].as_array().unwrap().len(), &simulated), (4, &limited));
@@ -833,9 +870,7 @@ fn many_runs_on_a_limited_real_gpu_match_a_simulated_one() {
     assert_eq!((&limited["orders"][0]["addresses"], limited["orders"].as_array().unwrap().len()), (&"driver".into(), 1));
 }
 
-#[test]
-fn runs_on_a_real_gpu_are_sequential_by_default() {
-    let Some(world) = World::new() else { return };
+fn runs_on_a_real_gpu_are_sequential_by_default(world: World) {
     // Records the number of parallel runs at its start.
     let program = "import os, time, torch\nopen('runs/%d' % os.getpid(), 'w').close()\nopen('most', 'a').write('%d\\n' % len(os.listdir('runs')))\n\
                    torch.cuda.malloc(1 << 20)\ntime.sleep(0.5)\nos.remove('runs/%d' % os.getpid())\n";
@@ -851,17 +886,13 @@ fn runs_on_a_real_gpu_are_sequential_by_default() {
     assert_eq!((most(&[]), most(&["--jobs", "2"])), (Some(1), Some(2)));
 }
 
-#[test]
-fn an_injected_failure_without_effect_is_reported_and_fails() {
-    let Some(world) = World::new() else { return };
+fn an_injected_failure_without_effect_is_reported_and_fails(world: World) {
     world.write("train.py", FOUR);
     let ran = world.run(&["--fail", "any:9:2"], &["python3", "train.py"]);
     assert!(ran.code == Some(1) && ran.err.contains("`--fail any:9:2:0` had no effect"), "{}", ran.err);
 }
 
-#[test]
-fn pointless_runs_are_rejected_with_advice() {
-    let Some(world) = World::new() else { return };
+fn pointless_runs_are_rejected_with_advice(world: World) {
     for (options, program, code, message) in [
         (&["--every-fault=some:3"][..], "", 2, "does not select attempts"),
         (&["--every-fault", "--alloc-conf", "a", "--alloc-conf", "b"], "", 2, "takes one `--alloc-conf`"),
@@ -879,9 +910,7 @@ fn pointless_runs_are_rejected_with_advice() {
 /// Requests the number of MiB in its argument. Exits with 3 if a variable has an unexpected value.
 const ASKS: &str = "import os, sys, torch\ntorch.cuda.malloc(int(sys.argv[1]) << 20)\nassert os.environ['PYTORCH_ALLOC_CONF'] == 'expandable_segments:True'\nsys.exit(int(os.environ.get('CODE', '0')))\n";
 
-#[test]
-fn programs_of_a_scenario_share_its_memory() {
-    let Some(world) = World::new() else { return };
+fn programs_of_a_scenario_share_its_memory(world: World) {
     world.write("scenarios/asks.py", ASKS);
     // It holds 600 MiB until another process holds 100 MiB.
     world.write("scenarios/holds.py", "import ctypes, torch\ntorch.cuda.malloc(600 << 20)\nleft, all = ctypes.c_size_t(1 << 30), ctypes.c_size_t()\nwhile left.value > 324 << 20:\n    torch.cuda._runtime.cudaMemGetInfo(ctypes.byref(left), ctypes.byref(all))\n");
@@ -906,9 +935,7 @@ fn programs_of_a_scenario_share_its_memory() {
     }
 }
 
-#[test]
-fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command() {
-    let Some(world) = World::new() else { return };
+fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command(world: World) {
     world.write("scenarios/asks.py", ASKS);
     let failed = |step: &str, shown: &[&str]| {
         let ran = world.run_scenario(&format!("  - exec: {step}\n"));
@@ -937,9 +964,7 @@ fn a_failed_program_is_shown_with_its_last_lines_and_a_reproducing_command() {
     );
 }
 
-#[test]
-fn a_scenario_with_unusable_programs_is_skipped_with_the_reason() {
-    let Some(world) = World::new() else { return };
+fn a_scenario_with_unusable_programs_is_skipped_with_the_reason(world: World) {
     let skipped = |steps: &str, reason: &str| {
         let ran = world.run_scenario(steps);
         let text = format!("{}{}", ran.out, ran.err).replace('\n', " ");
@@ -953,9 +978,7 @@ fn a_scenario_with_unusable_programs_is_skipped_with_the_reason() {
     );
 }
 
-#[test]
-fn a_scenario_for_another_gpu_is_skipped() {
-    let Some(world) = World::new() else { return };
+fn a_scenario_for_another_gpu_is_skipped(world: World) {
     let steps = "about: A test.\nneeds: { memory: 64MiB }\nallocators: [caching]\nsteps:\n  - exec: { command: [python3, train.py], gpu: a100-40 }\n";
     world.write("scenarios/program.yaml", steps);
     let staging = Staging::new(&strict()).unwrap();
@@ -967,9 +990,7 @@ fn a_scenario_for_another_gpu_is_skipped() {
     assert!(words.contains("`python3 train.py` requires the GPU a100-40 (NVIDIA A100-SXM4-40GB), but this GPU is Simulated GPU"), "{text}");
 }
 
-#[test]
-fn a_failed_program_on_a_gpu_is_shown_with_its_command() {
-    let Some(world) = World::new() else { return };
+fn a_failed_program_on_a_gpu_is_shown_with_its_command(world: World) {
     world.write("scenarios/asks.py", ASKS);
     let step = "  - exec: { command: [python3, asks.py, 2000], env: { CODE: 5 }, fail: [\"cudaMalloc:2\"] }\n";
     let ran = world.run_scenario_on_gpu(step, "json");
@@ -983,9 +1004,7 @@ fn a_failed_program_on_a_gpu_is_shown_with_its_command() {
     assert!(ran.code == Some(1) && shown.iter().all(|shown| text.contains(shown)), "{text}");
 }
 
-#[test]
-fn an_optional_program_that_cannot_run_is_skipped_with_its_expectations() {
-    let Some(world) = World::new() else { return };
+fn an_optional_program_that_cannot_run_is_skipped_with_its_expectations(world: World) {
     let steps = "  - exec: { id: program, command: [python3, -I, train.py], optional: true }
   - expect: program.reserved == 382MiB
   - alloc: { buffer: x, size: 400000000B }

@@ -36,7 +36,6 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    #[must_use]
     pub fn core(&self) -> PathBuf {
         self.folder.join(&self.core)
     }

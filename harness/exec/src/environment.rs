@@ -39,7 +39,6 @@ struct Found {
 
 /// Returns the shared objects in these package folders that need one of NVIDIA's libraries, in order. Unreadable files are
 /// skipped: the program that loads them reports the problem.
-#[must_use]
 pub fn extensions(cache: &Path, packages: &[PathBuf]) -> Vec<PathBuf> {
     let mut hasher = DefaultHasher::new();
     packages.iter().for_each(|folder| hasher.write(folder.as_os_str().as_encoded_bytes()));

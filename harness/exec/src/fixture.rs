@@ -5,7 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::cache::Libraries;
+use crate::launch::CORE;
+use crate::setup::Setup;
 use crate::stub_library::{Kind, StubLibrary, Symbol};
+use crate::torch::Torch;
 
 /// Functions with their library's version node, functions without one, and a variable.
 const LIBRARIES: [(&str, Option<&str>, &[&str]); 4] = [
@@ -21,6 +25,21 @@ extern int nvshmem_selected_device_transport, customer;
 int (*used[])(void) = {(int (*)(void))cudaMalloc, cudaFictional, nvshmem_init, ncclFictional, cuFictional};
 int *variable[] = {&nvshmem_selected_device_transport, &customer};
 ";
+
+/// Returns a setup with these stub libraries for a torch on this version of the C library.
+pub(crate) fn setup(folder: &Path, stubs: &[&str], libc: (u32, u32)) -> Setup {
+    let torch = Torch {
+        python: PathBuf::new(),
+        folder: PathBuf::new(),
+        version: "2.11.0".to_owned(),
+        cuda: (13, 0),
+        cudnn: None,
+        libc,
+        packages: Vec::new(),
+    };
+    let stubs = stubs.iter().map(|stub| (*stub).to_owned()).collect();
+    Setup { torch, libraries: Libraries { folder: folder.to_owned(), core: CORE.to_owned(), stubs } }
+}
 
 /// Compiles `lib/libtorch_cuda.so` into this torch folder.
 pub(crate) fn compile_torch(torch: &Path) {

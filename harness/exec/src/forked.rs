@@ -5,6 +5,8 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
 use std::ptr;
 
 use libc::{c_int, pid_t};
@@ -80,8 +82,7 @@ impl ForkedChild {
             match waited {
                 -1 if error.kind() == io::ErrorKind::Interrupted => {}
                 -1 => return Err(error),
-                _ if libc::WIFSIGNALED(status) => return Ok(End::Signal((libc::WTERMSIG(status) & 0x7f) as u8)),
-                _ => return Ok(End::Code((libc::WEXITSTATUS(status) & 0xff) as u8)),
+                _ => return Ok(ExitStatus::from_raw(status).into()),
             }
         }
     }

@@ -22,8 +22,8 @@ use crate::process;
 
 /// Folder names begin with this and the process ID of the guarded process.
 const PREFIX: &str = "harness-gpu-";
-/// How long processes may take to end after SIGTERM.
-const GRACE: Duration = Duration::from_secs(3);
+/// How long the guardian tries to end processes.
+const MOST: Duration = Duration::from_secs(6);
 
 /// The temporary folder of a run. Dropping it deletes the folder.
 #[derive(Debug)]
@@ -44,7 +44,6 @@ impl RunFolder {
         Ok(Self { folder, _lock: lock })
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -143,23 +142,10 @@ fn end_programs(folder: &Path) {
     let mut variable = OsString::from(format!("{RUN}="));
     variable.push(folder);
     let began = Instant::now();
-    let mut asked = Vec::new();
-    while began.elapsed() < 2 * GRACE {
+    process::end_all(Duration::ZERO, || {
         let running: Vec<pid_t> = process::processes().filter(|pid| has_variable(*pid, variable.as_bytes())).collect();
-        if running.is_empty() {
-            return;
-        }
-        for pid in running {
-            if began.elapsed() > GRACE {
-                process::kill(&[pid]);
-            } else if !asked.contains(&pid) {
-                // SAFETY: takes integers only.
-                unsafe { libc::kill(pid, libc::SIGTERM) };
-                asked.push(pid);
-            }
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        (!running.is_empty() && began.elapsed() < MOST).then_some(running)
+    });
 }
 
 /// Returns whether a process was started with a variable that begins like this. Ended processes have no variables.

@@ -7,41 +7,35 @@ use std::path::{Path, PathBuf};
 
 use harness_base::shared_object::{self, SharedObjectError};
 use object::elf;
-use object::read::elf::{Dyn as _, FileHeader as _, SectionTable, Sym as _};
+use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _, SectionTable, Sym as _};
 use object::{Endianness, ReadCache, ReadRef};
 
 use crate::stub_library::{Kind, Symbol};
 
 type Header = elf::FileHeader64<Endianness>;
 
-/// Prefixes of a library's function names.
-struct NvidiaLibrary {
-    /// The library's file name without `.so` and version.
-    stem: &'static str,
-    prefixes: &'static [&'static str],
-}
-
-/// NVIDIA's libraries. The longest matching prefix decides; `cu` alone belongs to the driver.
-const NVIDIA_LIBRARIES: [NvidiaLibrary; 19] = [
-    NvidiaLibrary { stem: "libcuda", prefixes: &["cu"] },
-    NvidiaLibrary { stem: "libcudart", prefixes: &["cuda", "__cuda"] },
-    NvidiaLibrary { stem: "libcublas", prefixes: &["cublas"] },
-    NvidiaLibrary { stem: "libcublasLt", prefixes: &["cublasLt"] },
-    NvidiaLibrary { stem: "libcudnn", prefixes: &["cudnn"] },
-    NvidiaLibrary { stem: "libcudss", prefixes: &["cudss"] },
-    NvidiaLibrary { stem: "libcufft", prefixes: &["cufft"] },
-    NvidiaLibrary { stem: "libcufile", prefixes: &["cuFile"] },
-    NvidiaLibrary { stem: "libcupti", prefixes: &["cupti"] },
-    NvidiaLibrary { stem: "libcurand", prefixes: &["curand"] },
-    NvidiaLibrary { stem: "libcusolver", prefixes: &["cusolver"] },
-    NvidiaLibrary { stem: "libcusolverMg", prefixes: &["cusolverMg"] },
-    NvidiaLibrary { stem: "libcusparse", prefixes: &["cusparse"] },
-    NvidiaLibrary { stem: "libcusparseLt", prefixes: &["cusparseLt"] },
-    NvidiaLibrary { stem: "libnccl", prefixes: &["nccl", "pnccl"] },
-    NvidiaLibrary { stem: "libnvidia-ml", prefixes: &["nvml"] },
-    NvidiaLibrary { stem: "libnvJitLink", prefixes: &["nvJitLink", "__nvJitLink"] },
-    NvidiaLibrary { stem: "libnvrtc", prefixes: &["nvrtc"] },
-    NvidiaLibrary { stem: "libnvshmem_host", prefixes: &["nvshmem"] },
+/// NVIDIA's libraries: the file name without `.so` and version, and the prefixes of the functions. The longest matching prefix decides; `cu` alone belongs to
+/// the driver.
+const NVIDIA_LIBRARIES: [(&str, &[&str]); 19] = [
+    ("libcuda", &["cu"]),
+    ("libcudart", &["cuda", "__cuda"]),
+    ("libcublas", &["cublas"]),
+    ("libcublasLt", &["cublasLt"]),
+    ("libcudnn", &["cudnn"]),
+    ("libcudss", &["cudss"]),
+    ("libcufft", &["cufft"]),
+    ("libcufile", &["cuFile"]),
+    ("libcupti", &["cupti"]),
+    ("libcurand", &["curand"]),
+    ("libcusolver", &["cusolver"]),
+    ("libcusolverMg", &["cusolverMg"]),
+    ("libcusparse", &["cusparse"]),
+    ("libcusparseLt", &["cusparseLt"]),
+    ("libnccl", &["nccl", "pnccl"]),
+    ("libnvidia-ml", &["nvml"]),
+    ("libnvJitLink", &["nvJitLink", "__nvJitLink"]),
+    ("libnvrtc", &["nvrtc"]),
+    ("libnvshmem_host", &["nvshmem"]),
 ];
 
 /// Returns the NVIDIA library with this file name, such as `libcudart` for `libcudart.so.13`. Bundled copies under other names,
@@ -49,12 +43,12 @@ const NVIDIA_LIBRARIES: [NvidiaLibrary; 19] = [
 fn library_of_file(file: &str) -> Option<&'static str> {
     let (stem, version) = file.split_once(".so")?;
     let is_version = version.is_empty() || version.starts_with('.');
-    NVIDIA_LIBRARIES.iter().map(|library| library.stem).find(|known| is_version && *known == stem)
+    NVIDIA_LIBRARIES.iter().map(|(known, _)| *known).find(|known| is_version && *known == stem)
 }
 
 /// Returns the library that a function's name belongs to.
 fn library_of_symbol(name: &str) -> Option<&'static str> {
-    let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|library| library.prefixes.iter().map(|prefix| (*prefix, library.stem)));
+    let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|(stem, prefixes)| prefixes.iter().map(|prefix| (*prefix, *stem)));
     let longest = prefixes.filter(|(prefix, _)| name.starts_with(prefix)).max_by_key(|(prefix, _)| prefix.len())?;
     let is_driver = longest.1 != "libcuda" || name[2..].starts_with(|first: char| first.is_ascii_uppercase());
     is_driver.then_some(longest.1)
@@ -147,7 +141,6 @@ impl Imports {
     }
 
     /// Returns the SONAME of a library, given its name without version, such as `libcudart`.
-    #[must_use]
     pub fn soname(&self, library: &str) -> Option<&str> {
         self.libraries.keys().map(String::as_str).find(|soname| library_of_file(soname) == Some(library))
     }
@@ -238,7 +231,6 @@ pub(crate) fn is_shared_object(name: &str) -> bool {
 /// Returns whether a file is a shared object for x86-64 that needs one of NVIDIA's libraries and is not itself one of them. Reads
 /// only its headers and its list of needed libraries.
 pub(crate) fn needs_nvidia(path: &Path) -> bool {
-    let is_one = path.file_name().and_then(|name| name.to_str()).is_none_or(|name| library_of_file(name).is_some());
     let needs = || -> Option<bool> {
         let file = open(path).ok()?;
         let header = Header::parse(&file).ok()?;
@@ -246,7 +238,25 @@ pub(crate) fn needs_nvidia(path: &Path) -> bool {
         let is_here = header.e_machine(endian) == elf::EM_X86_64;
         Some(is_here && needed(endian, &sections, &file).ok()?.iter().any(|needed| library_of_file(needed).is_some()))
     };
-    !is_one && needs().unwrap_or(false)
+    path.file_name().is_some_and(|name| name.to_str().is_some()) && !is_nvidia_library(path) && needs().unwrap_or(false)
+}
+
+/// Returns whether a file has the name of one of NVIDIA's libraries.
+pub(crate) fn is_nvidia_library(path: &Path) -> bool {
+    path.file_name().and_then(|name| library_of_file(name.to_str()?)).is_some()
+}
+
+/// Returns whether the GNU C library's dynamic linker starts this program for x86-64.
+pub(crate) fn is_linked_dynamically(program: &Path) -> bool {
+    let linker = || -> Option<bool> {
+        let file = open(program).ok()?;
+        let header = Header::parse(&file).ok()?;
+        let endian = header.endian().ok()?;
+        let parts = header.program_headers(endian, &file).ok()?;
+        let linker = parts.iter().find(|part| part.p_type(endian) == elf::PT_INTERP)?.data(endian, &file).ok()?;
+        Some(text(linker).contains("ld-linux-x86-64"))
+    };
+    linker().unwrap_or(false)
 }
 
 fn open(path: &Path) -> Result<ReadCache<File>, ImportsError> {

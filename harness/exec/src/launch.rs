@@ -7,11 +7,17 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use harness_gpu_settings::ledger::{LEDGER, Ledger};
+use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
+use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, UNLOADED, Values};
+use libc::pid_t;
+
 use crate::cache::Libraries;
 pub use crate::guardian::RunFolder;
-use crate::process::{self, End};
-use harness_gpu_settings::ledger::{LEDGER, Ledger};
-use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, Settings, Values};
+use crate::machine::Machine;
+use crate::process::{self, End, HeldSignals};
+use crate::setup::Setup;
+use crate::{imports, torch};
 
 /// File name of the core library.
 pub const CORE: &str = "libharness_simulated_gpu.so";
@@ -36,8 +42,10 @@ const AUDITING_LIBC: (u32, u32) = (2, 35);
 /// longer ones.
 const LONGEST_PATH: usize = 254;
 /// Names the library that the hook must find loaded in each Python process.
-pub(crate) const EXPECTED: &str = "HARNESS_GPU_EXPECTED";
-/// The file that the hook writes if it does not find that library.
+const EXPECTED: &str = "HARNESS_GPU_EXPECTED";
+/// Selects the GPUs that a program sees.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+/// The file that exists if a process uses CUDA without that library.
 const NOT_LOADED: &str = "not-loaded";
 /// Variables with the allocator's settings: from PyTorch 2.9 on, and before.
 const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
@@ -61,36 +69,19 @@ const PACKAGES: [&str; 14] = [
     "nvshmem",
 ];
 
-/// How the stub libraries replace NVIDIA's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interposition {
-    /// The core library redirects the search for libraries (LD_AUDIT).
-    Audit,
-    /// All stub libraries are loaded into each process (LD_PRELOAD).
-    Preload,
-}
-
-impl Interposition {
-    /// Returns the method that works with this version of the GNU C library.
-    #[must_use]
-    pub fn of_libc(version: (u32, u32)) -> Self {
-        if version >= AUDITING_LIBC { Self::Audit } else { Self::Preload }
-    }
-}
-
 /// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub command: &'a [OsString],
-    pub settings: &'a Settings,
-    pub libraries: &'a Libraries,
-    pub interposition: Interposition,
+    pub machine: &'a Machine,
+    pub setup: &'a Setup,
     /// Settings of PyTorch's allocator.
     pub alloc_conf: Option<&'a str>,
     /// `true` if the program's processes write memory snapshots.
     pub snapshot: bool,
-    /// The ledger of devices shared with other programs. Without it, the run gets its own.
+    /// The ledger of devices or of a limit shared with other programs. Without it, a run on simulated GPUs gets its own, and on a real GPU each process has
+    /// its own limit.
     pub ledger: Option<&'a Path>,
 }
 
@@ -116,8 +107,8 @@ pub enum LaunchError {
     )]
     OldLibc((u32, u32)),
     #[error(
-        "the dynamic linker did not load the simulated GPU's library, or the one that limits programs, into the program, which was stopped; \
-         see its messages above, and set HARNESS_CACHE to a folder with a short and simple path"
+        "the dynamic linker did not load the simulated GPU's library, or the one that limits programs, into the program or a process that it started; \
+         see its messages above, start processes with the variable LD_AUDIT, and set HARNESS_CACHE to a folder with a short and simple path"
     )]
     NotLoaded,
     #[error("cannot create the run's temporary folder: {0}; free space there or set TMPDIR")]
@@ -131,8 +122,12 @@ pub fn core_library() -> Result<PathBuf, LaunchError> {
     beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::NoCore)
 }
 
-/// Returns the library that limits programs on a real GPU: from the variable, or next to this program.
-pub fn limiter() -> Result<PathBuf, LaunchError> {
+/// Returns the library that limits programs on a real GPU: from the variable, or next to this program. Fails if this version of the GNU C library cannot
+/// load it.
+pub(crate) fn limiter(libc: (u32, u32)) -> Result<PathBuf, LaunchError> {
+    if libc < AUDITING_LIBC {
+        return Err(LaunchError::OldLibc(libc));
+    }
     let library = beside_program(LIMITER, LIMITER_VARIABLE).ok_or(LaunchError::NoLimiter)?;
     if is_loadable(&library) { Ok(library) } else { Err(LaunchError::UnloadablePath(library)) }
 }
@@ -163,7 +158,6 @@ pub struct Ended {
 }
 
 impl Ended {
-    #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -173,81 +167,109 @@ impl Ended {
 #[derive(Debug)]
 pub struct Prepared {
     pub command: Command,
+    pub(crate) watch: Watch,
     folder: RunFolder,
 }
 
-impl Prepared {
-    /// Creates and fills the folder of a run, and makes the command with these variables.
-    pub(crate) fn new(
-        command: &[OsString],
-        fill: impl FnOnce(&Path) -> io::Result<()>,
-        environment: impl FnOnce(&Path) -> Vec<(&'static str, OsString)>,
-    ) -> Result<Self, LaunchError> {
-        let folder = RunFolder::new().map_err(LaunchError::Folder)?;
-        fill(folder.path()).map_err(LaunchError::Folder)?;
-        let nothing = || LaunchError::Start { program: String::new(), source: io::ErrorKind::NotFound.into() };
-        let (program, arguments) = command.split_first().ok_or_else(nothing)?;
-        let mut command = Command::new(program);
-        command.args(arguments).envs(environment(folder.path()));
-        Ok(Self { command, folder })
+/// Finds processes that use NVIDIA's libraries without ours. The hook finds them only in Python, and only if the program's options let it run.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    run: PathBuf,
+    /// The folder of our libraries, and the file name of the one that each process loads.
+    libraries: PathBuf,
+    core: String,
+}
+
+impl Watch {
+    /// Kills the program if one of its processes lacks our library. Its end is then an error.
+    pub(crate) fn look(&self, program: pid_t) {
+        let mut processes = process::descendants(program);
+        processes.push(program);
+        if processes.iter().any(|pid| self.lacks_ours(*pid)) {
+            let _ = fs::write(self.run.join(NOT_LOADED), "");
+            process::kill(&processes);
+        }
     }
 
-    /// Runs the program with this process's standard streams. If `is_reported`, its processes record data for a timeline.
-    pub(crate) fn run(mut self, is_reported: bool) -> Result<Ended, LaunchError> {
+    fn lacks_ours(&self, pid: pid_t) -> bool {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let files = || maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+        files().any(|file| imports::is_nvidia_library(file) && !file.starts_with(&self.libraries))
+            && !files().any(|file| file.file_name() == Some(OsStr::new(&self.core)))
+    }
+}
+
+impl Prepared {
+    /// Runs the program with the standard streams of `command`. If `is_reported`, its processes record data for a timeline.
+    pub fn run(mut self, is_reported: bool) -> Result<Ended, LaunchError> {
         if is_reported {
             self.command.envs([(PLACES, "1"), (SAMPLES, "1")]);
         }
-        let end = process::run(&mut self.command).map_err(|source| self.start_error(source))?;
+        let end = HeldSignals::hold().and_then(|signals| signals.run(&mut self.command, |program| self.watch.look(program)));
+        let end = end.map_err(|source| self.start_error(source))?;
         self.ended(end)
     }
 
-    #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Records the end of the program. Fails if the hook found that a Python process ran without our library.
+    /// Records the end of the program. Fails if a process ran without our library.
     pub fn ended(self, end: End) -> Result<Ended, LaunchError> {
         let ended = Ended { end, folder: self.folder };
-        if ended.folder().join(NOT_LOADED).exists() { Err(LaunchError::NotLoaded) } else { Ok(ended) }
+        let is_not_loaded = [NOT_LOADED, UNLOADED].iter().any(|mark| ended.folder().join(mark).exists());
+        if is_not_loaded { Err(LaunchError::NotLoaded) } else { Ok(ended) }
     }
 
     /// Returns the error for a program that cannot be started.
-    #[must_use]
     pub fn start_error(&self, source: io::Error) -> LaunchError {
         LaunchError::Start { program: self.command.get_program().to_string_lossy().into_owned(), source }
     }
 }
 
 impl Launch<'_> {
-    /// Runs the program with this process's standard streams. If `is_reported`, its processes record data for a timeline.
-    pub fn run(&self, is_reported: bool) -> Result<Ended, LaunchError> {
-        self.prepare()?.run(is_reported)
-    }
-
     /// Creates the folder of a run and the command that runs the program in it.
     pub fn prepare(&self) -> Result<Prepared, LaunchError> {
-        Prepared::new(self.command, |run| self.fill(run), |run| self.environment(run, |name| std::env::var_os(name)))
+        let folder = RunFolder::new().map_err(LaunchError::Folder)?;
+        self.fill(folder.path()).map_err(LaunchError::Folder)?;
+        let nothing = || LaunchError::Start { program: String::new(), source: io::ErrorKind::NotFound.into() };
+        let (program, arguments) = self.command.split_first().ok_or_else(nothing)?;
+        let mut command = Command::new(program);
+        command.args(arguments).envs(self.environment(folder.path(), |name| std::env::var_os(name)));
+        let Libraries { folder: libraries, core, .. } = self.setup.libraries.clone();
+        Ok(Prepared { command, watch: Watch { run: folder.path().to_owned(), libraries, core }, folder })
+    }
+
+    /// Returns whether the dynamic linker loads our library as an auditor (LD_AUDIT). With an older GNU C library, all stub libraries are loaded into each
+    /// process (LD_PRELOAD).
+    fn is_audited(&self) -> bool {
+        self.setup.torch.libc >= AUDITING_LIBC
     }
 
     /// Writes the files that the program needs into the folder of the run.
     fn fill(&self, run: &Path) -> io::Result<()> {
+        let hook = hook_folder(run);
+        fs::create_dir(&hook)?;
+        fs::write(hook.join("sitecustomize.py"), HOOK)?;
+        if self.is_audited() && self.command.first().is_some_and(|program| torch::is_linked_dynamically(program)) {
+            fs::write(run.join(UNLOADED), "")?;
+        }
+        let Machine::Simulated(settings) = self.machine else { return fs::create_dir(self.machine.counters(run)) };
         for cache in KERNEL_CACHES {
             fs::create_dir_all(kernel_cache(run, cache))?;
         }
         if self.ledger.is_none() {
             Ledger::create(&own_ledger(run))?;
         }
-        let hook = write_hook(run)?;
-        if self.settings.values == Values::Small {
+        if settings.values == Values::Small {
             fs::write(hook.join("small_values.py"), SMALL_VALUES)?;
         }
-        if self.interposition == Interposition::Preload {
-            let release = format!("cu{}", self.settings.cuda);
+        if !self.is_audited() {
+            let release = format!("cu{}", settings.cuda);
             for package in PACKAGES.into_iter().chain([release.as_str()]) {
                 let package = hook.join("nvidia").join(package);
                 fs::create_dir_all(&package)?;
-                symlink(&self.libraries.folder, package.join("lib"))?;
+                symlink(&self.setup.libraries.folder, package.join("lib"))?;
             }
         }
         Ok(())
@@ -255,52 +277,49 @@ impl Launch<'_> {
 
     /// Returns the variables to set for the program. `inherited` returns the value it would otherwise inherit.
     fn environment(&self, run: &Path, inherited: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, OsString)> {
-        let libraries = &self.libraries.folder;
-        let mut set: Vec<(&'static str, OsString)> = vec![
-            (SETTINGS, self.settings.to_string().into()),
-            (LIBRARIES, libraries.into()),
-            (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
-            ("TRITON_LIBCUDA_PATH", libraries.into()),
-            (EXPECTED, self.libraries.core.clone().into()),
-        ];
-        set.push(match self.interposition {
-            Interposition::Audit => loaded("LD_AUDIT", self.libraries.core().into(), &inherited),
-            Interposition::Preload => {
-                let stubs = self.libraries.stubs.iter().map(|stub| libraries.join(stub).into_os_string());
-                loaded("LD_PRELOAD", joined(stubs), &inherited)
+        let list = |name: &str| inherited(name).unwrap_or_default();
+        let libraries = &self.setup.libraries;
+        let hook = joined([hook_folder(run).into(), list("PYTHONPATH")]);
+        let mut set: Vec<(&'static str, OsString)> =
+            vec![(RUN, run.into()), ("PYTHONPATH", hook), (EXPECTED, libraries.core.clone().into())];
+        set.extend(self.alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
+        set.extend(self.snapshot.then(|| (SNAPSHOT, "1".into())));
+        match self.machine {
+            Machine::Simulated(settings) => {
+                set.extend([
+                    (SETTINGS, settings.to_string().into()),
+                    (LIBRARIES, libraries.folder.clone().into()),
+                    (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
+                    ("TRITON_LIBCUDA_PATH", libraries.folder.clone().into()),
+                ]);
+                // The user's own libraries come first.
+                set.push(if self.is_audited() {
+                    ("LD_AUDIT", joined([list("LD_AUDIT"), libraries.core().into()]))
+                } else {
+                    let stubs = joined(libraries.stubs.iter().map(|stub| libraries.folder.join(stub).into_os_string()));
+                    ("LD_PRELOAD", joined([list("LD_PRELOAD"), stubs]))
+                });
+                set.extend(KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into())));
             }
-        });
-        set.extend(KERNEL_CACHES.map(|cache| (cache, kernel_cache(run, cache).into())));
-        set.extend(of_torch(run, self.alloc_conf, self.snapshot, &inherited));
+            Machine::Real(ordinal, limits) => {
+                set.extend([
+                    (LIMITS, limits.to_string().into()),
+                    (LIMITS_RUN, self.machine.counters(run).into()),
+                    (VISIBLE, visible(*ordinal, inherited(VISIBLE))),
+                    // First in the list: for `dlsym`, the GNU C library skips auditors listed after one that ignores bindings.
+                    ("LD_AUDIT", joined([libraries.core().into(), list("LD_AUDIT")])),
+                ]);
+                set.extend(self.ledger.map(|ledger| (LIMITS_LEDGER, ledger.into())));
+            }
+        }
         set
     }
 }
 
-/// Writes the Python hook into the folder of a run and returns the hook's folder.
-pub(crate) fn write_hook(run: &Path) -> io::Result<PathBuf> {
-    let hook = hook_folder(run);
-    fs::create_dir(&hook)?;
-    fs::write(hook.join("sitecustomize.py"), HOOK)?;
-    Ok(hook)
-}
-
-/// Appends a library to those that the user's environment loads.
-fn loaded(name: &'static str, added: OsString, inherited: &impl Fn(&str) -> Option<OsString>) -> (&'static str, OsString) {
-    (name, joined([inherited(name).unwrap_or_default(), added]))
-}
-
-/// Returns the variables for torch and the hook.
-pub(crate) fn of_torch(
-    run: &Path,
-    alloc_conf: Option<&str>,
-    snapshot: bool,
-    inherited: &impl Fn(&str) -> Option<OsString>,
-) -> Vec<(&'static str, OsString)> {
-    let hook = joined([hook_folder(run).into(), inherited("PYTHONPATH").unwrap_or_default()]);
-    let mut set: Vec<(&'static str, OsString)> = vec![(RUN, run.into()), ("PYTHONPATH", hook)];
-    set.extend(alloc_conf.into_iter().flat_map(|conf| ALLOCATOR_SETTINGS.map(|name| (name, conf.into()))));
-    set.extend(snapshot.then(|| (SNAPSHOT, "1".into())));
-    set
+/// Returns the value of CUDA_VISIBLE_DEVICES that selects the GPU with this number among the visible ones.
+fn visible(ordinal: u32, inherited: Option<OsString>) -> OsString {
+    let named = |list: &str| list.split(',').nth(ordinal as usize).map(|name| name.trim().to_owned());
+    inherited.as_deref().and_then(|list| named(list.to_str()?)).unwrap_or_else(|| ordinal.to_string()).into()
 }
 
 fn hook_folder(run: &Path) -> PathBuf {
@@ -317,7 +336,7 @@ fn kernel_cache(run: &Path, variable: &str) -> PathBuf {
 }
 
 /// Joins paths with colons. Skips empty ones, which would name the current folder.
-pub(crate) fn joined(paths: impl IntoIterator<Item = OsString>) -> OsString {
+fn joined(paths: impl IntoIterator<Item = OsString>) -> OsString {
     let paths: Vec<OsString> = paths.into_iter().filter(|path| !path.is_empty()).collect();
     paths.join(OsStr::new(":"))
 }

@@ -4,7 +4,7 @@
 //!    packages that use CUDA.
 //! 2. [`imports`] reads what they import from NVIDIA's libraries. [`stubs`] and [`stub_library`] make the stub libraries, and
 //!    [`cache`] keeps them.
-//! 3. [`launch`] starts the program through [`process`]; [`limited`] starts it on a real GPU.
+//! 3. [`launch`] starts the program through [`process`] on a [`machine`]: simulated GPUs, or a real GPU with a limit.
 //! 4. [`record`] collects the files that its processes wrote, [`summary`] prints them, and [`timeline`] orders the memory events
 //!    of a process.
 //!
@@ -22,7 +22,7 @@ pub mod imports;
 pub mod large_pages;
 pub mod launch;
 pub mod library_host;
-pub mod limited;
+pub mod machine;
 pub mod process;
 pub mod record;
 pub mod setup;

@@ -15,6 +15,9 @@ const PASSED_ON: [c_int; 6] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::
 /// How long remaining processes may take to end by themselves, and then after SIGTERM.
 const GRACE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(3)];
 
+/// The time between two looks at a running program.
+const LOOK: Duration = Duration::from_millis(250);
+
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -26,13 +29,41 @@ pub enum End {
 
 impl End {
     /// Returns the exit code that shells use: 128 + n for signal n.
-    #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Code(code) => code,
             Self::Signal(signal) => 128 + signal,
         }
     }
+
+    /// Returns the signal that ended it.
+    pub const fn signal(self) -> Option<u8> {
+        match self {
+            Self::Code(_) => None,
+            Self::Signal(signal) => Some(signal),
+        }
+    }
+}
+
+/// Signals with a name that users may not know, and their usual cause.
+const SIGNALS: [(c_int, &str, &str); 6] = [
+    (libc::SIGXFSZ, "SIGXFSZ", "a file would have become larger than `ulimit -f` allows"),
+    (libc::SIGXCPU, "SIGXCPU", "it took more processor time than `ulimit -t` allows"),
+    (libc::SIGSEGV, "SIGSEGV", "it accessed memory that does not exist, or its stack was too small (`ulimit -s`)"),
+    (libc::SIGBUS, "SIGBUS", "it accessed a mapped file beyond its end, or the disk was full"),
+    (libc::SIGABRT, "SIGABRT", "it stopped itself after an error"),
+    (libc::SIGKILL, "SIGKILL", "something killed it, for example the system when memory ran out"),
+];
+
+/// Returns a signal's name and usual cause, as in `SIGXFSZ: a file would have become larger than …`.
+pub fn cause_of(signal: u8) -> Option<String> {
+    SIGNALS.iter().find(|(number, ..)| *number == c_int::from(signal)).map(|(_, name, cause)| format!("{name}: {cause}"))
+}
+
+/// Makes this process's writes beyond the limit of `ulimit -f` fail with an error. By default they end it with SIGXFSZ. Programs get the default back.
+pub fn survive_file_size_limit() {
+    // SAFETY: takes integers only.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 impl From<ExitStatus> for End {
@@ -41,11 +72,6 @@ impl From<ExitStatus> for End {
         let byte = |number: i32| (number & 0xff) as u8;
         status.code().map_or_else(|| Self::Signal(byte(status.signal().unwrap_or_default())), |code| Self::Code(byte(code)))
     }
-}
-
-/// Runs a command to its end. The caller must have no other children: all of them are ended.
-pub fn run(command: &mut Command) -> io::Result<End> {
-    HeldSignals::hold()?.run(command)
 }
 
 /// Holds back the forwarded signals in this thread and the threads that it starts, until a program receives them.
@@ -57,13 +83,13 @@ impl HeldSignals {
         Signals::block().map(Self)
     }
 
-    /// Runs a command to its end, like [`run`].
-    pub fn run(self, command: &mut Command) -> io::Result<End> {
+    /// Runs a command to its end. The caller must have no other children: all of them are ended. Calls `look` with the process ID now and then.
+    pub fn run(self, command: &mut Command, look: impl FnMut(pid_t)) -> io::Result<End> {
         let Self(signals) = self;
         adopt();
         // The program inherits the signal mask.
         let mut child = ending_with_us(command, Some(signals.before)).spawn()?;
-        let status = wait(&mut child, &signals)?;
+        let status = wait(&mut child, &signals, look)?;
         end_all_children();
         Ok(status.into())
     }
@@ -105,13 +131,24 @@ impl Started {
         Ok(Self { child: ending_with_us(command, None).process_group(0).spawn()?, began: Instant::now() })
     }
 
+    /// Waits for its end, like [`Self::wait_and_look`].
+    pub fn wait(self, give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
+        self.wait_and_look(give_up, |_| ())
+    }
+
     /// Waits for its end. `give_up` receives the age of the run. If it returns `true`, kills the program with its descendants and
-    /// returns `None`.
-    pub fn wait(mut self, mut give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
+    /// returns `None`. Calls `look` with the process ID now and then.
+    pub fn wait_and_look(mut self, mut give_up: impl FnMut(Duration) -> bool, mut look: impl FnMut(pid_t)) -> io::Result<Option<End>> {
         let group = self.group();
+        let mut looked = Duration::ZERO;
         while !has_ended(group) {
-            if give_up(self.began.elapsed()) {
+            let age = self.began.elapsed();
+            if give_up(age) {
                 return Ok(None);
+            }
+            if age - looked > LOOK {
+                looked = age;
+                look(group);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -157,11 +194,6 @@ impl Drop for Started {
     }
 }
 
-/// Runs a command in parallel with others, like [`Started::wait`].
-pub fn run_beside_others(command: &mut Command, give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
-    Started::start(command)?.wait(give_up)
-}
-
 /// Returns whether our child has ended.
 fn has_ended(pid: pid_t) -> bool {
     await_end(pid, libc::WNOHANG).is_ok_and(|ended| ended)
@@ -187,7 +219,7 @@ fn await_end(pid: pid_t, options: c_int) -> io::Result<bool> {
 }
 
 /// Returns the descendants of a process.
-fn descendants(of: pid_t) -> Vec<pid_t> {
+pub(crate) fn descendants(of: pid_t) -> Vec<pid_t> {
     let parents: Vec<(pid_t, pid_t)> = processes().filter_map(|pid| Some((pid, stat(pid)?.parent))).collect();
     let mut found = vec![of];
     let mut at = 0;
@@ -206,13 +238,13 @@ pub(crate) fn kill(pids: &[pid_t]) {
     }
 }
 
-fn wait(child: &mut Child, signals: &Signals) -> io::Result<ExitStatus> {
+fn wait(child: &mut Child, signals: &Signals, mut look: impl FnMut(pid_t)) -> io::Result<ExitStatus> {
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        // Checks again every second, even without a signal.
-        if let Some(signal) = signals.next(Duration::from_secs(1))
+        look(child.id() as pid_t);
+        if let Some(signal) = signals.next(LOOK)
             && PASSED_ON.contains(&signal)
         {
             // SAFETY: takes integers only. The child has not been reaped, so its process ID is valid.
@@ -247,7 +279,7 @@ impl Signals {
     /// already has those.
     fn next(&self, patience: Duration) -> Option<c_int> {
         let mut info = MaybeUninit::uninit();
-        let timeout = libc::timespec { tv_sec: patience.as_secs() as libc::time_t, tv_nsec: 0 };
+        let timeout = libc::timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
         // SAFETY: all three are valid; the output is read only if the call succeeds.
         let (signal, info) = unsafe {
             match libc::sigtimedwait(&raw const self.set, info.as_mut_ptr(), &raw const timeout) {
@@ -266,17 +298,23 @@ impl Drop for Signals {
     }
 }
 
-/// Ends the program's remaining processes: waits a moment, then sends SIGTERM, then SIGKILL.
+/// Ends the program's remaining processes: waits a moment, then sends SIGTERM, then SIGKILL. Nothing else waits for our children, so their process IDs are
+/// valid.
 pub fn end_all_children() {
+    end_all(GRACE[0], children_left);
+}
+
+/// Sends each running process SIGTERM after `patience`, and SIGKILL some seconds later. Ends when `running` returns `None`.
+pub(crate) fn end_all(patience: Duration, running: impl Fn() -> Option<Vec<pid_t>>) {
     let began = Instant::now();
     let mut asked = BTreeSet::new();
-    while let Some(children) = children_left() {
+    while let Some(running) = running() {
         let age = began.elapsed();
-        for child in children {
-            let signal = if age > GRACE[0] + GRACE[1] { libc::SIGKILL } else { libc::SIGTERM };
-            if age > GRACE[0] && asked.insert((child, signal)) {
-                // SAFETY: takes integers only. Nothing else waits for our children, so the process ID is valid.
-                unsafe { libc::kill(child, signal) };
+        for pid in running {
+            let signal = if age > patience + GRACE[1] { libc::SIGKILL } else { libc::SIGTERM };
+            if age >= patience && asked.insert((pid, signal)) {
+                // SAFETY: takes integers only.
+                unsafe { libc::kill(pid, signal) };
             }
         }
         std::thread::sleep(Duration::from_millis(5));

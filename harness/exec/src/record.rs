@@ -9,13 +9,11 @@ use harness_gpu_settings::calls::SlowCall;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::Ledger;
-use harness_gpu_settings::limits::Limits;
-use harness_gpu_settings::settings::Settings;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::launch;
-use crate::limited::counters_folder;
+use crate::machine::Machine;
 use crate::process::End;
 
 /// A run, as `--record` writes it.
@@ -108,21 +106,16 @@ pub struct SnapshotFile {
 }
 
 impl Record {
-    /// Reads the folder of a run on simulated GPUs.
-    pub fn read(run: &Path, end: End, settings: &Settings) -> io::Result<Self> {
-        Self::of_folders(run, run, end, (settings.gpu.name.to_owned(), settings.to_string(), settings.devices))
-    }
-
-    /// Reads the folder of a run on a real GPU.
-    pub fn read_limited(run: &Path, end: End, ordinal: u32, limits: &Limits) -> io::Result<Self> {
-        Self::of_folders(run, &counters_folder(run), end, (format!("cuda:{ordinal}"), limits.to_string(), 0))
-    }
-
-    fn of_folders(run: &Path, counters: &Path, end: End, (gpu, settings, devices): (String, String, u32)) -> io::Result<Self> {
+    /// Reads the folder of a run.
+    pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {
+        let (gpu, settings, devices) = match machine {
+            Machine::Simulated(settings) => (settings.gpu.name.to_owned(), settings.to_string(), settings.devices),
+            Machine::Real(ordinal, limits) => (format!("cuda:{ordinal}"), limits.to_string(), 0),
+        };
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();
         let process =
             |pid: u32| Process { pid, torch: None, devices: Vec::new(), submitted: 0, slow_calls: Vec::new(), not_modelled: Vec::new() };
-        for ProcessCounters { pid, devices, submitted, slow, not_modelled } in ProcessCounters::read_folder(counters)? {
+        for ProcessCounters { pid, devices, submitted, slow, not_modelled } in ProcessCounters::read_folder(&machine.counters(run))? {
             let devices = devices.iter().enumerate().map(|(index, counters)| DeviceRecord::new(index, counters)).collect();
             let slow_calls = slow.into_iter().map(|(call, calls)| SlowCalls { call: call.name(), calls }).collect();
             processes.insert(pid, Process { devices, submitted, slow_calls, not_modelled, ..process(pid) });
@@ -132,27 +125,21 @@ impl Record {
             let torch = serde_json::from_slice(&fs::read(path)?).ok();
             processes.entry(pid).or_insert_with(|| process(pid)).torch = torch;
         }
-        let signal = match end {
-            End::Code(_) => None,
-            End::Signal(signal) => Some(signal),
-        };
         let peak_held = match Ledger::open(&launch::own_ledger(run)) {
             Ok(ledger) => (0..devices).map(|device| ledger.peak(device).0).collect(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
         let processes = processes.into_values().collect();
-        Ok(Self { exit_code: end.exit_code(), signal, gpu, settings, peak_held, processes })
+        Ok(Self { exit_code: end.exit_code(), signal: end.signal(), gpu, settings, peak_held, processes })
     }
 
     /// Counts the calls that this latency slowed down, over all processes.
-    #[must_use]
     pub fn slow_calls(&self, latency: &Latency) -> u64 {
         struck(self.processes.iter().flat_map(|process| &process.slow_calls), latency)
     }
 
     /// Returns the first latency that slowed down no call.
-    #[must_use]
     pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
         latencies.iter().find(|latency| self.slow_calls(latency) == 0)
     }
@@ -178,7 +165,6 @@ impl Record {
 
 impl Process {
     /// Returns whether the process requested device memory or called a function without a model.
-    #[must_use]
     pub fn used_gpu(&self) -> bool {
         self.devices.iter().any(|device| device.mallocs > 0) || !self.not_modelled.is_empty()
     }
@@ -186,7 +172,6 @@ impl Process {
 
 impl TorchRecord {
     /// Sums one statistic over all devices.
-    #[must_use]
     pub fn sum(&self, name: &str) -> u64 {
         self.memory_stats.values().filter_map(|stats| stats.get(name)?.as_u64()).sum()
     }

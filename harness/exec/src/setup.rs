@@ -9,20 +9,21 @@ use harness_gpu_settings::settings::{Cuda, Settings};
 
 use crate::cache::{self, CacheError, Libraries};
 use crate::environment::extensions;
-use crate::launch::{self, Interposition, LaunchError};
+use crate::launch::{self, LaunchError};
 use crate::torch::{self, Torch, TorchError};
 
 /// The interpreter to use if a command begins with `python`.
 const PYTHON: &str = "HARNESS_PYTHON";
 
-/// The torch of a command, and the libraries for it.
+/// The torch of a command, and the libraries that are loaded into its processes: the stub libraries and their core, or on a real GPU the library of
+/// `harness-limits` alone.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub torch: Torch,
     pub libraries: Libraries,
 }
 
-/// Why a command cannot run on a simulated GPU.
+/// Why a command cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     #[error(transparent)]
@@ -43,23 +44,24 @@ impl Setup {
         Ok(Self { torch, libraries })
     }
 
+    /// Finds the torch that a command imports, and the library that limits programs on a real GPU.
+    pub fn for_real_gpu(command: &[OsString], python: Option<&Path>) -> Result<Self, SetupError> {
+        let torch = Torch::find(command, python)?;
+        let library = launch::limiter(torch.libc)?;
+        let core = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let libraries = Libraries { folder: library.with_file_name(""), core, stubs: Vec::new() };
+        Ok(Self { torch, libraries })
+    }
+
     /// Returns the settings of a machine with one GPU of this kind, with the CUDA version of this torch.
-    #[must_use]
     pub fn settings(&self, gpu: &'static Gpu, memory: Bytes) -> Settings {
         let default = Settings::new(gpu, memory);
         let cuda = if self.torch.cuda.0 == 12 { Cuda::V12 } else { Cuda::V13 };
         Settings { cuda, cudnn: self.torch.cudnn.unwrap_or(default.cudnn), ..default }
     }
-
-    /// Returns how the stub libraries replace NVIDIA's.
-    #[must_use]
-    pub fn interposition(&self) -> Interposition {
-        Interposition::of_libc(self.torch.libc)
-    }
 }
 
 /// Replaces a leading `python` with HARNESS_PYTHON, or else with `python` or `python3` from PATH.
-#[must_use]
 pub fn with_python(command: &[String]) -> Vec<OsString> {
     let mut words: Vec<OsString> = command.iter().map(OsString::from).collect();
     if let Some(first) = words.first_mut().filter(|first| *first == "python") {

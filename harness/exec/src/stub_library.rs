@@ -50,7 +50,6 @@ const BLOOM_SHIFT: u32 = 6;
 
 impl StubLibrary<'_> {
     /// Returns the file's contents.
-    #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         // Sizes and offsets first, then the same parts in the same order.
@@ -159,6 +158,11 @@ impl<'a> Plan<'a> {
         self.symbols.iter().filter(|hashed| hashed.symbol.kind == Kind::Function)
     }
 
+    /// Returns the size of the functions' names, each with a final zero.
+    fn name_bytes(&self) -> usize {
+        self.functions().map(|hashed| hashed.symbol.name.len() + 1).sum()
+    }
+
     fn has_stubs(&self) -> bool {
         self.functions().next().is_some()
     }
@@ -203,7 +207,7 @@ impl<'a> Plan<'a> {
             at.definitions = writer.reserve_gnu_verdef(definitions, definitions);
         }
         at.relocations = writer.reserve_relocations(self.relocations(), true);
-        at.rodata = writer.reserve(self.functions().map(|hashed| hashed.symbol.name.len() + 1).sum(), 1);
+        at.rodata = writer.reserve(self.name_bytes(), 1);
         at.text = writer.reserve(stubs * STUB, PAGE);
         writer.reserve(0, PAGE);
         at.dynamic = writer.reserve_dynamic(self.dynamic_entries());
@@ -399,45 +403,28 @@ impl<'a> Plan<'a> {
             writer.write_gnu_verdef_section_header(at.definitions as u64);
         }
         let dynsym = writer.dynsym_index();
-        let relocations = self.relocations() * 24;
-        let (text, dynamic) = (self.functions().count() * STUB, u64::from(elf::SHF_ALLOC | elf::SHF_WRITE));
-        let mut section = |name: StringId, sh_type: u32, sh_flags: u64, from: usize, size: usize, align: u64| {
-            let is_relocations = sh_type == elf::SHT_RELA;
+        let section = |writer: &mut Writer<'a>, name: StringId, flags: u32, from: usize, size: usize, align: usize| {
+            let is_relocations = name == self.names.rela;
             writer.write_section_header(&SectionHeader {
                 name: Some(name),
-                sh_type,
-                sh_flags,
+                sh_type: if is_relocations { elf::SHT_RELA } else { elf::SHT_PROGBITS },
+                sh_flags: u64::from(elf::SHF_ALLOC | flags),
                 sh_addr: from as u64,
                 sh_offset: from as u64,
                 sh_size: size as u64,
                 sh_link: if is_relocations { dynsym.0 } else { 0 },
                 sh_info: 0,
-                sh_addralign: align,
+                sh_addralign: align as u64,
                 sh_entsize: if is_relocations { 24 } else { 0 },
             });
         };
-        let read = u64::from(elf::SHF_ALLOC);
-        let rodata = self.functions().map(|hashed| hashed.symbol.name.len() + 1).sum();
-        section(self.names.rela, elf::SHT_RELA, read, at.relocations, relocations, 8);
-        section(self.names.rodata, elf::SHT_PROGBITS, read, at.rodata, rodata, 1);
-        section(self.names.text, elf::SHT_PROGBITS, read | u64::from(elf::SHF_EXECINSTR), at.text, text, STUB as u64);
+        let names = &self.names;
+        section(writer, names.rela, 0, at.relocations, self.relocations() * 24, 8);
+        section(writer, names.rodata, 0, at.rodata, self.name_bytes(), 1);
+        section(writer, names.text, elf::SHF_EXECINSTR, at.text, self.functions().count() * STUB, STUB);
         writer.write_dynamic_section_header(at.dynamic as u64);
-        let mut section = |name: StringId, from: usize, size: usize, align: u64| {
-            writer.write_section_header(&SectionHeader {
-                name: Some(name),
-                sh_type: elf::SHT_PROGBITS,
-                sh_flags: dynamic,
-                sh_addr: from as u64,
-                sh_offset: from as u64,
-                sh_size: size as u64,
-                sh_link: 0,
-                sh_info: 0,
-                sh_addralign: align,
-                sh_entsize: 0,
-            });
-        };
-        section(self.names.got, at.got, 8 * usize::from(self.has_stubs()), 8);
-        section(self.names.data, at.data, at.end - at.data, VARIABLE as u64);
+        section(writer, names.got, elf::SHF_WRITE, at.got, 8 * usize::from(self.has_stubs()), 8);
+        section(writer, names.data, elf::SHF_WRITE, at.data, at.end - at.data, VARIABLE);
         writer.write_shstrtab_section_header();
     }
 }

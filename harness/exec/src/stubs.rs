@@ -20,7 +20,6 @@ pub struct StubFile {
 const ALWAYS: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 
 /// Returns the stub libraries for a PyTorch with these imports. `exports` are the names that the core library defines.
-#[must_use]
 pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> Vec<StubFile> {
     let mut imports = imports.clone();
     // PyTorch also opens NVRTC by name, with the runtime's version.

@@ -8,14 +8,23 @@ use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
 
+use crate::machine::Machine;
+use crate::process::cause_of;
 use crate::record::{DeviceRecord, Process, Record, TorchRecord};
 
 /// Further function names are only counted.
 const NAMES: usize = 8;
 
-/// Summarizes a run on simulated GPUs and lists its modelled parts.
-#[must_use]
-pub fn render(record: &Record, settings: &Settings) -> String {
+/// Summarizes a run; `gpu` is the name of a real GPU.
+pub fn render(record: &Record, machine: &Machine, gpu: Option<&str>) -> String {
+    match machine {
+        Machine::Simulated(settings) => simulated(record, settings),
+        Machine::Real(_, limits) => limited(record, gpu.unwrap_or("unnamed"), limits),
+    }
+}
+
+/// Lists the modelled parts too.
+fn simulated(record: &Record, settings: &Settings) -> String {
     let mut text = machine(settings);
     text += &of_processes(record, settings.devices > 1, "the simulated GPU");
     if record.used().count() > 1 {
@@ -24,6 +33,7 @@ pub fn render(record: &Record, settings: &Settings) -> String {
             let _ = writeln!(text, "all processes: {device}peak of {} held together, of {}", Bytes(*held), settings.memory);
         }
     }
+    text += &ended_by_signal(record);
     text += &slow_calls(record, &settings.latencies);
     text += &models(settings);
     text += &not_modelled(record);
@@ -39,13 +49,12 @@ fn ended_by_another_error(process: &Process) -> bool {
     process.torch.as_ref().is_some_and(is_other) && process.devices.iter().all(|device| device.injected == 0)
 }
 
-/// Summarizes a run on a real GPU with this name, and its limits.
-#[must_use]
-pub fn render_limited(record: &Record, name: &str, limits: &Limits) -> String {
+fn limited(record: &Record, name: &str, limits: &Limits) -> String {
     let Limits { device, memory, .. } = limits;
     let memory = memory.map_or_else(|| format!("all of its {device}"), |memory| format!("{memory} of its {device} for each process"));
     let mut text = format!("{} ({name}): {memory}\n", record.gpu);
     text += &of_processes(record, false, &record.gpu);
+    text += &ended_by_signal(record);
     text += &slow_calls(record, &limits.latencies);
     text += "real: GPU, driver, CUDA and torch; reserved bytes and the limit exclude the CUDA context\n";
     text
@@ -66,6 +75,19 @@ fn of_processes(record: &Record, several_devices: bool, gpu: &str) -> String {
         let _ = writeln!(text, "{who}{}", of_torch(process));
     }
     text
+}
+
+/// Names the signal that ended the program, or that ended a process whose exit code a shell passed on as 128 + n.
+fn ended_by_signal(record: &Record) -> String {
+    let of_shell = record.exit_code.checked_sub(128).filter(|_| record.signal.is_none());
+    match (record.signal, of_shell.and_then(cause_of)) {
+        (Some(signal), _) => {
+            let cause = cause_of(signal).map(|cause| format!(": {cause}")).unwrap_or_default();
+            format!("signal {signal} ended the program{cause}\n")
+        }
+        (None, Some(cause)) => format!("exit code {} means that a signal ended a process: {cause}\n", record.exit_code),
+        (None, None) => String::new(),
+    }
 }
 
 /// Prints how many calls each latency slowed down.

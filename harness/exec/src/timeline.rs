@@ -7,7 +7,6 @@ use std::path::Path;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt, Free};
 
-use crate::limited::counters_folder;
 use crate::record::numbered;
 use crate::trials::observed::OutOfMemory;
 
@@ -36,17 +35,8 @@ pub struct Sample {
 }
 
 impl Timeline {
-    /// Reads the timelines of a run on simulated GPUs, by process ID. Skips processes without attempts.
-    pub fn read_folder(run: &Path) -> io::Result<Vec<Self>> {
-        Self::of_folders(run, run)
-    }
-
-    /// Reads the timelines of a run on a real GPU.
-    pub fn read_limited(run: &Path) -> io::Result<Vec<Self>> {
-        Self::of_folders(run, &counters_folder(run))
-    }
-
-    fn of_folders(run: &Path, noted: &Path) -> io::Result<Vec<Self>> {
+    /// Reads the timelines of a run, by process ID; `noted` is the folder of the counters. Skips processes without attempts.
+    pub(crate) fn read_folder(run: &Path, noted: &Path) -> io::Result<Vec<Self>> {
         let read = |(pid, path): &(u32, std::path::PathBuf)| {
             Ok(Self {
                 pid: *pid,
@@ -91,7 +81,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         fs::write(run.path().join("7.attempts"), "").unwrap();
         fs::write(run.path().join("samples-7"), "0 0 512\n12 1 1024\nnothing\n13 1 20").unwrap();
-        let timelines = Timeline::read_folder(run.path()).unwrap();
+        let timelines = Timeline::read_folder(run.path(), run.path()).unwrap();
         let sample = |submitted, device, allocated| Sample { submitted, device, allocated: Bytes(allocated) };
         assert_eq!(timelines, [Timeline { pid: 7, samples: vec![sample(0, 0, 512), sample(12, 1, 1024)], ..Timeline::default() }]);
     }

@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
+use crate::imports;
+
 /// The script that the interpreter runs.
 const PROBE: &str = include_str!("probe.py");
 /// The oldest supported PyTorch.
@@ -233,6 +235,13 @@ pub(crate) fn in_path(name: &OsStr) -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(is_program)
+}
+
+/// Returns whether the dynamic linker starts a program with this name, or the interpreter of a script.
+pub(crate) fn is_linked_dynamically(program: &OsStr) -> bool {
+    let Some(program) = in_path(program) else { return false };
+    let interpreter = first_line(&program).ok().flatten().and_then(|line| in_path(OsStr::new(line.split_whitespace().next()?)));
+    imports::is_linked_dynamically(&interpreter.unwrap_or(program))
 }
 
 /// Returns the command that starts a script: the words after `#!`. For a path too long for the system, pip and uv write `/bin/sh`

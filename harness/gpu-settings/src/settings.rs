@@ -23,8 +23,18 @@ pub const RUN: &str = "HARNESS_GPU_RUN";
 pub const LEFT: &str = "left";
 /// The file in the folder of [`RUN`] with the names of called functions in order, if [`Settings::list_calls`] is set.
 pub const CALLS: &str = "calls";
+/// The file in the folder of [`RUN`] that the first process which loads one of our libraries removes ([`mark_loaded`]).
+pub const UNLOADED: &str = "unloaded";
 /// The most devices per machine.
 pub const MOST_DEVICES: u32 = 16;
+
+/// Shows the starting program that the dynamic linker has loaded a library of ours.
+pub fn mark_loaded() {
+    if let Some(run) = std::env::var_os(RUN) {
+        // Only the first process finds the file.
+        let _ = std::fs::remove_file(std::path::Path::new(&run).join(UNLOADED));
+    }
+}
 
 /// A simulated machine with equal devices.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,12 @@
 //! The interface of an audit library, through which the dynamic linker reports libraries and symbol bindings
 //! (<https://man7.org/linux/man-pages/man7/rtld-audit.7.html>).
 //!
-//! Nothing here allocates: at a fork another thread may hold the lock of this namespace's allocator, and the child must still bind symbols.
+//! Nothing here allocates after the start: at a fork another thread may hold the lock of this namespace's allocator, and the child must still bind symbols.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
+
+use harness_gpu_settings::settings::mark_loaded;
 
 use crate::{driver, nvml, runtime};
 
@@ -54,6 +56,7 @@ struct Symbol {
 /// Negotiates the version of the interface.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
+    mark_loaded();
     version.min(NEWEST)
 }
 

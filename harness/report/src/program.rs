@@ -5,9 +5,10 @@ mod picture;
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
+use harness_exec::machine::Machine;
+use harness_exec::process;
 use harness_exec::record::{Process, Record};
 use harness_exec::timeline::Timeline;
-use harness_exec::trials::runner::Machine;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{CudnnWorkspace, Settings, Values};
@@ -51,7 +52,10 @@ impl Program<'_> {
     /// Describes the program's end.
     fn sentence(&self) -> String {
         let end = match self.record.signal {
-            Some(signal) => format!("Signal {signal} ended the program"),
+            Some(signal) => {
+                let cause = process::cause_of(signal).map(|cause| format!(" ({cause})")).unwrap_or_default();
+                format!("Signal {signal}{cause} ended the program")
+            }
             None if self.record.exit_code == 0 => "The program ended well".to_owned(),
             None if self.ended_out_of_memory() => {
                 format!("An out of memory error ended the program, with exit code {}", self.record.exit_code)

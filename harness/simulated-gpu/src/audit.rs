@@ -11,7 +11,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use harness_gpu_settings::settings::LIBRARIES;
+use harness_gpu_settings::settings::{LIBRARIES, mark_loaded};
 
 /// The newest supported version of the interface.
 const NEWEST: c_uint = 2;
@@ -19,6 +19,7 @@ const NEWEST: c_uint = 2;
 /// Negotiates the version of the interface.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
+    mark_loaded();
     version.min(NEWEST)
 }
 

@@ -8,10 +8,9 @@ use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_exec::launch::Launch;
-use harness_exec::process;
-use harness_exec::record::Record;
+use harness_exec::machine::Machine;
 use harness_exec::setup::Setup;
-use harness_exec::trials::observed::{Ending, Observed};
+use harness_exec::trials::observed::Ending;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use serde::Serialize;
 
@@ -59,23 +58,15 @@ impl Options {
     pub(super) fn run(&self, predicted: Predicted) -> Result<Verified, CliError> {
         let setup = Setup::of(&self.command, None).map_err(of_setup)?;
         let unknown = || CliError::input(format!("`{}` is not a known GPU", self.gpu), "see `harness advise --help`");
-        let settings = setup.settings(Gpu::named(&self.gpu).ok_or_else(unknown)?, predicted.memory);
-        let launch = Launch {
-            command: &self.command,
-            settings: &settings,
-            libraries: &setup.libraries,
-            interposition: setup.interposition(),
-            alloc_conf: Some(&predicted.conf),
-            snapshot: false,
-            ledger: None,
-        };
+        let machine = Machine::Simulated(setup.settings(Gpu::named(&self.gpu).ok_or_else(unknown)?, predicted.memory));
+        let (command, alloc_conf) = (&*self.command, Some(&*predicted.conf));
+        let launch = Launch { command, machine: &machine, setup: &setup, alloc_conf, snapshot: false, ledger: None };
         terminal::message(format_args!("running the program with {} on a simulated GPU with {}", named(&predicted.conf), predicted.memory));
         let mut prepared = launch.prepare().map_err(of_launch)?;
         prepared.command.stdout(io::stderr());
-        let end = process::run(&mut prepared.command).map_err(|source| of_launch(prepared.start_error(source)))?;
-        let ended = prepared.ended(end).map_err(of_launch)?;
-        let record = Record::read(ended.folder(), ended.end, &settings).map_err(|error| lost(&error))?;
-        let observed = Observed::read(ended.folder(), &record, Ending::By(ended.end), None).map_err(|error| lost(&error))?;
+        let ended = prepared.run(false).map_err(of_launch)?;
+        let ending = (ended.end, Ending::By(ended.end));
+        let (record, observed) = machine.read(ended.folder(), ending, None).map_err(|error| lost(&error))?;
         Ok(Verified {
             held: record.exit_code == 0 && observed.ooms == 0,
             exit_code: record.exit_code,

@@ -7,27 +7,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use harness_allocator::units::Nanos;
-use harness_base::files;
 use harness_base::words::count;
+use harness_exec::launch::Launch;
 use harness_exec::process;
 use harness_exec::trials::faults::{self, Expectation, FaultReport, Plan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::runner::{On, Runner, RunnerError};
+use harness_exec::trials::runner::{Runner, RunnerError};
 use harness_exec::trials::settings;
 use harness_exec::trials::which::Which;
 use harness_exec::trials::{Program, Trial};
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
-use super::{lost, of_launch, unwritten};
+use super::{HELP, lost, of_launch};
 use crate::Format;
 use crate::error::{CliError, Failures};
 use crate::exit::Exit;
 use crate::interrupt::{self, Interrupt};
-use crate::terminal::{self, Terminal};
+use crate::terminal;
 
 /// The time limit of a run, as a multiple of the first run's time.
 const TIMES_THE_FIRST: u32 = 10;
@@ -47,8 +48,8 @@ pub(super) struct Options {
     alone: bool,
     /// With `--every-fault`: exit with code 1 if a run does not meet this. `recovers`: the run ends like the first run, with at most 1 % or 2 MiB
     /// more memory in use. `ends-cleanly`: the run recovers, or ends with a nonzero exit code and an OutOfMemoryError as its last message.
-    #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY)]
-    expect: Option<Expected>,
+    #[arg(long, value_name = "WHAT", requires = "every_fault", help_heading = MANY, value_parser = expectations())]
+    expect: Option<Expectation>,
     /// Search for the least memory in which the program ends as with `--memory`, without out-of-memory errors. The result is exact to 1 %.
     #[arg(long, conflicts_with = "fail", help_heading = MANY)]
     least_memory: bool,
@@ -85,19 +86,10 @@ pub(crate) fn in_folder(path: &Path) -> PathBuf {
     if is_folder { path.join(REPORT) } else { path.to_owned() }
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Expected {
-    Recovers,
-    EndsCleanly,
-}
-
-impl From<Expected> for Expectation {
-    fn from(expected: Expected) -> Self {
-        match expected {
-            Expected::Recovers => Self::Recovers,
-            Expected::EndsCleanly => Self::EndsCleanly,
-        }
-    }
+/// Parses the value of `--expect`.
+fn expectations() -> impl TypedValueParser<Value = Expectation> {
+    let names = PossibleValuesParser::new(["recovers", "ends-cleanly"]);
+    names.map(|name| if name == "recovers" { Expectation::Recovers } else { Expectation::EndsCleanly })
 }
 
 /// The first run, and the context for the others.
@@ -132,16 +124,16 @@ impl Options {
         }
     }
 
-    pub(super) fn run(&self, on: On<'_>, alloc_confs: &[String], terminal: &Terminal) -> Result<ExitCode, Failures> {
+    pub(super) fn run(&self, launch: Launch<'_>, alloc_confs: &[String]) -> Result<ExitCode, Failures> {
         if let Some(logs) = &self.logs {
-            std::fs::create_dir_all(logs).map_err(|error| unwritten(logs, error))?;
+            std::fs::create_dir_all(logs).map_err(CliError::unwritten(logs, HELP))?;
         }
         let interrupt = interrupt::watch(|| terminal::message("interrupted: stopping all runs"))?;
         process::adopt();
         let stop = Arc::clone(&interrupt);
-        let runner = Runner { on, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
+        let runner = Runner { launch, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
         let exit = self.begin(runner, interrupt).and_then(|begun| match begun {
-            Ok(begun) => self.go_on(&begun, alloc_confs, terminal),
+            Ok(begun) => self.go_on(&begun, alloc_confs),
             Err(exit) => Ok(exit),
         });
         process::end_all_children();
@@ -158,11 +150,12 @@ impl Options {
 
     /// Makes the first run. Returns the exit code if further runs make no sense.
     fn begin<'a>(&self, runner: Runner<'a>, interrupt: Interrupt) -> Result<Result<Begun<'a>, Exit>, CliError> {
-        let trial = runner.on.first_trial();
+        let machine = runner.launch.machine;
+        let trial = machine.trial(runner.launch.alloc_conf);
         let Some((first, took)) = runner.first(&trial, self.format == Format::Json).map_err(of_runner)? else {
             return Ok(Err(Exit::Interrupted));
         };
-        if let Some(latency) = first.latency_not_reached(runner.on.latencies()) {
+        if let Some(latency) = first.latency_not_reached(machine.injected().1) {
             terminal::message(format_args!("`--latency {latency}` had no effect in the first run: the program did not make such a call"));
         }
         if let Some(problem) = self.problem(&first) {
@@ -170,7 +163,7 @@ impl Options {
             return Ok(Err(Exit::Failed));
         }
         let limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
-        let jobs = self.jobs.map_or_else(|| runner.on.usual_jobs(), NonZeroUsize::get);
+        let jobs = self.jobs.map_or_else(|| machine.usual_jobs(), NonZeroUsize::get);
         Ok(Ok(Begun { runner: Runner { limit, ..runner }, trial, first, jobs, interrupt }))
     }
 
@@ -198,8 +191,9 @@ impl Options {
         }
     }
 
-    fn go_on(&self, begun: &Begun<'_>, alloc_confs: &[String], terminal: &Terminal) -> Result<Exit, CliError> {
-        let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: begun.runner.on.context_overhead() };
+    fn go_on(&self, begun: &Begun<'_>, alloc_confs: &[String]) -> Result<Exit, CliError> {
+        let search =
+            Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: begun.runner.launch.machine.context_overhead() };
         let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
         let known = plan.map(|plan| faults::runs(&begun.first, plan));
         // The number of runs of a search is unknown.
@@ -211,32 +205,32 @@ impl Options {
         let exit = if let Some(plan) = plan {
             let report = faults::every_fault(&program, plan).map_err(of_runner)?;
             bar.finish_and_clear();
-            let expectation = self.expect.map(Expectation::from);
-            self.show(&report, Trials::Faults(&report, expectation), terminal)?;
+            let expectation = self.expect;
+            self.show(&report, Trials::Faults(&report, expectation))?;
             of_faults(&report, expectation)
         } else if alloc_confs.len() > 1 {
             let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search)).map_err(of_runner)?;
             bar.finish_and_clear();
-            self.show(&report, Trials::Settings(&report), terminal)?;
+            self.show(&report, Trials::Settings(&report))?;
             if report.best.is_some() { Exit::Passed } else { Exit::Failed }
         } else {
             let report = least::least(&program, search, true).map_err(of_runner)?;
             bar.finish_and_clear();
             if let Some(report) = &report {
-                self.show(report, Trials::Least(report), terminal)?;
+                self.show(report, Trials::Least(report))?;
             }
             Exit::Passed
         };
         Ok(if begun.interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
     }
 
-    fn show(&self, report: &impl Serialize, trials: Trials<'_>, terminal: &Terminal) -> Result<(), CliError> {
+    fn show(&self, report: &impl Serialize, trials: Trials<'_>) -> Result<(), CliError> {
         if let Some(path) = self.report() {
-            files::write(&path, &trials::markdown(trials)).map_err(|error| unwritten(&path, error))?;
+            terminal::save(&path, &trials::markdown(trials), HELP)?;
         }
         match self.format {
             Format::Json => terminal::print_json(report),
-            Format::Text => terminal::print(&trials::text(trials, terminal.style(), terminal::width_of_output())),
+            Format::Text => terminal::print(&trials::text(trials, terminal::style(), terminal::width_of_output())),
         }
     }
 }
@@ -252,6 +246,6 @@ fn of_runner(error: RunnerError) -> CliError {
     match error {
         RunnerError::Launch(error) => of_launch(error),
         RunnerError::Lost(error) => lost(&error),
-        RunnerError::Logs { path, source } => unwritten(&path, source),
+        RunnerError::Logs { path, source } => CliError::unwritten(&path, HELP)(source),
     }
 }

@@ -16,7 +16,7 @@ use crate::Format;
 use crate::error::{CliError, Failures};
 use crate::exit::Exit;
 use crate::interrupt::Interrupt;
-use crate::terminal::{self, Terminal};
+use crate::terminal;
 
 #[derive(Args)]
 pub(super) struct FaultOptions {
@@ -81,7 +81,6 @@ pub(super) struct Shown<'a> {
     pub(super) bar: &'a ProgressBar,
     pub(super) format: Format,
     pub(super) quiet: bool,
-    pub(super) terminal: &'a Terminal,
 }
 
 impl Shown<'_> {
@@ -89,7 +88,7 @@ impl Shown<'_> {
         match self.format {
             Format::Json => terminal::print_json(runs),
             Format::Text if self.quiet && runs.passed() => Ok(()),
-            Format::Text => terminal::print(&trials::text(Trials::Calls(runs), self.terminal.style(), terminal::width_of_output())),
+            Format::Text => terminal::print(&trials::text(Trials::Calls(runs), terminal::style(), terminal::width_of_output())),
         }
     }
 }

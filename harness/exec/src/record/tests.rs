@@ -3,6 +3,7 @@
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::GPUS;
+use harness_gpu_settings::settings::Settings;
 use serde_json::json;
 
 use super::*;
@@ -25,7 +26,7 @@ fn the_files_of_processes_form_a_record_and_truncated_ones_are_ignored() {
         write(&format!("snapshot-{pid}.pickle"), "");
     }
     let settings = Settings::new(&GPUS[0], Bytes::gib(1));
-    let record = Record::read(run.path(), End::Signal(9), &settings).unwrap();
+    let record = Record::read(run.path(), End::Signal(9), &Machine::Simulated(settings)).unwrap();
     assert_eq!((record.exit_code, record.signal, record.gpu.as_str()), (137, Some(9), GPUS[0].name));
     let processes: Vec<_> = record.processes.iter().map(|process| (process.pid, process.torch.is_some())).collect();
     assert_eq!(processes, [(9, true), (10, true), (11, false)]);

@@ -44,7 +44,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
 #[test]
 fn the_summary_of_one_process_omits_its_id() {
     let (record, settings) = record(vec![process(7, None)]);
-    insta::assert_snapshot!(render(&record, &settings));
+    insta::assert_snapshot!(simulated(&record, &settings));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn several_processes_are_labelled_and_missing_statistics_reported() {
     settings.context_overhead = Bytes::mib(500);
     settings.cudnn_workspace = CudnnWorkspace::None;
     settings.values = Values::Copies;
-    insta::assert_snapshot!(render(&record, &settings));
+    insta::assert_snapshot!(simulated(&record, &settings));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn an_error_unrelated_to_memory_recommends_small_values() {
     let is_shown = |process: &Process, values| {
         let (record, mut settings) = record(vec![process.clone()]);
         settings.values = values;
-        render(&record, &settings).lines().any(|line| line == hint)
+        simulated(&record, &settings).lines().any(|line| line == hint)
     };
     assert!(!is_shown(&failed, Values::Zeros), "two failures were injected");
     failed.devices[0].injected = 0;
@@ -88,10 +88,10 @@ fn the_summary_of_a_real_gpu_shows_its_limit() {
     let (mut record, _) = record(vec![process(7, None)]);
     record.gpu = "cuda:0".to_owned();
     let mut limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new(), latencies: Vec::new() };
-    let limited = render_limited(&record, "NVIDIA H100 80GB HBM3", &limits);
+    let with_limit = limited(&record, "NVIDIA H100 80GB HBM3", &limits);
     limits.memory = None;
     record.processes.clear();
-    insta::assert_snapshot!(format!("{limited}\n{}", render_limited(&record, "NVIDIA H100 80GB HBM3", &limits)));
+    insta::assert_snapshot!(format!("{with_limit}\n{}", limited(&record, "NVIDIA H100 80GB HBM3", &limits)));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn each_latency_is_shown_with_its_number_of_calls() {
     let slow_calls = [("cudaMalloc", 3), ("cudaFree", 1)].map(|(call, calls)| SlowCalls { call, calls }).to_vec();
     let (record, mut settings) = record(vec![Process { slow_calls, ..process(7, None) }]);
     settings.latencies = ["any:5ms", "all:1ms", "cuMemUnmap:1s"].map(|text| text.parse().unwrap()).to_vec();
-    let text = render(&record, &settings);
+    let text = simulated(&record, &settings);
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("latency")).collect();
     assert_eq!(
         lines,
@@ -115,5 +115,5 @@ fn each_latency_is_shown_with_its_number_of_calls() {
 #[test]
 fn the_summary_reports_that_no_process_used_the_gpu() {
     let (record, settings) = record(Vec::new());
-    insta::assert_snapshot!(render(&record, &settings));
+    insta::assert_snapshot!(simulated(&record, &settings));
 }

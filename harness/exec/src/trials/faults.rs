@@ -121,7 +121,6 @@ pub enum Outcome {
 
 impl Case {
     /// Returns whether the program behaved as expected.
-    #[must_use]
     pub fn meets(&self, expectation: Expectation) -> bool {
         let recovers = matches!(self.outcome, Outcome::Recovered | Outcome::ServedByRetry) && !self.holds_memory;
         match expectation {
@@ -151,7 +150,6 @@ pub fn every_fault<R: Run>(program: &Program<'_, R>, plan: Plan) -> Result<Fault
 }
 
 /// Returns the number of runs that [`every_fault`] makes.
-#[must_use]
 pub fn runs(first: &Observed, plan: Plan) -> usize {
     let chosen = plan.which.choose(&first.sizes()).len();
     chosen + if plan.alone { chosen } else { chosen.min(ALONE) }
@@ -230,7 +228,6 @@ fn is_out_of_memory(line: &str) -> bool {
 }
 
 /// Returns the first fault that no process reached.
-#[must_use]
 pub fn not_reached<'a>(faults: &'a [Fault], by_process: &[Timeline]) -> Option<&'a Fault> {
     faults.iter().find(|fault| !by_process.iter().any(|process| attempts::reach(&process.attempts, fault)))
 }

@@ -79,7 +79,6 @@ pub fn least<R: Run>(program: &Program<'_, R>, search: Search, all_orders: bool)
 }
 
 /// Returns whether a run ended like the first one, without out of memory errors other than accepted ones.
-#[must_use]
 pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
     run.ending == first.ending && (allow_ooms || run.ooms == 0)
 }

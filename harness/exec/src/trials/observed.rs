@@ -10,7 +10,6 @@ use harness_gpu_settings::calls::FaultyCall;
 use harness_gpu_settings::latency::Latency;
 use serde::{Deserialize, Serialize};
 
-use crate::limited::counters_folder;
 use crate::process::End;
 use crate::record::{Record, SlowCalls, numbered, struck};
 
@@ -86,7 +85,6 @@ pub struct Frame {
 
 impl Frame {
     /// Returns the file name without folders, and the line.
-    #[must_use]
     pub fn short(&self) -> String {
         let name = Path::new(&self.file).file_name().map_or(self.file.as_str().into(), |name| name.to_string_lossy());
         format!("{name}:{}", self.line)
@@ -94,17 +92,8 @@ impl Frame {
 }
 
 impl Observed {
-    /// Reads the folder of a run on simulated GPUs.
-    pub fn read(folder: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
-        Self::of_folders(folder, folder, record, ending, error_output)
-    }
-
-    /// Reads the folder of a run on a real GPU.
-    pub fn read_limited(folder: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
-        Self::of_folders(folder, &counters_folder(folder), record, ending, error_output)
-    }
-
-    fn of_folders(folder: &Path, counters: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
+    /// Reads the folder of a run, and the folder of its processes' counters.
+    pub(crate) fn read(folder: &Path, counters: &Path, record: &Record, ending: Ending, error_output: Option<&Path>) -> io::Result<Self> {
         let torches = || record.processes.iter().filter_map(|process| process.torch.as_ref());
         let devices = || record.processes.iter().flat_map(|process| &process.devices);
         let sum = |name: &str| torches().map(|torch| torch.sum(name)).sum();
@@ -128,19 +117,16 @@ impl Observed {
     }
 
     /// Returns the first latency that slowed down no call.
-    #[must_use]
     pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
         latencies.iter().find(|latency| struck(&self.slow_calls, latency) == 0)
     }
 
     /// Returns the sizes of the device allocation attempts.
-    #[must_use]
     pub fn sizes(&self) -> Vec<Bytes> {
         self.attempts.iter().map(|attempt| attempt.size).collect()
     }
 
     /// Returns the last nonempty line of the error output.
-    #[must_use]
     pub fn last_line(&self) -> &str {
         self.last_lines.last().map_or("", String::as_str)
     }

@@ -7,18 +7,10 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use harness_allocator::units::Bytes;
-use harness_gpu_settings::latency::Latency;
-use harness_gpu_settings::limits::Limits;
-use harness_gpu_settings::settings::Settings;
-
 use super::observed::{Ending, Observed};
 use super::{Run, Trial};
-use crate::launch::{Launch, LaunchError, PLACES, Prepared};
-use crate::limited::LimitedLaunch;
-use crate::process::{self, End};
-use crate::record::Record;
-use crate::timeline::Timeline;
+use crate::launch::{Launch, LaunchError, PLACES};
+use crate::process::{End, Started};
 
 /// File names of the program's standard output and error.
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
@@ -38,28 +30,10 @@ pub enum RunnerError {
     },
 }
 
-/// A program and its machine.
-#[derive(Clone, Copy, Debug)]
-pub enum On<'a> {
-    /// On simulated GPUs.
-    Simulated(Launch<'a>),
-    /// On a real GPU, with a limit.
-    Real(LimitedLaunch<'a>),
-}
-
-/// The machine of one run.
-#[derive(Clone, Debug)]
-pub enum Machine {
-    /// Simulated GPUs.
-    Simulated(Settings),
-    /// A real GPU, by its number.
-    Real(u32, Limits),
-}
-
 /// Runs a program.
 #[derive(Debug)]
 pub struct Runner<'a> {
-    pub on: On<'a>,
+    pub launch: Launch<'a>,
     /// The folder for the output of all runs except the first.
     pub logs: Option<&'a Path>,
     /// Time limit of a run.
@@ -83,18 +57,17 @@ impl Runner<'_> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let (mut prepared, machine) = self.on.prepare(trial)?;
+        let machine = self.launch.machine.of_trial(trial);
+        let mut prepared = Launch { machine: &machine, alloc_conf: trial.alloc_conf.as_deref(), ..self.launch }.prepare()?;
         let [stdout, stderr] = outputs(prepared.folder()).map_err(LaunchError::Folder)?;
         prepared.command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).env(PLACES, "1");
         let give_up = |age| age > self.limit || self.stop.load(Ordering::Relaxed);
-        let end = process::run_beside_others(&mut prepared.command, give_up).map_err(|source| prepared.start_error(source))?;
+        let started = Started::start(&mut prepared.command);
+        let end = started.and_then(|started| started.wait_and_look(give_up, |program| prepared.watch.look(program)));
+        let end = end.map_err(|source| prepared.start_error(source))?;
         if end.is_none() && self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        self.read(trial, prepared, end, &machine).map(Some)
-    }
-
-    fn read(&self, trial: &Trial, prepared: Prepared, end: Option<End>, machine: &Machine) -> Result<Observed, RunnerError> {
         let ended = prepared.ended(end.unwrap_or(End::Signal(9)))?;
         let folder = ended.folder();
         let error_output = folder.join(OUTPUTS[1]);
@@ -104,7 +77,7 @@ impl Runner<'_> {
         if let Some(logs) = self.logs.filter(|_| kept) {
             keep(folder, logs, &name(trial))?;
         }
-        Ok(observed)
+        Ok(Some(observed))
     }
 }
 
@@ -116,100 +89,6 @@ impl Run for Runner<'_> {
             let [stdout, stderr] = OUTPUTS.map(|output| File::create(folder.join(output)));
             Ok([stdout?.into(), stderr?.into()])
         })
-    }
-}
-
-impl On<'_> {
-    /// Returns the parameters of the first run.
-    #[must_use]
-    pub fn first_trial(&self) -> Trial {
-        let (memory, addresses, alloc_conf, faults) = match self {
-            Self::Simulated(launch) => {
-                let Settings { memory, addresses, faults, .. } = launch.settings;
-                (*memory, Some(*addresses), launch.alloc_conf, faults)
-            }
-            Self::Real(launch) => (launch.limits.visible(), None, launch.alloc_conf, &launch.limits.faults),
-        };
-        Trial { memory, addresses, alloc_conf: alloc_conf.map(str::to_owned), faults: faults.clone() }
-    }
-
-    /// Returns the memory that each process takes before its first allocation.
-    #[must_use]
-    pub fn context_overhead(&self) -> Bytes {
-        match self {
-            Self::Simulated(launch) => launch.settings.context_overhead,
-            Self::Real(_) => Bytes::ZERO,
-        }
-    }
-
-    /// Returns the latencies of each run.
-    #[must_use]
-    pub fn latencies(&self) -> &[Latency] {
-        match self {
-            Self::Simulated(launch) => &launch.settings.latencies,
-            Self::Real(launch) => &launch.limits.latencies,
-        }
-    }
-
-    /// Returns the default number of parallel runs: the number of cores, or one on a real GPU.
-    #[must_use]
-    pub fn usual_jobs(&self) -> usize {
-        match self {
-            Self::Simulated(_) => std::thread::available_parallelism().map_or(1, usize::from),
-            Self::Real(_) => 1,
-        }
-    }
-
-    fn prepare(&self, trial: &Trial) -> Result<(Prepared, Machine), LaunchError> {
-        let Trial { memory, addresses, alloc_conf, faults } = trial.clone();
-        match self {
-            Self::Simulated(launch) => {
-                let settings =
-                    Settings { memory, addresses: addresses.unwrap_or(launch.settings.addresses), faults, ..launch.settings.clone() };
-                let launch = Launch { settings: &settings, alloc_conf: alloc_conf.as_deref(), ..*launch };
-                Ok((launch.prepare()?, Machine::Simulated(settings)))
-            }
-            Self::Real(launch) => {
-                let limits = Limits { memory: Some(memory), faults, ..launch.limits.clone() };
-                let launch = LimitedLaunch { limits: &limits, alloc_conf: alloc_conf.as_deref(), ..*launch };
-                Ok((launch.prepare()?, Machine::Real(launch.ordinal, limits)))
-            }
-        }
-    }
-}
-
-impl Machine {
-    /// Returns the memory of each GPU that a process sees.
-    #[must_use]
-    pub fn memory(&self) -> Bytes {
-        match self {
-            Self::Simulated(settings) => settings.memory,
-            Self::Real(_, limits) => limits.visible(),
-        }
-    }
-
-    /// Reads the files in the folder of a run. `error_output` is the file with its standard error, if kept.
-    pub fn read(&self, folder: &Path, (end, ending): (End, Ending), error_output: Option<&Path>) -> io::Result<(Record, Observed)> {
-        match self {
-            Self::Simulated(settings) => {
-                let record = Record::read(folder, end, settings)?;
-                let observed = Observed::read(folder, &record, ending, error_output)?;
-                Ok((record, observed))
-            }
-            Self::Real(ordinal, limits) => {
-                let record = Record::read_limited(folder, end, *ordinal, limits)?;
-                let observed = Observed::read_limited(folder, &record, ending, error_output)?;
-                Ok((record, observed))
-            }
-        }
-    }
-
-    /// Reads the timeline of each process.
-    pub fn timelines(&self, folder: &Path) -> io::Result<Vec<Timeline>> {
-        match self {
-            Self::Simulated(_) => Timeline::read_folder(folder),
-            Self::Real(..) => Timeline::read_limited(folder),
-        }
     }
 }
 

@@ -90,7 +90,6 @@ impl Row {
     }
 
     /// Returns whether it ended with exit code 0.
-    #[must_use]
     pub fn ends_well(&self) -> bool {
         self.exit_code == Some(0)
     }

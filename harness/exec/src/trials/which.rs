@@ -47,7 +47,6 @@ impl FromStr for Which {
 
 impl Which {
     /// Returns the selected attempts, counted from 1, in ascending order.
-    #[must_use]
     pub fn choose(self, sizes: &[Bytes]) -> Vec<u64> {
         let chosen: BTreeSet<usize> = match self {
             Self::Some if sizes.len() <= ALL_UP_TO => (0..sizes.len()).collect(),
@@ -60,7 +59,6 @@ impl Which {
     }
 
     /// Describes the selection from this many attempts.
-    #[must_use]
     pub fn described(self, attempts: usize) -> String {
         let of =
             |count: usize, what: &str| if count >= attempts { format!("all {attempts}") } else { format!("{count} {what} of {attempts}") };

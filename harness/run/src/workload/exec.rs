@@ -14,14 +14,12 @@ use harness_allocator::units::Nanos;
 use harness_base::shell;
 use harness_base::words::count;
 use harness_exec::launch::{Launch, LaunchError, Prepared};
-use harness_exec::limited::{LimitedLaunch, limiter_for};
+use harness_exec::machine::Machine;
 use harness_exec::process::{End, Started};
 use harness_exec::record::Record;
 use harness_exec::setup::{Setup, SetupError, with_python};
-use harness_exec::torch::Torch;
 use harness_exec::trials::faults;
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::runner::Machine;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
 use harness_record::Outcome;
@@ -46,55 +44,29 @@ fn unavailable(what: &Exec) -> impl Fn(&dyn std::fmt::Display) -> Stop {
     move |why| Stop::Device(DeviceError::Unavailable { what: what.clone(), why: why.to_string() })
 }
 
-/// The installation that a program needs.
-enum Found {
-    Simulated(Box<Setup>),
-    /// For a real GPU with a limit.
-    Gpu(Torch),
+/// Finds the installation that a program needs.
+fn setup(exec: &Exec, device: &DeviceInfo) -> Result<Setup, SetupError> {
+    let command = with_python(&exec.command);
+    match device.clock {
+        Clock::Simulated => Setup::of(&command, None),
+        Clock::Measured => Setup::for_real_gpu(&command, None),
+    }
 }
 
-impl Found {
-    fn of(exec: &Exec, device: &DeviceInfo) -> Result<Self, SetupError> {
-        let command = with_python(&exec.command);
-        match device.clock {
-            Clock::Simulated => Ok(Self::Simulated(Box::new(Setup::of(&command, None)?))),
-            Clock::Measured => {
-                let torch = Torch::find(&command, None)?;
-                limiter_for(torch.libc)?;
-                Ok(Self::Gpu(torch))
-            }
+/// Prepares the command. All programs share the scenario's memory through `ledger`. Also returns the machine that the program sees.
+fn prepare(setup: &Setup, exec: &Exec, rig: &Rig, alloc_conf: Option<&str>, ledger: &Path) -> Result<(Prepared, Machine), LaunchError> {
+    let (info, faults) = (rig.info(), exec.fail.clone());
+    let machine = match info.clock {
+        Clock::Simulated => Machine::Simulated(Settings { faults, ..setup.settings(exec.simulated_gpu(), info.total) }),
+        Clock::Measured => {
+            let device = info.fingerprint.memory.unwrap_or(info.total);
+            // A real device has an ordinal.
+            Machine::Real(rig.ordinal().unwrap_or_default(), Limits { device, memory: Some(info.total), faults, latencies: Vec::new() })
         }
-    }
-
-    /// Prepares the command. All programs share the scenario's memory through `ledger`. Also returns the machine that
-    /// the program sees.
-    fn prepare(&self, exec: &Exec, rig: &Rig, conf: Option<&str>, ledger: &Path) -> Result<(Prepared, Machine), LaunchError> {
-        let (command, memory) = (&*with_python(&exec.command), rig.info().total);
-        let (alloc_conf, ledger, snapshot) = (conf, Some(ledger), false);
-        match self {
-            Self::Simulated(setup) => {
-                let settings = &Settings { faults: exec.fail.clone(), ..setup.settings(exec.simulated_gpu(), memory) };
-                let launch = Launch {
-                    command,
-                    settings,
-                    libraries: &setup.libraries,
-                    interposition: setup.interposition(),
-                    alloc_conf,
-                    snapshot,
-                    ledger,
-                };
-                Ok((launch.prepare()?, Machine::Simulated(settings.clone())))
-            }
-            Self::Gpu(torch) => {
-                let device = rig.info().fingerprint.memory.unwrap_or(memory);
-                let limits = &Limits { device, memory: Some(memory), faults: exec.fail.clone(), latencies: Vec::new() };
-                // A real device has an ordinal.
-                let ordinal = rig.ordinal().unwrap_or_default();
-                let launch = LimitedLaunch { command, ordinal, limits, alloc_conf, snapshot, libc: torch.libc, ledger };
-                Ok((launch.prepare()?, Machine::Real(ordinal, limits.clone())))
-            }
-        }
-    }
+    };
+    let command = with_python(&exec.command);
+    let launch = Launch { command: &command, machine: &machine, setup, alloc_conf, snapshot: false, ledger: Some(ledger) };
+    Ok((launch.prepare()?, machine))
 }
 
 /// Why a program cannot run on this device or with this allocator, if so.
@@ -106,7 +78,7 @@ pub(crate) fn cannot_run(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) ->
     if let Some(gpu) = exec.gpu.filter(|gpu| !is_simulated && gpu.device != device.name) {
         return Some(format!("`{exec}` requires the GPU {} ({}), but this GPU is {}", gpu.name, gpu.device, device.name));
     }
-    let error = Found::of(exec, device).err()?;
+    let error = setup(exec, device).err()?;
     Some(format!("`{exec}` cannot run on {}: {error}", if is_simulated { "a simulated GPU" } else { "a real GPU" }))
 }
 
@@ -119,11 +91,11 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
         return Ok(StepResult { notes: vec![format!("not run: {why}")], ..StepResult::default() });
     }
     let stop = unavailable(exec);
-    let found = Found::of(exec, ctx.rig.info()).map_err(|error| stop(&error))?;
+    let setup = setup(exec, ctx.rig.info()).map_err(|error| stop(&error))?;
     let memory = ctx.rig.memory()?;
     let ledger = shared_memory(ctx, memory).map_err(|error| stop(&error))?;
     let conf = exec.alloc_conf.clone().or_else(|| ctx.alloc_conf.as_ref().map(ToString::to_string));
-    let (prepared, machine) = found.prepare(exec, &ctx.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
+    let (prepared, machine) = prepare(&setup, exec, &ctx.rig, conf.as_deref(), &ledger).map_err(|error| stop(&error))?;
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
     let (end, prepared) = run_prepared(ctx, exec, prepared, limit, between)?;
     // The driver may release a process's memory shortly after its end.

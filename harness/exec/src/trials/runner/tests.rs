@@ -5,29 +5,22 @@ use std::ffi::OsString;
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::GPUS;
+use harness_gpu_settings::settings::Settings;
 
 use super::super::fake::trial;
 use super::*;
-use crate::cache::Libraries;
-use crate::launch::Interposition;
+use crate::fixture::setup;
+use crate::machine::Machine;
 
 /// Calls `act` with a runner of a shell command.
 fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl FnOnce(&Runner<'_>) -> T) -> T {
     let command = ["/bin/sh", "-c", script].map(OsString::from);
-    let settings = Settings::new(&GPUS[0], Bytes::gib(1));
-    // An empty list preloads nothing.
-    let libraries = Libraries { folder: "/nonexistent".into(), core: String::new(), stubs: Vec::new() };
+    let machine = Machine::Simulated(Settings::new(&GPUS[0], Bytes::gib(1)));
+    // An old C library, because an empty list preloads nothing.
+    let setup = setup(Path::new("/nonexistent"), &[], (2, 34));
     let stop = AtomicBool::new(false);
-    let launch = Launch {
-        command: &command,
-        settings: &settings,
-        libraries: &libraries,
-        interposition: Interposition::Preload,
-        alloc_conf: None,
-        snapshot: false,
-        ledger: None,
-    };
-    act(&Runner { on: On::Simulated(launch), logs, limit, stop: &stop })
+    let launch = Launch { command: &command, machine: &machine, setup: &setup, alloc_conf: None, snapshot: false, ledger: None };
+    act(&Runner { launch, logs, limit, stop: &stop })
 }
 
 #[test]

@@ -30,9 +30,9 @@ pub const PROTOCOL: u32 = 1;
 /// A cold driver takes seconds to open its device; the longest case, a scenario on a slow machine, takes seconds.
 const PATIENCE: Patience = Patience { start: Duration::from_secs(60), answer: Duration::from_secs(120) };
 
-/// Share of the time that new processes may cost. Each process has its code, heap and stack at other addresses, which decide
-/// cache conflicts (T. Mytkowicz and others, "Producing Wrong Data Without Doing Anything Obviously Wrong!", 2009,
-/// <https://doi.org/10.1145/1508244.1508275>). Many processes average this out.
+/// Share of the time that new processes may cost. Each process has its heap and stack at other addresses, and its functions in
+/// another order if the program has layouts ([`layouts`]). Both decide cache conflicts (T. Mytkowicz and others, "Producing Wrong
+/// Data Without Doing Anything Obviously Wrong!", 2009, <https://doi.org/10.1145/1508244.1508275>). Many processes average this out.
 const SHARE_OF_STARTS: f64 = 0.05;
 
 /// A process's first message.
@@ -86,7 +86,10 @@ pub struct Builds {
 /// A program and its current process.
 #[derive(Debug)]
 struct Build {
-    program: PathBuf,
+    /// The same program linked in several orders. Each process takes the next.
+    layouts: Vec<PathBuf>,
+    /// Processes started so far.
+    started: usize,
     arguments: Vec<OsString>,
     ordinal: Option<u32>,
     commit: Option<String>,
@@ -143,14 +146,26 @@ impl Builds {
 impl Build {
     fn start(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<Self, String> {
         let (process, commit) = start_process(program, arguments, ordinal)?;
-        Ok(Self { program: program.to_owned(), arguments: arguments.to_owned(), ordinal, commit, process })
+        Ok(Self { layouts: layouts(program), started: 1, arguments: arguments.to_owned(), ordinal, commit, process })
     }
 
     fn restart(&mut self) -> Result<(), String> {
         self.process.end();
-        self.process = start_process(&self.program, &self.arguments, self.ordinal)?.0;
+        let layout = &self.layouts[self.started % self.layouts.len()];
+        self.started += 1;
+        self.process = start_process(layout, &self.arguments, self.ordinal)?.0;
         Ok(())
     }
+}
+
+/// Returns a program and the files in `PROGRAM.layouts`, which `ci/layouts` writes.
+fn layouts(program: &Path) -> Vec<PathBuf> {
+    let mut folder = program.as_os_str().to_owned();
+    folder.push(".layouts");
+    let mut layouts: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().filter_map(|file| Some(file.ok()?.path())).collect();
+    layouts.sort();
+    layouts.insert(0, program.to_owned());
+    layouts
 }
 
 /// Also returns the commit of the build.
@@ -269,5 +284,30 @@ mod tests {
         assert_eq!(builds.visit(Side::This, &request()), Err(Fault::Failed("the build ended without an answer: oops".to_owned())));
         assert_eq!(builds.visit(Side::This, &request()), Ok((Vec::new(), Some(4))));
         drop(folder);
+    }
+
+    #[test]
+    fn each_process_takes_the_next_layout_of_its_program() {
+        let script = |answer: &str| {
+            format!(
+                "echo '{{\"protocol\": 1, \"commit\": null}}'; read q; echo '{{\"measured\":{{\"readings\":[],\"batch\":{answer}}}}}'; read q"
+            )
+        };
+        let (folder, path) = program("build", &script("0"));
+        let layouts = folder.path().join("build.layouts");
+        std::fs::create_dir(&layouts).unwrap();
+        for layout in ["1", "2"] {
+            let (_folder, other) = program(layout, &script(layout));
+            std::fs::rename(other, layouts.join(layout)).unwrap();
+        }
+        let mut builds = start(&path).unwrap();
+        let seen: Vec<_> = (0..4)
+            .map(|_| {
+                let batch = builds.visit(Side::This, &request()).unwrap().1;
+                builds.this.restart().unwrap();
+                batch
+            })
+            .collect();
+        assert_eq!(seen, [Some(0), Some(1), Some(2), Some(0)]);
     }
 }

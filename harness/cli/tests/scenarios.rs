@@ -3,7 +3,7 @@
 //! The tests run on the simulated device, and one after the other on a GPU. Tests that cannot run are ignored, with the reason.
 //! `cargo test --test scenarios oom_retry` runs the tests whose name contains `oom_retry`.
 //!
-//! Programs of `exec` steps need a Python with torch, from HARNESS_TEST_PYTHON or PATH.
+//! Programs of `exec` steps need a Python with torch, from HARNESS_TEST_PYTHON or PATH. `tests/claims_report.rs` runs the claims on the simulated device.
 //!
 //! A bundle runs this program on machines without the project. There, [`ROOT`] names the folder with `scenarios/` and `harness`.
 
@@ -23,6 +23,8 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 /// The variable that names the folder to run in, instead of the project.
 const ROOT: &str = "HARNESS_ROOT";
+/// The folder of claims, which another test runs on the simulated device.
+const CLAIMS: &str = "claims";
 /// The variable that names a Python with torch, for tests.
 const TEST_PYTHON: &str = "HARNESS_TEST_PYTHON";
 /// The variable that names the Python of `exec` steps.
@@ -46,14 +48,6 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let arguments = Arguments::from_args();
-    let folders = ["", "programs", "faults", "claims"].map(|folder| catalogue(&Path::new("scenarios").join(folder)));
-    let scenarios = match folders.into_iter().collect::<Result<Vec<_>, _>>() {
-        Ok(scenarios) => scenarios.concat(),
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    };
     let simulated = Ok(DeviceSource::simulated());
     let cuda = DeviceSource::new(DeviceChoice::Cuda(0), &machine::probe(), false).map_err(|error| error.to_string());
     if let Err(reason) = cuda.as_ref().map_err(|reason| reason.as_str())
@@ -62,10 +56,21 @@ fn main() -> ExitCode {
         eprintln!("cuda: ignored, {reason}");
     }
     let mut trials = Vec::new();
-    for scenario in &scenarios {
-        for allocator in &scenario.allocators {
-            trials.push(trial("sim", scenario, allocator, &simulated, program));
-            trials.push(trial("cuda", scenario, allocator, &cuda, program));
+    for folder in ["", "programs", "faults", CLAIMS] {
+        let scenarios = match catalogue(&Path::new("scenarios").join(folder)) {
+            Ok(scenarios) => scenarios,
+            Err(error) => {
+                eprintln!("{error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        for scenario in &scenarios {
+            for allocator in &scenario.allocators {
+                if folder != CLAIMS {
+                    trials.push(trial("sim", scenario, allocator, &simulated, program));
+                }
+                trials.push(trial("cuda", scenario, allocator, &cuda, program));
+            }
         }
     }
     libtest_mimic::run(&arguments, trials).exit_code()

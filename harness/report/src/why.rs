@@ -207,8 +207,8 @@ fn what_pins(shortage: &Shortage, everywhere: bool) -> String {
             .to_owned();
     }
     let is_whole = shortage.pinned_unlisted.is_empty() && segments.iter().all(|segment| segment.other_blocks == 0);
-    let is_one = is_whole && holders.len() == 1 && segments.iter().all(|segment| segment.holders.iter().all(|holder| holder.blocks == 1));
-    let verb = if is_one && segments.len() == 1 { "pins" } else { "pin" };
+    let is_one_name = is_whole && holders.iter().all(|holder| holder.name == holders[0].name);
+    let verb = if is_one_name { "pins" } else { "pin" };
     let rest = if segments.len() == 1 && shortage.pinned_unlisted.is_empty() {
         "a segment that therefore cannot be released to the driver"
     } else {
@@ -333,6 +333,21 @@ mod tests {
         // Segments of other streams do not count if the request's own blocks suffice.
         let elsewhere = PinnedSegment { stream: Some(1), ..pinned(vec![holder("a", 3, 1)]) };
         assert!(pins(vec![elsewhere]).starts_with("A request needs one contiguous block"));
+    }
+
+    #[test]
+    fn the_verb_agrees_with_the_number_of_names() {
+        let mut shortage = examples::shortage();
+        let mut pins = |segments: Vec<PinnedSegment>| {
+            shortage.pinned = segments;
+            what_pins(&shortage, false)
+        };
+        let storm = || pinned(vec![holder("storm", 13, 3)]);
+        assert!(pins(vec![storm()]).starts_with("storm (line 13) pins a segment that"));
+        assert!(pins(vec![storm(), storm()]).starts_with("storm (line 13) pins segments that"));
+        let same_name = vec![holder("kv", 7, 1), holder("kv", 9, 2)];
+        assert!(pins(vec![pinned(same_name)]).starts_with("kv (lines 7, 9) pins a segment that"));
+        assert!(pins(vec![pinned(vec![holder("a", 3, 1), holder("b", 4, 1)])]).starts_with("a and b (lines 3-4) pin a segment that"));
     }
 
     #[test]

@@ -133,11 +133,11 @@ impl<'a> Trial<'a> {
         mut candidate: Candidate,
         watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> ControlFlow<(), bool> {
-        let events = &candidate.case.events;
+        let (needed, live) = needed_and_live(&candidate.case.events);
         // A program that is too large for its device can have any device.
         let is_too_large = matches!(self.failure, Failure::TooLarge | Failure::NeverFits);
-        let needed = if is_too_large { GRANULARITY } else { needed(events) };
-        let gone = live_at_end(&best.case.events).saturating_sub(live_at_end(&candidate.case.events));
+        let needed = if is_too_large { GRANULARITY } else { needed };
+        let gone = needed_and_live(&best.case.events).1.saturating_sub(live);
         let without = Bytes(best.case.memory.saturating_sub(gone).0.next_multiple_of(GRANULARITY.0)).max(needed);
         let mut tried = None;
         for memory in [needed, without, best.case.memory] {
@@ -264,8 +264,8 @@ fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Opt
     }
 }
 
-/// A lower bound of the memory that the trace needs: its peak of live bytes.
-fn needed(events: &[TraceEvent]) -> Bytes {
+/// A lower bound of the memory that the trace needs, from its peak of live bytes; and the live bytes at its end.
+fn needed_and_live(events: &[TraceEvent]) -> (Bytes, Bytes) {
     let (mut live, mut now, mut most) = (BTreeMap::new(), Bytes::ZERO, Bytes::ZERO);
     for event in events {
         match *event {
@@ -279,24 +279,7 @@ fn needed(events: &[TraceEvent]) -> Bytes {
             _ => {}
         }
     }
-    most.checked_round_up(GRANULARITY).unwrap_or(most).max(GRANULARITY)
-}
-
-/// The live bytes at the last request.
-fn live_at_end(events: &[TraceEvent]) -> Bytes {
-    let mut live = BTreeMap::new();
-    for event in events {
-        match *event {
-            TraceEvent::Allocate { id, size, .. } => {
-                live.insert(id, block(size));
-            }
-            TraceEvent::Free { id } => {
-                live.remove(&id);
-            }
-            _ => {}
-        }
-    }
-    live.into_values().sum()
+    (most.checked_round_up(GRANULARITY).unwrap_or(most).max(GRANULARITY), now)
 }
 
 /// The block size of a request, without settings that round it further.

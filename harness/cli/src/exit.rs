@@ -24,7 +24,7 @@ impl Exit {
                 "an expectation or invariant fails, a step exceeds its time limit, a recording differs, or a benchmark fails or is worse"
             }
             Self::Invalid => "a scenario, suite, recording, trace, benchmark run or argument is not valid",
-            Self::Device => "the device is missing or too small, other processes disturbed it, or every run was skipped",
+            Self::Device => "the device is missing or too small for every run, or other processes disturbed it",
             Self::Internal => "the harness itself failed, or could not write its output or report",
             Self::Inconclusive => "a benchmark comparison is inconclusive: no accepted build, or too many unsure entries",
             Self::Interrupted => "interrupted (Ctrl-C); the report of `run` contains the finished steps",

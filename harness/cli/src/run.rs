@@ -590,7 +590,7 @@ const fn exit_of(counts: Counts) -> Exit {
     match counts {
         Counts { failed: 1.., .. } => Exit::Failed,
         Counts { interrupted: 1.., .. } => Exit::Interrupted,
-        Counts { contended: 1.., .. } | Counts { passed: 0, skipped: 1.., .. } => Exit::Device,
+        Counts { contended: 1.., .. } | Counts { passed: 0, insufficient: 1.., .. } => Exit::Device,
         Counts { .. } => Exit::Passed,
     }
 }

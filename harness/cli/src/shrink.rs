@@ -294,7 +294,7 @@ impl Shrink {
         if !simulated::pass(&records) {
             return Ok(None);
         }
-        let shortage = records.iter().flat_map(|record| &record.steps).filter_map(|step| step.shortage.as_ref()).next_back();
+        let shortage = records.iter().flat_map(|record| &record.steps).filter_map(|step| step.failed_request.as_ref()).next_back();
         let cause = shortage.and_then(|shortage| causes(shortage).first().map(|cause| cause.kind()));
         let with_cause = cause.and_then(|cause| with(&format!("{{ oom: {cause} }}")));
         match with_cause {

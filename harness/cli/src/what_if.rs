@@ -125,7 +125,7 @@ impl<'a> WhatIf<'a> {
         };
         let runs = plan.run(&self.source.clone().with_room_for(memory), &Arc::default())?.runs;
         let skipped = runs.iter().find_map(|run| match &run.verdict {
-            Verdict::Skipped { reason } => Some(Outcome::Skipped(reason.clone())),
+            Verdict::Skipped { reason, .. } => Some(Outcome::Skipped(reason.clone())),
             _ => None,
         });
         let has_passed = runs.iter().all(|run| matches!(run.verdict, Verdict::Passed | Verdict::FailedAsExpected { .. }));

@@ -341,6 +341,32 @@ fn skipped_scenarios_are_listed_and_do_not_fail_a_run_in_which_others_pass() {
     assert!(ran.out.contains("skipped:") && ran.out.contains("huge"), "{}", ran.told());
 }
 
+#[test]
+fn skips_that_do_not_depend_on_the_size_of_the_device_end_with_exit_code_0() {
+    let on_purpose = GOOD.replace("steps:", "skip: an upstream bug\nsteps:");
+    let other_device = GOOD.replace("64MiB }", "64MiB, device: gpu }");
+    let other_allocator =
+        GOOD.replace("caching, ", "").replace("steps:\n", "steps:\n  - private_pool: { pool: p }\n    steps: [empty_cache]\n");
+    let world = World::without_gpu().holding(&[
+        ("on_purpose.yaml", &on_purpose),
+        ("other_device.yaml", &other_device),
+        ("other_allocator.yaml", &other_allocator),
+        ("huge.yaml", &GOOD.replace("64MiB", "512TiB")),
+    ]);
+    let run = |files: &[&str]| world.harness(&[&["run", "--device", "sim", "--no-report"], files].concat());
+    for (file, reason) in [
+        ("on_purpose.yaml", "an upstream bug"),
+        ("other_device.yaml", "needs the device `gpu`"),
+        ("other_allocator.yaml", "private pools, which `direct` does not support"),
+    ] {
+        let ran = run(&[file]);
+        assert_eq!(ran.code, Some(0), "{}", ran.told());
+        assert_contains(&ran.out, &["skipped:", reason, "0 failed"]);
+    }
+    let ran = run(&["on_purpose.yaml", "other_device.yaml", "huge.yaml"]);
+    assert_eq!(ran.code, Some(3), "the device is too small for everything that is not skipped anyway: {}", ran.told());
+}
+
 /// The first configuration has a checked and a timed run. The second meets a failed launch, and the driver refuses the next context.
 #[test]
 fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
@@ -357,7 +383,7 @@ fn a_device_that_is_lost_on_the_way_takes_no_finished_run_with_it() {
     let ("caching", 1, Verdict::Failed { first, .. }) = lost else { panic!("{lost:?}") };
     assert_eq!((first.step, &first.rule), (0, &Rule::DeviceFailure));
     assert!(first.seen.starts_with("cuDevicePrimaryCtxRetain failed: CUDA_ERROR_LAUNCH_FAILED (719)"), "{first}");
-    let ("direct", 1, Verdict::Skipped { reason }) = skipped else { panic!("{skipped:?}") };
+    let ("direct", 1, Verdict::Skipped { reason, .. }) = skipped else { panic!("{skipped:?}") };
     assert_eq!(reason, "the device could not be opened for an earlier run");
     assert!(ran.out.contains("cuMemAlloc_v2 failed") && ran.out.contains("report: kept/"), "{}", ran.out);
     let first_of_all = World::with_gpu(&strict().failing("cuDevicePrimaryCtxRetain", 1, 719)).holding(&[("good.yaml", GOOD)]);
@@ -585,8 +611,11 @@ fn every_fault_includes_the_calls_of_further_processes() {
     }
     insta::assert_snapshot!(lines.join("\n"));
     // The process was a copy of the harness; the command starts a program.
-    let told =
-        document["arms"][1]["cases"].as_array().unwrap().iter().filter(|case| case["process"] == "worker" && case["outcome"] == "told");
+    let told = document["arms"][1]["cases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|case| case["process"] == "worker" && case["outcome"] == "named_error");
     for case in told {
         let reproduce = case["reproduce"].as_str().unwrap().strip_prefix("harness ").unwrap();
         let again = world.harness(&reproduce.split(' ').chain(["--no-report"]).collect::<Vec<_>>());

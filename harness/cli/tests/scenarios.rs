@@ -133,7 +133,7 @@ fn run(plan: &Plan, source: &DeviceSource) -> Result<Completion, Failed> {
     drop(turn);
     match &record.verdict {
         Verdict::Passed | Verdict::FailedAsExpected { .. } => Ok(Completion::Completed),
-        Verdict::Skipped { reason } => Ok(Completion::ignored_with(reason)),
+        Verdict::Skipped { reason, .. } => Ok(Completion::ignored_with(reason)),
         Verdict::Failed { .. } | Verdict::Contended { .. } | Verdict::Interrupted => Err(step_table(record).into()),
     }
 }

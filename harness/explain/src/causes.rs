@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
-use harness_record::Shortage;
+use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Snapshot};
 
@@ -153,7 +153,7 @@ fn replayed(fidelity: &Result<Fidelity, ProgramError>) -> String {
 }
 
 /// The distinct causes of a failed request.
-fn kinds(shortage: &Shortage) -> Vec<&'static str> {
+fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = harness_record::causes(shortage).iter().map(|cause| cause.kind().name()).collect();
     kinds.dedup();
     kinds

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
-use harness_record::Shortage;
+use harness_record::FailedRequest;
 use harness_trace::snapshot::RunInfo;
 use serde::Serialize;
 
@@ -64,7 +64,7 @@ pub struct Explanation {
     pub run: Option<RunInfo>,
     /// The data from which the cause sentences are made.
     #[serde(skip)]
-    pub shortage: Option<Shortage>,
+    pub shortage: Option<FailedRequest>,
 }
 
 impl Explanation {

@@ -142,12 +142,19 @@ impl Problem {
 /// Returns "did you mean …?" and the list of valid names.
 pub fn choices<'a>(wrong: &str, kind: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
-    let nearest = nearest(wrong, names.iter().copied());
-    let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };
+    let hint = did_you_mean(wrong, names.iter().copied());
     match names.len() {
         0 => format!("{hint}there are no {kind} here"),
         1..=40 => format!("{hint}{kind}: {}", quoted(&names, ", ")),
         _ => hint.trim_end().to_owned(),
+    }
+}
+
+/// Returns "did you mean …? ", or nothing if no name is similar.
+pub fn did_you_mean<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    match nearest(wrong, names).as_slice() {
+        [] => String::new(),
+        nearest => format!("did you mean {}? ", quoted(nearest, " or ")),
     }
 }
 

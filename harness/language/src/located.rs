@@ -145,6 +145,15 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
     }
 }
 
+/// Methods of a visitor that turn each scalar into text.
+macro_rules! scalars_as_text {
+    ($keep:path: $($visit:ident($type:ty)),*) => {$(
+        fn $visit<E: de::Error>(self, value: $type) -> Result<Self::Value, E> {
+            Ok($keep(value.to_string()))
+        }
+    )*};
+}
+
 impl<'de, M: Deserialize<'de>> Deserialize<'de> for ListOr<M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct ListOrVisitor<M>(PhantomData<M>);
@@ -153,18 +162,7 @@ impl<'de, M: Deserialize<'de>> Deserialize<'de> for ListOr<M> {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, a list of texts, or a map")
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(ListOr::One(text.to_owned()))
-            }
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
-                Ok(ListOr::One(number.to_string()))
-            }
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
-                Ok(ListOr::One(number.to_string()))
-            }
-            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
-                Ok(ListOr::One(number.to_string()))
-            }
+            scalars_as_text!(ListOr::One: visit_str(&str), visit_u64(u64), visit_i64(i64), visit_f64(f64));
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
                 Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ListOr::Many)
             }
@@ -187,21 +185,7 @@ impl<'de> Deserialize<'de> for Tree {
             fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
                 Ok(Tree::Nothing)
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Tree::One(text.to_owned()))
-            }
-            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Self::Value, E> {
-                Ok(Tree::One(value.to_string()))
-            }
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
-                Ok(Tree::One(number.to_string()))
-            }
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
-                Ok(Tree::One(number.to_string()))
-            }
-            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
-                Ok(Tree::One(number.to_string()))
-            }
+            scalars_as_text!(Tree::One: visit_str(&str), visit_bool(bool), visit_u64(u64), visit_i64(i64), visit_f64(f64));
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
                 Vec::deserialize(SeqAccessDeserializer::new(seq)).map(Tree::Many)
             }

@@ -2,12 +2,13 @@
 //!
 //! The check parses them, not the YAML reader, so that every mistake is reported with its position and the accepted forms.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::error::Problem;
-use crate::located::Located;
+use crate::located::{Located, Position};
 
 /// Declares a scalar: its Rust name, its name in the schema, its schema and its documentation.
 #[macro_export]
@@ -97,15 +98,17 @@ impl NameText {
 
 /// Checks that a number is within bounds.
 pub fn bounded(given: &Located<u64>, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
-    if bounds.contains(&given.value) {
-        return Ok(given.value);
-    }
+    if bounds.contains(&given.value) { Ok(given.value) } else { Err(out_of_bounds(given.position(), what, &given.value, &bounds)) }
+}
+
+/// The problem of a number that is not within bounds.
+pub fn out_of_bounds(at: Position, what: &str, given: &dyn fmt::Display, bounds: &RangeInclusive<u64>) -> Problem {
     let help = if *bounds.end() == u64::MAX {
         format!("`{what}` must be {} or more", bounds.start())
     } else {
         format!("`{what}` must be from {} to {}", bounds.start(), bounds.end())
     };
-    Err(Problem::new(given.position(), format!("`{what}` cannot be {}", given.value)).help(help))
+    Problem::new(at, format!("`{what}` cannot be {given}")).help(help)
 }
 
 /// Parses a size.
@@ -115,10 +118,13 @@ pub fn size(text: &SizeText) -> Result<Bytes, Problem> {
 
 /// Parses a size of at least one byte.
 pub fn positive_size(text: &SizeText, what: &str) -> Result<Bytes, Problem> {
-    match size(text)? {
-        Bytes::ZERO => {
-            Err(Problem::new(text.position(), format!("`{what}` cannot be 0")).help(format!("`{what}` must be at least 1 B, as in `2MiB`")))
-        }
+    not_zero(size(text)?, what, text.position())
+}
+
+/// Checks that a size is at least one byte.
+pub fn not_zero(size: Bytes, what: &str, at: Position) -> Result<Bytes, Problem> {
+    match size {
+        Bytes::ZERO => Err(Problem::new(at, format!("`{what}` cannot be 0")).help(format!("`{what}` must be at least 1 B, as in `2MiB`"))),
         bytes => Ok(bytes),
     }
 }

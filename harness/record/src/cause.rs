@@ -8,7 +8,7 @@ use std::fmt;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 
-use crate::{Lane, Pieces, Shortage};
+use crate::{FailedRequest, Lane, Pieces};
 
 /// An obstacle between a request and memory, with the figures that prove it. Several can apply at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Cause {
     },
     /// A fault of the scenario failed the device call.
     Injected {
-        /// Position among calls of its name, counted from 1. [`Shortage::injected`] has the name.
+        /// Position among calls of its name, counted from 1. [`FailedRequest::injected`] has the name.
         number: u64,
     },
     /// Freed memory waits for events of other streams that still use it.
@@ -179,9 +179,9 @@ impl Cause {
 }
 
 /// Returns the causes of a failed request in the order in which to read them. Empty if the figures prove none. Linear in
-/// [`Shortage::lanes`].
+/// [`FailedRequest::lanes`].
 #[must_use]
-pub fn causes(shortage: &Shortage) -> Vec<Cause> {
+pub fn causes(shortage: &FailedRequest) -> Vec<Cause> {
     if let Some(limit) = shortage.program_limit {
         return vec![Cause::Limit { limit, held: shortage.accounts.requested }];
     }
@@ -208,7 +208,7 @@ pub fn causes(shortage: &Shortage) -> Vec<Cause> {
     causes
 }
 
-impl Shortage {
+impl FailedRequest {
     /// Free bytes in the allocator: reserved, but neither allocated nor waiting for an event.
     #[must_use]
     pub const fn cached(&self) -> Bytes {
@@ -224,7 +224,7 @@ impl Shortage {
 
 /// The figures of a failed request and values derived from them.
 struct Figures<'a> {
-    shortage: &'a Shortage,
+    shortage: &'a FailedRequest,
     requested: Bytes,
     /// Bytes requested from the driver.
     asked: Bytes,
@@ -239,7 +239,7 @@ struct Figures<'a> {
 }
 
 impl<'a> Figures<'a> {
-    fn new(shortage: &'a Shortage) -> Self {
+    fn new(shortage: &'a FailedRequest) -> Self {
         let accounts = &shortage.accounts;
         let free = accounts.device.free;
         // If the driver manages the pool, the fraction limits allocated instead of reserved bytes.
@@ -274,7 +274,7 @@ impl<'a> Figures<'a> {
 
     /// Blocks of other pools and streams that are large enough.
     fn in_other_lanes(&self) -> Vec<Cause> {
-        let Shortage { stream: wanted, .. } = *self.shortage;
+        let FailedRequest { stream: wanted, .. } = *self.shortage;
         let large_enough = self.lanes().filter(|lane| lane.free.largest >= self.requested);
         let cause = |lane: &Lane| match *lane {
             Lane { stream, free, .. } if stream != wanted => Some(Cause::OtherStream { stream, wanted, largest: free.largest }),
@@ -343,7 +343,7 @@ mod tests {
     }
 
     /// A request on a device of 1 GiB. The allocator reserves 20 MiB, of which 16 MiB are free.
-    fn shortage(requested: Bytes) -> Shortage {
+    fn shortage(requested: Bytes) -> FailedRequest {
         let accounts = Accounts {
             requested: mib(4),
             allocated: mib(4),
@@ -356,7 +356,7 @@ mod tests {
             device: memory(mib(1024), mib(1004), mib(20)),
         };
         let free = Pieces { count: 1, bytes: mib(16), largest: mib(16) };
-        Shortage {
+        FailedRequest {
             requested,
             stream: 0,
             lacking: requested,
@@ -389,7 +389,7 @@ mod tests {
         let waiting = Pieces { count: 1, bytes: mib(8), largest: mib(8) };
         let with = |requested| {
             let lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free: Pieces::default(), waiting }]);
-            causes(&Shortage { lanes, ..shortage(requested) })
+            causes(&FailedRequest { lanes, ..shortage(requested) })
         };
         assert_eq!(with(mib(1028)), [Cause::PendingFree(waiting)]);
         assert_eq!(with(mib(1029)), [Cause::TooLarge { free: mib(1004), cached: mib(16) }]);
@@ -440,9 +440,9 @@ mod tests {
     #[test]
     fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
         let injected = Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 2 });
-        assert_eq!(causes(&Shortage { injected: injected.clone(), ..shortage(mib(20)) }), [Cause::Injected { number: 2 }]);
+        assert_eq!(causes(&FailedRequest { injected: injected.clone(), ..shortage(mib(20)) }), [Cause::Injected { number: 2 }]);
         let too_large = Cause::TooLarge { free: mib(1004), cached: mib(16) };
-        assert_eq!(causes(&Shortage { injected, ..shortage(mib(2048)) }), [Cause::Injected { number: 2 }, too_large]);
+        assert_eq!(causes(&FailedRequest { injected, ..shortage(mib(2048)) }), [Cause::Injected { number: 2 }, too_large]);
     }
 
     #[test]

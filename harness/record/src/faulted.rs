@@ -74,7 +74,8 @@ pub enum FaultedEnd {
     /// The allocator reported an out-of-memory error and the run ended.
     OutOfMemory,
     /// The run ended with an error that names the call.
-    Told { error: String },
+    #[serde(alias = "told")]
+    NamedError { error: String },
     /// A rule was broken that holds whichever calls fail.
     Defect { why: String },
 }

@@ -172,7 +172,12 @@ pub enum Verdict {
         rest: Vec<Violation>,
     },
     /// The run did not start.
-    Skipped { reason: String },
+    Skipped {
+        reason: String,
+        /// [`SkipKind::Insufficient`] in records of older builds.
+        #[serde(default)]
+        kind: SkipKind,
+    },
     /// Other processes used the device, so the result says nothing about the allocator.
     Contended {
         /// A description of their activity.
@@ -180,6 +185,19 @@ pub enum Verdict {
     },
     /// The user or the system stopped the run early.
     Interrupted,
+}
+
+/// Why a run did not start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipKind {
+    /// The scenario has `skip:`, or an optional library was not built.
+    OnPurpose,
+    /// The scenario is for another kind of device or for other allocators.
+    NotApplicable,
+    /// The device is missing or too small, lacks a feature, or cannot run the scenario's programs.
+    #[default]
+    Insufficient,
 }
 
 /// An expectation that was not met, or an invariant that did not hold.
@@ -287,8 +305,8 @@ pub struct StepRecord {
     pub tables: Vec<Table>,
     /// The state when the request failed, before the step freed anything. Absent if no request failed, and in records of older
     /// builds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shortage: Option<Shortage>,
+    #[serde(default, alias = "shortage", skip_serializing_if = "Option::is_none")]
+    pub failed_request: Option<FailedRequest>,
     /// The actions of the step's recovery policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
@@ -296,7 +314,7 @@ pub struct StepRecord {
 
 /// A request that failed after all retries, with the state of memory at that moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shortage {
+pub struct FailedRequest {
     pub requested: Bytes,
     pub stream: u32,
     /// Memory that the allocator lacked, before rounding. Less than `requested` if new pages extend a free block.

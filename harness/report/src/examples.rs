@@ -8,8 +8,8 @@ use harness_allocator::units::{Bytes, Nanos};
 
 use harness_record::Invariant;
 use harness_record::{
-    Accounts, Attempt, CostFigure, CurvePoint, Lane, Outcome, Pieces, RECORD_VERSION, Records, Recovery, Rule, RunRecord, Samples,
-    ScenarioInfo, Shortage, SourceLine, StepRecord, Table, Timings, Trained, UnlistedSegments, Verdict, Violation,
+    Accounts, Attempt, CostFigure, CurvePoint, FailedRequest, Lane, Outcome, Pieces, RECORD_VERSION, Records, Recovery, Rule, RunRecord,
+    Samples, ScenarioInfo, SkipKind, SourceLine, StepRecord, Table, Timings, Trained, UnlistedSegments, Verdict, Violation,
 };
 
 const LIMIT: Bytes = Bytes::gib(1);
@@ -106,7 +106,7 @@ pub(crate) fn measured(allocator: &str, repetition: u32) -> RunRecord {
 pub(crate) fn skipped() -> RunRecord {
     let about = "A failed device allocation gives `cached blocks` back to the driver,\nand succeeds on the retry.";
     let run = Builder::new(scenario("oom_retry", about), simulated(), "async_pool", 0);
-    run.finish(Verdict::Skipped { reason: "the device has no stream-ordered driver pool".to_owned() })
+    run.finish(Verdict::Skipped { reason: "the device has no stream-ordered driver pool".to_owned(), kind: SkipKind::Insufficient })
 }
 
 /// A long step with 600 curve points between two short ones. Other processes use memory.
@@ -189,17 +189,17 @@ pub(crate) fn fragmented() -> RunRecord {
     let mut record = run.finish(Verdict::Failed { first, rest: Vec::new() });
     record.stats.inactive_split_bytes.increase(PoolKind::Large, 224 << 20);
     if let Some(last) = record.steps.last_mut() {
-        last.shortage = Some(Shortage { accounts: last.accounts, ..shortage() });
+        last.failed_request = Some(FailedRequest { accounts: last.accounts, ..shortage() });
     }
     record
 }
 
 /// A request of 64 MiB with 224 MiB free in 14 blocks.
-pub(crate) fn shortage() -> Shortage {
+pub(crate) fn shortage() -> FailedRequest {
     let free = Pieces { count: 14, bytes: Bytes::mib(224), largest: Bytes::mib(16) };
     let lane = Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() };
     let size = Bytes::mib(64);
-    Shortage {
+    FailedRequest {
         requested: size,
         stream: 0,
         lacking: size,
@@ -446,7 +446,7 @@ impl Builder {
             reports: BTreeMap::new(),
             notes: Vec::new(),
             tables: Vec::new(),
-            shortage: None,
+            failed_request: None,
             recovery: None,
         });
         self.record.curve.push(self.point(number));

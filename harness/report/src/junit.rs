@@ -79,12 +79,12 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
         Verdict::Passed | Verdict::FailedAsExpected { .. } => TestCaseStatus::success(),
         Verdict::Failed { first, rest } => {
             let violations: Vec<String> = std::iter::once(first).chain(rest).map(words::violation).collect();
-            let why = run.steps.last().and_then(|step| step.shortage.as_ref());
+            let why = run.steps.last().and_then(|step| step.failed_request.as_ref());
             let why = why.map(|shortage| format!("\n\n{}: {}", why::title(shortage), why::explain(shortage))).unwrap_or_default();
             let description = format!("{}{why}\n\nReproduce it:\n{}", violations.join("\n"), run.reproduce);
             failure(&first.rule.to_string(), &first.to_string(), &description)
         }
-        Verdict::Skipped { reason } => skipped("skipped", reason),
+        Verdict::Skipped { reason, .. } => skipped("skipped", reason),
         Verdict::Contended { reason } => skipped("contended", reason),
         Verdict::Interrupted => skipped("interrupted", "stopped before its end"),
     }

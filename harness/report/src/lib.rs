@@ -38,7 +38,7 @@ use harness_allocator::device::{Clock, DeviceInfo};
 use harness_allocator::units::Bytes;
 
 use harness_base::files::slug;
-use harness_record::{CostFigure, Records, RunRecord, ScenarioInfo, Verdict};
+use harness_record::{CostFigure, Records, RunRecord, ScenarioInfo, SkipKind, Verdict};
 
 /// Runs, grouped and counted. Every format is rendered from it.
 #[derive(Clone, Debug)]
@@ -59,6 +59,8 @@ pub struct Counts {
     pub passed: usize,
     pub failed: usize,
     pub skipped: usize,
+    /// Those of the skipped runs for which the device was missing or insufficient.
+    pub insufficient: usize,
     pub contended: usize,
     pub interrupted: usize,
 }
@@ -181,6 +183,7 @@ impl Counts {
     }
 
     fn add(&mut self, verdict: &Verdict) {
+        self.insufficient += usize::from(matches!(verdict, Verdict::Skipped { kind: SkipKind::Insufficient, .. }));
         *match verdict {
             Verdict::Passed | Verdict::FailedAsExpected { .. } => &mut self.passed,
             Verdict::Failed { .. } => &mut self.failed,
@@ -332,7 +335,7 @@ mod tests {
                 "nvml_ledger Example GPU caching 1",
             ]
         );
-        assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, contended: 1, interrupted: 1 });
+        assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, insufficient: 1, contended: 1, interrupted: 1 });
         assert_eq!(report.clocks(), Some(Clocks::Mixed));
     }
 

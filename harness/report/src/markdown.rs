@@ -93,7 +93,7 @@ impl Page {
 
     fn skipped(&mut self, report: &Report<'_>) {
         let lines = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
-            Verdict::Skipped { reason } => Some(format!("Skipped: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
+            Verdict::Skipped { reason, .. } => Some(format!("Skipped: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
             Verdict::Contended { reason } => Some(format!("Contended: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
             Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Failed { .. } | Verdict::Interrupted => None,
         });
@@ -281,7 +281,7 @@ impl Page {
     /// Explains why the last step's request failed, if it did.
     fn why(&mut self, run: &RunRecord) {
         if let Some(last) = run.steps.last()
-            && let Some(shortage) = &last.shortage
+            && let Some(shortage) = &last.failed_request
         {
             let request = format!("The request: {}, {} ({}).", words::step_name(last), why::request(shortage), words::step_place(last));
             self.block(format!("**{}:** {} {}", why::title(shortage), prose(&why::explain(shortage)), prose(&request)));
@@ -290,7 +290,7 @@ impl Page {
 
     /// Lists the live blocks in segments with free memory.
     fn pinned_segments(&mut self, last: &StepRecord) {
-        let Some(shortage) = last.shortage.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
+        let Some(shortage) = last.failed_request.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
         let mut grid = Grid::new([("segment of", Align::Right), ("free in it", Align::Right), ("live in it", Align::Left)]);
         grid.rows = shortage
             .pinned
@@ -309,12 +309,12 @@ impl Page {
 
     /// Adds a table of memory by owner, at the moment of the failed request or else after the last step.
     fn where_the_memory_was(&mut self, run: &RunRecord, last: &StepRecord) {
-        let accounts = last.shortage.as_ref().map_or(&last.accounts, |shortage| &shortage.accounts);
+        let accounts = last.failed_request.as_ref().map_or(&last.accounts, |shortage| &shortage.accounts);
         let device = &accounts.device;
         let unallocated = accounts.reserved.saturating_sub(accounts.active);
         // The counters belong to the last step of the run. If steps are unrecorded, that is not this step.
         let after = (run.unrecorded_steps == 0).then_some(Bytes(run.stats.inactive_split_bytes.all.current));
-        let split = last.shortage.as_ref().map(|shortage| shortage.inactive_split).or(after);
+        let split = last.failed_request.as_ref().map(|shortage| shortage.inactive_split).or(after);
         let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
         let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure + device.processes);
         let mut grid = Grid::new([("the memory", Align::Left), ("size", Align::Right)]);
@@ -334,7 +334,7 @@ impl Page {
             split.and_then(|split| always("– – in free segments", unallocated.saturating_sub(split))),
         ];
         grid.rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]).collect();
-        let when = if last.shortage.is_some() { "when the request failed in" } else { "after" };
+        let when = if last.failed_request.is_some() { "when the request failed in" } else { "after" };
         self.block(format!("Memory by owner {when} step {}:", last.number));
         self.grid(&grid);
     }
@@ -431,7 +431,7 @@ impl Page {
         let run = arm.shown();
         let is_above = matches!(run.verdict, Verdict::Failed { .. }) && (1..=STEPS_OF_A_FAILURE).contains(&run.steps.len());
         match &run.verdict {
-            Verdict::Skipped { reason } => return self.block(format!("Skipped: {}", prose(reason))),
+            Verdict::Skipped { reason, .. } => return self.block(format!("Skipped: {}", prose(reason))),
             Verdict::Failed { .. } => {
                 let steps = if is_above { ", with all its steps," } else { "" };
                 self.block(format!("Described in full{steps} [among the failures](#failure-{}).", arm.slug));

@@ -205,7 +205,7 @@ impl Text {
             }
         }
         for (scenario, _, arm) in report.arms() {
-            if let verdict @ (Verdict::Skipped { reason } | Verdict::Contended { reason }) = &arm.shown().verdict {
+            if let verdict @ (Verdict::Skipped { reason, .. } | Verdict::Contended { reason }) = &arm.shown().verdict {
                 self.wrapped(&format!("{}: {} with {}: {reason}", words::verdict(verdict), scenario.info.name, arm.allocator), 2);
             }
         }
@@ -322,7 +322,7 @@ impl Text {
             Verdict::FailedAsExpected { reason, first, .. } => {
                 self.wrapped(&format!("failed as expected, {reason}: {}", words::violation(first)), 12);
             }
-            Verdict::Skipped { reason } => self.wrapped(&format!("skipped: {reason}"), 2),
+            Verdict::Skipped { reason, .. } => self.wrapped(&format!("skipped: {reason}"), 2),
             Verdict::Contended { reason } => self.wrapped(&format!("contended: {reason}"), 2),
             Verdict::Failed { first, rest } => {
                 std::iter::once(first).chain(rest).for_each(|seen| self.wrapped(&words::violation(seen), 12));
@@ -342,7 +342,7 @@ impl Text {
     /// Adds the cause if the last step's request failed.
     fn why(&mut self, run: &RunRecord) {
         let Some(last) = run.steps.last() else { return };
-        let Some(shortage) = &last.shortage else { return };
+        let Some(shortage) = &last.failed_request else { return };
         self.wrapped(&format!("{} ({}): {}", words::step_name(last), words::step_place(last), why::request(shortage)), 2);
         self.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
     }

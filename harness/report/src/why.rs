@@ -7,7 +7,7 @@ use harness_allocator::units::Bytes;
 use serde::Serialize;
 
 use crate::words::{self, size};
-use harness_record::{Cause, Holder, Pieces, PinnedSegment, RunRecord, Shortage, StepRecord, causes};
+use harness_record::{Cause, FailedRequest, Holder, Pieces, PinnedSegment, RunRecord, StepRecord, causes};
 
 /// Maximum number of holders that a sentence names.
 const NAMED: usize = 4;
@@ -45,31 +45,31 @@ pub fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
 }
 
 /// Steps whose request failed, with the state at that moment.
-pub(crate) fn failed_requests(run: &RunRecord) -> impl Iterator<Item = (&StepRecord, &Shortage)> {
-    run.steps.iter().filter_map(|step| Some((step, step.shortage.as_ref()?)))
+pub(crate) fn failed_requests(run: &RunRecord) -> impl Iterator<Item = (&StepRecord, &FailedRequest)> {
+    run.steps.iter().filter_map(|step| Some((step, step.failed_request.as_ref()?)))
 }
 
 /// Distinct names of the causes.
-pub(crate) fn kinds(shortage: &Shortage) -> Vec<&'static str> {
+pub(crate) fn kinds(shortage: &FailedRequest) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().name()).collect();
     kinds.dedup();
     kinds
 }
 
 /// The causes without figures, on one line.
-pub(crate) fn in_short(shortage: &Shortage) -> String {
+pub(crate) fn in_short(shortage: &FailedRequest) -> String {
     let mut clauses: Vec<&str> = causes(shortage).iter().map(|cause| cause.kind().about()).collect();
     clauses.dedup();
     if clauses.is_empty() { "the figures do not show why".to_owned() } else { clauses.join("; ") }
 }
 
 /// The heading of [`explain`].
-pub(crate) fn title(shortage: &Shortage) -> &'static str {
+pub(crate) fn title(shortage: &FailedRequest) -> &'static str {
     if shortage.was_enough_free() { "Why free memory did not help" } else { "Why there was too little memory" }
 }
 
 /// The request, for example `700 MiB` or `700 MiB for stream side`. The default stream is not named.
-pub(crate) fn request(shortage: &Shortage) -> String {
+pub(crate) fn request(shortage: &FailedRequest) -> String {
     match stream(shortage, shortage.stream).as_str() {
         DEFAULT_STREAM => size(shortage.requested),
         stream => format!("{} for {stream}", size(shortage.requested)),
@@ -80,7 +80,7 @@ pub(crate) fn request(shortage: &Shortage) -> String {
 const DEFAULT_STREAM: &str = "the default stream";
 
 /// Explains the causes, or gives the figures if no cause is proven.
-pub(crate) fn explain(shortage: &Shortage) -> String {
+pub(crate) fn explain(shortage: &FailedRequest) -> String {
     let causes = causes(shortage);
     if !causes.is_empty() {
         return causes.iter().map(|cause| sentence(cause, shortage)).collect::<Vec<_>>().join(" ");
@@ -95,13 +95,13 @@ pub(crate) fn explain(shortage: &Shortage) -> String {
 }
 
 /// Explains the causes other than fragmentation.
-pub(crate) fn beside_fragmentation(shortage: &Shortage) -> String {
+pub(crate) fn beside_fragmentation(shortage: &FailedRequest) -> String {
     let causes = causes(shortage).into_iter().filter(|cause| !matches!(cause, Cause::Fragmented { .. }));
     causes.map(|cause| sentence(&cause, shortage)).collect::<Vec<_>>().join(" ")
 }
 
 /// The stream's name, or its number.
-fn stream(shortage: &Shortage, number: u32) -> String {
+fn stream(shortage: &FailedRequest, number: u32) -> String {
     match shortage.streams.get(&number).map(String::as_str) {
         Some("default") => DEFAULT_STREAM.to_owned(),
         Some(name) => format!("stream {name}"),
@@ -110,7 +110,7 @@ fn stream(shortage: &Shortage, number: u32) -> String {
 }
 
 /// Explains one cause with its figures.
-fn sentence(cause: &Cause, shortage: &Shortage) -> String {
+fn sentence(cause: &Cause, shortage: &FailedRequest) -> String {
     match *cause {
         Cause::Fraction { limit, held, free } => format!(
             "The memory fraction allows {}, of which {} are in use. So only {} remain, although {} are free on the device.",
@@ -173,7 +173,7 @@ fn sentence(cause: &Cause, shortage: &Shortage) -> String {
     }
 }
 
-fn fragmented(shortage: &Shortage, own: Pieces, room: Bytes, elsewhere: Bytes) -> String {
+fn fragmented(shortage: &FailedRequest, own: Pieces, room: Bytes, elsewhere: Bytes) -> String {
     let mut parts = Vec::new();
     if own.count > 0 {
         let pieces = words::count(own.count, "block");
@@ -190,7 +190,7 @@ fn fragmented(shortage: &Shortage, own: Pieces, room: Bytes, elsewhere: Bytes) -
 }
 
 /// Names the blocks that keep free memory from being released to the driver.
-fn what_pins(shortage: &Shortage, everywhere: bool) -> String {
+fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
     let serves = |segment: &&PinnedSegment| {
         let own_pool = segment.pool.is_none_or(|pool| pool == PoolKind::of_block(shortage.requested));
         everywhere || (own_pool && segment.stream.is_none_or(|stream| stream == shortage.stream))
@@ -207,8 +207,8 @@ fn what_pins(shortage: &Shortage, everywhere: bool) -> String {
             .to_owned();
     }
     let is_whole = shortage.pinned_unlisted.is_empty() && segments.iter().all(|segment| segment.other_blocks == 0);
-    let is_one = is_whole && holders.len() == 1 && segments.iter().all(|segment| segment.holders.iter().all(|holder| holder.blocks == 1));
-    let verb = if is_one && segments.len() == 1 { "pins" } else { "pin" };
+    let is_one_name = is_whole && holders.iter().all(|holder| holder.name == holders[0].name);
+    let verb = if is_one_name { "pins" } else { "pin" };
     let rest = if segments.len() == 1 && shortage.pinned_unlisted.is_empty() {
         "a segment that therefore cannot be released to the driver"
     } else {
@@ -333,6 +333,21 @@ mod tests {
         // Segments of other streams do not count if the request's own blocks suffice.
         let elsewhere = PinnedSegment { stream: Some(1), ..pinned(vec![holder("a", 3, 1)]) };
         assert!(pins(vec![elsewhere]).starts_with("A request needs one contiguous block"));
+    }
+
+    #[test]
+    fn the_verb_agrees_with_the_number_of_names() {
+        let mut shortage = examples::shortage();
+        let mut pins = |segments: Vec<PinnedSegment>| {
+            shortage.pinned = segments;
+            what_pins(&shortage, false)
+        };
+        let storm = || pinned(vec![holder("storm", 13, 3)]);
+        assert!(pins(vec![storm()]).starts_with("storm (line 13) pins a segment that"));
+        assert!(pins(vec![storm(), storm()]).starts_with("storm (line 13) pins segments that"));
+        let same_name = vec![holder("kv", 7, 1), holder("kv", 9, 2)];
+        assert!(pins(vec![pinned(same_name)]).starts_with("kv (lines 7, 9) pins a segment that"));
+        assert!(pins(vec![pinned(vec![holder("a", 3, 1), holder("b", 4, 1)])]).starts_with("a and b (lines 3-4) pin a segment that"));
     }
 
     #[test]

@@ -252,7 +252,7 @@ pub(super) fn memory(device: &DeviceGroup<'_>) -> String {
 /// Commands that record the run again and explain its memory, for a run whose last request failed. `None` if the allocator has no
 /// cache to record.
 pub(super) fn explain_command(run: &RunRecord) -> Option<String> {
-    run.steps.last()?.shortage.as_ref()?.lanes.as_ref()?;
+    run.steps.last()?.failed_request.as_ref()?.lanes.as_ref()?;
     // The program's name may contain ` run ` itself, as in `cargo run --`.
     let (program, _) = run.reproduce.split_once(&format!(" run {}", quoted(&run.scenario.path)))?;
     Some(format!("{} --repeat 1 --snapshot oom.pickle; {program} explain oom.pickle", run.reproduce))
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(verdict_line(Counts { passed: 3, ..Counts::default() }), "All 3 runs passed.");
         assert_eq!(verdict_line(Counts { passed: 1, skipped: 2, ..Counts::default() }), "No run failed: 1 passed, 0 failed, 2 skipped.");
         assert_eq!(
-            verdict_line(Counts { passed: 4, failed: 1, skipped: 0, contended: 1, interrupted: 1 }),
+            verdict_line(Counts { passed: 4, failed: 1, skipped: 0, contended: 1, interrupted: 1, ..Counts::default() }),
             "1 of 7 runs failed: 4 passed, 1 failed, 0 skipped, 1 contended, 1 interrupted."
         );
     }

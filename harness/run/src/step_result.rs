@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::units::{Bytes, Nanos};
-use harness_record::{Cause, CauseKind, Outcome, Recovery, Shortage, Table, causes};
+use harness_record::{Cause, CauseKind, FailedRequest, Outcome, Recovery, Table, causes};
 use harness_scenario::{Position, ReportKey, Step};
 
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct StepResult {
     pub(crate) notes: Vec<String>,
     pub(crate) tables: Vec<Table>,
     pub(crate) unmet: Vec<Unmet>,
-    pub(crate) shortage: Option<Shortage>,
+    pub(crate) failed_request: Option<FailedRequest>,
     /// The evaluated size of a request.
     pub(crate) size: Option<Bytes>,
     /// The recovery record of a step with policies.
@@ -22,8 +22,8 @@ pub(crate) struct StepResult {
 
 impl Default for StepResult {
     fn default() -> Self {
-        let (reports, notes, tables, unmet, shortage, size, recovery) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, unmet, shortage, size, recovery }
+        let (reports, notes, tables, unmet, failed_request, size, recovery) = Default::default();
+        Self { outcome: Outcome::Done, reports, notes, tables, unmet, failed_request, size, recovery }
     }
 }
 
@@ -53,8 +53,8 @@ impl Unmet {
     }
 
     /// Checks that a failed request has the expected cause. Timed runs do not look for causes.
-    pub(crate) fn other_cause(step: &Step, expected: CauseKind, shortage: Option<&Shortage>) -> Option<Self> {
-        let causes: Vec<CauseKind> = causes(shortage?).iter().map(Cause::kind).collect();
+    pub(crate) fn other_cause(step: &Step, expected: CauseKind, failed_request: Option<&FailedRequest>) -> Option<Self> {
+        let causes: Vec<CauseKind> = causes(failed_request?).iter().map(Cause::kind).collect();
         if causes.contains(&expected) {
             return None;
         }

@@ -37,7 +37,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
         Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => {
             Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce)))
         }
-        Verdict::Skipped { reason } | Verdict::Contended { reason } => Err(Fault::Skipped(reason.clone())),
+        Verdict::Skipped { reason, .. } | Verdict::Contended { reason } => Err(Fault::Skipped(reason.clone())),
         Verdict::Interrupted => Err(Fault::Interrupted),
     }
 }

@@ -59,7 +59,7 @@ fn figures(run: &RunRecord) -> String {
     }
     writeln!(text, ", {} ns", run.timings.scenario.get()).unwrap();
     for step in run.steps.iter().filter(|step| step.outcome == Outcome::OutOfMemory) {
-        let causes: Vec<&str> = step.shortage.iter().flat_map(causes).map(|cause| cause.kind().name()).collect();
+        let causes: Vec<&str> = step.failed_request.iter().flat_map(causes).map(|cause| cause.kind().name()).collect();
         writeln!(text, "{name}: line {} runs out of memory: {}", step.line, causes.join(", ")).unwrap();
     }
     for (number, figure) in run.figures.iter().enumerate() {

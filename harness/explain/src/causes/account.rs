@@ -6,7 +6,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::DeviceMemory;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
-use harness_record::{Accounts, Lane, Pieces, Shortage, UnlistedSegments};
+use harness_record::{Accounts, FailedRequest, Lane, Pieces, UnlistedSegments};
 use harness_trace::snapshot::{Action, PoolId, Segment};
 
 use super::ExplainError;
@@ -133,7 +133,7 @@ impl View<'_> {
     }
 
     /// The data about a failed request, in the form of a scenario's record.
-    pub(super) fn shortage(&self, request: &Refused, totals: Totals, size: &DeviceSize) -> Shortage {
+    pub(super) fn shortage(&self, request: &Refused, totals: Totals, size: &DeviceSize) -> FailedRequest {
         let free = totals.device_free.unwrap_or_default();
         let own_pool = request.private_pool.map_or(PoolId::DEFAULT, |(first, second)| PoolId(first, second));
         let is_own = |segment: &&Segment| segment.private_pool == own_pool;
@@ -156,7 +156,7 @@ impl View<'_> {
             pressure: Bytes::ZERO,
             processes: Bytes::ZERO,
         };
-        Shortage {
+        FailedRequest {
             requested: request.requested,
             stream: streams.number(request.stream),
             lacking: missing.bytes,

@@ -74,7 +74,7 @@ impl Failure {
         match &record.verdict {
             Verdict::Passed => Err(NoFailure::Passed),
             Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => Self::of_violation(first, record),
-            Verdict::Skipped { reason } | Verdict::Contended { reason } => Err(NoFailure::NotRun(reason.clone())),
+            Verdict::Skipped { reason, .. } | Verdict::Contended { reason } => Err(NoFailure::NotRun(reason.clone())),
             Verdict::Interrupted => Err(NoFailure::NotRun("it was interrupted".to_owned())),
         }
     }
@@ -87,7 +87,7 @@ impl Failure {
             Rule::Expectation if is_formula(&first.expected) => Self::formula(first),
             Rule::Expectation => {
                 let step = step.filter(|step| step.outcome == Outcome::OutOfMemory);
-                let shortage = step.and_then(|step| step.shortage.as_ref());
+                let shortage = step.and_then(|step| step.failed_request.as_ref());
                 let cause = shortage.and_then(|shortage| causes(shortage).first().map(|cause| cause.kind()));
                 // A request that failed as expected, but for another cause, keeps that failure.
                 match step {

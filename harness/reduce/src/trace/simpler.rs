@@ -1,21 +1,18 @@
 //! Simplifies a reduced trace: less memory, fewer streams, small and round sizes, fewer settings.
 
-use std::ops::ControlFlow;
-
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::StreamId;
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
+use super::Watch;
 use super::candidate::Candidate;
 use super::trial::Trial;
-use crate::{Progress, delta};
-
-type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
+use crate::delta::{self, Flow};
 
 /// Finds the least memory with which the trace still fails the same way, by bisection.
-pub(super) fn memory(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn memory(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> Flow {
     let given = best.case.memory.0 / GRANULARITY.0;
     delta::least(0, given, &mut |units| {
         let mut candidate = best.clone();
@@ -26,7 +23,7 @@ pub(super) fn memory(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Wa
 }
 
 /// Moves the work of each stream to the default stream.
-pub(super) fn streams(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn streams(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> Flow {
     let mut named: Vec<StreamId> = best.case.events.iter().filter_map(|event| stream_of(*event)).collect();
     named.sort_unstable();
     named.dedup();
@@ -42,7 +39,7 @@ pub(super) fn streams(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut W
         }
         trial.accept(best, candidate, watch)?;
     }
-    ControlFlow::Continue(())
+    Flow::Continue(())
 }
 
 const fn stream_of(event: TraceEvent) -> Option<StreamId> {
@@ -53,7 +50,7 @@ const fn stream_of(event: TraceEvent) -> Option<StreamId> {
 }
 
 /// Makes sizes smaller and rounder, largest first.
-pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> Flow {
     let mut sizes: Vec<(Bytes, u64)> = best
         .case
         .events
@@ -73,19 +70,19 @@ pub(super) fn sizes(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Wat
             with_more.case.memory += more;
             let is_taken = trial.accept(best, resized(best, id, new), watch)? || (new > now && take(best, with_more, trial, watch)?);
             now = if is_taken { new } else { now };
-            ControlFlow::Continue(is_taken)
+            Flow::Continue(is_taken)
         })?;
     }
-    ControlFlow::Continue(())
+    Flow::Continue(())
 }
 
 /// Accepts the candidate with its own memory if it fails the same way.
-fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<(), bool> {
+fn take(best: &mut Candidate, candidate: Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> Flow<bool> {
     let fails = trial.fails_alike(&candidate, watch)?;
     if fails {
         *best = candidate;
     }
-    ControlFlow::Continue(fails)
+    Flow::Continue(fails)
 }
 
 fn resized(best: &Candidate, of: u64, new: Bytes) -> Candidate {
@@ -101,7 +98,7 @@ fn resized(best: &Candidate, of: u64, new: Bytes) -> Candidate {
 }
 
 /// Resets each setting to PyTorch's default.
-pub(super) fn settings(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
+pub(super) fn settings(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> Flow {
     for default in DEFAULTS {
         for is_other in [false, true] {
             let mut candidate = best.clone();
@@ -111,7 +108,7 @@ pub(super) fn settings(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut 
             }
         }
     }
-    ControlFlow::Continue(())
+    Flow::Continue(())
 }
 
 /// Each function resets one setting and those that depend on it.

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::ops::ControlFlow;
 
 use harness_allocator::allocator::MemoryFraction;
 use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
@@ -14,8 +13,9 @@ use harness_trace::trace::TraceEvent;
 
 use super::audited::Audited;
 use super::candidate::Candidate;
-use super::{Case, Goal, ShrinkError};
+use super::{Case, Goal, ShrinkError, Watch};
 use crate::Progress;
+use crate::delta::Flow;
 use crate::scenario::Engine;
 
 /// Block sizes are multiples of this.
@@ -127,17 +127,12 @@ impl<'a> Trial<'a> {
 
     /// Accepts the candidate if it fails the same way, on the smallest device for which a replay shows it. Returns whether it
     /// did.
-    pub(super) fn accept(
-        &mut self,
-        best: &mut Candidate,
-        mut candidate: Candidate,
-        watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-    ) -> ControlFlow<(), bool> {
-        let events = &candidate.case.events;
+    pub(super) fn accept(&mut self, best: &mut Candidate, mut candidate: Candidate, watch: &mut Watch<'_>) -> Flow<bool> {
+        let (needed, live) = needed_and_live(&candidate.case.events);
         // A program that is too large for its device can have any device.
         let is_too_large = matches!(self.failure, Failure::TooLarge | Failure::NeverFits);
-        let needed = if is_too_large { GRANULARITY } else { needed(events) };
-        let gone = live_at_end(&best.case.events).saturating_sub(live_at_end(&candidate.case.events));
+        let needed = if is_too_large { GRANULARITY } else { needed };
+        let gone = needed_and_live(&best.case.events).1.saturating_sub(live);
         let without = Bytes(best.case.memory.saturating_sub(gone).0.next_multiple_of(GRANULARITY.0)).max(needed);
         let mut tried = None;
         for memory in [needed, without, best.case.memory] {
@@ -147,35 +142,31 @@ impl<'a> Trial<'a> {
             candidate.case.memory = memory;
             if self.fails_alike(&candidate, watch)? {
                 *best = candidate;
-                return ControlFlow::Continue(true);
+                return Flow::Continue(true);
             }
         }
-        ControlFlow::Continue(false)
+        Flow::Continue(false)
     }
 
     /// Returns true if the candidate fails the same way, from a replay with each setting.
-    pub(super) fn fails_alike(
-        &mut self,
-        candidate: &Candidate,
-        watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-    ) -> ControlFlow<(), bool> {
+    pub(super) fn fails_alike(&mut self, candidate: &Candidate, watch: &mut Watch<'_>) -> Flow<bool> {
         let Case { events, config, memory } = &candidate.case;
         watch(&Progress { operations: events.len(), memory: *memory, runs: self.replays })?;
         if let Some(audited) = &self.audited {
             self.replays += 1;
-            return ControlFlow::Continue(audited.violated(&candidate.case).map(Failure::Violates) == Some(self.failure));
+            return Flow::Continue(audited.violated(&candidate.case).map(Failure::Violates) == Some(self.failure));
         }
         let (failing, serving) = if self.own_fails { (config, &candidate.other) } else { (&candidate.other, config) };
         self.replays += 1;
         let last = events.len().saturating_sub(1);
         let mut may_fail = |operation: usize, id: u64| operation == last || self.refused_before.contains(&id);
-        let Ok(refused) = run(events, failing, *memory, &mut may_fail) else { return ControlFlow::Continue(false) };
+        let Ok(refused) = run(events, failing, *memory, &mut may_fail) else { return Flow::Continue(false) };
         let fails = refused.last().is_some_and(|refused| refused.operation == last && refused.failure == self.failure);
         if !fails || !self.compares {
-            return ControlFlow::Continue(fails);
+            return Flow::Continue(fails);
         }
         self.replays += 1;
-        ControlFlow::Continue(run(events, serving, *memory, &mut |_, _| false).is_ok())
+        Flow::Continue(run(events, serving, *memory, &mut |_, _| false).is_ok())
     }
 }
 
@@ -200,7 +191,7 @@ fn run(events: &[TraceEvent], config: &Config, memory: Bytes, may_fail: &mut dyn
     let mut device = SimDevice::new(SimConfig::replay(memory));
     let mut executor = Executor::new(events, &mut device).map_err(|error| Early::Trace(error.to_string()))?;
     let config = Config { quirks: Quirks::Torch211, ..config.clone() };
-    let mut watch = Watch { events, fraction: config.memory_fraction, memory, refused: Vec::new(), may_fail };
+    let mut watch = Refusals { events, fraction: config.memory_fraction, memory, refused: Vec::new(), may_fail };
     let mut allocator = CachingAllocator::new(config);
     match executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut watch) {
         Ok(_) => Ok(watch.refused),
@@ -210,7 +201,7 @@ fn run(events: &[TraceEvent], config: &Config, memory: Bytes, may_fail: &mut dyn
 }
 
 /// Records failed requests.
-struct Watch<'a> {
+struct Refusals<'a> {
     events: &'a [TraceEvent],
     fraction: MemoryFraction,
     memory: Bytes,
@@ -221,7 +212,7 @@ struct Watch<'a> {
 /// A request failed that must succeed.
 struct RefusedToo;
 
-impl<T: Target> Observer<T> for Watch<'_> {
+impl<T: Target> Observer<T> for Refusals<'_> {
     type Error = RefusedToo;
 
     fn after(&mut self, operation: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), RefusedToo> {
@@ -264,8 +255,8 @@ fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Opt
     }
 }
 
-/// A lower bound of the memory that the trace needs: its peak of live bytes.
-fn needed(events: &[TraceEvent]) -> Bytes {
+/// A lower bound of the memory that the trace needs, from its peak of live bytes; and the live bytes at its end.
+fn needed_and_live(events: &[TraceEvent]) -> (Bytes, Bytes) {
     let (mut live, mut now, mut most) = (BTreeMap::new(), Bytes::ZERO, Bytes::ZERO);
     for event in events {
         match *event {
@@ -279,24 +270,7 @@ fn needed(events: &[TraceEvent]) -> Bytes {
             _ => {}
         }
     }
-    most.checked_round_up(GRANULARITY).unwrap_or(most).max(GRANULARITY)
-}
-
-/// The live bytes at the last request.
-fn live_at_end(events: &[TraceEvent]) -> Bytes {
-    let mut live = BTreeMap::new();
-    for event in events {
-        match *event {
-            TraceEvent::Allocate { id, size, .. } => {
-                live.insert(id, block(size));
-            }
-            TraceEvent::Free { id } => {
-                live.remove(&id);
-            }
-            _ => {}
-        }
-    }
-    live.into_values().sum()
+    (most.checked_round_up(GRANULARITY).unwrap_or(most).max(GRANULARITY), now)
 }
 
 /// The block size of a request, without settings that round it further.

@@ -1,31 +1,26 @@
 //! Removes parts of a trace: [`leave_out`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
 
 use harness_trace::trace::TraceEvent;
 
-use super::Case;
 use super::candidate::Candidate;
 use super::trial::Trial;
-use crate::{Progress, delta};
+use super::{Case, Watch};
+use crate::delta::{self, Flow};
 
 /// Removes as many units as possible.
-pub(super) fn leave_out(
-    best: &mut Candidate,
-    trial: &mut Trial<'_>,
-    watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> ControlFlow<()> {
+pub(super) fn leave_out(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> Flow {
     let keeps_last = trial.ends_with_failure();
     let (mut unit_of, count) = units(&best.case.events, keeps_last);
     delta::leave_out(count, &mut |range| {
         let candidate = best.without(|unit| range.contains(&unit), &unit_of);
         if !trial.accept(best, candidate, watch)? {
-            return ControlFlow::Continue(None);
+            return Flow::Continue(None);
         }
         let count;
         (unit_of, count) = units(&best.case.events, keeps_last);
-        ControlFlow::Continue(Some(count))
+        Flow::Continue(Some(count))
     })
 }
 

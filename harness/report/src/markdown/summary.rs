@@ -49,7 +49,7 @@ impl Page {
     fn reasons(&mut self, report: &Report<'_>) {
         let failed = report.arms().filter(|(_, _, arm)| arm.counts.failed > 0);
         let lines = failed.filter_map(|(scenario, device, arm)| {
-            let shortage = arm.shown().steps.last()?.shortage.as_ref()?;
+            let shortage = arm.shown().steps.last()?.failed_request.as_ref()?;
             let place = where_it_ran(report, scenario, device, arm);
             Some(format!("{place}: **{}:** {}", why::title(shortage), prose(&why::explain(shortage))))
         });

@@ -38,7 +38,7 @@ pub(super) fn grid(runs: &FaultedRuns) -> Grid {
             ends(|end| matches!(end, FaultedEnd::Healed)),
             ends(|end| matches!(end, FaultedEnd::Recovered)),
             ends(|end| matches!(end, FaultedEnd::OutOfMemory)),
-            ends(|end| matches!(end, FaultedEnd::Told { .. })),
+            ends(|end| matches!(end, FaultedEnd::NamedError { .. })),
             ends(|end| matches!(end, FaultedEnd::Defect { .. })),
         ];
         let names = [arm.scenario.clone(), arm.allocator.clone()];

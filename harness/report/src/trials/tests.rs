@@ -171,7 +171,7 @@ fn calls_that_failed_in_their_turn_are_a_table_with_each_defect_and_its_command(
         cases,
         not_tried,
     };
-    let told = FaultedEnd::Told { error: "cudaMalloc failed".to_owned() };
+    let told = FaultedEnd::NamedError { error: "cudaMalloc failed".to_owned() };
     let defect = FaultedEnd::Defect { why: "invariant nothing_leaks: expected nothing left, seen 1 allocations".to_owned() };
     let cases = vec![case(1, FaultedEnd::Healed), case(3, FaultedEnd::OutOfMemory), case(6, told), case(9, defect)];
     let why = NotTried { why: "it has faults of its own".to_owned(), failed: false };

@@ -357,7 +357,7 @@ fn hear(
         Heard::Reply(Reply::Done(done)) => {
             done.findings.iter().cloned().for_each(|finding| rig.note(named(name, finding)));
             let mut result = done.into_result();
-            let injected = result.shortage.iter_mut().flat_map(|shortage| &mut shortage.injected);
+            let injected = result.failed_request.iter_mut().flat_map(|failed_request| &mut failed_request.injected);
             injected.for_each(|refused| refused.process = Some(name.to_string()));
             Ok(Some(result))
         }

@@ -10,7 +10,7 @@ use harness_allocator::device::faulty::InjectorState;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
-use harness_record::{Invariant, Outcome, Recovery, Rule, Shortage, Table};
+use harness_record::{FailedRequest, Invariant, Outcome, Recovery, Rule, Table};
 use harness_scenario::{Position, Readings, ReportKey};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ pub(crate) struct Done {
     tables: Vec<Table>,
     /// The line, column and length of each failed expectation, its text, and the actual result.
     unmet: Vec<((u32, u32, u32), String, String)>,
-    shortage: Option<Box<Shortage>>,
+    failed_request: Option<Box<FailedRequest>>,
     size: Option<Bytes>,
     recovery: Option<Recovery>,
     pub(crate) findings: Vec<(Invariant, String, String)>,
@@ -117,7 +117,7 @@ pub(crate) struct Done {
 
 impl Done {
     pub(crate) fn new(result: StepResult, findings: Vec<Finding>, readings: &Readings) -> Self {
-        let StepResult { outcome, reports, notes, tables, unmet, shortage, size, recovery } = result;
+        let StepResult { outcome, reports, notes, tables, unmet, failed_request, size, recovery } = result;
         let place = |at: Position| (at.line, at.column, at.length);
         Self {
             outcome,
@@ -125,7 +125,7 @@ impl Done {
             notes,
             tables,
             unmet: unmet.into_iter().map(|Unmet { at, expected, seen }| (place(at), expected, seen)).collect(),
-            shortage: shortage.map(Box::new),
+            failed_request: failed_request.map(Box::new),
             size,
             recovery,
             findings: findings.into_iter().map(of_finding).collect(),
@@ -148,7 +148,7 @@ impl Done {
             notes: self.notes,
             tables: self.tables,
             unmet: self.unmet.into_iter().map(unmet).collect(),
-            shortage: self.shortage.map(|shortage| *shortage),
+            failed_request: self.failed_request.map(|failed_request| *failed_request),
             size: self.size,
             recovery: self.recovery,
         }

@@ -10,7 +10,7 @@
 //! * `streams`: streams, events and queued work;
 //! * `audit`: checks after each operation; `checking`: selects the operations to check if calls fail;
 //! * `sites`: bytes per allocation site;
-//! * `accounts`, `curve` and `shortage`: figures for records; `times`: measurements of a timed run;
+//! * `accounts`, `curve` and `failed_request`: figures for records; `times`: measurements of a timed run;
 //! * `recording`: records the main program's allocator as a PyTorch memory snapshot;
 //! * `closing`: the end of a run.
 
@@ -20,6 +20,7 @@ mod buffer;
 mod checking;
 mod closing;
 mod curve;
+mod failed_request;
 mod host;
 mod lent;
 mod memory;
@@ -28,7 +29,6 @@ mod private_pools;
 mod program;
 mod recording;
 mod samples;
-mod shortage;
 mod sites;
 mod streams;
 mod times;

@@ -251,10 +251,10 @@ fn allocate(ctx: &mut RunContext, step: &Step, alloc: &Alloc, mut between: Betwe
         Err(error) => {
             result.outcome = Outcome::OutOfMemory;
             result.notes.push(error.to_string());
-            result.shortage = ctx.rig.shortage(request, &error)?;
+            result.failed_request = ctx.rig.failed_request(request, &error)?;
             match expected {
                 Expected::Fits => result.unmet.push(Unmet::at(step, format!("{size} to fit"), error.to_string())),
-                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref())),
+                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref())),
                 Expected::Oom(None) | Expected::Any => {}
             }
         }

@@ -382,7 +382,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             reports,
             notes: result.notes,
             tables: result.tables,
-            shortage: result.shortage,
+            failed_request: result.failed_request,
             recovery: result.recovery,
         };
         if self.steps.has_room_in_front() {

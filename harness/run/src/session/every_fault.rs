@@ -296,7 +296,7 @@ impl<'a> Engine<'a> {
                 return not_tried(format!("it fails without a failure of the device: {first}"), !is_expected);
             }
             Verdict::FailedAsExpected { reason, .. } => return not_tried(format!("it fails by itself: {reason}"), false),
-            Verdict::Skipped { reason } | Verdict::Contended { reason } => return not_tried(reason.clone(), false),
+            Verdict::Skipped { reason, .. } | Verdict::Contended { reason } => return not_tried(reason.clone(), false),
             Verdict::Interrupted => return not_tried("interrupted".to_owned(), false),
         }
         Ok(Ok(Ran::new(run.ooms, &faults, self.chosen)))
@@ -314,7 +314,7 @@ impl<'a> Engine<'a> {
         let group = ProcessGroup::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source, started_by)?;
         let device = match open(self.source, &scenario, arm.allocator, group.as_ref())? {
             Ok(device) => device,
-            Err((_, why)) => return Ok(Err(why)),
+            Err((.., why)) => return Ok(Err(why)),
         };
         let request = RunRequest {
             scenario: &scenario,
@@ -449,7 +449,7 @@ impl<'a> Engine<'a> {
         let reproduce = self.plan.reproduce(arm, self.source, seed);
         let whose = process.map_or_else(String::new, |process| format!("{process}/"));
         Outcome {
-            ended_at_once: matches!(end, FaultedEnd::Told { .. }) && operations == operation,
+            ended_at_once: matches!(end, FaultedEnd::NamedError { .. }) && operations == operation,
             wants_one_more: end == FaultedEnd::Healed && made.call.gets_memory() && count == 1,
             case: FaultedCase {
                 process: process.map(ToString::to_string),
@@ -510,7 +510,7 @@ fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &RunEn
                 None => FaultedEnd::Healed,
             }
         }
-        Verdict::Skipped { reason } | Verdict::Contended { reason } => defect(format!("it did not run to its end: {reason}")),
+        Verdict::Skipped { reason, .. } | Verdict::Contended { reason } => defect(format!("it did not run to its end: {reason}")),
         Verdict::Interrupted => defect("it was interrupted"),
     }
 }
@@ -522,8 +522,8 @@ fn reported((process, call): Failing<'_>, expected: &str, error: &str) -> Faulte
         Some(process) if !expected.contains(&format!("the process `{process}`")) => {
             defect(format!("an error that does not name the process `{process}`: {error}"))
         }
-        Some(process) => FaultedEnd::Told { error: format!("in the process `{process}`: {error}") },
-        None => FaultedEnd::Told { error: error.to_owned() },
+        Some(process) => FaultedEnd::NamedError { error: format!("in the process `{process}`: {error}") },
+        None => FaultedEnd::NamedError { error: error.to_owned() },
     }
 }
 

@@ -30,7 +30,7 @@ use crate::workload::exec;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::timeline::Timeline;
-use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, Timings, Verdict, Violation};
+use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Timings, Verdict, Violation};
 use harness_scenario::{DeviceKind, Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 
@@ -275,7 +275,7 @@ impl Plan {
                     observed => observed?,
                 }
             }
-            Err((info, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason }), Figures::new())),
+            Err((info, kind, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason, kind }), Figures::new())),
         };
         // Programs and processes run only once, because their times mean nothing.
         let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
@@ -372,8 +372,8 @@ fn can_be_repeated(scenario: &Scenario, record: &RunRecord) -> bool {
     record.device.clock == Clock::Simulated && scenario.execs().is_empty() && repeated::has_recovered(record)
 }
 
-/// The device of an arm, or its description and the reason why the arm cannot run on it.
-type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, String)>;
+/// The device of an arm, or its description and the reason why the arm does not run on it.
+type Opened = Result<Box<dyn TestDevice>, (DeviceInfo, SkipKind, String)>;
 
 /// Opens a fresh device of the size that the scenario needs.
 fn open(
@@ -384,14 +384,14 @@ fn open(
 ) -> Result<Opened, DeviceError> {
     let mut device = source.open()?;
     let info = device.info().clone();
-    let missing = scenario
-        .skip
-        .of(&allocator.to_string(), kind_of(&info))
-        .map(str::to_owned)
-        .or_else(|| allocator.build().check_device(&mut *device).err().map(|error| error.to_string()))
-        .or_else(|| missing_of(&mut *device, source, scenario, allocator));
-    if let Some(missing) = missing {
-        return Ok(Err((info, missing)));
+    let reason = scenario.skip.of(&allocator.to_string(), kind_of(&info));
+    let skip = reason
+        .map(|reason| (SkipKind::OnPurpose, reason.to_owned()))
+        .or_else(|| not_applicable(&info, scenario, allocator).map(|reason| (SkipKind::NotApplicable, reason)))
+        .or_else(|| unusable_by(allocator, &mut *device))
+        .or_else(|| insufficient(&mut *device, source, scenario).map(|reason| (SkipKind::Insufficient, reason)));
+    if let Some((kind, reason)) = skip {
+        return Ok(Err((info, kind, reason)));
     }
     let memory = scenario.needs.memory;
     let limited = match group {
@@ -400,7 +400,7 @@ fn open(
     };
     match limited {
         Ok(device) => Ok(Ok(device)),
-        Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, error.to_string()))),
+        Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, SkipKind::Insufficient, error.to_string()))),
         Err(error) => Err(error),
     }
 }
@@ -412,13 +412,31 @@ const fn kind_of(info: &DeviceInfo) -> DeviceKind {
     }
 }
 
-/// The first unmet requirement of the scenario.
-fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Scenario, allocator: &AllocatorSpec) -> Option<String> {
-    let Needs { device: kind, devices, features, .. } = &scenario.needs;
-    if kind.is_some_and(|kind| kind != kind_of(device.info())) {
-        let wanted = kind.map_or("", DeviceKind::name);
-        return Some(format!("the scenario needs the device `{wanted}`, and this is `{}`", kind_of(device.info()).name()));
+/// Why the scenario is for another kind of device or for other allocators.
+fn not_applicable(device: &DeviceInfo, scenario: &Scenario, allocator: &AllocatorSpec) -> Option<String> {
+    if let Some(wanted) = scenario.needs.device.filter(|wanted| *wanted != kind_of(device)) {
+        return Some(format!("the scenario needs the device `{}`, and this is `{}`", wanted.name(), kind_of(device).name()));
     }
+    let mut execs = scenario.execs().into_iter().filter(|exec| !exec.optional);
+    if let Some(reason) = execs.find_map(|exec| exec::not_applicable(exec, device, allocator.effective().is_some())) {
+        return Some(reason);
+    }
+    if scenario.has_threads() && allocator.effective().is_none() {
+        return Some(format!("a storm of the scenario needs threads, which `{allocator}` does not support"));
+    }
+    (scenario.uses_private_pools() && allocator.build().private_pools().is_none())
+        .then(|| format!("the scenario uses private pools, which `{allocator}` does not support"))
+}
+
+/// Why the allocator cannot use the device. A library fails here only if it is optional and was not built.
+fn unusable_by(allocator: &AllocatorSpec, device: &mut dyn TestDevice) -> Option<(SkipKind, String)> {
+    let kind = if allocator.as_library().is_some() { SkipKind::OnPurpose } else { SkipKind::Insufficient };
+    allocator.build().check_device(device).err().map(|error| (kind, error.to_string()))
+}
+
+/// The first requirement of the scenario that the device or the machine does not meet.
+fn insufficient(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Scenario) -> Option<String> {
+    let Needs { devices, features, .. } = &scenario.needs;
     let there = source.devices();
     if *devices > there {
         return Some(format!(
@@ -437,20 +455,7 @@ fn missing_of(device: &mut dyn TestDevice, source: &DeviceSource, scenario: &Sce
             return Some(format!("the scenario needs `{}`, which this device does not have", feature.name()));
         }
     }
-    if let Some(why) = scenario
-        .execs()
-        .into_iter()
-        .filter(|exec| !exec.optional)
-        .find_map(|exec| exec::cannot_run(exec, device.info(), allocator.effective().is_some()))
-    {
-        return Some(why);
-    }
-    if scenario.has_threads() && allocator.effective().is_none() {
-        return Some(format!("a storm of the scenario needs threads, which `{allocator}` does not support"));
-    }
-    let uses_pools = scenario.uses_private_pools();
-    (uses_pools && allocator.build().private_pools().is_none())
-        .then(|| format!("the scenario uses private pools, which `{allocator}` does not support"))
+    scenario.execs().into_iter().filter(|exec| !exec.optional).find_map(|exec| exec::cannot_start(exec, device.info()))
 }
 
 /// Applies `expected_to_fail`. Comparisons between allocators have been judged before.
@@ -500,5 +505,5 @@ fn did_not_begin(error: &DeviceError) -> Verdict {
 
 /// The verdict of the arms after a lost device.
 fn device_was_lost() -> Verdict {
-    Verdict::Skipped { reason: "the device could not be opened for an earlier run".to_owned() }
+    Verdict::Skipped { reason: "the device could not be opened for an earlier run".to_owned(), kind: SkipKind::Insufficient }
 }

@@ -69,23 +69,26 @@ fn prepare(setup: &Setup, exec: &Exec, rig: &Rig, alloc_conf: Option<&str>, ledg
     Ok((launch.prepare()?, machine))
 }
 
-/// Why a program cannot run on this device or with this allocator, if so.
-pub(crate) fn cannot_run(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) -> Option<String> {
+/// Why a program is for another GPU or another allocator, if so.
+pub(crate) fn not_applicable(exec: &Exec, device: &DeviceInfo, is_pytorchs: bool) -> Option<String> {
     if !is_pytorchs {
         return Some("`exec` runs programs with PyTorch's own allocator, and this allocator is a different one".to_owned());
     }
-    let is_simulated = device.clock == Clock::Simulated;
-    if let Some(gpu) = exec.gpu.filter(|gpu| !is_simulated && gpu.device != device.name) {
-        return Some(format!("`{exec}` requires the GPU {} ({}), but this GPU is {}", gpu.name, gpu.device, device.name));
-    }
+    let gpu = exec.gpu.filter(|gpu| device.clock == Clock::Measured && gpu.device != device.name)?;
+    Some(format!("`{exec}` requires the GPU {} ({}), but this GPU is {}", gpu.name, gpu.device, device.name))
+}
+
+/// Why a program cannot start on this machine, if so.
+pub(crate) fn cannot_start(exec: &Exec, device: &DeviceInfo) -> Option<String> {
     let error = setup(exec, device).err()?;
-    Some(format!("`{exec}` cannot run on {}: {error}", if is_simulated { "a simulated GPU" } else { "a real GPU" }))
+    let gpu = if device.clock == Clock::Simulated { "a simulated GPU" } else { "a real GPU" };
+    Some(format!("`{exec}` cannot run on {gpu}: {error}"))
 }
 
 /// Runs the program to its end. `between` is called once after the start.
 pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Between<'_>) -> Result<StepResult, Stop> {
     if exec.optional
-        && let Some(why) = cannot_run(exec, ctx.rig.info(), ctx.alloc_conf.is_some())
+        && let Some(why) = not_applicable(exec, ctx.rig.info(), ctx.alloc_conf.is_some()).or_else(|| cannot_start(exec, ctx.rig.info()))
     {
         ctx.not_run.extend(step.id.clone());
         return Ok(StepResult { notes: vec![format!("not run: {why}")], ..StepResult::default() });

@@ -17,7 +17,7 @@ use crate::recovery::{AttemptKind, Recovery};
 use crate::rig::{Buffer, Stop};
 use crate::step_result::{StepResult, Unmet};
 use crate::workload::memory::{Failed, free_all, make};
-use harness_record::{Outcome, Shortage};
+use harness_record::{FailedRequest, Outcome};
 use harness_scenario::steps::infer::{Cache, Infer};
 use harness_scenario::{Chain, Expected, Plan, ReportKey, Step};
 
@@ -28,7 +28,7 @@ struct Counts {
     peak_running: u64,
     recomputed: u64,
     ooms: u64,
-    shortage: Option<Shortage>,
+    failed_request: Option<FailedRequest>,
 }
 
 struct Serving<'a> {
@@ -158,8 +158,8 @@ impl Serving<'_> {
                 Ok(buffer)
             }
             Err(error) => {
-                let shortage = ctx.rig.shortage(request, &error)?;
-                Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
+                let failed_request = ctx.rig.failed_request(request, &error)?;
+                Err(Failed::OutOfMemory(error, failed_request.map(Box::new)))
             }
         }
     }
@@ -224,9 +224,9 @@ impl Serving<'_> {
         match done {
             Ok(value) => Ok(Ok(value)),
             Err(Failed::Stop(stop)) => Err(stop),
-            Err(Failed::OutOfMemory(error, shortage)) => {
+            Err(Failed::OutOfMemory(error, failed_request)) => {
                 self.counts.ooms += 1;
-                self.counts.shortage = shortage.map(|shortage| *shortage);
+                self.counts.failed_request = failed_request.map(|failed_request| *failed_request);
                 Ok(Err(error))
             }
         }
@@ -258,11 +258,11 @@ fn conclude(
         }
         (Some(error), expected) => {
             result.outcome = Outcome::OutOfMemory;
-            result.shortage = counts.shortage;
+            result.failed_request = counts.failed_request;
             result.notes.push(format!("{served}, then {error}"));
             match expected {
                 Expected::Fits => result.unmet.push(Unmet::at(step, "every request to be served", format!("{served}, then {error}"))),
-                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref())),
+                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref())),
                 Expected::Oom(None) | Expected::Any => {}
             }
         }

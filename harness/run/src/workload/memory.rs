@@ -3,7 +3,7 @@
 use harness_allocator::allocator::{AllocatorError, Request};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
-use harness_record::Shortage;
+use harness_record::FailedRequest;
 
 use crate::context::RunContext;
 use crate::rig::{Buffer, Stop};
@@ -12,7 +12,7 @@ use crate::rig::{Buffer, Stop};
 #[derive(Debug)]
 pub(super) enum Failed {
     /// An OOM, which is data.
-    OutOfMemory(AllocatorError, Option<Box<Shortage>>),
+    OutOfMemory(AllocatorError, Option<Box<FailedRequest>>),
     /// The run cannot continue.
     Stop(Stop),
 }
@@ -36,8 +36,8 @@ pub(super) fn take(ctx: &mut RunContext, size: Bytes, stream: StreamId) -> Resul
     match ctx.rig.allocate(request)? {
         Ok(buffer) => Ok(buffer),
         Err(error) => {
-            let shortage = ctx.rig.shortage(request, &error)?;
-            Err(Failed::OutOfMemory(error, shortage.map(Box::new)))
+            let failed_request = ctx.rig.failed_request(request, &error)?;
+            Err(Failed::OutOfMemory(error, failed_request.map(Box::new)))
         }
     }
 }

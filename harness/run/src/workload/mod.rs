@@ -235,9 +235,9 @@ mod tests {
             live.len() < 10 && live.iter().all(|bytes| *bytes == live[0] && *bytes > 0),
             "only parameters and optimizer state: {live:?}"
         );
-        let shortage = result.shortage.unwrap();
+        let failed_request = result.failed_request.unwrap();
         let others: Bytes = held.iter().map(crate::rig::Buffer::size).sum();
-        assert_eq!(shortage.accounts.device.pressure, others);
+        assert_eq!(failed_request.accounts.device.pressure, others);
         held.into_iter().for_each(|buffer| ctx.rig.free(buffer).unwrap());
         ctx.rig.finish().unwrap();
     }

@@ -12,7 +12,7 @@ use crate::between::{Between, pause};
 use crate::context::RunContext;
 use crate::rig::{PoolRefused, Stop};
 use crate::step_result::{StepResult, Unmet};
-use harness_record::{Outcome, Shortage};
+use harness_record::{FailedRequest, Outcome};
 use harness_scenario::steps::replay::Replay;
 use harness_scenario::{Expected, ReportKey, Step};
 
@@ -25,7 +25,7 @@ struct Counts {
     /// The first refused request: its operation, counted from 1, its size, and the error.
     refused: Option<(u64, Bytes, String)>,
     /// The facts about the same request.
-    shortage: Option<Shortage>,
+    failed_request: Option<FailedRequest>,
     /// The first misuse of a private pool.
     misused: Option<String>,
 }
@@ -145,7 +145,7 @@ fn refused(ctx: &mut RunContext, operation: usize, request: Request, error: &All
     counts.ooms += 1;
     if counts.refused.is_none() {
         counts.refused = Some((operation as u64 + 1, request.size, error.to_string()));
-        counts.shortage = ctx.rig.shortage(request, error)?;
+        counts.failed_request = ctx.rig.failed_request(request, error)?;
     }
     Ok(())
 }
@@ -173,7 +173,7 @@ fn conclude(ctx: &mut RunContext, step: &Step, replay: &Replay, counts: Counts) 
         (ReportKey::PeakLiveBytes, counts.peak_live),
     ]);
     result.unmet.extend(counts.misused.map(|why| Unmet::at(step, "private pools to be used correctly", why)));
-    result.shortage = counts.shortage;
+    result.failed_request = counts.failed_request;
     let expected = replay.expect.of(&ctx.arm, ctx.device);
     match (counts.refused, expected) {
         (Some((operation, _, why)), expected) => {
@@ -184,7 +184,7 @@ fn conclude(ctx: &mut RunContext, step: &Step, replay: &Replay, counts: Counts) 
                     let seen = format!("{} refused, the first in operation {operation}: {why}", counts.ooms);
                     result.unmet.push(Unmet::at(step, "every request of the trace to be served", seen));
                 }
-                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref())),
+                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref())),
                 Expected::Oom(None) | Expected::Any => {}
             }
         }

@@ -10,17 +10,17 @@ use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
-use harness_record::{Cause, Outcome, Pieces, PinnedSegment, RefusedCall, Shortage, Verdict, causes};
+use harness_record::{Cause, FailedRequest, Outcome, Pieces, PinnedSegment, RefusedCall, Verdict, causes};
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::Scenario;
 
 /// The facts about the OOM of the last step.
-fn shortage(memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
+fn failed_request(memory: &str, steps: &str, allocator: AllocatorKind) -> FailedRequest {
     shortage_with("", memory, steps, allocator)
 }
 
 /// The same with more keys at the top of the scenario.
-fn shortage_with(more: &str, memory: &str, steps: &str, allocator: AllocatorKind) -> Shortage {
+fn shortage_with(more: &str, memory: &str, steps: &str, allocator: AllocatorKind) -> FailedRequest {
     let steps: String = steps.lines().map(str::trim).filter(|line| !line.is_empty()).fold(String::new(), |mut text, step| {
         writeln!(text, "  - {step}").unwrap();
         text
@@ -35,7 +35,7 @@ fn shortage_with(more: &str, memory: &str, steps: &str, allocator: AllocatorKind
     assert!(matches!(run.verdict, Verdict::Failed { .. }), "{:?}\n{text}", run.verdict);
     let last = run.steps.last().unwrap();
     assert_eq!(last.outcome, Outcome::OutOfMemory, "{text}");
-    last.shortage.clone().unwrap()
+    last.failed_request.clone().unwrap()
 }
 
 const fn mib(count: u64) -> Bytes {
@@ -50,9 +50,9 @@ const REFUSED: &str = "
 #[test]
 fn a_request_that_an_injected_failure_refuses_names_the_call() {
     let faults = "faults: [{ call: cudaMalloc, skip: 1, count: 2 }]\n";
-    let shortage = shortage_with(faults, "1GiB", REFUSED, AllocatorKind::Caching);
-    assert_eq!(shortage.injected, Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 3 }));
-    assert_eq!(causes(&shortage), [Cause::Injected { number: 3 }]);
+    let failed_request = shortage_with(faults, "1GiB", REFUSED, AllocatorKind::Caching);
+    assert_eq!(failed_request.injected, Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 3 }));
+    assert_eq!(causes(&failed_request), [Cause::Injected { number: 3 }]);
 }
 
 const SMALL_AGAINST_LARGE: &str = "
@@ -156,26 +156,26 @@ fn each_failure_has_the_causes_that_its_figures_bear_out_and_no_others() {
         ("waited for in regions", "1GiB", WAITED_FOR, Bfc, vec![Cause::TooLarge { free: mib(0), cached: mib(724) }]),
     ];
     for (name, memory, steps, allocator, expected) in cases {
-        let shortage = shortage(memory, steps, allocator);
-        assert_eq!(causes(&shortage), expected, "{name} with {}: {shortage:#?}", allocator.name());
+        let failed_request = failed_request(memory, steps, allocator);
+        assert_eq!(causes(&failed_request), expected, "{name} with {}: {failed_request:#?}", allocator.name());
     }
 }
 
 #[test]
 fn a_failed_training_reports_the_state_at_its_failure() {
     let steps = "train: { id: t, parameters: 64MiB, layers: 50, activations_per_sample: 32MiB, batch: 16, iterations: 1 }";
-    let shortage = shortage("512MiB", steps, AllocatorKind::Caching);
-    assert_eq!((shortage.accounts.allocated, shortage.accounts.reserved), (Bytes(473_126_400), mib(508)));
-    assert!(matches!(causes(&shortage)[..], [Cause::Fragmented { .. }]), "{:?}", causes(&shortage));
+    let failed_request = failed_request("512MiB", steps, AllocatorKind::Caching);
+    assert_eq!((failed_request.accounts.allocated, failed_request.accounts.reserved), (Bytes(473_126_400), mib(508)));
+    assert!(matches!(causes(&failed_request)[..], [Cause::Fragmented { .. }]), "{:?}", causes(&failed_request));
 }
 
 #[test]
 fn pinning_buffers_and_workloads_are_named_with_their_line() {
     let pinned = |memory, steps, allocator| {
-        let shortage = shortage(memory, steps, allocator);
-        assert_eq!(shortage.streams.values().collect::<Vec<_>>(), ["default", "side"]);
+        let failed_request = failed_request(memory, steps, allocator);
+        assert_eq!(failed_request.streams.values().collect::<Vec<_>>(), ["default", "side"]);
         let holders = |segment: &PinnedSegment| segment.holders.iter().map(|holder| (holder.name.clone(), holder.line)).collect::<Vec<_>>();
-        shortage.pinned.iter().map(|segment| (segment.free, holders(segment))).collect::<Vec<_>>()
+        failed_request.pinned.iter().map(|segment| (segment.free, holders(segment))).collect::<Vec<_>>()
     };
     let named = |holders: &[(&str, u32)]| holders.iter().map(|(name, line)| ((*name).to_owned(), *line)).collect::<Vec<_>>();
     assert_eq!(pinned("512MiB", HOLES, AllocatorKind::Caching), [(mib(200), named(&[("b", 9), ("d", 11)]))]);
@@ -191,10 +191,10 @@ fn pinning_buffers_and_workloads_are_named_with_their_line() {
 fn many_pinned_segments_are_counted_and_not_listed() {
     // Each pair leaves 6 MiB of a 20 MiB segment free. Then the device is full.
     let steps: String = (0..24).map(|n| format!("alloc: {{ buffer: b{n}, size: 7MiB }}\n")).collect();
-    let shortage = shortage("240MiB", &format!("{steps}alloc: {{ buffer: last, size: 12MiB }}"), AllocatorKind::Caching);
-    assert_eq!(shortage.pinned.len(), 10);
-    let unlisted = shortage.pinned_unlisted;
+    let failed_request = failed_request("240MiB", &format!("{steps}alloc: {{ buffer: last, size: 12MiB }}"), AllocatorKind::Caching);
+    assert_eq!(failed_request.pinned.len(), 10);
+    let unlisted = failed_request.pinned_unlisted;
     assert!(unlisted.count > 0 && unlisted.free > Bytes::ZERO, "{unlisted:?}");
-    let free: Bytes = shortage.pinned.iter().map(|segment| segment.free).sum::<Bytes>() + unlisted.free;
-    assert_eq!(free, shortage.cached(), "nothing is left out of the sum");
+    let free: Bytes = failed_request.pinned.iter().map(|segment| segment.free).sum::<Bytes>() + unlisted.free;
+    assert_eq!(free, failed_request.cached(), "nothing is left out of the sum");
 }

@@ -51,7 +51,7 @@ fn child() {
     for run in runs {
         let verdict = match run.verdict {
             Verdict::Passed => "passed".to_owned(),
-            Verdict::Skipped { reason } => format!("skipped: {reason}"),
+            Verdict::Skipped { reason, .. } => format!("skipped: {reason}"),
             verdict => format!("{verdict:?}"),
         };
         println!("arm {}: {verdict}", run.allocator);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use harness_devices::DeviceSource;
-use harness_record::{Outcome, Records, Rule, RunRecord, Verdict};
+use harness_record::{Outcome, Records, Rule, RunRecord, SkipKind, Verdict};
 use harness_report::text::step_table;
 use harness_run::session::{ArmRun, Plan, Selection};
 use harness_scenario::{Scenario, Settings};
@@ -163,7 +163,8 @@ fn memory_of_a_private_pool_serves_only_that_pool_until_its_release() {
     );
     let text = "about: x\nneeds: { memory: 64MiB }\nallocators: [direct]\nsteps:\n  - private_pool: g\n    steps: [ reset_peak_stats ]\n";
     let skipped = records(text).runs.remove(0).verdict;
-    assert_eq!(skipped, Verdict::Skipped { reason: "the scenario uses private pools, which `direct` does not support".to_owned() });
+    let reason = "the scenario uses private pools, which `direct` does not support".to_owned();
+    assert_eq!(skipped, Verdict::Skipped { reason, kind: SkipKind::NotApplicable });
 }
 
 #[test]
@@ -337,7 +338,7 @@ fn what_the_machine_lacks_or_the_scenario_leaves_out_is_skipped_with_the_reason(
     let reason = |head: &str| {
         let text = format!("about: x\n{head}\nallocators: [caching, direct]\nsteps: [reset_peak_stats]\n");
         match &records(&text).runs[1].verdict {
-            Verdict::Skipped { reason } => reason.clone(),
+            Verdict::Skipped { reason, .. } => reason.clone(),
             other => panic!("{head}: {other:?}"),
         }
     };

@@ -123,7 +123,7 @@ fn memory_of_other_pools_is_not_free_for_a_request_that_fails() {
     let outcome = |rig: &mut Rig| {
         let request = Request::new(MEMORY);
         let error = rig.allocate(request).unwrap().expect_err("the pool keeps a part of the device");
-        rig.shortage(request, &error).unwrap().and_then(|shortage| shortage.lanes).unwrap()
+        rig.failed_request(request, &error).unwrap().and_then(|failed_request| failed_request.lanes).unwrap()
     };
     // An open pool releases nothing, and its memory serves the request.
     let largest = outcome(&mut rig).iter().map(|lane| lane.free.largest).max();

@@ -93,11 +93,11 @@ fn memory_of_another_program_counts_as_used_by_others() {
         rig.enter(ProgramId::FIRST);
         let request = Request::new(Bytes::mib(40));
         let error = rig.allocate(request).unwrap().expect_err("others hold half of the device");
-        let shortage = rig.shortage(request, &error).unwrap().expect("a checked run knows");
+        let failed_request = rig.failed_request(request, &error).unwrap().expect("a checked run knows");
         let held = reserved(&rig, other).checked_round_up(rig.info().granularity).unwrap() + Bytes::mib(2);
         assert!(held >= Bytes::mib(33), "{second:?}: {held}");
-        assert_eq!(shortage.accounts.device.pressure, held, "{second:?}: the program's memory plus the external memory");
-        assert_eq!((shortage.accounts.reserved, shortage.accounts.device.free), (Bytes::ZERO, MEMORY - held));
+        assert_eq!(failed_request.accounts.device.pressure, held, "{second:?}: the program's memory plus the external memory");
+        assert_eq!((failed_request.accounts.reserved, failed_request.accounts.device.free), (Bytes::ZERO, MEMORY - held));
         rig.free(theirs).unwrap();
         rig.finish().unwrap();
         rig.close(Vec::new(), Vec::new()).unwrap();

@@ -47,8 +47,8 @@ fn a_refused_request_fails_the_step_and_is_explained_by_the_comments_of_the_trac
     assert_eq!(first.expected, "every request of the trace to be served");
     let step = &records[0].steps[0];
     assert_eq!(step.outcome, Outcome::OutOfMemory);
-    let shortage = step.shortage.as_ref().expect("it is explained");
-    assert_eq!(shortage.pinned[0].holders[0].name, "model.py:20");
+    let failed_request = step.failed_request.as_ref().expect("it is explained");
+    assert_eq!(failed_request.pinned[0].holders[0].name, "model.py:20");
     assert_eq!(records[1].verdict, Verdict::Passed, "expandable segments are served");
 }
 

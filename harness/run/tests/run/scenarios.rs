@@ -583,7 +583,7 @@ fn a_scenario_that_needs_more_than_the_device_has_is_skipped_with_the_figures() 
     let mut scenario = scenario("  - alloc: { buffer: a, size: 3MiB }");
     scenario.needs.memory = Bytes::gib(100);
     let run = run_with(&scenario, AllocatorKind::Caching, false, None);
-    let Verdict::Skipped { reason } = &run.verdict else { panic!("{:?}", run.verdict) };
+    let Verdict::Skipped { reason, .. } = &run.verdict else { panic!("{:?}", run.verdict) };
     assert!(
         reason.starts_with("100 GiB of device memory: the simulated device has ") && reason.contains("`--device-profile h200-141`"),
         "{reason}"

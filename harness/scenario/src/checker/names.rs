@@ -23,38 +23,36 @@ pub(super) struct Id {
     pub(super) ranks: usize,
 }
 
+/// The problem of a name that the top of the file does not declare. `key` declares such names.
+fn undeclared<'n>(name: &NameText, kind: &str, key: &str, names: impl Iterator<Item = &'n str>) -> Problem {
+    let text = name.text();
+    let help = choices(text, key, names);
+    Problem::new(name.position(), format!("unknown {kind} `{text}`"))
+        .help(format!("{help}; declare {key} at the top, as in `{key}: [{text}]`"))
+}
+
 impl Checker<'_> {
     pub(crate) fn stream(&self, name: Option<&NameText>) -> Result<StreamName, Problem> {
         let text = name.map_or(DEFAULT_STREAM, NameText::text);
         match (self.streams.iter().find(|stream| stream.name() == text), name) {
             (Some(stream), _) => Ok(stream.clone()),
             (None, None) => Ok(StreamName::new(0, DEFAULT_STREAM)),
-            (None, Some(name)) => {
-                let help = choices(text, "streams", self.streams.iter().map(StreamName::name));
-                Err(Problem::new(name.position(), format!("unknown stream `{text}`"))
-                    .help(format!("{help}; declare streams at the top, as in `streams: [{text}]`")))
-            }
+            (None, Some(name)) => Err(undeclared(name, "stream", "streams", self.streams.iter().map(StreamName::name))),
         }
     }
 
     pub(crate) fn program(&self, name: &NameText) -> Result<ProgramName, Problem> {
         let text = name.text();
-        self.programs.iter().find(|program| program.name() == text).cloned().ok_or_else(|| {
-            let help = choices(text, "programs", self.programs.iter().map(ProgramName::name));
-            Problem::new(name.position(), format!("unknown program `{text}`"))
-                .help(format!("{help}; declare programs at the top, as in `programs: [{text}]`"))
-        })
+        let known = self.programs.iter().find(|program| program.name() == text).cloned();
+        known.ok_or_else(|| undeclared(name, "program", "programs", self.programs.iter().map(ProgramName::name)))
     }
 
     /// Returns a declared process.
     pub(crate) fn declared_process(&self, name: &NameText) -> Result<ProcessName, Problem> {
         let text = name.text();
         let names = || self.processes.iter().map(|process| &process.name);
-        names().find(|process| process.name() == text).cloned().ok_or_else(|| {
-            let help = choices(text, "processes", names().map(ProcessName::name));
-            Problem::new(name.position(), format!("unknown process `{text}`"))
-                .help(format!("{help}; declare processes at the top, as in `processes: [{text}]`"))
-        })
+        let known = names().find(|process| process.name() == text).cloned();
+        known.ok_or_else(|| undeclared(name, "process", "processes", names().map(ProcessName::name)))
     }
 
     pub(crate) fn record_event(&mut self, name: &NameText) -> Result<EventName, Problem> {

@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::Bytes;
-use harness_language::error::{Problem, choices, nearest, quoted};
+use harness_language::error::{Problem, choices, did_you_mean};
 use harness_language::expression::{self, Dimension, ExpressionError, Resolved, Unit, Unresolved, Value};
 use harness_language::located::Located;
-use harness_language::text::{AmountText, CountText, ExpressionText};
+use harness_language::text::{AmountText, CountText, ExpressionText, not_zero, out_of_bounds};
 
 use super::names::Id;
 use super::{Checker, Parameters};
@@ -32,28 +32,15 @@ impl Checker<'_> {
 
     /// Parses a size of at least one byte that is known before the run.
     pub(crate) fn positive_size(&self, text: &AmountText, what: &str) -> Result<Bytes, Problem> {
-        match self.size(text)? {
-            Bytes::ZERO => {
-                Err(Problem::new(text.position(), format!("`{what}` cannot be 0"))
-                    .help(format!("`{what}` must be at least 1 B, as in `2MiB`")))
-            }
-            bytes => Ok(bytes),
-        }
+        not_zero(self.size(text)?, what, text.position())
     }
 
     /// Parses a whole number within bounds that is known before the run.
     pub(crate) fn whole(&self, text: &CountText, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
         let value = constant(&text.0, self.parameters, self.source)?;
-        let help = if *bounds.end() == u64::MAX {
-            format!("`{what}` must be {} or more", bounds.start())
-        } else {
-            format!("`{what}` must be from {} to {}", bounds.start(), bounds.end())
-        };
         let whole = value.whole().filter(|_| value.dimension == Dimension::NUMBER);
-        match whole.and_then(|whole| u64::try_from(whole).ok()).filter(|whole| bounds.contains(whole)) {
-            Some(whole) => Ok(whole),
-            None => Err(Problem::new(text.position(), format!("`{what}` cannot be {value}")).help(help)),
-        }
+        let whole = whole.and_then(|whole| u64::try_from(whole).ok()).filter(|whole| bounds.contains(whole));
+        whole.ok_or_else(|| out_of_bounds(text.position(), what, &value, &bounds))
     }
 
     /// Parses a value that is known before the run.
@@ -179,8 +166,7 @@ impl Checker<'_> {
             _ => {
                 let keys: Vec<String> = StatKey::all().map(|key| key.to_string()).collect();
                 let names = Account::SHORT.into_iter().chain(keys.iter().map(String::as_str));
-                let nearest = nearest(rest, names);
-                let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };
+                let hint = did_you_mean(rest, names);
                 Err((
                     format!("program `{head}` has no counter `{rest}`"),
                     format!("{hint}as in `{head}.reserved`; metrics of the device belong to no program"),
@@ -338,19 +324,14 @@ fn account_names() -> Vec<String> {
 }
 
 fn unknown_metric<'n>(name: &str, names: impl IntoIterator<Item = &'n str>) -> Unresolved {
-    let nearest = nearest(name, names);
-    let hint = if nearest.is_empty() { String::new() } else { format!("did you mean {}? ", quoted(&nearest, " or ")) };
+    let hint = did_you_mean(name, names);
     let forms = "a metric is `reserved`, `allocated` or another key of torch.cuda.memory_stats(), `device.…`, `time.now`, one of these after `start.` or the name of a measure, or a figure of a step with an `id`";
     (format!("unknown metric `{name}`"), format!("{hint}{forms}"))
 }
 
 fn unknown_metric_of(measure: &str, rest: &str) -> Unresolved {
     let names = account_names();
-    let nearest = nearest(rest, names.iter().map(String::as_str));
-    let hint = if nearest.is_empty() {
-        "as in `device.used` or `reserved.peak`".to_owned()
-    } else {
-        format!("did you mean {}?", quoted(&nearest, " or "))
-    };
-    (format!("measure `{measure}` has no metric `{rest}`"), hint)
+    let hint = did_you_mean(rest, names.iter().map(String::as_str));
+    let hint = if hint.is_empty() { "as in `device.used` or `reserved.peak`" } else { hint.trim_end() };
+    (format!("measure `{measure}` has no metric `{rest}`"), hint.to_owned())
 }

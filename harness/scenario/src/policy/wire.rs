@@ -185,67 +185,32 @@ pub(crate) struct WaitWire {
     pub(super) retries: Option<CountText>,
 }
 
-impl PolicyWire {
-    pub(super) const fn kind(&self) -> Option<PolicyKind> {
-        Some(match self {
-            Self::GiveUp(_) => PolicyKind::GiveUp,
-            Self::EmptyCache(_) => PolicyKind::EmptyCache,
-            Self::Free(_) => PolicyKind::Free,
-            Self::Synchronize(_) => PolicyKind::Synchronize,
-            Self::HalveBatch(_) => PolicyKind::HalveBatch,
-            Self::ShrinkBatch(_) => PolicyKind::ShrinkBatch,
-            Self::BisectBatch(_) => PolicyKind::BisectBatch,
-            Self::SplitAndAccumulate(_) => PolicyKind::SplitAndAccumulate,
-            Self::CheckpointMore(_) => PolicyKind::CheckpointMore,
-            Self::HalfPrecision(_) => PolicyKind::HalfPrecision,
-            Self::SpillToHost(_) => PolicyKind::SpillToHost,
-            Self::Evict(_) => PolicyKind::Evict,
-            Self::Wait(_) => PolicyKind::Wait,
-            Self::Unknown(_) | Self::NotOne => return None,
-        })
-    }
+/// Connects each kind of policy with its fields.
+macro_rules! kinds {
+    ($($kind:ident)*) => {
+        impl PolicyWire {
+            pub(super) const fn kind(&self) -> Option<PolicyKind> {
+                match self {
+                    $(Self::$kind(_) => Some(PolicyKind::$kind),)*
+                    Self::Unknown(_) | Self::NotOne => None,
+                }
+            }
 
-    /// Reads the fields of a policy.
-    fn of<E>(kind: PolicyKind, fields: impl Fields<E>) -> Result<Self, E> {
-        Ok(match kind {
-            PolicyKind::GiveUp => Self::GiveUp(fields.read()?),
-            PolicyKind::EmptyCache => Self::EmptyCache(fields.read()?),
-            PolicyKind::Free => Self::Free(fields.read()?),
-            PolicyKind::Synchronize => Self::Synchronize(fields.read()?),
-            PolicyKind::HalveBatch => Self::HalveBatch(fields.read()?),
-            PolicyKind::ShrinkBatch => Self::ShrinkBatch(fields.read()?),
-            PolicyKind::BisectBatch => Self::BisectBatch(fields.read()?),
-            PolicyKind::SplitAndAccumulate => Self::SplitAndAccumulate(fields.read()?),
-            PolicyKind::CheckpointMore => Self::CheckpointMore(fields.read()?),
-            PolicyKind::HalfPrecision => Self::HalfPrecision(fields.read()?),
-            PolicyKind::SpillToHost => Self::SpillToHost(fields.read()?),
-            PolicyKind::Evict => Self::Evict(fields.read()?),
-            PolicyKind::Wait => Self::Wait(fields.read()?),
-        })
-    }
+            /// A policy that is written as a bare name.
+            fn bare(kind: PolicyKind) -> Self {
+                match kind { $(PolicyKind::$kind => Self::$kind(Default::default()),)* }
+            }
+
+            /// Reads the fields of a policy from the value of a map entry.
+            fn of<'de, A: MapAccess<'de>>(kind: PolicyKind, map: &mut A) -> Result<Self, A::Error> {
+                Ok(match kind { $(PolicyKind::$kind => Self::$kind(map.next_value()?),)* })
+            }
+        }
+    };
 }
 
-/// A source of fields.
-trait Fields<E> {
-    fn read<T: serde::de::DeserializeOwned + Default>(self) -> Result<T, E>;
-}
-
-/// A bare name has no fields.
-struct NoneGiven;
-
-impl<E> Fields<E> for NoneGiven {
-    fn read<T: Default>(self) -> Result<T, E> {
-        Ok(T::default())
-    }
-}
-
-/// The value of a map entry.
-struct Behind<'m, A>(&'m mut A);
-
-impl<'de, A: MapAccess<'de>> Fields<A::Error> for Behind<'_, A> {
-    fn read<T: serde::de::DeserializeOwned + Default>(self) -> Result<T, A::Error> {
-        self.0.next_value()
-    }
+kinds! {
+    GiveUp EmptyCache Free Synchronize HalveBatch ShrinkBatch BisectBatch SplitAndAccumulate CheckpointMore HalfPrecision SpillToHost Evict Wait
 }
 
 impl<'de> Deserialize<'de> for PolicyWire {
@@ -257,16 +222,14 @@ impl<'de> Deserialize<'de> for PolicyWire {
                 f.write_str("a policy, as in `empty_cache` or `{ empty_cache: { retries: 2 } }`")
             }
             fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
-                match PolicyKind::from_name(name) {
-                    Some(kind) => PolicyWire::of(kind, NoneGiven),
-                    // It has the position of the whole value, which the check knows.
-                    None => Ok(PolicyWire::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 })),
-                }
+                // An unknown name has the position of the whole value, which the check knows.
+                let unknown = || PolicyWire::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 });
+                Ok(PolicyKind::from_name(name).map_or_else(unknown, PolicyWire::bare))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let Some(key) = map.next_key::<Located<String>>()? else { return Ok(PolicyWire::NotOne) };
                 let policy = match PolicyKind::from_name(&key.value) {
-                    Some(kind) => PolicyWire::of(kind, Behind(&mut map))?,
+                    Some(kind) => PolicyWire::of(kind, &mut map)?,
                     None => {
                         map.next_value::<IgnoredAny>()?;
                         PolicyWire::Unknown(key)

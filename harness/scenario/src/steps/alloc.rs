@@ -14,7 +14,6 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, BufferText, NameText};
 
-/// A checked `alloc`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alloc {
     pub buffer: BufferRef,

@@ -14,7 +14,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// A checked `program`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     pub program: ProgramName,
@@ -22,7 +21,6 @@ pub struct Program {
     pub steps: Vec<Step>,
 }
 
-/// A checked `private_pool`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrivatePool {
     /// Created by its first use.
@@ -31,7 +29,6 @@ pub struct PrivatePool {
     pub steps: Vec<Step>,
 }
 
-/// A checked `release_pool`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReleasePool {
     pub pool: PoolName,
@@ -105,13 +102,7 @@ impl StepFields for ProgramWire {
 
     const BESIDE: &'static [Beside] = &[Beside::Steps];
 
-    fn body(&self) -> Option<&Body> {
-        Some(&self.body)
-    }
-
-    fn body_mut(&mut self) -> Option<&mut Body> {
-        Some(&mut self.body)
-    }
+    with_body!();
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Program, Problem> {
         self.body.has_steps(at, "program")?;
@@ -136,13 +127,7 @@ impl StepFields for PrivatePoolWire {
 
     const BESIDE: &'static [Beside] = &[Beside::Steps];
 
-    fn body(&self) -> Option<&Body> {
-        Some(&self.body)
-    }
-
-    fn body_mut(&mut self) -> Option<&mut Body> {
-        Some(&mut self.body)
-    }
+    with_body!();
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<PrivatePool, Problem> {
         self.body.has_steps(at, "private_pool")?;

@@ -13,7 +13,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::{DurationText, NameText, duration};
 
-/// A checked `busy`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Busy {
     pub stream: StreamName,

@@ -13,15 +13,12 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
-/// A checked `empty_cache`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmptyCache;
 
-/// A checked `reset_peak_stats`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResetPeakStats;
 
-/// A checked `set_memory_fraction`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetMemoryFraction {
     pub fraction: MemoryFraction,

@@ -12,7 +12,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// A checked `compare`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compare {
     pub since: MeasureName,

@@ -21,15 +21,12 @@ pub struct Use {
     pub stream: StreamName,
 }
 
-/// A checked `fill`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fill(pub Use);
 
-/// A checked `verify`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verify(pub Use);
 
-/// A checked `read_async`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadAsync(pub Use);
 

@@ -12,7 +12,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// A checked `record`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// Created by its first `record`.
@@ -21,14 +20,12 @@ pub struct Record {
     pub stream: StreamName,
 }
 
-/// A checked `wait`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wait {
     pub event: EventName,
     pub stream: StreamName,
 }
 
-/// A checked `synchronize`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Synchronize {
     Device,

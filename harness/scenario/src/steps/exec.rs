@@ -22,7 +22,6 @@ use harness_language::text::NameText;
 /// The default GPU.
 const GPU: &str = "h100-80";
 
-/// A checked `exec`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exec {
     /// The program and its arguments. Never empty.

@@ -37,11 +37,9 @@ impl Expected {
     }
 }
 
-/// A checked `expect`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expect(Cases<Vec<Expected>>);
 
-/// A checked `eventually`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eventually(pub Vec<Located<Expectation>>);
 

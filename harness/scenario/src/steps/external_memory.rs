@@ -12,7 +12,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::AmountText;
 
-/// A checked `external_memory`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExternalMemory {
     /// Memory that others use from now on.

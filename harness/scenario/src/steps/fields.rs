@@ -53,6 +53,19 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;
 }
 
+/// The methods of [`StepFields`] for a step whose field `body` has the keys next to its own.
+macro_rules! with_body {
+    () => {
+        fn body(&self) -> Option<&Body> {
+            Some(&self.body)
+        }
+
+        fn body_mut(&mut self) -> Option<&mut Body> {
+            Some(&mut self.body)
+        }
+    };
+}
+
 /// A key next to the key of a step with steps inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {

@@ -13,7 +13,6 @@ use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{AmountText, BufferText, NameText};
 
-/// A checked `free`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Free {
     /// In order.

@@ -25,7 +25,6 @@ pub const MAX_WIDTH: u64 = 1 << 16;
 /// Bytes of one element of a cache, in 16-bit precision.
 const NUMBER: u64 = 2;
 
-/// A checked `infer`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Infer {
     pub id: StepName,

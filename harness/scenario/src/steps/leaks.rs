@@ -14,7 +14,6 @@ pub const MAX_ITERATIONS: u64 = 1_000_000;
 /// Default of `warmup`.
 const WARMUP: u64 = 3;
 
-/// A checked `leak_check`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeakCheck {
     /// Most growth of a site per iteration, on average; `None`: not checked.

@@ -199,13 +199,7 @@ impl StepFields for ForWire {
     const REPORTS: &'static [ReportKey] = REPORTS;
     const BESIDE: &'static [Beside] = BESIDE;
 
-    fn body(&self) -> Option<&Body> {
-        Some(&self.body)
-    }
-
-    fn body_mut(&mut self) -> Option<&mut Body> {
-        Some(&mut self.body)
-    }
+    with_body!();
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
         self.body.has_steps(at, "for")?;
@@ -244,13 +238,7 @@ impl StepFields for RepeatWire {
     const REPORTS: &'static [ReportKey] = REPORTS;
     const BESIDE: &'static [Beside] = BESIDE;
 
-    fn body(&self) -> Option<&Body> {
-        Some(&self.body)
-    }
-
-    fn body_mut(&mut self) -> Option<&mut Body> {
-        Some(&mut self.body)
-    }
+    with_body!();
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
         let says_until = self.times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));

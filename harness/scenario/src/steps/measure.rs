@@ -12,7 +12,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// A checked `measure`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measure {
     /// A later iteration of a loop replaces the values of the earlier one.

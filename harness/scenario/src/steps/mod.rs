@@ -2,6 +2,9 @@
 //!
 //! A step's file contains the YAML form (`…Wire`, whose comments become the reference), the check, and the checked form that a run executes.
 
+#[macro_use]
+mod fields;
+
 pub mod alloc;
 pub mod blocks;
 pub mod busy;
@@ -12,7 +15,6 @@ pub mod event;
 pub mod exec;
 pub mod expect;
 pub mod external_memory;
-mod fields;
 pub mod free;
 pub mod infer;
 pub mod leaks;

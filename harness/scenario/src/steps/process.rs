@@ -14,7 +14,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
-/// A checked `process`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Process {
     pub process: ProcessName,
@@ -22,7 +21,6 @@ pub struct Process {
     pub steps: Vec<Step>,
 }
 
-/// A checked `kill`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kill {
     pub process: ProcessName,
@@ -82,13 +80,7 @@ impl StepFields for ProcessWire {
 
     const BESIDE: &'static [Beside] = &[Beside::Steps];
 
-    fn body(&self) -> Option<&Body> {
-        Some(&self.body)
-    }
-
-    fn body_mut(&mut self) -> Option<&mut Body> {
-        Some(&mut self.body)
-    }
+    with_body!();
 
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Process, Problem> {
         self.body.has_steps(at, "process")?;

@@ -12,7 +12,6 @@ use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::{BufferText, NameText};
 
-/// A checked `record_stream`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordStream {
     pub buffer: BufferRef,

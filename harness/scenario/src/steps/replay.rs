@@ -20,7 +20,6 @@ use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
-/// A checked `replay`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
     pub id: StepName,

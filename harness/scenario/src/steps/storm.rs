@@ -51,7 +51,6 @@ const REPORTS: [ReportKey; OF_REQUESTS.len() + AT_FAILURE.len()] = {
     all
 };
 
-/// A checked `storm`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Storm {
     pub id: StepName,

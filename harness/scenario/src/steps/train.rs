@@ -27,7 +27,6 @@ pub const MAX_LAYERS: u64 = 10_000;
 pub const MAX_BATCH: u64 = 1_000_000;
 pub const MAX_BATCHES: usize = 1_000;
 
-/// A checked `train`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Train {
     pub id: StepName,

@@ -72,7 +72,9 @@ fn each_call_fails_once_and_each_end_is_allowed() {
     // PyTorch retries once and the policy once more; an allocator without a cache has only the policy.
     assert_eq!(ends(0, "cudaMalloc")[..2], [(1, &FaultedEnd::Healed), (2, &FaultedEnd::OutOfMemory)]);
     assert_eq!(ends(1, "cudaMalloc"), [(1, &FaultedEnd::OutOfMemory), (1, &FaultedEnd::Recovered)]);
-    assert!(ends(1, "cudaFree").iter().all(|(_, end)| matches!(end, FaultedEnd::Told { error } if error.starts_with("cudaFree failed"))));
+    assert!(
+        ends(1, "cudaFree").iter().all(|(_, end)| matches!(end, FaultedEnd::NamedError { error } if error.starts_with("cudaFree failed")))
+    );
 }
 
 #[test]
@@ -126,7 +128,7 @@ fn forbidden_results_are_defects() {
     assert!(is_defect(&violated(Rule::TimeLimit, "no end")));
     assert!(is_defect(&violated(Rule::DeviceFailure, "something failed")));
     assert!(is_defect(&judged(&RunEnd::Panicked("index out of bounds".to_owned()))));
-    assert_eq!(violated(Rule::DeviceFailure, "cudaFree failed"), FaultedEnd::Told { error: "cudaFree failed".to_owned() });
+    assert_eq!(violated(Rule::DeviceFailure, "cudaFree failed"), FaultedEnd::NamedError { error: "cudaFree failed".to_owned() });
     assert_eq!(violated(Rule::Expectation, "that"), FaultedEnd::Healed);
     assert_eq!(violated(Rule::Invariant(Invariant::RetryMakesProgress), "that"), FaultedEnd::Healed);
 }
@@ -146,7 +148,7 @@ fn the_error_of_a_process_names_it_and_its_ooms_count() {
         judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(FaultedRun { record, ..without.clone() })))
     };
     let error = "in the process `worker`: cudaFree failed".to_owned();
-    assert_eq!(failed("in the process `worker`: the driver call to succeed"), FaultedEnd::Told { error });
+    assert_eq!(failed("in the process `worker`: the driver call to succeed"), FaultedEnd::NamedError { error });
     assert!(matches!(failed("the driver call to succeed"), FaultedEnd::Defect { .. }));
     let more = FaultedRun { ooms: without.ooms + 1, ..without.clone() };
     assert_eq!(judge(call, &scenario, without.ooms, &RunEnd::Run(Box::new(more))), FaultedEnd::Recovered);

@@ -14,7 +14,7 @@ use crate::between::{Between, pause};
 use crate::context::RunContext;
 use crate::rig::Stop;
 use crate::step_result::{StepResult, Unmet};
-use harness_record::{Outcome, Shortage};
+use harness_record::{FailedRequest, Outcome};
 use harness_scenario::steps::storm::{Storm, Until};
 use harness_scenario::{ReportKey, Step};
 
@@ -27,7 +27,7 @@ struct Counts {
     peak_live: u64,
     failure: Option<Failure>,
     /// The facts about the reported request.
-    shortage: Option<Shortage>,
+    failed_request: Option<FailedRequest>,
 }
 
 /// The reported request: the first that failed, or the one that ended the storm.
@@ -122,7 +122,7 @@ fn refused(
     let ends = storm.until == Some(Until::Fragmented) && is_fragmentation(reserved, allocated, request.size);
     if ends || counts.failure.is_none() {
         counts.failure = Some(Failure::new(counts.operations, request.size, reserved, allocated, error));
-        counts.shortage = ctx.rig.shortage(request, error)?;
+        counts.failed_request = ctx.rig.failed_request(request, error)?;
     }
     Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
 }
@@ -152,7 +152,7 @@ fn conclude(ctx: &mut RunContext, step: &Step, storm: &Storm, counts: Counts) ->
     let fragmented = counts.failure.as_ref().is_some_and(Failure::is_fragmentation);
     if let Some(failure) = counts.failure {
         result.outcome = Outcome::OutOfMemory;
-        result.shortage = counts.shortage;
+        result.failed_request = counts.failed_request;
         result.notes.push(format!("operation {}: {}", failure.operation, failure.text));
     }
     match storm.until {

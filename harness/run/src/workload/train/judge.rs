@@ -2,7 +2,7 @@
 
 use harness_allocator::allocator::AllocatorError;
 use harness_base::words::count;
-use harness_record::{Outcome, Shortage};
+use harness_record::{FailedRequest, Outcome};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{Expected, Step};
 
@@ -15,7 +15,7 @@ pub(super) fn judge(
     step: &Step,
     train: &Train,
     (iterations, retries, became): (u64, u64, String),
-    failed: Option<(AllocatorError, Option<Shortage>)>,
+    failed: Option<(AllocatorError, Option<FailedRequest>)>,
     result: &mut StepResult,
 ) {
     let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
@@ -29,12 +29,12 @@ pub(super) fn judge(
                 result.unmet.push(Unmet::at(step, "training to run out of memory", completed));
             }
         }
-        (Some((error, shortage)), expected) => {
+        (Some((error, failed_request)), expected) => {
             result.outcome = Outcome::OutOfMemory;
-            result.shortage = shortage;
+            result.failed_request = failed_request;
             result.notes.push(format!("{completed}, then {error}"));
             if let Expected::Oom(Some(cause)) = expected {
-                result.unmet.extend(Unmet::other_cause(step, cause, result.shortage.as_ref()));
+                result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref()));
             }
             if expected == Expected::Fits {
                 result.unmet.push(Unmet::at(step, "training to finish", format!("{completed}, then {error}")));

@@ -144,7 +144,7 @@ fn conclude(
     result.recovery =
         recovery.into_record(ctx).map(|record| harness_record::Recovery { host: counts.host, workload: Some(workload(train)), ..record });
     let done = (counts.iterations, counts.retries, what_became(train, &counts));
-    judge(ctx, step, train, done, failed.map(|error| (error, counts.shortage)), &mut result);
+    judge(ctx, step, train, done, failed.map(|error| (error, counts.failed_request)), &mut result);
     result
 }
 

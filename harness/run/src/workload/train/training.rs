@@ -12,7 +12,7 @@ use super::spill::{HostStore, SavedOnHost};
 use crate::context::RunContext;
 use crate::rig::{Buffer, Finding, HostBuffer, Stop};
 use crate::workload::memory::{Failed, free_all, make};
-use harness_record::{HostUse, Invariant, Shortage};
+use harness_record::{FailedRequest, HostUse, Invariant};
 use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
 use harness_scenario::{Plan, Precision};
@@ -92,7 +92,7 @@ pub(super) struct Counts {
     pub(super) retained: u64,
     pub(super) host: HostUse,
     /// The facts about the last failed request.
-    pub(super) shortage: Option<Shortage>,
+    pub(super) failed_request: Option<FailedRequest>,
 }
 
 impl Counts {
@@ -101,9 +101,9 @@ impl Counts {
         match done {
             Ok(value) => Ok(Ok(value)),
             Err(Failed::Stop(stop)) => Err(stop),
-            Err(Failed::OutOfMemory(error, shortage)) => {
+            Err(Failed::OutOfMemory(error, failed_request)) => {
                 self.ooms += 1;
-                self.shortage = shortage.map(|shortage| *shortage);
+                self.failed_request = failed_request.map(|failed_request| *failed_request);
                 Ok(Err(error))
             }
         }

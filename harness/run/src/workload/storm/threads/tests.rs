@@ -213,7 +213,7 @@ fn an_allocator_without_thread_support_is_skipped_with_the_reason() {
     let scenario = Scenario::parse(text, Path::new("test.yaml")).unwrap();
     let runs = records(&plan(scenario, Selection::default())).runs;
     let skipped = |run: &RunRecord| match &run.verdict {
-        Verdict::Skipped { reason } => reason.clone(),
+        Verdict::Skipped { reason, .. } => reason.clone(),
         verdict => format!("{verdict:?}"),
     };
     let told: Vec<String> = runs.iter().map(skipped).collect();

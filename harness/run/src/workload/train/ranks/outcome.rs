@@ -12,7 +12,7 @@ use crate::rig::Finding;
 use crate::step_result::StepResult;
 use crate::workload::train::judge::{batch_became, judge};
 use crate::workload::train::workload;
-use harness_record::{Attempt, Invariant, Outcome, Recovery, Shortage, Table, Trained};
+use harness_record::{Attempt, FailedRequest, Invariant, Outcome, Recovery, Table, Trained};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{ReportKey, Step};
 
@@ -88,9 +88,9 @@ pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: 
 }
 
 /// The failed request that ended the training, if any.
-fn first_failure(ends: &mut [RankEnd]) -> Option<(AllocatorError, Option<Shortage>)> {
+fn first_failure(ends: &mut [RankEnd]) -> Option<(AllocatorError, Option<FailedRequest>)> {
     ends.iter_mut().find_map(|end| match &end.ended {
-        Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.counts.shortage.take())),
+        Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.counts.failed_request.take())),
         Some(End::Finished | End::Stopped) | None => None,
     })
 }

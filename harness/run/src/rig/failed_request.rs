@@ -9,7 +9,7 @@ use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
 use super::{Rig, Stop};
-use harness_record::{Lane, Pieces, RefusedCall, Shortage};
+use harness_record::{FailedRequest, Lane, Pieces, RefusedCall};
 
 impl Rig {
     /// Collects the facts about a request of the current program that has just failed. `None` in a timed run and while
@@ -17,7 +17,7 @@ impl Rig {
     /// used by other processes. Linear in blocks.
     /// || # Errors
     /// [`Stop::Device`] if the device cannot report its memory.
-    pub fn shortage(&mut self, request: Request, error: &AllocatorError) -> Result<Option<Shortage>, Stop> {
+    pub fn failed_request(&mut self, request: Request, error: &AllocatorError) -> Result<Option<FailedRequest>, Stop> {
         if self.is_timed() || self.is_asleep() {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl Rig {
         let injected = refused.map(|made| RefusedCall { process: None, call: made.call.name().to_owned(), number: made.number });
         let mut accounts = self.accounts_of(self.entered())?;
         accounts.device.pressure += self.charged_to_other_programs() + accounts.device.processes;
-        Ok(Some(Shortage {
+        Ok(Some(FailedRequest {
             requested,
             stream,
             lacking,

@@ -182,6 +182,13 @@ pub enum Verdict {
     Interrupted,
 }
 
+impl Verdict {
+    /// The first violation of a failed run.
+    pub const fn violation(&self) -> Option<&Violation> {
+        if let Self::Failed { first, .. } = self { Some(first) } else { None }
+    }
+}
+
 /// An expectation that was not met, or an invariant that did not hold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Violation {

@@ -16,14 +16,12 @@ pub struct Date {
 
 impl Date {
     /// Returns the day of a moment. Moments before 1970 give 1970-01-01.
-    #[must_use]
     pub fn of(moment: SystemTime) -> Self {
         let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         civil(seconds / 86_400)
     }
 
     /// Returns the following day.
-    #[must_use]
     pub const fn next(self) -> Self {
         let Self { year, month, day } = self;
         match (day < days_of(year, month), month < 12) {

@@ -20,7 +20,6 @@ const LEFT_OUT: char = '…';
 
 /// Returns the text, or its beginning and end if it is too long for a message. Both ends are kept because an error follows the
 /// text that it quotes.
-#[must_use]
 pub fn shortened(text: &str) -> Cow<'_, str> {
     let place = |(at, _): (usize, char)| at;
     let (beginning, end) = (text.char_indices().nth(KEPT).map(place), text.char_indices().nth_back(KEPT - 1).map(place));
@@ -46,7 +45,6 @@ pub struct Excerpt {
 impl Excerpt {
     /// Creates an excerpt. A place is a byte range within one line, with its label; the most important place comes first. Linear
     /// in the text.
-    #[must_use]
     pub fn new(name: impl Into<String>, source: &str, places: &[(Range<usize>, String)]) -> Self {
         let mut excerpt = Self { name: printable(&name.into()).into_owned(), text: String::new(), labels: Vec::new(), columns: Vec::new() };
         let mut found: Vec<Option<(usize, usize)>> = vec![None; places.len()];

@@ -27,7 +27,6 @@ pub enum Document {
 }
 
 impl Document {
-    #[must_use]
     pub const fn file_name(self) -> &'static str {
         match self {
             Self::Records => "records.json",
@@ -62,7 +61,6 @@ impl fmt::Display for Document {
 
 /// An error from writing or reading a document.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are their documentation")]
 pub enum StoreError {
     #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere())]
     Unwritable { path: PathBuf, source: io::Error, document: Document },
@@ -94,7 +92,6 @@ pub enum StoreError {
 
 impl StoreError {
     /// Returns whether the input is at fault, rather than the output location.
-    #[must_use]
     pub const fn is_of_input(&self) -> bool {
         match self {
             Self::Unreadable { .. } | Self::Truncated { .. } | Self::TooNew { .. } | Self::Malformed { .. } => true,
@@ -104,7 +101,6 @@ impl StoreError {
     }
 
     /// Converts an I/O error of a write.
-    #[must_use]
     pub fn writing(document: Document, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -366,7 +362,6 @@ pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Resu
 }
 
 /// Converts a text to a part of a link or file name: lower-case letters, digits, `_` and `-`. The result has 1 to 60 characters.
-#[must_use]
 pub fn slug(text: &str) -> String {
     let mut slug = String::new();
     for c in text.chars().map(|c| c.to_ascii_lowercase()) {

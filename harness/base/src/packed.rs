@@ -57,7 +57,6 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 /// Compresses a text. Equal texts give equal bytes on every machine.
-#[must_use]
 pub fn pack(text: &str) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     // Writing to a vector cannot fail.

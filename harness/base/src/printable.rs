@@ -4,19 +4,16 @@ use std::borrow::Cow;
 
 /// Escapes characters that a terminal, a log or an XML reader interprets, as in `\u{1b}`: control characters, line ends, tabs and
 /// changes of the writing direction. Linear time; borrows a text that needs no escape.
-#[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, acts)
 }
 
 /// Like [`printable`], but keeps line feeds and tabs.
-#[must_use]
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |character| acts(character) && !matches!(character, '\n' | '\t'))
 }
 
 /// Like [`printable_lines`], but keeps color codes (`ESC [ … m`) if `colors` is set. All output to a terminal passes through here.
-#[must_use]
 pub fn for_terminal(text: &str, colors: bool) -> Cow<'_, str> {
     if !colors {
         return printable_lines(text);
@@ -38,7 +35,6 @@ pub fn for_terminal(text: &str, colors: bool) -> Cow<'_, str> {
 /// Returns whether a terminal or XML reader interprets the character: control characters, line and paragraph separators, bidirectional
 /// marks (<https://www.unicode.org/reports/tr9/#Directional_Formatting_Characters>), and the characters that XML 1.0 forbids
 /// (<https://www.w3.org/TR/xml/#charsets>).
-#[must_use]
 pub const fn acts(character: char) -> bool {
     matches!(character, '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}')
         || matches!(character, '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

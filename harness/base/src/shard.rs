@@ -18,7 +18,6 @@ pub struct Shard {
 
 impl Shard {
     /// Returns whether the name belongs to this shard. Each name belongs to exactly one shard of a count.
-    #[must_use]
     pub fn has(self, name: &str) -> bool {
         fnv1a(name.as_bytes()) % u64::from(self.count.max(1)) + 1 == u64::from(self.index)
     }

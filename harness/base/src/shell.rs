@@ -1,14 +1,12 @@
 //! Quoting for POSIX shells, used in the commands that reproduce a run.
 
 /// Quotes a word if a POSIX shell would change it, for example a path with spaces or a configuration with parentheses.
-#[must_use]
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 /// Joins words to a command line.
-#[must_use]
 pub fn command(words: &[impl AsRef<str>]) -> String {
     words.iter().map(|word| quoted(word.as_ref())).collect::<Vec<_>>().join(" ")
 }

@@ -8,7 +8,6 @@ pub const LEAST_FOR_P99: usize = 100;
 
 /// Summary of an operation's durations. A figure is `None` if there are too few samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Summary {
     /// Number of operations.
     pub count: u64,
@@ -24,7 +23,6 @@ pub struct Summary {
 
 impl Summary {
     /// Summarizes samples of `count` operations, in any order. Linear time.
-    #[must_use]
     pub fn new(count: u64, mut samples: Vec<u64>) -> Self {
         let median = median(&mut samples);
         let max = samples.iter().copied().max();
@@ -54,7 +52,6 @@ pub fn median(values: &mut [u64]) -> Option<u64> {
 ///
 /// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.6,
 /// <https://www.itl.nist.gov/div898/handbook/eda/section3/eda356.htm>.
-#[must_use]
 pub fn median_absolute_deviation(values: &[u64], centre: u64) -> Option<u64> {
     let mut distances: Vec<u64> = values.iter().map(|value| value.abs_diff(centre)).collect();
     median(&mut distances)
@@ -71,7 +68,6 @@ pub fn nearest_rank(values: &mut [u64], percent: usize) -> Option<u64> {
 }
 
 /// Returns `value` as a multiple of `base`. `None` if `base` is zero.
-#[must_use]
 pub fn ratio(value: Nanos, base: Nanos) -> Option<f64> {
     (base > Nanos::ZERO).then(|| value.get() as f64 / base.get() as f64)
 }

@@ -10,7 +10,6 @@ use std::fmt::Display;
 /// assert_eq!(count(1_u64, "out of memory error"), "1 out of memory error");
 /// assert_eq!(count(2_usize, "retry"), "2 retries");
 /// ```
-#[must_use]
 pub fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
     if number == N::from(1) { format!("1 {noun}") } else { format!("{number} {}", plural(noun)) }
 }

@@ -42,7 +42,6 @@ pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     }
 }
 
-#[must_use]
 pub fn document(build: &AcceptedBuild) -> String {
     let mut text = serde_json::to_string_pretty(build).expect("texts always serialize");
     text.push('\n');

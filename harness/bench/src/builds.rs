@@ -109,7 +109,6 @@ impl Builds {
     }
 
     /// The accepted build's commit, as it reports it.
-    #[must_use]
     pub fn accepted_commit(&self) -> Option<&str> {
         self.accepted.commit.as_deref()
     }

@@ -18,18 +18,15 @@ const EMPTY_REGIONS: usize = 10_001;
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    #[must_use]
     pub fn start() -> Self {
         Self(Instant::now())
     }
 
     /// Elapsed picoseconds, with the clock's resolution of nanoseconds.
-    #[must_use]
     pub fn elapsed_ps(self) -> u64 {
         u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
     }
 
-    #[must_use]
     pub fn elapsed_ns(self) -> u64 {
         self.elapsed_ps() / 1000
     }
@@ -78,7 +75,6 @@ impl Timer {
 }
 
 /// Overhead of timing one region on the host's clock: the median of empty regions, in picoseconds.
-#[must_use]
 pub fn overhead_ps() -> u64 {
     let mut samples: Vec<u64> = (0..EMPTY_REGIONS)
         .map(|_| {

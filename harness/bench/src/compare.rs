@@ -28,7 +28,6 @@ const BETWEEN_RUNS: f64 = 0.15;
 
 /// Compares a run with the accepted build and with earlier runs, given in any order. Returns `None` if there is nothing to
 /// compare with. `base` replaces the accepted build if that was not measured.
-#[must_use]
 pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -> Option<Comparison> {
     let mut before: Vec<&BenchRun> =
         earlier.iter().copied().filter(|other| other.started < run.started && other.shard == run.shard).collect();
@@ -213,7 +212,6 @@ impl<'r> Earlier<'_, 'r> {
 
 /// An entry in this run and in comparable earlier runs, oldest first, each with the run's start: its ratio to the accepted build,
 /// or the figure itself if it is exact.
-#[must_use]
 pub fn over_runs<'r>(run: &'r BenchRun, earlier: &[&'r BenchRun], name: &EntryName) -> Vec<(&'r str, Estimate)> {
     let Some((_, entry)) = run.entries().find(|(suite, entry)| EntryName::of(suite, entry) == *name) else { return Vec::new() };
     let mut history: Vec<&BenchRun> = earlier.iter().copied().filter(|other| is_comparable(other, run)).chain([run]).collect();
@@ -261,20 +259,17 @@ fn level(quantity: Quantity, measured: &Measured, accepted: Option<&Measured>) -
 
 impl Machine {
     /// Returns whether model times and memory mean the same on both.
-    #[must_use]
     pub fn is_same_device(&self, other: &Self) -> bool {
         (&self.device, self.clock, &self.cost_model) == (&other.device, other.clock, &other.cost_model)
     }
 
     /// Returns whether measured times of the two runs may be compared.
-    #[must_use]
     pub fn is_same_host(&self, other: &Self) -> bool {
         self.is_same_device(other) && (&self.cpu, self.cores) == (&other.cpu, other.cores)
     }
 }
 
 /// Important changes first: broken, worse, better, fixed; then by the end of the interval nearer to no change.
-#[must_use]
 pub fn by_importance(comparison: &Comparison) -> Vec<&Change> {
     let rank = |change: &Change| match change.verdict {
         Verdict::Broken => Some(0),

@@ -23,19 +23,16 @@ pub struct Sampled {
 
 impl Sampled {
     /// 20 rounds of host time with this noise.
-    #[must_use]
     pub fn noisy(arm: &str, accepted: f64, deviation: f64) -> Self {
         Self { arm: arm.to_owned(), quantity: Quantity::HostTime, accepted, factor: 1.0, deviation, rounds: 20 }
     }
 
     /// The same figure in each round.
-    #[must_use]
     pub fn exact(arm: &str, quantity: Quantity, figure: f64) -> Self {
         Self { quantity, ..Self::noisy(arm, figure, 0.0) }
     }
 
     /// Multiplies this build's figures.
-    #[must_use]
     pub fn times(&self, factor: f64) -> Self {
         Self { factor, ..self.clone() }
     }
@@ -49,7 +46,6 @@ pub fn bell(rng: &mut ChaCha8Rng) -> f64 {
 /// A run of `2026-11-DD` on the simulated device, side by side with the accepted build, with one suite of threshold 5 %. In some
 /// rounds the machine is up to a fifth slower for both builds, the whole run is slower by up to a tenth, and one visit in twenty
 /// is up to 1.5 times slower.
-#[must_use]
 pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
     let mut rng = ChaCha8Rng::seed_from_u64(u64::from(day));
     let machine_speed = 1.0 + rng.random::<f64>() / 10.0;
@@ -85,7 +81,6 @@ pub fn run(day: u32, entries: &[Sampled]) -> BenchRun {
 }
 
 /// The same without the accepted build.
-#[must_use]
 pub fn alone(day: u32, entries: &[Sampled]) -> BenchRun {
     let mut run = run(day, entries);
     run.suites.iter_mut().flat_map(|suite| &mut suite.entries).for_each(|entry| entry.accepted = None);

@@ -39,7 +39,6 @@ pub struct Scope {
 }
 
 /// The definitions of these suites, to be stored when a build is accepted.
-#[must_use]
 pub fn definitions(suites: &[Suite]) -> Vec<AcceptedSuite> {
     let definition = |suite: &Suite| AcceptedSuite {
         name: suite.name.clone(),

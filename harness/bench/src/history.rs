@@ -38,7 +38,6 @@ pub struct ChangePoint {
 /// The cuts minimize the squared distances of the logarithms from the mean of their stretch plus a penalty per cut (B. Jackson
 /// and others, "An Algorithm for Optimal Partitioning of Data on an Interval", 2005, <https://doi.org/10.1109/LSP.2001.838216>).
 /// The spread is estimated from differences between neighbours, which few changes affect. Quadratic time.
-#[must_use]
 pub fn change_points(figures: &[f64], least: f64) -> Vec<ChangePoint> {
     let logs: Vec<f64> = figures.iter().map(|figure| figure.ln()).collect();
     let differences: Vec<f64> = logs.windows(2).map(|pair| pair[1] - pair[0]).collect();

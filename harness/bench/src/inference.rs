@@ -25,7 +25,6 @@ pub struct Estimate {
 
 impl Estimate {
     /// Converts the unit.
-    #[must_use]
     pub fn map(self, unit: impl Fn(f64) -> f64) -> Self {
         Self { low: unit(self.low), middle: unit(self.middle), high: unit(self.high) }
     }

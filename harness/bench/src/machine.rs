@@ -17,7 +17,6 @@ use self::host::HostUse;
 use super::record::{Conditions, GpuState, Machine};
 
 /// The machine, the device, and the compiler of this program.
-#[must_use]
 pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
     let DeviceInfo { name, clock, fingerprint, .. } = device.info().clone();
     let Fingerprint { memory, uuid_hash, driver, cuda, mig, ecc, cost_model, .. } = fingerprint;
@@ -28,7 +27,6 @@ pub fn machine(device: &dyn TestDevice, compiler: &str) -> Machine {
 
 impl Machine {
     /// Differences from another machine, as in `driver: 580.65.06 against 570.12`.
-    #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let told = |fact: Option<String>| fact.unwrap_or_else(|| "unknown".to_owned());
         let pairs = self.facts().into_iter().zip(other.facts());
@@ -39,7 +37,6 @@ impl Machine {
     }
 
     /// Every fact with its name. `None`: unknown.
-    #[must_use]
     pub fn facts(&self) -> [(&'static str, Option<String>); 13] {
         let Self { device, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler } = self;
         let clock = match clock {
@@ -83,7 +80,6 @@ pub struct Monitor {
 
 impl Monitor {
     /// Starts before anything is measured, with an open device. Devices may close and open during the watch.
-    #[must_use]
     pub fn start(device: &mut dyn TestDevice) -> Self {
         let free_at_start = device.memory().ok().map(|memory| memory.free);
         let nvml = nvml_of(device.info()).ok();
@@ -94,7 +90,6 @@ impl Monitor {
     }
 
     /// Takes the last reading and returns the conditions.
-    #[must_use]
     pub fn finish(mut self) -> Conditions {
         self.observe();
         let waited = self.host.until(&HostUse::now(), self.began.elapsed());

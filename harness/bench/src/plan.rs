@@ -20,7 +20,6 @@ pub struct Plan {
 
 impl Plan {
     /// Suites with a case in the shard.
-    #[must_use]
     pub fn suites(&self) -> Vec<&Suite> {
         let mut suites: Vec<&Suite> = self.suites.iter().filter(|suite| cases_of(suite, self.terms.shard).next().is_some()).collect();
         suites.sort_by(|a, b| a.name.cmp(&b.name));

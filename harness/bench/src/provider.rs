@@ -73,7 +73,6 @@ type IdleDevice = Arc<Mutex<Option<Box<dyn TestDevice>>>>;
 
 impl SharedDevice {
     /// Takes an open device of this source. `program` is this program, if it can be restarted.
-    #[must_use]
     pub fn new(source: DeviceSource, device: Box<dyn TestDevice>, program: Option<PathBuf>) -> Self {
         let clock = device.info().clock;
         Self { source, clock, idle: Arc::new(Mutex::new(Some(device))), program, admitted: None }

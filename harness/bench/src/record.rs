@@ -47,7 +47,6 @@ pub struct BenchRun {
 
 impl BenchRun {
     /// A run of unknown builds on this machine, without suites.
-    #[must_use]
     pub fn new(started: String, machine: Machine) -> Self {
         Self {
             version: BENCH_VERSION,
@@ -72,13 +71,11 @@ impl BenchRun {
         self.suites.iter().flat_map(|suite| suite.entries.iter().map(move |entry| (suite, entry)))
     }
 
-    #[must_use]
     pub fn failed(&self) -> usize {
         self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Failed { .. })).count()
     }
 
     /// Returns whether entries were lost or redefined: since the accepted build, or if that was not measured since the earlier run.
-    #[must_use]
     pub fn has_losses(&self) -> bool {
         let since_record = self.comparison.as_ref().filter(|comparison| matches!(comparison.basis, Basis::Records { .. }));
         let is_ours = |name: &&EntryName| !name.arm.starts_with("torch");
@@ -87,7 +84,6 @@ impl BenchRun {
     }
 
     /// Why the comparison does not support a conclusion: the accepted build was not measured, or too many intervals are too wide.
-    #[must_use]
     pub fn inconclusive(&self) -> Option<String> {
         if let (true, Some(why)) = (self.accepted.is_required, &self.accepted.missing) {
             return Some(format!("the accepted build was not measured: {why}"));
@@ -100,7 +96,6 @@ impl BenchRun {
     }
 
     /// Counts skipped entries and those that ran out of memory.
-    #[must_use]
     pub fn skipped(&self) -> usize {
         self.entries().filter(|(_, entry)| matches!(entry.outcome, Outcome::Skipped { .. } | Outcome::OutOfMemory { .. })).count()
     }
@@ -242,7 +237,6 @@ pub struct Entry {
 
 impl Entry {
     /// Group and point, as in `hit, 2 MiB`. Suite, case, arm and quantity identify an entry from run to run.
-    #[must_use]
     pub fn case(&self) -> String {
         case_name(&self.group, self.point.as_ref())
     }
@@ -291,13 +285,11 @@ impl Quantity {
     /// In display order.
     pub const ALL: [Self; 4] = [Self::HostTime, Self::DeviceTime, Self::ModelTime, Self::Memory];
 
-    #[must_use]
     pub const fn is_time(self) -> bool {
         !matches!(self, Self::Memory)
     }
 
     /// Returns whether equal code yields equal figures, so any difference counts.
-    #[must_use]
     pub const fn is_exact(self) -> bool {
         matches!(self, Self::ModelTime | Self::Memory)
     }
@@ -323,13 +315,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    #[must_use]
     pub const fn measured(&self) -> Option<&Measured> {
         if let Self::Measured(measured) = self { Some(measured) } else { None }
     }
 
     /// The reason for missing figures.
-    #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Measured(_) => None,
@@ -411,7 +401,6 @@ pub struct EntryName {
 }
 
 impl EntryName {
-    #[must_use]
     pub fn of(suite: &SuiteRecord, entry: &Entry) -> Self {
         Self { suite: suite.name.clone(), case: entry.case(), arm: entry.arm.clone(), quantity: entry.quantity }
     }
@@ -481,7 +470,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    #[must_use]
     pub fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
         let mut counts = Self::default();
         for change in changes {
@@ -500,13 +488,11 @@ impl Counts {
     }
 
     /// Entries with a certain verdict.
-    #[must_use]
     pub const fn compared(self) -> usize {
         self.worse + self.better + self.same + self.broken + self.fixed + self.still_broken
     }
 
     /// Returns whether any entry became worse or broke.
-    #[must_use]
     pub const fn is_regression(self) -> bool {
         self.worse + self.broken > 0
     }

@@ -41,7 +41,6 @@ pub struct Renderer {
 }
 
 /// Returns whether the path is a benchmark run.
-#[must_use]
 pub fn is_of_benchmark(path: &Path) -> bool {
     if path.is_dir() { path.join(RECORD).is_file() } else { path.file_name().is_some_and(|name| name == RECORD) }
 }

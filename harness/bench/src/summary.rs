@@ -14,7 +14,6 @@ pub const LEAST_ROUNDS: usize = 6;
 
 /// The 95 % confidence interval of the median of independent values: the narrowest symmetric pair of order statistics with that
 /// coverage. The full range for fewer than [`LEAST_ROUNDS`] values. Reorders the values.
-#[must_use]
 pub fn median_interval(values: &mut [u64]) -> Option<(u64, u64)> {
     values.sort_unstable();
     let rank = interval_rank(values.len());
@@ -39,7 +38,6 @@ fn interval_rank(count: usize) -> usize {
 }
 
 /// Summarizes samples by round. Ignores rounds without samples; all fields are 0 without any sample.
-#[must_use]
 pub fn summarize(rounds: &[Vec<u64>]) -> EntrySummary {
     let mut all: Vec<u64> = rounds.iter().flatten().copied().collect();
     let Some(middle) = median(&mut all) else { return EntrySummary::default() };
@@ -59,7 +57,6 @@ pub fn summarize(rounds: &[Vec<u64>]) -> EntrySummary {
 }
 
 /// Half the interval's width as a share of the median. `None` if there are too few rounds.
-#[must_use]
 pub fn precision(summary: &EntrySummary, rounds: usize) -> Option<f64> {
     let width = summary.high - summary.low;
     match (summary.median, width) {

@@ -38,7 +38,6 @@ pub struct TorchArm {
 }
 
 /// One PyTorch arm per caching arm of the suite; the default settings if there is no such arm.
-#[must_use]
 pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     let mut arms: Vec<TorchArm> = Vec::new();
     let default = AllocatorSpec::from(AllocatorKind::Caching);
@@ -138,13 +137,11 @@ pub struct Torches {
 
 impl Torches {
     /// Starts nothing yet.
-    #[must_use]
     pub fn new(python: &str, ordinal: u32) -> Self {
         Self { place: Ok((python.to_owned(), ordinal)), running: BTreeMap::new() }
     }
 
     /// PyTorch is missing for this reason.
-    #[must_use]
     pub fn missing(reason: impl Into<String>) -> Self {
         Self { place: Err(reason.into()), running: BTreeMap::new() }
     }

@@ -81,7 +81,6 @@ pub(crate) fn read(path: &Path) -> Result<String, ProfileError> {
 
 impl Profile {
     /// Creates a profile from figures measured at this date.
-    #[must_use]
     pub fn new(name: ProfileName, measured: Date, device: &DeviceInfo, contended: Vec<String>, figures: Figures) -> Self {
         Self {
             version: Version,
@@ -109,7 +108,6 @@ impl Profile {
     }
 
     /// Returns the file's text, which [`Profile::parse`] reads back unchanged.
-    #[must_use]
     pub fn to_yaml(&self) -> String {
         let Self { version, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
         let mut yaml =
@@ -135,14 +133,12 @@ impl Profile {
     }
 
     /// Returns the name in reports and records: with the date, and eight digits that identify its figures.
-    #[must_use]
     pub fn title(&self) -> String {
         let rows = self.figures.rows().into_iter().map(|(name, figure)| format!("{name}: {figure}\n")).collect::<String>();
         format!("{} measured {} ({:08x})", self.name, self.measured, fnv1a(rows.as_bytes()) >> 32)
     }
 
     /// Returns the cost model of this profile. Costs that were not measured take the published values and say so.
-    #[must_use]
     pub fn cost_model(&self) -> CostModel {
         let Figures { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = &self.figures;
         let Figures { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = &self.figures;
@@ -173,7 +169,6 @@ impl Profile {
     }
 
     /// Configures a simulated device with this GPU's memory and costs.
-    #[must_use]
     pub fn sim_config(&self) -> SimConfig {
         let cost = self.cost_model();
         SimConfig { total: self.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }

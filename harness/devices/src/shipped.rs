@@ -88,13 +88,11 @@ impl Shipped {
     }
 
     /// Returns the profile with this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|shipped| shipped.name.to_string() == name)
     }
 
     /// Returns the smallest profile with this much memory besides its context.
-    #[must_use]
     pub fn with_room_for(need: Bytes) -> Option<Self> {
         Self::all().find(|shipped| shipped.memory.saturating_sub(CostModel::PUBLISHED.context_overhead.value) >= need)
     }
@@ -110,7 +108,6 @@ impl Shipped {
     }
 
     /// Configures a simulated device with this GPU's memory and the published costs.
-    #[must_use]
     pub fn sim_config(&self) -> SimConfig {
         let published = CostModel::PUBLISHED;
         let name = Cow::Owned(format!("{}, costs not measured: {}", self.name, published.name));

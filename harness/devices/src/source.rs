@@ -46,7 +46,6 @@ impl DeviceSource {
     }
 
     /// Returns the source of the simulated device.
-    #[must_use]
     pub fn simulated() -> Self {
         let resolved = Resolved::Simulated { reason: "the simulated device was requested".to_owned() };
         Self { resolved, profile: None, room: Bytes::ZERO, whole_device: false, devices: 1 }
@@ -60,19 +59,16 @@ impl DeviceSource {
     }
 
     /// Enlarges a simulated device without a profile until this much memory is free.
-    #[must_use]
     pub fn with_room_for(self, memory: Bytes) -> Self {
         Self { room: memory, ..self }
     }
 
     /// Returns the number of devices of this kind; 1 for the simulated device.
-    #[must_use]
     pub const fn devices(&self) -> u64 {
         self.devices
     }
 
     /// Returns the reason if this is the simulated device.
-    #[must_use]
     pub fn simulated_because(&self) -> Option<&str> {
         match &self.resolved {
             Resolved::Simulated { reason } => Some(reason),
@@ -81,7 +77,6 @@ impl DeviceSource {
     }
 
     /// Returns this program's arguments that select the source.
-    #[must_use]
     pub fn arguments(&self) -> Vec<OsString> {
         match (&self.resolved, &self.profile) {
             (Resolved::Simulated { .. }, None) if self.room == Bytes::ZERO => vec!["--device".into(), "sim".into()],
@@ -112,7 +107,6 @@ impl DeviceSource {
     }
 
     /// Returns the ordinal of a CUDA device.
-    #[must_use]
     pub const fn cuda_ordinal(&self) -> Option<u32> {
         match self.resolved {
             Resolved::Simulated { .. } => None,
@@ -121,7 +115,6 @@ impl DeviceSource {
     }
 
     /// Returns the default number of runs per configuration. A simulated device gives identical figures, so one run is enough.
-    #[must_use]
     pub const fn default_repetitions(&self) -> u32 {
         match self.resolved {
             Resolved::Simulated { .. } => 1,

@@ -187,6 +187,13 @@ pub enum Verdict {
     Interrupted,
 }
 
+impl Verdict {
+    /// The first violation of a failed run.
+    pub const fn violation(&self) -> Option<&Violation> {
+        if let Self::Failed { first, .. } = self { Some(first) } else { None }
+    }
+}
+
 /// Why a run did not start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,9 +8,11 @@ use harness_explain::advise::{Advice, Verdict};
 use harness_explain::fidelity::Fidelity;
 use harness_explain::grid::Ending;
 
+use super::text;
+use super::words::Grid;
+
 /// Renders the result on one screen: the advice, one line per configuration, and notes on the figures. `in_program` lists changes
 /// of the program itself.
-#[must_use]
 pub fn render(
     advice: &Advice<'_>,
     endings: &[Ending],
@@ -32,13 +34,11 @@ pub fn render(
 }
 
 /// One line per configuration, without advice.
-#[must_use]
 pub fn endings(endings: &[Ending], fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     backing(fidelity, is_complete) + &table(endings)
 }
 
 /// The main advice.
-#[must_use]
 pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
     let device = memory.map_or_else(|| "any device".to_owned(), |memory| memory.to_string());
     let past = if advice.is_complete { "" } else { " past the point where the recording ends" };
@@ -105,36 +105,22 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
 
 /// One line per configuration.
 fn table(endings: &[Ending]) -> String {
-    let mut rows =
-        vec![["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"].map(str::to_owned)];
-    for ending in endings {
+    let heads = ["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"];
+    let cells = |ending: &Ending| {
         let replayed = &ending.replayed;
-        let ends = replayed.oom.map_or_else(|| "well".to_owned(), |refused| format!("OOM at {}", refused.event));
         let (calls, time) = ending.price();
-        let reserved = Bytes(replayed.stats.reserved_bytes.all.peak);
-        rows.push([
+        vec![
             named(ending),
-            ends,
-            reserved.to_string(),
+            replayed.oom.map_or_else(|| "well".to_owned(), |refused| format!("OOM at {}", refused.event)),
+            Bytes(replayed.stats.reserved_bytes.all.peak).to_string(),
             replayed.peak_unused.to_string(),
             replayed.stats.num_alloc_retries.to_string(),
             calls.to_string(),
             milliseconds(time),
             ending.least.map_or_else(String::new, |least| format!("{}{}", least.enough, if least.is_monotonic { "" } else { " ?" })),
-        ]);
-    }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..8).map(width).collect();
-    let mut text = String::from("\n");
-    for row in &rows {
-        let mut line = format!("{:<first$}  {:<second$}", row[0], row[1], first = widths[0], second = widths[1]);
-        for (cell, width) in row.iter().zip(&widths).skip(2) {
-            let _ = write!(line, "  {cell:>width$}");
-        }
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
+        ]
+    };
+    format!("\n{}", text::table(&Grid::new("llr", heads, endings.iter().map(cells)), None, text::Style::Plain))
 }
 
 fn named(ending: &Ending) -> String {

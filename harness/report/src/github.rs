@@ -23,7 +23,6 @@ pub(super) enum Level {
 }
 
 /// Renders the verdict, the failures and their causes as a step summary of at most `limit` bytes.
-#[must_use]
 pub fn summary(report: &Report<'_>, limit: usize) -> String {
     cut(&markdown::summary(report), limit)
 }

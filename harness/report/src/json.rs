@@ -10,14 +10,12 @@ use super::why::{self, OutOfMemory};
 use harness_record::RunRecord;
 
 /// Renders the document that [`crate::store::read`] reads.
-#[must_use]
 pub fn render(report: &Report<'_>) -> String {
     document(report, |run| to_json(&Explained::new(run, None)))
 }
 
 /// Renders the document with [`memory_stats`] in each run. They repeat `stats` in about 4 KiB, so saved reports omit them.
 /// Readers ignore them.
-#[must_use]
 pub fn render_with_memory_stats(report: &Report<'_>) -> String {
     document(report, |run| to_json(&Explained::new(run, Some(memory_stats(&run.stats)))))
 }
@@ -41,7 +39,6 @@ impl<'a> Explained<'a> {
 }
 
 /// Returns the flat result of `torch.cuda.memory_stats()`, sorted by key. Keys for oversize allocations and settings are missing.
-#[must_use]
 pub fn memory_stats(stats: &MemoryStats) -> BTreeMap<String, u64> {
     StatKey::all().map(|key| (key.to_string(), stats.get(key))).collect()
 }

@@ -17,7 +17,6 @@ use harness_record::{RunRecord, Verdict};
 
 /// Renders scenario runs: one suite per scenario, one case per allocator and repetition. A failure contains the violations and a
 /// command that repeats the run.
-#[must_use]
 pub fn of_runs(report: &Report<'_>) -> String {
     let mut document = Document::new("harness run");
     for scenario in &report.scenarios {
@@ -91,7 +90,6 @@ fn run_status(run: &RunRecord) -> TestCaseStatus {
 }
 
 /// Renders a benchmark run: one suite per suite, one case per entry. Regressions and broken entries are failures.
-#[must_use]
 pub fn of_bench(record: &BenchRun) -> String {
     let mut document = Document::new(format!("harness bench on {}", record.machine.device));
     for suite in &record.suites {

@@ -9,24 +9,24 @@ pub mod explain;
 pub mod github;
 pub mod json;
 pub mod junit;
-pub mod markdown;
-pub mod picture;
 pub mod program;
-mod recovery;
 pub mod runs;
 pub mod squeeze;
 pub mod store;
 pub mod text;
 pub mod timeline;
-pub mod timing;
 pub mod trials;
-pub mod why;
 
 mod claims;
 mod escape;
+mod markdown;
 mod page;
-mod plot;
+mod picture;
+mod recovery;
 mod steps;
+mod svg;
+mod timing;
+mod why;
 mod words;
 
 #[cfg(test)]
@@ -114,7 +114,6 @@ pub struct ArmGroup<'a> {
 
 impl<'a> Report<'a> {
     /// Groups runs by scenario, device and allocator. Takes `n log n` time for `n` runs.
-    #[must_use]
     pub fn new(records: &'a Records) -> Self {
         let mut report = Self { records, counts: Counts::default(), devices: Vec::new(), scenarios: Vec::new() };
         let mut index = Index::default();
@@ -128,7 +127,6 @@ impl<'a> Report<'a> {
     }
 
     /// Returns whether the devices are simulated, real, or both. `None` if nothing ran.
-    #[must_use]
     pub fn clocks(&self) -> Option<Clocks> {
         let simulated = self.devices.iter().filter(|device| device.info.clock == Clock::Simulated).count();
         match simulated {
@@ -177,7 +175,6 @@ pub enum Clocks {
 
 impl Counts {
     /// Total number of runs.
-    #[must_use]
     pub const fn total(self) -> usize {
         self.passed + self.failed + self.skipped + self.contended + self.interrupted
     }
@@ -221,7 +218,6 @@ impl<'a> DeviceGroup<'a> {
 
 impl<'a> ArmGroup<'a> {
     /// The run to show in full: the first failed run, else the first that did not pass, else the first.
-    #[must_use]
     pub fn shown(&self) -> &'a RunRecord {
         let rank = |run: &&RunRecord| match run.verdict {
             Verdict::Failed { .. } => 0,
@@ -234,13 +230,11 @@ impl<'a> ArmGroup<'a> {
     }
 
     /// Settings that differ from the allocator's defaults.
-    #[must_use]
     pub fn settings(&self) -> Option<&'a str> {
         self.shown().settings.as_deref()
     }
 
     /// Such settings, unless the name contains them.
-    #[must_use]
     pub fn unnamed_settings(&self) -> Option<&'a str> {
         self.settings().filter(|settings| !self.allocator.contains(settings))
     }

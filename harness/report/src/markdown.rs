@@ -9,25 +9,16 @@ use harness_allocator::units::Bytes;
 use super::claims::{self, Tested};
 use super::escape::{code, fenced, prose, prose_block};
 use super::page::Page;
-use super::picture::{self, Picture};
+use super::picture;
 use super::recovery;
 use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::why;
-use super::words::{self, Align, Grid, NOTHING};
+use super::words::{self, Grid, NOTHING};
 use super::{ArmGroup, Clocks, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
-use harness_record::{CostFigure, RunRecord, StepRecord, Table, Verdict, Violation};
+use harness_record::{CostFigure, PinnedSegment, RunRecord, StepRecord, Table, Verdict, Violation};
 
-pub use self::summary::summary;
-
-/// A report and the pictures that it links to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rendered {
-    /// GitHub-flavored Markdown.
-    pub markdown: String,
-    /// Pictures, in the order of appearance.
-    pub pictures: Vec<Picture>,
-}
+pub(super) use self::summary::summary;
 
 /// Steps shown with a failure; the scenario's section has all of them.
 const STEPS_OF_A_FAILURE: usize = 10;
@@ -36,23 +27,20 @@ const UNFOLDED: usize = 12;
 /// Maximum number of failures, and of skipped arms, at the top of the report.
 const LINES_ON_TOP: usize = 15;
 
-/// Renders a report with its pictures.
-#[must_use]
-pub fn render(report: &Report<'_>) -> Rendered {
+/// Renders a report with its pictures, as GitHub-flavored Markdown.
+pub(super) fn render(report: &Report<'_>) -> Page {
     let mut page = Page::default();
     page.summary(report);
-    if report.counts.total() == 0 {
-        page.end();
-        return Rendered { markdown: page.text, pictures: page.pictures };
+    if report.counts.total() > 0 {
+        page.failures(report);
+        for scenario in &report.scenarios {
+            page.scenario(report, scenario);
+        }
+        page.how_to_read(report);
+        page.cost_models(report);
     }
-    page.failures(report);
-    for scenario in &report.scenarios {
-        page.scenario(report, scenario);
-    }
-    page.how_to_read(report);
-    page.cost_models(report);
     page.end();
-    Rendered { markdown: page.text, pictures: page.pictures }
+    page
 }
 
 /// The top of the report.
@@ -60,10 +48,8 @@ impl Page {
     fn summary(&mut self, report: &Report<'_>) {
         self.block("# Out-of-memory report");
         self.block(format!("**{}**", words::verdict_line(report.counts)));
-        words::not_started(report.records).iter().for_each(|text| self.block(prose(text)));
-        if let Some(warning) = words::model_time_warning(report) {
-            self.block(prose(&warning));
-        }
+        let remarks = [words::not_started(report.records), words::model_time_warning(report)];
+        remarks.iter().flatten().for_each(|text| self.block(prose(text)));
         if report.counts.total() == 0 {
             return;
         }
@@ -75,27 +61,23 @@ impl Page {
     }
 
     fn failures_in_brief(&mut self, report: &Report<'_>) {
-        let failed = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
-            Verdict::Failed { first, .. } => Some((scenario, device, arm, first)),
-            Verdict::Passed
-            | Verdict::FailedAsExpected { .. }
-            | Verdict::Skipped { .. }
-            | Verdict::Contended { .. }
-            | Verdict::Interrupted => None,
-        });
-        let lines = failed.map(|(scenario, device, arm, first)| {
+        let lines = report.arms().filter_map(|(scenario, device, arm)| {
+            let first = arm.shown().verdict.violation()?;
             let place = where_it_ran(report, scenario, device, arm);
             let line = first.at.as_ref().map_or_else(String::new, |at| format!(" at line {}", at.line));
-            format!("[{place}](#failure-{}){line}: expected {}; seen: {}", arm.slug, prose(&first.expected), prose(&first.seen))
+            Some(format!("[{place}](#failure-{}){line}: expected {}; seen: {}", arm.slug, prose(&first.expected), prose(&first.seen)))
         });
         self.bounded_list(lines.collect(), "failure");
     }
 
     fn skipped(&mut self, report: &Report<'_>) {
-        let lines = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
-            Verdict::Skipped { reason, .. } => Some(format!("Skipped: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
-            Verdict::Contended { reason } => Some(format!("Contended: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason))),
-            Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Failed { .. } | Verdict::Interrupted => None,
+        let lines = report.arms().filter_map(|(scenario, device, arm)| {
+            let (word, reason) = match &arm.shown().verdict {
+                Verdict::Skipped { reason, .. } => ("Skipped", reason),
+                Verdict::Contended { reason } => ("Contended", reason),
+                _ => return None,
+            };
+            Some(format!("{word}: {}: {}", where_it_ran(report, scenario, device, arm), prose(reason)))
         });
         self.bounded_list(lines.collect(), "skipped or contended arm");
     }
@@ -106,21 +88,15 @@ impl Page {
             lines.truncate(LINES_ON_TOP);
             lines.push(format!("… {} more in the sections below", words::count(more, noun)));
         }
-        self.list(&lines);
+        self.list(lines);
     }
 
     /// Adds a table of verdicts by scenario and allocator.
     fn verdicts(&mut self, report: &Report<'_>) {
-        let mut allocators: Vec<&str> = Vec::new();
-        for (_, _, arm) in report.arms() {
-            if !allocators.contains(&arm.allocator) {
-                allocators.push(arm.allocator);
-            }
-        }
+        let allocators = words::distinct(report.arms().map(|(_, _, arm)| arm.allocator));
         let has_devices = report.devices.len() > 1;
-        let mut columns = vec![("scenario".to_owned(), Align::Left)];
-        columns.extend(has_devices.then(|| ("device".to_owned(), Align::Left)));
-        columns.extend(allocators.iter().map(|allocator| (code(allocator), Align::Left)));
+        let names = ["scenario"].into_iter().chain(has_devices.then_some("device")).map(str::to_owned);
+        let heads = names.chain(allocators.iter().map(|allocator| code(allocator)));
         let by_device = report.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)));
         let rows = by_device.map(|(scenario, on_device)| {
             let mut row = vec![format!("[{}](#scenario-{})", code(&scenario.info.name), scenario.slug)];
@@ -131,7 +107,7 @@ impl Page {
             }));
             row
         });
-        self.table(&columns, rows.collect::<Vec<_>>());
+        self.table(&Grid::new("l", heads, rows));
     }
 
     /// Adds the table of claims, with verdicts and figures.
@@ -145,20 +121,12 @@ impl Page {
             "Tested claims about GPU memory. The column PyTorch is measured with a real PyTorch program on the simulated GPU, \
              the column harness with the harness's own allocators.",
         );
-        let columns = [
-            ("claim", Align::Left),
-            ("verdict", Align::Left),
-            ("figure", Align::Left),
-            ("PyTorch", Align::Right),
-            ("harness", Align::Right),
-        ];
-        self.table(&columns.map(|(head, align)| (head.to_owned(), align)), rows);
+        self.table(&Grid::new("lllr", ["claim", "verdict", "figure", "PyTorch", "harness"], rows));
     }
 
     fn devices(&mut self, report: &Report<'_>) {
-        let columns = ["device", "memory", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state at the start"];
-        let columns = columns.map(|head| (head.to_owned(), Align::Left));
-        self.table(&columns, report.devices.iter().map(device_cells));
+        let heads = ["device", "memory", "clock", "driver", "CUDA", "clocks (SM / memory)", "identity and state at the start"];
+        self.table(&Grid::new("l", heads, report.devices.iter().map(device_cells)));
     }
 }
 
@@ -190,16 +158,14 @@ fn claim_rows(tested: &Tested<'_>) -> Vec<Vec<String>> {
 }
 
 fn verdict_cell(arm: &ArmGroup<'_>) -> String {
-    let words = words::arm_verdicts(arm);
+    let (words, slug) = (words::arm_verdicts(arm), &arm.slug);
     match &arm.shown().verdict {
         Verdict::Failed { first, .. } => {
             let line = first.at.as_ref().map_or_else(String::new, |at| format!(", line {}", at.line));
-            format!("[**{words}**{line}](#failure-{})", arm.slug)
-        }
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
-            format!("[{words}](#arm-{})", arm.slug)
+            format!("[**{words}**{line}](#failure-{slug})")
         }
         Verdict::Skipped { .. } => words,
+        _ => format!("[{words}](#arm-{slug})"),
     }
 }
 
@@ -222,7 +188,7 @@ fn device_cells(device: &DeviceGroup<'_>) -> Vec<String> {
         words::or_nothing(print.driver.as_deref()),
         words::or_nothing(print.cuda.as_deref()),
         words::or_nothing(clocks),
-        if state.is_empty() { NOTHING.to_owned() } else { state.join(", ") },
+        words::unless_empty(state.join(", ")),
     ];
     cells.map(|cell| prose(&cell)).to_vec()
 }
@@ -268,13 +234,13 @@ impl Page {
         self.where_the_memory_was(run, last);
         self.pinned_segments(last);
         let shown_above: Vec<&str> = std::iter::once(first).chain(rest).map(|violation| violation.seen.as_str()).collect();
-        self.list(&selection.steps().flat_map(|step| notes(step, &shown_above)).collect::<Vec<_>>());
+        self.list(selection.steps().flat_map(|step| notes(step, &shown_above)));
         self.step_tables(&selection, usize::MAX);
         let shown = words::count(selection.steps().count(), "step");
         let which = if selection.left_out() > 0 { format!("The last {shown}") } else { "All steps".to_owned() };
         self.block(format!("{which} ([picture and times](#arm-{})):", arm.slug));
         self.grid(&selection.grid());
-        self.list(&selection.steps().filter_map(counted).collect::<Vec<_>>());
+        self.list(selection.steps().filter_map(counted));
         self.unrecorded(run);
     }
 
@@ -291,12 +257,7 @@ impl Page {
     /// Lists the live blocks in segments with free memory.
     fn pinned_segments(&mut self, last: &StepRecord) {
         let Some(shortage) = last.failed_request.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
-        let mut grid = Grid::new([("segment of", Align::Right), ("free in it", Align::Right), ("live in it", Align::Left)]);
-        grid.rows = shortage
-            .pinned
-            .iter()
-            .map(|segment| vec![words::size(segment.size), words::size(segment.free), why::holders_of(segment)])
-            .collect();
+        let cells = |segment: &PinnedSegment| vec![words::size(segment.size), words::size(segment.free), why::holders_of(segment)];
         let unlisted = shortage.pinned_unlisted;
         let more = if unlisted.is_empty() {
             String::new()
@@ -304,7 +265,7 @@ impl Page {
             format!(" {} more such segments have {} free.", unlisted.count, words::size(unlisted.free))
         };
         self.block(format!("Segments whose free memory cannot be released to the driver, because they contain live blocks.{more}"));
-        self.grid(&grid);
+        self.grid(&Grid::new("rrl", ["segment of", "free in it", "live in it"], shortage.pinned.iter().map(cells)));
     }
 
     /// Adds a table of memory by owner, at the moment of the failed request or else after the last step.
@@ -317,7 +278,6 @@ impl Page {
         let split = last.failed_request.as_ref().map(|shortage| shortage.inactive_split).or(after);
         let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
         let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure + device.processes);
-        let mut grid = Grid::new([("the memory", Align::Left), ("size", Align::Right)]);
         let always = |name: &str, size: Bytes| Some((name.to_owned(), size));
         let if_any = |name: &str, size: Bytes| (size > Bytes::ZERO).then(|| (name.to_owned(), size));
         let rows = [
@@ -333,10 +293,10 @@ impl Page {
             split.and_then(|split| always("– – in segments with live blocks (inactive split)", split)),
             split.and_then(|split| always("– – in free segments", unallocated.saturating_sub(split))),
         ];
-        grid.rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]).collect();
+        let rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]);
         let when = if last.failed_request.is_some() { "when the request failed in" } else { "after" };
         self.block(format!("Memory by owner {when} step {}:", last.number));
-        self.grid(&grid);
+        self.grid(&Grid::new("lr", ["the memory", "size"], rows));
     }
 
     fn violation(&mut self, violation: &Violation) {
@@ -344,17 +304,11 @@ impl Page {
     }
 
     fn other_failures(&mut self, arm: &ArmGroup<'_>, shown: &RunRecord) {
-        let others = arm.runs.iter().filter(|run| !std::ptr::eq(**run, shown)).filter_map(|run| match &run.verdict {
-            Verdict::Failed { first, .. } => {
-                Some(format!("repetition {} (seed {}): {}", run.repetition + 1, run.seed, prose(&first.to_string())))
-            }
-            Verdict::Passed
-            | Verdict::FailedAsExpected { .. }
-            | Verdict::Skipped { .. }
-            | Verdict::Contended { .. }
-            | Verdict::Interrupted => None,
-        });
-        let others: Vec<String> = others.collect();
+        let others = arm.runs.iter().filter(|run| !std::ptr::eq(**run, shown));
+        let line = |run: &&RunRecord| {
+            Some(format!("repetition {} (seed {}): {}", run.repetition + 1, run.seed, prose(&run.verdict.violation()?.to_string())))
+        };
+        let others: Vec<String> = others.filter_map(line).collect();
         if !others.is_empty() {
             let (shown, total) = (shown.repetition + 1, arm.runs.len());
             self.block(format!("This is repetition {shown} of {total}. Other repetitions failed too:"));
@@ -376,7 +330,7 @@ impl Page {
                 self.block(format!("### On {}", prose(&device.label)));
             }
             self.settings(on_device);
-            self.picture(report, scenario, on_device);
+            self.curves(report, scenario, on_device);
             self.timing(on_device, device);
             self.recovery(on_device, device);
             for arm in &on_device.arms {
@@ -394,15 +348,13 @@ impl Page {
         }
     }
 
-    fn picture(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, on_device: &ScenarioOnDevice<'_>) {
+    fn curves(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, on_device: &ScenarioOnDevice<'_>) {
         let device = &report.devices[on_device.device];
-        let name = super::unique(&format!("{}-{}", scenario.slug, harness_base::files::slug(&device.label)), "-", &mut self.names);
         let runs: Vec<&RunRecord> = on_device.arms.iter().map(ArmGroup::shown).collect();
         let Some(svg) = picture::draw(&runs) else { return };
-        let file_name = format!("{name}.svg");
+        let file_name = self.picture(&format!("{}-{}", scenario.slug, harness_base::files::slug(&device.label)), svg);
         let alt = format!("Allocated, reserved and device used over the steps of {}, one panel per allocator", scenario.info.name);
         self.block(format!("![{}]({file_name})", prose(&alt)));
-        self.pictures.push(Picture { file_name, svg });
     }
 
     fn timing(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {
@@ -497,7 +449,7 @@ impl Page {
         }
         self.grid(&selection.grid());
         self.unrecorded(selection.run());
-        self.list(&selection.steps().flat_map(|step| notes(step, &[]).into_iter().chain(counted(step))).collect::<Vec<_>>());
+        self.list(selection.steps().flat_map(|step| notes(step, &[]).into_iter().chain(counted(step))));
         self.step_tables(selection, UNFOLDED);
     }
 
@@ -513,8 +465,7 @@ impl Page {
 
     fn step_table(&mut self, step: &StepRecord, table: &Table, unfolded: usize) {
         let title = format!("Step {}: {}", step.number, prose(&table.title));
-        let mut grid = Grid::new(table.columns.iter().map(|head| (head.as_str(), Align::Left)));
-        grid.rows.clone_from(&table.rows);
+        let grid = Grid::new("l", &table.columns, table.rows.clone());
         if table.rows.len() > unfolded {
             self.fold(&title, |page| page.grid(&grid));
         } else {
@@ -600,7 +551,7 @@ impl Page {
                     .to_owned(),
             );
         }
-        self.list(&lines);
+        self.list(lines);
         self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
         self.block(format!(
             "Sizes have binary units (1 MiB = {} bytes); if the short form rounds, the bytes follow in parentheses.",
@@ -620,11 +571,15 @@ impl Page {
         }
     }
 
+    /// Adds the table of a cost model.
+    pub(super) fn cost_figures<'f>(&mut self, figures: impl Iterator<Item = &'f CostFigure>) {
+        let cells = |figure: &CostFigure| vec![figure.name.clone(), figure.value.clone(), figure.source.clone()];
+        self.grid(&Grid::new("lrl", ["operation", "charge", "source"], figures.map(cells)));
+    }
+
     fn cost_model(&mut self, name: &str, figures: &[&CostFigure]) {
         self.fold(&format!("Cost model {}: the charge for each operation, and its source", prose(name)), |page| {
-            let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
-            grid.rows = figures.iter().map(|f| vec![f.name.clone(), f.value.clone(), f.source.clone()]).collect();
-            page.grid(&grid);
+            page.cost_figures(figures.iter().copied());
         });
     }
 }

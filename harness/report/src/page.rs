@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::escape::{fenced, prose};
-use super::picture::Picture;
+use super::unique;
 use super::words::{Align, Grid};
 
-#[derive(Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Page {
     /// The Markdown so far.
     pub(super) text: String,
-    /// Pictures, in the order of appearance.
-    pub(super) pictures: Vec<Picture>,
+    /// Pictures by file name, in the order of appearance.
+    pub(super) pictures: Vec<(String, String)>,
     /// File names in use, without extensions.
     pub(super) names: BTreeSet<String>,
 }
@@ -42,37 +42,40 @@ impl Page {
 
     /// Adds a table of plain text.
     pub(super) fn grid(&mut self, grid: &Grid) {
-        let columns: Vec<(String, Align)> = grid.columns.iter().map(|(head, align)| (prose(head), *align)).collect();
-        let rows = grid.rows.iter().map(|row| row.iter().map(|cell| prose(cell)).collect());
-        self.table(&columns, rows);
+        let columns = grid.columns.iter().map(|(head, align)| (prose(head), *align)).collect();
+        let rows = grid.rows.iter().map(|row| row.iter().map(|cell| prose(cell)).collect()).collect();
+        self.table(&Grid { columns, rows });
     }
 
-    /// Adds a table of Markdown cells.
-    pub(super) fn table(&mut self, columns: &[(String, Align)], rows: impl IntoIterator<Item = Vec<String>>) {
-        let heads: Vec<&str> = columns.iter().map(|(head, _)| head.as_str()).collect();
-        let rules: Vec<&str> = columns.iter().map(|(_, align)| if *align == Align::Left { "---" } else { "---:" }).collect();
+    /// Adds a table whose heads and cells are Markdown.
+    pub(super) fn table(&mut self, grid: &Grid) {
+        let (heads, aligns): (Vec<&str>, Vec<Align>) = grid.columns.iter().map(|(head, align)| (head.as_str(), *align)).unzip();
         self.row(&heads);
-        self.row(&rules);
-        for row in rows {
-            self.row(&row);
-        }
+        self.row(&aligns.into_iter().map(|align| if align == Align::Left { "---" } else { "---:" }).collect::<Vec<_>>());
+        grid.rows.iter().for_each(|row| self.row(row));
         self.text.push('\n');
     }
 
+    /// Adds a picture below a name that no other picture of the page has. Returns the name of its file.
+    pub(super) fn picture(&mut self, name: &str, svg: String) -> String {
+        let file = format!("{}.svg", unique(name, "-", &mut self.names));
+        self.pictures.push((file.clone(), svg));
+        file
+    }
+
+    /// All files of the page: the pictures, then the text with this name.
+    pub(super) fn files(self, name: &str) -> Vec<(String, String)> {
+        self.pictures.into_iter().chain([(name.to_owned(), self.text)]).collect()
+    }
+
     fn row<S: AsRef<str>>(&mut self, cells: &[S]) {
-        for cell in cells {
-            self.text.push_str("| ");
-            self.text.push_str(cell.as_ref());
-            self.text.push(' ');
-        }
+        cells.iter().for_each(|cell| self.text.extend(["| ", cell.as_ref(), " "]));
         self.text.push_str("|\n");
     }
 
     /// Adds a list of Markdown lines.
-    pub(super) fn list(&mut self, lines: &[String]) {
-        if !lines.is_empty() {
-            self.block(lines.iter().map(|line| format!("- {line}\n")).collect::<String>());
-        }
+    pub(super) fn list(&mut self, lines: impl IntoIterator<Item = String>) {
+        self.block(lines.into_iter().map(|line| format!("- {line}\n")).collect::<String>());
     }
 
     /// Adds a shell command.

@@ -4,36 +4,24 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
-use plotters::coord::Shift;
-use plotters::coord::types::RangedCoordf64;
-use plotters::element::DashedPathElement;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::{HPos, VPos};
 
+use super::svg::{
+    self, ACTIVE, ALLOCATED, Area, Chart, Drawn, GRID, INK, Key, LEFT, LIMIT, OOM, RESERVED, RETRY, TITLE, USED, WIDTH, cut, font,
+};
 use super::why;
 use super::words::{self, shortened};
 use harness_base::printable::printable;
-use harness_record::{CurvePoint, RunRecord, StepRecord, Verdict};
+use harness_record::{CurvePoint, RunRecord, StepRecord};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
-pub struct Picture {
-    /// File name without a folder.
-    pub file_name: String,
-    pub svg: String,
-}
-
-pub(super) const WIDTH: u32 = 880;
 const HEAD: u32 = 52;
 const PANEL: u32 = 252;
 /// Height above a panel's axes, for the title and a line about a failed request.
 const TITLES: u32 = 34;
 /// Height below a panel's axes, for step numbers and names.
 const STEPS: u32 = 42;
-const LEFT: u32 = 64;
 const RIGHT: u32 = 44;
-/// Longest title that fits a panel. A character takes 7.4 pixels in 13-pixel sans-serif fonts.
-const TITLE: usize = ((WIDTH - LEFT) as f64 / 7.4) as usize;
 /// Width of a character of a step's name.
 const NAME: f64 = 5.8;
 /// Minimum length of a shortened step name.
@@ -49,43 +37,18 @@ const MARK_SPACING: f64 = 14.0;
 /// Width of a character of the count.
 const DIGIT: f64 = 6.4;
 
-// Okabe and Ito's palette for color-blind readers: <https://jfly.uni-koeln.de/color/>.
-pub(super) const ALLOCATED: RGBColor = RGBColor(0, 114, 178);
-const ACTIVE: RGBColor = RGBColor(0, 158, 115);
-pub(super) const RESERVED: RGBColor = RGBColor(230, 159, 0);
-const USED: RGBColor = RGBColor(190, 190, 190);
-pub(super) const LIMIT: RGBColor = RGBColor(70, 70, 70);
-pub(super) const OOM: RGBColor = RGBColor(200, 40, 0);
-pub(super) const RETRY: RGBColor = RGBColor(150, 60, 130);
-pub(super) const INK: RGBColor = RGBColor(30, 30, 30);
-pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
-
-pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Panel<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
-
-/// Draws runs of one scenario on one device as stacked panels. `None` if no run has a curve. The picture has a white background,
-/// a title and a description for screen readers.
-#[must_use]
-pub fn draw(runs: &[&RunRecord]) -> Option<String> {
+/// Draws runs of one scenario on one device as stacked panels. `None` if no run has a curve.
+pub(super) fn draw(runs: &[&RunRecord]) -> Option<String> {
     let runs: Vec<&RunRecord> = runs.iter().copied().filter(|run| !run.curve.is_empty()).collect();
     let axes = Axes::new(&runs)?;
-    let mut svg = String::new();
     let height = HEAD + PANEL * u32::try_from(runs.len()).ok()?;
-    {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        all(&root, &runs, &axes).expect("drawing into a string cannot fail");
-    }
     let scenario = runs.first().map_or("", |run| run.scenario.name.as_str());
-    let panels: Vec<String> = runs.iter().map(|run| in_words(run)).collect();
-    Some(described(&svg, &format!("Memory over the steps of {scenario}"), &panels.join(" ")))
-}
-
-/// Adds a title and description as SVG defines them: <https://www.w3.org/TR/SVG2/struct.html#DescriptionAndTitleElements>.
-pub(super) fn described(svg: &str, title: &str, description: &str) -> String {
-    let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(title), escaped(description));
-    let Some((tag, content)) = svg.split_once('>') else { return svg.to_owned() };
-    format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
+    let described: Vec<String> = runs.iter().map(|run| in_words(run)).collect();
+    Some(svg::document(height, &format!("Memory over the steps of {scenario}"), &described.join(" "), |root| {
+        let (head, body) = root.split_vertically(HEAD);
+        legend(&head, &axes)?;
+        body.split_evenly((runs.len(), 1)).iter().zip(&runs).try_for_each(|(area, run)| panel(area, run, &axes))
+    }))
 }
 
 /// Maximum number of failed requests in a panel's description.
@@ -110,20 +73,6 @@ fn in_words(run: &RunRecord) -> String {
         last.map_or(0, |point| point.retries),
         last.map_or(0, |point| point.ooms),
     )
-}
-
-fn escaped(text: &str) -> String {
-    printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
-fn all(root: &Area<'_>, runs: &[&RunRecord], axes: &Axes) -> Drawn {
-    root.fill(&WHITE)?;
-    let (head, body) = root.split_vertically(HEAD);
-    legend(&head, axes)?;
-    for (area, run) in body.split_evenly((runs.len(), 1)).iter().zip(runs) {
-        panel(area, run, axes)?;
-    }
-    root.present()
 }
 
 /// The axes that all panels share.
@@ -218,89 +167,43 @@ fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
     (columns.collect(), right)
 }
 
-pub(super) fn font(size: u32) -> TextStyle<'static> {
-    ("sans-serif", f64::from(size) * 1.24).into_font().color(&INK)
-}
-
-/// Draws the legend.
+/// Draws the legend, and the explanation of the axes below it.
 fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
-    let style = font(12).pos(Pos::new(HPos::Left, VPos::Center));
-    let mut x = LEFT as i32;
-    let y = 18;
     let limit = words::size(axes.memory);
     let limit_key = format!("limit {limit}");
     let keys = [
-        (true, "used − overhead", Key::Line(USED.stroke_width(6))),
-        (true, "reserved", Key::Line(RESERVED.stroke_width(2))),
-        (axes.shows_active, "active", Key::Line(ACTIVE.stroke_width(2))),
-        (true, "allocated", Key::Area),
-        (true, "allocator retry", Key::Retry),
-        (true, "OOM", Key::Oom),
-        (axes.shows_requests, "failed request", Key::Request),
-        (axes.shows_limit, &limit_key, Key::Dashes),
+        (true, "used − overhead", Key::Line(USED, 6)),
+        (true, "reserved", Key::Line(RESERVED, 2)),
+        (axes.shows_active, "active", Key::Line(ACTIVE, 2)),
+        (true, "allocated", Key::Area(ALLOCATED)),
+        (true, "allocator retry", Key::Triangle(RETRY)),
+        (true, "OOM", Key::Cross(OOM)),
+        (axes.shows_requests, "failed request", Key::Bar(OOM)),
+        (axes.shows_limit, limit_key.as_str(), Key::Limit),
     ];
+    let keys: Vec<(&str, Key)> = keys.into_iter().filter(|(is_shown, ..)| *is_shown).map(|(_, text, key)| (text, key)).collect();
     // All keys just fit.
     let gap = if axes.shows_active && axes.shows_requests { 8 } else { 20 };
-    for (_, text, key) in keys.into_iter().filter(|(is_shown, ..)| *is_shown) {
-        key.draw(head, x, y)?;
-        head.draw(&Text::new(text, (x + 26, y), style.clone()))?;
-        // A character takes 6.4 pixels in 12-pixel sans-serif fonts.
-        x += 26 + (text.chars().count() as f64 * 6.4) as i32 + gap;
-    }
+    svg::legend(head, 18, gap, &keys)?;
     let waiting = if axes.shows_active { " Active: allocated, or freed and waiting for an event." } else { "" };
     let off_scale = if axes.shows_limit { String::new() } else { format!(" The memory limit, {limit}, is far above.") };
     let axis = format!(
         "{} by step. A column shows memory after its step; a wide column also shows memory during the step.{waiting}{off_scale}",
         axes.unit.name
     );
-    let style = font(11).color(&LIMIT).pos(Pos::new(HPos::Left, VPos::Center));
-    head.draw(&Text::new(axis, (LEFT as i32, 40), style))
-}
-
-enum Key {
-    Line(ShapeStyle),
-    Area,
-    Dashes,
-    Retry,
-    Oom,
-    Request,
-}
-
-impl Key {
-    fn draw(self, head: &Area<'_>, x: i32, y: i32) -> Drawn {
-        match self {
-            Self::Line(style) => head.draw(&PathElement::new([(x, y), (x + 20, y)], style)),
-            Self::Area => {
-                head.draw(&Rectangle::new([(x, y - 5), (x + 20, y + 5)], ALLOCATED.mix(0.25).filled()))?;
-                head.draw(&PathElement::new([(x, y - 5), (x + 20, y - 5)], ALLOCATED.stroke_width(2)))
-            }
-            Self::Dashes => head.draw(&DashedPathElement::new([(x, y), (x + 20, y)], 5, 4, LIMIT.stroke_width(1))),
-            Self::Request => {
-                head.draw(&Rectangle::new([(x + 7, y - 8), (x + 14, y + 8)], OOM.mix(0.3).filled()))?;
-                head.draw(&Rectangle::new([(x + 7, y - 8), (x + 14, y + 8)], OOM.stroke_width(1)))
-            }
-            Self::Retry => head.draw(&TriangleMarker::new((x + 10, y), 6, RETRY.filled())),
-            Self::Oom => head.draw(&Cross::new((x + 10, y), 5, OOM.stroke_width(3))),
-        }
-    }
+    head.draw(&Text::new(axis, (LEFT as i32, 40), font(11, LIMIT, HPos::Left, VPos::Center)))
 }
 
 fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
-    let line = match &run.verdict {
-        Verdict::Failed { first, .. } => format!(" (thick vertical line: violation after step {})", first.step),
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
-            String::new()
-        }
-    };
+    let line =
+        run.verdict.violation().map_or_else(String::new, |first| format!(" (thick vertical line: violation after step {})", first.step));
     let rest = format!(": {}{line}", words::verdict(&run.verdict));
     let unnamed = run.settings.as_ref().filter(|settings| !run.allocator.contains(settings.as_str()));
     let name = unnamed.map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
     let title = shortened(&printable(&name), TITLE.saturating_sub(rest.chars().count())) + &rest;
-    let title_style = font(13).pos(Pos::new(HPos::Left, VPos::Top));
-    area.draw(&Text::new(title, (LEFT as i32, 2), title_style))?;
+    area.draw(&Text::new(title, (LEFT as i32, 2), font(13, INK, HPos::Left, VPos::Top)))?;
     if let Some(cause) = cause_line(run) {
-        let style = font(11).color(&OOM).pos(Pos::new(HPos::Left, VPos::Top));
-        area.draw(&Text::new(cut(&printable(&cause), CAUSE), (LEFT as i32, 18), style))?;
+        area.draw(&Text::new(cut(&printable(&cause), CAUSE), (LEFT as i32, 18), font(11, OOM, HPos::Left, VPos::Top)))?;
     }
     let mut chart = ChartBuilder::on(area)
         .margin_top(TITLES)
@@ -309,13 +212,8 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
         .set_label_area_size(LabelAreaPosition::Bottom, STEPS)
         .build_cartesian_2d(0.0..axes.right, 0.0..axes.top)?;
     let unit = axes.unit.name;
-    chart
-        .configure_mesh()
+    svg::mesh(&mut chart.configure_mesh())
         .disable_x_mesh()
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(GRID)
-        .axis_style(INK)
-        .label_style(font(11))
         .x_labels(0)
         .y_labels(6)
         .y_label_formatter(&|y| format!("{} {unit}", (y * 1e3).round() / 1e3))
@@ -325,11 +223,6 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     curves(&mut chart, run, axes)?;
     failed_requests(&mut chart, run, axes)?;
     marks(&mut chart, run, axes)
-}
-
-/// Shortens a text at its end.
-fn cut(text: &str, most: usize) -> String {
-    if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
 }
 
 /// Longest line below a panel's title.
@@ -346,8 +239,8 @@ fn cause_line(run: &RunRecord) -> Option<String> {
 }
 
 /// Draws step names below the numbers, if their columns have room. At a new loop iteration, draws its name and a line instead.
-fn step_names(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
-    let style = font(10).color(&LIMIT).pos(Pos::new(HPos::Center, VPos::Top));
+fn step_names(chart: &mut Chart<'_, '_>, axes: &Axes) -> Drawn {
+    let style = font(10, LIMIT, HPos::Center, VPos::Top);
     let has_loops = axes.names.values().any(|step| step.iteration.is_some());
     let (mut before, mut free_from) = (None, f64::NEG_INFINITY);
     for (step, &(left, right)) in &axes.columns {
@@ -357,7 +250,7 @@ fn step_names(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
                 let (x, room) = (left * axes.pixels(), pass.chars().count() as f64 * NAME);
                 if x >= free_from {
                     free_from = x + room + NAME;
-                    let style = style.clone().pos(Pos::new(HPos::Left, VPos::Top));
+                    let style = font(10, LIMIT, HPos::Left, VPos::Top);
                     chart.draw_series([PathElement::new([(left, 0.0), (left, axes.top)], LIMIT.mix(0.25).stroke_width(1))])?;
                     chart.draw_series([EmptyElement::at((left, 0.0)) + Text::new(printable(pass).into_owned(), (0, 21), style)])?;
                 }
@@ -376,8 +269,8 @@ fn step_names(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
 
 /// Draws each failed request as a bar from the active bytes to active plus requested. A bar below the limit shows that free
 /// memory was unusable.
-fn failed_requests(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
-    let style = font(11).color(&OOM).pos(Pos::new(HPos::Right, VPos::Top));
+fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+    let style = font(11, OOM, HPos::Right, VPos::Top);
     // The rows of marks are above.
     let highest = axes.top * 0.82;
     let (points, mut free_from) = (positions(&run.curve, |step| axes.column(step)), f64::NEG_INFINITY);
@@ -411,8 +304,8 @@ fn place_of(points: &[(f64, &CurvePoint)], step: &StepRecord, axes: &Axes) -> f6
 }
 
 /// Draws step numbers below the columns, as many as fit, and lines between wide columns.
-fn step_numbers(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
-    let style = font(11).pos(Pos::new(HPos::Center, VPos::Top));
+fn step_numbers(chart: &mut Chart<'_, '_>, axes: &Axes) -> Drawn {
+    let style = font(11, INK, HPos::Center, VPos::Top);
     let mut free_from = f64::NEG_INFINITY;
     for (step, &(left, right)) in &axes.columns {
         if left > 0.0 && (right - left) * axes.pixels() >= LEAST_COLUMN {
@@ -427,7 +320,7 @@ fn step_numbers(chart: &mut Panel<'_, '_>, axes: &Axes) -> Drawn {
     Ok(())
 }
 
-fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+fn curves(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let stairs = |value: fn(&CurvePoint) -> Bytes| stairs(&run.curve, |step| axes.column(step), |point| axes.y(value(point)));
     let allocated = stairs(|point| point.allocated);
     let ends = allocated.first().zip(allocated.last()).map(|(&(first, _), &(last, _))| (first, last)).unwrap_or_default();
@@ -443,8 +336,7 @@ fn curves(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     chart.draw_series([PathElement::new(allocated, ALLOCATED.stroke_width(2))])?;
     chart.draw_series([PathElement::new(stairs(|point| point.reserved), RESERVED.stroke_width(2))])?;
     if axes.shows_limit {
-        let limit = axes.y(axes.memory);
-        chart.draw_series(DashedLineSeries::new([(0.0, limit), (axes.right, limit)], 5, 4, LIMIT.stroke_width(1)))?;
+        svg::limit(chart, axes.right, axes.y(axes.memory))?;
     }
     Ok(())
 }
@@ -531,39 +423,31 @@ fn rises(run: &RunRecord, axes: &Axes, counter: fn(&CurvePoint) -> u64) -> Vec<M
 }
 
 /// Draws OOMs and retries in two rows above the limit, and a line at a violation.
-fn marks(chart: &mut Panel<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+fn marks(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
     let (upper, lower) = (axes.top * 0.96, axes.top * 0.87);
     for mark in rises(run, axes, |point| point.ooms) {
         let place = (mark.x / axes.pixels(), upper);
         chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;
-        number_of(mark, place, &OOM, chart)?;
+        number_of(mark, place, OOM, chart)?;
     }
     for mark in rises(run, axes, |point| point.retries) {
         let place = (mark.x / axes.pixels(), lower);
         chart.draw_series([TriangleMarker::new(place, 6, RETRY.filled())])?;
-        number_of(mark, place, &RETRY, chart)?;
+        number_of(mark, place, RETRY, chart)?;
     }
-    match &run.verdict {
-        Verdict::Failed { first, .. } => violation(chart, first.step, axes),
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
-            Ok(())
-        }
-    }
-}
-
-/// Draws the number of events to the right of a merged mark.
-fn number_of(mark: Mark, place: (f64, f64), colour: &RGBColor, chart: &mut Panel<'_, '_>) -> Drawn {
-    if mark.count > 1 {
-        let style = font(11).color(colour).pos(Pos::new(HPos::Left, VPos::Center));
-        chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
+    if let Some(first) = run.verdict.violation() {
+        let x = axes.end_of(first.step);
+        chart.draw_series([PathElement::new([(x, 0.0), (x, axes.top)], OOM.stroke_width(2))])?;
     }
     Ok(())
 }
 
-/// Draws a line at the end of the step; the panel's title explains it.
-fn violation(chart: &mut Panel<'_, '_>, step: u32, axes: &Axes) -> Drawn {
-    let x = axes.end_of(step);
-    chart.draw_series([PathElement::new([(x, 0.0), (x, axes.top)], OOM.stroke_width(2))])?;
+/// Draws the number of events to the right of a merged mark.
+fn number_of(mark: Mark, place: (f64, f64), colour: RGBColor, chart: &mut Chart<'_, '_>) -> Drawn {
+    if mark.count > 1 {
+        let style = font(11, colour, HPos::Left, VPos::Center);
+        chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
+    }
     Ok(())
 }
 

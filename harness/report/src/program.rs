@@ -18,7 +18,7 @@ use self::picture::{Clock, Curve};
 use super::escape::{fenced, prose};
 use super::junit;
 use super::page::Page;
-use super::words::{self, Align, Grid};
+use super::words::{self, Grid};
 
 /// Maximum number of curves in a picture.
 const MOST_CURVES: usize = 8;
@@ -27,7 +27,6 @@ const MOST_ERRORS: usize = 16;
 
 /// The result of one run.
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Program<'a> {
     /// The command, quoted for a shell.
     pub command: &'a str,
@@ -83,7 +82,6 @@ impl Program<'_> {
 }
 
 /// Draws the run. `None` if no process allocated device memory.
-#[must_use]
 pub fn picture(program: &Program<'_>) -> Option<String> {
     let mut curves = Vec::new();
     for process in program.used() {
@@ -108,7 +106,6 @@ const fn clock(machine: &Machine) -> Clock {
 }
 
 /// Renders the page. It links to the picture by this file name.
-#[must_use]
 pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     let mut page = Page::default();
     page.block(format!("# {}", prose(program.command)));
@@ -131,16 +128,16 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     let errors = errors(program);
     if !errors.is_empty() {
         page.block("## Out of memory errors");
-        page.list(&errors);
+        page.list(errors);
     }
     match program.machine {
         Machine::Simulated(settings) => {
             page.block("## Simulated parts");
-            page.list(&models(program, settings));
+            page.list(models(program, settings));
         }
         Machine::Real(_, limits) => {
             page.block("## Limits");
-            page.list(&limited(program, limits));
+            page.list(limited(program, limits));
         }
     }
     page.block("## Reproduce");
@@ -155,12 +152,10 @@ fn named(process: &Process) -> String {
 }
 
 fn processes(program: &Program<'_>) -> Grid {
-    let figures = ["peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees"];
+    let heads = ["process", "peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees"];
     // A real GPU does not count it.
     let work = matches!(program.machine, Machine::Simulated(_)).then_some("submitted work");
-    let figures = figures.into_iter().chain(work);
-    let mut grid = Grid::new([("process", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
-    for process in program.used() {
+    let cells = |process: &Process| {
         let torch = |name: &str| process.torch.as_ref().map(|torch| torch.sum(name));
         let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| process.devices.iter().map(figure);
         let mut row = vec![
@@ -173,9 +168,9 @@ fn processes(program: &Program<'_>) -> Grid {
             device(|device| device.frees).sum::<u64>().to_string(),
         ];
         row.extend(work.map(|_| process.submitted.to_string()));
-        grid.rows.push(row);
-    }
-    grid
+        row
+    };
+    Grid::new("lr", heads.into_iter().chain(work), program.used().map(cells))
 }
 
 /// Allocation attempts by function.
@@ -190,12 +185,10 @@ fn calls(program: &Program<'_>) -> Grid {
             Outcome::Injected => *injected += 1,
         }
     }
-    let heads = ["calls", "refused", "injected failures", "bytes served"];
-    let mut grid = Grid::new([("function", Align::Left)].into_iter().chain(heads.map(|head| (head, Align::Right))));
-    for (name, [all, refused, injected, bytes]) in counts {
-        grid.rows.push(vec![name.to_owned(), all.to_string(), refused.to_string(), injected.to_string(), Bytes(bytes).to_string()]);
-    }
-    grid
+    let rows = counts.into_iter().map(|(name, [all, refused, injected, bytes])| {
+        vec![name.to_owned(), all.to_string(), refused.to_string(), injected.to_string(), Bytes(bytes).to_string()]
+    });
+    Grid::new("lr", ["function", "calls", "refused", "injected failures", "bytes served"], rows)
 }
 
 /// Locations at which torch raised OOM errors.
@@ -266,7 +259,6 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
 }
 
 /// The run as a test case. It fails if the exit code is not 0 or an injected failure matched no call.
-#[must_use]
 pub fn junit(program: &Program<'_>) -> String {
     let status = match program.is_bad() {
         false => TestCaseStatus::success(),

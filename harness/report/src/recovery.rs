@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
-use super::words::{self, Align, Grid, NOTHING};
+use super::words::{self, Grid, NOTHING};
 use super::{ArmGroup, ScenarioOnDevice};
 use harness_record::{Attempt, HostUse, Outcome, Recovery, StepRecord, Trained};
 
@@ -77,17 +77,14 @@ impl Row<'_> {
             words::step_name(self.step),
             self.recovery.policies.clone(),
             words::outcome(&self.step.outcome),
-            match self.rank {
-                None => NOTHING.to_owned(),
-                Some((rank, of)) => format!("{rank} of {of}"),
-            },
+            words::or_nothing(self.rank.map(|(rank, of)| format!("{rank} of {of}"))),
             self.recovery.attempts.to_string(),
             words::or_nothing(self.recovery.lost),
             words::size(self.recovery.given_back),
             words::size(self.recovery.retained),
             of_training(|trained| trained.final_batch),
             of_training(|trained| trained.effective_batch),
-            self.throughput().map_or_else(|| NOTHING.to_owned(), |samples| format!("{samples:.1} samples/s")),
+            words::or_nothing(self.throughput().map(|samples| format!("{samples:.1} samples/s"))),
         ]
     }
 
@@ -103,8 +100,6 @@ impl Row<'_> {
 
     /// The failed attempts and the attempts after them.
     pub(super) fn attempts(&self) -> Grid {
-        let columns = [("request", Align::Left), ("error", Align::Left), ("next action", Align::Left), ("time", Align::Right)];
-        let mut grid = Grid::new(columns);
         let cells = |attempt: &Attempt| {
             let failed = attempt.failed.clone().unwrap_or_else(|| "none".to_owned());
             let then = match (&attempt.then, &attempt.failed) {
@@ -114,12 +109,10 @@ impl Row<'_> {
             };
             vec![attempt.asked.clone(), failed, then, words::or_nothing(attempt.time)]
         };
-        grid.rows = self.recovery.listed.iter().map(cells).collect();
-        if self.recovery.unlisted > 0 {
-            let more = words::count(self.recovery.unlisted, "more attempt");
-            grid.rows.push(vec![format!("… {more} not recorded"), String::new(), String::new(), String::new()]);
-        }
-        grid
+        let more = words::count(self.recovery.unlisted, "more attempt");
+        let more =
+            (self.recovery.unlisted > 0).then(|| vec![format!("… {more} not recorded"), String::new(), String::new(), String::new()]);
+        Grid::new("lllr", ["request", "error", "next action", "time"], self.recovery.listed.iter().map(cells).chain(more))
     }
 }
 
@@ -129,25 +122,17 @@ pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
         Clock::Measured => ("time lost", "throughput"),
         Clock::Simulated => ("model time lost", "model throughput"),
     };
-    let left = ["allocator", "step", "policies", "outcome", "rank"].map(|head| (head, Align::Left));
-    let right = ["attempts", lost, "cache released", "leaked", "final batch", "effective batch", throughput];
+    let heads = ["allocator", "step", "policies", "outcome", "rank", "attempts", lost, "cache released", "leaked"];
     // Few steps use host memory, so the column is optional.
     let on_host = rows.iter().any(|row| !row.recovery.host.is_nothing());
-    let host = on_host.then_some(("host memory", Align::Right));
-    let mut grid = Grid::new(left.into_iter().chain(right.map(|head| (head, Align::Right))).chain(host));
+    let heads = heads.into_iter().chain(["final batch", "effective batch", throughput]).chain(on_host.then_some("host memory"));
     let cells = |row: &Row<'_>| row.cells().into_iter().chain(on_host.then(|| row.host_memory())).collect();
-    grid.rows = rows.iter().map(cells).collect();
-    grid
+    Grid::new("lllllr", heads, rows.iter().map(cells))
 }
 
 /// The same rows with fewer columns, for a terminal.
 pub(super) fn brief(rows: &[Row<'_>], clock: Clock) -> Grid {
-    let full = grid(rows, clock);
-    let left_out = ["policies", "cache released", "leaked", "final batch"];
-    let kept: Vec<bool> = full.columns.iter().map(|(head, _)| !left_out.contains(&head.as_str())).collect();
-    let keep = |row: Vec<String>| row.into_iter().zip(&kept).filter_map(|(cell, kept)| kept.then_some(cell)).collect();
-    let columns = full.columns.into_iter().zip(&kept).filter_map(|(column, kept)| kept.then_some(column)).collect();
-    Grid { columns, rows: full.rows.into_iter().map(keep).collect() }
+    grid(rows, clock).with_columns(|head| !["policies", "cache released", "leaked", "final batch"].contains(&head))
 }
 
 #[cfg(test)]
@@ -160,7 +145,7 @@ mod tests {
     fn trainings_under_several_policies_are_ranked_and_their_attempts_told() {
         let records = examples::recoveries();
         let report = Report::new(&records);
-        let page = markdown::render(&report).markdown;
+        let page = markdown::render(&report).text;
         let section = page.split("**Recovery**").nth(1).and_then(|rest| rest.split("<a id=").next()).expect("the report has the section");
         let terminal = text::render(&report, text::Style::Plain, Some(120));
         let table = terminal.split("Recovery in").nth(1).expect("the report has the table").split("\n\n").next().unwrap_or_default();
@@ -186,7 +171,7 @@ mod tests {
     #[test]
     fn what_was_kept_on_the_host_has_a_column_where_something_was() {
         let mut records = examples::recoveries();
-        let page = |records: &harness_record::Records| markdown::render(&Report::new(records)).markdown;
+        let page = |records: &harness_record::Records| markdown::render(&Report::new(records)).text;
         assert!(!page(&records).contains("host memory"));
         let step = records.runs[0].steps.last_mut().expect("there are steps");
         let host = HostUse { peak: Bytes::mib(768), copied: Bytes::gib(9) };
@@ -200,6 +185,6 @@ mod tests {
         for step in &mut records.runs[0].steps {
             step.recovery.as_mut().expect("each has policies").listed.clear();
         }
-        assert!(!markdown::render(&Report::new(&records)).markdown.contains("**Recovery**"));
+        assert!(!markdown::render(&Report::new(&records)).text.contains("**Recovery**"));
     }
 }

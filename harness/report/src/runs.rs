@@ -8,7 +8,7 @@ use harness_record::{Records, RunRecord, Verdict};
 use serde::Serialize;
 
 use super::text::table;
-use super::words::{self, Align, Grid, NOTHING};
+use super::words::{self, Grid, NOTHING};
 use super::{ArmGroup, Report};
 use crate::text::Style;
 
@@ -26,19 +26,16 @@ type Key = (String, String, String);
 
 /// Compares arm by arm. Simulated figures are exact, so every difference counts. Measured times are medians, and their
 /// differences are not tested for significance.
-#[must_use]
 pub fn compare(base: &Records, new: &Records) -> Comparison {
     let (base, new) = (Report::new(base), Report::new(new));
     let (before, after) = (arms(&base), arms(&new));
-    let heads =
-        [("scenario", Align::Left), ("allocator", Align::Left), ("figure", Align::Left), ("before", Align::Right), ("now", Align::Right)];
-    let mut grid = Grid::new(heads);
+    let mut grid = Grid::new("lllr", ["scenario", "allocator", "figure", "before", "now"], []);
     let mut is_worse = false;
     for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
-        let figures = |arm: Option<&&ArmGroup<'_>>| arm.map_or_else(|| figures_of_none().to_vec(), |arm| figures(arm));
+        let figures = |arm: Option<&&ArmGroup<'_>>| arm.map_or_else(|| FIGURES.map(|_| NOTHING.to_owned()), |arm| figures(arm));
         let (was, is) = (before.get(key), after.get(key));
         is_worse |= was.is_some_and(|arm| arm.counts.failed == 0) && is.is_some_and(|arm| arm.counts.failed > 0);
-        for ((figure, was), (_, is)) in figures(was).into_iter().zip(figures(is)) {
+        for (figure, (was, is)) in FIGURES.into_iter().zip(figures(was).into_iter().zip(figures(is))) {
             if was != is {
                 grid.rows.push(vec![key.0.clone(), key.2.clone(), figure.to_owned(), was, is]);
             }
@@ -62,25 +59,20 @@ fn arms<'r>(report: &'r Report<'_>) -> BTreeMap<Key, &'r ArmGroup<'r>> {
 
 const FIGURES: [&str; 6] = ["verdict", "peak reserved", "OOMs", "allocator retries", "whole scenario", "lost to retry"];
 
-fn figures_of_none() -> [(&'static str, String); 6] {
-    FIGURES.map(|figure| (figure, NOTHING.to_owned()))
-}
-
-fn figures(arm: &ArmGroup<'_>) -> Vec<(&'static str, String)> {
+fn figures(arm: &ArmGroup<'_>) -> [String; 6] {
     let run = arm.shown();
     let time = |time: fn(&RunRecord) -> Nanos| words::or_nothing(median(arm, time).map(|time| format!("{time}{}", clock(run))));
     let peak = run.stats.reserved_bytes.all.peak;
     let is_done = !matches!(run.verdict, Verdict::Skipped { .. });
     let if_done = |figure: String| if is_done { figure } else { NOTHING.to_owned() };
-    let values = [
+    [
         words::arm_verdicts(arm),
         if_done(words::size(Bytes(peak))),
         if_done(run.stats.num_ooms.to_string()),
         if_done(run.stats.num_alloc_retries.to_string()),
         time(|run| run.timings.scenario),
         time(|run| run.timings.lost_to_retry),
-    ];
-    FIGURES.into_iter().zip(values).collect()
+    ]
 }
 
 const fn clock(run: &RunRecord) -> &'static str {

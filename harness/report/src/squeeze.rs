@@ -2,18 +2,15 @@
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::printable::printable;
-use plotters::prelude::*;
 use serde::Serialize;
 
 use super::escape::prose;
 use super::page::Page;
-use super::picture::{self, Drawn, RESERVED};
-use super::plot::{self, Plot};
-use super::words::{self, Align, Grid};
+use super::svg::{self, Key, Plot, RESERVED};
+use super::words::{self, Grid};
 
 /// Observations of a device while a program ran. Times are measured on the host's clock.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Squeezed {
     /// The command, quoted for a shell.
     pub command: String,
@@ -42,7 +39,6 @@ pub struct Squeezed {
 
 /// A sample, with the time since the program started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Look {
     pub milliseconds: u64,
     pub used: Bytes,
@@ -73,38 +69,31 @@ impl Squeezed {
 }
 
 /// Draws device memory over time. `None` without samples.
-#[must_use]
 pub fn picture(squeezed: &Squeezed) -> Option<String> {
     let first = squeezed.curve.first()?;
     let plot = Plot {
-        title: words::shortened(&printable(&squeezed.command), plot::TITLE),
+        title: words::shortened(&printable(&squeezed.command), svg::TITLE),
         x: "milliseconds since the program started, on the host's clock",
         end: squeezed.end() as f64,
         top: squeezed.memory(),
     };
-    let svg = plot::drawn(1, |head, panels| {
-        plot::legend(head, &[("device used (driver)", plot::Key::Line(RESERVED)), ("all of its memory", plot::Key::Limit)])?;
-        panels.iter().try_for_each(|area| panel(area, squeezed, &plot))
-    });
     let described = format!("{} It was {} when the program started.", squeezed.sentence(), words::size(first.used));
-    Some(picture::described(&svg, "Device used while the program ran", &described))
-}
-
-fn panel(area: &picture::Area<'_>, squeezed: &Squeezed, plot: &Plot<'_>) -> Drawn {
-    let mut chart = plot.chart(area)?;
-    // A sample holds until the next one.
-    let mut stairs: Vec<(f64, Bytes)> = Vec::new();
-    for Look { milliseconds, used, .. } in &squeezed.curve {
-        let at = *milliseconds as f64;
-        stairs.extend(stairs.last().map(|(_, before)| (at, *before)));
-        stairs.push((at, *used));
-    }
-    chart.draw_series([PathElement::new(plot::in_mib(stairs), RESERVED.stroke_width(2))])?;
-    plot.limit(&mut chart, plot.top)
+    let keys = [("device used (driver)", Key::Line(RESERVED, 2)), ("all of its memory", Key::Limit)];
+    Some(svg::panels(("Device used while the program ran", &described), &keys, &[plot], |area, plot| {
+        let mut chart = plot.chart(area)?;
+        // A sample holds until the next one.
+        let mut stairs: Vec<(f64, Bytes)> = Vec::new();
+        for Look { milliseconds, used, .. } in &squeezed.curve {
+            let at = *milliseconds as f64;
+            stairs.extend(stairs.last().map(|(_, before)| (at, *before)));
+            stairs.push((at, *used));
+        }
+        svg::line(&mut chart, stairs, RESERVED)?;
+        svg::limit(&mut chart, plot.end, svg::mib(plot.top))
+    }))
 }
 
 /// Renders the record. It links to the picture by this file name.
-#[must_use]
 pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> String {
     let mut page = Page::default();
     page.block(format!("# {}", prose(&squeezed.command)));
@@ -112,7 +101,6 @@ pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> Stri
     if let Some(picture) = picture {
         page.block(format!("![Device used while the program ran]({picture})"));
     }
-    let mut grid = Grid::new([("figure", Align::Left), ("value", Align::Right)]);
     let rows = [
         ("free before", words::size(squeezed.free_before)),
         ("to be left free", words::size(squeezed.leave)),
@@ -122,8 +110,7 @@ pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> Stri
         ("most used", words::size(squeezed.peak_used)),
         ("time of the program (measured)", Nanos(squeezed.milliseconds.saturating_mul(1_000_000)).to_string()),
     ];
-    grid.rows.extend(rows.map(|(figure, value)| vec![figure.to_owned(), value]));
-    page.grid(&grid);
+    page.grid(&Grid::new("lr", ["figure", "value"], rows.map(|(figure, value)| vec![figure.to_owned(), value])));
     let looks = words::count(squeezed.looks, "look");
     page.block(prose(&format!(
         "The figures are the driver's for the whole device, in {looks} while the program ran: what others hold and what was taken counts as used, and what came and went \

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
 
-use super::words::{self, Align, Grid};
+use super::words::{self, Grid};
 use harness_record::{Outcome, RunRecord, StepRecord};
 
 /// Longest run, in steps, that is shown whole.
@@ -57,37 +57,26 @@ impl<'a> Selection<'a> {
     /// The table, with a row for each gap.
     pub(super) fn grid(&self) -> Grid {
         let has_pressure = self.steps().any(|step| step.accounts.device.pressure > Bytes::ZERO);
-        let mut grid = Grid::new(heads(self.run.device.clock, has_pressure));
+        let mut grid = Grid::new("rrllr", heads(self.run.device.clock, has_pressure), []);
         let mut next = 0;
         for &index in &self.shown {
-            self.gap(&mut grid, index - next);
+            push_gap(&mut grid, index - next, "left out");
             let before = if index > 0 { self.run.steps[index - 1].number } else { 0 };
-            self.unrecorded(&mut grid, self.run.steps[index].number.saturating_sub(before + 1));
+            push_gap(&mut grid, self.run.steps[index].number.saturating_sub(before + 1) as usize, "not recorded");
             grid.rows.push(cells(&self.run.steps[index], has_pressure));
             next = index + 1;
         }
         grid
     }
-
-    fn gap(&self, grid: &mut Grid, steps: usize) {
-        if steps > 0 {
-            push_gap(grid, format!("{} left out", words::count(steps, "step")));
-        }
-    }
-
-    /// Adds a row for steps that are missing from the record.
-    fn unrecorded(&self, grid: &mut Grid, steps: u32) {
-        if steps > 0 {
-            push_gap(grid, format!("{} not recorded", words::count(steps, "step")));
-        }
-    }
 }
 
-fn push_gap(grid: &mut Grid, text: String) {
-    let mut row = vec![String::new(); grid.columns.len()];
-    row[0] = "…".to_owned();
-    row[2] = text;
-    grid.rows.push(row);
+/// Adds a row for steps without rows.
+fn push_gap(grid: &mut Grid, steps: usize, what: &str) {
+    if steps > 0 {
+        let mut row = vec![String::new(); grid.columns.len()];
+        (row[0], row[2]) = ("…".to_owned(), format!("{} {what}", words::count(steps, "step")));
+        grid.rows.push(row);
+    }
 }
 
 /// Returns whether the step has an event: an unusual outcome, a note, a table, a retry or an OOM.
@@ -96,30 +85,22 @@ fn is_notable(step: &StepRecord, before: &StepRecord) -> bool {
     !is_plain || step.accounts.retries > before.accounts.retries || step.accounts.ooms > before.accounts.ooms
 }
 
-fn heads(clock: Clock, has_pressure: bool) -> Vec<(&'static str, Align)> {
+fn heads(clock: Clock, has_pressure: bool) -> impl Iterator<Item = &'static str> {
     let time = match clock {
         Clock::Measured => "time",
         Clock::Simulated => "model time",
     };
-    let left = [("step", Align::Right), ("line", Align::Right), ("what", Align::Left), ("outcome", Align::Left)];
-    let pressure = has_pressure.then_some("pressure");
-    let accounts = ["allocated", "reserved", "active", "device used − overhead"].into_iter().chain(pressure);
-    let right = accounts.chain(["peak allocated", "peak reserved", "allocator retries", time]).map(|head| (head, Align::Right));
-    left.into_iter().chain(right).collect()
+    let accounts = ["step", "line", "what", "outcome", "allocated", "reserved", "active", "device used − overhead"];
+    accounts.into_iter().chain(has_pressure.then_some("pressure")).chain(["peak allocated", "peak reserved", "allocator retries", time])
 }
 
 fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
     let accounts = &step.accounts;
     let used = accounts.device.used.saturating_sub(accounts.device.context_overhead);
-    let what = what(step);
-    let pressure = has_pressure.then_some(accounts.device.pressure);
-    let sizes = [accounts.allocated, accounts.reserved, accounts.active, used].into_iter().chain(pressure);
-    let sizes = sizes.chain([accounts.peak_allocated, accounts.peak_reserved]).map(words::size);
-    [step.number.to_string(), step.line.to_string(), what, words::outcome(&step.outcome)]
-        .into_iter()
-        .chain(sizes)
-        .chain([accounts.retries.to_string(), step.duration.map_or_else(|| "–".to_owned(), |duration| duration.to_string())])
-        .collect()
+    let names = [step.number.to_string(), step.line.to_string(), what(step), words::outcome(&step.outcome)];
+    let sizes = [accounts.allocated, accounts.reserved, accounts.active, used].into_iter();
+    let sizes = sizes.chain(has_pressure.then_some(accounts.device.pressure)).chain([accounts.peak_allocated, accounts.peak_reserved]);
+    names.into_iter().chain(sizes.map(words::size)).chain([accounts.retries.to_string(), words::or_nothing(step.duration)]).collect()
 }
 
 /// The step's description, with the evaluated size and the loop iteration.

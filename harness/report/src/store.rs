@@ -87,7 +87,6 @@ pub fn render_again(folder: &Path) -> Result<(), StoreError> {
 }
 
 /// Returns whether a folder or file was written by `harness run`.
-#[must_use]
 pub fn is_of_run(path: &Path) -> bool {
     let names = [OsStr::new(RECORDS), OsStr::new(EVENTS)];
     if path.is_dir() {
@@ -154,13 +153,11 @@ enum Target {
 
 impl Journal {
     /// Creates a journal for a new numbered folder of `root`. The folder is created when the first run opens its device.
-    #[must_use]
     pub const fn in_new_folder(root: PathBuf) -> Self {
         Self { target: Target::NewIn(root), file: None, waiting: String::new(), planned: Vec::new(), is_new: true }
     }
 
     /// Creates a journal for a report in this folder, which replaces an earlier one.
-    #[must_use]
     pub const fn in_folder(folder: PathBuf) -> Self {
         Self { target: Target::Folder(folder), file: None, waiting: String::new(), planned: Vec::new(), is_new: false }
     }
@@ -262,9 +259,9 @@ impl Journal {
 /// Pictures first and the report last, so links never dangle.
 fn files(records: &Records) -> Vec<(String, String)> {
     let report = Report::new(records);
-    let rendered = markdown::render(&report);
-    let pictures = rendered.pictures.into_iter().map(|picture| (picture.file_name, picture.svg));
-    pictures.chain([(RECORDS.to_owned(), json::render(&report)), (REPORT.to_owned(), rendered.markdown)]).collect()
+    let mut files = markdown::render(&report).files(REPORT);
+    files.insert(files.len() - 1, (RECORDS.to_owned(), json::render(&report)));
+    files
 }
 
 /// Names a session, for example `oom_retry-sim` or `12-scenarios-nvidia-h200`.

@@ -32,7 +32,6 @@ const EXPECTED_SHOWN: usize = 20;
 
 /// Renders verdicts, times, and failures with causes and commands. Tables and sentences fit into `width` columns; `None` is for
 /// files and pipes. Failures come last, next to the prompt.
-#[must_use]
 pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String {
     let mut out = Text { text: String::new(), style, width };
     if report.counts.total() > 0 {
@@ -47,23 +46,18 @@ pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String
         out.text.push('\n');
     }
     let paint = if report.counts.failed > 0 { FAILED } else { PASSED };
-    for part in wrap(&words::verdict_line(report.counts), width, 2).lines() {
-        out.text.push_str(&format!("{}\n", painted(part, paint, style)));
-    }
+    out.painted(&words::verdict_line(report.counts), paint, 2);
     words::not_started(report.records).iter().for_each(|text| out.line(text));
     out.text
 }
 
 /// Describes a run that just ended: verdict, scenario and allocator, and the line of a failure.
-#[must_use]
 pub fn run_line(run: &RunRecord, style: Style, width: Option<usize>) -> String {
     let verdict = words::verdict(&run.verdict);
     let place = match &run.verdict {
         Verdict::Failed { first: Violation { at: Some(at), .. }, .. } => format!(", line {}", at.line),
         Verdict::Failed { first, .. } => format!(", step {}", first.step),
-        Verdict::Passed | Verdict::FailedAsExpected { .. } | Verdict::Skipped { .. } | Verdict::Contended { .. } | Verdict::Interrupted => {
-            String::new()
-        }
+        _ => String::new(),
     };
     let repetition = if run.repetition > 0 { format!(", repetition {}", run.repetition + 1) } else { String::new() };
     let rest = format!("{} with {}{repetition}{place}", run.scenario.name, run.allocator);
@@ -76,7 +70,6 @@ pub fn run_line(run: &RunRecord, style: Style, width: Option<usize>) -> String {
 const WIDEST_VERDICT: usize = 11;
 
 /// The result of [`harness_allocator::stats::MemoryStats::summary`] for each run that started.
-#[must_use]
 pub fn memory_summaries(report: &Report<'_>) -> String {
     let mut out = String::new();
     for (scenario, device, arm) in report.arms() {
@@ -90,7 +83,6 @@ pub fn memory_summaries(report: &Report<'_>) -> String {
 }
 
 /// Renders a failing test: the last steps of a run, its violations and a command that repeats it.
-#[must_use]
 pub fn step_table(run: &RunRecord) -> String {
     let mut out = format!(
         "{} on {} with {}, seed {}, repetition {}: {}\n",
@@ -162,7 +154,11 @@ impl Text {
     pub(super) fn important(&mut self, text: &str, is_bad: bool) {
         let paint = if is_bad { FAILED } else { PASSED };
         self.text.push('\n');
-        for part in wrap(&log_line(text), self.width, 0).lines() {
+        self.painted(&log_line(text), paint, 0);
+    }
+
+    fn painted(&mut self, text: &str, paint: Paint, indent: usize) {
+        for part in wrap(text, self.width, indent).lines() {
             self.text.push_str(&format!("{}\n", painted(part, paint, self.style)));
         }
     }
@@ -231,9 +227,9 @@ impl Text {
 
     fn table_of_verdicts(&mut self, report: &Report<'_>) {
         let has_devices = report.devices.len() > 1;
-        let names = ["verdict", "scenario"].into_iter().chain(has_devices.then_some("device")).chain(["allocator"]);
-        let figures = ["peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"].map(|head| (head, Align::Right));
-        let mut grid = Grid::new(names.map(|head| (head, Align::Left)).chain(figures));
+        let names = ["verdict", "scenario"].into_iter().chain(has_devices.then_some("device"));
+        let heads = names.chain(["allocator", "peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"]);
+        let mut grid = Grid::new(if has_devices { "llllr" } else { "lllr" }, heads, []);
         let mut paints = Vec::new();
         for (scenario, device, arm) in report.arms() {
             let names = [words::arm_verdicts(arm), scenario.info.name.clone()].into_iter();
@@ -432,9 +428,7 @@ fn remarks(out: &mut String, step: &StepRecord) {
 fn tables(out: &mut String, step: &StepRecord) {
     for of_step in &step.tables {
         line(out, &format!("step {}: {}", step.number, of_step.title));
-        let mut grid = Grid::new(of_step.columns.iter().map(|head| (head.as_str(), Align::Left)));
-        grid.rows.clone_from(&of_step.rows);
-        out.push_str(&table(&grid, None, Style::Plain));
+        out.push_str(&table(&Grid::new("l", &of_step.columns, of_step.rows.clone()), None, Style::Plain));
     }
 }
 

@@ -15,7 +15,6 @@ const CALLS: u32 = 2;
 const FIRST_STREAM: u32 = 10;
 
 /// Renders one document. Each run is a process with rows for steps, driver calls and streams, and memory counters.
-#[must_use]
 pub fn render(timelines: &[Timeline]) -> String {
     let runs = timelines.iter().zip(1u32..);
     let events: Vec<String> = runs.flat_map(|(timeline, run)| events(timeline, run)).map(|event| event.to_string()).collect();

@@ -9,25 +9,25 @@ use harness_base::statistics::{self, Summary};
 use harness_record::{RunRecord, Samples};
 
 /// The reference allocator, which calls the driver for every request.
-pub const BASELINE: &str = "direct";
+pub(super) const BASELINE: &str = "direct";
 
 /// Times of one scenario on one device.
 #[derive(Clone, Debug)]
-pub struct Timing<'a> {
+pub(super) struct Timing<'a> {
     /// `true` if the times are measured or simulated.
-    pub clock: Clock,
-    pub baseline: Baseline,
+    pub(super) clock: Clock,
+    pub(super) baseline: Baseline,
     /// Rows by allocator, in the order of the arms. Arms without passed runs are omitted.
-    pub rows: Vec<Row<'a>>,
+    pub(super) rows: Vec<Row<'a>>,
     /// Runs that failed or stopped early, whose times are omitted.
-    pub unfinished: usize,
+    pub(super) unfinished: usize,
     /// Runs disturbed by other processes, whose times are omitted.
-    pub contended: usize,
+    pub(super) contended: usize,
 }
 
 /// `true` if [`BASELINE`] is available for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Baseline {
+pub(super) enum Baseline {
     /// It has passed runs.
     Passed,
     /// None of its runs passed.
@@ -38,33 +38,32 @@ pub enum Baseline {
 
 /// Times of one arm.
 #[derive(Clone, Debug)]
-pub struct Row<'a> {
+pub(super) struct Row<'a> {
     /// The name of the configuration.
-    pub allocator: &'a str,
+    pub(super) allocator: &'a str,
     /// Number of passed runs.
-    pub runs: usize,
+    pub(super) runs: usize,
     /// Successful `allocate` calls of all runs.
-    pub allocate: Summary,
+    pub(super) allocate: Summary,
     /// `free` calls of all runs.
-    pub free: Summary,
+    pub(super) free: Summary,
     /// `empty_cache` calls of all runs.
-    pub empty_cache: Summary,
+    pub(super) empty_cache: Summary,
     /// From the start of a run's first step to the end of its last.
-    pub scenario: Summary,
+    pub(super) scenario: Summary,
     /// Time lost to retries, per run.
-    pub lost_to_retry: Summary,
+    pub(super) lost_to_retry: Summary,
     /// Fewest and most driver calls for malloc and free in a run.
-    pub device_calls: (u64, u64),
+    pub(super) device_calls: (u64, u64),
     /// Median allocation time divided by the baseline's.
-    pub allocate_ratio: Option<f64>,
+    pub(super) allocate_ratio: Option<f64>,
     /// Median run time divided by the baseline's.
-    pub scenario_ratio: Option<f64>,
+    pub(super) scenario_ratio: Option<f64>,
 }
 
 impl<'a> Timing<'a> {
     /// Summarizes the passed runs. `None` if no run passed.
-    #[must_use]
-    pub fn new(on_device: &ScenarioOnDevice<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
+    pub(super) fn new(on_device: &ScenarioOnDevice<'a>, device: &DeviceGroup<'a>) -> Option<Self> {
         let mut rows: Vec<Row<'a>> = on_device.arms.iter().filter_map(Row::new).collect();
         let base = rows.iter().find(|row| row.allocator == BASELINE).map(|row| (row.allocate.median, row.scenario.median));
         if let Some((allocate, scenario)) = base {
@@ -86,22 +85,19 @@ impl<'a> Timing<'a> {
     /// The table of one scenario on one device.
     pub(super) fn grid(&self) -> Grid {
         let rows: Vec<&Row<'_>> = self.rows.iter().collect();
-        let names = rows.iter().map(|row| vec![row.allocator.to_owned()]);
-        columns(Grid { columns: vec![("allocator".to_owned(), Align::Left)], rows: names.collect() }, &rows, FULL)
+        columns(Grid::new("l", ["allocator"], rows.iter().map(|row| vec![row.allocator.to_owned()])), &rows, FULL)
     }
 
     /// A table of medians for several scenarios on one device.
     pub(super) fn overview(by_device: &[(&str, Self)]) -> Grid {
         let rows: Vec<(&str, &Row<'_>)> = by_device.iter().flat_map(|(name, timing)| timing.rows.iter().map(|row| (*name, row))).collect();
         let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
-        let heads = ["scenario", "allocator"].map(|head| (head.to_owned(), Align::Left));
-        let rows: Vec<&Row<'_>> = rows.iter().map(|(_, row)| *row).collect();
-        columns(Grid { columns: heads.to_vec(), rows: names.collect() }, &rows, BRIEF)
+        let grid = Grid::new("l", ["scenario", "allocator"], names);
+        columns(grid, &rows.iter().map(|(_, row)| *row).collect::<Vec<_>>(), BRIEF)
     }
 
     /// Notes on this table. The report's legend explains the columns.
-    #[must_use]
-    pub fn footnotes(&self) -> Vec<String> {
+    pub(super) fn footnotes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         match self.baseline {
             Baseline::Passed => {}
@@ -119,8 +115,7 @@ impl<'a> Timing<'a> {
 }
 
 /// The heading of a table of times.
-#[must_use]
-pub const fn title(clock: Clock) -> &'static str {
+pub(super) const fn title(clock: Clock) -> &'static str {
     match clock {
         Clock::Measured => "Measured times",
         Clock::Simulated => "Model times (simulated clock, not measured)",

@@ -10,9 +10,10 @@ use harness_exec::trials::least::LeastReport;
 use harness_exec::trials::settings::{OtherOrder, Row, SettingsReport};
 use harness_record::FaultedRuns;
 
+use super::escape::prose;
 use super::page::Page;
 use super::text::{Style, Text};
-use super::words::{self, Align, Grid, NOTHING};
+use super::words::{self, Grid};
 
 /// Longest error that a table shows whole.
 const LONGEST_ERROR: usize = 60;
@@ -33,81 +34,62 @@ pub enum Trials<'a> {
     Settings(&'a SettingsReport),
 }
 
+/// What is shown of the results.
+struct Parts {
+    sentence: String,
+    is_bad: bool,
+    grid: Grid,
+    notes: Vec<String>,
+}
+
 /// Renders text for a terminal of this width.
-#[must_use]
 pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
+    let Parts { sentence, is_bad, grid, notes } = parts(trials);
     let mut text = Text::new(style, width);
-    text.important(&trials.sentence(), trials.is_bad());
-    if let Some(grid) = trials.grid() {
+    text.important(&sentence, is_bad);
+    if !grid.rows.is_empty() {
+        // Reports and JSON have all columns.
+        let is_shown = |head: &str| !matches!(trials, Trials::Faults(..)) || ["attempt", "location", "outcome"].contains(&head);
         text.line("");
-        text.table(&trials.for_terminal(grid), 2, None);
+        text.table(&grid.with_columns(is_shown), 2, None);
     }
-    for note in trials.notes() {
-        text.wrapped(&note, 2);
-    }
+    notes.iter().for_each(|note| text.wrapped(note, 2));
     text.text.trim_start().to_owned()
 }
 
 /// Renders a page.
-#[must_use]
 pub fn markdown(trials: Trials<'_>) -> String {
+    let Parts { sentence, grid, notes, .. } = parts(trials);
     let mut page = Page::default();
-    page.block(format!("**{}**", super::escape::prose(&trials.sentence())));
-    if let Some(grid) = trials.grid() {
+    page.block(format!("**{}**", prose(&sentence)));
+    if !grid.rows.is_empty() {
         page.grid(&grid);
     }
-    page.list(&trials.notes().iter().map(|note| super::escape::prose(note)).collect::<Vec<_>>());
+    page.list(notes.iter().map(|note| prose(note)));
     page.end();
     page.text
 }
 
-impl Trials<'_> {
-    fn sentence(&self) -> String {
-        match self {
-            Self::Faults(report, _) => sentence_of_faults(report),
-            Self::Calls(runs) => calls::sentence(runs),
-            Self::Least(report) => sentence_of_least(report),
-            Self::Settings(report) => sentence_of_settings(report),
+fn parts(trials: Trials<'_>) -> Parts {
+    match trials {
+        Trials::Faults(report, expectation) => Parts {
+            sentence: sentence_of_faults(report),
+            is_bad: report.cases.iter().any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers))),
+            grid: grid_of_faults(report),
+            notes: notes_on_faults(report, expectation),
+        },
+        Trials::Calls(runs) => {
+            Parts { sentence: calls::sentence(runs), is_bad: !runs.passed(), grid: calls::grid(runs), notes: calls::notes(runs) }
         }
-    }
-
-    fn is_bad(&self) -> bool {
-        match self {
-            Self::Faults(report, expectation) => {
-                let expectation = expectation.unwrap_or(Expectation::Recovers);
-                report.cases.iter().any(|case| !case.meets(expectation))
-            }
-            Self::Calls(runs) => !runs.passed(),
-            Self::Least(_) => false,
-            Self::Settings(report) => report.best.is_none(),
+        Trials::Least(report) => {
+            Parts { sentence: sentence_of_least(report), is_bad: false, grid: grid_of_least(report), notes: notes_on_least(report) }
         }
-    }
-
-    fn grid(&self) -> Option<Grid> {
-        match self {
-            Self::Faults(report, _) => Some(grid_of_faults(report)),
-            Self::Calls(runs) => Some(calls::grid(runs)),
-            Self::Least(report) => Some(grid_of_least(report)),
-            Self::Settings(report) => Some(grid_of_settings(report)),
-        }
-        .filter(|grid| !grid.rows.is_empty())
-    }
-
-    /// The columns that a terminal shows. Reports and JSON have all of them.
-    fn for_terminal(&self, grid: Grid) -> Grid {
-        match self {
-            Self::Faults(..) => grid.with_columns(&["attempt", "location", "outcome"]),
-            Self::Calls(_) | Self::Least(_) | Self::Settings(_) => grid,
-        }
-    }
-
-    fn notes(&self) -> Vec<String> {
-        match self {
-            Self::Faults(report, expectation) => notes_on_faults(report, *expectation),
-            Self::Calls(runs) => calls::notes(runs),
-            Self::Least(report) => notes_on_least(report),
-            Self::Settings(report) => notes_on_settings(report),
-        }
+        Trials::Settings(report) => Parts {
+            sentence: sentence_of_settings(report),
+            is_bad: report.best.is_none(),
+            grid: grid_of_settings(report),
+            notes: notes_on_settings(report),
+        },
     }
 }
 
@@ -179,33 +161,26 @@ fn more(bytes: i64) -> String {
 }
 
 fn grid_of_faults(report: &FaultReport) -> Grid {
-    let figures = ["allocated at the end", "peak reserved", "next request", "submitted work"].map(|head| (head, Align::Right));
-    let columns = [
-        ("attempt", Align::Right),
-        ("size", Align::Right),
-        ("location", Align::Left),
-        ("outcome", Align::Left),
-        ("single failure", Align::Left),
-    ];
-    let mut grid = Grid::new(columns.into_iter().chain(figures));
-    for case in &report.cases {
-        let place = case.stack.first().map_or_else(|| NOTHING.to_owned(), |frame| format!("{} {}", frame.short(), frame.name));
+    let first = report.first.submitted;
+    let cells = |case: &Case| {
+        let place = case.stack.first().map(|frame| format!("{} {}", frame.short(), frame.name));
         let clean = if case.outcome == Outcome::OutOfMemory && !case.is_clean_end { ", but not as the last message" } else { "" };
-        let work = case.submitted as f64 * 100.0 / (report.first.submitted as f64);
-        let work = (report.first.submitted > 0).then(|| format!("{work:.0} %"));
-        grid.rows.push(vec![
+        let work = (first > 0).then(|| format!("{:.0} %", case.submitted as f64 * 100.0 / first as f64));
+        vec![
             case.attempt.to_string(),
             Bytes(case.size).to_string(),
-            place,
+            words::or_nothing(place),
             outcome_cell(&case.outcome) + clean,
-            case.alone.as_ref().map_or_else(|| NOTHING.to_owned(), outcome_cell),
-            case.more_at_end.map_or_else(|| NOTHING.to_owned(), more),
+            words::or_nothing(case.alone.as_ref().map(outcome_cell)),
+            words::or_nothing(case.more_at_end.map(more)),
             more(case.more_at_peak),
             words::or_nothing(case.next_size.map(Bytes)),
             words::or_nothing(work),
-        ]);
-    }
-    grid
+        ]
+    };
+    let heads = ["attempt", "size", "location", "outcome", "single failure"];
+    let figures = ["allocated at the end", "peak reserved", "next request", "submitted work"];
+    Grid::new("rrlllr", heads.into_iter().chain(figures), report.cases.iter().map(cells))
 }
 
 fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Vec<String> {
@@ -254,15 +229,13 @@ fn sentence_of_least(report: &LeastReport) -> String {
 }
 
 fn grid_of_least(report: &LeastReport) -> Grid {
-    let heads = ["least memory", "too little", "compared"].map(|head| (head, Align::Right));
-    let mut grid = Grid::new([("addresses", Align::Left)].into_iter().chain(heads));
     let first = report.orders.first().map_or(0, |order| order.enough);
-    for order in &report.orders {
+    let rows = report.orders.iter().map(|order| {
         let too_little = Some(order.too_little).filter(|bytes| *bytes > 0).map(Bytes);
         let enough = format!("{}{}", Bytes(order.enough), if order.is_monotonic { "" } else { " ?" });
-        grid.rows.push(vec![order.addresses.clone(), enough, words::or_nothing(too_little), more(order.enough as i64 - first as i64)]);
-    }
-    grid
+        vec![order.addresses.clone(), enough, words::or_nothing(too_little), more(order.enough as i64 - first as i64)]
+    });
+    Grid::new("lr", ["addresses", "least memory", "too little", "compared"], rows)
 }
 
 fn notes_on_least(report: &LeastReport) -> Vec<String> {
@@ -304,15 +277,13 @@ fn sentence_of_settings(report: &SettingsReport) -> String {
 
 fn grid_of_settings(report: &SettingsReport) -> Grid {
     let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
-    let figures = ["peak reserved", "retries", "OOMs", "driver calls"].into_iter().chain(with_least.then_some("least memory"));
-    let mut grid =
-        Grid::new([("settings", Align::Left), ("outcome", Align::Left)].into_iter().chain(figures.map(|head| (head, Align::Right))));
-    for row in &report.rows {
+    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls"];
+    let rows = report.rows.iter().map(|row| {
         let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls].map(|figure| figure.to_string());
         let cells = [named(row), row_ends(row), Bytes(row.peak_reserved).to_string()].into_iter().chain(figures);
-        grid.rows.push(cells.chain(with_least.then(|| words::or_nothing(row.least_memory.map(Bytes)))).collect());
-    }
-    grid
+        cells.chain(with_least.then(|| words::or_nothing(row.least_memory.map(Bytes)))).collect()
+    });
+    Grid::new("llr", heads.into_iter().chain(with_least.then_some("least memory")), rows)
 }
 
 /// Differences between address orders, by setting.

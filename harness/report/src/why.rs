@@ -14,25 +14,25 @@ const NAMED: usize = 4;
 
 /// A failed request in the JSON output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct OutOfMemory {
+pub(super) struct OutOfMemory {
     /// Position of the step in the run.
-    pub step: u32,
+    pub(super) step: u32,
     /// Line of the step in the scenario.
-    pub line: u32,
+    pub(super) line: u32,
     /// Iteration of the enclosing loops.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub iteration: Option<String>,
+    pub(super) iteration: Option<String>,
     /// Name of the stream, or its number.
-    pub stream: String,
-    pub requested: Bytes,
+    pub(super) stream: String,
+    pub(super) requested: Bytes,
     /// Names of the causes, see [`harness_record::CauseKind`].
-    pub causes: Vec<&'static str>,
+    pub(super) causes: Vec<&'static str>,
     /// The causes as sentences.
-    pub why: String,
+    pub(super) why: String,
 }
 
 /// All requests of recorded steps that failed after all retries.
-pub fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
+pub(super) fn of_run(run: &RunRecord) -> impl Iterator<Item = OutOfMemory> {
     failed_requests(run).map(|(step, shortage)| OutOfMemory {
         step: step.number,
         line: step.line,

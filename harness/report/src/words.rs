@@ -31,14 +31,20 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// Creates a table without rows.
-    pub(super) fn new<S: Into<String>>(columns: impl IntoIterator<Item = (S, Align)>) -> Self {
-        Self { columns: columns.into_iter().map(|(head, align)| (head.into(), align)).collect(), rows: Vec::new() }
+    /// Creates a table. `aligns` has a letter per column, `l` or `r`; the last one holds for all further columns.
+    pub(super) fn new<S: Into<String>>(
+        aligns: &str,
+        heads: impl IntoIterator<Item = S>,
+        rows: impl IntoIterator<Item = Vec<String>>,
+    ) -> Self {
+        let align = |letter| if letter == 'l' { Align::Left } else { Align::Right };
+        let aligns = aligns.chars().chain(aligns.chars().last().into_iter().cycle()).map(align);
+        Self { columns: heads.into_iter().map(Into::into).zip(aligns).collect(), rows: rows.into_iter().collect() }
     }
 
-    /// Keeps only the columns with these heads.
-    pub(super) fn with_columns(self, heads: &[&str]) -> Self {
-        let keep: Vec<bool> = self.columns.iter().map(|(head, _)| heads.contains(&head.as_str())).collect();
+    /// Keeps only the columns with such heads.
+    pub(super) fn with_columns(self, is_kept: impl Fn(&str) -> bool) -> Self {
+        let keep: Vec<bool> = self.columns.iter().map(|(head, _)| is_kept(head)).collect();
         fn kept<T>(items: Vec<T>, keep: &[bool]) -> Vec<T> {
             items.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
         }
@@ -77,6 +83,22 @@ pub(super) fn step_place(step: &StepRecord) -> String {
 /// The figure, or [`NOTHING`].
 pub(super) fn or_nothing(value: Option<impl Display>) -> String {
     value.map_or_else(|| NOTHING.to_owned(), |value| value.to_string())
+}
+
+/// The text, or [`NOTHING`] if it is empty.
+pub(super) fn unless_empty(text: String) -> String {
+    if text.is_empty() { NOTHING.to_owned() } else { text }
+}
+
+/// Distinct names in the order of their first appearance.
+pub(super) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut distinct: Vec<&str> = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
 }
 
 /// Formats a ratio, for example `1.25×`; small ratios have four decimals.
@@ -150,13 +172,7 @@ pub(super) fn violation(violation: &Violation) -> String {
     let place = violation.at.as_ref().map_or_else(|| format!("after step {}", violation.step), ToString::to_string);
     let promise = match &violation.rule {
         Rule::Invariant(invariant) => format!("\n  promise:  {}", invariant.promise()),
-        Rule::Expectation
-        | Rule::BetweenArms
-        | Rule::ExpectedFailure
-        | Rule::ExpectedViolation
-        | Rule::DeviceFailure
-        | Rule::TimeLimit
-        | Rule::Fault => String::new(),
+        _ => String::new(),
     };
     format!("{place}: {}{promise}\n  expected: {}\n  seen:     {}", violation.rule, violation.expected, violation.seen)
 }
@@ -194,13 +210,9 @@ pub(super) fn verdict_line(counts: Counts) -> String {
         (_, 0) => "No run failed".to_owned(),
         (_, failed) => format!("{failed} of {} failed", count(total, "run")),
     };
-    let mut tail = vec![format!("{} passed", counts.passed), format!("{} failed", counts.failed), format!("{} skipped", counts.skipped)];
-    if counts.contended > 0 {
-        tail.push(format!("{} contended", counts.contended));
-    }
-    if counts.interrupted > 0 {
-        tail.push(format!("{} interrupted", counts.interrupted));
-    }
+    let always = [(counts.passed, "passed"), (counts.failed, "failed"), (counts.skipped, "skipped")];
+    let if_any = [(counts.contended, "contended"), (counts.interrupted, "interrupted")].into_iter().filter(|(number, _)| *number > 0);
+    let tail: Vec<String> = always.into_iter().chain(if_any).map(|(number, word)| format!("{number} {word}")).collect();
     format!("{head}: {}.", tail.join(", "))
 }
 
@@ -275,12 +287,7 @@ pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
 /// Warns that times come from a cost model. `None` if all times were measured.
 pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
     let simulated: Vec<&DeviceGroup<'_>> = report.devices.iter().filter(|device| device.info.clock == Clock::Simulated).collect();
-    let mut models: Vec<&str> = Vec::new();
-    for model in simulated.iter().filter_map(|device| device.info.fingerprint.cost_model.as_deref()) {
-        if !models.contains(&model) {
-            models.push(model);
-        }
-    }
+    let models = distinct(simulated.iter().filter_map(|device| device.info.fingerprint.cost_model.as_deref()));
     let model = match models.as_slice() {
         [] => "its cost model".to_owned(),
         [one] => format!("the cost model {one}"),

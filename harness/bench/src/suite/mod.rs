@@ -66,7 +66,6 @@ pub struct Case {
 
 impl Case {
     /// Group and point, as in `hit, 2 MiB`.
-    #[must_use]
     pub fn name(&self) -> String {
         case_name(&self.group, self.point.as_ref())
     }
@@ -109,7 +108,6 @@ pub enum LatencyCase {
 }
 
 impl LatencyCase {
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hit => "hit",
@@ -143,7 +141,6 @@ impl Suite {
 
 /// The JSON Schema of suites, as committed in `scenarios/bench/schema.json`. Editors find it through a first line such as `#
 /// yaml-language-server: $schema=schema.json`.
-#[must_use]
 pub fn schema() -> Value {
     SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<wire::SuiteWire>().to_value()
 }

@@ -9,7 +9,6 @@ use serde::de::{Deserializer, Error as _};
 /// A figure and its measurement. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5, fit_error: { … } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, bound = "U: UnitText")]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct Measured<U> {
     pub value: u64,
     unit: Unit<U>,
@@ -23,13 +22,11 @@ pub struct Measured<U> {
 
 impl<U: UnitText> Measured<U> {
     /// A figure in the unit of its type.
-    #[must_use]
     pub const fn new(value: u64, samples: u64, spread: Spread, fit_error: FitError) -> Self {
         Self { value, unit: Unit(PhantomData), samples, spread, fit_error }
     }
 
     /// Returns a figure that was read once and does not vary.
-    #[must_use]
     pub const fn exact(value: u64) -> Self {
         Self::new(value, 1, Spread(0.0), FitError { median: Share(0.0), worst: Share(0.0) })
     }
@@ -90,7 +87,6 @@ impl<'de, U: UnitText> Deserialize<'de> for Unit<U> {
 /// Relative error of a model: over all measured sizes, or over all samples if there is one size.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(missing_docs, reason = "the names say what they are")]
 pub struct FitError {
     pub median: Share,
     /// The maximum.
@@ -104,7 +100,6 @@ pub struct Share(f64);
 
 impl Share {
     /// Rounds to four decimals; 0 for negative values and NaN.
-    #[must_use]
     pub fn of(share: f64) -> Self {
         Self(rounded(share, 10_000.0))
     }
@@ -125,7 +120,6 @@ pub struct Spread(f64);
 
 impl Spread {
     /// Rounds to one decimal; 0 for negative values and NaN.
-    #[must_use]
     pub fn of(spread: f64) -> Self {
         Self(rounded(spread, 10.0))
     }

@@ -39,7 +39,6 @@ pub struct ProfileName(String);
 
 impl ProfileName {
     /// Derives a name from a device's: lowercase, with `-` for other characters, such as `nvidia-h200` for `NVIDIA H200`.
-    #[must_use]
     pub fn of_device(name: &str) -> Self {
         let words = name.split(|character: char| !character.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
         let mut slug = words.collect::<Vec<_>>().join("-").to_ascii_lowercase();

@@ -9,7 +9,6 @@ use super::verdict::in_figures;
 use super::words;
 
 /// Renders the report without pictures as a step summary of at most `limit` bytes.
-#[must_use]
 pub fn summary(run: &BenchRun, limit: usize) -> String {
     let mut page = super::page(run, false);
     page.end();
@@ -17,7 +16,6 @@ pub fn summary(run: &BenchRun, limit: usize) -> String {
 }
 
 /// Renders at most [`github::ANNOTATIONS`] workflow commands: broken and worse entries, contention, then better entries.
-#[must_use]
 pub fn annotations(run: &BenchRun) -> Vec<String> {
     let mut told = Vec::new();
     if run.comparison.is_none() {
@@ -47,7 +45,6 @@ pub fn annotations(run: &BenchRun) -> Vec<String> {
 /// nanoseconds. Simulated times have a unit that says so.
 ///
 /// Source: <https://github.com/benchmark-action/github-action-benchmark#examples>.
-#[must_use]
 pub fn smaller_is_better(run: &BenchRun) -> String {
     let mut figures: Vec<Value> = Vec::new();
     for (suite, entry) in run.entries() {

@@ -5,7 +5,7 @@ use harness_bench::store::{INDEX, REPORT};
 
 use super::super::escape::{code, prose};
 use super::super::page::Page;
-use super::super::words::{Align, NOTHING, count};
+use super::super::words::{Grid, NOTHING, count, or_nothing};
 use super::{verdict, words};
 
 /// Runs listed before the collapsed part.
@@ -15,7 +15,6 @@ const LISTED: usize = 10;
 type Place<'a> = (&'a str, &'a BenchRun);
 
 /// Renders [`INDEX`]. Runs may have any order and any machine.
-#[must_use]
 pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
     let mut page = Page::default();
     page.block("# Benchmark runs");
@@ -53,16 +52,14 @@ fn section(page: &mut Page, runs: &[Place<'_>]) {
 }
 
 fn list(page: &mut Page, runs: &[Place<'_>]) {
-    let left = ["run", "commit", "accepted"].map(|head| (head.to_owned(), Align::Left));
-    let right = ["broken", "worse", "better", "unsure", "failed", "entries"].map(|head| (head.to_owned(), Align::Right));
-    let columns: Vec<_> = left.into_iter().chain(right).chain([("contended".to_owned(), Align::Left)]).collect();
-    page.table(&columns, runs.iter().map(|(folder, run)| cells(folder, run)));
+    let heads = ["run", "commit", "accepted", "broken", "worse", "better", "unsure", "failed", "entries", "contended"];
+    page.table(&Grid::new("lllrrrrrrl", heads, runs.iter().map(|(folder, run)| cells(folder, run))));
 }
 
 fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
     let counts = run.comparison.as_ref().map(|comparison| Counts::of(&comparison.changes));
-    let number = |of: fn(Counts) -> usize| counts.map_or_else(|| NOTHING.to_owned(), |counts| of(counts).to_string());
-    let commit = |commit: Option<&String>| commit.map_or_else(|| NOTHING.to_owned(), |commit| code(&words::shortened(commit)));
+    let number = |of: fn(Counts) -> usize| or_nothing(counts.map(of));
+    let commit = |commit: Option<&String>| or_nothing(commit.map(|commit| code(&words::shortened(commit))));
     vec![
         format!("[{}]({})", words::moment(&run.started), link(folder)),
         commit(run.build.commit.as_ref()),

@@ -21,24 +21,20 @@ pub(super) use self::words::{amount, short};
 use std::collections::BTreeMap;
 
 use harness_base::files::slug;
-use harness_bench::record::{BenchRun, Change, Entry, EntryName, GpuState, Outcome, Quantity, SuiteRecord, Verdict};
+use harness_bench::record::{BenchRun, Change, Entry, EntryName, GpuState, Quantity, SuiteRecord, Verdict};
 use harness_bench::store::REPORT;
 
 use super::escape::{code, prose, prose_block};
 use super::page::Page;
-use super::picture::Picture;
-use super::unique;
-use super::words::{Align, Grid, NOTHING, count, or_nothing, size};
+use super::words::{Grid, count, distinct, or_nothing, size, unless_empty};
 
 /// Renders a run: [`REPORT`], after the pictures that it links to. `earlier` has earlier runs on the same device, the oldest
 /// first; only trends use them.
-#[must_use]
 pub fn render(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
     let mut page = page(run, true);
     trend(&mut page, run, earlier);
     page.end();
-    let pictures = page.pictures.into_iter().map(|picture| (picture.file_name, picture.svg));
-    pictures.chain([(REPORT.to_owned(), page.text)]).collect()
+    page.files(REPORT)
 }
 
 /// Renders all sections except the trend.
@@ -58,8 +54,8 @@ fn trend(page: &mut Page, run: &BenchRun, earlier: &[&BenchRun]) {
     let changes = run.comparison.iter().flat_map(harness_bench::compare::by_importance);
     if let Some(svg) = changes.filter_map(|change| picture::trend::draw(run, earlier, change)).next() {
         page.block("## Trend of the largest change");
-        page.block("![The entry with the largest change, over the runs with this accepted build](trend.svg)");
-        page.pictures.push(Picture { file_name: "trend.svg".to_owned(), svg });
+        let file = page.picture("trend", svg);
+        page.block(format!("![The entry with the largest change, over the runs with this accepted build]({file})"));
     }
 }
 
@@ -77,9 +73,8 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
         table(page, suite, &entries, &changes);
         let curve = picture::curve::draw(suite, quantity).filter(|_| with_pictures);
         if let Some(svg) = curve {
-            let name = unique(&format!("{}-{}", slug(&suite.name), words::slug(quantity)), "-", &mut page.names);
-            page.block(format!("![{}: {}, one line per arm]({name}.svg)", prose(&suite.name), words::short(quantity)));
-            page.pictures.push(Picture { file_name: format!("{name}.svg"), svg });
+            let file = page.picture(&format!("{}-{}", slug(&suite.name), words::slug(quantity)), svg);
+            page.block(format!("![{}: {}, one line per arm]({file})", prose(&suite.name), words::short(quantity)));
         }
     }
     let line = |(reason, entries): (&str, Vec<&Entry>)| {
@@ -87,24 +82,13 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
         let more = if entries.len() > 1 { format!(" and {} more", entries.len() - 1) } else { String::new() };
         format!("{first}{more}: {}", prose(reason))
     };
-    page.list(&reasons(suite).into_iter().map(line).collect::<Vec<_>>());
+    page.list(reasons(suite).into_iter().map(line));
 }
 
 /// Entries by quantity.
 fn entries_of(suite: &SuiteRecord) -> Vec<(Quantity, Vec<&Entry>)> {
     let of = |quantity| (quantity, suite.entries.iter().filter(|entry| entry.quantity == quantity).collect::<Vec<_>>());
     Quantity::ALL.into_iter().map(of).filter(|(_, entries)| !entries.is_empty()).collect()
-}
-
-/// Distinct names in the order of their first appearance.
-fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct: Vec<&str> = Vec::new();
-    for name in names {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    }
-    distinct
 }
 
 fn arms_of<'a>(entries: &[&'a Entry]) -> Vec<&'a str> {
@@ -149,7 +133,7 @@ fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTr
         })
     };
     let (zero, shown): (Vec<String>, Vec<String>) = cases.into_iter().partition(is_zero);
-    let heads = std::iter::once(("case".to_owned(), Align::Left)).chain(arms.iter().map(|arm| (code(arm), Align::Right)));
+    let heads = std::iter::once("case".to_owned()).chain(arms.iter().map(|arm| code(arm)));
     let row = |case: &String| {
         let cell = |arm: &&str| {
             let entry = entries.iter().find(|entry| entry.arm == **arm && entry.case() == *case);
@@ -158,7 +142,7 @@ fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTr
         std::iter::once(prose(case)).chain(arms.iter().map(cell)).collect()
     };
     if !shown.is_empty() {
-        page.table(&heads.collect::<Vec<_>>(), shown.iter().map(row).collect::<Vec<_>>());
+        page.table(&Grid::new("lr", heads, shown.iter().map(row)));
     }
     if !zero.is_empty() {
         page.block(format!("Zero for every arm: {}.", prose(&zero.join(", "))));
@@ -167,12 +151,7 @@ fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTr
 
 /// The median, with its ratio if it changed.
 fn cell(entry: &Entry, change: Option<&Change>) -> String {
-    let figure = match &entry.outcome {
-        Outcome::Measured(measured) => words::amount(entry.quantity, measured.summary.median),
-        Outcome::OutOfMemory { .. } => "out of memory".to_owned(),
-        Outcome::Failed { .. } => "failed".to_owned(),
-        Outcome::Skipped { .. } => NOTHING.to_owned(),
-    };
+    let figure = words::figure(entry);
     match change.map(|change| (change.verdict, change)) {
         Some((Verdict::Worse, change)) => format!("**{figure}, worse: {}**", words::change(change)),
         Some((Verdict::Better, change)) => format!("**{figure}, better: {}**", words::change(change)),
@@ -188,13 +167,12 @@ fn machine(page: &mut Page, run: &BenchRun) {
     page.block("## Reproduce");
     page.command(&run.reproduce);
     page.fold("Machine and definitions", |page| {
-        let mut grid = Grid::new([("machine", Align::Left), ("", Align::Left)]);
-        grid.rows = run.machine.facts().map(|(what, value)| vec![what.to_owned(), or_nothing(value)]).to_vec();
-        grid.rows.push(vec!["free memory at the start".to_owned(), or_nothing(run.conditions.free_at_start.map(size))]);
-        page.grid(&grid);
+        let free = ("free memory at the start", run.conditions.free_at_start.map(size));
+        let facts = run.machine.facts().into_iter().chain([free]).map(|(what, value)| vec![what.to_owned(), or_nothing(value)]);
+        page.grid(&Grid::new("l", ["machine", ""], facts));
         gpu(page, &run.conditions.gpu);
         cost_model(page, run);
-        page.list(&[
+        page.list([
             "A *round* measures every entry once, in a new order. Figures are medians of all samples.".to_owned(),
             "*Worse*: one of three conditions. The ratio to the accepted build exceeds 1 by more than the suite's threshold, and its whole 99 % \
              interval by more than half of it. Or the entry exceeds the best earlier run with this accepted build by that much. Or it moved to a \
@@ -213,9 +191,7 @@ fn gpu(page: &mut Page, states: &[GpuState]) {
     if states.is_empty() {
         return;
     }
-    let heads = ["GPU after", "SM clock", "memory clock", "power", "temperature"].map(|head| (head, Align::Right));
-    let rest = [("clocks reduced by", Align::Left), ("other processes", Align::Right)];
-    let mut grid = Grid::new(heads.into_iter().chain(rest));
+    let heads = ["GPU after", "SM clock", "memory clock", "power", "temperature", "clocks reduced by", "other processes"];
     let megahertz = |clock: Option<u32>| or_nothing(clock.map(|clock| format!("{clock} MHz")));
     let cells = |state: &GpuState| {
         vec![
@@ -224,12 +200,11 @@ fn gpu(page: &mut Page, states: &[GpuState]) {
             megahertz(state.memory_mhz),
             or_nothing(state.power_mw.map(|power| format!("{:.1} W", f64::from(power) / 1e3))),
             or_nothing(state.temperature.map(|celsius| format!("{celsius} °C"))),
-            if state.throttle_reasons.is_empty() { NOTHING.to_owned() } else { state.throttle_reasons.join(", ") },
+            unless_empty(state.throttle_reasons.join(", ")),
             or_nothing(state.other_processes),
         ]
     };
-    grid.rows = states.iter().map(cells).collect();
-    page.grid(&grid);
+    page.grid(&Grid::new("rrrrrlr", heads, states.iter().map(cells)));
 }
 
 fn cost_model(page: &mut Page, run: &BenchRun) {
@@ -239,9 +214,7 @@ fn cost_model(page: &mut Page, run: &BenchRun) {
     }
     let name = run.machine.cost_model.as_deref().unwrap_or("without a name");
     page.block(format!("Cost model {}:", prose(name)));
-    let mut grid = Grid::new([("operation", Align::Left), ("charge", Align::Right), ("source", Align::Left)]);
-    grid.rows = figures.iter().map(|figure| vec![figure.name.clone(), figure.value.clone(), figure.source.clone()]).collect();
-    page.grid(&grid);
+    page.cost_figures(figures.iter());
 }
 
 #[cfg(test)]

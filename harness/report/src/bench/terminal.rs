@@ -5,13 +5,12 @@ use std::fmt::Write;
 
 use harness_bench::record::{BenchRun, Entry, Outcome, Quantity, SuiteRecord};
 use harness_bench::summary::precision;
-use unicode_width::UnicodeWidthStr;
 
-use super::super::words::{NOTHING, count};
+use super::super::text::{Style, table as plain_table};
+use super::super::words::{Grid, count};
 use super::{arms_of, cases_of, entries_of, reasons, words};
 
 /// Renders a run.
-#[must_use]
 pub fn terminal(run: &BenchRun) -> String {
     let mut text = String::new();
     for suite in &run.suites {
@@ -57,33 +56,23 @@ fn worst_overhead(suite: &SuiteRecord) -> Option<(f64, String)> {
 
 fn table(text: &mut String, entries: &[&Entry], quantity: Quantity) {
     let arms = arms_of(entries);
-    let mut rows = vec![std::iter::once(words::short(quantity)).chain(arms.iter().copied()).map(str::to_owned).collect::<Vec<_>>()];
-    for case in cases_of(entries) {
-        let cell = |arm: &&str| entries.iter().find(|entry| entry.arm == **arm && entry.case() == case).map(|entry| cell(entry));
-        let cells: Vec<String> = arms.iter().map(|arm| cell(arm).unwrap_or_default()).collect();
-        rows.push(std::iter::once(case.clone()).chain(cells).collect());
-    }
-    let widths: Vec<usize> = (0..=arms.len()).map(|column| rows.iter().map(|row| row[column].width()).max().unwrap_or(0)).collect();
-    for row in rows {
-        let mut line = String::from("  ");
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let space = " ".repeat(width - cell.width());
-            line += &if column == 0 { format!("{cell}{space}") } else { format!("  {space}{cell}") };
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
+    let row = |case: String| {
+        let of_arm = |arm: &&str| entries.iter().find(|entry| entry.arm == **arm && entry.case() == case).map(|entry| cell(entry));
+        let cells: Vec<String> = arms.iter().map(|arm| of_arm(arm).unwrap_or_default()).collect();
+        std::iter::once(case).chain(cells).collect()
+    };
+    let heads = std::iter::once(words::short(quantity)).chain(arms.iter().copied());
+    for line in plain_table(&Grid::new("lr", heads, cases_of(entries).into_iter().map(row)), None, Style::Plain).lines() {
+        let _ = writeln!(text, "  {line}");
     }
 }
 
 /// `1.23 µs ± 0.5 % (20)`: median, half the width of its interval if there are enough rounds, and the number of samples if there
 /// are several.
 fn cell(entry: &Entry) -> String {
-    let measured = match &entry.outcome {
-        Outcome::Measured(measured) => measured,
-        Outcome::Failed { .. } => return "failed".to_owned(),
-        Outcome::OutOfMemory { .. } => return "out of memory".to_owned(),
-        Outcome::Skipped { .. } => return NOTHING.to_owned(),
-    };
-    let (summary, median) = (&measured.summary, words::amount(entry.quantity, measured.summary.median));
+    let median = words::figure(entry);
+    let Some(measured) = entry.outcome.measured() else { return median };
+    let summary = &measured.summary;
     if !entry.quantity.is_time() || (entry.quantity == Quantity::ModelTime && summary.low == summary.high) {
         return median;
     }

@@ -5,6 +5,7 @@ use harness_bench::examples::{Sampled, run};
 use harness_bench::record::{Entry, Point};
 
 use super::*;
+use harness_bench::record::Outcome;
 
 fn with_comparison(mut run: BenchRun, earlier: &[&BenchRun]) -> BenchRun {
     run.comparison = compare(&run, earlier, None);

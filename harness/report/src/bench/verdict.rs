@@ -1,11 +1,11 @@
 //! The verdict of a comparison: changes, evidence and the next action.
 
 use harness_bench::compare::by_importance;
-use harness_bench::record::{Basis, BenchRun, Change, Comparison, Counts, EntryName, Gate, Verdict};
+use harness_bench::record::{Basis, BenchRun, Change, ChangeFigures, Comparison, Counts, EntryName, Gate, Verdict};
 
 use super::super::escape::{code, prose};
 use super::super::page::Page;
-use super::super::words::{Align, NOTHING};
+use super::super::words::{Grid, or_nothing};
 use super::words;
 
 /// Maximum number of changes at the top of the report.
@@ -19,15 +19,13 @@ pub(super) fn write(page: &mut Page, run: &BenchRun) {
     page.block(format!("**{}**", prose(&verdict(run))));
     let mut lines = vec![format!("Measured: {}, in {}.", words::commit(&run.build), words::took(run.took_ms))];
     lines.extend(circumstances(run).iter().map(|line| prose(line)));
-    page.list(&lines);
+    page.list(lines);
     let changes: Vec<&Change> = run.comparison.iter().flat_map(by_importance).collect();
     if changes.is_empty() {
         return;
     }
-    let heads = ["", "suite", "case", "arm"].map(|head| (head.to_owned(), Align::Left));
-    let figures = ["before", "now", "ratio (99 % interval)"].map(|head| (head.to_owned(), Align::Right));
-    let columns: Vec<_> = heads.into_iter().chain(figures).chain([("since, or why".to_owned(), Align::Left)]).collect();
-    page.table(&columns, changes.iter().take(SHOWN).map(|change| row(change)));
+    let heads = ["", "suite", "case", "arm", "before", "now", "ratio (99 % interval)", "since, or why"];
+    page.table(&Grid::new("llllrrrl", heads, changes.iter().take(SHOWN).map(|change| row(change))));
     if changes.len() > SHOWN {
         page.block(format!("And {} more: they are marked in the tables below.", changes.len() - SHOWN));
     }
@@ -35,19 +33,15 @@ pub(super) fn write(page: &mut Page, run: &BenchRun) {
 
 fn row(change: &Change) -> Vec<String> {
     let EntryName { suite, case, arm, quantity } = &change.entry;
-    let figure = |of: fn(&harness_bench::record::ChangeFigures) -> u64| {
-        change.figures.as_ref().map_or_else(|| NOTHING.to_owned(), |figures| words::amount(*quantity, of(figures)))
-    };
-    let word = word(change.verdict).to_owned();
-    let ratio = if change.figures.is_some() { words::change(change) } else { NOTHING.to_owned() };
+    let figure = |of: fn(&ChangeFigures) -> u64| or_nothing(change.figures.as_ref().map(|figures| words::amount(*quantity, of(figures))));
     vec![
-        word,
+        word(change.verdict).to_owned(),
         code(suite),
         prose(case),
         code(arm),
         figure(|figures| figures.base),
         figure(|figures| figures.new),
-        ratio,
+        words::change(change),
         prose(&since(change)),
     ]
 }
@@ -73,7 +67,6 @@ const fn word(verdict: Verdict) -> &'static str {
 }
 
 /// One sentence: whether entries became worse or better, and how many were compared.
-#[must_use]
 pub fn verdict(run: &BenchRun) -> String {
     let losses = if run.has_losses() { ". ENTRIES WERE LOST OR REDEFINED" } else { "" };
     let inconclusive = run.inconclusive().map(|why| format!(". INCONCLUSIVE: {why}")).unwrap_or_default();
@@ -84,17 +77,12 @@ pub fn verdict(run: &BenchRun) -> String {
         return format!("{entries} measured, {failed}. No earlier run to compare with{losses}{inconclusive}.");
     };
     let counts = Counts::of(&comparison.changes);
-    let kinds = [
-        (counts.broken, "broken"),
-        (counts.worse, "worse"),
-        (counts.better, "better"),
-        (counts.fixed, "fixed"),
-        (counts.still_broken, "still broken"),
-    ];
+    let Counts { broken, worse, better, fixed, still_broken, unsure, .. } = counts;
+    let kinds = [(broken, "broken"), (worse, "worse"), (better, "better"), (fixed, "fixed"), (still_broken, "still broken")];
     let changed: Vec<String> =
         kinds.into_iter().filter(|(number, _)| *number > 0).map(|(number, kind)| format!("{number} {kind}")).collect();
     let changed = if changed.is_empty() { "Nothing changed".to_owned() } else { changed.join(", ") };
-    let unsure = if counts.unsure > 0 { format!("; {} unsure", counts.unsure) } else { String::new() };
+    let unsure = if unsure > 0 { format!("; {unsure} unsure") } else { String::new() };
     let contended = if run.conditions.contended.is_empty() {
         String::new()
     } else if comparison.contended_runs >= ALWAYS {
@@ -198,7 +186,6 @@ pub(crate) fn in_figures(change: &Change) -> String {
 }
 
 /// Renders a comparison for the terminal.
-#[must_use]
 pub fn comparison(run: &BenchRun) -> String {
     let mut lines = vec![verdict(run)];
     if run.comparison.is_some() {

@@ -3,7 +3,9 @@
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
-use harness_bench::record::{Build, Change, Machine, Quantity, Stopped};
+use harness_bench::record::{Build, Change, Entry, Machine, Outcome, Quantity, Stopped};
+
+use crate::words::{NOTHING, multiple};
 
 /// Time units from the largest, in picoseconds.
 const UNITS: [(&str, f64); 5] = [("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3), ("ps", 1.0)];
@@ -42,6 +44,16 @@ pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
     }
 }
 
+/// The median, or the word for its absence.
+pub(super) fn figure(entry: &Entry) -> String {
+    match &entry.outcome {
+        Outcome::Measured(measured) => amount(entry.quantity, measured.summary.median),
+        Outcome::OutOfMemory { .. } => "out of memory".to_owned(),
+        Outcome::Failed { .. } => "failed".to_owned(),
+        Outcome::Skipped { .. } => NOTHING.to_owned(),
+    }
+}
+
 /// A label for axes and columns.
 pub(crate) const fn short(quantity: Quantity) -> &'static str {
     match quantity {
@@ -65,17 +77,17 @@ pub(super) const fn slug(quantity: Quantity) -> &'static str {
 /// Formats a ratio, for example `1.31×`, with more digits close to 1.
 pub(super) fn ratio(ratio: f64) -> String {
     match ratio {
-        ratio if !ratio.is_finite() => super::super::words::NOTHING.to_owned(),
+        ratio if !ratio.is_finite() => NOTHING.to_owned(),
         ratio if (0.95..1.05).contains(&ratio) => format!("{ratio:.3}×"),
         // Two significant digits of the difference from 1.
         ratio if ratio > 0.0 && ratio < 0.095 => format!("{ratio:.*}×", (1.0 - ratio.log10().floor()) as usize),
-        ratio => super::super::words::multiple(Some(ratio)),
+        ratio => multiple(Some(ratio)),
     }
 }
 
 /// Formats a ratio with its confidence interval; exact figures have none. A ratio to zero does not exist.
 pub(super) fn change(change: &Change) -> String {
-    let Some(figures) = &change.figures else { return super::super::words::NOTHING.to_owned() };
+    let Some(figures) = &change.figures else { return NOTHING.to_owned() };
     match (figures.base, figures.new) {
         (0, 0) => "both 0".to_owned(),
         (0, _) => "from 0".to_owned(),

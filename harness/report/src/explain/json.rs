@@ -8,7 +8,6 @@ use crate::why;
 
 /// One snapshot, or one device of it, with the causes of the failed request as sentences.
 #[derive(Clone, Debug, Serialize)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Document<'a> {
     pub snapshot: &'a str,
     #[serde(flatten)]
@@ -20,7 +19,6 @@ pub struct Document<'a> {
 
 impl<'a> Document<'a> {
     /// The explanation of one file.
-    #[must_use]
     pub fn new(snapshot: &'a str, explanation: &'a Explanation) -> Self {
         Self { snapshot, explanation, why_in_words: explanation.shortage.as_ref().map(why::explain) }
     }

@@ -4,23 +4,22 @@ use harness_allocator::units::Bytes;
 use harness_explain::causes::{ByteCause, Explanation};
 use harness_explain::ranks::Overview;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::{HPos, VPos};
 
 use super::text;
 use crate::escape::prose;
 use crate::page::Page;
-use crate::picture::{Area, Drawn, INK, WIDTH, described, font};
+use crate::svg::{Area, Drawn, INK, WIDTH, document, font};
 
 /// Renders an explanation. For several snapshots, the first one that failed follows the summary of all. The document links to
 /// `picture`, which [`draw`] makes.
-#[must_use]
 pub fn render(ranks: Option<&Overview>, (name, explanation): (&str, &Explanation), picture: Option<&str>) -> String {
     let mut page = Page::default();
     if let Some(overview) = ranks {
         page.block("# Where the memory of all snapshots was");
         page.block(format!("**{}**", prose(&text::ranks_in_short(overview))));
         page.grid(&text::ranks(overview));
-        page.list(&overview.differences.iter().map(|difference| prose(&difference.sentence())).collect::<Vec<_>>());
+        page.list(overview.differences.iter().map(|difference| prose(&difference.sentence())));
     }
     one(&mut page, name, explanation, picture);
     page.end();
@@ -39,7 +38,7 @@ fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&
     if let Some(request) = &explanation.request {
         page.block("## Why the request failed");
         page.block(prose(&text::request(request, explanation)));
-        page.list(&explanation.ways.iter().map(|way| format!("**{}**: {}", way.way.about(), prose(&way.why))).collect::<Vec<_>>());
+        page.list(explanation.ways.iter().map(|way| format!("**{}**: {}", way.way.about(), prose(&way.why))));
         text::more(explanation).iter().for_each(|why| page.block(prose(why)));
     }
     let pinned = text::pinned(explanation);
@@ -49,9 +48,9 @@ fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&
     }
     if !explanation.growing.is_empty() {
         page.block("## Leak suspects");
-        page.list(&explanation.growing.iter().map(|growth| prose(&text::grows(growth))).collect::<Vec<_>>());
+        page.list(explanation.growing.iter().map(|growth| prose(&text::grows(growth))));
     }
-    page.list(&explanation.notes.iter().map(|note| format!("Note: {}", prose(note))).collect::<Vec<_>>());
+    page.list(explanation.notes.iter().map(|note| format!("Note: {}", prose(note))));
 }
 
 const BAR_TOP: i32 = 40;
@@ -76,22 +75,15 @@ const fn colour(cause: ByteCause) -> RGBColor {
 }
 
 /// Draws the causes as a bar of the device's memory with figures below it. The SVG has a white background.
-#[must_use]
 pub fn draw(explanation: &Explanation) -> String {
     let rows = i32::try_from(explanation.causes.len()).unwrap_or(0).max(1);
     let height = u32::try_from(BAR_BOTTOM + 16 + rows * ROW + 8).unwrap_or(0);
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        bar(&root, explanation).expect("drawing into a string cannot fail");
-    }
-    described(&svg, "Where the device's memory was", &in_words(explanation))
+    document(height, "Where the device's memory was", &in_words(explanation), |root| bar(root, explanation))
 }
 
 fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
-    root.fill(&WHITE)?;
-    let left = font(13).pos(Pos::new(HPos::Left, VPos::Center));
-    let right = font(12).pos(Pos::new(HPos::Right, VPos::Center));
+    let left = font(13, INK, HPos::Left, VPos::Center);
+    let right = font(12, INK, HPos::Right, VPos::Center);
     let total = explanation.device_total;
     root.draw(&Text::new(format!("{total} by cause"), (SIDE, 20), left.clone()))?;
     let width = f64::from(WIDTH) - 2.0 * f64::from(SIDE);
@@ -108,8 +100,7 @@ fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
         root.draw(&Text::new(cause.cause.about(), (SIDE + 176, y), left.clone()))?;
         before = after;
     }
-    root.draw(&Rectangle::new([(SIDE, BAR_TOP), (SIDE + width as i32, BAR_BOTTOM)], INK.stroke_width(1)))?;
-    root.present()
+    root.draw(&Rectangle::new([(SIDE, BAR_TOP), (SIDE + width as i32, BAR_BOTTOM)], INK.stroke_width(1)))
 }
 
 /// Describes the picture.

@@ -1,15 +1,17 @@
 //! Explanations for a terminal: [`render`] shows one, [`render_ranks`] several, [`render_comparison`] the differences of two.
 
+use std::fmt::Display;
+
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{ByteCause, CauseBytes, Explanation, Refused};
 use harness_explain::compare::{self, Comparison, Whole};
 use harness_explain::pins;
-use harness_explain::ranks::Overview;
+use harness_explain::ranks::{Overview, RankRow};
 use harness_explain::state::{Moment, MomentKind};
 
 use crate::text::{Style, Text};
 use crate::why;
-use crate::words::{self, Align, Grid};
+use crate::words::{self, Grid};
 
 /// Maximum number of sites, pinned segments and other list items.
 const SHOWN: usize = 5;
@@ -18,7 +20,6 @@ const DIFFERENCES: usize = 12;
 
 /// Renders an explanation on one screen: the main sentence, the causes, why each attempt to serve the request failed, the pinned
 /// memory, and leak suspects. Tables fit into `width` columns; `None` is for files and pipes.
-#[must_use]
 pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
     out.wrapped(&format!("{name}: {}", moment(&explanation.moment, explanation.device)), 2);
@@ -47,7 +48,6 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
 }
 
 /// Renders several snapshots: which failed, their differences, and the first that failed in full.
-#[must_use]
 pub fn render_ranks(overview: &Overview, first: (&str, &Explanation), style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
     out.important(&ranks_in_short(overview), !overview.failed.is_empty());
@@ -62,7 +62,6 @@ pub fn render_ranks(overview: &Overview, first: (&str, &Explanation), style: Sty
 }
 
 /// Renders the differences of two snapshots.
-#[must_use]
 pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
     out.wrapped(&format!("before: {}", names[0]), 2);
@@ -111,12 +110,11 @@ pub(super) fn share(part: Bytes, whole: Bytes) -> String {
 }
 
 pub(super) fn causes(explanation: &Explanation) -> Grid {
-    let mut grid = Grid::new([("bytes", Align::Right), ("share", Align::Right), ("what", Align::Left), ("most of it", Align::Left)]);
-    for cause in &explanation.causes {
-        let what = cause.cause.about().to_owned();
-        grid.rows.push(vec![cause.bytes.to_string(), share(cause.bytes, explanation.device_total), what, most_of(cause)]);
-    }
-    grid
+    let cells = |cause: &CauseBytes| {
+        let share = share(cause.bytes, explanation.device_total);
+        vec![cause.bytes.to_string(), share, cause.cause.about().to_owned(), most_of(cause)]
+    };
+    Grid::new("rrl", ["bytes", "share", "what", "most of it"], explanation.causes.iter().map(cells))
 }
 
 /// The sites with the most bytes of a cause.
@@ -145,9 +143,8 @@ pub(super) fn more(explanation: &Explanation) -> Option<String> {
 }
 
 pub(super) fn pinned(explanation: &Explanation) -> Grid {
-    let columns = [("free", Align::Right), ("segments", Align::Right), ("each held by", Align::Left), ("for", Align::Left)];
-    let mut grid = Grid::new(columns);
-    for group in pins::by_site(&explanation.pinned).iter().take(SHOWN) {
+    let groups = pins::by_site(&explanation.pinned);
+    let rows = groups.iter().take(SHOWN).map(|group| {
         let site = &explanation.sites[&group.id];
         let first = group.segments[0];
         let held = match (first.expandable, group.are_single()) {
@@ -156,9 +153,9 @@ pub(super) fn pinned(explanation: &Explanation) -> Grid {
             (false, false) => format!("live blocks, the oldest {}", site.with_verb("allocated")),
         };
         let age = group.oldest_us().map_or_else(|| "all of the recording".to_owned(), |us| time(us, explanation));
-        grid.rows.push(vec![group.free.to_string(), group.segments.len().to_string(), held, age]);
-    }
-    grid
+        vec![group.free.to_string(), group.segments.len().to_string(), held, age]
+    });
+    Grid::new("rrl", ["free", "segments", "each held by", "for"], rows)
 }
 
 /// Duration of a recording, in microseconds.
@@ -191,7 +188,6 @@ pub(super) fn grows(growth: &harness_explain::growth::Growth) -> String {
 }
 
 /// Names the failed ranks.
-#[must_use]
 pub fn ranks_in_short(overview: &Overview) -> String {
     let all = overview.ranks.len();
     match overview.failed.as_slice() {
@@ -204,50 +200,40 @@ pub fn ranks_in_short(overview: &Overview) -> String {
 }
 
 pub(super) fn ranks(overview: &Overview) -> Grid {
-    let figures = ["allocated", "reserved", "total"].map(|head| (head, Align::Right));
-    let mut grid = Grid::new([("snapshot", Align::Left), ("ended", Align::Left)].into_iter().chain(figures));
-    for rank in &overview.ranks {
+    let cells = |rank: &RankRow| {
         let ended = if rank.failed { "out of memory" } else { "well" };
         let figures = [rank.allocated, rank.reserved, rank.device_total].map(|bytes| bytes.to_string());
-        grid.rows.push([rank.name.clone(), ended.to_owned()].into_iter().chain(figures).collect());
-    }
-    grid
+        [rank.name.clone(), ended.to_owned()].into_iter().chain(figures).collect()
+    };
+    Grid::new("llr", ["snapshot", "ended", "allocated", "reserved", "total"], overview.ranks.iter().map(cells))
 }
 
 fn wholes(before: &Whole, after: &Whole) -> Grid {
-    let mut grid = Grid::new([("over the whole recording", Align::Left), ("before", Align::Right), ("after", Align::Right)]);
-    let bytes = |name: &str, a: Bytes, b: Bytes| vec![name.to_owned(), a.to_string(), b.to_string()];
-    let count = |name: &str, a: u64, b: u64| vec![name.to_owned(), a.to_string(), b.to_string()];
-    grid.rows = vec![
-        bytes("peak allocated", before.peak_allocated, after.peak_allocated),
-        bytes("peak reserved", before.peak_reserved, after.peak_reserved),
-        count("blocks handed out", before.allocations, after.allocations),
-        count("segments from the driver", before.driver_allocations, after.driver_allocations),
-        count("segments given back", before.driver_frees, after.driver_frees),
-        count("requests refused", before.ooms, after.ooms),
+    let row = |name: &str, before: &dyn Display, after: &dyn Display| vec![name.to_owned(), before.to_string(), after.to_string()];
+    let rows = [
+        row("peak allocated", &before.peak_allocated, &after.peak_allocated),
+        row("peak reserved", &before.peak_reserved, &after.peak_reserved),
+        row("blocks handed out", &before.allocations, &after.allocations),
+        row("segments from the driver", &before.driver_allocations, &after.driver_allocations),
+        row("segments given back", &before.driver_frees, &after.driver_frees),
+        row("requests refused", &before.ooms, &after.ooms),
     ];
-    grid
+    Grid::new("lr", ["over the whole recording", "before", "after"], rows)
 }
 
 fn changed_causes(comparison: &Comparison) -> Grid {
-    let mut grid = Grid::new([("cause", Align::Left), ("before", Align::Right), ("after", Align::Right), ("change", Align::Right)]);
     let row = |change: &compare::CauseChange| {
         vec![change.cause.about().to_owned(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after)]
     };
-    grid.rows = comparison.causes.iter().map(row).collect();
-    grid
+    Grid::new("lr", ["cause", "before", "after", "change"], comparison.causes.iter().map(row))
 }
 
 fn changed_sites(comparison: &Comparison) -> Grid {
-    let columns = [("before", Align::Right), ("after", Align::Right), ("change", Align::Right), ("blocks", Align::Right)];
-    let mut grid = Grid::new([("site", Align::Left)].into_iter().chain(columns));
     let row = |change: &compare::SiteChange| {
         let blocks = format!("{} → {}", change.blocks_before, change.blocks_after);
-        let figures = [change.before.to_string(), change.after.to_string(), signed(change.before, change.after), blocks];
-        std::iter::once(change.site.clone()).chain(figures).collect()
+        vec![change.site.clone(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after), blocks]
     };
-    grid.rows = comparison.sites.iter().take(DIFFERENCES).map(row).collect();
-    grid
+    Grid::new("lr", ["site", "before", "after", "change", "blocks"], comparison.sites.iter().take(DIFFERENCES).map(row))
 }
 
 fn signed(before: Bytes, after: Bytes) -> String {

@@ -3,13 +3,11 @@
 use super::where_it_ran;
 use crate::escape::{code, prose};
 use crate::page::Page;
-use crate::words::{self, Align};
+use crate::words::{self, Grid};
 use crate::{Report, why};
-use harness_record::Verdict;
 
 /// Renders the summary as GitHub-flavored Markdown.
-#[must_use]
-pub fn summary(report: &Report<'_>) -> String {
+pub(crate) fn summary(report: &Report<'_>) -> String {
     let mut page = Page::default();
     page.block("# Out-of-memory report");
     page.block(format!("**{}**", words::verdict_line(report.counts)));
@@ -23,25 +21,19 @@ pub fn summary(report: &Report<'_>) -> String {
 
 impl Page {
     fn table_of_failures(&mut self, report: &Report<'_>) {
-        let rows = report.arms().filter_map(|(scenario, device, arm)| match &arm.shown().verdict {
-            Verdict::Failed { first, .. } => Some(vec![
+        let rows = report.arms().filter_map(|(scenario, device, arm)| {
+            let first = arm.shown().verdict.violation()?;
+            Some(vec![
                 where_it_ran(report, scenario, device, arm),
-                first.at.as_ref().map_or_else(|| words::NOTHING.to_owned(), |at| at.line.to_string()),
+                words::or_nothing(first.at.as_ref().map(|at| at.line)),
                 prose(&first.expected),
                 prose(&first.seen),
                 code(&arm.shown().reproduce),
-            ]),
-            Verdict::Passed
-            | Verdict::FailedAsExpected { .. }
-            | Verdict::Skipped { .. }
-            | Verdict::Contended { .. }
-            | Verdict::Interrupted => None,
+            ])
         });
-        let rows: Vec<Vec<String>> = rows.collect();
-        if !rows.is_empty() {
-            let columns = [("failed", Align::Left), ("line", Align::Right), ("expected", Align::Left), ("seen", Align::Left)];
-            let columns = columns.into_iter().chain([("reproduce", Align::Left)]).map(|(head, align)| (head.to_owned(), align));
-            self.table(&columns.collect::<Vec<_>>(), rows);
+        let grid = Grid::new("lrl", ["failed", "line", "expected", "seen", "reproduce"], rows);
+        if !grid.rows.is_empty() {
+            self.table(&grid);
         }
     }
 

@@ -24,7 +24,7 @@ fn the_settings_of_an_arm_stand_in_its_scenario_and_beside_its_failure() {
 }
 
 fn markdown(records: &Records) -> String {
-    render(&Report::new(records)).markdown
+    render(&Report::new(records)).text
 }
 
 /// What a GitHub reader sees: for each table its heading cells and its rows.
@@ -160,8 +160,8 @@ fn no_figure_is_infinite_or_not_a_number() {
         run.timings.allocate.kept.iter_mut().for_each(|time| *time = Nanos::ZERO);
     }
     let rendered = render(&Report::new(&records));
-    let svgs = rendered.pictures.iter().map(|picture| &picture.svg);
-    for text in svgs.chain([&rendered.markdown]) {
+    let svgs = rendered.pictures.iter().map(|picture| &picture.1);
+    for text in svgs.chain([&rendered.text]) {
         let words = text.split(|c: char| !c.is_alphanumeric());
         assert_eq!(words.filter(|word| ["NaN", "inf", "infinity"].contains(word)).count(), 0);
     }
@@ -177,19 +177,19 @@ fn rendering_twice_gives_equal_bytes() {
 fn every_link_leads_somewhere_and_every_picture_is_shown_once() {
     let records = examples::every_ending();
     let rendered = render(&Report::new(&records));
-    for event in Parser::new_ext(&rendered.markdown, Options::ENABLE_TABLES) {
+    for event in Parser::new_ext(&rendered.text, Options::ENABLE_TABLES) {
         match event {
             Event::Start(Tag::Link { dest_url, .. }) => {
                 let target = dest_url.strip_prefix('#').expect("links stay in the page");
-                assert_eq!(rendered.markdown.matches(&format!("<a id=\"{target}\"></a>")).count(), 1, "{target}");
+                assert_eq!(rendered.text.matches(&format!("<a id=\"{target}\"></a>")).count(), 1, "{target}");
             }
             Event::Start(Tag::Image { dest_url, .. }) => {
-                assert_eq!(rendered.pictures.iter().filter(|picture| picture.file_name == *dest_url).count(), 1, "{dest_url}");
+                assert_eq!(rendered.pictures.iter().filter(|picture| picture.0 == *dest_url).count(), 1, "{dest_url}");
             }
             _ => {}
         }
     }
-    let names: Vec<&str> = rendered.pictures.iter().map(|picture| picture.file_name.as_str()).collect();
+    let names: Vec<&str> = rendered.pictures.iter().map(|picture| picture.0.as_str()).collect();
     assert_eq!(
         names,
         [

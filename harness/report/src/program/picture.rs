@@ -6,8 +6,7 @@ use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::calls::FaultyCall;
 use plotters::prelude::*;
 
-use crate::picture::{self, ALLOCATED, Drawn, INK, OOM, RESERVED, RETRY};
-use crate::plot::{self, Key, Plot};
+use crate::svg::{self, ALLOCATED, Area, Drawn, INK, Key, OOM, Plot, RESERVED, RETRY};
 use crate::words;
 
 /// A failed attempt that the program can retry.
@@ -137,8 +136,8 @@ impl<'a> Curve<'a> {
 /// Draws the curves as stacked panels, for devices of this memory. `None` without curves.
 pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<String> {
     const KEYS: [(&str, Key); 5] = [
-        ("reserved (driver)", Key::Line(RESERVED)),
-        ("allocated (torch, sampled)", Key::Line(ALLOCATED)),
+        ("reserved (driver)", Key::Line(RESERVED, 2)),
+        ("allocated (torch, sampled)", Key::Line(ALLOCATED, 2)),
         ("refused", Key::Triangle(REFUSED)),
         ("injected failure", Key::Circle(INK)),
         ("out of memory error", Key::Cross(OOM)),
@@ -146,24 +145,21 @@ pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<
     let highest = curves.iter().map(Curve::highest).max()?;
     // A limit far above all values would flatten the curves.
     let top = if memory.get() / 4 <= highest.get() { memory } else { highest.max(Bytes::mib(2)) };
-    let svg = plot::drawn(curves.len(), |head, panels| {
-        plot::legend(head, &KEYS)?;
-        panels.iter().zip(curves).try_for_each(|(area, curve)| panel(area, curve, (top, memory), clock))
-    });
     let described: Vec<String> = curves.iter().map(Curve::in_words).collect();
-    Some(picture::described(&svg, &format!("Memory over {}", clock.name), &described.join(" ")))
+    let titles = (format!("Memory over {}", clock.name), described.join(" "));
+    Some(svg::panels((&titles.0, &titles.1), &KEYS, curves, |area, curve| panel(area, curve, (top, memory), clock)))
 }
 
-fn panel(area: &picture::Area<'_>, curve: &Curve<'_>, (top, memory): (Bytes, Bytes), clock: Clock) -> Drawn {
+fn panel(area: &Area<'_>, curve: &Curve<'_>, (top, memory): (Bytes, Bytes), clock: Clock) -> Drawn {
     let plot = Plot { title: curve.title.clone(), x: clock.axis, end: curve.end(), top };
     let mut chart = plot.chart(area)?;
-    chart.draw_series([PathElement::new(plot::in_mib(curve.allocated()), ALLOCATED.stroke_width(2))])?;
-    chart.draw_series([PathElement::new(plot::in_mib(curve.reserved()), RESERVED.stroke_width(2))])?;
+    svg::line(&mut chart, curve.allocated(), ALLOCATED)?;
+    svg::line(&mut chart, curve.reserved(), RESERVED)?;
     if top == memory {
-        plot.limit(&mut chart, memory)?;
+        svg::limit(&mut chart, plot.end, svg::mib(memory))?;
     }
     for (x, held, mark) in curve.marks() {
-        let at = (x, plot::mib(held));
+        let at = (x, svg::mib(held));
         match mark {
             Mark::Refused => chart.draw_series([TriangleMarker::new(at, 6, REFUSED.filled())])?,
             Mark::Injected => chart.draw_series([Circle::new(at, 5, INK.stroke_width(2))])?,

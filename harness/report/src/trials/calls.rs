@@ -3,7 +3,7 @@
 use harness_allocator::units::Bytes;
 use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns};
 
-use crate::words::{self, Align, Grid};
+use crate::words::{self, Grid};
 
 /// Maximum number of defects shown, each with its command.
 const MOST_DEFECTS: usize = 20;
@@ -26,10 +26,9 @@ pub(super) fn sentence(runs: &FaultedRuns) -> String {
 }
 
 pub(super) fn grid(runs: &FaultedRuns) -> Grid {
-    let figures = ["calls", "repeats", "runs", "healed", "recovered", "out of memory", "ended with an error", "defects"]
-        .map(|head| (head, Align::Right));
-    let mut grid = Grid::new([("scenario", Align::Left), ("allocator", Align::Left)].into_iter().chain(figures));
-    for arm in runs.arms.iter().filter(|arm| arm.not_tried.is_none()) {
+    let heads =
+        ["scenario", "allocator", "calls", "repeats", "runs", "healed", "recovered", "out of memory", "ended with an error", "defects"];
+    let rows = runs.arms.iter().filter(|arm| arm.not_tried.is_none()).map(|arm| {
         let ends = |is_one: fn(&FaultedEnd) -> bool| arm.cases.iter().filter(|case| is_one(&case.end)).count();
         let counts = [
             arm.calls,
@@ -42,9 +41,9 @@ pub(super) fn grid(runs: &FaultedRuns) -> Grid {
             ends(|end| matches!(end, FaultedEnd::Defect { .. })),
         ];
         let names = [arm.scenario.clone(), arm.allocator.clone()];
-        grid.rows.push(names.into_iter().chain(counts.map(|count| count.to_string())).collect());
-    }
-    grid
+        names.into_iter().chain(counts.map(|count| count.to_string())).collect()
+    });
+    Grid::new("llr", heads, rows)
 }
 
 pub(super) fn notes(runs: &FaultedRuns) -> Vec<String> {

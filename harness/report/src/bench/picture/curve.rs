@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 
 use plotters::prelude::*;
+use plotters::style::text_anchor::HPos;
 
 use super::axis::{LogAxis, Unit};
-use super::{Canvas, LABELS, Side, arms, colour, document, fitted, legend_height, mesh};
-use crate::bench::{distinct, words};
-use crate::picture::{Drawn, INK, WIDTH};
+use super::{Canvas, LABELS, arms, colour, legend_height};
+use crate::bench::words;
+use crate::svg::{Drawn, INK, WIDTH, cut, document, mesh};
+use crate::words::distinct;
 use harness_bench::record::{EntrySummary, Outcome, Quantity, SuiteRecord};
 
 /// Minimum number of points of a curve. A table shows fewer points better.
@@ -68,8 +70,9 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
     let keys_end = 58 + legend_height(&keys);
     let height = keys_end + rows * PANEL;
     let described: Vec<String> = groups.iter().flat_map(|group| in_words(group, quantity, arms)).collect();
-    document(height, &title, &described.join(" "), |canvas| {
-        canvas.text(&title, (12, 16), Side::Right, 13, INK)?;
+    document(u32::try_from(height).unwrap_or(1), &title, &described.join(" "), |root| {
+        let canvas = &Canvas(root);
+        canvas.text(&title, (12, 16), HPos::Left, 13, INK)?;
         canvas.caption(
             "Median, with a band from the smallest to the largest sample. Both axes are logarithmic. Equal curves cover each other.",
             (12, 36),
@@ -84,7 +87,7 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
 }
 
 fn panel(canvas: &Canvas<'_, '_>, group: &Group<'_>, quantity: Quantity, (left, top): (i32, i32), wide: i32) -> Drawn {
-    canvas.text(&fitted(group.name, 60), (left + LABELS as i32, top + 10), Side::Right, 12, INK)?;
+    canvas.text(&cut(group.name, 60), (left + LABELS as i32, top + 10), HPos::Left, 12, INK)?;
     let points = || group.lines.iter().flatten();
     let values: BTreeSet<u64> = points().map(|&(value, _)| value).collect();
     let unit = if group.is_bytes { Unit::Of(Quantity::Memory) } else { Unit::Number };

@@ -6,12 +6,11 @@ mod axis;
 pub(super) mod curve;
 pub(super) mod trend;
 
-use plotters::chart::MeshStyle;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::{HPos, VPos};
 
-use crate::bench::distinct;
-use crate::picture::{self, Area, Drawn, GRID, INK, LIMIT, WIDTH};
+use crate::svg::{Area, Drawn, INK, LIMIT, WIDTH, font};
+use crate::words::distinct;
 use harness_bench::record::{Outcome, SuiteRecord};
 
 /// Average width of a character in 12-pixel sans-serif fonts.
@@ -40,47 +39,15 @@ fn colour(index: usize) -> RGBColor {
     COLOURS[index % COLOURS.len()]
 }
 
-/// Creates a picture of this height, with a title and a description for screen readers.
-fn document(height: i32, title: &str, description: &str, draw: impl FnOnce(&Canvas<'_, '_>) -> Drawn) -> String {
-    let mut svg = String::new();
-    let height = u32::try_from(height).unwrap_or(1);
-    {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        let drawn = root.fill(&WHITE).and_then(|()| draw(&Canvas(&root))).and_then(|()| root.present());
-        drawn.expect("drawing into a string cannot fail");
-    }
-    picture::described(&svg, title, description)
-}
-
-/// Position of a text relative to its point.
-#[derive(Clone, Copy)]
-enum Side {
-    Right,
-    Left,
-}
-
 /// Width of the vertical axis labels, in pixels.
 const LABELS: u32 = 74;
-
-/// Lines and labels of all charts.
-fn mesh<'m, 'a, 'b, 'c, X, Y>(style: &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>) -> &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>
-where
-    X: Ranged,
-    Y: Ranged,
-{
-    style.light_line_style(TRANSPARENT).bold_line_style(GRID).axis_style(INK).label_style(picture::font(11))
-}
 
 /// A drawing area, in pixels from the upper left corner.
 struct Canvas<'a, 'b>(&'a Area<'b>);
 
 impl Canvas<'_, '_> {
-    fn text(&self, text: &str, place: (i32, i32), side: Side, size: u32, colour: RGBColor) -> Drawn {
-        let pos = match side {
-            Side::Right => Pos::new(HPos::Left, VPos::Center),
-            Side::Left => Pos::new(HPos::Right, VPos::Center),
-        };
-        self.0.draw(&Text::new(text.to_owned(), place, picture::font(size).color(&colour).pos(pos)))
+    fn text(&self, text: &str, place: (i32, i32), side: HPos, size: u32, colour: RGBColor) -> Drawn {
+        self.0.draw(&Text::new(text.to_owned(), place, font(size, colour, side, VPos::Center)))
     }
 
     /// Draws an arm's mark.
@@ -100,13 +67,13 @@ impl Canvas<'_, '_> {
         for (&(index, key), (x, line)) in keys.iter().zip(places(keys)) {
             let y = top + line * LEGEND_LINE;
             draw(index, (x + 10, y))?;
-            self.text(key, (x + 25, y), Side::Right, 12, INK)?;
+            self.text(key, (x + 25, y), HPos::Left, 12, INK)?;
         }
         Ok(())
     }
 
     fn caption(&self, text: &str, place: (i32, i32)) -> Drawn {
-        self.text(text, place, Side::Right, 11, LIMIT)
+        self.text(text, place, HPos::Left, 11, LIMIT)
     }
 }
 
@@ -133,14 +100,6 @@ fn legend_height(keys: &[(usize, &str)]) -> i32 {
 /// Approximate width of a text of size 12.
 fn width(text: &str) -> i32 {
     (text.chars().count() as f64 * CHARACTER).ceil() as i32
-}
-
-/// Shortens a text at its end to `most` characters.
-fn fitted(text: &str, characters: usize) -> String {
-    if text.chars().count() <= characters {
-        return text.to_owned();
-    }
-    text.chars().take(characters.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// Arms with figures in a suite, in the order of first appearance. The position of an arm selects its color and mark in all

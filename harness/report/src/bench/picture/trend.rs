@@ -5,10 +5,11 @@ use harness_bench::inference::Estimate;
 use harness_bench::record::{BenchRun, Change};
 
 use plotters::prelude::*;
+use plotters::style::text_anchor::HPos;
 
-use super::{Canvas, LABELS, Side, colour, document, mesh};
+use super::{Canvas, LABELS, colour};
 use crate::bench::words;
-use crate::picture::{Drawn, GRID, INK, WIDTH};
+use crate::svg::{Drawn, GRID, INK, WIDTH, document, mesh};
 
 const HEIGHT: i32 = 260;
 const MARGIN: i32 = 24;
@@ -33,12 +34,13 @@ pub(in super::super) fn draw(run: &BenchRun, earlier: &[&BenchRun], change: &Cha
     let title = format!("{}: {} by {}", change.entry.suite, change.entry.case, change.entry.arm);
     let told = |(started, level): (&str, Estimate)| format!("{} in the run of {}", words::changed_by(level.middle), words::date(started));
     let described = format!("{what}: {}, {}.", told(levels[0]), told(levels[levels.len() - 1]));
-    Some(document(HEIGHT, &title, &described, |canvas| {
-        canvas.text(&title, (12, 14), Side::Right, 13, INK)?;
+    Some(document(HEIGHT as u32, &title, &described, |root| {
+        let canvas = &Canvas(root);
+        canvas.text(&title, (12, 14), HPos::Left, 13, INK)?;
         canvas.caption(&format!("{what}; lower is better."), (12, 32))?;
         lines(canvas, &levels)?;
-        canvas.text(words::date(first.0), (LABELS as i32, HEIGHT - 18), Side::Right, 11, INK)?;
-        canvas.text(words::date(last.0), (WIDTH as i32 - MARGIN, HEIGHT - 18), Side::Left, 11, INK)
+        canvas.text(words::date(first.0), (LABELS as i32, HEIGHT - 18), HPos::Left, 11, INK)?;
+        canvas.text(words::date(last.0), (WIDTH as i32 - MARGIN, HEIGHT - 18), HPos::Right, 11, INK)
     }))
 }
 

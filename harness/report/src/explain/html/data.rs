@@ -177,7 +177,6 @@ struct Phase {
 
 impl PageData {
     /// Creates a page that shows the ranks in this order.
-    #[must_use]
     pub fn new(title: impl Into<String>, overview: Vec<String>, ranks: Vec<RankData>) -> Self {
         Self { version: VERSION, title: title.into(), overview, ranks }
     }
@@ -186,7 +185,6 @@ impl PageData {
 impl RankData {
     /// Collects the page's data. Timeline, segments and flame graph come from the recording; device, moment, sentences and causes
     /// come from the explanation. Takes `n log n` time for `n` events.
-    #[must_use]
     pub fn new(name: impl Into<String>, snapshot: &Snapshot, explanation: &Explanation) -> Self {
         let device = explanation.device;
         let lives = Lifetimes::of(snapshot, device);

@@ -29,7 +29,6 @@ pub struct Lifetimes {
 
 /// One allocation, from `alloc` to `free_completed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct BlockLife {
     pub address: u64,
     /// From [`History::sizes`], because events contain the requested size only.
@@ -47,7 +46,6 @@ pub struct BlockLife {
 
 /// One range reserved from the driver: a segment, or pages of an expandable segment that were mapped and unmapped together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct SegmentLife {
     pub address: u64,
     pub size: Bytes,
@@ -72,13 +70,11 @@ pub struct Contradictions {
 
 impl BlockLife {
     /// Returns whether it is allocated, or waits for events, at that moment.
-    #[must_use]
     pub const fn is_there(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.end
     }
 
     /// Returns whether it is allocated at that moment.
-    #[must_use]
     pub const fn is_allocated(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.freed
     }
@@ -86,7 +82,6 @@ impl BlockLife {
 
 impl Lifetimes {
     /// Traces the events of one device. Takes `n log n` time for `n` events.
-    #[must_use]
     pub fn of(snapshot: &Snapshot, device: u32) -> Self {
         let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
         let held: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
@@ -99,7 +94,6 @@ impl Lifetimes {
     }
 
     /// Bytes allocated, waiting for events, and reserved at a moment. Linear in the number of lifetimes.
-    #[must_use]
     pub fn at(&self, moment: usize) -> Figures {
         let sum = |of: &dyn Fn(&BlockLife) -> bool| self.blocks.iter().filter(|life| of(life)).map(|life| life.size.0).sum();
         let segments = self.segments.iter().filter(|life| life.start <= moment && moment < life.end);
@@ -111,13 +105,11 @@ impl Lifetimes {
     }
 
     /// The first moment at the peak of allocated memory, and that peak.
-    #[must_use]
     pub fn peak_allocated(&self) -> (usize, Bytes) {
         self.peak(self.blocks.iter().map(|life| (life.start, life.freed, life.size)))
     }
 
     /// The first moment at the peak of reserved memory, and that peak.
-    #[must_use]
     pub fn peak_reserved(&self) -> (usize, Bytes) {
         self.peak(self.segments.iter().map(|life| (life.start, life.end, life.size)))
     }
@@ -141,7 +133,6 @@ impl Lifetimes {
 
 /// Memory at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Figures {
     pub allocated: Bytes,
     /// Freed, but waiting for events of other streams.

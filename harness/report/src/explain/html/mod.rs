@@ -27,7 +27,6 @@ const SCRIPTS: [&str; 7] = [
 ];
 
 /// Renders the page.
-#[must_use]
 pub fn page(data: &PageData) -> String {
     let json = serde_json::to_string(data).expect("plain data with text keys always has a JSON form");
     // A `<` could end the script element that contains the data:

@@ -1,7 +1,10 @@
-//! Recovers programs from snapshots next to the project, if present, and checks their fidelity.
+//! Recovers programs from snapshots, and checks their fidelity.
+
+mod shared;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -14,41 +17,34 @@ use harness_trace::program::{Ended, Placement, RecordedProgram, Replayed, Setup}
 use harness_trace::snapshot::{ExtraId, Segment, Settings, Snapshot, StackId};
 use serde::Deserialize;
 
-/// A folder of data next to the project, if present.
-fn shared(folder: &str) -> Option<Vec<PathBuf>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
-    let entries = match std::fs::read_dir(&folder) {
-        Ok(entries) => entries,
-        Err(error) => {
-            eprintln!("skipped: {}: {error}", folder.display());
-            return None;
-        }
-    };
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder is readable").path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|ending| ending == "gz"));
-    paths.sort();
-    Some(paths)
+fn main() -> ExitCode {
+    let with_data: [(&str, fn()); 6] = [
+        ("replays_match_the_addresses_of_real_gpus", replays_match_the_addresses_of_real_gpus),
+        ("snapshots_of_simulated_devices_are_replayed_as_recorded", snapshots_of_simulated_devices_are_replayed_as_recorded),
+        ("a_replay_returns_final_blocks_with_their_stacks", a_replay_returns_final_blocks_with_their_stacks),
+        ("replays_of_successful_programs_match_pytorch", replays_of_successful_programs_match_pytorch),
+        ("an_oom_repeats_at_the_same_request", an_oom_repeats_at_the_same_request),
+        ("compact_recordings_match_their_originals", compact_recordings_match_their_originals),
+    ];
+    let others: [(&str, fn()); 1] =
+        [("training_on_a_real_gpu_is_replayed_at_its_addresses", training_on_a_real_gpu_is_replayed_at_its_addresses)];
+    shared::run(&with_data, &others)
 }
 
 fn fidelity_of(path: &Path, memory: Option<Bytes>) -> Fidelity {
     let snapshot = Snapshot::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let program = RecordedProgram::recover_with(&snapshot, 0, memory).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    for note in &program.notes {
-        eprintln!("{}: {note}", path.file_name().unwrap_or_default().display());
-    }
     let prepared = program.prepare().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     fidelity::check(&prepared, &snapshot).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-#[test]
 fn replays_match_the_addresses_of_real_gpus() {
-    let Some(paths) = shared("real-snapshots") else { return };
+    let paths = shared::snapshots("real-snapshots");
     let (mut allocations, mut segments, mut unfaithful) = (0, 0, Vec::new());
     for path in &paths {
         let fidelity = fidelity_of(path, None);
         allocations += fidelity.at_recorded_address;
         segments += fidelity.segments_as_recorded;
-        eprintln!("{}: {fidelity:?}", path.file_name().unwrap_or_default().display());
         if !fidelity.faithful {
             unfaithful.push(path);
         }
@@ -57,13 +53,11 @@ fn replays_match_the_addresses_of_real_gpus() {
     assert_eq!((paths.len(), allocations, segments), (13, 35_325, 2_006));
 }
 
-#[test]
 fn snapshots_of_simulated_devices_are_replayed_as_recorded() {
-    let Some(paths) = shared("snapshots") else { return };
+    let paths = shared::snapshots("snapshots");
     let mut unfaithful = Vec::new();
     for path in &paths {
         let fidelity = fidelity_of(path, None);
-        eprintln!("{}: {fidelity:?}", path.file_name().unwrap_or_default().display());
         if !fidelity.faithful {
             unfaithful.push(path);
         }
@@ -71,9 +65,8 @@ fn snapshots_of_simulated_devices_are_replayed_as_recorded() {
     assert!(unfaithful.is_empty(), "{unfaithful:?}");
 }
 
-#[test]
 fn a_replay_returns_final_blocks_with_their_stacks() {
-    let Some(paths) = shared("snapshots") else { return };
+    let paths = shared::snapshots("snapshots");
     let mut compared = 0;
     for path in paths.iter().filter(|path| path.to_string_lossy().contains("gt-")) {
         let snapshot = Snapshot::read(path).expect("a snapshot");
@@ -116,15 +109,14 @@ struct Truths {
 }
 
 /// The snapshots of the truth tables, with the name of their setting.
-fn truths() -> Option<Vec<(PathBuf, String, Truths)>> {
-    let paths = shared("snapshots")?;
-    let with_truth = paths.into_iter().filter_map(|path| {
+fn truths() -> Vec<(PathBuf, String, Truths)> {
+    let with_truth = shared::snapshots("snapshots").into_iter().filter_map(|path| {
         let name = path.file_name()?.to_str()?.strip_suffix(".pickle.gz")?.to_owned();
         let (case, conf) = name.split_once('.')?;
         let table = std::fs::read_to_string(path.with_file_name(format!("{case}.truth.json"))).ok()?;
         Some((path, conf.to_owned(), serde_json::from_str(&table).expect("a truth table")))
     });
-    Some(with_truth.collect())
+    with_truth.collect()
 }
 
 /// The result of a replay in the terms of the truth tables: outcome, peaks and retries.
@@ -134,9 +126,8 @@ fn outcome(replayed: &Replayed) -> (&'static str, u64, u64, u64) {
     (end, stats.reserved_bytes.all.peak, stats.allocated_bytes.all.peak, stats.num_alloc_retries)
 }
 
-#[test]
 fn replays_of_successful_programs_match_pytorch() {
-    let Some(truths) = truths() else { return };
+    let truths = truths();
     let (mut cells, mut exact, mut wrong) = (0, 0, Vec::new());
     for (path, own, truths) in &truths {
         if truths.confs[own].outcome != "ok" {
@@ -161,13 +152,11 @@ fn replays_of_successful_programs_match_pytorch() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    eprintln!("{cells} cells, {exact} of them to the byte");
     assert!(cells == 32 && exact > 0);
 }
 
-#[test]
 fn an_oom_repeats_at_the_same_request() {
-    let Some(truths) = truths() else { return };
+    let truths = truths();
     let mut seen = 0;
     for (path, own, truths) in &truths {
         let truth = &truths.confs[own];
@@ -217,9 +206,8 @@ fn compact_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real_gpus").join(format!("{name}.pickle.gz"))
 }
 
-#[test]
 fn compact_recordings_match_their_originals() {
-    let Some(paths) = shared("real-snapshots") else { return };
+    let paths = shared::snapshots("real-snapshots");
     for (name, file) in COMPACT {
         let original = paths.iter().find(|path| path.ends_with(file)).expect("the original is there");
         let expected = compact(&Snapshot::read(original).expect("a snapshot"));
@@ -234,7 +222,6 @@ fn compact_recordings_match_their_originals() {
     }
 }
 
-#[test]
 fn training_on_a_real_gpu_is_replayed_at_its_addresses() {
     let fidelity = |name: &str| fidelity_of(&compact_path(name), None);
     let faithful = |allocations, segments| Fidelity {

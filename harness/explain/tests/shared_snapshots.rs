@@ -1,7 +1,9 @@
-//! Explains every real snapshot and checks that the bytes add up. The files are not part of the project; without them, the tests
-//! report it and pass.
+//! Explains every real snapshot and checks that the bytes add up.
 
-use std::path::{Path, PathBuf};
+mod shared;
+
+use std::path::Path;
+use std::process::ExitCode;
 
 use harness_allocator::units::Bytes;
 use harness_explain::causes::{self, ByteCause, Explanation, Options, TotalKnown};
@@ -9,18 +11,13 @@ use harness_explain::state::{At, History, MomentKind};
 use harness_trace::snapshot::Snapshot;
 use serde_json::Value;
 
-/// The snapshots of a folder next to the project, by name. Reports a missing folder.
-fn snapshots(folder: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(folder);
-    let Ok(entries) = std::fs::read_dir(&folder) else {
-        eprintln!("skipped: {} is not there", folder.display());
-        return Vec::new();
-    };
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
-    files.retain(|file| file.extension().is_some_and(|ending| ending == "gz"));
-    files.sort();
-    assert!(!files.is_empty(), "{} has snapshots", folder.display());
-    files
+fn main() -> ExitCode {
+    let with_data: [(&str, fn()); 3] = [
+        ("explanations_of_snapshots_add_up_to_the_byte", explanations_of_snapshots_add_up_to_the_byte),
+        ("figures_match_pytorchs_own_message", figures_match_pytorchs_own_message),
+        ("complete_recordings_start_empty_and_have_the_measured_peak", complete_recordings_start_empty_and_have_the_measured_peak),
+    ];
+    shared::run(&with_data, &[])
 }
 
 fn side_car(file: &Path) -> Value {
@@ -53,9 +50,8 @@ fn explained(snapshot: &Snapshot, options: Options, of: &str) -> Vec<Explanation
     explanations
 }
 
-#[test]
 fn explanations_of_snapshots_add_up_to_the_byte() {
-    for file in snapshots("snapshots").into_iter().chain(snapshots("real-snapshots")) {
+    for file in shared::snapshots("snapshots").into_iter().chain(shared::snapshots("real-snapshots")) {
         let of = file.display().to_string();
         let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
         for explanation in explained(&snapshot, Options::default(), &of) {
@@ -78,9 +74,8 @@ fn explanations_of_snapshots_add_up_to_the_byte() {
     }
 }
 
-#[test]
 fn figures_match_pytorchs_own_message() {
-    for file in snapshots("snapshots") {
+    for file in shared::snapshots("snapshots") {
         let (of, side_car) = (file.display().to_string(), side_car(&file));
         let snapshot = Snapshot::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
         let bytes = |value: &Value| value.as_u64().map(Bytes);
@@ -110,9 +105,8 @@ fn figures_match_pytorchs_own_message() {
     }
 }
 
-#[test]
 fn complete_recordings_start_empty_and_have_the_measured_peak() {
-    for file in snapshots("snapshots") {
+    for file in shared::snapshots("snapshots") {
         let (of, side_car) = (file.display().to_string(), side_car(&file));
         if side_car["recording"]["complete"] != true {
             continue;
@@ -122,19 +116,5 @@ fn complete_recordings_start_empty_and_have_the_measured_peak() {
         assert_eq!(begin.segments, [], "{of}: nothing is held before the first event");
         let [peak] = &explained(&snapshot, Options { memory: None, at: At::Peak }, &of)[..] else { panic!("{of}: one device") };
         assert_eq!(Some(peak.accounts.allocated.get()), side_car["peak_allocated"].as_u64(), "{of}");
-    }
-}
-
-#[test]
-#[ignore = "prints the first sentences, to be read"]
-fn headlines() {
-    for file in snapshots("snapshots").into_iter().chain(snapshots("real-snapshots")) {
-        let snapshot = Snapshot::read(&file).expect("readable");
-        for explanation in explained(&snapshot, Options::default(), "") {
-            println!("{}\n  {}\n  {:?}", file.display(), explanation.headline, explanation.why);
-            explanation.ways.iter().for_each(|way| println!("    {:?}: {}", way.way, way.why));
-            explanation.growing.iter().for_each(|growth| println!("    grows {} {} {:?}", growth.site, growth.grown, growth.held));
-            explanation.stalled_frees.iter().take(2).for_each(|wait| println!("    waits {wait:?}"));
-        }
     }
 }

@@ -91,7 +91,7 @@ impl Compare {
 
     fn read(&self, path: &Path, snapshot: &Snapshot) -> Result<(Explanation, Whole), CliError> {
         let invalid = |message: String, help: &str| CliError::input(format!("{}: {message}", path.display()), help);
-        let devices = causes::devices(snapshot);
+        let devices = snapshot.devices();
         if !devices.contains(&self.device) {
             let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
             let message = format!("the snapshot does not contain device {}", self.device);

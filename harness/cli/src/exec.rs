@@ -317,7 +317,7 @@ fn exit_code(ended: &Ended, not_reached: Option<&str>) -> ExitCode {
 fn explain(path: &Path, memory: Bytes) -> Result<(), CliError> {
     let snapshot = snapshots::read(path)?;
     let options = Options { memory: Some(memory), ..Options::default() };
-    for device in causes::devices(&snapshot) {
+    for device in snapshot.devices() {
         let name = path.display().to_string();
         match causes::explain(&snapshot, device, options) {
             Ok(explanation) if explanation.request.is_some() => {

@@ -113,7 +113,7 @@ impl Explain {
     /// Explains every device in the snapshot.
     fn explain(&self, path: &Path, snapshot: &Snapshot) -> Result<Vec<Explained>, CliError> {
         let options = Options { memory: self.memory, at: self.at.unwrap_or_default() };
-        let devices = causes::devices(snapshot);
+        let devices = snapshot.devices();
         if devices.is_empty() {
             let message = format!("{}: the snapshot has neither segments nor events", path.display());
             return Err(CliError::input(message, "take the snapshot in the process that uses the GPU, before it frees its memory"));

@@ -3,9 +3,8 @@
 use std::convert::Infallible;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::thread;
 
-use harness_explain::grid::in_parallel_by;
+use harness_base::parallel::in_parallel;
 use harness_trace::snapshot::{Snapshot, SnapshotError};
 use indicatif::ProgressBar;
 
@@ -64,16 +63,15 @@ pub(crate) fn each<T: Send>(
     read: impl Fn(&Path) -> Result<Snapshot, CliError> + Sync,
     make: impl Fn(&Path, &Snapshot) -> Result<T, CliError> + Sync,
 ) -> Vec<Result<T, CliError>> {
-    let workers = thread::available_parallelism().map_or(1, usize::from);
     let is_watched = files.len() > 1 && io::stderr().is_terminal();
     let bar = if is_watched { ProgressBar::new(files.len() as u64) } else { ProgressBar::hidden() };
-    let Ok(done) = in_parallel_by(workers, files, |path| {
+    let Ok(made) = in_parallel(files, |path| {
         let made = read(path).and_then(|snapshot| make(path, &snapshot));
         bar.inc(1);
         Ok::<_, Infallible>(made)
     });
     bar.finish_and_clear();
-    done
+    made
 }
 
 /// Writes a snapshot and creates its folder. `help` is shown if that fails.

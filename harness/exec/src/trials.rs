@@ -70,7 +70,7 @@ pub fn each<C: Sync, R: Send, E: Send>(
     progress: &(dyn Fn() + Sync),
     run: impl Fn(&C) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, E> {
-    harness_explain::grid::in_parallel_by(jobs, cases, |case| {
+    harness_base::parallel::in_parallel_by(jobs, cases, |case| {
         let answer = run(case)?;
         progress();
         Ok(answer)

@@ -200,7 +200,7 @@ fn given_back(view: &View<'_>) -> Pieces {
         matches!(action, Action::SegmentFree | Action::SegmentUnmap | Action::SegmentMap | Action::FreeCompleted | Action::FreeRequested)
     };
     for event in before.take_while(|event| is_part(event.action)) {
-        if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
+        if event.action.releases() {
             pieces.add(event.size);
         }
     }

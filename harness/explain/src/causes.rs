@@ -62,17 +62,6 @@ pub enum ExplainError {
     MemoryTooSmall { given: Bytes, least: Bytes, device: u32, what: &'static str },
 }
 
-/// The devices that have segments or events in a snapshot.
-#[must_use]
-pub fn devices(snapshot: &Snapshot) -> Vec<u32> {
-    let of_segments = snapshot.segments.iter().map(|segment| segment.device);
-    let of_events = (0_u32..).zip(&snapshot.traces).filter(|(_, events)| !events.is_empty()).map(|(device, _)| device);
-    let mut devices: Vec<u32> = of_segments.chain(of_events).collect();
-    devices.sort_unstable();
-    devices.dedup();
-    devices
-}
-
 /// The recorded settings. PyTorch's defaults if the file has none, or if this version cannot parse them.
 #[must_use]
 pub fn config(snapshot: &Snapshot) -> Config {

@@ -29,14 +29,14 @@ impl Whole {
     /// Computes the statistics. Peaks include memory from before the recording. Takes `n log n` time for `n` events.
     #[must_use]
     pub fn of(history: &History<'_>, at_end: &Explanation) -> Self {
-        let count = |actions: &[Action]| history.events().iter().filter(|event| actions.contains(&event.action)).count() as u64;
+        let count = |is_counted: fn(Action) -> bool| history.events().iter().filter(|event| is_counted(event.action)).count() as u64;
         Self {
             peak_allocated: history.allocated().into_iter().max().unwrap_or_default().max(at_end.accounts.allocated),
             peak_reserved: history.reserved().into_iter().max().unwrap_or_default().max(at_end.accounts.reserved),
-            allocations: count(&[Action::Alloc]),
-            driver_allocations: count(&[Action::SegmentAlloc, Action::SegmentMap]),
-            driver_frees: count(&[Action::SegmentFree, Action::SegmentUnmap]),
-            ooms: count(&[Action::Oom]),
+            allocations: count(|action| action == Action::Alloc),
+            driver_allocations: count(Action::reserves),
+            driver_frees: count(Action::releases),
+            ooms: count(|action| action == Action::Oom),
         }
     }
 }

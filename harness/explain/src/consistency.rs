@@ -1,9 +1,7 @@
 //! Detects recordings that contradict themselves: [`Contradiction`]. Undoing the events from the final state must never free memory twice.
 
-use std::collections::BTreeMap;
-
 use harness_allocator::stats::BlockState;
-use harness_trace::snapshot::{Action, Event, Segment, Snapshot};
+use harness_trace::snapshot::{Action, Event, Ranges, Segment, Snapshot};
 
 /// An event that cannot have happened before the later events and the final state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,7 +21,7 @@ pub(crate) fn contradiction(snapshot: &Snapshot, device: u32) -> Option<Contradi
     if snapshot.recording(device)?.missing.into_iter().any(|action| !has(action)) {
         return None;
     }
-    let segments: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
+    let segments: Vec<&Segment> = snapshot.segments_of(device).collect();
     let in_use = segments.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state != BlockState::Inactive);
     let mut undo = Undo {
         blocks: Ranges(in_use.map(|block| (block.address, block.address + block.size.0)).collect()),
@@ -81,47 +79,10 @@ impl Undo {
                 Ok(())
             }
             Action::SegmentUnmap => {
-                self.mapped.join(start, end);
+                self.mapped.insert(start, end);
                 Ok(())
             }
             Action::Snapshot | Action::Oom => Ok(()),
-        }
-    }
-}
-
-/// Disjoint ranges: the end of each by its start.
-#[derive(Default)]
-struct Ranges(BTreeMap<u64, u64>);
-
-impl Ranges {
-    fn overlap(&self, start: u64, end: u64) -> bool {
-        self.0.range(..end).next_back().is_some_and(|(_, &other_end)| other_end > start)
-    }
-
-    fn contain(&self, start: u64, end: u64) -> bool {
-        self.0.range(..=start).next_back().is_some_and(|(_, &other_end)| end <= other_end)
-    }
-
-    /// Removes a range that another one contains.
-    fn remove(&mut self, start: u64, end: u64) {
-        let Some((&other, &other_end)) = self.0.range(..=start).next_back() else { return };
-        self.0.remove(&other);
-        if other < start {
-            self.0.insert(other, start);
-        }
-        if end < other_end {
-            self.0.insert(end, other_end);
-        }
-    }
-
-    /// Adds a range and merges it with its neighbors.
-    fn join(&mut self, start: u64, end: u64) {
-        let end = self.0.remove(&end).unwrap_or(end);
-        match self.0.range_mut(..start).next_back() {
-            Some((_, other_end)) if *other_end == start => *other_end = end,
-            _ => {
-                self.0.insert(start, end);
-            }
         }
     }
 }

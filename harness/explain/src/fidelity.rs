@@ -2,6 +2,7 @@
 //! address. Every segment must be reserved and released at its recorded moment with its recorded size. The final segments and
 //! blocks must match the snapshot. Predictions for other settings rely on this check.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::ControlFlow;
 
@@ -11,7 +12,7 @@ use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_trace::execute::Outcome;
 use harness_trace::program::{DriverCall, Placement, Prepared, ProgramError, RecordedProgram, Setup, Step};
-use harness_trace::snapshot::{Action, Event, PoolId, Segment, Snapshot};
+use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
 use harness_trace::trace::TraceEvent;
 use serde::Serialize;
 
@@ -63,7 +64,7 @@ impl fmt::Display for Divergence {
 /// Replays a program with its recorded settings and compares it with its snapshot. Fails if the program cannot be replayed.
 pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, ProgramError> {
     let program = prepared.program();
-    let events = snapshot.traces.get(program.device as usize).map_or(&[][..], Vec::as_slice);
+    let events = snapshot.events_of(program.device);
     let mut check = Check::new(program, events);
     let setup = Setup {
         allocator: AllocatorSpec::caching(program.config.clone()),
@@ -85,9 +86,6 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, P
 
 /// Recovers the program of one device and checks it. `memory` is the assumed device memory of the recording, used only if a
 /// replay with it matches.
-///
-/// # Errors
-/// [`ProgramError`] if the program cannot be recovered or replayed.
 pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(RecordedProgram, Fidelity), ProgramError> {
     let recover = |memory: Option<Bytes>| {
         let program = RecordedProgram::recover_with(snapshot, device, memory)?;
@@ -112,8 +110,8 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     fn new(program: &'a RecordedProgram, events: &[Event]) -> Self {
-        let calls = events.iter().zip(0..).filter_map(|(event, index)| Some((index, driver_call(event)?)));
-        let (taken, given_back) = calls.partition(|(_, call)| matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_)));
+        let calls = events.iter().zip(0..).filter_map(|(event, index)| Some((index, DriverCall::of(event)?)));
+        let (taken, given_back) = calls.partition(|(_, call)| call.action.reserves());
         Self { program, taken, given_back, takes: 0, gifts: 0, at_recorded_address: 0, segments_as_recorded: 0, first: None }
     }
 
@@ -139,13 +137,10 @@ impl<'a> Check<'a> {
     }
 
     fn driver_call(&mut self, event: u32, call: DriverCall) {
-        let (list, next) = match call {
-            DriverCall::Malloc(_) | DriverCall::Map(_) => (&self.taken, &mut self.takes),
-            DriverCall::Free(_) | DriverCall::Unmap(_) => (&self.given_back, &mut self.gifts),
-        };
+        let takes = call.action.reserves();
+        let (list, next) = if takes { (&self.taken, &mut self.takes) } else { (&self.given_back, &mut self.gifts) };
         let recorded = list.get(*next).copied();
         *next += 1;
-        let takes = matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_));
         match recorded {
             // A group of several events can release memory together.
             Some((at, same)) if same == call && (at < event || !takes) => self.segments_as_recorded += u64::from(takes),
@@ -158,30 +153,15 @@ impl<'a> Check<'a> {
         if let Some(&(event, call)) = self.given_back.get(self.gifts) {
             self.diverge(Some(event), describe(call), "nothing given back".to_owned());
         }
-        let mut recorded: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == self.program.device).collect();
+        let mut recorded: Vec<&Segment> = snapshot.segments_of(self.program.device).collect();
         recorded.sort_by_key(|segment| segment.address);
-        let recorded: Vec<String> = recorded.into_iter().flat_map(|segment| self.lines_recorded(segment)).collect();
-        let replayed: Vec<String> = last.iter().flat_map(|segment| self.lines_replayed(segment)).collect();
+        let recorded: Vec<String> = recorded.into_iter().flat_map(lines).collect();
+        let replayed: Vec<String> = last.iter().flat_map(|segment| lines(&self.program.for_snapshot(segment, &HashMap::new()))).collect();
         let line = |side: &[String], index: usize| side.get(index).cloned().unwrap_or_else(|| "no further segment".to_owned());
         let different = (0..recorded.len().max(replayed.len())).find(|&index| recorded.get(index) != replayed.get(index));
         if let Some(index) = different {
             self.diverge(None, line(&recorded, index), line(&replayed, index));
         }
-    }
-
-    fn lines_recorded(&self, segment: &Segment) -> Vec<String> {
-        let private = (segment.private_pool != PoolId::DEFAULT).then_some(segment.private_pool);
-        let range = MemoryRange::new(DevicePtr(segment.address), segment.size);
-        let blocks = segment.blocks.iter().map(|block| line(DevicePtr(block.address), block.size, block.requested, block.state));
-        std::iter::once(segment_line(range, segment.stream, private)).chain(blocks).collect()
-    }
-
-    fn lines_replayed(&self, segment: &SegmentInfo) -> Vec<String> {
-        let stream = segment.stream.and_then(|stream| self.program.streams.get(stream.0 as usize)).copied().unwrap_or_default();
-        let private = segment.private_pool.and_then(|pool| self.program.pools.get(pool as usize)).copied();
-        let range = MemoryRange::new(segment.address, segment.size);
-        let blocks = segment.blocks.iter().map(|block| line(block.address, block.size, block.requested, block.state));
-        std::iter::once(segment_line(range, stream, private)).chain(blocks).collect()
     }
 
     fn diverge(&mut self, event: Option<u32>, recorded: String, replayed: String) {
@@ -203,32 +183,28 @@ impl<'a> Check<'a> {
     }
 }
 
-fn driver_call(event: &Event) -> Option<DriverCall> {
-    let range = MemoryRange::new(DevicePtr(event.address), event.size);
-    match event.action {
-        Action::SegmentAlloc => Some(DriverCall::Malloc(range)),
-        Action::SegmentFree => Some(DriverCall::Free(range)),
-        Action::SegmentMap => Some(DriverCall::Map(range)),
-        Action::SegmentUnmap => Some(DriverCall::Unmap(range)),
-        _ => None,
+fn describe(DriverCall { action, range }: DriverCall) -> String {
+    let MemoryRange { start, len } = range;
+    match action {
+        Action::SegmentAlloc => format!("a segment of {len} reserved at {start}"),
+        Action::SegmentMap => format!("{len} mapped at {start}"),
+        Action::SegmentUnmap => format!("{len} unmapped at {start}"),
+        _ => format!("the segment of {len} at {start} released"),
     }
 }
 
-fn describe(call: DriverCall) -> String {
-    match call {
-        DriverCall::Malloc(range) => format!("a segment of {} reserved at {}", range.len, range.start),
-        DriverCall::Free(range) => format!("the segment of {} at {} released", range.len, range.start),
-        DriverCall::Map(range) => format!("{} mapped at {}", range.len, range.start),
-        DriverCall::Unmap(range) => format!("{} unmapped at {}", range.len, range.start),
-    }
+/// Describes a segment and its blocks.
+fn lines(segment: &Segment) -> Vec<String> {
+    let PoolId(first, second) = segment.private_pool;
+    let pool = if segment.private_pool == PoolId::DEFAULT { String::new() } else { format!(" in the private pool ({first}, {second})") };
+    let range = MemoryRange::new(DevicePtr(segment.address), segment.size);
+    let whole = format!("a segment at {range} of stream {}{pool}", segment.stream);
+    std::iter::once(whole).chain(segment.blocks.iter().map(line)).collect()
 }
 
-fn segment_line(range: MemoryRange, stream: u64, private: Option<PoolId>) -> String {
-    let pool = private.map_or(String::new(), |PoolId(first, second)| format!(" in the private pool ({first}, {second})"));
-    format!("a segment at {range} of stream {stream}{pool}")
-}
-
-fn line(address: DevicePtr, size: Bytes, requested: Bytes, state: BlockState) -> String {
+fn line(block: &Block) -> String {
+    let Block { size, requested, state, .. } = *block;
+    let address = DevicePtr(block.address);
     match state {
         BlockState::Inactive => format!("a free block of {} bytes at {address}", size.0),
         BlockState::PendingFree => format!("a block of {} bytes at {address} that waits for an event", size.0),

@@ -1,13 +1,10 @@
 //! Replays a program with many settings and allocators: [`Grid`].
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{panic, thread};
-
 use harness_allocator::allocator::caching::{ConfError, Config};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::parallel::in_parallel;
 use harness_trace::program::{Placement, Prepared, ProgramError, RecordedProgram, Replayed, Setup};
 use serde::Serialize;
 
@@ -191,9 +188,6 @@ impl<'a> Grid<'a> {
 
     /// Replays the program with each configuration on all cores. Calls `progress` after each. Results keep the order of the
     /// configurations. `with_least` also searches the least sufficient memory, which takes about ten more replays each.
-    ///
-    /// # Errors
-    /// The [`ProgramError`] of the first configuration that cannot be replayed.
     pub fn run(
         &self,
         configurations: &[Configuration],
@@ -232,34 +226,4 @@ impl<'a> Grid<'a> {
         })?;
         Ok((least, Bytes(unlimited.allocated_bytes.all.peak)))
     }
-}
-
-/// Runs `act` for each item on all cores. Results keep the order of the items. Returns the error of the first item that fails.
-pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
-    in_parallel_by(thread::available_parallelism().map_or(1, usize::from), items, act)
-}
-
-/// Like [`in_parallel`], with at most `threads` items at a time.
-pub fn in_parallel_by<T: Sync, R: Send, E: Send>(most: usize, items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
-    let workers = most.clamp(1, items.len().max(1));
-    let next = AtomicUsize::new(0);
-    let answers: Vec<Mutex<Option<Result<R, E>>>> = items.iter().map(|_| Mutex::new(None)).collect();
-    thread::scope(|scope| {
-        let work = || {
-            while let Some((item, answer)) =
-                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((items.get(at)?, answers.get(at)?)))
-            {
-                let found = act(item);
-                *answer.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(found);
-            }
-        };
-        let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
-        work();
-        for other in others {
-            if let Err(panic) = other.join() {
-                panic::resume_unwind(panic);
-            }
-        }
-    });
-    answers.into_iter().filter_map(|answer| answer.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)).collect()
 }

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::units::Bytes;
+use harness_base::parallel::in_parallel;
 use harness_base::words::count;
 use harness_trace::program::{Ended, ProgramError, RecordedProgram};
 use harness_trace::snapshot::{PoolId, Snapshot};
 use harness_trace::trace::TraceEvent;
 
-use crate::grid::{Configuration, Grid, in_parallel};
+use crate::grid::{Configuration, Grid};
 use crate::least::Least;
 use crate::sites::{SiteId, SiteKind, Sites};
 
@@ -36,9 +37,6 @@ pub struct ProgramAdvice {
 
 /// Tests changes with the recorded settings on all cores. The largest saving comes first; equal savings are sorted by fewer
 /// `empty_cache` calls. `own` is the least sufficient memory without a change. Calls `progress` after each of the [`changes`].
-///
-/// # Errors
-/// [`ProgramError`] if a replay is impossible.
 pub fn program_advice(
     changes: Vec<Change>,
     own: &Configuration,

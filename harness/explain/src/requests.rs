@@ -97,9 +97,6 @@ impl Requests {
 
     /// Returns the program with PyTorch's default settings, and a snapshot that contains the sites: event N belongs to operation
     /// N.
-    ///
-    /// # Errors
-    /// [`ProgramError`] if an id is allocated while it is live.
     pub fn program_with_places(&self) -> Result<(RecordedProgram, Snapshot), ProgramError> {
         let mut program = self.program()?;
         let mut snapshot = Snapshot { notes: self.notes.clone(), ..Snapshot::default() };

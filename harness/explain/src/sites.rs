@@ -50,11 +50,19 @@ pub enum SiteKind {
     BeforeRecording,
 }
 
+/// The line of a frame.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    file: String,
+    line: u32,
+    function: String,
+}
+
 /// The identity of a site.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
-    Frame { file: String, line: u32, function: String },
-    After { file: String, line: u32, function: String },
+    Frame(Place),
+    After(Place),
     Phase(String),
     Size(Bytes),
     NoFrames,
@@ -74,7 +82,7 @@ impl Sites {
     /// Finds the sites of a device's events and blocks. Linear in events, stacks and frames.
     #[must_use]
     pub fn new(snapshot: &Snapshot, device: u32) -> Self {
-        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        let events = snapshot.events_of(device);
         let mut finder = Finder::new(snapshot);
         let of_stack: Vec<Option<SiteId>> = (0..snapshot.stacks.len()).map(|stack| finder.of_frames(stack_id(stack))).collect();
         let of_event = finder.of_events(events, &of_stack, &phases(&snapshot.annotations, device));
@@ -202,7 +210,7 @@ impl<'a> Finder<'a> {
     fn of_frames(&mut self, stack: StackId) -> Option<SiteId> {
         let frame = self.frame_of_program(stack)?;
         let Frame { file, line, name, .. } = self.snapshot.stacks.frame(frame).clone();
-        Some(self.id(Key::Frame { file, line, function: name }, stack))
+        Some(self.id(Key::Frame(Place { file, line, function: name }), stack))
     }
 
     fn of_events(&mut self, events: &[Event], of_stack: &[Option<SiteId>], phases: &[(u64, Option<&str>)]) -> Vec<SiteId> {
@@ -226,7 +234,7 @@ impl<'a> Finder<'a> {
         }
         let (key, stack) = self.found[site.0 as usize].clone();
         let after = match key {
-            Key::Frame { file, line, function } => self.id(Key::After { file, line, function }, stack),
+            Key::Frame(place) => self.id(Key::After(place), stack),
             _ => site,
         };
         self.after.insert(site, after);
@@ -248,7 +256,7 @@ impl<'a> Finder<'a> {
     }
 
     fn named(self) -> Vec<Site> {
-        let files = ShortFiles::new(self.found.iter().filter_map(|(key, _)| key.file()));
+        let files = ShortFiles::new(self.found.iter().filter_map(|(key, _)| Some(&*key.place()?.file)));
         let site = |&(ref key, stack): &(Key, StackId)| {
             let kind = key.kind();
             let frames = if kind == SiteKind::After { StackId::EMPTY } else { stack };
@@ -256,9 +264,9 @@ impl<'a> Finder<'a> {
             Site {
                 name: key.name(&files),
                 kind,
-                file: key.file().map(str::to_owned),
-                line: key.line(),
-                function: key.function().map(str::to_owned),
+                file: key.place().map(|place| place.file.clone()),
+                line: key.place().map(|place| place.line),
+                function: key.place().map(|place| place.function.clone()),
                 stack: stack.collect(),
             }
         };
@@ -282,43 +290,29 @@ impl Site {
 impl Key {
     const fn kind(&self) -> SiteKind {
         match self {
-            Self::Frame { .. } => SiteKind::Frame,
-            Self::After { .. } => SiteKind::After,
+            Self::Frame(_) => SiteKind::Frame,
+            Self::After(_) => SiteKind::After,
             Self::Phase(_) | Self::Size(_) | Self::NoFrames => SiteKind::NoFrames,
             Self::BeforeRecording => SiteKind::BeforeRecording,
         }
     }
 
-    fn file(&self) -> Option<&str> {
+    const fn place(&self) -> Option<&Place> {
         match self {
-            Self::Frame { file, .. } | Self::After { file, .. } => Some(file),
-            Self::Phase(_) | Self::Size(_) | Self::NoFrames | Self::BeforeRecording => None,
-        }
-    }
-
-    const fn line(&self) -> Option<u32> {
-        match self {
-            Self::Frame { line, .. } | Self::After { line, .. } => Some(*line),
-            Self::Phase(_) | Self::Size(_) | Self::NoFrames | Self::BeforeRecording => None,
-        }
-    }
-
-    fn function(&self) -> Option<&str> {
-        match self {
-            Self::Frame { function, .. } | Self::After { function, .. } => Some(function),
-            Self::Phase(_) | Self::Size(_) | Self::NoFrames | Self::BeforeRecording => None,
+            Self::Frame(place) | Self::After(place) => Some(place),
+            _ => None,
         }
     }
 
     fn name(&self, files: &ShortFiles<'_>) -> String {
-        let place = |file: &str, line: u32, function: &str| {
+        let in_words = |Place { file, line, function }: &Place| {
             let function = if function.is_empty() || function == "<module>" { String::new() } else { format!(" {function}") };
-            let line = if line == 0 { String::new() } else { format!(":{line}") };
+            let line = if *line == 0 { String::new() } else { format!(":{line}") };
             format!("{}{line}{function}", files.short(file))
         };
         match self {
-            Self::Frame { file, line, function } => place(file, *line, function),
-            Self::After { file, line, function } => format!("no Python frames, after {}", place(file, *line, function)),
+            Self::Frame(place) => in_words(place),
+            Self::After(place) => format!("no Python frames, after {}", in_words(place)),
             Self::Phase(name) => format!("no Python frames, in {name}"),
             Self::Size(size) => format!("no Python frames, requests of {size} ({} B)", size.get()),
             Self::NoFrames => "no Python frames, requests below 1 MiB".to_owned(),

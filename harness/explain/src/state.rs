@@ -10,7 +10,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_trace::program::UnmappedPools;
+use harness_trace::program::{EarlierSegments, UnmappedPools};
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
 
@@ -123,8 +123,8 @@ impl<'a> History<'a> {
     /// Prepares a device's recording. `config` are the recorded settings. Linear in events and blocks.
     #[must_use]
     pub fn new(snapshot: &'a Snapshot, device: u32, config: Config) -> Self {
-        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
-        let mut last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
+        let events = snapshot.events_of(device);
+        let mut last: Vec<&Segment> = snapshot.segments_of(device).collect();
         last.sort_by_key(|segment| segment.address);
         let (freed, origins) = pair(events);
         let unmapped_pools = UnmappedPools::find(events, &config);
@@ -145,9 +145,6 @@ impl<'a> History<'a> {
 
     /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example while cuDNN
     /// searches a plan.
-    ///
-    /// # Errors
-    /// [`MomentError`] if the recording has no such moment.
     pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
         let (device, events) = (self.device, self.events.len());
         let last_oom = self.events.iter().rposition(|event| event.action == Action::Oom);
@@ -192,10 +189,10 @@ impl<'a> History<'a> {
         let mut reserved = vec![Bytes::ZERO; self.events.len()];
         for (after, event) in reserved.iter_mut().zip(self.events).rev() {
             *after = current;
-            match event.action {
-                Action::SegmentAlloc | Action::SegmentMap => current = current.saturating_sub(event.size),
-                Action::SegmentFree | Action::SegmentUnmap => current += event.size,
-                Action::Alloc | Action::FreeRequested | Action::FreeCompleted | Action::Snapshot | Action::Oom => {}
+            if event.action.reserves() {
+                current = current.saturating_sub(event.size);
+            } else if event.action.releases() {
+                current += event.size;
             }
         }
         reserved
@@ -310,21 +307,20 @@ struct Live {
 struct Rewind<'h, 'a> {
     history: &'h History<'a>,
     sizes: Sizes,
-    /// Without blocks, by address.
-    segments: BTreeMap<u64, Segment>,
+    earlier: EarlierSegments,
     live: BTreeMap<u64, Live>,
 }
 
 impl<'h, 'a> Rewind<'h, 'a> {
     fn new(history: &'h History<'a>, sizes: Sizes) -> Self {
-        let segments = history.last.iter().map(|segment| (segment.address, without_blocks(segment))).collect();
+        let earlier = EarlierSegments::new(history.device, history.last.iter().copied());
         let blocks = history.last.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state != BlockState::Inactive);
         let live = blocks.map(|block| {
             let origin = history.origins.get(&block.address).copied().unwrap_or_default();
             let Block { size, requested, state, stack, .. } = *block;
             (block.address, Live { size, requested, state, stack, origin, is_exact: true })
         });
-        Self { history, sizes, segments, live: live.collect() }
+        Self { history, sizes, earlier, live: live.collect() }
     }
 
     fn undo(&mut self, index: usize) {
@@ -333,13 +329,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
             Action::Alloc => self.undo_alloc(index, event),
             Action::FreeCompleted => self.bring_back(index, event, BlockState::PendingFree),
             Action::FreeRequested => self.bring_back(index, event, BlockState::Allocated),
-            Action::SegmentAlloc => {
-                self.segments.remove(&event.address);
-            }
-            Action::SegmentFree => self.bring_back_segment(event, false),
-            Action::SegmentMap => self.unmap(event),
-            Action::SegmentUnmap => self.bring_back_segment(event, true),
-            Action::Snapshot | Action::Oom => {}
+            _ => self.earlier.undo(event, &self.history.unmapped_pools, PoolId::default),
         }
     }
 
@@ -352,7 +342,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
     /// The small remainder after a block that the allocator did not split off. Uses the blocks that were live when the block was
     /// allocated.
     fn unsplit_remainder(&self, address: u64, size: Bytes) -> Bytes {
-        let Some((&start, segment)) = self.segments.range(..=address).next_back() else { return Bytes::ZERO };
+        let Some((&start, segment)) = self.earlier.by_address.range(..=address).next_back() else { return Bytes::ZERO };
         let end = address + size.get();
         let segment_end = start + segment.size.get();
         if segment.expandable || segment.pool == PoolKind::Small || end > segment_end {
@@ -386,67 +376,6 @@ impl<'h, 'a> Rewind<'h, 'a> {
         block.origin.freed = freed;
     }
 
-    fn bring_back_segment(&mut self, event: &Event, expandable: bool) {
-        // Segments of the small pool all have the same size; ranges of expandable segments have any number of pages.
-        let pool = match expandable {
-            true => self.history.unmapped_pools.of(event, &self.history.config),
-            false if event.size == Bytes::mib(2) => PoolKind::Small,
-            false => PoolKind::Large,
-        };
-        let segment = Segment {
-            device: self.history.device,
-            address: event.address,
-            size: event.size,
-            stream: event.stream,
-            pool,
-            private_pool: PoolId::DEFAULT,
-            expandable,
-            stack: event.stack,
-            blocks: Vec::new(),
-            extra: event.extra,
-        };
-        self.segments.insert(event.address, segment);
-        if expandable {
-            self.join(event.address);
-        }
-    }
-
-    /// Merges adjacent mapped ranges.
-    fn join(&mut self, address: u64) {
-        let meets = |left: &Segment, right: &Segment| {
-            left.expandable && right.expandable && left.stream == right.stream && left.address + left.size.get() == right.address
-        };
-        if let Some((&next, _)) = self.segments.range(address + 1..).next()
-            && meets(&self.segments[&address], &self.segments[&next])
-            && let Some(right) = self.segments.remove(&next)
-            && let Some(left) = self.segments.get_mut(&address)
-        {
-            left.size += right.size;
-            (left.pool, left.private_pool) = (right.pool, right.private_pool);
-        }
-        if let Some((&before, _)) = self.segments.range(..address).next_back()
-            && meets(&self.segments[&before], &self.segments[&address])
-            && let Some(right) = self.segments.remove(&address)
-            && let Some(left) = self.segments.get_mut(&before)
-        {
-            left.size += right.size;
-        }
-    }
-
-    fn unmap(&mut self, event: &Event) {
-        let (start, end) = (event.address, event.address + event.size.get());
-        let Some((&address, _)) = self.segments.range(..=start).next_back() else { return };
-        let Some(range) = self.segments.remove(&address) else { return };
-        let range_end = address + range.size.get();
-        if end < range_end {
-            let rest = Segment { address: end, size: Bytes(range_end - end), ..range.clone() };
-            self.segments.insert(end, rest);
-        }
-        if address < start {
-            self.segments.insert(address, Segment { size: Bytes(start.min(range_end) - address), ..range });
-        }
-    }
-
     /// Returns the sizes, including blocks from before the first event.
     fn sizes_at_start(mut self) -> Sizes {
         let before: Vec<(u64, u64)> = self
@@ -462,39 +391,20 @@ impl<'h, 'a> Rewind<'h, 'a> {
     }
 
     fn state(self) -> State {
-        let Self { mut segments, live, .. } = self;
+        let Self { earlier: EarlierSegments { by_address: mut segments, .. }, live, .. } = self;
         let origins = live.iter().map(|(&address, block)| (address, block.origin)).collect();
         for segment in segments.values_mut() {
             let end = segment.address + segment.size.get();
             let mut at = segment.address;
             for (&address, block) in live.range(segment.address..end) {
-                segment.blocks.extend(free(at, address.min(end)));
+                segment.blocks.extend(Block::free(at, address.min(end)));
                 let size = block.size.get().min(end - address);
                 let Live { requested, state, stack, .. } = *block;
                 segment.blocks.push(Block { address, size: Bytes(size), requested, state, stack, extra: Default::default() });
                 at = address + size;
             }
-            segment.blocks.extend(free(at, end));
+            segment.blocks.extend(Block::free(at, end));
         }
         State { segments: segments.into_values().collect(), origins }
     }
-}
-
-/// Copies a segment without its blocks.
-fn without_blocks(segment: &Segment) -> Segment {
-    let Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, .. } = *segment;
-    Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, blocks: Vec::new() }
-}
-
-/// A free block between two addresses, if they differ.
-fn free(from: u64, to: u64) -> Option<Block> {
-    let block = |size| Block {
-        address: from,
-        size: Bytes(size),
-        requested: Bytes::ZERO,
-        state: BlockState::Inactive,
-        stack: StackId::EMPTY,
-        extra: Default::default(),
-    };
-    to.checked_sub(from).filter(|&size| size > 0).map(block)
 }

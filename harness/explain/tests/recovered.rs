@@ -65,12 +65,7 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
     let watched = prepared.watch(&setup, |step| {
         let operation = program.operations[step.operation];
         for call in step.driver {
-            let (action, range) = match *call {
-                DriverCall::Malloc(range) => (Action::SegmentAlloc, range),
-                DriverCall::Free(range) => (Action::SegmentFree, range),
-                DriverCall::Map(range) => (Action::SegmentMap, range),
-                DriverCall::Unmap(range) => (Action::SegmentUnmap, range),
-            };
+            let DriverCall { action, range } = *call;
             let mut stream = taken_for.range(..=range.start.0).next_back().map_or(0, |(_, &stream)| stream);
             if let (Action::SegmentAlloc | Action::SegmentMap, TraceEvent::Allocate { stream: of, .. }) = (action, operation) {
                 stream = program.streams[of.0 as usize];

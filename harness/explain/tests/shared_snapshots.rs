@@ -42,7 +42,7 @@ fn check_sums(explanation: &Explanation, of: &str) {
 }
 
 fn explained(snapshot: &Snapshot, options: Options, of: &str) -> Vec<Explanation> {
-    let devices = causes::devices(snapshot);
+    let devices = snapshot.devices();
     assert!(!devices.is_empty(), "{of}");
     let explain = |&device: &u32| causes::explain(snapshot, device, options).unwrap_or_else(|error| panic!("{of}: {error}"));
     let explanations: Vec<Explanation> = devices.iter().map(explain).collect();

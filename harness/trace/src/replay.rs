@@ -1,7 +1,7 @@
 //! Replays allocation traces on the simulated device and compares them with recorded runs of PyTorch's allocator.
 //!
 //! [`write_stats`] writes one row of statistics per operation. [`verify`] replays a recording and compares every row, then the
-//! final segments. [`Front`] selects the allocator's interface; [`Column`] names a recorded statistic.
+//! final segments. [`Front`] selects the allocator's interface.
 
 use std::fmt;
 use std::io::{self, BufRead as _, Write};
@@ -22,45 +22,29 @@ use crate::execute::{ByHandle, ByPointer, Executor, Kind, Observer, Outcome, Pre
 use crate::trace::{self, TraceEvent};
 
 /// A column of a recording. Column 0 is always [`Column::Result`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Column {
+#[derive(Clone, Copy)]
+enum Column {
     /// The operation's [`Outcome`] as a number.
     Result,
     /// A key of `torch.cuda.memory_stats()`.
     Stat(StatKey),
     /// A counter of the device.
-    Device(DeviceColumn),
-}
-
-/// A counter of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceColumn {
-    /// Calls of `cudaMalloc`, including failed ones.
-    MallocCalls,
-    MallocFails,
-    FreeCalls,
-    /// Physical pages requested, including failed requests. Zero without expandable segments.
-    CreateCalls,
-    /// Physical pages released.
-    ReleaseCalls,
-    FreeBytes,
-}
-
-impl DeviceColumn {
-    const ALL: [(Self, &'static str); 6] = [
-        (Self::MallocCalls, "cudaMalloc_calls"),
-        (Self::MallocFails, "cudaMalloc_fails"),
-        (Self::FreeCalls, "cudaFree_calls"),
-        (Self::CreateCalls, "cuMemCreate_calls"),
-        (Self::ReleaseCalls, "cuMemRelease_calls"),
-        (Self::FreeBytes, "device_free"),
-    ];
+    Device(&'static str, fn(&State) -> u64),
 }
 
 impl Column {
+    /// Counts include failed calls. `cuMem…` counts physical pages, so it is zero without expandable segments.
+    const DEVICE: [Self; 6] = [
+        Self::Device("cudaMalloc_calls", |state| state.calls.malloc),
+        Self::Device("cudaMalloc_fails", |state| state.calls.malloc_failures),
+        Self::Device("cudaFree_calls", |state| state.calls.free),
+        Self::Device("cuMemCreate_calls", |state| state.calls.create),
+        Self::Device("cuMemRelease_calls", |state| state.calls.release),
+        Self::Device("device_free", |state| state.free.0),
+    ];
+
     /// The columns of every recording, in order.
-    #[must_use]
-    pub fn recorded() -> Vec<Self> {
+    fn recorded() -> Vec<Self> {
         let pooled = ["allocated_bytes", "reserved_bytes"]
             .iter()
             .flat_map(|family| ["all", "small_pool", "large_pool"].map(|pool| format!("{family}.{pool}.current")));
@@ -80,17 +64,21 @@ impl Column {
             "num_device_alloc",
             "num_device_free",
         ];
-        let names = pooled.chain(others.map(str::to_owned)).collect::<Vec<_>>();
-        let stats = names.iter().filter_map(|name| Self::from_name(name));
-        std::iter::once(Self::Result).chain(stats).chain(DeviceColumn::ALL.map(|(column, _)| Self::Device(column))).collect()
+        let stats = pooled.chain(others.map(str::to_owned)).filter_map(|name| Self::from_name(&name));
+        std::iter::once(Self::Result).chain(stats).chain(Self::DEVICE).collect()
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        if name == "result" {
-            return Some(Self::Result);
+        let mut others = std::iter::once(Self::Result).chain(Self::DEVICE);
+        others.find(|column| column.to_string() == name).or_else(|| StatKey::from_name(name).map(Self::Stat))
+    }
+
+    fn figure(self, state: &State) -> u64 {
+        match self {
+            Self::Result => state.outcome as u64,
+            Self::Stat(key) => state.stats.get(key),
+            Self::Device(_, figure) => figure(state),
         }
-        let device = DeviceColumn::ALL.into_iter().find(|&(_, known)| known == name);
-        device.map(|(column, _)| Self::Device(column)).or_else(|| StatKey::from_name(name).map(Self::Stat))
     }
 }
 
@@ -99,10 +87,7 @@ impl fmt::Display for Column {
         match self {
             Self::Result => f.write_str("result"),
             Self::Stat(key) => write!(f, "{key}"),
-            Self::Device(device) => {
-                let name = DeviceColumn::ALL.iter().find(|(column, _)| column == device).map_or("", |&(_, name)| name);
-                f.write_str(name)
-            }
+            Self::Device(name, _) => f.write_str(name),
         }
     }
 }
@@ -158,21 +143,6 @@ struct State {
     calls: DeviceCalls,
     /// Free memory of the device.
     free: Bytes,
-}
-
-impl State {
-    fn figure(&self, column: Column) -> u64 {
-        match column {
-            Column::Result => self.outcome as u64,
-            Column::Stat(key) => self.stats.get(key),
-            Column::Device(DeviceColumn::MallocCalls) => self.calls.malloc,
-            Column::Device(DeviceColumn::MallocFails) => self.calls.malloc_failures,
-            Column::Device(DeviceColumn::FreeCalls) => self.calls.free,
-            Column::Device(DeviceColumn::CreateCalls) => self.calls.create,
-            Column::Device(DeviceColumn::ReleaseCalls) => self.calls.release,
-            Column::Device(DeviceColumn::FreeBytes) => self.free.0,
-        }
-    }
 }
 
 /// The result of a complete replay.
@@ -289,7 +259,7 @@ pub fn write_stats(
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
     let replayed = replay(events, config, capacity, front, |_, state| {
-        let row: Vec<u64> = columns.iter().map(|&column| state.figure(column)).collect();
+        let row: Vec<u64> = columns.iter().map(|column| column.figure(state)).collect();
         writeln!(output, "{}", json!(row))
     });
     match replayed {
@@ -404,7 +374,7 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
             return Err(Err(malformed(line_number, format!("{} figures for {} columns", recorded.len(), columns.len()))));
         }
         operations = index + 1;
-        let replayed: Vec<i64> = columns.iter().map(|&column| state.figure(column) as i64).collect();
+        let replayed: Vec<i64> = columns.iter().map(|column| column.figure(state) as i64).collect();
         if recorded == replayed {
             return Ok(());
         }

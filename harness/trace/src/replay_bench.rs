@@ -45,9 +45,7 @@ pub struct BenchResult {
 const TIMED_PASSES: usize = 5;
 
 /// Runs two passes that warm up the cache, then `repetitions` timed ones. Each pass ends by freeing all live blocks.
-///
-/// # Errors
-/// [`ReplayError`], except for misused private pools, which are ignored.
+/// Ignores misused private pools.
 pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, ReplayError> {
     let mut device = SimDevice::new(SimConfig::replay(capacity));
     let measured = match front {

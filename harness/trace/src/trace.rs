@@ -51,6 +51,24 @@ pub enum TraceEvent {
     Pressure(i64),
 }
 
+impl TraceEvent {
+    /// The stream that the operation names, if any.
+    pub(crate) const fn stream_mut(&mut self) -> Option<&mut StreamId> {
+        match self {
+            Self::Allocate { stream, .. } | Self::RecordStream { stream, .. } | Self::SynchronizeStream(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// The private pool that the operation names, if any.
+    pub(crate) const fn pool_mut(&mut self) -> Option<&mut PrivatePoolId> {
+        match self {
+            Self::BeginPool(pool) | Self::EndPool(pool) | Self::ReleasePool(pool) => Some(pool),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

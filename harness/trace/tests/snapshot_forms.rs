@@ -143,7 +143,7 @@ fn settings() -> Settings {
     Settings::new(vec![
         key("PYTORCH_CUDA_ALLOC_CONF", text("max_split_size_mb:128,garbage_collection_threshold:0.8")),
         key("max_split_size", Value::Int(128 << 20)),
-        key("garbage_collection_threshold", Value::Float(0.8)),
+        key("garbage_collection_threshold", Value::Float(f64::to_bits(0.8))),
         key("expandable_segments", Value::Bool(false)),
         key("pinned_num_register_threads", Value::Int(1)),
         key("release_lock_on_cudamalloc", Value::Bool(false)),
@@ -176,7 +176,7 @@ fn all_pickle_formats_give_the_same_snapshot() {
     assert_eq!(read("cpp.pickle"), expected);
     let host = Value::Dict(vec![
         (text("names"), Value::List(vec![text("a"), text("b")])),
-        (text("load"), Value::Tuple(vec![Value::Float(0.5), Value::None, Value::Bool(true)])),
+        (text("load"), Value::Tuple(vec![Value::Float(f64::to_bits(0.5)), Value::None, Value::Bool(true)])),
         (text("big"), Value::Int(1 << 90)),
     ]);
     let mut keys = vec![key("rank", Value::Int(3)), key("host", host)];
@@ -263,7 +263,7 @@ fn old_settings_are_converted_to_a_string() {
     let rounding = |each: [i128; 3]| Value::Dict(["1", "2", "4"].into_iter().map(text).zip(each.map(Value::Int)).collect());
     let all = [
         ("max_split_size", Value::Int(512 << 20)),
-        ("garbage_collection_threshold", Value::Float(0.6)),
+        ("garbage_collection_threshold", Value::Float(f64::to_bits(0.6))),
         ("expandable_segments", Value::Bool(true)),
         ("roundup_power2_divisions", rounding([8, 8, 8])),
     ];
@@ -272,7 +272,7 @@ fn old_settings_are_converted_to_a_string() {
     let none = [
         ("max_split_size", Value::Int(-1)),
         ("max_split_size", Value::Int(i128::from(i64::MAX))),
-        ("garbage_collection_threshold", Value::Float(0.0)),
+        ("garbage_collection_threshold", Value::Float(f64::to_bits(0.0))),
         ("expandable_segments", Value::Bool(false)),
         ("roundup_power2_divisions", rounding([0, 0, 0])),
     ];

@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
-use harness_allocator::allocator::{AllocatorError, PrivatePoolError, Request};
+use harness_allocator::allocator::{Allocator, AllocatorError, PrivatePoolError, Request};
 use harness_allocator::device::{DeviceError, StreamId, TestDevice};
 use harness_allocator::units::Bytes;
 
@@ -335,7 +335,7 @@ fn rare<T: Target, O: Observer<T>>(
         Rare::Ignored => Ok(Outcome::Ignored),
         Rare::Other(event) => {
             observer.before(Kind::Other);
-            match other(target, pressure, event) {
+            match target.with(|allocator, device| other(allocator, device, pressure, event)) {
                 Ok(outcome) => Ok(outcome),
                 Err(Failed::Device(source)) => Err(device_failed(source)),
                 Err(Failed::Pool(error)) => observer.pool_misused(index, error).map(|()| Outcome::Ignored).map_err(Stopped::Observer),
@@ -344,23 +344,27 @@ fn rare<T: Target, O: Observer<T>>(
     }
 }
 
-/// Runs an operation that involves no allocation.
-fn other<T: Target>(target: &mut T, pressure: &mut Bytes, event: TraceEvent) -> Result<Outcome, Failed> {
+/// Runs an operation that involves no allocation. Ignores private pools if the allocator has none.
+fn other(
+    allocator: &mut (impl Allocator + ?Sized),
+    device: &mut dyn TestDevice,
+    pressure: &mut Bytes,
+    event: TraceEvent,
+) -> Result<Outcome, Failed> {
     match event {
-        TraceEvent::SynchronizeStream(stream) => target.with_device(|device| device.synchronize_stream(stream))?,
-        TraceEvent::Synchronize => target.with_device(|device| device.synchronize())?,
-        TraceEvent::EmptyCache => target.empty_cache()?,
-        TraceEvent::SetFraction(fraction) => target.set_memory_fraction(fraction),
-        TraceEvent::ResetPeaks => target.reset_peaks(),
-        TraceEvent::BeginPool(pool) => target.begin_pool(pool)?,
-        TraceEvent::EndPool(pool) => target.end_pool(pool)?,
-        TraceEvent::ReleasePool(pool) => match target.release_pool(pool) {
+        TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream)?,
+        TraceEvent::Synchronize => device.synchronize()?,
+        TraceEvent::EmptyCache => allocator.empty_cache(device)?,
+        TraceEvent::SetFraction(fraction) => allocator.set_memory_fraction(device, fraction),
+        TraceEvent::ResetPeaks => allocator.reset_peaks(),
+        TraceEvent::BeginPool(pool) => allocator.private_pools().map_or(Ok(()), |pools| pools.begin(pool))?,
+        TraceEvent::EndPool(pool) => allocator.private_pools().map_or(Ok(()), |pools| pools.end(pool))?,
+        TraceEvent::ReleasePool(pool) => match allocator.private_pools().map_or(Ok(()), |pools| pools.release(device, pool)) {
             Err(PrivatePoolError::Unknown(_)) => return Ok(Outcome::Ignored),
             released => released?,
         },
         TraceEvent::Pressure(change) => {
-            let wanted = Bytes(pressure.0.saturating_add_signed(change));
-            *pressure = target.with_device(|device| device.set_external_memory(wanted))?;
+            *pressure = device.set_external_memory(Bytes(pressure.0.saturating_add_signed(change)))?;
         }
         // Other variants handle these.
         TraceEvent::Allocate { .. } | TraceEvent::Free { .. } | TraceEvent::RecordStream { .. } => {}

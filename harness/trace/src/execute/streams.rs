@@ -26,7 +26,7 @@ impl Streams {
     pub fn make(streams: &[StreamId], events: &[TraceEvent], device: &mut dyn Device) -> Result<Self, PrepareError> {
         let mut named: BTreeSet<StreamId> = streams.iter().copied().filter(|&stream| stream != StreamId::DEFAULT).collect();
         for (index, &(mut event)) in events.iter().enumerate() {
-            let stream = stream_of(&mut event).copied().filter(|&stream| stream != StreamId::DEFAULT);
+            let stream = event.stream_mut().copied().filter(|&stream| stream != StreamId::DEFAULT);
             if stream.is_some_and(|stream| named.insert(stream)) && named.len() > MAX_STREAMS {
                 return Err(PrepareError::TooManyStreams { operation: index + 1 });
             }
@@ -52,7 +52,7 @@ impl Streams {
     /// Replaces the event's stream by the device's. Streams that the trace does not name stay unchanged.
     #[must_use]
     pub fn on_device(&self, mut event: TraceEvent) -> TraceEvent {
-        if let Some(stream) = stream_of(&mut event)
+        if let Some(stream) = event.stream_mut()
             && let Ok(place) = self.streams.binary_search_by_key(stream, |&(named, _)| named)
         {
             *stream = self.streams[place].1;
@@ -69,22 +69,5 @@ impl Streams {
     #[must_use]
     pub fn in_trace(&self, made: StreamId) -> StreamId {
         self.streams.iter().find(|&&(_, there)| there == made).map_or(made, |&(named, _)| named)
-    }
-}
-
-const fn stream_of(event: &mut TraceEvent) -> Option<&mut StreamId> {
-    match event {
-        TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
-            Some(stream)
-        }
-        TraceEvent::Free { .. }
-        | TraceEvent::Synchronize
-        | TraceEvent::EmptyCache
-        | TraceEvent::SetFraction(_)
-        | TraceEvent::ResetPeaks
-        | TraceEvent::Pressure(_)
-        | TraceEvent::BeginPool(_)
-        | TraceEvent::EndPool(_)
-        | TraceEvent::ReleasePool(_) => None,
     }
 }

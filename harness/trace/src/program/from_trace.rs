@@ -14,46 +14,44 @@ use crate::trace::TraceEvent;
 impl RecordedProgram {
     /// Converts an allocation trace. The program starts with no memory and has no addresses. Allocations, streams and private
     /// pools are renumbered in order.
-    ///
-    /// # Errors
-    /// [`ProgramError::Prepare`] if the trace allocates an id that is live.
     pub fn from_trace(events: &[TraceEvent], config: Config) -> Result<Self, ProgramError> {
         let (streams, pools) = names(events);
         let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
         let mut allocations = Vec::new();
         let (mut operations, mut origin) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
-        let stream_number = |stream: StreamId| StreamId(streams.binary_search(&u64::from(stream.0)).unwrap_or(0) as u32);
-        let pool_number = |pool: PrivatePoolId| PrivatePoolId(pools.binary_search(&pool).unwrap_or(0) as u32);
-        for (index, &event) in events.iter().enumerate() {
-            let operation = match event {
+        for (index, &(mut operation)) in events.iter().enumerate() {
+            if let Some(stream) = operation.stream_mut() {
+                *stream = StreamId(streams.binary_search(&u64::from(stream.0)).unwrap_or(0) as u32);
+            }
+            if let Some(pool) = operation.pool_mut() {
+                *pool = PrivatePoolId(pools.binary_search(pool).unwrap_or(0) as u32);
+            }
+            match &mut operation {
                 TraceEvent::Allocate { id, size, stream } => {
                     let number = allocations.len() as u64;
-                    if ids.insert(id, number).is_some() {
-                        return Err(PrepareError::IdReused { operation: index + 1, id }.into());
+                    if ids.insert(*id, number).is_some() {
+                        return Err(PrepareError::IdReused { operation: index + 1, id: *id }.into());
                     }
-                    let stream = stream_number(stream);
-                    allocations.push(Allocation { address: None, refused: false, requested: size, stream, stack: StackId::EMPTY });
-                    TraceEvent::Allocate { id: number, size, stream }
+                    *id = number;
+                    allocations.push(Allocation {
+                        address: None,
+                        refused: false,
+                        requested: *size,
+                        stream: *stream,
+                        stack: StackId::EMPTY,
+                    });
                 }
-                TraceEvent::Free { id } => match ids.remove(&id) {
-                    Some(id) => TraceEvent::Free { id },
-                    // The id is not live, so the free has no effect.
+                // An operation on an id that is not live has no effect.
+                TraceEvent::Free { id } => match ids.remove(id) {
+                    Some(number) => *id = number,
                     None => continue,
                 },
-                TraceEvent::RecordStream { id, stream } => match ids.get(&id) {
-                    Some(&id) => TraceEvent::RecordStream { id, stream: stream_number(stream) },
+                TraceEvent::RecordStream { id, .. } => match ids.get(id) {
+                    Some(&number) => *id = number,
                     None => continue,
                 },
-                TraceEvent::SynchronizeStream(stream) => TraceEvent::SynchronizeStream(stream_number(stream)),
-                TraceEvent::BeginPool(pool) => TraceEvent::BeginPool(pool_number(pool)),
-                TraceEvent::EndPool(pool) => TraceEvent::EndPool(pool_number(pool)),
-                TraceEvent::ReleasePool(pool) => TraceEvent::ReleasePool(pool_number(pool)),
-                other @ (TraceEvent::Synchronize
-                | TraceEvent::EmptyCache
-                | TraceEvent::SetFraction(_)
-                | TraceEvent::ResetPeaks
-                | TraceEvent::Pressure(_)) => other,
-            };
+                _ => {}
+            }
             operations.push(operation);
             origin.push(index as u32);
         }
@@ -80,16 +78,9 @@ impl RecordedProgram {
 /// The trace's streams, whose numbers serve as handles, and its private pools, both in order.
 fn names(events: &[TraceEvent]) -> (Vec<u64>, Vec<PrivatePoolId>) {
     let (mut streams, mut pools) = (BTreeSet::from([0]), BTreeSet::new());
-    for event in events {
-        match *event {
-            TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
-                streams.insert(u64::from(stream.0));
-            }
-            TraceEvent::BeginPool(pool) | TraceEvent::EndPool(pool) | TraceEvent::ReleasePool(pool) => {
-                pools.insert(pool);
-            }
-            _ => {}
-        }
+    for &(mut event) in events {
+        streams.extend(event.stream_mut().map(|stream| u64::from(stream.0)));
+        pools.extend(event.pool_mut().copied());
     }
     (streams.into_iter().collect(), pools.into_iter().collect())
 }

@@ -11,11 +11,12 @@ use crate::snapshot::{Action, Event};
 /// The synthetic streams of one recording.
 #[derive(Debug, Default)]
 pub(super) struct PendingFrees {
-    /// By the index of the `free_requested` event, or by address for frees before the recording.
-    requested: HashMap<usize, StreamId>,
-    before: HashMap<u64, StreamId>,
+    /// By the index of the `free_requested` event. Frees that were not deferred are absent.
+    pub(super) requested: HashMap<usize, StreamId>,
+    /// By address: blocks whose free was requested before the recording.
+    pub(super) before: HashMap<u64, StreamId>,
     /// By the index of the `free_completed` event.
-    completed: HashMap<usize, StreamId>,
+    pub(super) completed: HashMap<usize, StreamId>,
     /// The number of streams, including the program's.
     pub(super) streams: u32,
 }
@@ -63,21 +64,6 @@ impl PendingFrees {
             found.completed.extend(batch.completions.iter().map(|&completion| (completion, stream)));
         }
         found
-    }
-
-    /// The synthetic stream of a `free_requested` event. `None` if the free is not deferred.
-    pub(super) fn of_request(&self, event: usize) -> Option<StreamId> {
-        self.requested.get(&event).copied()
-    }
-
-    /// The synthetic stream of a block whose free was requested before the recording.
-    pub(super) fn of_block_before(&self, address: u64) -> Option<StreamId> {
-        self.before.get(&address).copied()
-    }
-
-    /// The synthetic stream that a `free_completed` event completes. `None` if the free was not deferred.
-    pub(super) fn of_completion(&self, event: usize) -> Option<StreamId> {
-        self.completed.get(&event).copied()
     }
 }
 

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{PrivatePoolId, Request};
 use harness_allocator::device::sim::GRANULARITY;
-use harness_allocator::device::{DeviceError, DevicePtr, MemoryRange, StreamId};
+use harness_allocator::device::{DeviceError, DevicePtr, StreamId};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 
@@ -36,8 +36,8 @@ impl RecordedProgram {
     /// Recovers the program of one device. `memory` is the memory available to it, used if the recording contains no OOM. Known
     /// memory also shows which requests failed at first.
     pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, ProgramError> {
-        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
-        check_device(snapshot, device, events)?;
+        let events = snapshot.events_of(device);
+        check_device(snapshot, device)?;
         let conf = snapshot.settings.as_ref().map_or("", |settings| &settings.conf);
         let config = Config::parse(conf).map_err(|source| ProgramError::Settings { conf: conf.to_owned(), source })?;
         let follow = |memory| {
@@ -57,12 +57,9 @@ impl RecordedProgram {
     }
 }
 
-fn check_device(snapshot: &Snapshot, device: u32, events: &[Event]) -> Result<(), ProgramError> {
-    let recorded = snapshot.traces.iter().enumerate().filter(|(_, events)| !events.is_empty()).map(|(device, _)| device as u32);
-    let mut known: Vec<u32> = snapshot.segments.iter().map(|segment| segment.device).chain(recorded).collect();
-    known.sort_unstable();
-    known.dedup();
-    if events.is_empty() && !known.contains(&device) { Err(ProgramError::NoSuchDevice { device, known }) } else { Ok(()) }
+fn check_device(snapshot: &Snapshot, device: u32) -> Result<(), ProgramError> {
+    let known = snapshot.devices();
+    if known.contains(&device) { Ok(()) } else { Err(ProgramError::NoSuchDevice { device, known }) }
 }
 
 /// Maps events to private pools.
@@ -210,7 +207,7 @@ impl<'a> Recovery<'a> {
                     self.program.driver.push(DriverRange { address, size, event: index as u32 });
                 }
                 Action::FreeCompleted => {
-                    if let Some(stream) = self.pending.of_completion(index) {
+                    if let Some(&stream) = self.pending.completed.get(&index) {
                         group.completed.entry(stream).or_insert(index);
                     } else if index == 0 {
                         self.free(index)?;
@@ -233,7 +230,7 @@ impl<'a> Recovery<'a> {
     /// Frees blocks whose free was requested before the recording.
     fn free_pending_blocks(&mut self) -> Result<(), ProgramError> {
         let mut waiting: Vec<(u64, StreamId)> =
-            self.ids.iter().filter_map(|(&address, &id)| Some((id, self.pending.of_block_before(address)?))).collect();
+            self.ids.iter().filter_map(|(&address, &id)| Some((id, *self.pending.before.get(&address)?))).collect();
         waiting.sort_unstable();
         for (id, stream) in waiting {
             self.add(TraceEvent::RecordStream { id, stream }, 0);
@@ -251,7 +248,7 @@ impl<'a> Recovery<'a> {
             self.program.notes.push(Note::UnknownFree { event: index as u32, address });
             return Ok(());
         };
-        let waits_for = self.pending.of_request(index);
+        let waits_for = self.pending.requested.get(&index).copied();
         if let Some(stream) = waits_for {
             self.leave_pool(index);
             self.add(TraceEvent::RecordStream { id, stream }, index);
@@ -510,17 +507,7 @@ impl<'a> Recovery<'a> {
     }
 
     fn driver_calls(&self, events: &[usize]) -> Vec<DriverCall> {
-        let call = |&index: &usize| {
-            let event = self.events[index];
-            let range = MemoryRange::new(DevicePtr(event.address), event.size);
-            match event.action {
-                Action::SegmentAlloc => DriverCall::Malloc(range),
-                Action::SegmentFree => DriverCall::Free(range),
-                Action::SegmentMap => DriverCall::Map(range),
-                _ => DriverCall::Unmap(range),
-            }
-        };
-        events.iter().map(call).collect()
+        events.iter().filter_map(|&index| DriverCall::of(&self.events[index])).collect()
     }
 
     fn note_reservations(&mut self) {
@@ -549,7 +536,7 @@ impl<'a> Recovery<'a> {
 
 /// Returns the streams and private pools of a recording, both in order, and the pool of each event.
 fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segment]) -> (Vec<u64>, Vec<PoolId>, PrivatePools) {
-    let segments = || snapshot.segments.iter().filter(|segment| segment.device == device).chain(held);
+    let segments = || snapshot.segments_of(device).chain(held);
     let of_events = events.iter().filter(|event| !matches!(event.action, Action::Snapshot)).map(|event| event.stream);
     let streams: BTreeSet<u64> = of_events.chain(segments().map(|segment| segment.stream)).chain([0]).collect();
     let told = |(index, event): (usize, &Event)| Some((index, snapshot.pool_of(event).filter(|&pool| pool != PoolId::DEFAULT)?));
@@ -569,11 +556,10 @@ fn number_all(snapshot: &Snapshot, device: u32, events: &[Event], held: &[Segmen
 /// The program's memory at its last OOM: the reserved memory plus the device's free memory.
 fn memory_at_oom(snapshot: &Snapshot, device: u32, events: &[Event]) -> Option<Bytes> {
     let last = events.iter().rposition(|event| event.action == Action::Oom)?;
-    let at_end: Bytes = snapshot.segments.iter().filter(|segment| segment.device == device).map(|segment| segment.size).sum();
+    let at_end: Bytes = snapshot.segments_of(device).map(|segment| segment.size).sum();
     let since =
-        |given: [Action; 2]| events[last..].iter().filter(|event| given.contains(&event.action)).map(|event| event.size).sum::<Bytes>();
-    let given_back = since([Action::SegmentFree, Action::SegmentUnmap]);
-    let taken = since([Action::SegmentAlloc, Action::SegmentMap]);
+        |moved: fn(Action) -> bool| events[last..].iter().filter(|event| moved(event.action)).map(|event| event.size).sum::<Bytes>();
+    let (given_back, taken) = (since(Action::releases), since(Action::reserves));
     let held = (at_end + given_back).saturating_sub(taken);
     Some(held + Bytes(events[last].address))
 }

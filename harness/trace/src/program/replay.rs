@@ -13,7 +13,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use super::watch::{AddressLog, Logged, Step};
 use super::{Ended, ProgramError, RecordedProgram};
 use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped};
-use crate::snapshot::{Block, ExtraId, Segment, StackId};
+use crate::snapshot::{Segment, StackId};
 use crate::trace::TraceEvent;
 
 /// A program that can run many times, also on several threads. Each run takes memory for the live blocks, not for the operations.
@@ -111,26 +111,13 @@ impl RecordedProgram {
 
     /// Converts an allocator's segment for a snapshot. `stacks` maps block addresses to stacks. A segment with several streams
     /// gets the stream of its first block.
-    pub(super) fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
+    #[must_use]
+    pub fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
         let stream = segment.stream.or_else(|| segment.blocks.first().map(|block| block.stream)).unwrap_or_default();
-        let blocks = segment.blocks.iter().map(|block| {
-            let in_use = block.state != BlockState::Inactive;
-            let stack = stacks.get(&block.address.0).copied().filter(|_| in_use).unwrap_or_default();
-            let (address, size, requested, state) = (block.address.0, block.size, block.requested, block.state);
-            Block { address, size, requested, state, stack, extra: ExtraId::NONE }
-        });
-        Segment {
-            device: self.device,
-            address: segment.address.0,
-            size: segment.size,
-            stream: self.streams.get(stream.0 as usize).copied().unwrap_or_default(),
-            pool: segment.pool,
-            private_pool: segment.private_pool.and_then(|pool| self.pools.get(pool as usize)).copied().unwrap_or_default(),
-            expandable: segment.expandable,
-            stack: StackId::EMPTY,
-            blocks: blocks.collect(),
-            extra: ExtraId::NONE,
-        }
+        let stream = self.streams.get(stream.0 as usize).copied().unwrap_or_default();
+        let private_pool = segment.private_pool.and_then(|pool| self.pools.get(pool as usize)).copied().unwrap_or_default();
+        let stack = |address| stacks.get(&address).copied().unwrap_or_default();
+        Segment { device: self.device, ..Segment::of(segment, stream, private_pool, stack) }
     }
 
     /// The number of a stream, given its handle.
@@ -150,9 +137,6 @@ impl Prepared<'_> {
     ///
     /// PyTorch's allocator starts in the recorded state, with any settings. Other allocators first allocate the blocks that were
     /// live, in address order.
-    ///
-    /// # Errors
-    /// [`ProgramError::TooLittleMemory`] or [`ProgramError::Replay`].
     pub fn replay(&self, setup: &Setup) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
         match setup.allocator.effective() {

@@ -5,7 +5,7 @@
 //! If it maps memory elsewhere for a request that fits one page, nothing in front was free, and the reservation starts with its
 //! first mapped page. Otherwise the next reservation bounds the start, and the first mapped page is assumed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::sim::GRANULARITY;
@@ -179,10 +179,10 @@ impl Search<'_> {
     }
 
     fn follow_held(&mut self, event: &Event) {
-        match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => self.held += event.size.0,
-            Action::SegmentFree | Action::SegmentUnmap => self.held = self.held.saturating_sub(event.size.0),
-            _ => {}
+        if event.action.reserves() {
+            self.held += event.size.0;
+        } else if event.action.releases() {
+            self.held = self.held.saturating_sub(event.size.0);
         }
         self.most_held = self.most_held.max(self.held);
     }
@@ -220,10 +220,8 @@ impl Search<'_> {
     }
 
     fn memory_at_most(&self) -> Option<Bytes> {
-        let mut starts: BTreeMap<u64, ()> = BTreeMap::new();
-        starts.extend(self.found.iter().map(|found| (found.start, ())));
-        let starts: Vec<u64> = starts.into_keys().collect();
-        let nearest = starts.windows(2).map(|pair| pair[1] - pair[0]).min()?;
+        let starts: BTreeSet<u64> = self.found.iter().map(|found| found.start).collect();
+        let nearest = starts.iter().zip(starts.iter().skip(1)).map(|(start, next)| next - start).min()?;
         let page = self.config.large_segment_size.0;
         Some(Bytes((nearest / page * page / 9 * 8 / GRANULARITY.0 * GRANULARITY.0).max(self.most_held)))
     }

@@ -14,6 +14,7 @@ use harness_allocator::units::Bytes;
 use super::replay::hold;
 use super::watch::{DriverCall, Log, Logged};
 use super::{ProgramError, RecordedProgram};
+use crate::snapshot::Action;
 
 /// PyTorch's allocator in the state that the recording has reached.
 pub(super) struct ShadowAllocator {
@@ -149,15 +150,9 @@ impl ShadowAllocator {
     fn place(&mut self, recorded: &Recorded) {
         let device = self.device.inner_mut();
         device.forget_placements();
-        let first_map = recorded.driver.iter().find_map(|call| match call {
-            DriverCall::Map(range) => Some(range.start),
-            _ => None,
-        });
-        device.place_reservations(first_map.or(recorded.mapped_next));
-        device.place_allocations(recorded.driver.iter().filter_map(|call| match call {
-            DriverCall::Malloc(range) => Some(range.start),
-            _ => None,
-        }));
+        let starts = |action: Action| recorded.driver.iter().filter(move |call| call.action == action).map(|call| call.range.start);
+        device.place_reservations(starts(Action::SegmentMap).next().or(recorded.mapped_next));
+        device.place_allocations(starts(Action::SegmentAlloc));
     }
 
     /// The start addresses of all reservations so far.

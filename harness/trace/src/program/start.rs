@@ -41,9 +41,8 @@ struct Before {
 
 impl Start {
     pub(super) fn find(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Result<Self, ProgramError> {
-        let last: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
-        let (mut live, pending) = live_before(&last, events, config);
-        let mut segments = segments_before(snapshot, device, &last, events, config);
+        let (mut live, pending) = live_before(snapshot.segments_of(device), events, config);
+        let mut segments = segments_before(snapshot, device, events, config);
         let mut gaps = Gaps::default();
         for segment in &segments {
             if segment.pool == PoolKind::Large && !segment.expandable {
@@ -59,7 +58,7 @@ impl Start {
 }
 
 /// Finds the blocks that were live before the recording, and those of them that were already freed.
-fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMap<u64, Before>, HashSet<u64>) {
+fn live_before<'s>(last: impl Iterator<Item = &'s Segment>, events: &[Event], config: &Config) -> (BTreeMap<u64, Before>, HashSet<u64>) {
     let mut before = BTreeMap::new();
     let mut was_pending = HashSet::new();
     let (mut recorded, mut pending) = (HashSet::new(), HashSet::new());
@@ -83,7 +82,7 @@ fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMa
             _ => {}
         }
     }
-    for block in last.iter().flat_map(|segment| &segment.blocks) {
+    for block in last.flat_map(|segment| &segment.blocks) {
         let known = match block.state {
             BlockState::Inactive => true,
             BlockState::Allocated => recorded.contains(&block.address),
@@ -100,28 +99,13 @@ fn live_before(last: &[&Segment], events: &[Event], config: &Config) -> (BTreeMa
 }
 
 /// Finds the segments before the recording, without blocks.
-fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: &[Event], config: &Config) -> Vec<Segment> {
-    let bare = |segment: &Segment| Segment { blocks: Vec::new(), ..segment.clone() };
-    let (mapped, ordinary): (Vec<&Segment>, Vec<&Segment>) = last.iter().partition(|segment| segment.expandable);
-    let mut held: BTreeMap<u64, Segment> = ordinary.into_iter().map(|segment| (segment.address, bare(segment))).collect();
-    let mut mapped = Mapped { stretches: mapped.into_iter().map(|segment| (segment.address, bare(segment))).collect() };
+fn segments_before(snapshot: &Snapshot, device: u32, events: &[Event], config: &Config) -> Vec<Segment> {
+    let mut earlier = EarlierSegments::new(device, snapshot.segments_of(device));
     let pools = UnmappedPools::find(events, config);
     for event in events.iter().rev() {
-        let gone = || gone(snapshot, device, event, &pools, config);
-        match event.action {
-            Action::SegmentAlloc => {
-                held.remove(&event.address);
-            }
-            Action::SegmentFree => {
-                held.insert(event.address, gone());
-            }
-            Action::SegmentMap => mapped.remove(event.address, event.size),
-            Action::SegmentUnmap => mapped.insert(gone()),
-            _ => {}
-        }
+        earlier.undo(event, &pools, || snapshot.pool_of(event).unwrap_or_default());
     }
-    held.extend(mapped.stretches);
-    held.into_values().collect()
+    earlier.by_address.into_values().collect()
 }
 
 /// Finds the pools of unmapped ranges of expandable segments, which a recording does not contain.
@@ -129,6 +113,7 @@ fn segments_before(snapshot: &Snapshot, device: u32, last: &[&Segment], events: 
 pub struct UnmappedPools {
     /// The pool of each recorded block by address. Empty if nothing was unmapped.
     of_blocks: BTreeMap<u64, PoolKind>,
+    large_page: u64,
 }
 
 impl UnmappedPools {
@@ -138,78 +123,88 @@ impl UnmappedPools {
         let is_block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);
         let pool = |event: &Event| PoolKind::of_block(Bytes(config.round(event.size.0).unwrap_or(event.size.0)));
         let blocks = events.iter().filter(|_| is_unmapped).filter(is_block);
-        Self { of_blocks: blocks.map(|event| (event.address, pool(event))).collect() }
+        Self { of_blocks: blocks.map(|event| (event.address, pool(event))).collect(), large_page: config.page(PoolKind::Large) }
     }
 
     /// The pool of a [`Action::SegmentUnmap`] event, from a block in the range or else from the page size.
-    #[must_use]
-    pub fn of(&self, event: &Event, config: &Config) -> PoolKind {
+    fn of(&self, event: &Event) -> PoolKind {
         let inside = self.of_blocks.range(event.address..event.address.saturating_add(event.size.0)).next();
-        let is_large = event.size.0.is_multiple_of(config.page(PoolKind::Large));
+        let is_large = event.size.0.is_multiple_of(self.large_page);
         inside.map_or(if is_large { PoolKind::Large } else { PoolKind::Small }, |(_, &pool)| pool)
     }
 }
 
-/// Reconstructs a released segment. Its size determines the pool. For unmapped memory, a block inside determines the pool, or
-/// else the page size.
-fn gone(snapshot: &Snapshot, device: u32, event: &Event, pools: &UnmappedPools, config: &Config) -> Segment {
-    let expandable = event.action == Action::SegmentUnmap;
-    let pool = match expandable {
-        true => pools.of(event, config),
-        false if event.size == SMALL_SEGMENT => PoolKind::Small,
-        false => PoolKind::Large,
-    };
-    Segment {
-        device,
-        address: event.address,
-        size: event.size,
-        stream: event.stream,
-        pool,
-        private_pool: snapshot.pool_of(event).unwrap_or(PoolId::DEFAULT),
-        expandable,
-        stack: StackId::EMPTY,
-        blocks: Vec::new(),
-        extra: ExtraId::default(),
-    }
+/// The segments of a device at an earlier moment: the final ones, from which events are undone, last to first.
+pub struct EarlierSegments {
+    device: u32,
+    /// Without blocks.
+    pub by_address: BTreeMap<u64, Segment>,
 }
 
-/// Mapped ranges of expandable segments, by address.
-struct Mapped {
-    stretches: BTreeMap<u64, Segment>,
-}
-
-impl Mapped {
-    /// Removes a range from the mapped range that contains it.
-    fn remove(&mut self, address: u64, size: Bytes) {
-        let end = address + size.0;
-        let around = self.stretches.range(..=address).next_back();
-        let Some(stretch) = around.map(|(_, stretch)| stretch.clone()).filter(|stretch| end <= stretch.address + stretch.size.0) else {
-            return;
+impl EarlierSegments {
+    /// Starts with the final segments.
+    pub fn new<'s>(device: u32, last: impl IntoIterator<Item = &'s Segment>) -> Self {
+        let without_blocks = |segment: &Segment| {
+            let Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, .. } = *segment;
+            (address, Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, blocks: Vec::new() })
         };
-        self.stretches.remove(&stretch.address);
-        let stretch_end = stretch.address + stretch.size.0;
-        for (start, end) in [(stretch.address, address), (end, stretch_end)] {
-            if start < end {
-                self.stretches.insert(start, Segment { address: start, size: Bytes(end - start), ..stretch.clone() });
+        Self { device, by_address: last.into_iter().map(without_blocks).collect() }
+    }
+
+    /// Undoes an event. `private_pool` returns the private pool of a released segment.
+    pub fn undo(&mut self, event: &Event, pools: &UnmappedPools, private_pool: impl FnOnce() -> PoolId) {
+        let device = self.device;
+        let released = |pool| Segment {
+            device,
+            address: event.address,
+            size: event.size,
+            stream: event.stream,
+            pool,
+            private_pool: private_pool(),
+            expandable: event.action == Action::SegmentUnmap,
+            stack: StackId::EMPTY,
+            blocks: Vec::new(),
+            extra: ExtraId::NONE,
+        };
+        match event.action {
+            Action::SegmentAlloc => _ = self.by_address.remove(&event.address),
+            Action::SegmentFree => {
+                let pool = if event.size == SMALL_SEGMENT { PoolKind::Small } else { PoolKind::Large };
+                self.by_address.insert(event.address, released(pool));
             }
+            Action::SegmentMap => self.unmap(event),
+            Action::SegmentUnmap => self.map(released(pools.of(event))),
+            _ => {}
         }
     }
 
-    /// Adds a range and merges it with its neighbors, whose pool is known.
-    fn insert(&mut self, range: Segment) {
-        let (mut start, mut end) = (range.address, range.address + range.size.0);
-        let mut like = range;
-        if let Some(after) = self.stretches.remove(&end) {
-            end = after.address + after.size.0;
-            like = after;
+    /// Adds a mapped range and merges it with its neighbors, whose pool is known.
+    fn map(&mut self, mut range: Segment) {
+        let stream = range.stream;
+        let joins = |other: &Segment| other.expandable && other.stream == stream;
+        let end = range.address + range.size.0;
+        if self.by_address.get(&end).is_some_and(joins)
+            && let Some(after) = self.by_address.remove(&end)
+        {
+            range = Segment { address: range.address, size: range.size + after.size, ..after };
         }
-        let before = self.stretches.range(..start).next_back().map(|(_, before)| before.clone());
-        if let Some(before) = before.filter(|before| before.address + before.size.0 == start) {
-            self.stretches.remove(&before.address);
-            start = before.address;
-            like = before;
+        match self.by_address.range_mut(..range.address).next_back() {
+            Some((_, before)) if joins(before) && before.address + before.size.0 == range.address => before.size += range.size,
+            _ => _ = self.by_address.insert(range.address, range),
         }
-        self.stretches.insert(start, Segment { address: start, size: Bytes(end - start), ..like });
+    }
+
+    /// Removes a range from the mapped range that contains its start.
+    fn unmap(&mut self, event: &Event) {
+        let (start, end) = (event.address, event.address + event.size.0);
+        let Some((&address, around)) = self.by_address.range_mut(..=start).next_back() else { return };
+        let around_end = address + around.size.0;
+        let rest = (end < around_end).then(|| Segment { address: end, size: Bytes(around_end - end), ..around.clone() });
+        around.size = Bytes(start.min(around_end) - address);
+        if around.size == Bytes::ZERO {
+            self.by_address.remove(&address);
+        }
+        self.by_address.extend(rest.map(|rest| (end, rest)));
     }
 }
 
@@ -276,30 +271,18 @@ impl Gaps {
 /// Builds the blocks of a segment: the live ones and the free memory between them.
 fn blocks(segment: &Segment, live: &BTreeMap<u64, Before>) -> Result<Vec<Block>, ProgramError> {
     let end = segment.address + segment.size.0;
-    let free = |address: u64, until: u64| Block {
-        address,
-        size: Bytes(until - address),
-        requested: Bytes::ZERO,
-        state: BlockState::Inactive,
-        stack: StackId::EMPTY,
-        extra: ExtraId::default(),
-    };
     let mut blocks = Vec::new();
     let mut at = segment.address;
     for (&address, before) in live.range(segment.address..end) {
         if address < at || before.size > end - address {
             return Err(ProgramError::Inconsistent { address: segment.address, why: "blocks that were live before the recording overlap" });
         }
-        if at < address {
-            blocks.push(free(at, address));
-        }
+        blocks.extend(Block::free(at, address));
         let Before { size, requested, stack } = *before;
         let (size, state, extra) = (Bytes(size), BlockState::Allocated, ExtraId::default());
         blocks.push(Block { address, size, requested, state, stack, extra });
         at = address + size.0;
     }
-    if at < end {
-        blocks.push(free(at, end));
-    }
+    blocks.extend(Block::free(at, end));
     Ok(blocks)
 }

@@ -13,7 +13,7 @@ use super::replay::{Placement, Setup};
 use super::watch::{DriverCall, Step};
 use super::{ProgramError, RecordedProgram};
 use crate::execute::Outcome;
-use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId};
+use crate::snapshot::{Action, Block, Event, ExtraId, Segment, Snapshot, StackId, is_pending};
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
@@ -80,7 +80,7 @@ struct EventWriter<'a> {
 impl<'a> EventWriter<'a> {
     fn new(program: &'a RecordedProgram, recorded: &'a Snapshot, memory: Bytes) -> Self {
         let mut known: HashMap<Key, VecDeque<Known>> = HashMap::new();
-        for (place, event) in recorded.traces.get(program.device as usize).into_iter().flatten().enumerate() {
+        for (place, event) in recorded.events_of(program.device).iter().enumerate() {
             let Event { action, address, size, stream, time_us, stack, extra } = *event;
             known.entry((action, address, size, stream)).or_default().push_back(Known { place, time_us, stack, extra });
         }
@@ -148,19 +148,14 @@ impl<'a> EventWriter<'a> {
 
     /// Returns true if the recording contains the `free_requested` event of this free. It lacks those from before the recording.
     fn was_requested(&self, operation: usize, block: Range) -> bool {
-        let trace = self.recorded.traces.get(self.program.device as usize);
-        let event = trace.and_then(|events| events.get(self.program.origin[operation] as usize));
+        let event = self.recorded.events_of(self.program.device).get(self.program.origin[operation] as usize);
         let is_older = |event: &Event| self.before.contains(&block.address) && event.address != block.address;
         event.is_none_or(|event| event.action == Action::FreeRequested && !is_older(event))
     }
 
     /// Adds events of frees that have completed.
     fn complete(&mut self, allocator: &dyn Allocator) {
-        let waits = |block: &Range| {
-            let segment = allocator.segment_at(DevicePtr(block.address));
-            let mut blocks = segment.iter().flat_map(|segment| &segment.blocks);
-            blocks.any(|there| there.address.0 == block.address && there.state == BlockState::PendingFree)
-        };
+        let waits = |block: &Range| is_pending(allocator, block.address);
         let (pending, mut complete): (Vec<Range>, Vec<Range>) = std::mem::take(&mut self.pending).into_iter().partition(waits);
         self.pending = pending;
         // PyTorch's order depends on hashes of streams, so the recorded order is used.
@@ -176,22 +171,16 @@ impl<'a> EventWriter<'a> {
     }
 
     fn driver(&mut self, call: DriverCall, allocator: &dyn Allocator) {
-        let (action, MemoryRange { start: DevicePtr(address), len: size }) = match call {
-            DriverCall::Malloc(range) => (Action::SegmentAlloc, range),
-            DriverCall::Map(range) => (Action::SegmentMap, range),
-            DriverCall::Free(range) => (Action::SegmentFree, range),
-            DriverCall::Unmap(range) => (Action::SegmentUnmap, range),
-        };
-        let is_taken = matches!(call, DriverCall::Malloc(_) | DriverCall::Map(_));
+        let DriverCall { action, range: MemoryRange { start: DevicePtr(address), len: size } } = call;
         let of_allocator = || allocator.segment_at(DevicePtr(address)).and_then(|segment| segment.stream);
         let handle = |stream: StreamId| self.program.streams.get(stream.0 as usize).copied();
-        let stream = match is_taken {
+        let stream = match action.reserves() {
             true => of_allocator().and_then(handle),
             false => self.segments.range(..=address).next_back().map(|(_, &stream)| stream),
         };
         let stream = stream.unwrap_or_default();
         let stack = self.add(action, Range { address, size, stream }, None);
-        if is_taken {
+        if action.reserves() {
             self.segments.insert(address, stream);
             self.segments_by.insert(address, stack);
         }
@@ -238,8 +227,7 @@ impl<'a> EventWriter<'a> {
     }
 
     fn of_device(&self) -> impl Iterator<Item = &'a Segment> + use<'a> {
-        let device = self.program.device;
-        self.recorded.segments.iter().filter(move |segment| segment.device == device)
+        self.recorded.segments_of(self.program.device)
     }
 }
 

@@ -11,6 +11,7 @@ use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
 use crate::execute::Outcome;
+use crate::snapshot::{Action, Event};
 
 /// One operation of an observed replay.
 pub struct Step<'a> {
@@ -26,11 +27,19 @@ pub struct Step<'a> {
 
 /// A driver call that changes the reserved memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DriverCall {
-    Malloc(MemoryRange),
-    Free(MemoryRange),
-    Map(MemoryRange),
-    Unmap(MemoryRange),
+pub struct DriverCall {
+    /// The event that records it.
+    pub action: Action,
+    pub range: MemoryRange,
+}
+
+impl DriverCall {
+    /// The driver call of an event. `None` for events of blocks.
+    #[must_use]
+    pub fn of(event: &Event) -> Option<Self> {
+        let action = event.action;
+        (action.reserves() || action.releases()).then(|| Self { action, range: MemoryRange::new(DevicePtr(event.address), event.size) })
+    }
 }
 
 /// The driver calls of a [`Logged`] device, readable while the device is in use.
@@ -43,8 +52,8 @@ impl Log {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn push(&self, call: DriverCall) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    fn push(&self, action: Action, range: MemoryRange) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(DriverCall { action, range });
     }
 }
 
@@ -71,14 +80,9 @@ impl<D: Device> Logged<D> {
         (Self { inner, log: log.clone(), sizes, held, refused: None, reserved: Vec::new() }, log)
     }
 
-    fn took(&mut self, call: DriverCall, size: Bytes) {
-        self.held += size;
-        self.log.push(call);
-    }
-
-    fn gave_back(&mut self, call: DriverCall, size: Bytes) {
-        self.held = self.held.saturating_sub(size);
-        self.log.push(call);
+    fn note(&mut self, action: Action, range: MemoryRange) {
+        self.held = if action.reserves() { self.held + range.len } else { self.held.saturating_sub(range.len) };
+        self.log.push(action, range);
     }
 
     /// Updates `refused` if a call fails for lack of memory.
@@ -105,14 +109,14 @@ impl<D: Device> DeviceWrapper for Logged<D> {
         let answer = self.inner.malloc(size);
         let at = self.note_refusal(answer, size)?;
         self.sizes.insert(at, size);
-        self.took(DriverCall::Malloc(MemoryRange::new(at, size)), size);
+        self.note(Action::SegmentAlloc, MemoryRange::new(at, size));
         Ok(at)
     }
 
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         self.inner.free(ptr)?;
         let size = self.sizes.remove(&ptr).unwrap_or_default();
-        self.gave_back(DriverCall::Free(MemoryRange::new(ptr, size)), size);
+        self.note(Action::SegmentFree, MemoryRange::new(ptr, size));
         Ok(())
     }
 
@@ -137,13 +141,13 @@ impl<D: Device> MappedDevice for Logged<D> {
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
         let answer = self.mapper()?.map(range, page);
         self.note_refusal(answer, range.len)?;
-        self.took(DriverCall::Map(range), range.len);
+        self.note(Action::SegmentMap, range);
         Ok(())
     }
 
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
         self.mapper()?.unmap(range)?;
-        self.gave_back(DriverCall::Unmap(range), range.len);
+        self.note(Action::SegmentUnmap, range);
         Ok(())
     }
 }

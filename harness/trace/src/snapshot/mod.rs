@@ -9,6 +9,7 @@ mod budget;
 mod error;
 mod extras;
 mod pickle;
+mod ranges;
 mod read;
 mod recorder;
 mod recording;
@@ -16,14 +17,20 @@ mod rmm;
 mod run;
 mod settings;
 mod stacks;
+mod unique;
 mod values;
 mod write;
 
-use harness_allocator::stats::{BlockState, PoolKind};
+use std::collections::BTreeSet;
+
+use harness_allocator::allocator::Allocator;
+use harness_allocator::device::DevicePtr;
+use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 
 pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
+pub use self::ranges::Ranges;
 pub use self::recorder::{Recorded, Recorder};
 pub use self::recording::Recording;
 pub use self::rmm::HEADER as RMM_LOG_HEADER;
@@ -52,6 +59,25 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// The devices that have segments or events.
+    #[must_use]
+    pub fn devices(&self) -> Vec<u32> {
+        let of_events = (0_u32..).zip(&self.traces).filter(|(_, events)| !events.is_empty()).map(|(device, _)| device);
+        let devices: BTreeSet<u32> = self.segments.iter().map(|segment| segment.device).chain(of_events).collect();
+        devices.into_iter().collect()
+    }
+
+    /// The events of a device, oldest first. Empty if nothing was recorded.
+    #[must_use]
+    pub fn events_of(&self, device: u32) -> &[Event] {
+        self.traces.get(device as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// The segments of a device, in file order.
+    pub fn segments_of(&self, device: u32) -> impl Iterator<Item = &Segment> + Clone {
+        self.segments.iter().filter(move |segment| segment.device == device)
+    }
+
     /// The private pool of an event. Versions after PyTorch 2.11 record it.
     #[must_use]
     pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
@@ -63,6 +89,13 @@ impl Snapshot {
             _ => None,
         }
     }
+}
+
+/// Returns true if a freed block at this address waits for other streams.
+pub(crate) fn is_pending(allocator: &dyn Allocator, address: u64) -> bool {
+    let segment = allocator.segment_at(DevicePtr(address));
+    let mut blocks = segment.iter().flat_map(|segment| &segment.blocks);
+    blocks.any(|block| block.address.0 == address && block.state == BlockState::PendingFree)
 }
 
 /// The states of blocks that are in use.
@@ -97,6 +130,27 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// Converts an allocator's segment. `stack` returns the stack of the block in use at an address.
+    pub(crate) fn of(segment: &SegmentInfo, stream: u64, private_pool: PoolId, stack: impl Fn(u64) -> StackId) -> Self {
+        let block = |block: &BlockInfo| {
+            let (address, size, requested, state) = (block.address.0, block.size, block.requested, block.state);
+            let stack = if state == BlockState::Inactive { StackId::EMPTY } else { stack(address) };
+            Block { address, size, requested, state, stack, extra: ExtraId::NONE }
+        };
+        Self {
+            device: 0,
+            address: segment.address.0,
+            size: segment.size,
+            stream,
+            pool: segment.pool,
+            private_pool,
+            expandable: segment.expandable,
+            stack: StackId::EMPTY,
+            blocks: segment.blocks.iter().map(block).collect(),
+            extra: ExtraId::NONE,
+        }
+    }
+
     /// The sizes and the requested sizes of the blocks in these states. The sums saturate.
     #[must_use]
     pub fn bytes_in(&self, states: &[BlockState]) -> (Bytes, Bytes) {
@@ -117,6 +171,16 @@ pub struct Block {
     pub state: BlockState,
     pub stack: StackId,
     pub extra: ExtraId,
+}
+
+impl Block {
+    /// A free block between two addresses, if they differ.
+    #[must_use]
+    pub fn free(from: u64, to: u64) -> Option<Self> {
+        let size = to.checked_sub(from).filter(|&size| size > 0).map(Bytes)?;
+        let (requested, state, stack, extra) = (Bytes::ZERO, BlockState::Inactive, StackId::EMPTY, ExtraId::NONE);
+        Some(Self { address: from, size, requested, state, stack, extra })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +231,18 @@ impl Action {
         Self::Snapshot,
         Self::Oom,
     ];
+
+    /// Returns true if the driver allocated or mapped memory.
+    #[must_use]
+    pub const fn reserves(self) -> bool {
+        matches!(self, Self::SegmentAlloc | Self::SegmentMap)
+    }
+
+    /// Returns true if memory was returned to the driver.
+    #[must_use]
+    pub const fn releases(self) -> bool {
+        matches!(self, Self::SegmentFree | Self::SegmentUnmap)
+    }
 
     /// PyTorch's name.
     #[must_use]

@@ -11,11 +11,11 @@ use harness_allocator::allocator::wrapper::AllocatorWrapper;
 use harness_allocator::allocator::{
     Allocation, Allocator, AllocatorError, OomCause, PrivatePoolError, PrivatePoolId, PrivatePools, Request,
 };
-use harness_allocator::device::{Device, DeviceError, DevicePtr, StreamId};
-use harness_allocator::stats::{BlockInfo, BlockState, SegmentInfo};
+use harness_allocator::device::{Device, DeviceError, StreamId};
+use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
-use super::{Action, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value};
+use super::{Action, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value, is_pending};
 
 /// The history of an allocator. Clones share one history.
 #[derive(Clone, Debug, Default)]
@@ -288,7 +288,7 @@ impl Log {
 
     /// Records a range reserved from the driver or returned to it.
     fn moved(&mut self, action: Action, address: u64, Range { size, stream, private_pool }: Range) {
-        if matches!(action, Action::SegmentAlloc | Action::SegmentMap) {
+        if action.reserves() {
             self.segments.insert(address, self.stack);
         }
         let extra = self.snapshot.extras.intern(vec![pool_key(private_pool)]);
@@ -309,13 +309,8 @@ impl Log {
 
     /// Records completed frees, then memory returned to the driver, then new memory from it.
     fn settle(&mut self, allocator: &dyn Allocator) {
-        let is_pending = |live: &Live| {
-            let segment = allocator.segment_at(DevicePtr(live.address));
-            segment.is_some_and(|segment| {
-                segment.blocks.iter().any(|block| block.address.0 == live.address && block.state == BlockState::PendingFree)
-            })
-        };
-        let (pending, complete) = std::mem::take(&mut self.pending).into_iter().partition(is_pending);
+        let (pending, complete) =
+            std::mem::take(&mut self.pending).into_iter().partition::<Vec<_>, _>(|block| is_pending(allocator, block.address));
         self.pending = pending;
         for block in complete {
             self.freed(Action::FreeCompleted, block);
@@ -339,29 +334,10 @@ impl Log {
 
     /// Converts a segment, with the stacks of its allocations.
     fn segment(&self, segment: &SegmentInfo) -> Segment {
-        let block = |block: &BlockInfo| Block {
-            address: block.address.0,
-            size: block.size,
-            requested: block.requested,
-            state: block.state,
-            stack: match block.state {
-                BlockState::Inactive => StackId::EMPTY,
-                BlockState::Allocated | BlockState::PendingFree => self.blocks.get(&block.address.0).copied().unwrap_or_default().stack,
-            },
-            extra: ExtraId::NONE,
-        };
-        Segment {
-            device: 0,
-            address: segment.address.0,
-            size: segment.size,
-            stream: segment.stream.unwrap_or_default().0.into(),
-            pool: segment.pool,
-            private_pool: pool_id(segment.private_pool),
-            expandable: segment.expandable,
-            stack: self.segments.get(&segment.address.0).copied().unwrap_or_default(),
-            blocks: segment.blocks.iter().map(block).collect(),
-            extra: ExtraId::NONE,
-        }
+        let stack = |address| self.blocks.get(&address).copied().unwrap_or_default().stack;
+        let stream = segment.stream.unwrap_or_default().0.into();
+        let made = self.segments.get(&segment.address.0).copied().unwrap_or_default();
+        Segment { stack: made, ..Segment::of(segment, stream, pool_id(segment.private_pool), stack) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{ACTIVE, Action, Event, Segment, Snapshot, StackId};
+use super::{ACTIVE, Action, Event, Ranges, Segment, Snapshot, StackId};
 
 /// The completeness of a trace, inferred from its events and final state, because PyTorch does not store it. Some gaps leave no
 /// evidence: a late start while nothing was reserved, or a skipped action that happened only once per address.
@@ -27,8 +27,7 @@ impl Snapshot {
         }
         let mut seen = Seen::default();
         events.iter().for_each(|event| seen.event(event));
-        let segments: Vec<&Segment> = self.segments.iter().filter(|segment| segment.device == device).collect();
-        seen.end(&segments);
+        seen.end(self.segments_of(device));
         let missing = Action::ALL.into_iter().filter(|action| seen.missing.contains(action)).collect();
         Some(Recording { from_start: !seen.before, events_lost: seen.events_lost, missing })
     }
@@ -92,7 +91,7 @@ impl Seen {
             }
             Action::SegmentMap => self.mapped.insert(address, end),
             Action::SegmentUnmap => {
-                self.before |= !self.mapped.contains(address, end);
+                self.before |= !self.mapped.contain(address, end);
                 self.mapped.remove(address, end);
             }
             Action::Snapshot | Action::Oom => {}
@@ -100,14 +99,14 @@ impl Seen {
     }
 
     /// Compares the state after the last event with the final segments.
-    fn end(&mut self, segments: &[&Segment]) {
-        let held: HashSet<u64> = segments.iter().map(|segment| segment.address).collect();
+    fn end<'s>(&mut self, segments: impl Iterator<Item = &'s Segment> + Clone) {
+        let held: HashSet<u64> = segments.clone().map(|segment| segment.address).collect();
         if self.made.keys().any(|address| !held.contains(address)) {
             self.missing.extend([Action::SegmentFree]);
         }
         for segment in segments {
             let is_made = match segment.expandable {
-                true => self.mapped.contains(segment.address, segment.address.saturating_add(segment.size.0)),
+                true => self.mapped.contain(segment.address, segment.address.saturating_add(segment.size.0)),
                 false => self.made.contains_key(&segment.address),
             };
             self.held(is_made, segment.stack, Action::SegmentAlloc);
@@ -121,41 +120,5 @@ impl Seen {
     fn held(&mut self, in_trace: bool, stack: StackId, made_by: Action) {
         self.before |= !in_trace;
         self.events_lost |= !in_trace && stack != StackId::EMPTY && !self.missing.contains(&made_by);
-    }
-}
-
-/// Disjoint ranges that do not touch. Maps each start to its end.
-#[derive(Default)]
-struct Ranges(BTreeMap<u64, u64>);
-
-impl Ranges {
-    fn insert(&mut self, mut start: u64, mut end: u64) {
-        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
-            if other_end < start {
-                break;
-            }
-            self.0.remove(&other);
-            (start, end) = (start.min(other), end.max(other_end));
-        }
-        self.0.insert(start, end);
-    }
-
-    fn remove(&mut self, start: u64, end: u64) {
-        while let Some((&other, &other_end)) = self.0.range(..end).next_back() {
-            if other_end <= start {
-                break;
-            }
-            self.0.remove(&other);
-            if other_end > end {
-                self.0.insert(end, other_end);
-            }
-            if other < start {
-                self.0.insert(other, start);
-            }
-        }
-    }
-
-    fn contains(&self, start: u64, end: u64) -> bool {
-        self.0.range(..=start).next_back().is_some_and(|(_, &other_end)| end <= other_end)
     }
 }

@@ -33,7 +33,9 @@ fn conf_of(all: &[(String, Value)]) -> String {
             ("max_split_size", Value::Int(bytes)) if (1..i64::MAX.into()).contains(bytes) => {
                 parts.push(format!("max_split_size_mb:{}", bytes >> 20))
             }
-            ("garbage_collection_threshold", Value::Float(threshold)) if *threshold > 0.0 => parts.push(format!("{key}:{threshold}")),
+            ("garbage_collection_threshold", Value::Float(bits)) if f64::from_bits(*bits) > 0.0 => {
+                parts.push(format!("{key}:{}", f64::from_bits(*bits)))
+            }
             ("expandable_segments", Value::Bool(true)) => parts.push("expandable_segments:True".to_owned()),
             ("roundup_power2_divisions", Value::Dict(divisions)) => parts.extend(roundup_of(divisions)),
             _ => {}

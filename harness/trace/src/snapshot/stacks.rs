@@ -1,17 +1,14 @@
 //! Stores each distinct call stack once. [`Stacks`] holds [`Frame`]s, identified by [`FrameId`], and stacks, identified by
 //! [`StackId`].
 
-use std::collections::HashMap;
-use std::fmt;
-
 use super::extras::ExtraId;
+use super::unique::Unique;
 
 /// Identifies a stack in [`Stacks`]. The empty stack is [`StackId::EMPTY`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
 impl StackId {
-    /// The stack without frames.
     pub const EMPTY: Self = Self(0);
 }
 
@@ -30,35 +27,11 @@ pub struct Frame {
 pub struct FrameId(pub u32);
 
 /// The distinct call stacks, innermost frame first.
-#[derive(Clone)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stacks {
-    frames: Vec<Frame>,
-    stacks: Vec<Box<[FrameId]>>,
-    frame_ids: HashMap<Frame, FrameId>,
-    stack_ids: HashMap<Box<[FrameId]>, StackId>,
+    frames: Unique<Frame>,
+    stacks: Unique<[FrameId]>,
 }
-
-impl Default for Stacks {
-    fn default() -> Self {
-        let mut stacks = Self { frames: Vec::new(), stacks: Vec::new(), frame_ids: HashMap::new(), stack_ids: HashMap::new() };
-        stacks.intern(&[]);
-        stacks
-    }
-}
-
-impl fmt::Debug for Stacks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stacks").field("frames", &self.frames).field("stacks", &self.stacks).finish()
-    }
-}
-
-impl PartialEq for Stacks {
-    fn eq(&self, other: &Self) -> bool {
-        (&self.frames, &self.stacks) == (&other.frames, &other.stacks)
-    }
-}
-
-impl Eq for Stacks {}
 
 impl Stacks {
     /// The frames of a stack, innermost first. Empty for an unknown id.
@@ -69,14 +42,14 @@ impl Stacks {
     /// The ids of a stack's frames, innermost first. Empty for an unknown id.
     #[must_use]
     pub fn ids(&self, stack: StackId) -> &[FrameId] {
-        self.stacks.get(stack.0 as usize).map_or(&[], |ids| ids)
+        self.stacks.get(stack.0).unwrap_or_default()
     }
 
     /// # Panics
     /// Panics for an unknown id.
     #[must_use]
     pub fn frame(&self, id: FrameId) -> &Frame {
-        &self.frames[id.0 as usize]
+        &self.frames[id.0]
     }
 
     /// The number of distinct stacks, including the empty one. Ids are smaller than this.
@@ -98,30 +71,12 @@ impl Stacks {
     }
 
     /// Stores a frame if it is new, and returns its id.
-    ///
-    /// # Panics
-    /// Panics at 2^32 distinct frames.
     pub fn intern_frame(&mut self, frame: Frame) -> FrameId {
-        if let Some(&id) = self.frame_ids.get(&frame) {
-            return id;
-        }
-        let id = FrameId(u32::try_from(self.frames.len()).expect("fewer than 2^32 different frames"));
-        self.frames.push(frame.clone());
-        self.frame_ids.insert(frame, id);
-        id
+        FrameId(self.frames.add(frame).0)
     }
 
     /// Stores a stack, innermost frame first, if it is new, and returns its id.
-    ///
-    /// # Panics
-    /// Panics at 2^32 distinct stacks.
     pub fn intern(&mut self, frames: &[FrameId]) -> StackId {
-        if let Some(&id) = self.stack_ids.get(frames) {
-            return id;
-        }
-        let id = StackId(u32::try_from(self.stacks.len()).expect("fewer than 2^32 different stacks"));
-        self.stacks.push(frames.into());
-        self.stack_ids.insert(frames.into(), id);
-        id
+        StackId(self.stacks.add(frames).0)
     }
 }

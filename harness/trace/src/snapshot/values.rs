@@ -11,9 +11,6 @@ use super::pickle::{Item, Object, Objects};
 const MAX_DEPTH: usize = 32;
 
 /// Converts `pairs`, in which keys and values alternate. The last value of a repeated key wins. Keys that are not texts appear as Python prints them.
-///
-/// # Errors
-/// [`SnapshotError::TooMuchMemory`] and [`SnapshotError::TooLarge`].
 pub(super) fn pairs(objects: &Objects, pairs: &[Item], budget: &mut Budget) -> Result<Vec<(String, Value)>, SnapshotError> {
     let mut converter = Converter { objects, budget };
     let mut set: Vec<(String, Value)> = Vec::new();
@@ -46,7 +43,7 @@ impl Converter<'_> {
         Ok(text.to_owned())
     }
 
-    /// Counts memory twice, because a table of key sets also keeps a fingerprint of each.
+    /// Counts memory twice, which covers the overhead of many small allocations.
     fn take(&mut self, bytes: usize) -> Result<(), SnapshotError> {
         self.budget.take(2 * bytes)
     }
@@ -62,7 +59,7 @@ impl Converter<'_> {
             Item::Bool(is_true) => Value::Bool(is_true),
             Item::Int(number) => Value::Int(number.into()),
             Item::Big(index) => Value::Int(objects.big(index)),
-            Item::Float(bits) => Value::Float(f64::from_bits(bits)),
+            Item::Float(bits) => Value::Float(bits),
             Item::Text(_) => Value::Text(self.text(objects.text(item).unwrap_or_default())?),
             Item::Bytes(index) => {
                 self.take(objects.byte_string(index).len())?;

@@ -178,9 +178,9 @@ impl<'a, W: Write> Pickle<'a, W> {
             Value::None => self.op(opcode::NONE),
             Value::Bool(is_true) => self.op(if *is_true { opcode::NEWTRUE } else { opcode::NEWFALSE }),
             Value::Int(number) => self.int(*number),
-            Value::Float(number) => {
+            Value::Float(bits) => {
                 self.op(opcode::BINFLOAT)?;
-                self.out.write_all(&number.to_be_bytes())
+                self.out.write_all(&bits.to_be_bytes())
             }
             Value::Text(text) => self.text(text),
             Value::Bytes(bytes) => {

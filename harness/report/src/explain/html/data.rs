@@ -188,7 +188,7 @@ impl RankData {
     pub fn new(name: impl Into<String>, snapshot: &Snapshot, explanation: &Explanation) -> Self {
         let device = explanation.device;
         let lives = Lifetimes::of(snapshot, device);
-        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        let events = snapshot.events_of(device);
         let times = times_of(events);
         let moment = explanation.moment.event.map_or(0, |event| event + 1).min(lives.events);
         let (peak_moment, peak_allocated) = lives.peak_allocated();
@@ -349,7 +349,7 @@ struct StackTable {
 impl StackTable {
     fn new(snapshot: &Snapshot, device: u32, lives: &Lifetimes, times: Option<&[u64]>, at: (usize, usize)) -> Self {
         let sites = Sites::new(snapshot, device);
-        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
+        let events = snapshot.events_of(device);
         let key = |event: Option<usize>, stack| (stack, sites.of_block(event.and_then(|event| u32::try_from(event).ok()), stack));
         let of_blocks: Vec<Key> = lives.blocks.iter().map(|life| key(life.start.checked_sub(1), life.stack)).collect();
         let of_refused: Vec<Key> = refused(events).map(|(index, event)| key(Some(index), event.stack)).collect();

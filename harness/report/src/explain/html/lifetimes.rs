@@ -83,8 +83,8 @@ impl BlockLife {
 impl Lifetimes {
     /// Traces the events of one device. Takes `n log n` time for `n` events.
     pub fn of(snapshot: &Snapshot, device: u32) -> Self {
-        let events = snapshot.traces.get(device as usize).map_or(&[][..], Vec::as_slice);
-        let held: Vec<&Segment> = snapshot.segments.iter().filter(|segment| segment.device == device).collect();
+        let events = snapshot.events_of(device);
+        let held: Vec<&Segment> = snapshot.segments_of(device).collect();
         let mut contradictions = Contradictions::default();
         let config = snapshot.settings.as_ref().and_then(|settings| Config::parse(&settings.conf).ok()).unwrap_or_default();
         let sizes = History::new(snapshot, device, config).sizes();

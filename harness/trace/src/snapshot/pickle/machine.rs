@@ -92,10 +92,10 @@ impl<R: Read> Machine<R> {
             }
             opcode::EMPTY_DICT => self.new_object(Object::EmptyDict),
             opcode::EMPTY_LIST => self.new_object(Object::EmptyList),
-            opcode::SETITEMS => self.set_items(self.stack.len()),
-            opcode::APPENDS => self.append_items(self.stack.len()),
-            opcode::SETITEM => self.one_item(2, Self::set_items),
-            opcode::APPEND => self.one_item(1, Self::append_items),
+            opcode::SETITEMS => self.put_items(true),
+            opcode::APPENDS => self.put_items(false),
+            opcode::SETITEM => self.put_last(2, true),
+            opcode::APPEND => self.put_last(1, false),
             opcode::SHORT_BINUNICODE | opcode::BINUNICODE | opcode::BINUNICODE8 | opcode::BINSTRING | opcode::SHORT_BINSTRING => {
                 self.text(opcode)
             }
@@ -143,7 +143,7 @@ impl<R: Read> Machine<R> {
                 self.stack.truncate(start);
                 self.new_object(set)
             }
-            opcode::ADDITEMS => self.append_items(self.stack.len()),
+            opcode::ADDITEMS => self.put_items(false),
             opcode::POP => match self.marks.last() {
                 Some(&mark) if mark == self.stack.len() => self.pop_mark().map(drop),
                 _ => self.pop().map(drop),
@@ -265,40 +265,29 @@ impl<R: Read> Machine<R> {
         self.objects.budget.check(items * size_of::<Item>() + self.marks.len() * size_of::<usize>())
     }
 
-    /// Moves the items above the mark into the dictionary below it.
+    /// Moves the items above the mark into the object below it: a dictionary, or a list or set.
     #[inline]
-    fn set_items(&mut self, end: usize) -> Result<(), SnapshotError> {
+    fn put_items(&mut self, into_dict: bool) -> Result<(), SnapshotError> {
         let start = self.pop_mark()?;
-        if (end - start) % 2 == 1 {
+        if into_dict && (self.stack.len() - start) % 2 == 1 {
             return Err(self.damaged("a dictionary has a key without a value"));
         }
-        let Some(Item::Object(dict)) = start.checked_sub(1).map(|index| self.stack[index]) else {
-            return Err(self.damaged("an opcode sets a key, but the target is not a dictionary"));
+        let done = match start.checked_sub(1).map(|below| self.stack[below]) {
+            Some(Item::Object(dict)) if into_dict => self.objects.set_items(dict, &self.stack[start..]),
+            Some(Item::Object(list)) => self.objects.append(list, &self.stack[start..]),
+            _ if into_dict => Err("an opcode sets a key, but the target is not a dictionary"),
+            _ => Err("an opcode appends, but the target is not a list"),
         };
-        let done = self.objects.set_items(dict, &self.stack[start..end]);
         self.stack.truncate(start);
         done.map_err(|what| self.damaged(what))?;
         self.check_size()
     }
 
-    /// Moves the items above the mark into the list or set below it.
-    #[inline]
-    fn append_items(&mut self, end: usize) -> Result<(), SnapshotError> {
-        let start = self.pop_mark()?;
-        let Some(Item::Object(list)) = start.checked_sub(1).map(|index| self.stack[index]) else {
-            return Err(self.damaged("an opcode appends, but the target is not a list"));
-        };
-        let done = self.objects.append(list, &self.stack[start..end]);
-        self.stack.truncate(start);
-        done.map_err(|what| self.damaged(what))?;
-        self.check_size()
-    }
-
-    /// Applies an opcode for many items to the last `items` ones, without a mark.
-    fn one_item(&mut self, items: usize, put: fn(&mut Self, usize) -> Result<(), SnapshotError>) -> Result<(), SnapshotError> {
+    /// Like [`Self::put_items`], with the last `items` ones instead of those above a mark.
+    fn put_last(&mut self, items: usize, into_dict: bool) -> Result<(), SnapshotError> {
         let start = self.below(items)?;
         self.marks.push(start);
-        put(self, self.stack.len())
+        self.put_items(into_dict)
     }
 
     fn tuple(&mut self, start: usize) -> Result<(), SnapshotError> {
@@ -309,14 +298,26 @@ impl<R: Read> Machine<R> {
 
     #[inline]
     fn text(&mut self, opcode: u8) -> Result<(), SnapshotError> {
-        let length = match opcode {
-            opcode::SHORT_BINUNICODE | opcode::SHORT_BINSTRING => u64::from(self.input.byte()?),
-            opcode::BINUNICODE8 => u64::from_le_bytes(self.input.array()?),
-            _ => u64::from(u32::from_le_bytes(self.input.array()?)),
-        };
-        self.read_text(length)?;
+        self.read_sized(opcode)?;
         let item = self.objects.new_text(&self.scratch);
         self.push(item)
+    }
+
+    fn bytes(&mut self, opcode: u8) -> Result<(), SnapshotError> {
+        self.read_sized(opcode)?;
+        let item = self.objects.bytes(&self.scratch);
+        self.push(item)
+    }
+
+    /// Reads the length of a text or byte string, and its bytes.
+    #[inline]
+    fn read_sized(&mut self, opcode: u8) -> Result<(), SnapshotError> {
+        let length = match opcode {
+            opcode::SHORT_BINUNICODE | opcode::SHORT_BINSTRING | opcode::SHORT_BINBYTES => u64::from(self.input.byte()?),
+            opcode::BINUNICODE8 | opcode::BINBYTES8 | opcode::BYTEARRAY8 => u64::from_le_bytes(self.input.array()?),
+            _ => u64::from(u32::from_le_bytes(self.input.array()?)),
+        };
+        self.read_text(length)
     }
 
     fn read_text(&mut self, length: u64) -> Result<(), SnapshotError> {
@@ -325,17 +326,6 @@ impl<R: Read> Machine<R> {
             return Err(SnapshotError::TooLarge { what: "bytes in one text", limit: budget::TEXT });
         }
         Ok(())
-    }
-
-    fn bytes(&mut self, opcode: u8) -> Result<(), SnapshotError> {
-        let length = match opcode {
-            opcode::SHORT_BINBYTES => u64::from(self.input.byte()?),
-            opcode::BINBYTES => u64::from(u32::from_le_bytes(self.input.array()?)),
-            _ => u64::from_le_bytes(self.input.array()?),
-        };
-        self.read_text(length)?;
-        let item = self.objects.bytes(&self.scratch);
-        self.push(item)
     }
 
     /// Reads a little-endian two's complement number of `length` bytes.

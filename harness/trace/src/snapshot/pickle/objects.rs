@@ -3,14 +3,12 @@
 //! Most objects of a snapshot are events, frames and stacks. They are converted as soon as they are complete, so two million
 //! events never exist as two million dictionaries.
 
-use std::collections::HashMap;
-use std::rc::Rc;
-
 use harness_allocator::units::Bytes;
 
 use super::super::budget::Budget;
 use super::super::extras::ExtraId;
 use super::super::stacks::StackId;
+use super::super::unique::Unique;
 use super::super::{Action, Event};
 use super::texts::{TextId, Texts};
 
@@ -71,20 +69,19 @@ pub(in super::super) struct Wrong {
 /// All objects of a pickle. Events and frames refer to its tables of stacks and unknown keys.
 #[derive(Default)]
 pub(in super::super) struct Objects {
-    pub(super) texts: Texts,
+    texts: Texts,
     objects: Vec<Object>,
     lists: Vec<Vec<Item>>,
     /// Keys and values alternate.
     dicts: Vec<Vec<Item>>,
-    tuples: Unique<Item>,
+    tuples: Unique<[Item]>,
     sets: Vec<Vec<Item>>,
     numbers: Vec<i128>,
     byte_strings: Vec<Box<[u8]>>,
     events: Vec<Event>,
-    frames: Vec<RawFrame>,
-    frame_ids: HashMap<RawFrame, u32>,
-    stacks: Unique<u32>,
-    extras: Unique<Item>,
+    frames: Unique<RawFrame>,
+    stacks: Unique<[u32]>,
+    extras: Unique<[Item]>,
     /// The unknown keys and values of the current event or frame, which alternate.
     unknown: Vec<Item>,
     /// The memory of all objects.
@@ -99,9 +96,8 @@ impl Objects {
     }
 
     pub(super) fn new_text(&mut self, bytes: &[u8]) -> Item {
-        let before = self.texts.len();
-        let id = self.texts.intern(bytes);
-        if self.texts.len() > before {
+        let (id, is_new) = self.texts.add(bytes);
+        if is_new {
             self.budget.add(self.texts.get(id).len() + ENTRY);
         }
         Item::Text(id)
@@ -139,9 +135,8 @@ impl Objects {
 
     /// Tuples are immutable, so equal ones are stored once.
     pub(super) fn new_tuple(&mut self, items: &[Item]) -> Item {
-        let before = self.tuples.len();
-        let id = self.tuples.id(items);
-        if self.tuples.len() > before {
+        let (id, is_new) = self.tuples.add(items);
+        if is_new {
             self.budget.add(size_of_val(items) + ENTRY);
         }
         Item::Tuple(id)
@@ -199,7 +194,7 @@ impl Objects {
             }
             // A stack of more than a thousand frames is appended in several batches.
             Object::Stack(stack) => {
-                let frames = self.stacks.get(stack.0).to_vec();
+                let frames = self.stacks[stack.0].to_vec();
                 let longer = self.as_stack(&frames, items).ok_or("a call stack contains an item that is not a frame")?;
                 self.objects[list as usize] = Object::Stack(longer);
             }
@@ -226,9 +221,8 @@ impl Objects {
     }
 
     fn stack_of(&mut self, frames: &[u32]) -> StackId {
-        let before = self.stacks.len();
-        let id = self.stacks.id(frames);
-        if self.stacks.len() > before {
+        let (id, is_new) = self.stacks.add(frames);
+        if is_new {
             self.budget.add(size_of_val(frames) + ENTRY);
         }
         StackId(id)
@@ -279,18 +273,13 @@ impl Objects {
     }
 
     fn action(&self, item: Item) -> Result<Action, Wrong> {
-        Ok(match item {
-            Item::Text(TextId::ALLOC) => Action::Alloc,
-            Item::Text(TextId::FREE_REQUESTED) => Action::FreeRequested,
-            Item::Text(TextId::FREE_COMPLETED) => Action::FreeCompleted,
-            Item::Text(TextId::SEGMENT_ALLOC) => Action::SegmentAlloc,
-            Item::Text(TextId::SEGMENT_FREE) => Action::SegmentFree,
-            Item::Text(TextId::SEGMENT_MAP) => Action::SegmentMap,
-            Item::Text(TextId::SEGMENT_UNMAP) => Action::SegmentUnmap,
-            Item::Text(TextId::SNAPSHOT) => Action::Snapshot,
-            Item::Text(TextId::OOM) => Action::Oom,
-            _ => return Err(self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").of("action")),
-        })
+        let known = match item {
+            // The table of words lists the actions in the order of `Action::ALL`.
+            Item::Text(text) => text.0.checked_sub(TextId::ALLOC.0).and_then(|index| Action::ALL.get(index as usize)),
+            _ => None,
+        };
+        let wrong = || self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").of("action");
+        known.copied().ok_or_else(wrong)
     }
 
     /// Converts a dictionary to a frame.
@@ -317,19 +306,17 @@ impl Objects {
             line: line.unwrap_or(0),
             extra: self.unknown_keys(),
         };
-        let (frames, budget) = (&mut self.frames, &mut self.budget);
-        Ok(*self.frame_ids.entry(frame).or_insert_with(|| {
-            budget.add(size_of::<RawFrame>() + ENTRY);
-            frames.push(frame);
-            frames.len() as u32 - 1
-        }))
+        let (id, is_new) = self.frames.add(frame);
+        if is_new {
+            self.budget.add(size_of::<RawFrame>() + ENTRY);
+        }
+        Ok(id)
     }
 
     /// Stores the current unknown keys.
     fn unknown_keys(&mut self) -> ExtraId {
-        let before = self.extras.len();
-        let id = self.extras.id(&self.unknown);
-        if self.extras.len() > before {
+        let (id, is_new) = self.extras.add(&self.unknown[..]);
+        if is_new {
             self.budget.add(size_of_val(&self.unknown[..]) + ENTRY);
         }
         ExtraId(id)
@@ -421,7 +408,7 @@ impl Objects {
     }
 
     pub(in super::super) fn tuple(&self, index: u32) -> &[Item] {
-        self.tuples.get(index)
+        &self.tuples[index]
     }
 
     /// The alternating keys and values of a dictionary, except for events and frames.
@@ -450,16 +437,16 @@ impl Objects {
     }
 
     pub(in super::super) fn frame(&self, index: u32) -> RawFrame {
-        self.frames[index as usize]
+        self.frames[index]
     }
 
     pub(in super::super) fn stack_frames(&self, stack: StackId) -> &[u32] {
-        if stack == StackId::EMPTY { &[] } else { self.stacks.get(stack.0) }
+        &self.stacks[stack.0]
     }
 
     /// The alternating unknown keys and values of an event or frame.
     pub(in super::super) fn extra(&self, extra: ExtraId) -> &[Item] {
-        self.extras.get(extra.0)
+        &self.extras[extra.0]
     }
 
     pub(in super::super) fn wrong(&self, item: Item, expected: &'static str) -> Wrong {
@@ -493,48 +480,5 @@ impl Wrong {
 
     pub(in super::super) fn missing(key: &'static str) -> Self {
         Self { key, expected: "present", found: "missing".to_owned() }
-    }
-}
-
-/// Distinct sequences by number. Number 0 is the empty one.
-struct Unique<T> {
-    all: Vec<Rc<[T]>>,
-    ids: HashMap<Rc<[T]>, u32>,
-    /// The result of the last lookup, which often repeats.
-    last: u32,
-}
-
-impl<T: Copy + Eq + std::hash::Hash> Default for Unique<T> {
-    fn default() -> Self {
-        let empty: Rc<[T]> = Rc::new([]);
-        Self { all: vec![empty.clone()], ids: HashMap::from([(empty, 0)]), last: 0 }
-    }
-}
-
-impl<T: Copy + Eq + std::hash::Hash> Unique<T> {
-    #[inline]
-    fn id(&mut self, items: &[T]) -> u32 {
-        if *self.all[self.last as usize] == *items {
-            return self.last;
-        }
-        self.last = match self.ids.get(items) {
-            Some(&id) => id,
-            None => {
-                let id = self.all.len() as u32;
-                let items: Rc<[T]> = items.into();
-                self.all.push(Rc::clone(&items));
-                self.ids.insert(items, id);
-                id
-            }
-        };
-        self.last
-    }
-
-    fn get(&self, id: u32) -> &[T] {
-        &self.all[id as usize]
-    }
-
-    fn len(&self) -> usize {
-        self.all.len()
     }
 }

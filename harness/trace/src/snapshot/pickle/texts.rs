@@ -1,7 +1,6 @@
 //! The distinct texts of a pickle. The first ones are known keys and words, so keys are recognized by number.
 
-use std::collections::HashMap;
-use std::rc::Rc;
+use super::super::unique::Unique;
 
 /// Identifies a text of [`Texts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +12,7 @@ macro_rules! words {
         const WORDS: &[&str] = &[$($text),*];
 
         /// The keys and words that PyTorch writes.
+        #[allow(dead_code, reason = "actions are recognized by their position")]
         impl TextId {
             words!(@ 0, $($name)*);
         }
@@ -38,40 +38,24 @@ words! {
 }
 
 /// The distinct texts.
-pub(in super::super) struct Texts {
-    texts: Vec<Rc<str>>,
-    ids: HashMap<Rc<str>, TextId>,
-}
+pub(super) struct Texts(Unique<str>);
 
 impl Default for Texts {
     fn default() -> Self {
-        let mut texts = Self { texts: Vec::new(), ids: HashMap::new() };
-        for word in WORDS {
-            texts.intern(word.as_bytes());
-        }
+        let mut texts = Self(Unique::default());
+        WORDS.iter().for_each(|word| _ = texts.add(word.as_bytes()));
         texts
     }
 }
 
 impl Texts {
-    /// Replaces invalid UTF-8. Python writes lone surrogates for such file names.
-    pub(super) fn intern(&mut self, bytes: &[u8]) -> TextId {
-        let text = String::from_utf8_lossy(bytes);
-        if let Some(&id) = self.ids.get(&*text) {
-            return id;
-        }
-        let id = TextId(u32::try_from(self.texts.len()).expect("the machine bounds what it holds"));
-        let text: Rc<str> = text.into();
-        self.texts.push(Rc::clone(&text));
-        self.ids.insert(text, id);
-        id
+    /// The number of a text, and whether the text is new. Replaces invalid UTF-8: Python writes lone surrogates for such file names.
+    pub(super) fn add(&mut self, bytes: &[u8]) -> (TextId, bool) {
+        let (id, is_new) = self.0.add(&*String::from_utf8_lossy(bytes));
+        (TextId(id), is_new)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.texts.len()
-    }
-
-    pub(in super::super) fn get(&self, id: TextId) -> &str {
-        &self.texts[id.0 as usize]
+    pub(super) fn get(&self, id: TextId) -> &str {
+        &self.0[id.0]
     }
 }

@@ -1,0 +1,35 @@
+//! Work on several cores.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::{panic, thread};
+
+/// Runs `act` for each item on all cores. Results keep the order of the items. Returns the error of the first item that fails.
+pub fn in_parallel<T: Sync, R: Send, E: Send>(items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
+    in_parallel_by(thread::available_parallelism().map_or(1, usize::from), items, act)
+}
+
+/// Like [`in_parallel`], with at most `most` items at a time.
+pub fn in_parallel_by<T: Sync, R: Send, E: Send>(most: usize, items: &[T], act: impl Fn(&T) -> Result<R, E> + Sync) -> Result<Vec<R>, E> {
+    let workers = most.clamp(1, items.len().max(1));
+    let next = AtomicUsize::new(0);
+    let answers: Vec<Mutex<Option<Result<R, E>>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    thread::scope(|scope| {
+        let work = || {
+            while let Some((item, answer)) =
+                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((items.get(at)?, answers.get(at)?)))
+            {
+                let found = act(item);
+                *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+            }
+        };
+        let others: Vec<_> = (1..workers).map(|_| scope.spawn(work)).collect();
+        work();
+        for other in others {
+            if let Err(panic) = other.join() {
+                panic::resume_unwind(panic);
+            }
+        }
+    });
+    answers.into_iter().filter_map(|answer| answer.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+}

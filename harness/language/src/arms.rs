@@ -131,15 +131,9 @@ fn check_arm(arm: &Located<ArmWire>, source: &str, folder: &Path) -> Result<Allo
 }
 
 fn kind_of(name: &Located<String>) -> Result<AllocatorKind, Problem> {
-    AllocatorKind::from_name(&name.value).ok_or_else(|| unknown_allocator(name))
-}
-
-fn unknown_allocator(name: &Located<String>) -> Problem {
-    Problem::new(name.position(), format!("there is no allocator `{}`", name.value)).help(choices(
-        &name.value,
-        "allocators",
-        AllocatorKind::ALL.iter().map(|kind| kind.name()).chain([LIBRARY]),
-    ))
+    let names = AllocatorKind::ALL.iter().map(|kind| kind.name()).chain([LIBRARY]);
+    let unknown = || Problem::not_among(name, format!("there is no allocator `{}`", name.value), "allocators", names);
+    AllocatorKind::from_name(&name.value).ok_or_else(unknown)
 }
 
 /// Why a library cannot be used.
@@ -175,11 +169,8 @@ fn library(at: Position, settings: &Located<Tree>, folder: &Path) -> Result<Allo
         return Err(Problem::new(at, "`library` needs fields").help(example));
     };
     if let Some((key, _)) = fields.iter().find(|(key, _)| LIBRARY_FIELDS.iter().all(|(field, ..)| *field != key.value)) {
-        return Err(Problem::new(key.position(), format!("a library has no field `{}`", key.value)).help(choices(
-            &key.value,
-            "fields",
-            LIBRARY_FIELDS.iter().map(|(field, ..)| *field),
-        )));
+        let names = LIBRARY_FIELDS.iter().map(|(field, ..)| *field);
+        return Err(Problem::not_among(key, format!("a library has no field `{}`", key.value), "fields", names));
     }
     let given = |field: &str| fields.iter().find(|(key, _)| key.value == field);
     let text = |field: &str| match given(field) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use miette::{Diagnostic, LabeledSpan, SourceCode};
 
-use super::located::Position;
+use super::located::{Located, Position};
 use harness_base::excerpt::{Excerpt, shortened};
 use harness_base::printable::{printable, printable_lines};
 
@@ -116,6 +116,16 @@ pub struct Problem {
 impl Problem {
     pub fn new(at: Position, message: impl Into<String>) -> Self {
         Self { at, message: message.into(), label: "here".to_owned(), help: None, related: Vec::new() }
+    }
+
+    /// The problem of a text that is not one of these names: a message, and the names as advice. `kinds` is what they are, as in `streams`.
+    pub fn not_among<'n>(
+        given: &Located<String>,
+        message: impl Into<String>,
+        kinds: &str,
+        names: impl IntoIterator<Item = &'n str>,
+    ) -> Self {
+        Self::new(given.position(), message).help(choices(&given.value, kinds, names))
     }
 
     /// Adds advice.

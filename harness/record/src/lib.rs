@@ -220,6 +220,19 @@ pub struct Violation {
     pub seen: String,
 }
 
+impl Violation {
+    /// A violation before the first step, or one that belongs to no step.
+    pub fn before_steps(rule: Rule, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+        Self { step: 0, at: None, rule, expected: expected.into(), seen: seen.into() }
+    }
+}
+
+impl From<Violation> for Verdict {
+    fn from(first: Violation) -> Self {
+        Self::Failed { first, rest: Vec::new() }
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(at) = &self.at {

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::{Cause, CauseKind, FailedRequest, Outcome, Recovery, Table, causes};
 use harness_scenario::{Position, ReportKey, Step};
+use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StepResult {
     pub(crate) outcome: Outcome,
     pub(crate) reports: BTreeMap<ReportKey, u64>,
@@ -40,7 +41,7 @@ impl StepResult {
 }
 
 /// An expectation that was not met.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Unmet {
     pub(crate) at: Position,
     pub(crate) expected: String,

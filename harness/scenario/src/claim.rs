@@ -1,6 +1,6 @@
 //! `claim:` of a scenario: a statement about GPU memory, and figures that support or refute it.
 
-use harness_language::error::{Problem, choices};
+use harness_language::error::Problem;
 use harness_language::located::{Entries, Located, Position};
 use harness_record::claim::{Claim, ClaimVerdict};
 use schemars::JsonSchema;
@@ -58,17 +58,14 @@ impl ClaimWire {
         if says.is_empty() {
             return Err(Problem::new(self.says.position(), "`says` is empty").help("write the statement in one sentence"));
         }
-        let verdict = ClaimVerdict::ALL.into_iter().find(|verdict| verdict.name() == self.verdict.value).ok_or_else(|| {
-            Problem::new(self.verdict.position(), format!("unknown verdict `{}`", self.verdict.value)).help(choices(
-                &self.verdict.value,
-                "verdicts",
-                ClaimVerdict::ALL.iter().map(|verdict| verdict.name()),
-            ))
-        })?;
+        let given = &self.verdict;
+        let names = ClaimVerdict::ALL.iter().map(|verdict| verdict.name());
+        let unknown = || Problem::not_among(given, format!("unknown verdict `{}`", given.value), "verdicts", names);
+        let verdict = ClaimVerdict::ALL.into_iter().find(|verdict| verdict.name() == given.value).ok_or_else(unknown)?;
         let because = self.because.as_ref().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         if because.is_none() && verdict != ClaimVerdict::Holds {
             let message = format!("the verdict `{}` needs a `because`", verdict.name());
-            return Err(Problem::new(self.verdict.position(), message).help("write the reason, or the conditions"));
+            return Err(Problem::new(given.position(), message).help("write the reason, or the conditions"));
         }
         let figures = self.figures.iter().flat_map(|figures| &figures.0).map(|(name, figure)| {
             let formula = |text: &Option<Located<String>>| text.as_ref().map(|text| checker.formula(text)).transpose();

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::cases::{Cases, DeviceKind, GPU, OTHERS, SIMULATED};
 use crate::checker::{Checker, Served};
-use harness_language::error::{Problem, choices};
+use harness_language::error::Problem;
 use harness_language::located::{Located, Position, Tree};
 
 /// The expected end of a request, after recovery.
@@ -147,7 +147,7 @@ fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
     };
     match CauseKind::from_name(&text.value) {
         Some(kind) => Ok(Expected::Oom(Some(kind))),
-        None => Err(Problem::new(text.position(), format!("unknown cause `{}`", text.value)).help(choices(&text.value, "causes", names()))),
+        None => Err(Problem::not_among(&text, format!("unknown cause `{}`", text.value), "causes", names())),
     }
 }
 

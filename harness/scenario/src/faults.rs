@@ -160,13 +160,8 @@ pub(crate) fn check(given: &Located<Vec<Located<FaultWire>>>, checker: &Checker<
 
 impl FaultWire {
     fn check(&self, at: Position, checker: &Checker<'_>) -> Result<PlannedFault, Problem> {
-        let calls = Calls::named(&self.call.value).ok_or_else(|| {
-            Problem::new(self.call.position(), format!("unknown call `{}`", self.call.value)).help(choices(
-                &self.call.value,
-                "calls",
-                Calls::names(),
-            ))
-        })?;
+        let unknown = || Problem::not_among(&self.call, format!("unknown call `{}`", self.call.value), "calls", Calls::names());
+        let calls = Calls::named(&self.call.value).ok_or_else(unknown)?;
         let effect = self.effect(at, calls)?;
         let strikes_all = self.probability.is_some() || matches!(effect, Effect::Takes(_) | Effect::OffBy(_));
         let count = match &self.count {
@@ -219,13 +214,11 @@ impl FaultWire {
     fn failure(&self, at: Position, calls: Calls) -> Result<Effect, Problem> {
         let error = match &self.error {
             None => InjectedError::usual(calls),
-            Some(name) => InjectedError::ALL.into_iter().find(|error| error.name() == name.text()).ok_or_else(|| {
-                Problem::new(name.position(), format!("unknown error `{}`", name.text())).help(choices(
-                    name.text(),
-                    "errors",
-                    InjectedError::ALL.iter().map(|error| error.name()),
-                ))
-            })?,
+            Some(name) => {
+                let names = InjectedError::ALL.iter().map(|error| error.name());
+                let unknown = || Problem::not_among(name, format!("unknown error `{}`", name.text()), "errors", names);
+                InjectedError::ALL.into_iter().find(|error| error.name() == name.text()).ok_or_else(unknown)?
+            }
         };
         let is_out_of_memory = error == InjectedError::OutOfMemory;
         if is_out_of_memory && !gets_memory(calls) && !gets_host_memory(calls) {

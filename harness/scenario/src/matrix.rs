@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::AllocatorKind;
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position, Tree};
 use harness_language::text::NameText;
 
-use crate::checker::{Parameters, constant, is_reserved};
+use crate::checker::{Parameters, constant, has_no_meaning};
 
 pub const MAX_POINTS: usize = 256;
 
@@ -63,12 +62,8 @@ pub(crate) fn points(given: Option<&Located<Tree>>, settings: &Settings, source:
 const FORMS: &str = "as in `matrix: { batch: [64, 128], memory: [1GiB, 2GiB] }`";
 
 fn parameter(key: &Located<String>) -> Result<&str, Problem> {
-    NameText(key.clone()).checked()?;
-    let name = key.value.as_str();
-    if is_reserved(name) || AllocatorKind::from_name(name).is_some() {
-        return Err(Problem::new(key.position(), format!("`{name}` has another meaning in expressions")).help("choose another name"));
-    }
-    Ok(name)
+    has_no_meaning(&NameText(key.clone()), "choose another name")?;
+    Ok(&key.value)
 }
 
 /// The position of `matrix:`.

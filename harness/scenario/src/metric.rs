@@ -6,6 +6,8 @@ use std::sync::Arc;
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
 use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::Nanos;
+use serde::{Deserialize, Serialize};
+
 use harness_language::expression::{self, Dimension, Quantity, Unit};
 
 /// A value that expectations and sizes use.
@@ -144,7 +146,7 @@ impl fmt::Display for BufferRef {
 }
 
 /// The values of all accounts at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readings {
     pub stats: MemoryStats,
     /// `None` if it was not queried.
@@ -193,20 +195,15 @@ impl Account {
     pub const fn is_of_one_process(self) -> bool {
         match self {
             Self::Stat(_) => true,
-            Self::Device(metric) => match metric {
-                DeviceMetric::Process
-                | DeviceMetric::MallocCalls
-                | DeviceMetric::MallocFailures
-                | DeviceMetric::FreeCalls
-                | DeviceMetric::MemoryCalls
-                | DeviceMetric::Synchronizations => true,
+            Self::Device(metric) => !matches!(
+                metric,
                 DeviceMetric::Used
-                | DeviceMetric::Free
-                | DeviceMetric::Total
-                | DeviceMetric::ContextOverhead
-                | DeviceMetric::ExternalMemory
-                | DeviceMetric::Now => false,
-            },
+                    | DeviceMetric::Free
+                    | DeviceMetric::Total
+                    | DeviceMetric::ContextOverhead
+                    | DeviceMetric::ExternalMemory
+                    | DeviceMetric::Now
+            ),
         }
     }
 
@@ -260,8 +257,8 @@ fn current_name(name: &str) -> &str {
 macro_rules! metrics {
     ($(#[$meta:meta])* $type:ident { $($variant:ident = $name:literal, $unit:ident: $about:literal;)* }) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum $type { $(#[doc = $about] $variant,)* }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum $type { $(#[doc = $about] #[serde(rename = $name)] $variant,)* }
 
         impl $type {
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];

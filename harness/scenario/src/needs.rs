@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::cases::DeviceKind;
 use crate::checker::{Parameters, size};
-use harness_language::error::{Problem, choices};
+use harness_language::error::Problem;
 use harness_language::fields::check_memory;
 use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText, bounded};
@@ -79,21 +79,13 @@ impl NeedsWire {
 
 fn device_kind(name: &NameText) -> Result<DeviceKind, Problem> {
     let kinds = [DeviceKind::Simulated, DeviceKind::Gpu];
-    kinds.into_iter().find(|kind| kind.name() == name.text()).ok_or_else(|| {
-        Problem::new(name.position(), format!("unknown kind of device `{}`", name.text())).help(choices(
-            name.text(),
-            "kinds of device",
-            kinds.map(DeviceKind::name),
-        ))
-    })
+    let unknown =
+        || Problem::not_among(name, format!("unknown kind of device `{}`", name.text()), "kinds of device", kinds.map(DeviceKind::name));
+    kinds.into_iter().find(|kind| kind.name() == name.text()).ok_or_else(unknown)
 }
 
 fn feature(name: &NameText) -> Result<Feature, Problem> {
-    Feature::ALL.iter().copied().find(|feature| feature.name() == name.text()).ok_or_else(|| {
-        Problem::new(name.position(), format!("unknown feature `{}`", name.text())).help(choices(
-            name.text(),
-            "features",
-            Feature::ALL.iter().map(|feature| feature.name()),
-        ))
-    })
+    let names = || Feature::ALL.iter().map(|feature| feature.name());
+    let unknown = || Problem::not_among(name, format!("unknown feature `{}`", name.text()), "features", names());
+    Feature::ALL.iter().copied().find(|feature| feature.name() == name.text()).ok_or_else(unknown)
 }

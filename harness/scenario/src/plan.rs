@@ -4,6 +4,8 @@ use std::fmt;
 
 use harness_allocator::device::HostMemory;
 use harness_base::words::count;
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 /// The settings of the next attempt of a step that can recover.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,9 +31,14 @@ pub struct Spilled {
 }
 
 /// A part of a training that can move to host memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
 pub enum SpilledPart {
+    /// Tensors that are saved for the backward pass.
+    #[default]
     Activations,
+    /// The optimizer's state.
     OptimizerState,
 }
 
@@ -83,9 +90,12 @@ impl fmt::Display for SpilledPart {
 }
 
 /// The precision of a training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
 pub enum Precision {
     /// 32-bit throughout.
+    #[default]
     Fp32,
     /// 16-bit activations; 32-bit parameters, gradients and optimizer state.
     Mixed,

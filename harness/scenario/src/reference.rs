@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::metric::{Account, DeviceMetric, ReportKey};
 use crate::policy::{PolicyKind, Recoverable};
-use crate::schema::schema;
+use crate::scenario::schema;
 use crate::steps::StepKind;
 use crate::{MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, text};
 

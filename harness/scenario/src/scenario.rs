@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
+use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::units::{Bytes, Nanos};
 use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde::Deserialize;
 
 use crate::cases::Reasons;
-use crate::checker::{Checker, Declared, is_reserved, size};
+use crate::checker::{Checker, Declared, MAX_OPERATIONS, has_no_meaning, size};
 use crate::claim::{ClaimWire, Figure};
 use crate::faults::{self, FaultWire, PlannedFault};
-use crate::health::HealthCheckWire;
 use crate::matrix::{self, Point, Settings};
 use crate::metric::{DEFAULT_STREAM, Expectation, ProcessName, ProgramName, StreamName};
 use crate::needs::{Needs, NeedsWire};
@@ -21,10 +21,10 @@ use crate::steps::exec::Exec;
 use crate::steps::{Action, Step, StepWire, announced, check_steps};
 use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
-use harness_language::error::{FileError, Problem, choices};
+use harness_language::error::{FileError, Problem};
 use harness_language::fields::{about, check_memory};
 use harness_language::located::{Located, Position, Tree};
-use harness_language::text::{AmountText, DurationText, ExpressionText, NameText, duration};
+use harness_language::text::{AmountText, CountText, DurationText, ExpressionText, NameText, duration};
 use harness_language::yaml::{self, Language};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 
@@ -269,6 +269,23 @@ pub(crate) struct ScenarioWire {
     claim: Option<ClaimWire>,
 }
 
+/// Runs a full check every N steps. It checks all always-checked invariants against the whole structure of each allocator and the device's
+/// counters, and verifies every live buffer and the live blocks of storms. A violation names the step. It is for runs without the audit
+/// (`--skip-checks`), which otherwise find errors only when a buffer is freed or at the end. With the audit it adds the contents. Timed runs skip it.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "health_check")]
+struct HealthCheckWire {
+    /// Steps from one check to the next, from 1 to 10000000. Steps in loops and operations of `storm`, `replay`, `train` and `infer` count.
+    every: CountText,
+}
+
+/// The schema in `scenarios/schema.json`. Editors find it by a first line `# yaml-language-server: $schema=schema.json`.
+#[must_use]
+pub fn schema() -> serde_json::Value {
+    SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<ScenarioWire>().to_value()
+}
+
 fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) -> Result<Scenario, Problem> {
     let about = about(&wire.about, SCENARIO.noun)?;
     let needs = wire.needs.check(&point.values, source)?;
@@ -292,7 +309,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let mut checker = Checker::new(source, declared, announced(&wire.steps.value));
     let invariants = check_invariants(wire.invariants.as_deref().unwrap_or_default(), &mut checker)?;
     let faults = wire.faults.as_ref().map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
-    let health_check = wire.health_check.as_ref().map(|health| health.check(&checker)).transpose()?;
+    let health_check = wire.health_check.as_ref().map(|health| checker.whole(&health.every, "every", 1..=MAX_OPERATIONS)).transpose()?;
     let mut steps = check_steps(&wire.steps.value, &mut checker)?;
     if let Some(limit) = wire.timeout.as_ref().map(duration).transpose()? {
         limit_time(&mut steps, limit);
@@ -361,20 +378,28 @@ fn limit_time(steps: &mut [Step], limit: Nanos) {
     }
 }
 
+/// Checks that a declared name is new, and that there are at most `most` of its kind.
+fn is_new<'n>(
+    name: &NameText,
+    [kind, kinds]: [&str; 2],
+    known: impl ExactSizeIterator<Item = &'n str>,
+    most: usize,
+) -> Result<(), Problem> {
+    let (number, text) = (known.len(), name.text());
+    if known.into_iter().any(|known| known == text) {
+        return Err(Problem::new(name.position(), format!("{kind} `{text}` is named twice")).help("name it once"));
+    }
+    if number == most {
+        return Err(Problem::new(name.position(), format!("more than {most} {kinds}")).help(format!("use fewer {kinds}")));
+    }
+    Ok(())
+}
+
 fn programs(given: &[NameText]) -> Result<Vec<ProgramName>, Problem> {
     let mut programs: Vec<ProgramName> = Vec::new();
     for name in given {
-        let text = name.checked()?;
-        let help = "take another name";
-        if is_reserved(text) || AllocatorKind::from_name(text).is_some() {
-            return Err(Problem::new(name.position(), format!("`{text}` has another meaning in expressions")).help(help));
-        }
-        if programs.iter().any(|program| program.name() == text) {
-            return Err(Problem::new(name.position(), format!("program `{text}` is named twice")).help("name it once"));
-        }
-        if programs.len() == MAX_PROGRAMS {
-            return Err(Problem::new(name.position(), format!("more than {MAX_PROGRAMS} programs")).help("use fewer programs"));
-        }
+        let text = has_no_meaning(name, "take another name")?;
+        is_new(name, ["program", "programs"], programs.iter().map(ProgramName::name), MAX_PROGRAMS)?;
         programs.push(ProgramName::new(programs.len(), text));
     }
     Ok(programs)
@@ -385,20 +410,11 @@ fn processes(given: &[Located<Tree>], programs: &[ProgramName], point: &Point, s
     let mut processes: Vec<Process> = Vec::new();
     for tree in given {
         let (name, memory) = process(tree)?;
-        let text = name.checked()?;
-        let help = "take another name";
-        if is_reserved(text) || AllocatorKind::from_name(text).is_some() {
-            return Err(Problem::new(name.position(), format!("`{text}` has another meaning in expressions")).help(help));
-        }
+        let text = has_no_meaning(&name, "take another name")?;
         if programs.iter().any(|program| program.name() == text) {
-            return Err(Problem::new(name.position(), format!("`{text}` is a program of this scenario")).help(help));
+            return Err(Problem::new(name.position(), format!("`{text}` is a program of this scenario")).help("take another name"));
         }
-        if processes.iter().any(|process| process.name.name() == text) {
-            return Err(Problem::new(name.position(), format!("process `{text}` is named twice")).help("name it once"));
-        }
-        if processes.len() == MAX_PROCESSES {
-            return Err(Problem::new(name.position(), format!("more than {MAX_PROCESSES} processes")).help("use fewer processes"));
-        }
+        is_new(&name, ["process", "processes"], processes.iter().map(|process| process.name.name()), MAX_PROCESSES)?;
         let memory = memory.map(|text| check_memory(size(&text, &point.values, source)?, text.position())).transpose()?;
         processes.push(Process { name: ProcessName::new(processes.len(), text), memory });
     }
@@ -432,24 +448,14 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
         if text == DEFAULT_STREAM {
             return Err(Problem::new(name.position(), "the stream `default` always exists").help("remove it from `streams`"));
         }
-        if streams.iter().any(|stream| stream.name() == text) {
-            return Err(Problem::new(name.position(), format!("stream `{text}` is named twice")).help("name it once"));
-        }
-        if streams.len() > MAX_STREAMS {
-            return Err(Problem::new(name.position(), format!("more than {MAX_STREAMS} streams")).help("use fewer streams"));
-        }
+        is_new(name, ["stream", "streams"], streams.iter().skip(1).map(StreamName::name), MAX_STREAMS)?;
         streams.push(StreamName::new(streams.len(), text));
     }
     Ok(streams)
 }
 
 fn expect_violation(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
-    match Invariant::from_name(given.text()) {
-        Some(invariant) => Ok(given.0.with(invariant)),
-        None => Err(Problem::new(given.position(), format!("unknown invariant `{}`", given.text())).help(choices(
-            given.text(),
-            "invariants",
-            Invariant::ALL.iter().map(|invariant| invariant.name()),
-        ))),
-    }
+    let names = || Invariant::ALL.iter().map(|invariant| invariant.name());
+    let unknown = || Problem::not_among(given, format!("unknown invariant `{}`", given.text()), "invariants", names());
+    Invariant::from_name(given.text()).map(|invariant| given.0.with(invariant)).ok_or_else(unknown)
 }

@@ -10,7 +10,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_record::Invariant;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::loops::Rounds;
-use harness_scenario::steps::storm::StormSizes;
+use harness_scenario::steps::storm::{Distribution, StormSizes};
 use harness_scenario::{
     Account, Action, Amount, Chain, DeviceKind, DeviceMetric, Ending, Expected, Metric, Number, Policy, Readings, ReportKey, Scenario,
     StepKind,
@@ -91,7 +91,7 @@ fn fields_are_parsed_and_names_resolved() {
     let expected = FreeTarget::Buffer { buffer: weights.buffer.clone(), may_be_gone: true };
     assert_eq!(free.action, Action::Free(Free::Targets(vec![expected])), "a policy may have freed it");
     let Action::Storm(churn) = &storm.action else { panic!("storm") };
-    assert_eq!(churn.sizes, StormSizes::LogUniform { min: Bytes(512), max: Bytes::mib(1) });
+    assert_eq!(churn.sizes, StormSizes::Range { min: Bytes(512), max: Bytes::mib(1), distribution: Distribution::LogUniform });
     assert_eq!(storm.id.as_ref(), Some(&churn.id));
     let Action::Alloc(probe) = &probe.action else { panic!("alloc") };
     let looked_up = |metric: &Metric| {
@@ -119,7 +119,7 @@ fn an_expectation_has_its_allocator_and_its_position() {
     assert_eq!((first.line, first.column, second.column), (18, 32, 71));
     let metrics: Vec<&Metric> = first.value.quantities().collect();
     let used = Account::Device(DeviceMetric::Used);
-    assert_eq!(metrics, [&Metric::Now(used), &Metric::At(before.name.clone(), used)]);
+    assert_eq!(metrics, [&Metric::Now(used), &Metric::At(before.clone(), used)]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use harness_scenario::steps::Action;
 use harness_scenario::steps::free::Free;
-use harness_scenario::{Account, Amount, Chain, DeviceMetric, Metric, PolicyKind, Scenario, Step};
+use harness_scenario::{Account, Amount, Chain, Metric, PolicyKind, Scenario, Step, Unit};
 
 /// Returns whether a policy evicts the least recently used buffer.
 pub(super) fn evicts(scenario: &Scenario) -> bool {
@@ -22,7 +22,7 @@ pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
     steps.iter().any(|step| {
         let own = match &step.action {
             Action::Alloc(alloc) => of(&alloc.size),
-            Action::ExternalMemory(memory) => of(&memory.held),
+            Action::ExternalMemory(memory) => of(memory),
             Action::Free(Free::Pinning { request, .. }) => of(request),
             _ => false,
         };
@@ -33,21 +33,6 @@ pub(super) fn sizes_use_measured_memory(steps: &[Step]) -> bool {
 /// Returns whether a metric needs a query of the device's memory.
 pub(crate) fn asks_for_memory(metric: &Metric) -> bool {
     let metric = if let Metric::Arm(_, metric) = metric { metric } else { metric };
-    match metric.account() {
-        None | Some(Account::Stat(_)) => false,
-        Some(Account::Device(metric)) => match metric {
-            DeviceMetric::Used
-            | DeviceMetric::Free
-            | DeviceMetric::Total
-            | DeviceMetric::ContextOverhead
-            | DeviceMetric::ExternalMemory
-            | DeviceMetric::Process => true,
-            DeviceMetric::MallocCalls
-            | DeviceMetric::MallocFailures
-            | DeviceMetric::FreeCalls
-            | DeviceMetric::MemoryCalls
-            | DeviceMetric::Synchronizations
-            | DeviceMetric::Now => false,
-        },
-    }
+    // Every size of the device comes from this query, and nothing else does.
+    matches!(metric.account(), Some(Account::Device(metric)) if metric.unit() == Unit::Bytes)
 }

@@ -26,7 +26,6 @@ use harness_exec::launch::RunFolder;
 use harness_exec::process::{End, Started};
 use harness_gpu_settings::ledger::Ledger;
 use harness_record::Rule;
-use harness_scenario::steps::process::Kill;
 use harness_scenario::{ProcessName, Readings, Scenario, Step};
 
 use self::shared::{Shared, unavailable};
@@ -290,7 +289,7 @@ impl Processes {
         if let Some(Answer { reply, faults }) = answer {
             self.faults_of(name).zip(faults).into_iter().for_each(|(ours, sent)| ours.take_over(sent));
             if let Reply::Done(done) = &reply {
-                self.note(name, done);
+                self.note(name, done.readings);
             }
             return Heard::Reply(reply);
         }
@@ -310,8 +309,7 @@ impl Processes {
     }
 
     /// Stores the readings in an answer.
-    fn note(&mut self, name: &ProcessName, done: &Done) {
-        let now = done.readings();
+    fn note(&mut self, name: &ProcessName, now: Readings) {
         let before = self.readings.insert(name.clone(), now).map_or(0, |before| before.stats.num_ooms);
         // The counter of a restarted process starts at zero.
         self.ooms += now.stats.num_ooms.saturating_sub(before);
@@ -355,8 +353,8 @@ fn hear(
     let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
     match processes.order(name, order, step, &mut give_up)? {
         Heard::Reply(Reply::Done(done)) => {
-            done.findings.iter().cloned().for_each(|finding| rig.note(named(name, finding)));
-            let mut result = done.into_result();
+            let Done { mut result, findings, .. } = *done;
+            findings.into_iter().for_each(|finding| rig.note(named(name, finding)));
             let injected = result.failed_request.iter_mut().flat_map(|failed_request| &mut failed_request.injected);
             injected.for_each(|refused| refused.process = Some(name.to_string()));
             Ok(Some(result))
@@ -388,8 +386,8 @@ fn in_process(name: &ProcessName, expected: &str) -> String {
 }
 
 /// Converts a finding of a process into one that names the process.
-fn named(name: &ProcessName, (invariant, expected, seen): (harness_record::Invariant, String, String)) -> Finding {
-    Finding { invariant, expected: in_process(name, &expected), seen }
+fn named(name: &ProcessName, finding: Finding) -> Finding {
+    Finding { expected: in_process(name, &finding.expected), ..finding }
 }
 
 /// Describes the unexpected end of a process.
@@ -403,8 +401,7 @@ fn how(end: Option<End>) -> String {
 }
 
 /// Kills a process with SIGKILL and waits until the device has released its memory.
-pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step, kill: &Kill) -> Result<StepResult, Stop> {
-    let name = &kill.process;
+pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step, name: &ProcessName) -> Result<StepResult, Stop> {
     let Some(processes) = processes.as_mut().filter(|processes| processes.running.contains_key(name)) else {
         return Ok(StepResult {
             unmet: vec![Unmet::at(step, format!("the process `{name}` to be running"), "it is not")],

@@ -7,16 +7,14 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use harness_allocator::device::faulty::InjectorState;
-use harness_allocator::device::{DeviceCalls, DeviceMemory};
-use harness_allocator::stats::MemoryStats;
-use harness_allocator::units::{Bytes, Nanos};
-use harness_record::{FailedRequest, Invariant, Outcome, Recovery, Rule, Table};
-use harness_scenario::{Position, Readings, ReportKey};
+use harness_allocator::units::Bytes;
+use harness_record::Rule;
+use harness_scenario::Readings;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::rig::Finding;
-use crate::step_result::{StepResult, Unmet};
+use crate::step_result::StepResult;
 
 /// A message of the main process.
 #[derive(Debug, Serialize, Deserialize)]
@@ -80,7 +78,7 @@ pub(crate) enum Reply {
     Done(Box<Done>),
     /// The process cannot continue because of violated invariants or a failure.
     Stopped {
-        findings: Vec<(Invariant, String, String)>,
+        findings: Vec<Finding>,
         failed: Option<Failed>,
     },
     /// Everything was released.
@@ -97,66 +95,12 @@ pub(crate) struct Failed {
     pub(crate) fault: Option<usize>,
 }
 
-/// The result of a step and the process's readings.
+/// The result of a step and the process's readings. The time in them is 0, because clocks of processes are not comparable.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
-    outcome: Outcome,
-    reports: BTreeMap<String, u64>,
-    notes: Vec<String>,
-    tables: Vec<Table>,
-    /// The line, column and length of each failed expectation, its text, and the actual result.
-    unmet: Vec<((u32, u32, u32), String, String)>,
-    failed_request: Option<Box<FailedRequest>>,
-    size: Option<Bytes>,
-    recovery: Option<Recovery>,
-    pub(crate) findings: Vec<(Invariant, String, String)>,
-    stats: MemoryStats,
-    memory: Option<DeviceMemory>,
-    calls: DeviceCalls,
-}
-
-impl Done {
-    pub(crate) fn new(result: StepResult, findings: Vec<Finding>, readings: &Readings) -> Self {
-        let StepResult { outcome, reports, notes, tables, unmet, failed_request, size, recovery } = result;
-        let place = |at: Position| (at.line, at.column, at.length);
-        Self {
-            outcome,
-            reports: reports.into_iter().map(|(key, value)| (key.name().to_owned(), value)).collect(),
-            notes,
-            tables,
-            unmet: unmet.into_iter().map(|Unmet { at, expected, seen }| (place(at), expected, seen)).collect(),
-            failed_request: failed_request.map(Box::new),
-            size,
-            recovery,
-            findings: findings.into_iter().map(of_finding).collect(),
-            stats: readings.stats,
-            memory: readings.memory,
-            calls: readings.calls,
-        }
-    }
-
-    /// The readings of the process. Its clock is not comparable with others.
-    pub(crate) const fn readings(&self) -> Readings {
-        Readings { stats: self.stats, memory: self.memory, calls: self.calls, now: Nanos::ZERO }
-    }
-
-    pub(crate) fn into_result(self) -> StepResult {
-        let unmet = |((line, column, length), expected, seen)| Unmet { at: Position { line, column, length }, expected, seen };
-        StepResult {
-            outcome: self.outcome,
-            reports: self.reports.into_iter().filter_map(|(name, value)| Some((ReportKey::from_name(&name)?, value))).collect(),
-            notes: self.notes,
-            tables: self.tables,
-            unmet: self.unmet.into_iter().map(unmet).collect(),
-            failed_request: self.failed_request.map(|failed_request| *failed_request),
-            size: self.size,
-            recovery: self.recovery,
-        }
-    }
-}
-
-pub(crate) fn of_finding(Finding { invariant, expected, seen }: Finding) -> (Invariant, String, String) {
-    (invariant, expected, seen)
+    pub(crate) result: StepResult,
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) readings: Readings,
 }
 
 pub(crate) fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {

@@ -1,18 +1,10 @@
 //! Recovery: what policies do between a failed attempt and the next one, and whether the next one could succeed.
-//! || The scenario declares the policies ([`Policy`]). Each has its own file here; those that change the batch share
-//! one.
+//! || The scenario declares the policies ([`Policy`]): `applied` and `plans` carry them out, and `batch` those that change
+//! the batch.
 
 mod applied;
 mod batch;
-mod checkpoint_more;
-mod empty_cache;
-mod evict;
-mod free;
-mod half_precision;
-mod spill_to_host;
-mod split_and_accumulate;
-mod synchronize;
-mod wait;
+mod plans;
 
 use std::collections::BTreeMap;
 
@@ -332,9 +324,9 @@ impl<'p> Recovery<'p> {
         let or_nothing = |next: Option<Plan>| next.map_or_else(|| Applied::nothing(plan), Applied::changed);
         Ok(match policy {
             Policy::GiveUp => Applied::nothing(plan),
-            Policy::EmptyCache { .. } => empty_cache::apply(ctx, plan)?,
-            Policy::Free { buffers } => free::apply(ctx, plan, buffers)?,
-            Policy::Synchronize { .. } => synchronize::apply(ctx, plan)?,
+            Policy::EmptyCache { .. } => applied::empty_cache(ctx, plan)?,
+            Policy::Free { buffers } => applied::free(ctx, plan, buffers)?,
+            Policy::Synchronize { .. } => applied::synchronize(ctx, plan)?,
             Policy::Batch { rule, floor, empty_cache, .. } => {
                 let next = batch::next(*rule, plan, *floor, &self.known);
                 let given_back = match (&next, empty_cache) {
@@ -344,12 +336,12 @@ impl<'p> Recovery<'p> {
                 };
                 Applied { given_back, ..or_nothing(next) }
             }
-            Policy::SplitAndAccumulate { floor } => or_nothing(split_and_accumulate::next(plan, *floor)),
-            Policy::CheckpointMore { most } => or_nothing(checkpoint_more::next(plan, *most)),
-            Policy::HalfPrecision => or_nothing(half_precision::next(plan)),
-            Policy::SpillToHost { part, memory } => or_nothing(spill_to_host::next(plan, *part, memory)),
-            Policy::Evict { buffers } => evict::apply(ctx, plan, buffers)?,
-            Policy::Wait { first, factor, .. } => wait::apply(ctx, plan, between, (*first, *factor, used))?,
+            Policy::SplitAndAccumulate { floor } => or_nothing(plans::split_and_accumulate(plan, *floor)),
+            Policy::CheckpointMore { most } => or_nothing(plans::checkpoint_more(plan, *most)),
+            Policy::HalfPrecision => or_nothing(plans::half_precision(plan)),
+            Policy::SpillToHost { part, memory } => or_nothing(plans::spill_to_host(plan, *part, memory)),
+            Policy::Evict { buffers } => applied::evict(ctx, plan, buffers)?,
+            Policy::Wait { first, factor, .. } => applied::wait(ctx, plan, between, (*first, *factor, used))?,
         })
     }
 

@@ -141,7 +141,7 @@ impl<'s> Cursor<'s> {
         let words: Vec<String> = self
             .blocks()
             .filter_map(|frame| match &frame.block?.action {
-                Action::Process(process) => Some(format!("process {}", process.process)),
+                Action::Process(process) => Some(format!("process {}", process.name)),
                 Action::For(steps) | Action::Repeat(steps) => Some(match steps.rounds.value(frame.iterations) {
                     Some((variable, value)) => format!("{variable} = {}", steps.rounds.in_words(value)),
                     None => format!("iteration {}", frame.iterations + 1),
@@ -155,7 +155,7 @@ impl<'s> Cursor<'s> {
     /// The process of the next step; `None` for the main one.
     pub(super) fn process(&self) -> Option<&'s ProcessName> {
         self.blocks().rev().find_map(|frame| match &frame.block?.action {
-            Action::Process(process) => Some(&process.process),
+            Action::Process(process) => Some(&process.name),
             _ => None,
         })
     }
@@ -171,7 +171,7 @@ impl<'s> Cursor<'s> {
     /// The program of the next step; `None` for the main one.
     pub(super) fn program(&self) -> Option<&'s ProgramName> {
         self.blocks().rev().find_map(|frame| match &frame.block?.action {
-            Action::Program(program) => Some(&program.program),
+            Action::Program(program) => Some(&program.name),
             _ => None,
         })
     }

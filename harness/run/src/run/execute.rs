@@ -19,9 +19,9 @@ use crate::workload::{exec, infer, pins, replay, storm, train};
 use harness_record::Outcome;
 use harness_scenario::steps::alloc::Alloc;
 use harness_scenario::steps::contents::Use;
-use harness_scenario::steps::event::Synchronize;
 use harness_scenario::steps::expect::Expected as Expectations;
 use harness_scenario::steps::free::{Free, FreeTarget};
+use harness_scenario::steps::streams::Synchronize;
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{
     Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, Plan, ReportKey, Unit, Value,
@@ -42,9 +42,9 @@ pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
             let stream = ctx.stream(&used.stream);
             return use_buffer(ctx, step, &used.buffer, &mut |rig, buffer| rig.record_stream(buffer, stream));
         }
-        Action::Fill(fill) => return use_buffers(ctx, step, &fill.0, &mut Rig::fill),
-        Action::Verify(verify) => return use_buffers(ctx, step, &verify.0, &mut |rig, buffer, stream| rig.verify(buffer, stream)),
-        Action::ReadAsync(read) => return use_buffers(ctx, step, &read.0, &mut |rig, buffer, stream| rig.read(buffer, stream)),
+        Action::Fill(fill) => return use_buffers(ctx, step, fill, &mut Rig::fill),
+        Action::Verify(verify) => return use_buffers(ctx, step, verify, &mut |rig, buffer, stream| rig.verify(buffer, stream)),
+        Action::ReadAsync(read) => return use_buffers(ctx, step, read, &mut |rig, buffer, stream| rig.read(buffer, stream)),
         Action::Busy(busy) => ctx.rig.work(ctx.stream(&busy.stream), busy.duration)?,
         Action::Record(record) => {
             let event = ctx.event(&record.event)?;
@@ -61,15 +61,15 @@ pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
         }
         Action::ResetPeakStats(_) => ctx.rig.reset_peaks(),
         Action::SetMemoryFraction(set) => ctx.rig.set_memory_fraction(set.fraction),
-        Action::ExternalMemory(memory) => return set_external_memory(ctx, step, &memory.held),
+        Action::ExternalMemory(memory) => return set_external_memory(ctx, step, memory),
         Action::Storm(storm) => return storm::run(ctx, step, storm, between),
-        Action::Pins(pins) => return pins::list(ctx, &pins.storm),
+        Action::Pins(storm) => return pins::list(ctx, storm),
         Action::Train(train) => return train::run(ctx, step, train, between),
         Action::Infer(infer) => return infer::run(ctx, step, infer, between),
         Action::Replay(replay) => return replay::run(ctx, step, replay, between),
         Action::Exec(program) => return exec::run(ctx, step, program, between),
         Action::Compare(compare) => return Ok(leaks::compare(ctx, &compare.since)),
-        Action::Measure(measure) => ctx.measure(measure.name.clone())?,
+        Action::Measure(measure) => ctx.measure(measure.clone())?,
         Action::Expect(expect) => {
             let mut result = StepResult::default();
             for expected in expect.of(&ctx.arm, ctx.device) {
@@ -82,13 +82,13 @@ pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
         }
         // The expectations are checked after this step and after each later one.
         Action::Eventually(_) => {}
-        Action::ReleasePool(release) => {
-            let pool = ctx.pool(&release.pool);
+        Action::ReleasePool(pool) => {
+            let pool = ctx.pool(pool);
             let released = ctx.rig.release_private_pool(pool)?;
             return Ok(refused(step, "the pool to be released", released.err()));
         }
         Action::PrivatePool(block) => {
-            let pool = ctx.pool(&block.pool);
+            let pool = ctx.pool(&block.name);
             let begun = ctx.rig.begin_private_pool(pool)?;
             return Ok(refused(step, "requests to be served from the pool", begun.err()));
         }

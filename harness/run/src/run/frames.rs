@@ -21,9 +21,9 @@ fn name(step: &Step) -> String {
         Action::Alloc(alloc) => Some(alloc.buffer.to_string()),
         Action::Storm(storm) => Some(storm.id.to_string()),
         Action::Replay(replay) => Some(replay.id.to_string()),
-        Action::PrivatePool(block) => Some(block.pool.to_string()),
-        Action::Process(block) => Some(block.process.to_string()),
-        Action::Program(block) => Some(block.program.to_string()),
+        Action::PrivatePool(block) => Some(block.name.to_string()),
+        Action::Process(block) => Some(block.name.to_string()),
+        Action::Program(block) => Some(block.name.to_string()),
         _ => step.id.as_ref().map(ToString::to_string),
     };
     about.map_or_else(|| kind.to_owned(), |about| format!("{kind} {about}"))

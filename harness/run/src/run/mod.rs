@@ -21,7 +21,7 @@ use std::sync::atomic::AtomicBool;
 
 use harness_allocator::allocator::{Allocator, AllocatorSpec};
 use harness_allocator::device::faulty::Faulty;
-use harness_allocator::device::{DeviceCalls, DeviceError, TestDevice};
+use harness_allocator::device::{DeviceCalls, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::{Bytes, Nanos};
 
@@ -36,7 +36,7 @@ use crate::timeline::{TracedDevice, Tracer};
 
 pub(crate) use execute::{describe_unmet, execute_step};
 use harness_record::timeline::Timeline;
-use harness_record::{ClaimFigure, CurvePoint, Event, Recovery, RunRecord, StepRecord, Timings, Verdict, Violation};
+use harness_record::{Event, Recovery, RunRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario};
 use harness_trace::snapshot::{Recorder, Settings, Snapshot, Value};
 pub(crate) use judge::of_device;
@@ -122,31 +122,27 @@ impl<'a, 'o> Run<'a, 'o> {
     }
 
     /// Like [`Run::checked`], with the figures for comparisons between allocators.
-    pub fn checked_with_figures(mut self) -> Result<(RunRecord, Figures), DeviceError> {
-        let setup = Setup { faults: self.planned_faults(), group: self.group.take(), ..Setup::default() };
-        self.run_checks(setup).map(|(record, figures, _)| (record, figures))
+    pub fn checked_with_figures(self) -> Result<(RunRecord, Figures), DeviceError> {
+        let setup = Setup { faults: self.planned_faults(), ..Setup::default() };
+        let checks = self.request.checks();
+        self.execute(checks, setup).map(|done| (done.record, done.figures))
     }
 
     /// Runs with these faults instead of the scenario's own, and with all checks from `checked_from` on. The run must release everything, however it
     /// ends. The record counts its steps without keeping them.
-    pub fn faulted(mut self, faults: Faults, checked_from: CheckedFrom) -> Result<FaultedRun, DeviceError> {
-        let setup = Setup { faults: Some(faults), checked_from, group: self.group.take(), tracer: None, counts_steps: true };
-        let (record, _, ooms) = self.run_checks(setup)?;
-        Ok(FaultedRun { ooms: record.stats.num_ooms + ooms, record })
+    pub fn faulted(self, faults: Faults, checked_from: CheckedFrom) -> Result<FaultedRun, DeviceError> {
+        let setup = Setup { faults: Some(faults), checked_from, tracer: None, counts_steps: true };
+        let checks = self.request.checks();
+        let Executed { record, ooms_of_processes, .. } = self.execute(checks, setup)?;
+        Ok(FaultedRun { ooms: record.stats.num_ooms + ooms_of_processes, record })
     }
 
     /// Measures times without any checks. From the first step to the last, the device receives only the scenario's own calls.
     pub fn timed(self) -> Result<TimedRun, DeviceError> {
         let setup = Setup { faults: self.planned_faults(), ..Setup::default() };
-        let done = self.execute(Checks::Timing, setup)?;
-        Ok(TimedRun {
-            verdict: done.verdict,
-            timings: done.timings,
-            steps: done.times.into_iter().collect(),
-            stats: done.stats,
-            unused_at_peak: done.unused_at_peak,
-            figures: done.figures,
-        })
+        let Executed { record, times, unused_at_peak, figures, .. } = self.execute(Checks::Timing, setup)?;
+        let RunRecord { verdict, timings, stats, .. } = record;
+        Ok(TimedRun { verdict, timings, steps: times.into_iter().collect(), stats, unused_at_peak, figures })
     }
 
     /// Records a timeline, whatever the verdict. Recording takes time, so the times differ from [`Run::timed`].
@@ -173,29 +169,30 @@ impl<'a, 'o> Run<'a, 'o> {
     }
 
     fn execute(self, checks: Checks, setup: Setup) -> Result<Executed, DeviceError> {
-        let Self { request, device, allocator, observer, .. } = self;
+        let Self { request, device, allocator, observer, group } = self;
         let allocator = allocator.unwrap_or_else(|| request.allocator.build());
         match observer {
-            Some(observer) => execute_all(request, device, allocator, checks, observer, setup),
-            None => execute_all(request, device, allocator, checks, unobserved(request, &mut |_| {}), setup),
+            Some(observer) => execute_all(request, device, allocator, checks, observer, group, setup),
+            None => execute_all(request, device, allocator, checks, unobserved(request, &mut |_| {}), group, setup),
         }
     }
+}
 
-    /// Returns the record, the figures, and the OOMs of other processes.
-    fn run_checks(mut self, setup: Setup) -> Result<(RunRecord, Figures, u64), DeviceError> {
-        let request = self.request;
-        let mut record = RunRecord {
-            scenario: request.scenario.info(),
-            device: self.device.info().clone(),
-            allocator: request.allocator.to_string(),
-            settings: request.allocator.settings(),
-            only_observed: self.observer.as_ref().is_some_and(|observer| observer.only_observed),
-            seed: request.seed,
-            repetition: request.repetition,
-            reproduce: request.reproduce.clone(),
-            audited: Some(request.audit),
+impl RunRequest<'_> {
+    /// The record of a run that has done nothing.
+    pub(crate) fn record(&self, device: DeviceInfo, only_observed: bool, verdict: Verdict) -> RunRecord {
+        RunRecord {
+            scenario: self.scenario.info(),
+            device,
+            allocator: self.allocator.to_string(),
+            settings: self.allocator.settings(),
+            only_observed,
+            seed: self.seed,
+            repetition: self.repetition,
+            reproduce: self.reproduce.clone(),
+            audited: None,
             timed: false,
-            verdict: Verdict::Interrupted,
+            verdict,
             steps: Vec::new(),
             unrecorded_steps: 0,
             figures: Vec::new(),
@@ -203,23 +200,17 @@ impl<'a, 'o> Run<'a, 'o> {
             timings: Timings::default(),
             calls: DeviceCalls::default(),
             stats: MemoryStats::default(),
-            cost_figures: self.device.cost_figures(),
-        };
-        if let Some(observer) = &mut self.observer {
-            (observer.emit)(Event::RunStarted(Box::new(record.clone())));
+            cost_figures: Vec::new(),
         }
-        let checks = match (request.audit, request.scenario.health_check) {
+    }
+
+    /// The checks of a run that is not timed.
+    const fn checks(&self) -> Checks {
+        match (self.audit, self.scenario.health_check) {
             (true, _) => Checks::Audit,
             (false, Some(_)) => Checks::Health,
             (false, None) => Checks::Accounts,
-        };
-        let done = self.execute(checks, setup)?;
-        record.verdict = done.verdict;
-        (record.steps, record.unrecorded_steps) = (done.steps, done.unrecorded_steps);
-        record.figures = done.claim_figures;
-        (record.curve, record.timings) = (done.curve, done.timings);
-        (record.calls, record.stats) = (done.calls, done.stats);
-        Ok((record, done.figures, done.ooms_of_processes))
+        }
     }
 }
 
@@ -228,7 +219,6 @@ impl<'a, 'o> Run<'a, 'o> {
 struct Setup {
     faults: Option<Faults>,
     checked_from: CheckedFrom,
-    group: Option<ProcessGroup>,
     tracer: Option<Tracer>,
     /// Steps are counted, not recorded.
     counts_steps: bool,
@@ -290,18 +280,11 @@ impl TimedRun {
 
 /// The result of any run.
 struct Executed {
-    verdict: Verdict,
-    steps: Vec<StepRecord>,
-    unrecorded_steps: u64,
+    record: RunRecord,
     times: Vec<(u32, StepTimes)>,
-    curve: Vec<CurvePoint>,
-    timings: Timings,
-    calls: DeviceCalls,
-    stats: MemoryStats,
     ooms_of_processes: u64,
     unused_at_peak: Bytes,
     figures: Figures,
-    claim_figures: Vec<ClaimFigure>,
 }
 
 /// Runs all steps, releases everything, and judges the run.
@@ -311,8 +294,14 @@ fn execute_all(
     allocator: Box<dyn Allocator>,
     checks: Checks,
     observer: Observer<'_>,
-    Setup { faults, checked_from, group, tracer, counts_steps }: Setup,
+    group: Option<ProcessGroup>,
+    Setup { faults, checked_from, tracer, counts_steps }: Setup,
 ) -> Result<Executed, DeviceError> {
+    let mut record = request.record(device.info().clone(), observer.only_observed, Verdict::Interrupted);
+    (record.audited, record.cost_figures) = (Some(request.audit), device.cost_figures());
+    if checks != Checks::Timing {
+        (observer.emit)(Event::RunStarted(Box::new(record.clone())));
+    }
     let device = match &faults {
         None => device,
         Some(faults) => {
@@ -346,34 +335,24 @@ fn execute_all(
     };
     ctx.processes = group.map(|group| Processes::new(group, faults));
     let completed = runner.run_all(&mut ctx, &request.scenario.steps).is_continue();
-    let claim_figures = if completed { claim::figures(&mut ctx, &request.scenario.figures) } else { Vec::new() };
-    let figures = ctx.take_figures();
-    let (stats, calls, unused_at_peak) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls(), ctx.rig.unused_at_peak());
-    let (timings, curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
+    if completed {
+        record.figures = claim::figures(&mut ctx, &request.scenario.figures);
+    }
+    let (figures, unused_at_peak) = (ctx.take_figures(), ctx.rig.unused_at_peak());
+    (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
+    (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
     let ooms_of_processes = ctx.processes.as_ref().map_or(0, Processes::ooms);
     runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
-    if let Some(record) = &mut runner.observer.record
+    if let Some(receive) = &mut runner.observer.record
         && let Some(snapshot) = ctx.rig.recorded(&request.scenario.name, &ctx.arm, request.allocator.is_pytorch())
     {
-        record(snapshot);
+        receive(snapshot);
     }
     runner.finish(ctx, completed);
-    let verdict = runner.verdict();
-    let ((steps, unrecorded_steps), (times, _)) = (runner.steps.into_parts(), runner.times.into_parts());
-    Ok(Executed {
-        verdict,
-        steps,
-        unrecorded_steps,
-        times,
-        curve,
-        timings,
-        calls,
-        stats,
-        ooms_of_processes,
-        unused_at_peak,
-        figures,
-        claim_figures,
-    })
+    record.verdict = runner.verdict();
+    let (times, _) = runner.times.into_parts();
+    (record.steps, record.unrecorded_steps) = runner.steps.into_parts();
+    Ok(Executed { record, times, ooms_of_processes, unused_at_peak, figures })
 }
 
 /// The allocator settings as a PyTorch snapshot stores them.

@@ -190,7 +190,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         self.resume(ctx, task, step);
         match &step.action {
             Action::PrivatePool(block) => {
-                let pool = ctx.pool(&block.pool);
+                let pool = ctx.pool(&block.name);
                 if let Err(stop) = ctx.rig.end_private_pool(pool) {
                     self.stop(stop, Some(step));
                     return Flow::Break(());

@@ -61,7 +61,7 @@ impl Comparisons {
         };
         match &mut record.verdict {
             Verdict::Failed { rest, .. } => rest.push(violation),
-            verdict => *verdict = Verdict::Failed { first: violation, rest: Vec::new() },
+            verdict => *verdict = violation.into(),
         }
     }
 }

@@ -31,6 +31,7 @@ use harness_exec::trials::each;
 use harness_exec::trials::which::Which;
 use harness_record::{FaultedArm, FaultedCase, FaultedEnd, FaultedRuns, Invariant, NotTried, Rule, Verdict, Violation};
 use harness_scenario::{ProcessName, Scenario};
+use serde::{Deserialize, Serialize};
 
 use self::copies::{Order, Servers};
 use super::{ArmRun, Plan, kind_of, open};
@@ -217,6 +218,7 @@ struct CallResult {
 }
 
 /// The result of one run.
+#[derive(Serialize, Deserialize)]
 struct Outcome {
     case: FaultedCase,
     /// True if the failure ended the run immediately.

@@ -16,8 +16,7 @@ use std::sync::mpsc::Sender;
 #[cfg(doc)]
 use harness_allocator::allocator::AllocatorKind;
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::device::{Clock, DeviceCalls, DeviceError, DeviceInfo, TestDevice};
-use harness_allocator::stats::MemoryStats;
+use harness_allocator::device::{Clock, DeviceError, DeviceInfo, TestDevice};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
@@ -30,7 +29,7 @@ use crate::workload::exec;
 use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::timeline::Timeline;
-use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Timings, Verdict, Violation};
+use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict, Violation};
 use harness_scenario::{DeviceKind, Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 
@@ -202,7 +201,7 @@ impl Plan {
                     (Err(error), None) => return Err(error),
                     (Err(error), Some(device)) => {
                         is_lost = true;
-                        self.not_run(&arm, source, device.clone(), device_failed(&error))
+                        self.not_run(&arm, source, device.clone(), device_failed("the device to open again, as for the run before", &error))
                     }
                 },
             };
@@ -248,21 +247,12 @@ impl Plan {
     ) -> Result<(RunRecord, Figures), DeviceError> {
         control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
         let scenario = &*self.sized(arm.scenario);
-        let seed = self.seed_of(arm);
-        let request = RunRequest {
-            scenario,
-            allocator: arm.allocator,
-            seed,
-            repetition: arm.repetition,
-            reproduce: self.reproduce(arm, source, seed),
-            audit: self.audit,
-            interrupt: Arc::default(),
-        };
+        let request = self.request(arm, scenario, source);
         let recordings = sinks.snapshots.as_ref().filter(|_| arm.allocator.not_recorded().is_none());
         // The receiver is gone if the session was aborted.
         let mut send = recordings.map(|recordings| |snapshot| drop(recordings.send(snapshot)));
         let record = send.as_mut().map(|send| send as &mut dyn FnMut(Snapshot));
-        let group = ProcessGroup::of(scenario, arm.allocator, (seed, self.audit), source, StartedBy::Exec)?;
+        let group = ProcessGroup::of(scenario, arm.allocator, (request.seed, self.audit), source, StartedBy::Exec)?;
         let (mut record, mut figures) = match open(source, scenario, arm.allocator, group.as_ref())? {
             Ok(device) => {
                 match Run::new(&request, device).observed(arm.observer(control, emit, record)).with_processes(group).checked_with_figures()
@@ -270,7 +260,8 @@ impl Plan {
                     // If an injected fault prevents the start, the run has failed; the device is not lost.
                     Err(error) if !scenario.faults.is_empty() => {
                         let info = source.open()?.info().clone();
-                        return Ok((self.not_run(arm, source, info, did_not_begin(&error)), Figures::new()));
+                        let expected = "the device to create streams and report its memory before the first step";
+                        return Ok((self.not_run(arm, source, info, device_failed(expected, &error)), Figures::new()));
                     }
                     observed => observed?,
                 }
@@ -320,32 +311,16 @@ impl Plan {
         self.seed.unwrap_or(arm.scenario.seed)
     }
 
+    fn request<'a>(&self, arm: &ArmRun<'a>, scenario: &'a Scenario, source: &DeviceSource) -> RunRequest<'a> {
+        let seed = self.seed_of(arm);
+        let reproduce = self.reproduce(arm, source, seed);
+        let ArmRun { allocator, repetition, .. } = *arm;
+        RunRequest { scenario, allocator, seed, repetition, reproduce, audit: self.audit, interrupt: Arc::default() }
+    }
+
     /// The record of an arm that did not start.
     fn not_run(&self, arm: &ArmRun<'_>, source: &DeviceSource, device: DeviceInfo, verdict: Verdict) -> RunRecord {
-        let mut scenario = arm.scenario.info();
-        scenario.memory = self.memory.unwrap_or(scenario.memory);
-        let seed = self.seed_of(arm);
-        RunRecord {
-            scenario,
-            device,
-            allocator: arm.allocator.to_string(),
-            settings: arm.allocator.settings(),
-            only_observed: arm.only_observed(),
-            seed,
-            repetition: arm.repetition,
-            reproduce: self.reproduce(arm, source, seed),
-            audited: None,
-            timed: false,
-            verdict,
-            steps: Vec::new(),
-            unrecorded_steps: 0,
-            figures: Vec::new(),
-            curve: Vec::new(),
-            timings: Timings::default(),
-            calls: DeviceCalls::default(),
-            stats: MemoryStats::default(),
-            cost_figures: Vec::new(),
-        }
+        self.request(arm, &self.sized(arm.scenario), source).record(device, arm.only_observed(), verdict)
     }
 
     fn reproduce(&self, arm: &ArmRun<'_>, source: &DeviceSource, seed: u64) -> String {
@@ -466,41 +441,16 @@ fn judge_expected_failure(arm: &ArmRun<'_>, record: &mut RunRecord) {
     record.verdict = match std::mem::replace(&mut record.verdict, Verdict::Passed) {
         Verdict::Failed { first, rest } => Verdict::FailedAsExpected { reason, first, rest },
         Verdict::Passed => {
-            let first = Violation {
-                step: 0,
-                at: None,
-                rule: Rule::ExpectedFailure,
-                expected: format!("the run to fail: {reason}"),
-                seen: "it passed; remove `expected_to_fail`".to_owned(),
-            };
-            Verdict::Failed { first, rest: Vec::new() }
+            let expected = format!("the run to fail: {reason}");
+            Violation::before_steps(Rule::ExpectedFailure, expected, "it passed; remove `expected_to_fail`").into()
         }
         other => other,
     };
 }
 
-/// The verdict of the first arm whose device did not open after earlier runs.
-fn device_failed(error: &DeviceError) -> Verdict {
-    let first = Violation {
-        step: 0,
-        at: None,
-        rule: Rule::DeviceFailure,
-        expected: "the device to open again, as for the run before".to_owned(),
-        seen: error.to_string(),
-    };
-    Verdict::Failed { first, rest: Vec::new() }
-}
-
-/// The verdict of a run that an injected fault stopped before its first step.
-fn did_not_begin(error: &DeviceError) -> Verdict {
-    let first = Violation {
-        step: 0,
-        at: None,
-        rule: Rule::DeviceFailure,
-        expected: "the device to create streams and report its memory before the first step".to_owned(),
-        seen: error.to_string(),
-    };
-    Verdict::Failed { first, rest: Vec::new() }
+/// The verdict of an arm whose device failed before its first step.
+fn device_failed(expected: &str, error: &DeviceError) -> Verdict {
+    Violation::before_steps(Rule::DeviceFailure, expected, error.to_string()).into()
 }
 
 /// The verdict of the arms after a lost device.

@@ -1,7 +1,7 @@
 //! Checks that a second run from the same seed recovers in the same way.
 
 use harness_base::words::count;
-use harness_record::{Invariant, Rule, RunRecord, Verdict, Violation};
+use harness_record::{Invariant, Rule, RunRecord, Violation};
 
 /// Returns whether a recovery policy had to decide something.
 pub(super) fn has_recovered(record: &RunRecord) -> bool {
@@ -23,14 +23,9 @@ pub(super) fn judge(record: &mut RunRecord, again: &RunRecord) {
         }
     };
     let step = first.get(differs).or(second.get(differs)).map_or(0, |(number, _)| *number);
-    let violation = Violation {
-        step,
-        at: None,
-        rule: Rule::Invariant(Invariant::RecoveryIsRepeatable),
-        expected: format!("the same in a second run from seed {}: {}", record.seed, told(first.get(differs))),
-        seen: told(second.get(differs)),
-    };
-    record.verdict = Verdict::Failed { first: violation, rest: Vec::new() };
+    let expected = format!("the same in a second run from seed {}: {}", record.seed, told(first.get(differs)));
+    let rule = Rule::Invariant(Invariant::RecoveryIsRepeatable);
+    record.verdict = Violation { step, at: None, rule, expected, seen: told(second.get(differs)) }.into();
 }
 
 #[cfg(test)]
@@ -43,6 +38,7 @@ mod tests {
     use harness_allocator::allocator::AllocatorKind;
     use harness_allocator::device::sim::{SimConfig, SimDevice};
     use harness_allocator::units::Bytes;
+    use harness_record::Verdict;
     use harness_scenario::Scenario;
 
     use super::*;

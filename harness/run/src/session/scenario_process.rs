@@ -11,12 +11,13 @@ use std::process::ExitCode;
 use harness_allocator::device::faulty::{Faulty, Injector};
 use harness_allocator::device::limited::Limited;
 use harness_allocator::device::{CallSite, DeviceError, TestDevice};
+use harness_allocator::units::Nanos;
 use harness_devices::DeviceSource;
 use harness_exec::forked::leave;
 use harness_gpu_settings::ledger::Ledger;
 use harness_record::Rule;
 use harness_scenario::steps::Action;
-use harness_scenario::{Scenario, Step};
+use harness_scenario::{Readings, Scenario, Step};
 
 use crate::context::RunContext;
 use crate::processes::Inherited;
@@ -124,7 +125,10 @@ impl Process {
     fn done(&mut self, result: Result<StepResult, Stop>) -> Reply {
         let done = result.and_then(|result| Ok((result, self.ctx.readings(true)?)));
         match done {
-            Ok((result, readings)) => Reply::Done(Box::new(Done::new(result, self.ctx.rig.take_findings(), &readings))),
+            Ok((result, readings)) => {
+                let (findings, readings) = (self.ctx.rig.take_findings(), Readings { now: Nanos::ZERO, ..readings });
+                Reply::Done(Box::new(Done { result, findings, readings }))
+            }
             Err(stop) => stopped(stop, self.faults.as_ref()),
         }
     }
@@ -157,7 +161,7 @@ fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
             (Vec::new(), Some(Failed { rule: Rule::DeviceFailure, expected, seen, fault: None }))
         }
     };
-    Reply::Stopped { findings: findings.into_iter().map(wire::of_finding).collect(), failed }
+    Reply::Stopped { findings, failed }
 }
 
 /// Reads the scenario again.

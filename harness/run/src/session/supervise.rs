@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use harness_allocator::device::DeviceError;
 use harness_devices::DeviceSource;
-use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Verdict, Violation};
+use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Violation};
 
 use super::{Plan, Sinks};
 use crate::control::{Control, Overrun, Phase, Watched};
@@ -81,5 +81,5 @@ fn stuck(run: RunRecord, overrun: &Overrun) -> RunRecord {
         Phase::Opening | Phase::Closing => (0, None),
     };
     let first = Violation { step, at, rule: Rule::TimeLimit, expected: overrun.expected(), seen: overrun.seen_stuck() };
-    RunRecord { verdict: Verdict::Failed { first, rest: Vec::new() }, ..run }
+    RunRecord { verdict: first.into(), ..run }
 }

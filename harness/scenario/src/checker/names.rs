@@ -63,13 +63,9 @@ impl Checker<'_> {
 
     pub(crate) fn event(&self, name: &NameText) -> Result<EventName, Problem> {
         let text = name.text();
-        self.names.events.get(text).cloned().ok_or_else(|| {
-            Problem::new(name.position(), format!("no earlier step records event `{text}`")).help(choices(
-                text,
-                "events",
-                self.names.events.keys().map(String::as_str),
-            ))
-        })
+        let names = self.names.events.keys().map(String::as_str);
+        let unknown = || Problem::not_among(name, format!("no earlier step records event `{text}`"), "events", names);
+        self.names.events.get(text).cloned().ok_or_else(unknown)
     }
 
     /// Declares a private pool, or returns an existing one.
@@ -82,13 +78,9 @@ impl Checker<'_> {
     /// Returns a private pool that an earlier step used.
     pub(crate) fn pool(&self, name: &NameText) -> Result<PoolName, Problem> {
         let text = name.text();
-        self.names.pools.get(text).cloned().ok_or_else(|| {
-            Problem::new(name.position(), format!("no earlier step uses a private pool `{text}`")).help(choices(
-                text,
-                "private pools",
-                self.names.pools.keys().map(String::as_str),
-            ))
-        })
+        let names = self.names.pools.keys().map(String::as_str);
+        let unknown = || Problem::not_among(name, format!("no earlier step uses a private pool `{text}`"), "private pools", names);
+        self.names.pools.get(text).cloned().ok_or_else(unknown)
     }
 
     /// Declares the id of a step with these figures. `step` is its key in YAML.
@@ -138,13 +130,9 @@ impl Checker<'_> {
     /// Returns the measure of an earlier step, or `start`.
     pub(crate) fn measure(&self, name: &NameText) -> Result<MeasureName, Problem> {
         let text = name.text();
-        self.names.measures.get(text).map(|(measure, _)| measure.clone()).ok_or_else(|| {
-            Problem::new(name.position(), format!("no earlier step measures `{text}`")).help(choices(
-                text,
-                "measures",
-                self.names.measures.keys().map(String::as_str),
-            ))
-        })
+        let names = self.names.measures.keys().map(String::as_str);
+        let unknown = || Problem::not_among(name, format!("no earlier step measures `{text}`"), "measures", names);
+        self.names.measures.get(text).map(|(measure, _)| measure.clone()).ok_or_else(unknown)
     }
 
     /// Checks that a name is unused. The same position again is the same step in another iteration.
@@ -208,11 +196,10 @@ impl Checker<'_> {
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
             Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are already freed")).see(id.at, "the storm")),
-            None => Err(Problem::new(name.position(), format!("no earlier step is a storm with id `{text}`")).help(choices(
-                text,
-                "storms",
-                storms().map(|id| id.name.name()),
-            ))),
+            None => {
+                let message = format!("no earlier step is a storm with id `{text}`");
+                Err(Problem::not_among(name, message, "storms", storms().map(|id| id.name.name())))
+            }
         }
     }
 
@@ -236,11 +223,10 @@ impl Checker<'_> {
             _ if arms.contains(text) => Ok(text.clone()),
             Some(kind) => Err(Problem::new(name.position(), format!("this scenario does not run with the allocator `{}`", kind.name()))
                 .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name()))),
-            None => Err(Problem::new(name.position(), format!("this scenario has no allocator `{text}`")).help(choices(
-                text,
-                "allocators",
-                arms.iter().map(String::as_str),
-            ))),
+            None => {
+                let message = format!("this scenario has no allocator `{text}`");
+                Err(Problem::not_among(name, message, "allocators", arms.iter().map(String::as_str)))
+            }
         }
     }
 
@@ -250,8 +236,18 @@ impl Checker<'_> {
     }
 }
 
+/// Returns a valid name that means nothing else in expressions.
+pub(crate) fn has_no_meaning<'n>(name: &'n NameText, help: &str) -> Result<&'n str, Problem> {
+    match name.checked()? {
+        text if is_reserved(text) || AllocatorKind::from_name(text).is_some() => {
+            Err(Problem::new(name.position(), format!("`{text}` has another meaning in expressions")).help(help))
+        }
+        text => Ok(text),
+    }
+}
+
 /// Returns whether a name is the start of metric names.
-pub(crate) fn is_reserved(name: &str) -> bool {
+fn is_reserved(name: &str) -> bool {
     let is_head = |account: Account| account.to_string().split('.').next() == Some(name);
     name == START || Account::SHORT.contains(&name) || Account::all().any(is_head)
 }

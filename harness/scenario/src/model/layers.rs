@@ -3,7 +3,8 @@
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::value::MapDeserializer;
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
@@ -103,9 +104,9 @@ pub enum Layer {
     },
 }
 
-/// Registers the layers of the file: `Variant = "name": Wire`, whether it works without fields, and its description.
+/// Registers the layers of the file: `Variant = "name": Wire` and its description.
 macro_rules! layers {
-    ($($variant:ident = $name:literal: $wire:ident $bare:literal $about:literal,)*) => {
+    ($($variant:ident = $name:literal: $wire:ident $about:literal,)*) => {
         /// A layer as the file writes it.
         #[derive(Clone, Debug)]
         pub(super) enum LayerWire {
@@ -117,16 +118,13 @@ macro_rules! layers {
             NotOne,
         }
 
-        /// The name of each layer, whether it works without fields, and its description.
-        pub(super) const LAYERS: &[(&str, bool, &str)] = &[$(($name, $bare, $about)),*];
+        /// The name of each layer and its description.
+        pub(super) const LAYERS: &[(&str, &str)] = &[$(($name, $about)),*];
 
         impl LayerWire {
             fn from_name(name: Located<String>) -> Self {
                 match name.value.as_str() {
-                    $($name => match $wire::bare() {
-                        Some(wire) => Self::$variant(wire),
-                        None => Self::Bare(name),
-                    },)*
+                    $($name => without_fields().map_or(Self::Bare(name), Self::$variant),)*
                     _ => Self::Unknown(name),
                 }
             }
@@ -149,39 +147,38 @@ macro_rules! layers {
 }
 
 layers! {
-    Linear = "linear": LinearWire false "A matrix multiplication with an optional bias. Saves its input.",
-    Conv2d = "conv2d": Conv2dWire false "A convolution of an image. Saves its input and uses a workspace.",
-    BatchNorm = "batch_norm": NoFields true "Normalizes each channel over the batch. Saves its input, mean and deviation.",
-    LayerNorm = "layer_norm": NoFields true "Normalizes each vector. Saves its input, mean and deviation.",
-    Relu = "relu": ReluWire true "The rectified linear unit. Saves its result.",
-    Gelu = "gelu": NoFields true "The Gaussian error linear unit. Saves its input.",
-    Tanh = "tanh": NoFields true "The hyperbolic tangent. Saves its result.",
-    Dropout = "dropout": NoFields true "Sets random values to zero. Saves a mask of one byte per value.",
-    MaxPool = "max_pool": PoolWire false "The maximum of each window. Saves its input and the indices.",
-    AveragePool = "average_pool": NoFields true "The mean of each channel. Saves nothing.",
-    Embedding = "embedding": EmbeddingWire false "A vector per token, plus vectors for its position and type.",
-    SelfAttention = "self_attention": AttentionWire false "A projection to queries, keys and values, fused attention, and an output projection. Saves queries, keys, values, the result, and one number per row.",
-    FirstToken = "first_token": NoFields true "The vector of the first token of each sequence.",
-    CrossEntropy = "cross_entropy": NoFields true "The loss. Saves the log-softmax in 32 bits.",
-    Residual = "residual": ResidualWire false "Adds the input to the result of its layers.",
-    Block = "block": BlockWire false "A group of layers, repeated `times` times. Checkpointing recomputes whole blocks.",
+    Linear = "linear": LinearWire "A matrix multiplication with an optional bias. Saves its input.",
+    Conv2d = "conv2d": Conv2dWire "A convolution of an image. Saves its input and uses a workspace.",
+    BatchNorm = "batch_norm": NoFields "Normalizes each channel over the batch. Saves its input, mean and deviation.",
+    LayerNorm = "layer_norm": NoFields "Normalizes each vector. Saves its input, mean and deviation.",
+    Relu = "relu": ReluWire "The rectified linear unit. Saves its result.",
+    Gelu = "gelu": NoFields "The Gaussian error linear unit. Saves its input.",
+    Tanh = "tanh": NoFields "The hyperbolic tangent. Saves its result.",
+    Dropout = "dropout": NoFields "Sets random values to zero. Saves a mask of one byte per value.",
+    MaxPool = "max_pool": PoolWire "The maximum of each window. Saves its input and the indices.",
+    AveragePool = "average_pool": NoFields "The mean of each channel. Saves nothing.",
+    Embedding = "embedding": EmbeddingWire "A vector per token, plus vectors for its position and type.",
+    SelfAttention = "self_attention": AttentionWire "A projection to queries, keys and values, fused attention, and an output projection. Saves queries, keys, values, the result, and one number per row.",
+    FirstToken = "first_token": NoFields "The vector of the first token of each sequence.",
+    CrossEntropy = "cross_entropy": NoFields "The loss. Saves the log-softmax in 32 bits.",
+    Residual = "residual": ResidualWire "Adds the input to the result of its layers.",
+    Block = "block": BlockWire "A group of layers, repeated `times` times. Checkpointing recomputes whole blocks.",
 }
 
-trait Bare: Sized {
-    /// The layer without fields, if that is allowed.
-    fn bare() -> Option<Self>;
+/// A layer that is written as a bare name; `None`: it needs fields.
+fn without_fields<T: DeserializeOwned>() -> Option<T> {
+    T::deserialize(MapDeserializer::<_, de::value::Error>::new(std::iter::empty::<(&str, &str)>())).ok()
+}
+
+/// Returns whether a layer with these fields can be written as a bare name.
+pub(super) fn may_be_bare(fields: &Schema) -> bool {
+    fields.get("required").is_none()
 }
 
 /// No fields.
-#[derive(Clone, Copy, Debug, Default, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NoFields {}
-
-impl Bare for NoFields {
-    fn bare() -> Option<Self> {
-        Some(Self {})
-    }
-}
 
 /// Fields of `linear`.
 #[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
@@ -213,18 +210,12 @@ pub(super) struct Conv2dWire {
 }
 
 /// Fields of `relu`.
-#[derive(Clone, Debug, Default, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReluWire {
     /// Works in place. Default: `false`.
     #[serde(default)]
     in_place: bool,
-}
-
-impl Bare for ReluWire {
-    fn bare() -> Option<Self> {
-        Some(Self::default())
-    }
 }
 
 /// Fields of `max_pool`.
@@ -285,12 +276,6 @@ pub(super) struct BlockWire {
     layers: Vec<Located<LayerWire>>,
 }
 
-macro_rules! needs_fields {
-    ($($wire:ident),*) => { $(impl Bare for $wire { fn bare() -> Option<Self> { None } })* };
-}
-
-needs_fields!(LinearWire, Conv2dWire, PoolWire, EmbeddingWire, AttentionWire, ResidualWire, BlockWire);
-
 impl<'de> Deserialize<'de> for LayerWire {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct LayerVisitor;
@@ -322,8 +307,9 @@ impl JsonSchema for LayerWire {
         "layer".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let bare: Vec<&str> = LAYERS.iter().filter(|(_, bare, _)| *bare).map(|(name, ..)| *name).collect();
-        let maps = schemas(generator).into_iter().map(|(name, fields)| {
+        let layers = schemas(generator);
+        let bare: Vec<&str> = layers.iter().filter(|(_, fields)| may_be_bare(fields)).map(|(name, _)| *name).collect();
+        let maps = layers.into_iter().map(|(name, fields)| {
             json_schema!({ "type": "object", "properties": { name: fields }, "required": [name], "additionalProperties": false })
         });
         let forms: Vec<Schema> = std::iter::once(json_schema!({ "type": "string", "enum": bare })).chain(maps).collect();

@@ -168,7 +168,8 @@ pub fn schema() -> serde_json::Value {
 pub fn reference() -> String {
     let mut generator = schemars::SchemaGenerator::default();
     let mut table = String::from("| layer | fields | meaning |\n|---|---|---|\n");
-    for ((name, schema), (_, bare, about)) in layers::schemas(&mut generator).into_iter().zip(LAYERS) {
+    for ((name, schema), (_, about)) in layers::schemas(&mut generator).into_iter().zip(LAYERS) {
+        let bare = layers::may_be_bare(&schema);
         let value = schema.to_value();
         let fields: Vec<String> = value["properties"]
             .as_object()
@@ -176,7 +177,7 @@ pub fn reference() -> String {
             .flatten()
             .map(|(field, of)| format!("`{field}`: {}", of["description"].as_str().unwrap_or_default()))
             .collect();
-        let alone = if *bare && !fields.is_empty() { "none, or " } else { "" };
+        let alone = if bare && !fields.is_empty() { "none, or " } else { "" };
         table.push_str(&format!(
             "| `{name}` | {alone}{} | {about} |\n",
             if fields.is_empty() { "none".to_owned() } else { fields.join(" ") }

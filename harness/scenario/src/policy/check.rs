@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use harness_allocator::device::HostMemory;
 use harness_allocator::units::Nanos;
 
-use super::wire::{BatchWire, ChainWire, CheckpointWire, HostMemoryWire, PolicyWire, SpillWire, SpilledWire, SplitWire};
+use super::wire::{BatchWire, ChainWire, CheckpointWire, HostMemoryWire, PolicyWire, SpillWire, SplitWire};
 use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 use crate::checker::Checker;
 use crate::metric::BufferName;
@@ -217,10 +217,7 @@ fn batch(fields: &BatchWire, rule: BatchRule, step: &Recoverable, checker: &Chec
 }
 
 fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
-    let part = match fields.what.as_ref().map(|what| what.value) {
-        None | Some(SpilledWire::Activations) => SpilledPart::Activations,
-        Some(SpilledWire::OptimizerState) => SpilledPart::OptimizerState,
-    };
+    let part = fields.what.as_ref().map(|what| what.value).unwrap_or_default();
     if part == SpilledPart::OptimizerState && !step.has_state {
         let at = fields.what.as_ref().map_or(at, Located::position);
         return Err(nothing_to_do(at, "the optimizer has no state", "use an `optimizer` with state, or `what: activations`"));

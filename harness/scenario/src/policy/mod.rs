@@ -22,10 +22,10 @@ pub const MAX_POLICIES: usize = 10;
 
 /// Declares the policies: variant, name in YAML, and the part of a plan that the policy changes.
 macro_rules! kinds {
-    ($($(#[doc = $about:literal])+ $variant:ident = $name:literal: $needs:expr;)*) => {
-        /// A kind of policy.
+    ($($variant:ident = $name:literal: $needs:expr;)*) => {
+        /// A kind of policy. [`Policy`] describes them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum PolicyKind { $($(#[doc = $about])+ $variant,)* }
+        pub enum PolicyKind { $($variant,)* }
 
         impl PolicyKind {
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
@@ -51,31 +51,18 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Fails.
     GiveUp = "give_up": None;
-    /// Releases the cache to the driver.
     EmptyCache = "empty_cache": None;
-    /// Frees buffers.
     Free = "free": Some(PlanPart::Buffers);
-    /// Waits for the device.
     Synchronize = "synchronize": None;
-    /// Halves the batch.
     HalveBatch = "halve_batch": Some(PlanPart::Batch);
-    /// Takes nine tenths of the batch.
     ShrinkBatch = "shrink_batch": Some(PlanPart::Batch);
-    /// Searches for the largest batch that fits.
     BisectBatch = "bisect_batch": Some(PlanPart::Batch);
-    /// Splits the batch into more parts.
     SplitAndAccumulate = "split_and_accumulate": Some(PlanPart::MicroBatches);
-    /// Keeps fewer activations.
     CheckpointMore = "checkpoint_more": Some(PlanPart::Checkpointing);
-    /// Uses 16-bit activations.
     HalfPrecision = "half_precision": Some(PlanPart::Precision);
-    /// Moves tensors to host memory.
     SpillToHost = "spill_to_host": Some(PlanPart::Spilled);
-    /// Evicts the least recently used buffer or request.
     Evict = "evict": Some(PlanPart::Buffers);
-    /// Waits for some time.
     Wait = "wait": None;
 }
 

@@ -8,6 +8,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::PolicyKind;
+use crate::plan::SpilledPart;
 use harness_language::located::Located;
 use harness_language::text::{CountText, DurationText, NameText};
 
@@ -133,23 +134,12 @@ pub(crate) struct CheckpointWire {
 #[schemars(rename = "policy_spill")]
 pub(crate) struct SpillWire {
     /// `activations` or `optimizer_state`. Default: `activations`.
-    pub(super) what: Option<Located<SpilledWire>>,
+    pub(super) what: Option<Located<SpilledPart>>,
     /// `pinned`: page-locked memory, which the device copies directly. `pageable`: plain memory, copied through a buffer of the driver. `mapped_file`: a mapped
     /// temporary file without a name, for hosts with little memory. Default: `pinned`.
     pub(super) memory: Option<Located<HostMemoryWire>>,
     /// Folder of the `mapped_file`, relative to the folder of the scenario. Default: the folder for temporary files (`TMPDIR`).
     pub(super) folder: Option<Located<String>>,
-}
-
-/// A part of a training that can move to host memory.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(inline)]
-pub(crate) enum SpilledWire {
-    /// Tensors that are saved for the backward pass.
-    Activations,
-    /// The optimizer's state.
-    OptimizerState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

@@ -1,74 +1,52 @@
-//! `program`, `private_pool` and `release_pool`: steps that use another allocator, or another pool.
+//! `program`, `process`, `kill`, `private_pool` and `release_pool`: steps that use another allocator, process or pool.
 
 use std::fmt;
 
+use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::fields::{Beside, Body, StepFields};
-use super::{Step, check_steps};
+use super::{Action, Step, StepKind, check_steps};
 use crate::checker::Checker;
-use crate::metric::{PoolName, ProgramName};
-use harness_base::words::count;
+use crate::metric::{PoolName, ProcessName, ProgramName};
 use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
 
+/// Steps that run in another program, process or pool. The first use of a pool creates it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Program {
-    pub program: ProgramName,
+pub struct Block<N> {
+    pub name: N,
     /// Never empty.
     pub steps: Vec<Step>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct PrivatePool {
-    /// Created by its first use.
-    pub pool: PoolName,
-    /// Never empty.
-    pub steps: Vec<Step>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReleasePool {
-    pub pool: PoolName,
-}
-
-impl fmt::Display for Program {
+impl<N: fmt::Display> fmt::Display for Block<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.program, count(self.steps.len(), "step"))
-    }
-}
-
-impl fmt::Display for PrivatePool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.pool, count(self.steps.len(), "step"))
-    }
-}
-
-impl fmt::Display for ReleasePool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.pool.fmt(f)
+        write!(f, "{}, {}", self.name, count(self.steps.len(), "step"))
     }
 }
 
 /// Runs steps as another program on the same device, with its own allocator. `programs:` declares it. The main program sees its memory as in use by
 /// other processes. `NAME.reserved` and the other counters of its allocator work everywhere. Inside the block, `reserved` belongs to the program.
-#[derive(Clone, Debug, JsonSchema)]
-#[schemars(rename = "program", transparent)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(rename = "program")]
 pub(crate) struct ProgramWire {
     name: NameText,
-    #[schemars(skip)]
+    #[serde(skip)]
     body: Body,
 }
 
 /// Runs steps whose requests are served from a private pool of the allocator, as PyTorch does for a CUDA graph or `torch.cuda.MemPool`.
 /// Memory of the pool serves no other request until `release_pool` names it. Allocators without private pools fail here.
-#[derive(Clone, Debug, JsonSchema)]
-#[schemars(rename = "private_pool", transparent)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(rename = "private_pool")]
 pub(crate) struct PrivatePoolWire {
     name: NameText,
-    #[schemars(skip)]
+    #[serde(skip)]
     body: Body,
 }
 
@@ -78,20 +56,10 @@ pub(crate) struct PrivatePoolWire {
 #[schemars(rename = "release_pool")]
 pub(crate) struct ReleasePoolWire(NameText);
 
-impl<'de> Deserialize<'de> for ProgramWire {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        NameText::deserialize(deserializer).map(|name| Self { name, body: Body::default() })
-    }
-}
-
-impl<'de> Deserialize<'de> for PrivatePoolWire {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        NameText::deserialize(deserializer).map(|name| Self { name, body: Body::default() })
-    }
-}
-
 impl StepFields for ProgramWire {
-    type Checked = Program;
+    type Checked = Block<ProgramName>;
+
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: other programs belong to the main process");
 
     const EXAMPLE: &'static str = "\
 - program: server
@@ -104,15 +72,17 @@ impl StepFields for ProgramWire {
 
     with_body!();
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Program, Problem> {
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
         self.body.has_steps(at, "program")?;
-        let program = checker.program(&self.name)?;
-        Ok(Program { program, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
+        let name = checker.program(&self.name)?;
+        Ok(Block { name, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
     }
 }
 
 impl StepFields for PrivatePoolWire {
-    type Checked = PrivatePool;
+    type Checked = Block<PoolName>;
+
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: private pools belong to the main process");
 
     const EXAMPLE: &'static str = "\
 - private_pool: graph
@@ -129,22 +99,130 @@ impl StepFields for PrivatePoolWire {
 
     with_body!();
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<PrivatePool, Problem> {
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
         self.body.has_steps(at, "private_pool")?;
-        let pool = checker.use_pool(&self.name)?;
-        Ok(PrivatePool { pool, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
+        let name = checker.use_pool(&self.name)?;
+        Ok(Block { name, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
     }
 }
 
 impl StepFields for ReleasePoolWire {
-    type Checked = ReleasePool;
+    type Checked = PoolName;
+
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: private pools belong to the main process");
 
     const EXAMPLE: &'static str = "\
 - private_pool: graph
   steps: [ alloc: { buffer: captured, size: 64MiB } ]
 - release_pool: graph";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<ReleasePool, Problem> {
-        Ok(ReleasePool { pool: checker.pool(&self.0)? })
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<PoolName, Problem> {
+        checker.pool(&self.0)
+    }
+}
+
+/// Runs steps in another process, which `processes:` declares. The process has its own context on the same device, its own allocator of the same
+/// configuration, and its own audit. It starts with its first step and lives until the end of the run or until `kill`. One process acts at a
+/// time, in the order of the file.
+///
+/// All processes share the memory that the scenario needs. Each process sees the memory of the others as in use by other processes. Buffers,
+/// streams, events, ids and measures inside belong to the process, and so do the values in its `expect` steps. `start.…` is from before its first step.
+/// Outside, `NAME.reserved` and the other counters of its allocator can be used, and `NAME.device.process`, the memory that NVML attributes to
+/// it. Both have the values after its last step, even if the process was killed.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(rename = "process")]
+pub(crate) struct ProcessWire {
+    name: NameText,
+    #[serde(skip)]
+    body: Body,
+}
+
+/// Ends a process with SIGKILL. The process cannot release its memory, but the driver must reclaim it. A later `process` step with the same
+/// name starts it again.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(rename = "kill")]
+pub(crate) struct KillWire(NameText);
+
+impl StepFields for ProcessWire {
+    type Checked = Block<ProcessName>;
+
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("the main process starts all others");
+
+    const EXAMPLE: &'static str = "\
+- process: helper
+  steps:
+    - alloc: { buffer: model, size: 3GiB }
+    - expect: device.process - start.device.process == reserved +- 8MiB
+- expect: helper.reserved == 3GiB
+- alloc: { buffer: batch, size: 2GiB, expect: { oom: others_hold } }";
+
+    const BESIDE: &'static [Beside] = &[Beside::Steps];
+
+    with_body!();
+
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
+        self.body.has_steps(at, "process")?;
+        let process = checker.declared_process(&self.name)?;
+        check_main(StepKind::Process, at, checker)?;
+        let inside = |checker: &mut Checker<'_>| checker.in_process(&process, |checker| check_steps(self.body.steps(), checker));
+        let steps = checker.nested(at, inside)?;
+        Ok(Block { name: process, steps })
+    }
+}
+
+impl StepFields for KillWire {
+    type Checked = ProcessName;
+
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("the main process ends all others");
+
+    const EXAMPLE: &'static str = "\
+- process: helper
+  steps: [ alloc: { buffer: model, size: 3GiB } ]
+- kill: helper
+- eventually: device.used <= start.device.used";
+
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<ProcessName, Problem> {
+        let process = checker.declared_process(&self.0)?;
+        check_main(StepKind::Kill, at, checker)?;
+        if !checker.end_process(&process) {
+            return Err(Problem::new(self.0.position(), format!("process `{process}` is not running here"))
+                .help(format!("start it first: `- process: {process}` and below it `  steps: [reset_peak_stats]`")));
+        }
+        Ok(process)
+    }
+}
+
+/// Rejects steps that a process cannot run.
+pub(super) fn check_inside(
+    action: &Action,
+    at: Position,
+    id: Option<&NameText>,
+    meanwhile: Option<Position>,
+    checker: &Checker<'_>,
+) -> Result<(), Problem> {
+    let Some(process) = checker.process() else { return Ok(()) };
+    check_main(action.kind(), at, checker)?;
+    if let Some(at) = meanwhile {
+        return Err(Problem::new(at, format!("`meanwhile` does not work in the process `{process}`"))
+            .help("use `meanwhile` with a step of the main process"));
+    }
+    if action.is_block() && action.leak_check().is_some() {
+        return Err(Problem::new(at, format!("`leak_check` does not work with a loop in the process `{process}`"))
+            .help("use it with a loop of the main process, or with `train`"));
+    }
+    match id {
+        Some(id) if action.is_block() => Err(Problem::new(id.position(), format!("a loop in the process `{process}` has no figures"))
+            .help("give the `id` to a step inside the loop")),
+        _ => Ok(()),
+    }
+}
+
+/// Rejects a step of a kind that only the main process can run.
+fn check_main(kind: StepKind, at: Position, checker: &Checker<'_>) -> Result<(), Problem> {
+    match (checker.process(), kind.not_in_processes()) {
+        (Some(process), Some(why)) => Err(Problem::new(at, format!("the process `{process}` cannot run `{kind}`")).help(why)),
+        _ => Ok(()),
     }
 }

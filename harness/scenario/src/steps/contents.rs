@@ -21,39 +21,12 @@ pub struct Use {
     pub stream: StreamName,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Fill(pub Use);
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Verify(pub Use);
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReadAsync(pub Use);
-
 impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, buffer) in self.buffers.iter().enumerate() {
             write!(f, "{}{buffer}", if i == 0 { "" } else { ", " })?;
         }
         write!(f, ", on {}", self.stream)
-    }
-}
-
-impl fmt::Display for Fill {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for Verify {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Display for ReadAsync {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -99,7 +72,7 @@ impl UseWire {
 
 /// Declares the steps. They differ in their documentation and in the check of their buffers.
 macro_rules! uses {
-    ($($wire:ident => $checked:ident, $name:literal, $check:expr, $example:literal, $about:literal;)*) => {$(
+    ($($wire:ident, $name:literal, $check:expr, $example:literal, $about:literal;)*) => {$(
         #[doc = $about]
         #[derive(Clone, Debug, Deserialize)]
         #[serde(transparent)]
@@ -117,25 +90,25 @@ macro_rules! uses {
         }
 
         impl StepFields for $wire {
-            type Checked = $checked;
+            type Checked = Use;
 
             const EXAMPLE: &'static str = $example;
 
-            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<$checked, Problem> {
-                self.0.check(at, $name, checker, $check).map($checked)
+            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Use, Problem> {
+                self.0.check(at, $name, checker, $check)
             }
         }
     )*};
 }
 
 uses! {
-    FillWire => Fill, "fill", |checker, buffer| checker.fill(buffer),
+    FillWire, "fill", |checker, buffer| checker.fill(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- fill: { buffer: batch, stream: side }",
         "Queues work on a stream that writes a new pattern to every byte of a buffer. A buffer of 0 bytes is skipped.";
-    VerifyWire => Verify, "verify", |checker, buffer| checker.verify(buffer),
+    VerifyWire, "verify", |checker, buffer| checker.verify(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- verify: batch",
         "Reads every byte of a buffer on a stream, waits, and checks that the buffer contains the pattern of its last `fill`.";
-    ReadAsyncWire => ReadAsync, "read_async", |checker, buffer| checker.verify(buffer),
+    ReadAsyncWire, "read_async", |checker, buffer| checker.verify(buffer),
         "- alloc: { buffer: batch, size: 4MiB }\n- fill: batch\n- read_async: { buffer: batch, stream: copy }\n- synchronize: { stream: copy }",
         "Queues work on a stream that reads every byte of a buffer, without waiting. The bytes must be the pattern of the last `fill` before the read. They are checked at the next wait for the stream, or at the end of the run.";
 }

@@ -15,7 +15,7 @@ use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
 use crate::ending::by_case;
 use crate::metric::ReportKey;
-use harness_language::error::{Problem, choices};
+use harness_language::error::Problem;
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
@@ -134,6 +134,8 @@ impl JsonSchema for ProgramEndWire {
 impl StepFields for ExecWire {
     type Checked = Exec;
 
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: the main process starts programs");
+
     const EXAMPLE: &'static str = "\
 - exec: { id: training, command: [python, programs/halve_batch.py], env: { BATCH: 512 } }
 - expect: [training.peak_reserved <= 2GiB, training.num_ooms == 1]
@@ -188,10 +190,8 @@ fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String,
 }
 
 fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
-    let name = given.value.as_str();
-    let unknown =
-        || Problem::new(given.position(), format!("unknown GPU `{name}`")).help(choices(name, "GPUs", GPUS.iter().map(|gpu| gpu.name)));
-    Gpu::named(name).ok_or_else(unknown)
+    let unknown = || Problem::not_among(given, format!("unknown GPU `{}`", given.value), "GPUs", GPUS.iter().map(|gpu| gpu.name));
+    Gpu::named(&given.value).ok_or_else(unknown)
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {

@@ -145,6 +145,8 @@ impl StepFields for ExpectWire {
 impl StepFields for EventuallyWire {
     type Checked = Eventually;
 
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process, as in `eventually: worker.active == 0`");
+
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 3MiB }
 - record_stream: { buffer: a, stream: side }

@@ -24,6 +24,9 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
     /// Keys that are allowed next to the step's own key. Only steps with steps inside have such keys.
     const BESIDE: &'static [Beside] = &[];
 
+    /// Why a process cannot run the step, if so.
+    const NOT_IN_PROCESSES: Option<&'static str> = None;
+
     /// The step if it is written as a bare name.
     fn bare() -> Option<Self> {
         None

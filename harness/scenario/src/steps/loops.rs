@@ -95,9 +95,11 @@ impl fmt::Display for Loop {
 }
 
 /// Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can use the variable.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
 pub(crate) struct ForWire {
     variables: Entries<Located<Tree>>,
+    #[serde(skip)]
     body: Body,
 }
 
@@ -125,12 +127,6 @@ struct RepeatFields {
     /// Most growth per iteration and allocation site. `{}` allows no growth.
     #[schemars(with = "Option<LeakCheckWire>")]
     leak_check: Option<Box<Located<LeakCheckWire>>>,
-}
-
-impl<'de> Deserialize<'de> for ForWire {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Entries::deserialize(deserializer).map(|variables| Self { variables, body: Body::default() })
-    }
 }
 
 impl<'de> Deserialize<'de> for RepeatWire {

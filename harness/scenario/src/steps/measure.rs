@@ -1,4 +1,4 @@
-//! `measure`: keeps all counters under a name.
+//! `measure` and `compare`: figures at one point, and the growth since then.
 
 use std::fmt;
 
@@ -7,22 +7,10 @@ use serde::Deserialize;
 
 use super::fields::StepFields;
 use crate::checker::Checker;
-use crate::metric::MeasureName;
+use crate::metric::{MeasureName, ReportKey};
 use harness_language::error::Problem;
 use harness_language::located::Position;
 use harness_language::text::NameText;
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Measure {
-    /// A later iteration of a loop replaces the values of the earlier one.
-    pub name: MeasureName,
-}
-
-impl fmt::Display for Measure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.name.fmt(f)
-    }
-}
 
 /// Keeps the current value of every counter under a name. Later steps use `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -37,14 +25,57 @@ impl MeasureWire {
 }
 
 impl StepFields for MeasureWire {
-    type Checked = Measure;
+    type Checked = MeasureName;
 
     const EXAMPLE: &'static str = "\
 - measure: before
 - alloc: { buffer: a, size: 400MiB }
 - expect: device.used - before.device.used == 400MiB";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Measure, Problem> {
-        Ok(Measure { name: checker.declare_measure(&self.0)? })
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<MeasureName, Problem> {
+        checker.declare_measure(&self.0)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compare {
+    pub since: MeasureName,
+}
+
+impl fmt::Display for Compare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "since {}", self.since)
+    }
+}
+
+/// Compares the allocated bytes of each allocation site with an earlier `measure`. The report shows the sites that grew, largest growth first. A site is
+/// a step with the name of its buffer, or a kind of tensor of a training. All numbered buffers of a step are one site. Timed runs skip this step.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "compare")]
+pub(crate) struct CompareWire {
+    /// The name of a `measure` before this step, or `start`.
+    since: NameText,
+    /// A name for the step's figures.
+    id: Option<NameText>,
+}
+
+impl StepFields for CompareWire {
+    type Checked = Compare;
+
+    const EXAMPLE: &'static str = "\
+- measure: warm
+- alloc: { buffer: kept, size: 4MiB }
+- compare: { since: warm, id: since_warm }
+- expect: [ since_warm.grown_bytes == 4MiB, since_warm.grown_sites == 1 ]";
+
+    const REPORTS: &'static [ReportKey] = &[ReportKey::GrownBytes, ReportKey::GrownSites];
+
+    fn id(&self) -> Option<&NameText> {
+        self.id.as_ref()
+    }
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
+        Ok(Compare { since: checker.measure(&self.since)? })
     }
 }

@@ -7,25 +7,19 @@ mod fields;
 
 pub mod alloc;
 pub mod blocks;
-pub mod busy;
-pub mod cache;
-pub mod compare;
 pub mod contents;
-pub mod event;
 pub mod exec;
 pub mod expect;
-pub mod external_memory;
 pub mod free;
 pub mod infer;
 pub mod leaks;
 pub mod loops;
 pub mod measure;
-pub mod pins;
-pub mod process;
+pub mod memory;
 pub mod ranks;
-pub mod record_stream;
 pub mod replay;
 pub mod storm;
+pub mod streams;
 pub mod train;
 
 use std::borrow::Cow;
@@ -39,7 +33,7 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor}
 use fields::{Beside, Body, StepFields};
 
 use super::checker::Checker;
-use super::metric::{ReportKey, StepName};
+use super::metric::{Amount, MeasureName, PoolName, ProcessName, ProgramName, ReportKey, StepName};
 use super::policy::Chain;
 use harness_language::error::{Problem, choices, quoted};
 use harness_language::located::{Located, Position};
@@ -101,6 +95,11 @@ macro_rules! steps {
             #[must_use]
             pub const fn example(self) -> &'static str {
                 match self { $(Self::$variant => <$wire>::EXAMPLE),* }
+            }
+
+            /// Why a process cannot run such a step, if so.
+            const fn not_in_processes(self) -> Option<&'static str> {
+                match self { $(Self::$variant => <$wire>::NOT_IN_PROCESSES),* }
             }
 
             /// Keys that are allowed next to the step's own key.
@@ -191,33 +190,33 @@ macro_rules! steps {
 steps! {
     Alloc = "alloc": alloc::AllocWire => alloc::Alloc,
     Free = "free": free::FreeWire => free::Free,
-    RecordStream = "record_stream": record_stream::RecordStreamWire => record_stream::RecordStream,
-    Fill = "fill": contents::FillWire => contents::Fill,
-    Verify = "verify": contents::VerifyWire => contents::Verify,
-    ReadAsync = "read_async": contents::ReadAsyncWire => contents::ReadAsync,
-    Busy = "busy": busy::BusyWire => busy::Busy,
-    Record = "record": event::RecordWire => event::Record,
-    Wait = "wait": event::WaitWire => event::Wait,
-    Synchronize = "synchronize": event::SynchronizeWire => event::Synchronize,
-    EmptyCache = "empty_cache": cache::EmptyCacheWire => cache::EmptyCache,
-    ResetPeakStats = "reset_peak_stats": cache::ResetPeakStatsWire => cache::ResetPeakStats,
-    SetMemoryFraction = "set_memory_fraction": cache::SetMemoryFractionWire => cache::SetMemoryFraction,
-    ExternalMemory = "external_memory": external_memory::ExternalMemoryWire => external_memory::ExternalMemory,
+    RecordStream = "record_stream": streams::RecordStreamWire => streams::RecordStream,
+    Fill = "fill": contents::FillWire => contents::Use,
+    Verify = "verify": contents::VerifyWire => contents::Use,
+    ReadAsync = "read_async": contents::ReadAsyncWire => contents::Use,
+    Busy = "busy": streams::BusyWire => streams::Busy,
+    Record = "record": streams::RecordWire => streams::Record,
+    Wait = "wait": streams::WaitWire => streams::Wait,
+    Synchronize = "synchronize": streams::SynchronizeWire => streams::Synchronize,
+    EmptyCache = "empty_cache": memory::EmptyCacheWire => memory::NoOperand,
+    ResetPeakStats = "reset_peak_stats": memory::ResetPeakStatsWire => memory::NoOperand,
+    SetMemoryFraction = "set_memory_fraction": memory::SetMemoryFractionWire => memory::SetMemoryFraction,
+    ExternalMemory = "external_memory": memory::ExternalMemoryWire => Amount,
     For = "for": loops::ForWire => loops::Loop,
     Repeat = "repeat": loops::RepeatWire => loops::Loop,
-    Program = "program": blocks::ProgramWire => blocks::Program,
-    Process = "process": process::ProcessWire => process::Process,
-    Kill = "kill": process::KillWire => process::Kill,
-    PrivatePool = "private_pool": blocks::PrivatePoolWire => blocks::PrivatePool,
-    ReleasePool = "release_pool": blocks::ReleasePoolWire => blocks::ReleasePool,
+    Program = "program": blocks::ProgramWire => blocks::Block<ProgramName>,
+    Process = "process": blocks::ProcessWire => blocks::Block<ProcessName>,
+    Kill = "kill": blocks::KillWire => ProcessName,
+    PrivatePool = "private_pool": blocks::PrivatePoolWire => blocks::Block<PoolName>,
+    ReleasePool = "release_pool": blocks::ReleasePoolWire => PoolName,
     Storm = "storm": storm::StormWire => storm::Storm,
-    Pins = "pins": pins::PinsWire => pins::Pins,
+    Pins = "pins": storm::PinsWire => StepName,
     Train = "train": train::TrainWire => train::Train,
     Infer = "infer": infer::InferWire => infer::Infer,
     Replay = "replay": replay::ReplayWire => replay::Replay,
     Exec = "exec": exec::ExecWire => exec::Exec,
-    Measure = "measure": measure::MeasureWire => measure::Measure,
-    Compare = "compare": compare::CompareWire => compare::Compare,
+    Measure = "measure": measure::MeasureWire => MeasureName,
+    Compare = "compare": measure::CompareWire => measure::Compare,
     Expect = "expect": expect::ExpectWire => expect::Expect,
     Eventually = "eventually": expect::EventuallyWire => expect::Eventually,
 }
@@ -391,7 +390,7 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
         return Err(Problem::new(other.position, format!("`{}` cannot run while a program runs", other.action.kind()))
             .help("`meanwhile` of an `exec` accepts `exec` steps only, because programs run at their own speed"));
     }
-    process::check_inside(&action, position, wire.value.id(), wire.value.meanwhile().map(Located::position), checker)?;
+    blocks::check_inside(&action, position, wire.value.id(), wire.value.meanwhile().map(Located::position), checker)?;
     let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
     Ok(Step { position, id, time_limit: time_limit(&wire.value, &action)?, action, meanwhile })
 }

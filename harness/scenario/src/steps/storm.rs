@@ -1,4 +1,4 @@
-//! `storm`: many requests and frees with random sizes and lifetimes.
+//! `storm`: many requests and frees with random sizes and lifetimes. `pins`: those of its blocks that pin segments.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -77,12 +77,8 @@ pub struct Storm {
 pub enum StormSizes {
     /// Each with the same probability.
     Choices(Vec<Bytes>),
-    /// Every doubling has the same probability. Both ends are included and above 0.
-    LogUniform { min: Bytes, max: Bytes },
-    /// Every size has the same probability. Both ends are included and above 0.
-    Uniform { min: Bytes, max: Bytes },
-    /// Small or large with the same probability: from `min` to twice `min`, or from half of `max` to `max`.
-    Bimodal { min: Bytes, max: Bytes },
+    /// Both ends are included and above 0.
+    Range { min: Bytes, max: Bytes, distribution: Distribution },
     /// The sizes of a recorded trace, with their frequencies. Never empty.
     Recorded(Arc<[Bytes]>),
 }
@@ -91,7 +87,7 @@ impl StormSizes {
     fn smallest(&self) -> Bytes {
         match self {
             Self::Choices(choices) => choices.iter().copied().min().unwrap_or_default(),
-            Self::LogUniform { min, .. } | Self::Uniform { min, .. } | Self::Bimodal { min, .. } => *min,
+            Self::Range { min, .. } => *min,
             Self::Recorded(sizes) => sizes.iter().copied().min().unwrap_or_default(),
         }
     }
@@ -131,9 +127,11 @@ impl fmt::Display for Storm {
                     write!(f, "{}{size}", if i == 0 { "" } else { " or " })?;
                 }
             }
-            StormSizes::LogUniform { min, max } => write!(f, "{min} to {max}")?,
-            StormSizes::Uniform { min, max } => write!(f, "{min} to {max}, uniform")?,
-            StormSizes::Bimodal { min, max } => write!(f, "about {min} or about {max}")?,
+            StormSizes::Range { min, max, distribution } => match distribution {
+                Distribution::LogUniform => write!(f, "{min} to {max}")?,
+                Distribution::Uniform => write!(f, "{min} to {max}, uniform")?,
+                Distribution::Bimodal => write!(f, "about {min} or about {max}")?,
+            },
             StormSizes::Recorded(sizes) => f.write_str(&count(sizes.len(), "recorded size"))?,
         }
         write!(f, ", at most {} live", self.live)?;
@@ -216,15 +214,16 @@ struct RangeWire {
     trace: Option<Located<String>>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
-enum Distribution {
+pub enum Distribution {
     /// Every doubling has the same probability.
+    #[default]
     LogUniform,
     /// Every size has the same probability.
     Uniform,
-    /// Small or large.
+    /// Small or large with the same probability: from `min` to twice `min`, or from half of `max` to `max`.
     Bimodal,
 }
 
@@ -341,11 +340,7 @@ fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<St
     if min > max {
         return Err(Problem::new(at, format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
     }
-    Ok(match range.distribution {
-        None | Some(Distribution::LogUniform) => StormSizes::LogUniform { min, max },
-        Some(Distribution::Uniform) => StormSizes::Uniform { min, max },
-        Some(Distribution::Bimodal) => StormSizes::Bimodal { min, max },
-    })
+    Ok(StormSizes::Range { min, max, distribution: range.distribution.unwrap_or_default() })
 }
 
 fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
@@ -369,4 +364,39 @@ fn lifetime(wire: &LifetimeWire, checker: &Checker<'_>) -> Result<(u64, u64), Pr
         return Err(Problem::new(wire.min.position(), format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
     }
     Ok((min, max))
+}
+
+/// Lists the live blocks of a storm that keep each segment from being released to the driver. The report shows them as a table.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "pins")]
+pub(crate) struct PinsWire {
+    /// The id of a storm with live blocks.
+    storm: NameText,
+    /// A name for the step's figures.
+    id: Option<NameText>,
+}
+
+impl StepFields for PinsWire {
+    type Checked = StepName;
+
+    const EXAMPLE: &'static str = "\
+- storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
+- pins: { storm: churn, id: pinned }";
+
+    const REPORTS: &'static [ReportKey] = &[
+        ReportKey::PinnedSegments,
+        ReportKey::PinningBlocks,
+        ReportKey::PinningBytes,
+        ReportKey::FreeInPinnedSegments,
+        ReportKey::FreeSegments,
+    ];
+
+    fn id(&self) -> Option<&NameText> {
+        self.id.as_ref()
+    }
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
+        checker.live_storm(&self.storm)
+    }
 }

@@ -121,16 +121,6 @@ pub enum ZeroGrad {
     Zero,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(inline)]
-enum PrecisionWire {
-    /// 32-bit throughout.
-    Fp32,
-    /// 16-bit activations; 32-bit parameters, gradients and optimizer state.
-    Mixed,
-}
-
 impl fmt::Display for Train {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, model, batches, plan, iterations, .. } = self;
@@ -186,7 +176,7 @@ pub(crate) struct TrainWire {
     /// in the backward pass. Default: no checkpointing.
     checkpoint_every: Option<CountText>,
     /// `fp32`, or `mixed`: 16-bit activations with 32-bit parameters, gradients and optimizer state. Default: `fp32`.
-    precision: Option<PrecisionWire>,
+    precision: Option<Precision>,
     /// `sgd`, `momentum` or `adam`, whose state is none, one or two copies of the parameters. Default: `adam`.
     optimizer: Option<Optimizer>,
     /// `set_to_none` frees gradients after each iteration; `zero` keeps them allocated. Default: `set_to_none`.
@@ -356,10 +346,7 @@ impl TrainWire {
         Ok(Plan {
             micro_batches: whole(&self.accumulate, "accumulate", 1..=smallest)?.unwrap_or(1),
             checkpoint_every: whole(&self.checkpoint_every, "checkpoint_every", 1..=MAX_LAYERS)?,
-            precision: match self.precision {
-                None | Some(PrecisionWire::Fp32) => Precision::Fp32,
-                Some(PrecisionWire::Mixed) => Precision::Mixed,
-            },
+            precision: self.precision.unwrap_or_default(),
             ..Plan::of_batch(batch)
         })
     }

@@ -22,13 +22,14 @@ pub use self::device::Held;
 use self::device::{DeviceAccount, Look, account_pairs, check_order};
 use self::structure::{HandedOut, Live, Structure};
 use harness_record::Invariant;
+use serde::{Deserialize, Serialize};
 
 const BLOCKS_PER_OPERATION: u64 = 64;
 
 const BLOCKS_PER_STEP: u64 = 1024;
 
 /// A violated invariant, before its step is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub invariant: Invariant,
     pub expected: String,

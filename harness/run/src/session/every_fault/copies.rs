@@ -14,7 +14,6 @@ use harness_allocator::device::faulty::Injector;
 use harness_devices::DeviceSource;
 use harness_exec::forked::{Forked, ForkedChild, fork, leave};
 use harness_exec::large_pages::use_for_code;
-use harness_record::FaultedCase;
 use serde::{Deserialize, Serialize};
 
 use super::{ArmRun, Attempt, CallResult, Engine, Outcome, RunSetup};
@@ -38,13 +37,8 @@ pub(super) struct Order {
     pub(super) points: Vec<Point>,
 }
 
-#[derive(Serialize, Deserialize)]
-enum Answer {
-    /// The result of one copy.
-    Outcome { place: usize, case: FaultedCase, ended_at_once: bool, wants_one_more: bool },
-    /// The order is complete.
-    Over,
-}
+/// The index of a call and the result of its copy; `None`: the order is complete.
+type Answer = Option<(usize, Outcome)>;
 
 /// Returns whether an arm can run in forked copies: nothing outside the process may take part.
 pub(super) fn can_run(source: &DeviceSource, arm: &ArmRun<'_>) -> bool {
@@ -111,9 +105,8 @@ impl Server {
         while !stop.load(Ordering::Relaxed) {
             line.clear();
             self.socket.read_until(b'\n', &mut line).ok()?;
-            let Answer::Outcome { place, case, ended_at_once, wants_one_more } = serde_json::from_slice(&line).ok()? else {
-                return Some(());
-            };
+            let Some((place, outcome)) = serde_json::from_slice::<Answer>(&line).ok()? else { return Some(()) };
+            let Outcome { case, ended_at_once, wants_one_more } = outcome;
             let mut tried = match first.take() {
                 Some((of, tried)) if of == place => tried,
                 _ => CallResult { cases: Vec::new(), ended_at_once },
@@ -172,7 +165,7 @@ fn serve(engine: &Engine<'_>, arms: &[ArmRun<'_>], mut socket: UnixStream) -> ! 
             Ok(Forked::Original(copied)) => drop(copied.wait()),
             Err(_) => {}
         }
-        if send(&mut socket, &Answer::Over).is_none() {
+        if send(&mut socket, &Answer::None).is_none() {
             break;
         }
     }
@@ -205,8 +198,8 @@ fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut 
             Some((place, engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork(serve_in_copy)).ok()?))
         })
     };
-    let Some((place, Outcome { case, ended_at_once, wants_one_more })) = outcome else { leave(1) };
-    match send(socket, &Answer::Outcome { place, case, ended_at_once, wants_one_more }) {
+    let Some((_, Outcome { wants_one_more, .. })) = outcome else { leave(1) };
+    match send(socket, &outcome) {
         Some(()) => Branches::end(if wants_one_more { Ended::OneMore } else { Ended::Enough }),
         None => leave(1),
     }

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::context::RunContext;
 use crate::context::live_blocks::{Block, LiveBlocks};
-use harness_scenario::steps::storm::{FreeOrder, Storm, StormSizes};
+use harness_scenario::steps::storm::{Distribution, FreeOrder, Storm, StormSizes};
 
 /// The next operation of a storm.
 pub(super) enum Operation<B> {
@@ -108,14 +108,16 @@ fn draw_size(rng: &mut ChaCha8Rng, sizes: &StormSizes) -> Bytes {
         // Each interval between two powers of two is equally likely, and each size within it. Only integers are used,
         // so all machines draw the same sizes. An interval includes both ends; otherwise a maximum that is a power of
         // two would have its own interval.
-        StormSizes::LogUniform { min, max } => {
+        StormSizes::Range { min, max, distribution: Distribution::LogUniform } => {
             let doubling = rng.random_range(min.0.ilog2()..=(max.0 - 1).max(min.0).ilog2());
             let (lowest, highest) = (min.0.max(1 << doubling), max.0.min((1_u64 << doubling).saturating_mul(2)));
             Bytes(rng.random_range(lowest..=highest))
         }
-        StormSizes::Uniform { min, max } => Bytes(rng.random_range(min.0..=max.0)),
-        StormSizes::Bimodal { min, max } if rng.random() => Bytes(rng.random_range(min.0..=min.0.saturating_mul(2).min(max.0))),
-        StormSizes::Bimodal { min, max } => Bytes(rng.random_range((max.0 / 2).max(min.0)..=max.0)),
+        StormSizes::Range { min, max, distribution: Distribution::Uniform } => Bytes(rng.random_range(min.0..=max.0)),
+        StormSizes::Range { min, max, distribution: Distribution::Bimodal } if rng.random() => {
+            Bytes(rng.random_range(min.0..=min.0.saturating_mul(2).min(max.0)))
+        }
+        StormSizes::Range { min, max, distribution: Distribution::Bimodal } => Bytes(rng.random_range((max.0 / 2).max(min.0)..=max.0)),
         StormSizes::Recorded(sizes) => sizes.choose(rng).copied().unwrap_or_default(),
     }
 }
@@ -127,7 +129,7 @@ mod tests {
     #[test]
     fn log_uniform_sizes_stay_in_range_and_every_interval_gets_its_share() {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
-        let sizes = StormSizes::LogUniform { min: Bytes::mib(1), max: Bytes::mib(64) };
+        let sizes = StormSizes::Range { min: Bytes::mib(1), max: Bytes::mib(64), distribution: Distribution::LogUniform };
         let mut shares = [0_u32; 6];
         for _ in 0..60_000 {
             let size = draw_size(&mut rng, &sizes).0;
@@ -135,7 +137,7 @@ mod tests {
             shares[((size - 1).ilog2() as usize).saturating_sub(20).min(5)] += 1;
         }
         assert!(shares.iter().all(|share| (9_500..10_500).contains(share)), "{shares:?}");
-        let one = StormSizes::LogUniform { min: Bytes(1), max: Bytes(1) };
+        let one = StormSizes::Range { min: Bytes(1), max: Bytes(1), distribution: Distribution::LogUniform };
         assert_eq!(draw_size(&mut rng, &one), Bytes(1));
     }
 
@@ -144,10 +146,10 @@ mod tests {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let (min, max) = (Bytes::kib(4), Bytes::mib(64));
         let mut drawn = |sizes: &StormSizes| -> Vec<u64> { (0..10_000).map(|_| draw_size(&mut rng, sizes).0).collect() };
-        let uniform = drawn(&StormSizes::Uniform { min, max });
+        let uniform = drawn(&StormSizes::Range { min, max, distribution: Distribution::Uniform });
         let below_half = uniform.iter().filter(|size| **size < max.0 / 2).count();
         assert!((4_800..5_200).contains(&below_half), "{below_half}");
-        let bimodal = drawn(&StormSizes::Bimodal { min, max });
+        let bimodal = drawn(&StormSizes::Range { min, max, distribution: Distribution::Bimodal });
         let small = bimodal.iter().filter(|size| (min.0..=min.0 * 2).contains(size)).count();
         let large = bimodal.iter().filter(|size| (max.0 / 2..=max.0).contains(size)).count();
         assert!(small + large == 10_000 && (4_800..5_200).contains(&small), "{small} small, {large} large");

@@ -1,16 +1,17 @@
-//! `record`, `wait` and `synchronize`: order between streams, and between a stream and the host.
+//! `record`, `wait`, `synchronize`, `busy` and `record_stream`: the work of streams and its order.
 
 use std::fmt;
 
+use harness_allocator::units::Nanos;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::fields::StepFields;
 use crate::checker::Checker;
-use crate::metric::{EventName, StreamName};
+use crate::metric::{BufferRef, EventName, StreamName};
 use harness_language::error::Problem;
 use harness_language::located::Position;
-use harness_language::text::NameText;
+use harness_language::text::{BufferText, DurationText, NameText, duration};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
@@ -128,5 +129,73 @@ impl StepFields for SynchronizeWire {
             Self::Stream(stream) => Synchronize::Stream(checker.stream(Some(stream))?),
             Self::Event(event) => Synchronize::Event(checker.event(event)?),
         })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Busy {
+    pub stream: StreamName,
+    pub duration: Nanos,
+}
+
+impl fmt::Display for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}", self.duration, self.stream)
+    }
+}
+
+/// Queues work that keeps a stream busy for some time. The next step starts immediately.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "busy")]
+pub(crate) struct BusyWire {
+    /// The stream. Default: `default`.
+    stream: Option<NameText>,
+    /// How long the work takes.
+    duration: DurationText,
+}
+
+impl StepFields for BusyWire {
+    type Checked = Busy;
+
+    const EXAMPLE: &'static str = "- busy: { stream: side, duration: 5ms }";
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
+        Ok(Busy { stream: checker.stream(self.stream.as_ref())?, duration: duration(&self.duration)? })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordStream {
+    pub buffer: BufferRef,
+    pub stream: StreamName,
+}
+
+impl fmt::Display for RecordStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, on {}", self.buffer, self.stream)
+    }
+}
+
+/// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its memory is not reused until the work of that stream is done.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "record_stream")]
+pub(crate) struct RecordStreamWire {
+    /// A live buffer.
+    buffer: BufferText,
+    /// The other stream.
+    stream: NameText,
+}
+
+impl StepFields for RecordStreamWire {
+    type Checked = RecordStream;
+
+    const EXAMPLE: &'static str = "\
+- alloc: { buffer: batch, size: 4MiB }
+- record_stream: { buffer: batch, stream: copy }";
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<RecordStream, Problem> {
+        Ok(RecordStream { buffer: checker.live_buffer(&self.buffer)?, stream: checker.stream(Some(&self.stream))? })
     }
 }

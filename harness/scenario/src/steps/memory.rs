@@ -1,4 +1,4 @@
-//! `empty_cache`, `reset_peak_stats` and `set_memory_fraction`.
+//! `empty_cache`, `reset_peak_stats`, `set_memory_fraction` and `external_memory`.
 
 use std::fmt;
 
@@ -8,29 +8,21 @@ use serde::Deserialize;
 
 use super::fields::StepFields;
 use crate::checker::Checker;
-use crate::metric::ReportKey;
+use crate::metric::{Amount, ReportKey};
 use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
-use harness_language::text::NameText;
+use harness_language::text::{AmountText, NameText};
 
+/// A step that its name describes completely.
 #[derive(Clone, Debug, PartialEq)]
-pub struct EmptyCache;
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct ResetPeakStats;
+pub struct NoOperand;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetMemoryFraction {
     pub fraction: MemoryFraction,
 }
 
-impl fmt::Display for EmptyCache {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
-    }
-}
-
-impl fmt::Display for ResetPeakStats {
+impl fmt::Display for NoOperand {
     fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
         Ok(())
     }
@@ -64,7 +56,7 @@ pub(crate) struct ResetPeakStatsWire {}
 pub(crate) struct SetMemoryFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
 
 impl StepFields for EmptyCacheWire {
-    type Checked = EmptyCache;
+    type Checked = NoOperand;
 
     const EXAMPLE: &'static str = "\
 - empty_cache
@@ -80,13 +72,13 @@ impl StepFields for EmptyCacheWire {
         self.id.as_ref()
     }
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<EmptyCache, Problem> {
-        Ok(EmptyCache)
+    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
+        Ok(NoOperand)
     }
 }
 
 impl StepFields for ResetPeakStatsWire {
-    type Checked = ResetPeakStats;
+    type Checked = NoOperand;
 
     const EXAMPLE: &'static str = "- reset_peak_stats";
 
@@ -94,8 +86,8 @@ impl StepFields for ResetPeakStatsWire {
         Some(Self {})
     }
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<ResetPeakStats, Problem> {
-        Ok(ResetPeakStats)
+    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
+        Ok(NoOperand)
     }
 }
 
@@ -110,5 +102,25 @@ impl StepFields for SetMemoryFractionWire {
             Problem::new(given.position(), format!("`set_memory_fraction` cannot be {}", given.value))
                 .help("write a fraction from 0 to 1, as in `0.5`")
         })
+    }
+}
+
+/// Sets how much memory of the device is in use by other processes, at most the free memory. `0B` releases all of it.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(rename = "external_memory")]
+pub(crate) struct ExternalMemoryWire(AmountText);
+
+impl StepFields for ExternalMemoryWire {
+    type Checked = Amount;
+
+    const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process");
+
+    const EXAMPLE: &'static str = "\
+- external_memory: 200MiB
+- external_memory: 0B";
+
+    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Amount, Problem> {
+        checker.amount(&self.0)
     }
 }

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
-use harness_explain::causes::{Explanation, Options, devices, explain};
+use harness_explain::causes::{Explanation, Options, explain};
 use harness_report::explain::html::{PageData, RankData, page};
 use harness_trace::snapshot::{Action, Annotation, Block, Event, ExtraId, Frame, PoolId, Segment, Snapshot};
 use libtest_mimic::{Arguments, Trial};
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 }
 
 fn explained(snapshot: &Snapshot) -> Explanation {
-    let device = devices(snapshot).first().copied().unwrap_or_default();
+    let device = snapshot.devices().first().copied().unwrap_or_default();
     explain(snapshot, device, Options::default()).unwrap()
 }
 

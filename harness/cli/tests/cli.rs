@@ -1003,9 +1003,9 @@ fn the_help_has_the_exit_codes_and_examples() {
     assert!(version.starts_with(&format!("harness {} (", env!("CARGO_PKG_VERSION"))), "{version}");
 }
 
-/// Runs the CUDA device's code in every scenario of the catalogue.
+/// Runs the CUDA device's code in a quarter of the catalogue, or in all of it with HARNESS_TEST_ALL=1, which takes two minutes of processor time.
 #[test]
-fn the_whole_catalogue_passes_on_the_simulated_gpu() {
+fn the_catalogue_passes_on_the_simulated_gpu() {
     // The simulated GPU uses host memory and really writes it. Larger scenarios run only on the simulated device.
     const MOST: Bytes = Bytes::gib(2);
     let mut files: Vec<PathBuf> = fs::read_dir(project().join("scenarios")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -1016,12 +1016,14 @@ fn the_whole_catalogue_passes_on_the_simulated_gpu() {
     files.retain(|path| points(path).iter().all(is_for_it));
     let listed: usize = files.iter().flat_map(points).map(|scenario| scenario.allocators.len()).sum();
     assert!(listed > 80, "{listed}");
-    // Two halves run in parallel, because this is the longest test.
+    let is_complete = std::env::var_os("HARNESS_TEST_ALL").is_some();
+    // Two shards run in parallel, because this is the longest test.
     let ran: usize = thread::scope(|scope| {
-        let halves = ["1/2", "2/2"].map(|shard| scope.spawn(|| pass_on_the_simulated_gpu(&files, shard)));
-        halves.map(|half| half.join().unwrap()).iter().sum()
+        let shards = if is_complete { ["1/2", "2/2"] } else { ["1/8", "2/8"] };
+        let parts = shards.map(|shard| scope.spawn(|| pass_on_the_simulated_gpu(&files, shard)));
+        parts.map(|part| part.join().unwrap()).iter().sum()
     });
-    assert_eq!(ran, listed);
+    assert!(ran == listed || !is_complete && ran > 10, "{ran} of {listed}");
 }
 
 /// Runs a part of some scenarios on a simulated GPU. All must pass. Returns the number of runs.

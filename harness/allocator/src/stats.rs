@@ -83,6 +83,15 @@ impl PooledStat {
         self.of(pool).decrease(amount);
     }
 
+    /// Sets the quantity of a pool that has all of it.
+    pub(crate) fn set(&mut self, pool: PoolKind, amount: u64) {
+        if amount >= self.all.current {
+            self.increase(pool, amount - self.all.current);
+        } else {
+            self.decrease(pool, self.all.current - amount);
+        }
+    }
+
     fn of(&mut self, pool: PoolKind) -> &mut Stat {
         match pool {
             PoolKind::Small => &mut self.small_pool,
@@ -95,40 +104,6 @@ impl PooledStat {
         self.small_pool.reset_peak();
         self.large_pool.reset_peak();
     }
-}
-
-/// The running counters of an allocator. Field names are the first part of the keys of `torch.cuda.memory_stats()`
-/// (<https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html>).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryStats {
-    /// Allocated bytes after rounding.
-    pub allocated_bytes: PooledStat,
-    /// Bytes reserved from the driver.
-    pub reserved_bytes: PooledStat,
-    /// Allocated bytes, and freed ones that wait for an event.
-    pub active_bytes: PooledStat,
-    /// Bytes of free split pieces in partly used segments, which cannot be released.
-    pub inactive_split_bytes: PooledStat,
-    /// Bytes that callers requested.
-    pub requested_bytes: PooledStat,
-    /// Live allocations.
-    pub allocation: PooledStat,
-    /// Segments reserved from the driver.
-    pub segment: PooledStat,
-    /// Allocated blocks, and freed ones that wait for an event.
-    pub active: PooledStat,
-    /// Free split pieces in partly used segments.
-    pub inactive_split: PooledStat,
-    /// Failed driver allocations after which the allocator released its cache. A final OOM counts here too.
-    pub num_alloc_retries: u64,
-    /// Requests that finally failed.
-    pub num_ooms: u64,
-    /// Waits for all streams.
-    pub num_sync_all_streams: u64,
-    /// Successful driver allocations.
-    pub num_device_alloc: u64,
-    /// Driver frees.
-    pub num_device_free: u64,
 }
 
 impl MemoryStats {
@@ -151,68 +126,11 @@ impl MemoryStats {
             StatField::Freed => stat.freed,
         }
     }
-
-    /// Sets all peaks to the present values.
-    pub fn reset_peaks(&mut self) {
-        let Self {
-            allocated_bytes,
-            reserved_bytes,
-            active_bytes,
-            inactive_split_bytes,
-            requested_bytes,
-            allocation,
-            segment,
-            active,
-            inactive_split,
-            num_alloc_retries: _,
-            num_ooms: _,
-            num_sync_all_streams: _,
-            num_device_alloc: _,
-            num_device_free: _,
-        } = self;
-        for stat in [
-            allocated_bytes,
-            reserved_bytes,
-            active_bytes,
-            inactive_split_bytes,
-            requested_bytes,
-            allocation,
-            segment,
-            active,
-            inactive_split,
-        ] {
-            stat.reset_peak();
-        }
-    }
-
-    fn family(&self, family: StatFamily) -> &PooledStat {
-        match family {
-            StatFamily::AllocatedBytes => &self.allocated_bytes,
-            StatFamily::ReservedBytes => &self.reserved_bytes,
-            StatFamily::ActiveBytes => &self.active_bytes,
-            StatFamily::InactiveSplitBytes => &self.inactive_split_bytes,
-            StatFamily::RequestedBytes => &self.requested_bytes,
-            StatFamily::Allocation => &self.allocation,
-            StatFamily::Segment => &self.segment,
-            StatFamily::Active => &self.active,
-            StatFamily::InactiveSplit => &self.inactive_split,
-        }
-    }
-
-    fn counter(&self, counter: StatCounter) -> u64 {
-        match counter {
-            StatCounter::NumAllocRetries => self.num_alloc_retries,
-            StatCounter::NumOoms => self.num_ooms,
-            StatCounter::NumSyncAllStreams => self.num_sync_all_streams,
-            StatCounter::NumDeviceAlloc => self.num_device_alloc,
-            StatCounter::NumDeviceFree => self.num_device_free,
-        }
-    }
 }
 
 /// Declares a plain enum whose variants have names, with `ALL`, `name` and `from_name`.
 macro_rules! named_enum {
-    ($(#[$meta:meta])* $type:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)* }) => {
+    ($(#[$meta:meta])* $type:ident { $($(#[$doc:meta])* $variant:ident = $name:expr,)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $type { $($(#[$doc])* $variant,)* }
@@ -227,24 +145,82 @@ macro_rules! named_enum {
             }
 
             fn from_name(name: &str) -> Option<Self> {
-                match name { $($name => Some(Self::$variant),)* _ => None }
+                Self::ALL.iter().copied().find(|key| key.name() == name)
             }
         }
     };
 }
 
-named_enum! {
-    /// The first part of a pooled key.
-    StatFamily {
-        AllocatedBytes = "allocated_bytes",
-        ReservedBytes = "reserved_bytes",
-        ActiveBytes = "active_bytes",
-        InactiveSplitBytes = "inactive_split_bytes",
-        RequestedBytes = "requested_bytes",
-        Allocation = "allocation",
-        Segment = "segment",
-        Active = "active",
-        InactiveSplit = "inactive_split",
+/// Declares the counters of an allocator, and the keys that select one of them.
+macro_rules! memory_stats {
+    (pooled { $($(#[$doc:meta])* $field:ident: $family:ident,)* } counters { $($(#[$text:meta])* $number:ident: $counter:ident,)* }) => {
+        /// The running counters of an allocator. Field names are the first part of the keys of `torch.cuda.memory_stats()`
+        /// (<https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html>).
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct MemoryStats {
+            $($(#[$doc])* pub $field: PooledStat,)*
+            $($(#[$text])* pub $number: u64,)*
+        }
+
+        named_enum! {
+            /// The first part of a pooled key.
+            StatFamily { $($(#[$doc])* $family = stringify!($field),)* }
+        }
+
+        named_enum! {
+            /// A key without parts.
+            StatCounter { $($(#[$text])* $counter = stringify!($number),)* }
+        }
+
+        impl MemoryStats {
+            fn family(&self, family: StatFamily) -> &PooledStat {
+                match family { $(StatFamily::$family => &self.$field,)* }
+            }
+
+            fn counter(&self, counter: StatCounter) -> u64 {
+                match counter { $(StatCounter::$counter => self.$number,)* }
+            }
+
+            /// Sets all peaks to the present values.
+            pub fn reset_peaks(&mut self) {
+                $(self.$field.reset_peak();)*
+            }
+        }
+    };
+}
+
+memory_stats! {
+    pooled {
+        /// Allocated bytes after rounding.
+        allocated_bytes: AllocatedBytes,
+        /// Bytes reserved from the driver.
+        reserved_bytes: ReservedBytes,
+        /// Allocated bytes, and freed ones that wait for an event.
+        active_bytes: ActiveBytes,
+        /// Bytes of free split pieces in partly used segments, which cannot be released.
+        inactive_split_bytes: InactiveSplitBytes,
+        /// Bytes that callers requested.
+        requested_bytes: RequestedBytes,
+        /// Live allocations.
+        allocation: Allocation,
+        /// Segments reserved from the driver.
+        segment: Segment,
+        /// Allocated blocks, and freed ones that wait for an event.
+        active: Active,
+        /// Free split pieces in partly used segments.
+        inactive_split: InactiveSplit,
+    }
+    counters {
+        /// Failed driver allocations after which the allocator released its cache. A final OOM counts here too.
+        num_alloc_retries: NumAllocRetries,
+        /// Requests that finally failed.
+        num_ooms: NumOoms,
+        /// Waits for all streams.
+        num_sync_all_streams: NumSyncAllStreams,
+        /// Successful driver allocations.
+        num_device_alloc: NumDeviceAlloc,
+        /// Driver frees.
+        num_device_free: NumDeviceFree,
     }
 }
 
@@ -264,17 +240,6 @@ named_enum! {
         Peak = "peak",
         Allocated = "allocated",
         Freed = "freed",
-    }
-}
-
-named_enum! {
-    /// A key without parts.
-    StatCounter {
-        NumAllocRetries = "num_alloc_retries",
-        NumOoms = "num_ooms",
-        NumSyncAllStreams = "num_sync_all_streams",
-        NumDeviceAlloc = "num_device_alloc",
-        NumDeviceFree = "num_device_free",
     }
 }
 

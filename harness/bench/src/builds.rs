@@ -98,9 +98,7 @@ struct Build {
 
 impl Builds {
     /// Starts both programs with arguments that select the same device; `ordinal` is its CUDA ordinal.
-    ///
-    /// # Errors
-    /// A sentence: why they cannot be measured side by side.
+    /// The error says why they cannot be measured side by side.
     pub fn start(this: &Path, accepted: &Path, arguments: &[OsString], ordinal: Option<u32>) -> Result<Self, String> {
         let began = Stopwatch::start();
         let start = |program: &Path| Build::start(program, arguments, ordinal);
@@ -180,9 +178,7 @@ fn start_process(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -
 }
 
 /// Runs `harness bench --serve`: sends the greeting and answers requests until its input ends.
-///
-/// # Errors
-/// The output is closed.
+/// Errors: The output is closed.
 pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: impl BufRead, output: &mut impl Write) -> io::Result<()> {
     let mut server = Server { overhead_ps: overhead_ps(), suites: BTreeMap::new(), interrupt: Arc::default() };
     say(output, &Greeting { protocol: PROTOCOL, commit })?;

@@ -42,9 +42,7 @@ pub(crate) struct ChildProcess {
 impl ChildProcess {
     /// Starts a command and waits for its first line. If it uses the CUDA device `ordinal`, its process number there is recorded,
     /// so the monitor does not count it as foreign.
-    ///
-    /// # Errors
-    /// A sentence: why it cannot be started.
+    /// The error says why it cannot be started.
     pub(crate) fn start<T: DeserializeOwned>(
         name: &'static str,
         command: &mut Command,
@@ -93,9 +91,7 @@ impl ChildProcess {
 
     /// Sends a question and waits for the answer. If the answer is invalid or late, the process is killed, because it would keep
     /// running and holding memory during the next measurement.
-    ///
-    /// # Errors
-    /// A sentence: what happened instead of an answer.
+    /// The error says what happened instead of an answer.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self, question: &impl Serialize) -> Result<T, String> {
         let Some(input) = &mut self.input else { return Err(format!("{} stopped answering earlier", self.name)) };
         let line = serde_json::to_string(question).map_err(|error| error.to_string());

@@ -37,15 +37,11 @@ pub trait DeviceProvider {
     }
 
     /// Returns a device with this much memory and no allocations.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if this much memory may not be taken; errors of opening the device.
+    /// Fails with [`DeviceError::Unavailable`] if this much memory may not be taken; errors of opening the device.
     fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// Closes open devices and opens one as a new process would.
-    ///
-    /// # Errors
-    /// Errors of opening the device.
+    /// Errors: Errors of opening the device.
     fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {

@@ -299,19 +299,14 @@ impl Quantity {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
+    /// It has figures.
     Measured(Measured),
     /// It did not fit in the suite's memory.
-    OutOfMemory {
-        reason: String,
-    },
+    OutOfMemory { reason: String },
     /// It misbehaved.
-    Failed {
-        reason: String,
-    },
+    Failed { reason: String },
     /// It cannot run here.
-    Skipped {
-        reason: String,
-    },
+    Skipped { reason: String },
 }
 
 impl Outcome {

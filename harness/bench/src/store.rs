@@ -63,9 +63,8 @@ pub struct Saved {
 }
 
 /// Checks before a run that it can be saved in `root`.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; [`StoreError::Foreign`] if another program's file has the index's name.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; [`StoreError::Foreign`] if another program's file has the index's
+/// name.
 pub fn check_root(root: &Path) -> Result<(), StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
     files::check_writable(&root.join(NIGHTLY), Document::Benchmark)?;
@@ -80,10 +79,8 @@ pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
 
 /// Compares a run with the accepted build and the runs in `root`, renders it into a new folder, and updates the index. Concurrent
 /// saves wait for each other.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]. Earlier files are intact then; the run itself
-/// may exist if only the index failed.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]. Earlier files are intact then; the run
+/// itself may exist if only the index failed.
 pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved, StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
     let place = Folder::open(root, Document::Benchmark)?;
@@ -101,9 +98,7 @@ pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved,
 
 /// Compares a run with the accepted build only, and replaces the run in this folder. The run is in no index: for shards and
 /// single looks.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
 pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result<BenchRun, StoreError> {
     files::check_ours(folder, REPORT, RECORD, Document::Benchmark)?;
     run.comparison = compare::compare(&run, &[], None);
@@ -112,9 +107,7 @@ pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result
 }
 
 /// Renders a run again from its record; other files stay.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
 pub fn render_again(folder: &Path, run: &BenchRun, others: &[(String, BenchRun)], renderer: Renderer) -> Result<(), StoreError> {
     let files = files_of(run, others, renderer);
     // The record is unchanged.
@@ -123,9 +116,7 @@ pub fn render_again(folder: &Path, run: &BenchRun, others: &[(String, BenchRun)]
 }
 
 /// Writes the index again, and returns the unreadable runs.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; the old index is intact then.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; the old index is intact then.
 pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
     let place = Folder::open(root, Document::Benchmark)?;
@@ -135,17 +126,13 @@ pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, St
 }
 
 /// Replaces one record file.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]; an earlier file is intact then.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; an earlier file is intact then.
 pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
     write_text(file, document(run))
 }
 
 /// Replaces one text file atomically.
-///
-/// # Errors
-/// As for [`write()`].
+/// Errors: As for [`write()`].
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     let name = file.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| StoreError::writing(Document::Benchmark, file, ErrorKind::InvalidFilename.into()))?;
@@ -154,9 +141,7 @@ pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
 }
 
 /// Reads all runs; a missing root has no runs.
-///
-/// # Errors
-/// [`StoreError::Unreadable`]: the folder of runs itself cannot be read.
+/// Fails with [`StoreError::Unreadable`]: the folder of runs itself cannot be read.
 pub fn load(root: &Path) -> Result<Runs, StoreError> {
     let nightly = root.join(NIGHTLY);
     let unreadable = |source| StoreError::Unreadable { path: nightly.clone(), source };
@@ -180,9 +165,7 @@ pub fn load(root: &Path) -> Result<Runs, StoreError> {
 }
 
 /// Reads a run from its file or folder.
-///
-/// # Errors
-/// [`StoreError::Unreadable`], [`StoreError::Truncated`], [`StoreError::TooNew`], [`StoreError::Malformed`].
+/// Fails with [`StoreError::Unreadable`], [`StoreError::Truncated`], [`StoreError::TooNew`], [`StoreError::Malformed`].
 pub fn read(path: &Path) -> Result<BenchRun, StoreError> {
     files::read(path, Document::Benchmark, BENCH_VERSION)
 }

@@ -147,9 +147,7 @@ impl Torches {
     }
 
     /// PyTorch with these settings, in the form of `PYTORCH_ALLOC_CONF`. Starts it if it is not running, which takes seconds.
-    ///
-    /// # Errors
-    /// A sentence: why it cannot be measured here.
+    /// The error says why it cannot be measured here.
     pub fn with(&mut self, settings: &str) -> Result<&mut Torch, String> {
         let (python, ordinal) = self.place.as_ref().map_err(String::clone)?;
         let start = || Torch::start(python, *ordinal, settings);

@@ -28,9 +28,7 @@ pub const EVENTS: &str = "events.jsonl";
 pub const RECORDS: &str = Document::Records.file_name();
 
 /// Writes a report into a new folder of `root` with the next free number, and returns the folder. The folder appears complete.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`]. Only `root` may have been created then.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]. Only `root` may have been created then.
 pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
     let files = files(records);
     let name = folder_name(records);
@@ -38,9 +36,7 @@ pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
 }
 
 /// Checks before a session that its report can be written to `folder` and overwrites no foreign report.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORDS, Document::Records)?;
     files::check_writable(folder, Document::Records)
@@ -48,9 +44,7 @@ pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
 
 /// Writes a report into `folder` and replaces an earlier report; other files stay. Nothing is replaced until all files are
 /// written; then each file is replaced whole.
-///
-/// # Errors
-/// [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report is then unchanged.
+/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report is then unchanged.
 pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORDS, Document::Records)?;
     let files = files(records);
@@ -66,9 +60,7 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
 }
 
 /// Reads records from a file or its folder. For a running or killed session, builds them from the events.
-///
-/// # Errors
-/// All other kinds of [`StoreError`].
+/// Errors: All other kinds of [`StoreError`].
 pub fn read(path: &Path) -> Result<Records, StoreError> {
     let events = if path.is_dir() { path.join(EVENTS) } else { path.to_owned() };
     let has_events = events.file_name() == Some(OsStr::new(EVENTS)) && events.is_file();
@@ -76,9 +68,7 @@ pub fn read(path: &Path) -> Result<Records, StoreError> {
 }
 
 /// Renders a report again in its own folder, from its records or events.
-///
-/// # Errors
-/// [`StoreError`]; [`StoreError::Busy`] during the session.
+/// Fails with [`StoreError`]; [`StoreError::Busy`] during the session.
 pub fn render_again(folder: &Path) -> Result<(), StoreError> {
     let events = folder.join(EVENTS);
     let locked = if events.is_file() { Some(open_events(&events)?) } else { None };
@@ -163,9 +153,8 @@ impl Journal {
     }
 
     /// Writes an event.
-    ///
-    /// # Errors
-    /// [`StoreError::Unwritable`], [`StoreError::DiskFull`], and [`StoreError::Busy`] if another session writes to the folder.
+    /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], and [`StoreError::Busy`] if another session writes to the
+    /// folder.
     pub fn add(&mut self, event: &Event) -> Result<(), StoreError> {
         let line = serde_json::to_string(event).expect("events are plain data with text keys, which always have a JSON form") + "\n";
         let clock = match event {
@@ -224,9 +213,7 @@ impl Journal {
     }
 
     /// Removes the files of a session in which no run ended.
-    ///
-    /// # Errors
-    /// [`StoreError::Unwritable`].
+    /// Fails with [`StoreError::Unwritable`].
     pub fn discard(self) -> Result<(), StoreError> {
         if let (Target::Folder(folder), Some(_)) = (&self.target, &self.file) {
             remove_events(folder)?;
@@ -239,9 +226,7 @@ impl Journal {
     }
 
     /// Writes the report, removes the events, and returns the report's folder.
-    ///
-    /// # Errors
-    /// [`StoreError`]; the events then remain.
+    /// Fails with [`StoreError`]; the events then remain.
     pub fn finish(self, records: &Records) -> Result<PathBuf, StoreError> {
         match self.target {
             Target::NewIn(root) => save_new(&root, records),

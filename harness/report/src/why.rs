@@ -220,12 +220,7 @@ fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
 /// Names holders with their lines: `lora1, lora2 and 3 more (lines 12-14)`. If some holders are unlisted, their number is
 /// unknown.
 fn named(holders: &[&Holder], is_whole: bool) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for holder in holders {
-        if !names.contains(&holder.name.as_str()) {
-            names.push(&holder.name);
-        }
-    }
+    let names = words::distinct(holders.iter().map(|holder| holder.name.as_str()));
     let more = names.len().saturating_sub(NAMED);
     let mut shown: Vec<String> = names.iter().take(NAMED).map(|name| (*name).to_owned()).collect();
     match more {

@@ -60,17 +60,8 @@ impl AsyncPoolAllocator {
     /// Reads the pool's reserved bytes.
     fn observe(&mut self, device: &mut dyn Device, pool: PoolId) -> Result<(), DeviceError> {
         let reserved = pooled(device)?.pool_reserved(pool)?.0;
-        self.set_reserved(reserved);
+        self.live.stats.reserved_bytes.set(POOL, reserved);
         Ok(())
-    }
-
-    fn set_reserved(&mut self, reserved: u64) {
-        let known = &mut self.live.stats.reserved_bytes;
-        if reserved >= known.all.current {
-            known.increase(POOL, reserved - known.all.current);
-        } else {
-            known.decrease(POOL, known.all.current - reserved);
-        }
     }
 
     /// Allocates from the pool. If it fails and the pool has unused memory, waits for all frees, trims, and tries again.
@@ -144,7 +135,8 @@ impl AsyncPoolAllocator {
     fn keep(&mut self, range: MemoryRange, request: Request) -> Allocation {
         let handle = self.live.insert(LiveAllocation { range, stream: request.stream, pool: POOL, other_streams: Vec::new() });
         // At least that much is reserved, even if the pool does not answer.
-        self.set_reserved(self.live.stats.reserved_bytes.all.current.max(self.live.stats.allocated_bytes.all.current));
+        let stats = &mut self.live.stats;
+        stats.reserved_bytes.set(POOL, stats.reserved_bytes.all.current.max(stats.allocated_bytes.all.current));
         Allocation::new(range, request, handle)
     }
 }

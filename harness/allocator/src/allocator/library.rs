@@ -23,9 +23,9 @@ use self::held::Held;
 use self::host::Host;
 pub use self::host::{name_program, program};
 use self::wire::{Call, Code, Order, Program, Reply, Timed};
-use super::{Allocation, Allocator, AllocatorError, MemoryFraction, OomCause, Request};
+use super::live::out_of_memory;
+use super::{Allocation, Allocator, AllocatorError, OomCause, Request, answered_by};
 use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, PoolId, StreamId};
-use crate::stats::{MemoryStats, SegmentInfo};
 use crate::units::Bytes;
 
 /// The alignment that tensors of the widest number type need.
@@ -54,9 +54,7 @@ impl LibrarySpec {
     pub const FUNCTIONS: [(&'static str, bool); 4] = [("alloc", true), ("free", true), ("record_stream", false), ("empty_cache", false)];
 
     /// Checks that the file exists.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if it does not.
+    /// Fails with [`DeviceError::Unavailable`] if it does not.
     pub fn check_file(&self) -> Result<(), DeviceError> {
         if self.path.exists() {
             return Ok(());
@@ -223,9 +221,7 @@ impl LibraryAllocator {
     /// call leaves the library's CPU caches cold, which is part of the time.
     ///
     /// The allocations are not validated. There must be no live allocations before, and none remain.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device or library.
+    /// Fails with [`DeviceError`] of a broken device or library.
     pub fn time(&mut self, device: &mut dyn Device, program: Program) -> Result<Timed, DeviceError> {
         let (_, seen) = self.order(device, &Order::Time(program), "it was timed")?;
         if let Some(function) = seen.unanswered.first() {
@@ -269,7 +265,10 @@ impl LibraryAllocator {
             return self.failed(why).into();
         }
         match device.free_memory() {
-            Ok(free) => self.held.accounts.out_of_memory(device, size, seen.refused_size, OomCause::Device { free }),
+            Ok(free) => {
+                let refused = seen.refused_size.unwrap_or(size);
+                out_of_memory(&mut self.held.accounts.stats, device, [size, refused], OomCause::Device { free }, None)
+            }
             Err(error) => error.into(),
         }
     }
@@ -290,7 +289,7 @@ impl Allocator for LibraryAllocator {
             return Ok(Allocation::null(request));
         }
         if let Some(limit) = self.held.accounts.exceeded_limit(size) {
-            return Err(self.held.accounts.out_of_memory(device, size, None, OomCause::Fraction { limit }));
+            return Err(out_of_memory(&mut self.held.accounts.stats, device, [size; 2], OomCause::Fraction { limit }, None));
         }
         let what = format!("`{}` allocated {size} on stream {}, request {}", self.spec.alloc, stream.0, self.held.accounts.requests() + 1);
         let (address, seen) = self.order(device, &Order::Allocate { size: size.0, stream: stream.0 }, &what)?;
@@ -348,25 +347,7 @@ impl Allocator for LibraryAllocator {
         self.held.pool()
     }
 
-    fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
-        self.held.accounts.set_memory_fraction(device, fraction);
-    }
-
-    fn reset_peaks(&mut self) {
-        self.held.accounts.reset_peaks();
-    }
-
-    fn stats(&self) -> MemoryStats {
-        self.held.accounts.stats()
-    }
-
-    fn snapshot(&self) -> Vec<SegmentInfo> {
-        self.held.accounts.snapshot()
-    }
-
-    fn segment_at(&self, address: DevicePtr) -> Option<SegmentInfo> {
-        self.held.accounts.segment_at(address)
-    }
+    answered_by!(held.accounts);
 
     /// Stops the host; its exit handlers still run.
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {

@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 
 use super::slab::Slab;
 use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory};
-use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
@@ -50,13 +50,9 @@ impl LiveAllocations {
     }
 
     /// Returns the slot of an allocation.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] for a foreign allocation.
+    /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
-        let slot = allocation.handle().slot();
-        let ours = self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr());
-        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() }) }
+        self.live.slot_of(allocation, |live| live.range.start == allocation.ptr())
     }
 
     /// Removes an allocation.
@@ -86,8 +82,7 @@ impl LiveAllocations {
 
     /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
-        let allocated = Bytes(self.stats.allocated_bytes.all.current);
-        self.limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
+        exceeded(self.limit, &self.stats, size)
     }
 
     /// Counts a failed request and explains it.
@@ -98,17 +93,7 @@ impl LiveAllocations {
         cause: OomCause,
         largest_free_block: Option<Bytes>,
     ) -> AllocatorError {
-        self.stats.num_ooms += 1;
-        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
-            requested,
-            missing: requested,
-            segment: requested,
-            cause,
-            allocated: Bytes(self.stats.allocated_bytes.all.current),
-            reserved: Bytes(self.stats.reserved_bytes.all.current),
-            largest_free_block,
-            total: device.info().total,
-        }))
+        out_of_memory(&mut self.stats, device, [requested; 2], cause, largest_free_block)
     }
 
     pub(super) fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {
@@ -126,13 +111,45 @@ impl LiveAllocations {
 
 /// Counts an allocation or a free.
 fn count(stats: &mut MemoryStats, allocation: &LiveAllocation, apply: fn(&mut PooledStat, PoolKind, u64)) {
-    let (pool, size) = (allocation.pool, allocation.range.len.0);
+    count_block(stats, allocation.pool, allocation.range.len, apply);
+    apply(&mut stats.segment, allocation.pool, 1);
+}
+
+/// Counts the allocation or the free of a block that is as large as its request.
+pub(super) fn count_block(stats: &mut MemoryStats, pool: PoolKind, size: Bytes, apply: fn(&mut PooledStat, PoolKind, u64)) {
     for bytes in [&mut stats.requested_bytes, &mut stats.allocated_bytes, &mut stats.active_bytes] {
-        apply(bytes, pool, size);
+        apply(bytes, pool, size.0);
     }
-    for pieces in [&mut stats.allocation, &mut stats.active, &mut stats.segment] {
+    for pieces in [&mut stats.allocation, &mut stats.active] {
         apply(pieces, pool, 1);
     }
+}
+
+/// The limit on allocated memory, if `size` more bytes would exceed it.
+pub(super) fn exceeded(limit: Option<Bytes>, stats: &MemoryStats, size: Bytes) -> Option<Bytes> {
+    let allocated = Bytes(stats.allocated_bytes.all.current);
+    limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
+}
+
+/// Counts a failed request and explains it. `segment` is the size that the device or a limit refused.
+pub(super) fn out_of_memory(
+    stats: &mut MemoryStats,
+    device: &dyn Device,
+    [requested, segment]: [Bytes; 2],
+    cause: OomCause,
+    largest_free_block: Option<Bytes>,
+) -> AllocatorError {
+    stats.num_ooms += 1;
+    AllocatorError::OutOfMemory(Box::new(OutOfMemory {
+        requested,
+        missing: requested,
+        segment,
+        cause,
+        allocated: Bytes(stats.allocated_bytes.all.current),
+        reserved: Bytes(stats.reserved_bytes.all.current),
+        largest_free_block,
+        total: device.info().total,
+    }))
 }
 
 impl Index<u32> for LiveAllocations {

@@ -20,25 +20,25 @@ pub mod wrapper;
 
 /// The methods of an [`Allocator`] that it passes to one of its fields.
 macro_rules! answered_by {
-    ($table:ident) => {
+    ($($table:ident).+) => {
         fn set_memory_fraction(&mut self, device: &dyn Device, fraction: $crate::allocator::MemoryFraction) {
-            self.$table.set_memory_fraction(device, fraction);
+            self.$($table).+.set_memory_fraction(device, fraction);
         }
 
         fn reset_peaks(&mut self) {
-            self.$table.reset_peaks();
+            self.$($table).+.reset_peaks();
         }
 
         fn stats(&self) -> $crate::stats::MemoryStats {
-            self.$table.stats()
+            self.$($table).+.stats()
         }
 
         fn snapshot(&self) -> Vec<$crate::stats::SegmentInfo> {
-            self.$table.snapshot()
+            self.$($table).+.snapshot()
         }
 
         fn segment_at(&self, address: $crate::device::DevicePtr) -> Option<$crate::stats::SegmentInfo> {
-            self.$table.segment_at(address)
+            self.$($table).+.segment_at(address)
         }
     };
 }
@@ -176,31 +176,23 @@ pub trait Allocator: Send {
     }
 
     /// Checks whether the allocator can work on a device.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`]: the missing feature or the unsuitable setting, and what to do.
+    /// Fails with [`DeviceError::Unavailable`]: the missing feature or the unsuitable setting, and what to do.
     fn check_device(&self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let _ = device;
         Ok(())
     }
 
     /// Allocates memory.
-    ///
-    /// # Errors
-    /// [`AllocatorError::OutOfMemory`] if it does not fit now, [`AllocatorError::TooLarge`] if it never can.
+    /// Fails with [`AllocatorError::OutOfMemory`] if it does not fit now, [`AllocatorError::TooLarge`] if it never can.
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError>;
 
     /// Frees memory. Work in flight on the allocation's own stream may still use it. Before the memory is reused, the allocator
     /// waits for the work of the streams recorded with [`Allocator::record_stream`].
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device or a foreign allocation.
+    /// Fails with [`DeviceError`] of a broken device or a foreign allocation.
     fn free(&mut self, device: &mut dyn Device, allocation: Allocation) -> Result<(), DeviceError>;
 
     /// Records that work on `stream` uses the memory too. Ignores the null allocation.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] for a foreign allocation.
+    /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     fn record_stream(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Releases a stream that no later request, work or [`Allocator::record_stream`] uses. Its cached memory goes to the driver

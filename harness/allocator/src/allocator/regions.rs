@@ -10,9 +10,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::live::out_of_memory;
 use super::slab::Slab;
-use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory, Request};
-use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, Request};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
 use crate::units::Bytes;
 
@@ -21,9 +22,7 @@ use crate::units::Bytes;
 pub(super) const CHUNK_UNIT: Bytes = Bytes(256);
 
 /// Rounds a request up to whole units.
-///
-/// # Errors
-/// [`AllocatorError::TooLarge`] if the result exceeds 64 bits.
+/// Fails with [`AllocatorError::TooLarge`] if the result exceeds 64 bits.
 pub(super) fn rounded(device: &dyn Device, request: Request) -> Result<u64, AllocatorError> {
     let too_large = || AllocatorError::TooLarge { requested: request.size, total: device.info().total };
     request.size.checked_round_up(CHUNK_UNIT).map(|size| size.0).ok_or_else(too_large)
@@ -124,22 +123,14 @@ impl Regions {
     }
 
     /// Returns the chunk of an allocation.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] for a foreign allocation.
+    /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
     pub(super) fn chunk_of(&self, allocation: &Allocation) -> Result<ChunkId, DeviceError> {
-        let slot = allocation.handle().slot();
-        let ours = |chunk: &&Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
-        match self.chunks.get(slot).filter(ours) {
-            Some(_) => Ok(ChunkId(slot)),
-            None => Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() }),
-        }
+        let is_ours = |chunk: &Chunk| chunk.address == allocation.ptr().0 && chunk.state == BlockState::Allocated;
+        self.chunks.slot_of(allocation, is_ours).map(ChunkId)
     }
 
     /// Records that another stream uses an allocation. Ignores the null allocation.
-    ///
-    /// # Errors
-    /// As [`Regions::chunk_of`].
+    /// Errors: As [`Regions::chunk_of`].
     pub(super) fn record_use(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
         if allocation.is_null() {
             return Ok(());
@@ -304,26 +295,20 @@ impl Regions {
         size: u64,
         configured: Option<Bytes>,
     ) -> AllocatorError {
-        self.stats.num_ooms += 1;
         let reserved = Bytes(self.reserved());
         let limit = self.lowest_setting(device, configured);
         let cause = match limit.filter(|limit| limit.saturating_sub(reserved).0 < size) {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.free_memory() {
                 Ok(free) => OomCause::Device { free },
-                Err(error) => return error.into(),
+                Err(error) => {
+                    self.stats.num_ooms += 1;
+                    return error.into();
+                }
             },
         };
-        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
-            requested: request.size,
-            missing: request.size,
-            segment: Bytes(size),
-            cause,
-            allocated: Bytes(self.stats.allocated_bytes.all.current),
-            reserved,
-            largest_free_block: Some(Bytes(self.largest(request.stream))),
-            total: device.info().total,
-        }))
+        let largest = Bytes(self.largest(request.stream));
+        out_of_memory(&mut self.stats, device, [request.size, Bytes(size)], cause, Some(largest))
     }
 
     pub(super) fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {

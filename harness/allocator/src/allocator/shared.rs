@@ -37,35 +37,27 @@ impl<D: Device, A: Allocator> SharedAllocator<D, A> {
     }
 
     /// Allocates memory. Free it with [`SharedAllocator::free`], on any thread.
-    ///
-    /// # Errors
-    /// As [`Allocator::allocate`].
+    /// Errors: As [`Allocator::allocate`].
     #[inline]
     pub fn allocate(&self, request: Request) -> Result<Allocation, AllocatorError> {
         self.lock().allocate(request)
     }
 
     /// Frees the memory at this address. Ignores the null pointer.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] if no live allocation starts at this address; [`DeviceError`] of a broken device.
+    /// Fails with [`DeviceError::InvalidFree`] if no live allocation starts at this address; [`DeviceError`] of a broken device.
     #[inline]
     pub fn free(&self, ptr: DevicePtr) -> Result<(), DeviceError> {
         self.lock().free(ptr)
     }
 
     /// Records that work on `stream` uses the memory at this address too. Ignores the null pointer.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] if no live allocation starts at this address.
+    /// Fails with [`DeviceError::InvalidFree`] if no live allocation starts at this address.
     pub fn record_stream(&self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         self.lock().record_stream(ptr, stream)
     }
 
     /// Returns all cached memory to the driver.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Fails with [`DeviceError`] of a broken device.
     pub fn empty_cache(&self) -> Result<(), DeviceError> {
         let Locked { allocator, device, .. } = &mut *self.lock();
         allocator.empty_cache(device)
@@ -80,9 +72,7 @@ impl<D: Device, A: Allocator> SharedAllocator<D, A> {
     }
 
     /// Returns all memory and handles to the device. Live allocations become invalid; the empty allocator can be used again.
-    ///
-    /// # Errors
-    /// [`DeviceError`] of a broken device.
+    /// Fails with [`DeviceError`] of a broken device.
     pub fn close(&self) -> Result<(), DeviceError> {
         let Locked { allocator, device, live } = &mut *self.lock();
         live.clear();
@@ -92,9 +82,7 @@ impl<D: Device, A: Allocator> SharedAllocator<D, A> {
 
 impl<D: Device, A: Allocator> Locked<D, A> {
     /// As [`SharedAllocator::allocate`].
-    ///
-    /// # Errors
-    /// As [`Allocator::allocate`].
+    /// Errors: As [`Allocator::allocate`].
     #[inline]
     pub fn allocate(&mut self, request: Request) -> Result<Allocation, AllocatorError> {
         let allocation = self.allocator.allocate(&mut self.device, request)?;
@@ -105,9 +93,7 @@ impl<D: Device, A: Allocator> Locked<D, A> {
     }
 
     /// As [`SharedAllocator::free`].
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] if no live allocation starts at this address; [`DeviceError`] of a broken device.
+    /// Fails with [`DeviceError::InvalidFree`] if no live allocation starts at this address; [`DeviceError`] of a broken device.
     #[inline]
     pub fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         match self.live.remove(&ptr) {
@@ -117,9 +103,7 @@ impl<D: Device, A: Allocator> Locked<D, A> {
     }
 
     /// As [`SharedAllocator::record_stream`].
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] if no live allocation starts at this address.
+    /// Fails with [`DeviceError::InvalidFree`] if no live allocation starts at this address.
     pub fn record_stream(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         match self.live.get(&ptr) {
             Some(allocation) => self.allocator.record_stream(allocation, stream),

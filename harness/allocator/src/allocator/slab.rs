@@ -2,6 +2,9 @@
 
 use std::ops::{Index, IndexMut};
 
+use super::Allocation;
+use crate::device::{CallSite, DeviceError};
+
 /// Values by slot number. The most recently vacated slot is reused first.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
@@ -34,7 +37,15 @@ impl<T> Slab<T> {
         value
     }
 
-    pub(super) fn get(&self, slot: u32) -> Option<&T> {
+    /// Returns the slot of an allocation, if its value is ours.
+    /// Fails with [`DeviceError::InvalidFree`] for a foreign allocation.
+    pub(super) fn slot_of(&self, allocation: &Allocation, is_ours: impl FnOnce(&T) -> bool) -> Result<u32, DeviceError> {
+        let slot = allocation.handle().slot();
+        let error = || DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() };
+        if self.get(slot).is_some_and(is_ours) { Ok(slot) } else { Err(error()) }
+    }
+
+    fn get(&self, slot: u32) -> Option<&T> {
         self.slots.get(slot as usize)?.as_ref()
     }
 }

@@ -134,8 +134,23 @@ impl<D: TestDevice> Faulty<D> {
     }
 }
 
+/// Methods that only count a call, with its size and stream, before the device makes it.
+macro_rules! counted {
+    ($($method:ident($($name:ident: $type:ty),*) -> $output:ty = $call:ident($size:expr, $stream:expr) $(on $part:ident)?;)*) => {$(
+        fn $method(&mut self, $($name: $type),*) -> Result<$output, DeviceError> {
+            self.call_of(Call { call: DeviceCall::$call, size: $size, stream: $stream })?;
+            self.inner$(.$part()?)?.$method($($name),*)
+        }
+    )*};
+}
+
 impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
     type Inner = D;
+
+    counted! {
+        malloc(size: Bytes) -> DevicePtr = Malloc(Some(size), None);
+        create_event() -> EventId = CreateEvent(None, None);
+    }
 
     fn inner(&self) -> &D {
         &self.inner
@@ -148,11 +163,6 @@ impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
     fn free_memory(&mut self) -> Result<Bytes, DeviceError> {
         let decision = self.call(DeviceCall::MemGetInfo)?;
         Ok(Self::off(self.inner.free_memory()?, decision.off_by))
-    }
-
-    fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.call_of(Call { call: DeviceCall::Malloc, size: Some(size), stream: None })?;
-        self.inner.malloc(size)
     }
 
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
@@ -172,11 +182,6 @@ impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
         self.call_on(DeviceCall::DestroyStream, stream)?;
         self.wait_for(DeviceCall::DestroyStream, stream)?;
         self.inner.destroy_stream(stream)
-    }
-
-    fn create_event(&mut self) -> Result<EventId, DeviceError> {
-        self.call(DeviceCall::CreateEvent)?;
-        self.inner.create_event()
     }
 
     fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
@@ -243,6 +248,15 @@ impl<D: TestDevice> wrapper::DeviceWrapper for Faulty<D> {
 }
 
 impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
+    counted! {
+        create_timed_event() -> EventId = CreateEvent(None, None);
+        fill(stream: StreamId, range: MemoryRange, tag: Tag) -> () = LaunchKernel(None, Some(stream));
+        verify_later(stream: StreamId, range: MemoryRange, tag: Tag) -> () = LaunchKernel(None, Some(stream));
+        busy(stream: StreamId, duration: Nanos) -> () = LaunchKernel(None, Some(stream));
+        copy_to_host(stream: StreamId, from: MemoryRange, to: HostId) -> () = CopyToHost(None, Some(stream));
+        copy_to_device(stream: StreamId, from: HostId, to: MemoryRange) -> () = CopyToDevice(None, Some(stream));
+    }
+
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let decision = self.call(DeviceCall::NvmlMemory)?;
         let memory = self.inner.memory()?;
@@ -259,11 +273,6 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
         self.inner.set_call_site(place);
     }
 
-    fn create_timed_event(&mut self) -> Result<EventId, DeviceError> {
-        self.call(DeviceCall::CreateEvent)?;
-        self.inner.create_timed_event()
-    }
-
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError> {
         self.injector.check_whole(DeviceCall::QueryEvent)?;
         match [start, end].into_iter().find(|event| self.stuck_events.contains(event)) {
@@ -272,31 +281,16 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
         }
     }
 
-    fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.call_on(DeviceCall::LaunchKernel, stream)?;
-        self.inner.fill(stream, range, tag)
-    }
-
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
         self.call_on(DeviceCall::LaunchKernel, stream)?;
         self.wait_for(DeviceCall::SynchronizeStream, stream)?;
         self.inner.verify(stream, range, tag)
     }
 
-    fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.call_on(DeviceCall::LaunchKernel, stream)?;
-        self.inner.verify_later(stream, range, tag)
-    }
-
     fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         self.injector.check_whole(DeviceCall::SynchronizeStream)?;
         self.wait_for(DeviceCall::SynchronizeStream, stream)?;
         self.inner.finish_verifications(stream)
-    }
-
-    fn busy(&mut self, stream: StreamId, duration: Nanos) -> Result<(), DeviceError> {
-        self.call_on(DeviceCall::LaunchKernel, stream)?;
-        self.inner.busy(stream, duration)
     }
 
     fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
@@ -311,16 +305,6 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
         self.inner.host_free(host)
     }
 
-    fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError> {
-        self.call_on(DeviceCall::CopyToHost, stream)?;
-        self.inner.copy_to_host(stream, from, to)
-    }
-
-    fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
-        self.call_on(DeviceCall::CopyToDevice, stream)?;
-        self.inner.copy_to_device(stream, from, to)
-    }
-
     /// Memory in use by others is not a call of this program, so only a sticky error applies.
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError> {
         self.injector.check_whole(DeviceCall::Malloc)?;
@@ -329,16 +313,11 @@ impl<D: TestDevice> wrapper::TestDeviceWrapper for Faulty<D> {
 }
 
 impl<D: TestDevice> MappedDevice for Faulty<D> {
-    fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
-        self.call_of(Call { call: DeviceCall::Reserve, size: Some(size), stream: None })?;
-        self.inner.required_mapped()?.reserve(size)
+    counted! {
+        reserve(size: Bytes) -> DevicePtr = Reserve(Some(size), None) on required_mapped;
+        unreserve(start: DevicePtr) -> () = Unreserve(None, None) on required_mapped;
+        unmap(range: MemoryRange) -> () = Unmap(None, None) on required_mapped;
     }
-
-    fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
-        self.call(DeviceCall::Unreserve)?;
-        self.inner.required_mapped()?.unreserve(start)
-    }
-
     /// Each page is a call. If one fails, the pages before it are made and released, as on a full device.
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError> {
         let pages = range.len.0.checked_div(page.0).unwrap_or(0);
@@ -357,47 +336,20 @@ impl<D: TestDevice> MappedDevice for Faulty<D> {
         }
         self.inner.required_mapped()?.map(range, page)
     }
-
-    fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
-        self.call(DeviceCall::Unmap)?;
-        self.inner.required_mapped()?.unmap(range)
-    }
 }
 
 impl<D: TestDevice> PooledDevice for Faulty<D> {
-    fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError> {
-        self.call(DeviceCall::CreatePool)?;
-        self.inner.required_pooled()?.create_pool(release_threshold)
+    counted! {
+        create_pool(release_threshold: Bytes) -> PoolId = CreatePool(None, None) on required_pooled;
+        malloc_async(pool: PoolId, size: Bytes, stream: StreamId) -> DevicePtr = MallocAsync(Some(size), Some(stream)) on required_pooled;
+        free_async(ptr: DevicePtr, stream: StreamId) -> () = FreeAsync(None, Some(stream)) on required_pooled;
+        trim_pool(pool: PoolId, keep: Bytes) -> () = TrimPool(None, None) on required_pooled;
+        pool_reserved(pool: PoolId) -> Bytes = PoolAttribute(None, None) on required_pooled;
+        pool_memory(pool: PoolId) -> PoolMemory = PoolAttribute(None, None) on required_pooled;
     }
-
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
         self.call(DeviceCall::DestroyPool)?;
         self.wait_for_all(DeviceCall::DestroyPool)?;
         self.inner.required_pooled()?.destroy_pool(pool)
-    }
-
-    fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError> {
-        self.call_of(Call { call: DeviceCall::MallocAsync, size: Some(size), stream: Some(stream) })?;
-        self.inner.required_pooled()?.malloc_async(pool, size, stream)
-    }
-
-    fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
-        self.call_on(DeviceCall::FreeAsync, stream)?;
-        self.inner.required_pooled()?.free_async(ptr, stream)
-    }
-
-    fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
-        self.call(DeviceCall::TrimPool)?;
-        self.inner.required_pooled()?.trim_pool(pool, keep)
-    }
-
-    fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
-        self.call(DeviceCall::PoolAttribute)?;
-        self.inner.required_pooled()?.pool_reserved(pool)
-    }
-
-    fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
-        self.call(DeviceCall::PoolAttribute)?;
-        self.inner.required_pooled()?.pool_memory(pool)
     }
 }

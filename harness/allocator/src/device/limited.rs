@@ -26,9 +26,7 @@ pub struct Limited<D> {
 
 impl<D: Device> Limited<D> {
     /// Limits a device without allocations.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if the limit is below one granule or above the free memory.
+    /// Fails with [`DeviceError::Unavailable`] if the limit is below one granule or above the free memory.
     pub fn new(mut device: D, limit: Bytes) -> Result<Self, DeviceError> {
         let (free, total) = (device.free_memory()?, device.info().total);
         let limited = Self::shared(device, limit)?;
@@ -39,9 +37,7 @@ impl<D: Device> Limited<D> {
     }
 
     /// Limits a device that other processes share within the same or a larger limit. The memory need not be free.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if the limit is below one granule.
+    /// Fails with [`DeviceError::Unavailable`] if the limit is below one granule.
     pub fn shared(device: D, limit: Bytes) -> Result<Self, DeviceError> {
         let granularity = device.info().granularity;
         if limit < granularity {

@@ -230,9 +230,7 @@ pub trait Device: Send {
     fn free_memory(&mut self) -> Result<Bytes, DeviceError>;
 
     /// Allocates `size` bytes (not zero) of device memory. The address is at least 256-byte aligned.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfMemory`]: the call has changed nothing.
+    /// Fails with [`DeviceError::OutOfMemory`]: the call has changed nothing.
     fn malloc(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
 
     /// Frees the memory that [`Device::malloc`] returned. As on CUDA, waits for work in flight on the memory.
@@ -242,18 +240,14 @@ pub trait Device: Send {
     fn create_stream(&mut self) -> Result<StreamId, DeviceError>;
 
     /// Waits for the work of a stream made by [`Device::create_stream`] and destroys it.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`], also for the default stream and for borrowed streams, which need
+    /// Fails with [`DeviceError::UnknownHandle`], also for the default stream and for borrowed streams, which need
     /// [`Device::release_stream`].
     fn destroy_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Forgets the number of a borrowed stream: a stream that the program made and passed to `CudaDevice::borrow_stream`. Does
     /// not wait, and leaves the driver's stream alone. Call it before the program destroys the stream and after the allocator has
     /// released it.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`] if the stream is not borrowed.
+    /// Fails with [`DeviceError::UnknownHandle`] if the stream is not borrowed.
     fn release_stream(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Makes an event that is not recorded yet.
@@ -291,17 +285,13 @@ pub trait Device: Send {
     }
 
     /// As [`Device::mapped`].
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if the device cannot map memory.
+    /// Fails with [`DeviceError::Unavailable`] if the device cannot map memory.
     fn required_mapped(&mut self) -> Result<&mut dyn MappedDevice, DeviceError> {
         self.mapped().ok_or_else(|| DeviceError::unsupported("memory mapping"))
     }
 
     /// As [`Device::pooled`].
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if the device has no pools.
+    /// Fails with [`DeviceError::Unavailable`] if the device has no pools.
     fn required_pooled(&mut self) -> Result<&mut dyn PooledDevice, DeviceError> {
         self.pooled().ok_or_else(|| DeviceError::unsupported("memory pools"))
     }
@@ -314,9 +304,7 @@ pub trait TestDevice: Device {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError>;
 
     /// Returns this process's own part of [`DeviceMemory::context_overhead`]: its context and its modules.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] if the part cannot be determined, with the reason.
+    /// Fails with [`DeviceError::Unavailable`] if the part cannot be determined, with the reason.
     fn own_context(&self) -> Result<Bytes, DeviceError>;
 
     /// The index of the device among those that this process sees, or `None` if no other process can choose it.
@@ -336,37 +324,27 @@ pub trait TestDevice: Device {
     fn create_timed_event(&mut self) -> Result<EventId, DeviceError>;
 
     /// Returns the device time between two completed events of [`TestDevice::create_timed_event`].
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`] for an event without a timestamp; [`DeviceError::NotReady`] for an event that is not
+    /// Fails with [`DeviceError::UnknownHandle`] for an event without a timestamp; [`DeviceError::NotReady`] for an event that is not
     /// recorded or not complete.
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
 
     /// Queues work on the stream that writes the tag to every byte of the range (not empty).
-    ///
-    /// # Errors
-    /// On a strict device: [`DeviceError::InvalidAccess`], [`DeviceError::Race`].
+    /// Errors: On a strict device: [`DeviceError::InvalidAccess`], [`DeviceError::Race`].
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Reads every byte of the range (not empty) on the stream, after its work so far, and waits for the result.
-    ///
-    /// # Errors
-    /// [`DeviceError::Corrupted`] if a byte does not match the tag; on a strict device also as [`TestDevice::fill`].
+    /// Fails with [`DeviceError::Corrupted`] if a byte does not match the tag; on a strict device also as [`TestDevice::fill`].
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Queues a read of every byte of the range (not empty) on the stream and does not wait. The stream compares each byte with
     /// the tag when the read runs; [`TestDevice::finish_verifications`] returns the result. A real device waits here for the
     /// oldest read if too many are queued.
-    ///
-    /// # Errors
-    /// On a strict device: as [`TestDevice::fill`].
+    /// Errors: On a strict device: as [`TestDevice::fill`].
     fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Waits for all reads queued on the stream by [`TestDevice::verify_later`] and returns their result. Reads of a destroyed
     /// stream are forgotten.
-    ///
-    /// # Errors
-    /// [`DeviceError::Corrupted`] for the first read, in stream order, that found a byte that does not match its tag.
+    /// Fails with [`DeviceError::Corrupted`] for the first read, in stream order, that found a byte that does not match its tag.
     fn finish_verifications(&mut self, stream: StreamId) -> Result<(), DeviceError>;
 
     /// Queues work that keeps the stream busy for about `duration`.
@@ -381,9 +359,7 @@ pub trait TestDevice: Device {
     fn set_external_memory(&mut self, held: Bytes) -> Result<Bytes, DeviceError>;
 
     /// Allocates `size` bytes (not zero) of host memory for copies.
-    ///
-    /// # Errors
-    /// [`DeviceError::HostMemory`]: the call has changed nothing.
+    /// Fails with [`DeviceError::HostMemory`]: the call has changed nothing.
     fn host_alloc(&mut self, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError>;
 
     /// Frees host memory after all copies queued on it.
@@ -392,10 +368,8 @@ pub trait TestDevice: Device {
     /// Queues a copy of the range (not empty) to the first bytes of host memory. The host never waits if the memory is pinned. It
     /// may wait otherwise, but that orders nothing: a reader of the host memory must still be ordered after the copy by its
     /// stream, an event or a wait. (<https://docs.nvidia.com/cuda/cuda-driver-api/api-sync-behavior.html>)
-    ///
-    /// # Errors
-    /// [`DeviceError::HostRange`] if the host memory is smaller; on a strict device as [`TestDevice::fill`], also for races on
-    /// the host memory.
+    /// Fails with [`DeviceError::HostRange`] if the host memory is smaller; on a strict device as [`TestDevice::fill`], also for races
+    /// on the host memory.
     fn copy_to_host(&mut self, stream: StreamId, from: MemoryRange, to: HostId) -> Result<(), DeviceError>;
 
     /// Queues a copy of the first bytes of host memory to the range (not empty). Otherwise as [`TestDevice::copy_to_host`].
@@ -415,9 +389,7 @@ pub trait TestDevice: Device {
 /// [`DeviceInfo::granularity`].
 pub trait MappedDevice {
     /// Reserves addresses without mapped memory.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfMemory`] if the address space is exhausted.
+    /// Fails with [`DeviceError::OutOfMemory`] if the address space is exhausted.
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError>;
 
     /// Frees a reservation of [`MappedDevice::reserve`]. Nothing may be mapped in it.
@@ -425,15 +397,11 @@ pub trait MappedDevice {
 
     /// Maps new memory to a range that has none, as separate pages of `page` bytes, and makes it accessible. If one page fails,
     /// the pages before it are released again.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfMemory`]; [`DeviceError::InvalidAccess`] for a range that is not reserved or already mapped.
+    /// Fails with [`DeviceError::OutOfMemory`]; [`DeviceError::InvalidAccess`] for a range that is not reserved or already mapped.
     fn map(&mut self, range: MemoryRange, page: Bytes) -> Result<(), DeviceError>;
 
     /// Unmaps a range of whole pages. Does not wait: the host must have waited for all work on the range.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] if the range does not consist of whole mapped pages. On a strict device
+    /// Fails with [`DeviceError::InvalidFree`] if the range does not consist of whole mapped pages. On a strict device
     /// [`DeviceError::InUse`] for unfinished work; on a GPU the context breaks.
     fn unmap(&mut self, range: MemoryRange) -> Result<(), DeviceError>;
 }
@@ -451,15 +419,11 @@ pub trait PooledDevice {
     fn create_pool(&mut self, release_threshold: Bytes) -> Result<PoolId, DeviceError>;
 
     /// Waits for all work and releases the pool with all its memory.
-    ///
-    /// # Errors
-    /// [`DeviceError::UnknownHandle`], also if an allocation of the pool is still live.
+    /// Fails with [`DeviceError::UnknownHandle`], also if an allocation of the pool is still live.
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError>;
 
     /// Allocates `size` bytes (not zero) from the pool in stream order. The address is at least 256-byte aligned.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfMemory`]: the call has changed nothing, except that the pool may have released unused memory.
+    /// Fails with [`DeviceError::OutOfMemory`]: the call has changed nothing, except that the pool may have released unused memory.
     fn malloc_async(&mut self, pool: PoolId, size: Bytes, stream: StreamId) -> Result<DevicePtr, DeviceError>;
 
     /// Frees an allocation of [`PooledDevice::malloc_async`] in the order of `stream`, which may differ from the stream of the

@@ -1,14 +1,10 @@
-//! The cases: one file per measure, one match arm in [`visit()`].
+//! The cases: one match arm per measure in [`visit()`].
 //!
 //! A visit runs a case once on one arm: a fresh allocator, some samples in a short slice of time, everything released.
 //! [`super::execute`] decides how often a case is visited.
 
-mod empty_cache;
-mod latency;
+mod calls;
 mod library;
-mod pipeline;
-mod record_stream;
-mod recovery;
 mod scenario;
 mod start_up;
 mod threads;
@@ -37,14 +33,14 @@ pub(super) fn visit(measure: &Measure, visit: &mut Visit<'_>) -> Result<Vec<Read
         return timed;
     }
     match measure {
-        Measure::Latency { size, case } => latency::visit(visit, *size, *case),
+        Measure::Latency { size, case } => calls::latency(visit, *size, *case),
         Measure::Trace { events } => trace::visit(visit, events),
         Measure::Scenario(scenario) => scenario::visit(visit, scenario),
-        Measure::Recovery { size } => recovery::visit(visit, *size),
-        Measure::Pipeline { size } => pipeline::visit(visit, *size),
-        Measure::EmptyCache { segments, size } => empty_cache::visit(visit, *segments, *size),
+        Measure::Recovery { size } => calls::recovery(visit, *size),
+        Measure::Pipeline { size } => calls::pipeline(visit, *size),
+        Measure::EmptyCache { segments, size } => calls::empty_cache(visit, *segments, *size),
         Measure::Threads { count, size } => threads::visit(visit, *count, *size),
-        Measure::RecordStream { streams, size } => record_stream::visit(visit, *streams, *size),
+        Measure::RecordStream { streams, size } => calls::record_stream(visit, *streams, *size),
         Measure::StartUp => start_up::visit(visit),
     }
 }

@@ -2,7 +2,7 @@
 
 use harness_allocator::units::Bytes;
 
-use super::pipeline;
+use super::calls::TURNS;
 use super::visit::{Fault, MOST_SAMPLES, Reading, SLICE_NS};
 use crate::clock::{Stopwatch, Timer};
 use crate::record::Quantity;
@@ -36,7 +36,7 @@ pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) 
         Measure::EmptyCache { segments, size } => (Task::EmptyCache { segments: *segments, size: *size }, 1),
         Measure::Recovery { size } => (Task::Recovery { size: *size }, 1),
         Measure::RecordStream { streams, size } => (Task::RecordStream { streams: *streams, size: *size, batch: CYCLES }, CYCLES),
-        Measure::Pipeline { size } => (Task::Pipeline { size: *size, turns: pipeline::TURNS }, pipeline::TURNS),
+        Measure::Pipeline { size } => (Task::Pipeline { size: *size, turns: TURNS }, TURNS),
         Measure::Trace { events } => {
             let name = format!("{suite}: {}", case.name());
             if !torch.has(&name) {

@@ -8,10 +8,9 @@ use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_trace::trace;
 
-use super::text::{FileText, percent};
 use super::wire::{
-    EmptyCacheWire, KindWire, LatencyWire, MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS, MeasureWire, RecordStreamWire, RoundsWire,
-    SUITE, SizesWire, SuiteWire, ThreadsWire,
+    EmptyCacheWire, FileText, KindWire, LatencyWire, MAX_BLOCKS, MAX_ROUNDS, MAX_STREAMS, MAX_THREADS, MeasureWire, RecordStreamWire,
+    RoundsWire, SUITE, SizesWire, SuiteWire, ThreadsWire, percent,
 };
 use super::{Case, LatencyCase, Measure, Rounds, Suite};
 use crate::record::Point;

@@ -4,7 +4,6 @@
 //! timed twice. Errors are one [`FileError`] with a position.
 
 mod check;
-mod text;
 mod wire;
 
 use std::path::{Path, PathBuf};
@@ -119,17 +118,13 @@ impl LatencyCase {
 
 impl Suite {
     /// Reads and checks a file and the files it refers to.
-    ///
-    /// # Errors
-    /// [`FileError`]: an unreadable or invalid file.
+    /// Fails with [`FileError`]: an unreadable or invalid file.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&harness_language::yaml::read(path, &wire::SUITE)?, path)
     }
 
     /// Checks a text. `path` is for messages, names the suite, and its folder holds the referenced files.
-    ///
-    /// # Errors
-    /// [`FileError`]: an invalid text or referenced file.
+    /// Fails with [`FileError`]: an invalid text or referenced file.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let wire = harness_language::yaml::parse(source, path, &wire::SUITE).map_err(Refused::Here);
         wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {

@@ -43,7 +43,8 @@ impl CachingAllocator {
     pub(super) fn release_available(&mut self, device: &mut dyn Device, stream_pool: StreamPoolId, size: u64) -> Result<bool, DeviceError> {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
-        let ordinary = |&free: &BlockId| !self.blocks[free].expandable;
+        // Oversize blocks are whole segments, except in a restored state that was made with other settings.
+        let ordinary = |&free: &BlockId| !self.blocks[free].expandable && !self.blocks[free].is_split();
         if let Some(free) = self.pools.free(stream_pool).best_fit(&self.blocks, wanted).filter(ordinary) {
             self.release_segment(device, free)?;
             return Ok(true);

@@ -40,9 +40,7 @@ impl CachingAllocator {
     /// the values of this state; driver calls count from 0.
     ///
     /// Linear in blocks and logarithmic in segments.
-    ///
-    /// # Errors
-    /// [`RestoreError`] if an allocator cannot have this state.
+    /// Fails with [`RestoreError`] if an allocator cannot have this state.
     ///
     /// [`Allocator::snapshot`]: crate::allocator::Allocator::snapshot
     pub fn restore(
@@ -249,6 +247,22 @@ mod tests {
             let addresses = |live: &[Allocation]| live.iter().map(Allocation::ptr).collect::<Vec<_>>();
             prop_assert_eq!(addresses(&restored_live), addresses(&live));
         }
+    }
+
+    #[test]
+    fn a_large_piece_of_a_state_with_other_settings_is_not_released_as_a_segment() {
+        let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(120)));
+        let mut allocator = CachingAllocator::default();
+        let mut allocate = |mib: u64| allocator.allocate(&mut device, Request::new(Bytes::mib(mib)));
+        let whole = allocate(100).expect("it fits");
+        allocator.free(&mut device, whole).expect("it is live");
+        let mut allocate = |mib: u64| allocator.allocate(&mut device, Request::new(Bytes::mib(mib)));
+        let (piece, _kept) = (allocate(40).expect("it fits"), allocate(40).expect("it fits"));
+        allocator.free(&mut device, piece).expect("it is live");
+        let config = Config { max_split_size: Some(Bytes::mib(32)), ..Config::default() };
+        let (mut restored, live) = CachingAllocator::restore(config, &allocator.snapshot(), &[]).expect("an allocator had this state");
+        assert!(restored.allocate(&mut device, Request::new(Bytes::mib(50))).is_err_and(|error| error.is_out_of_memory()));
+        assert_eq!((live.len(), restored.stats().reserved_bytes.all.current), (1, 100 << 20));
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::super::live::{count_block, exceeded};
 use super::super::slab::Slab;
-use super::super::{Allocation, AllocatorError, Handle, MemoryFraction, OomCause, OutOfMemory};
-use crate::device::{CallSite, Device, DeviceError, DevicePtr, MemoryRange, StreamId};
-use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, SegmentInfo};
+use super::super::{Allocation, Handle, MemoryFraction};
+use crate::device::{Device, DeviceError, DevicePtr, MemoryRange, StreamId};
+use crate::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo};
 use crate::units::Bytes;
 
 /// The pool in whose counters everything appears: libraries have no pools.
@@ -18,7 +19,7 @@ pub(super) struct Accounts {
     blocks: BTreeMap<DevicePtr, u32>,
     /// By start address.
     segments: BTreeMap<DevicePtr, Segment>,
-    stats: MemoryStats,
+    pub(super) stats: MemoryStats,
     limit: Option<Bytes>,
 }
 
@@ -76,12 +77,7 @@ impl Accounts {
 
     /// Sets the reserved bytes of the pool.
     pub(super) fn set_reserved(&mut self, reserved: Bytes) {
-        let known = self.reserved();
-        if reserved >= known {
-            self.stats.reserved_bytes.increase(POOL, (reserved - known).0);
-        } else {
-            self.stats.reserved_bytes.decrease(POOL, (known - reserved).0);
-        }
+        self.stats.reserved_bytes.set(POOL, reserved.0);
     }
 
     /// The reserved bytes.
@@ -139,21 +135,14 @@ impl Accounts {
     pub(super) fn handed_out(&mut self, range: MemoryRange, stream: StreamId) -> Handle {
         let slot = self.live.insert(Live { range, stream });
         self.blocks.insert(range.start, slot);
-        for bytes in [&mut self.stats.requested_bytes, &mut self.stats.allocated_bytes, &mut self.stats.active_bytes] {
-            bytes.increase(POOL, range.len.0);
-        }
-        for pieces in [&mut self.stats.allocation, &mut self.stats.active] {
-            pieces.increase(POOL, 1);
-        }
+        count_block(&mut self.stats, POOL, range.len, PooledStat::increase);
         self.recount(range.start);
         Handle::new(slot)
     }
 
     /// The slot of an allocation.
     pub(super) fn slot_of(&self, allocation: &Allocation) -> Result<u32, DeviceError> {
-        let slot = allocation.handle().slot();
-        let ours = self.live.get(slot).is_some_and(|live| live.range.start == allocation.ptr());
-        if ours { Ok(slot) } else { Err(DeviceError::InvalidFree { ptr: allocation.ptr(), place: CallSite::default() }) }
+        self.live.slot_of(allocation, |live| live.range.start == allocation.ptr())
     }
 
     /// Records a free.
@@ -162,12 +151,7 @@ impl Accounts {
         if self.blocks.get(&range.start) == Some(&slot) {
             self.blocks.remove(&range.start);
         }
-        for bytes in [&mut self.stats.requested_bytes, &mut self.stats.allocated_bytes, &mut self.stats.active_bytes] {
-            bytes.decrease(POOL, range.len.0);
-        }
-        for pieces in [&mut self.stats.allocation, &mut self.stats.active] {
-            pieces.decrease(POOL, 1);
-        }
+        count_block(&mut self.stats, POOL, range.len, PooledStat::decrease);
         self.recount(range.start);
     }
 
@@ -241,29 +225,7 @@ impl Accounts {
 
     /// The limit, if `size` more bytes would exceed it.
     pub(super) fn exceeded_limit(&self, size: Bytes) -> Option<Bytes> {
-        let allocated = Bytes(self.stats.allocated_bytes.all.current);
-        self.limit.filter(|&limit| allocated.checked_add(size).is_none_or(|total| total > limit))
-    }
-
-    /// Counts a failed request and explains it. `refused` is the size that the driver refused.
-    pub(super) fn out_of_memory(
-        &mut self,
-        device: &dyn Device,
-        requested: Bytes,
-        refused: Option<Bytes>,
-        cause: OomCause,
-    ) -> AllocatorError {
-        self.stats.num_ooms += 1;
-        AllocatorError::OutOfMemory(Box::new(OutOfMemory {
-            requested,
-            missing: requested,
-            segment: refused.unwrap_or(requested),
-            cause,
-            allocated: Bytes(self.stats.allocated_bytes.all.current),
-            reserved: Bytes(self.stats.reserved_bytes.all.current),
-            largest_free_block: None,
-            total: device.info().total,
-        }))
+        exceeded(self.limit, &self.stats, size)
     }
 
     pub(super) fn set_memory_fraction(&mut self, device: &dyn Device, fraction: MemoryFraction) {

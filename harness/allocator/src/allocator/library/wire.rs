@@ -13,31 +13,19 @@ pub enum Order {
     /// Load the library.
     Load,
     /// Call its allocation function. [`Reply::Done`] has the address.
-    Allocate {
-        size: u64,
-        stream: u32,
-    },
+    Allocate { size: u64, stream: u32 },
     /// Call its free function.
-    Free {
-        address: u64,
-        size: u64,
-        stream: u32,
-    },
+    Free { address: u64, size: u64, stream: u32 },
     /// Call its function for uses by other streams.
-    RecordStream {
-        address: u64,
-        stream: u32,
-    },
+    RecordStream { address: u64, stream: u32 },
     /// Call its function that empties the cache.
     EmptyCache,
     /// Run the program and request only CUDA calls. The answer is [`Reply::Timed`].
     Time(Program),
+    /// End the process.
     End,
     /// The result of a [`Reply::Call`].
-    Answer {
-        code: Code,
-        value: u64,
-    },
+    Answer { code: Code, value: u64 },
 }
 
 /// A program to time in the library's process. At its end all live allocations are freed outside the timed part.
@@ -55,23 +43,16 @@ pub struct Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     /// A refused request leaves the slot empty.
-    Allocate {
-        slot: u32,
-        size: u64,
-        stream: u32,
-    },
+    Allocate { slot: u32, size: u64, stream: u32 },
     /// Ignores an empty slot.
-    Free {
-        slot: u32,
-    },
+    Free { slot: u32 },
     /// Ignores an empty slot.
-    RecordStream {
-        slot: u32,
-        stream: u32,
-    },
+    RecordStream { slot: u32, stream: u32 },
+    /// Release what is cached.
     EmptyCache,
     /// Wait for all work of the device.
     Synchronize,
+    /// Wait for all work of a stream.
     SynchronizeStream(u32),
 }
 
@@ -111,7 +92,8 @@ pub enum Reply {
     Call(Call),
 }
 
-/// A device call of a library. Streams and events are the harness's numbers.
+/// A device call of a library. Streams and events are the harness's numbers. `CreatePool` and `Create`, for physical memory, return a
+/// number too; pool 0 is the device's default pool, which always exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Call {
     Allocate(u64),
@@ -124,56 +106,23 @@ pub enum Call {
     DestroyStream(u32),
     CreateEvent,
     DestroyEvent(u32),
-    RecordEvent {
-        event: u32,
-        stream: u32,
-    },
+    RecordEvent { event: u32, stream: u32 },
     QueryEvent(u32),
     SynchronizeEvent(u32),
-    WaitEvent {
-        stream: u32,
-        event: u32,
-    },
-    /// Makes a pool and returns its number. Pool 0 is the device's default pool, which always exists.
+    WaitEvent { stream: u32, event: u32 },
     CreatePool,
     DestroyPool(u32),
-    AllocateFrom {
-        pool: u32,
-        size: u64,
-        stream: u32,
-    },
-    FreeAsync {
-        address: u64,
-        stream: u32,
-    },
-    TrimPool {
-        pool: u32,
-        keep: u64,
-    },
-    SetThreshold {
-        pool: u32,
-        bytes: u64,
-    },
-    Pool {
-        pool: u32,
-        figure: PoolFigure,
-    },
-    /// Reserves addresses.
+    AllocateFrom { pool: u32, size: u64, stream: u32 },
+    FreeAsync { address: u64, stream: u32 },
+    TrimPool { pool: u32, keep: u64 },
+    SetThreshold { pool: u32, bytes: u64 },
+    Pool { pool: u32, figure: PoolFigure },
     Reserve(u64),
     Unreserve(u64),
-    /// Creates physical memory and returns its number.
     Create(u64),
     Release(u64),
-    Map {
-        address: u64,
-        size: u64,
-        memory: u64,
-    },
-    Unmap {
-        address: u64,
-        size: u64,
-    },
-    /// The granularity of physical memory.
+    Map { address: u64, size: u64, memory: u64 },
+    Unmap { address: u64, size: u64 },
     Granularity,
     HasPools,
     HasMapping,
@@ -203,9 +152,7 @@ pub enum Code {
 }
 
 /// Sends one message.
-///
-/// # Errors
-/// The other process has ended.
+/// Errors: The other process has ended.
 pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
@@ -213,9 +160,7 @@ pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
 }
 
 /// Waits for one message. `None` means that the other process has ended.
-///
-/// # Errors
-/// An invalid message.
+/// Errors: An invalid message.
 pub fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
     if from.read_line(&mut line)? == 0 { Ok(None) } else { Ok(Some(serde_json::from_str(&line)?)) }

@@ -284,21 +284,12 @@ const MAX_KEPT: usize = 64;
 #[derive(Clone)]
 pub struct Injector(Arc<Mutex<State>>);
 
+#[derive(Default)]
 struct State {
-    faults: Vec<Progress>,
-    /// The number of calls of each kind, in the order of [`DeviceCall::ALL`].
-    counts: Vec<u64>,
-    total: u64,
-    /// Calls beyond this number fail, to end a program that never stops.
-    budget: Option<u64>,
+    plan: Plan,
     log: Option<Log>,
-    /// The number of operations begun.
-    operations: u64,
     struck: Vec<InjectedFault>,
-    /// The sticky error and the fault it comes from.
-    broken: Option<(usize, InjectedError)>,
     last_failed: Option<usize>,
-    stuck: Option<usize>,
     request: Option<Request>,
     /// The last allocating call for the request, if a fault failed it.
     refused: Option<CallRecord>,
@@ -306,6 +297,22 @@ struct State {
     streams: Vec<StreamId>,
     paused: u32,
     abandoned: Option<Box<dyn Fn() -> bool + Send>>,
+}
+
+/// The faults and their progress, which processes of one run pass on.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Plan {
+    faults: Vec<Progress>,
+    /// The number of calls of each kind, in the order of [`DeviceCall::ALL`].
+    counts: Vec<u64>,
+    total: u64,
+    /// The number of operations begun.
+    operations: u64,
+    /// Calls beyond this number fail, to end a program that never stops.
+    budget: Option<u64>,
+    /// The sticky error and the fault it comes from.
+    broken: Option<(usize, InjectedError)>,
+    stuck: Option<usize>,
 }
 
 /// The log of calls, each with a description of the state before it.
@@ -379,7 +386,7 @@ impl Random {
 impl fmt::Debug for Injector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
-        f.debug_struct("Injector").field("faults", &state.faults.len()).field("calls", &state.total).finish_non_exhaustive()
+        f.debug_struct("Injector").field("faults", &state.plan.faults.len()).field("calls", &state.plan.total).finish_non_exhaustive()
     }
 }
 
@@ -390,24 +397,9 @@ impl Injector {
             let random = Random(seed ^ (index as u64 + 1).wrapping_mul(Random::STEP));
             Progress { fault: *fault, random, matched: 0, struck: 0 }
         };
-        Self(Arc::new(Mutex::new(State {
-            faults: faults.iter().enumerate().map(progress).collect(),
-            counts: vec![0; DeviceCall::ALL.len()],
-            total: 0,
-            budget: None,
-            log: None,
-            operations: 0,
-            struck: Vec::new(),
-            broken: None,
-            last_failed: None,
-            stuck: None,
-            request: None,
-            refused: None,
-            place: CallSite::default(),
-            streams: vec![StreamId::DEFAULT],
-            paused: 0,
-            abandoned: None,
-        })))
+        let faults = faults.iter().enumerate().map(progress).collect();
+        let plan = Plan { faults, counts: vec![0; DeviceCall::ALL.len()], ..Plan::default() };
+        Self(Arc::new(Mutex::new(State { plan, streams: vec![StreamId::DEFAULT], ..State::default() })))
     }
 
     /// Logs every call, for [`Self::calls_made`].
@@ -424,13 +416,13 @@ impl Injector {
     /// Begins an operation and returns the number of operations begun.
     pub fn begin_operation(&self) -> u64 {
         let mut state = self.state();
-        state.operations += 1;
+        state.plan.operations += 1;
         state.log.iter_mut().for_each(|log| log.in_operation = 0);
-        state.operations
+        state.plan.operations
     }
 
     pub fn operations(&self) -> u64 {
-        self.state().operations
+        self.state().plan.operations
     }
 
     /// Sets the hash of the caller's state: of everything that calls change and that affects the outcome of a failure.
@@ -448,12 +440,12 @@ impl Injector {
         let mut state = self.state();
         let fault = Fault::failing(Calls::Of(call), Numbered { first, count, min_size: Bytes::ZERO });
         let matched = state.calls_of(call);
-        state.faults.push(Progress { fault, random: Random(0), matched, struck: 0 });
+        state.plan.faults.push(Progress { fault, random: Random(0), matched, struck: 0 });
     }
 
     /// Fails every call after this many, to end a program that never stops.
     pub fn with_budget(self, calls: u64) -> Self {
-        self.state().budget = Some(calls);
+        self.state().plan.budget = Some(calls);
         self
     }
 
@@ -493,7 +485,7 @@ impl Injector {
     }
 
     pub fn total_calls(&self) -> u64 {
-        self.state().total
+        self.state().plan.total
     }
 
     pub fn calls_of(&self, call: DeviceCall) -> u64 {
@@ -507,7 +499,7 @@ impl Injector {
 
     /// Returns how many calls the fault with this index affected, and how many it matched.
     pub fn injected_by(&self, fault: usize) -> (u64, u64) {
-        self.state().faults.get(fault).map_or((0, 0), |progress| (progress.struck, progress.matched))
+        self.state().plan.faults.get(fault).map_or((0, 0), |progress| (progress.struck, progress.matched))
     }
 
     /// Returns the index of the fault that caused an error, or `None` if the error was not injected.
@@ -515,9 +507,9 @@ impl Injector {
         let state = self.state();
         match error {
             DeviceError::Driver { advice, .. } if *advice == INJECTED || *advice == STICKY => {
-                state.broken.map(|(fault, _)| fault).or(state.last_failed)
+                state.plan.broken.map(|(fault, _)| fault).or(state.last_failed)
             }
-            DeviceError::NeverReturns { .. } => state.stuck,
+            DeviceError::NeverReturns { .. } => state.plan.stuck,
             _ => None,
         }
     }
@@ -525,7 +517,7 @@ impl Injector {
     /// Returns true if the device is unusable because of a sticky error or work that never ends.
     pub fn is_broken(&self) -> bool {
         let state = self.state();
-        state.broken.is_some() || state.stuck.is_some()
+        state.plan.broken.is_some() || state.plan.stuck.is_some()
     }
 
     pub(super) fn set_call_site(&self, place: CallSite) {
@@ -542,7 +534,7 @@ impl Injector {
 
     /// Fails if an earlier call broke the device.
     pub(super) fn check_whole(&self, call: DeviceCall) -> Result<(), DeviceError> {
-        match self.state().broken {
+        match self.state().plan.broken {
             Some((_, error)) => Err(driver_error(error, call, STICKY)),
             None => Ok(()),
         }
@@ -551,7 +543,7 @@ impl Injector {
     /// Counts a call and decides its outcome.
     pub(super) fn decide(&self, call: Call) -> Decision {
         let mut state = self.state();
-        if let Some((_, error)) = state.broken {
+        if let Some((_, error)) = state.plan.broken {
             return Decision { failure: Some(Failure::Other(driver_error(error, call.call, STICKY))), ..Decision::default() };
         }
         if state.paused > 0 { Decision::default() } else { state.decide(call) }
@@ -565,25 +557,25 @@ impl Injector {
 
 impl State {
     fn calls_of(&self, call: DeviceCall) -> u64 {
-        self.counts.get(call as usize).copied().unwrap_or_default()
+        self.plan.counts.get(call as usize).copied().unwrap_or_default()
     }
 
     fn decide(&mut self, call: Call) -> Decision {
-        let number = self.counts.get_mut(call.call as usize).map_or(0, |count| {
+        let number = self.plan.counts.get_mut(call.call as usize).map_or(0, |count| {
             *count += 1;
             *count
         });
         let made = CallRecord { call: call.call, number, size: call.size, place: self.place };
-        self.total += 1;
-        let (operation, request) = (self.operations, self.request);
+        self.plan.total += 1;
+        let (operation, request) = (self.plan.operations, self.request);
         self.log.iter_mut().for_each(|log| log.note(call, made, operation, request));
-        if self.budget.is_some_and(|budget| self.total > budget) {
-            let why = format!("stopped after {} calls: the program seems to call it forever", self.total - 1);
+        if self.plan.budget.is_some_and(|budget| self.plan.total > budget) {
+            let why = format!("stopped after {} calls: the program seems to call it forever", self.plan.total - 1);
             let failure = DeviceError::Unavailable { what: "the device".to_owned(), why };
             return Decision { failure: Some(Failure::Other(failure)), ..Decision::default() };
         }
         let mut decision = Decision::default();
-        for index in 0..self.faults.len() {
+        for index in 0..self.plan.faults.len() {
             if let Some(effect) = self.strikes(index, call, made) {
                 self.add(index, effect, call, &mut decision);
             }
@@ -596,7 +588,7 @@ impl State {
 
     /// Returns the fault's effect on this call, if it applies.
     fn strikes(&mut self, index: usize, call: Call, made: CallRecord) -> Option<Effect> {
-        let (request, progress) = (self.request, self.faults.get_mut(index)?);
+        let (request, progress) = (self.request, self.plan.faults.get_mut(index)?);
         let Fault { skip, count, probability, effect, .. } = progress.fault;
         if !progress.fault.matches(call, request, &self.streams) {
             return None;
@@ -621,14 +613,14 @@ impl State {
             Effect::OffBy(bytes) => decision.off_by += bytes,
             Effect::NeverCompletes => {
                 decision.never_completes = true;
-                self.stuck.get_or_insert(fault);
+                self.plan.stuck.get_or_insert(fault);
             }
             Effect::Fails { error: InjectedError::OutOfMemory, .. } => {
                 decision.failure.get_or_insert(Failure::OutOfMemory);
             }
             Effect::Fails { error, sticky } => {
                 if sticky {
-                    self.broken.get_or_insert((fault, error));
+                    self.plan.broken.get_or_insert((fault, error));
                 }
                 self.last_failed = Some(fault);
                 decision.failure.get_or_insert(Failure::Other(driver_error(error, call.call, INJECTED)));

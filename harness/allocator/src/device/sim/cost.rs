@@ -8,51 +8,6 @@ use std::borrow::Cow;
 use crate::device::CostFigure;
 use crate::units::{Bytes, Nanos};
 
-/// The costs of host calls and device work. All simulated times follow from them, so they are the same on every machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CostModel {
-    /// The name and version in fingerprints.
-    pub name: Cow<'static, str>,
-    /// The used device memory before the first allocation.
-    pub context_overhead: Figure<Bytes>,
-    /// The base cost of a device allocation.
-    pub malloc: Figure<Nanos>,
-    /// The additional cost of each MiB of a device allocation.
-    pub malloc_per_mib: Figure<Nanos>,
-    /// The base cost of a device free, without the wait for work in flight.
-    pub free: Figure<Nanos>,
-    /// The additional cost of each MiB of a device free.
-    pub free_per_mib: Figure<Nanos>,
-    /// Creating one physical page, mapping it and making it accessible.
-    pub map_page: Figure<Nanos>,
-    /// Unmapping one physical page and releasing it.
-    pub unmap_page: Figure<Nanos>,
-    /// An allocation, free or trim of the driver's stream-ordered pool that does not change its size. Growing costs a device
-    /// allocation more, shrinking a device free.
-    pub pool_call: Figure<Nanos>,
-    /// Queueing work: a fill, a verify, a busy loop or a wait for an event.
-    pub submit: Figure<Nanos>,
-    pub stream_create: Figure<Nanos>,
-    /// Creating an event with a timestamp.
-    pub event_create: Figure<Nanos>,
-    /// Recording an event with a timestamp.
-    pub event_record: Figure<Nanos>,
-    /// Querying an event.
-    pub event_query: Figure<Nanos>,
-    /// The overhead of a wait of the host.
-    pub synchronize: Figure<Nanos>,
-    /// The time of a fill or verify of one GiB.
-    pub transfer_per_gib: Figure<Nanos>,
-    /// Allocating one MiB of pinned host memory.
-    pub pinned_alloc_per_mib: Figure<Nanos>,
-    /// Allocating one MiB of pageable host memory and touching it for the first time.
-    pub pageable_alloc_per_mib: Figure<Nanos>,
-    /// A copy of one GiB to or from pinned host memory, limited by the link in one direction.
-    pub pinned_copy_per_gib: Figure<Nanos>,
-    /// A copy of one GiB to or from pageable host memory.
-    pub pageable_copy_per_gib: Figure<Nanos>,
-}
-
 /// A number and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure<T> {
@@ -74,6 +29,80 @@ pub const PCIE_4: Figure<Nanos> =
 /// The same for PCI Express 5.0.
 pub const PCIE_5: Figure<Nanos> =
     figure(Nanos(20_347_600), "https://github.com/NVIDIA/nvbandwidth/issues/24: 52.77 GB/s out of an H100 (PCIe 5.0 x16)");
+
+/// Declares the times of a cost model, each with its row in the table of figures and the unit of size that it is for.
+macro_rules! cost_model {
+    ($($(#[$doc:meta])* $time:ident = $name:literal $unit:literal,)*) => {
+        /// The costs of host calls and device work. All simulated times follow from them, so they are the same on every machine.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct CostModel {
+            /// The name and version in fingerprints.
+            pub name: Cow<'static, str>,
+            /// The used device memory before the first allocation.
+            pub context_overhead: Figure<Bytes>,
+            $($(#[$doc])* pub $time: Figure<Nanos>,)*
+        }
+
+        impl CostModel {
+            /// A model without costs, for comparisons of bytes and calls only.
+            pub const FREE_OF_CHARGE: Self = {
+                const SOURCE: &str = "by definition: this model charges nothing";
+                Self {
+                    name: Cow::Borrowed("free-of-charge v1"),
+                    context_overhead: figure(Bytes::ZERO, SOURCE),
+                    $($time: figure(Nanos::ZERO, SOURCE),)*
+                }
+            };
+
+            /// All figures, for a table.
+            pub fn figures(&self) -> Vec<CostFigure> {
+                let row = |name: &str, value: String, source: &str| CostFigure { name: name.to_owned(), value, source: source.to_owned() };
+                vec![
+                    row("context overhead", self.context_overhead.value.to_string(), &self.context_overhead.source),
+                    $(row($name, format!("{}{}", self.$time.value, $unit), &self.$time.source),)*
+                ]
+            }
+        }
+    };
+}
+
+cost_model! {
+    /// The base cost of a device allocation.
+    malloc = "device allocation" "",
+    /// The additional cost of each MiB of a device allocation.
+    malloc_per_mib = "device allocation, per size" " per MiB",
+    /// The base cost of a device free, without the wait for work in flight.
+    free = "device free" "",
+    /// The additional cost of each MiB of a device free.
+    free_per_mib = "device free, per size" " per MiB",
+    /// Creating one physical page, mapping it and making it accessible.
+    map_page = "mapping a page" "",
+    /// Unmapping one physical page and releasing it.
+    unmap_page = "unmapping a page" "",
+    /// An allocation, free or trim of the driver's stream-ordered pool that does not change its size. Growing costs a device
+    /// allocation more, shrinking a device free.
+    pool_call = "call of the driver's pool" "",
+    /// Queueing work: a fill, a verify, a busy loop or a wait for an event.
+    submit = "queueing work" "",
+    stream_create = "making a stream" "",
+    /// Creating an event with a timestamp.
+    event_create = "making an event" "",
+    /// Recording an event with a timestamp.
+    event_record = "recording an event" "",
+    event_query = "event query" "",
+    /// The overhead of a wait of the host.
+    synchronize = "overhead of a host wait" "",
+    /// The time of a fill or verify of one GiB.
+    transfer_per_gib = "writing or reading device memory" " per GiB",
+    /// Allocating one MiB of pinned host memory.
+    pinned_alloc_per_mib = "allocating pinned host memory" " per MiB",
+    /// Allocating one MiB of pageable host memory and touching it for the first time.
+    pageable_alloc_per_mib = "allocating pageable host memory" " per MiB",
+    /// A copy of one GiB to or from pinned host memory, limited by the link in one direction.
+    pinned_copy_per_gib = "copy to or from pinned host memory" " per GiB",
+    /// A copy of one GiB to or from pageable host memory.
+    pageable_copy_per_gib = "copy to or from pageable host memory" " per GiB",
+}
 
 impl CostModel {
     /// Figures from publications, collected in November 2026. Figures without a publication are marked as assumed.
@@ -159,61 +188,6 @@ impl CostModel {
              taken for every link, since the copy to the driver's own pinned buffer is the processor's",
         ),
     };
-
-    /// A model without costs, for comparisons of bytes and calls only.
-    pub const FREE_OF_CHARGE: Self = {
-        const SOURCE: &str = "by definition: this model charges nothing";
-        const NOTHING: Figure<Nanos> = figure(Nanos::ZERO, SOURCE);
-        Self {
-            name: Cow::Borrowed("free-of-charge v1"),
-            context_overhead: figure(Bytes::ZERO, SOURCE),
-            malloc: NOTHING,
-            malloc_per_mib: NOTHING,
-            free: NOTHING,
-            free_per_mib: NOTHING,
-            map_page: NOTHING,
-            unmap_page: NOTHING,
-            pool_call: NOTHING,
-            submit: NOTHING,
-            stream_create: NOTHING,
-            event_create: NOTHING,
-            event_record: NOTHING,
-            event_query: NOTHING,
-            synchronize: NOTHING,
-            transfer_per_gib: NOTHING,
-            pinned_alloc_per_mib: NOTHING,
-            pageable_alloc_per_mib: NOTHING,
-            pinned_copy_per_gib: NOTHING,
-            pageable_copy_per_gib: NOTHING,
-        }
-    };
-
-    /// All figures, for a table.
-    pub fn figures(&self) -> Vec<CostFigure> {
-        let row = |name: &str, value: String, source: &str| CostFigure { name: name.to_owned(), value, source: source.to_owned() };
-        let time = |name, figure: &Figure<Nanos>, unit: &str| row(name, format!("{}{unit}", figure.value), &figure.source);
-        vec![
-            row("context overhead", self.context_overhead.value.to_string(), &self.context_overhead.source),
-            time("device allocation", &self.malloc, ""),
-            time("device allocation, per size", &self.malloc_per_mib, " per MiB"),
-            time("device free", &self.free, ""),
-            time("device free, per size", &self.free_per_mib, " per MiB"),
-            time("mapping a page", &self.map_page, ""),
-            time("unmapping a page", &self.unmap_page, ""),
-            time("call of the driver's pool", &self.pool_call, ""),
-            time("queueing work", &self.submit, ""),
-            time("making a stream", &self.stream_create, ""),
-            time("making an event", &self.event_create, ""),
-            time("recording an event", &self.event_record, ""),
-            time("event query", &self.event_query, ""),
-            time("overhead of a host wait", &self.synchronize, ""),
-            time("writing or reading device memory", &self.transfer_per_gib, " per GiB"),
-            time("allocating pinned host memory", &self.pinned_alloc_per_mib, " per MiB"),
-            time("allocating pageable host memory", &self.pageable_alloc_per_mib, " per MiB"),
-            time("copy to or from pinned host memory", &self.pinned_copy_per_gib, " per GiB"),
-            time("copy to or from pageable host memory", &self.pageable_copy_per_gib, " per GiB"),
-        ]
-    }
 
     /// The time of a device allocation of this many charged bytes.
     pub fn malloc_time(&self, charged: Bytes) -> Nanos {

@@ -89,9 +89,7 @@ impl MappedDevice for SimDevice {
 /// Creating and mapping physical memory as separate calls, as in the driver.
 impl SimDevice {
     /// Creates physical memory without an address, as `cuMemCreate` does.
-    ///
-    /// # Errors
-    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Driver`] for a size that is not a multiple of the granularity.
+    /// Fails with [`DeviceError::OutOfMemory`]; [`DeviceError::Driver`] for a size that is not a multiple of the granularity.
     pub fn create_page(&mut self, size: Bytes) -> Result<(), DeviceError> {
         if size == Bytes::ZERO || !size.0.is_multiple_of(GRANULARITY.0) {
             return Err(refused("create_page", "request a multiple of the granularity"));
@@ -113,9 +111,7 @@ impl SimDevice {
     }
 
     /// Maps created memory to a range that has none.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidAccess`] for a range that is not reserved or already mapped.
+    /// Fails with [`DeviceError::InvalidAccess`] for a range that is not reserved or already mapped.
     pub fn map_page(&mut self, range: MemoryRange) -> Result<(), DeviceError> {
         let access = Access { kind: AccessKind::Write, stream: StreamId::DEFAULT, place: self.place };
         self.mapping.table.check_mappable(range, range.len).map_err(|why| DeviceError::InvalidAccess { range, access, why })?;
@@ -124,9 +120,7 @@ impl SimDevice {
     }
 
     /// Unmaps a range of whole pages without releasing their memory. Returns the size of each page.
-    ///
-    /// # Errors
-    /// As [`MappedDevice::unmap`].
+    /// Errors: As [`MappedDevice::unmap`].
     pub fn unmap_pages(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
         let mapped = self.mapping.table.whole_pages(range).is_some();
         if let Some(Conflict { range, first: access }) = self.races.unseen_by_host(range).filter(|_| mapped) {
@@ -136,9 +130,7 @@ impl SimDevice {
     }
 
     /// The same, but does not check for unfinished work, as a driver does. That work then accesses unmapped memory.
-    ///
-    /// # Errors
-    /// [`DeviceError::InvalidFree`] if the range does not consist of whole mapped pages.
+    /// Fails with [`DeviceError::InvalidFree`] if the range does not consist of whole mapped pages.
     pub fn unmap_pages_in_use(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
         let pages = self.mapping.table.whole_pages(range).ok_or(DeviceError::InvalidFree { ptr: range.start, place: self.place })?;
         for (start, ..) in &pages {

@@ -153,9 +153,7 @@ impl Races {
     }
 
     /// Queues an access on the stream and returns its entry.
-    ///
-    /// # Errors
-    /// The first bytes, in address order, that race with an earlier access. The call has changed nothing.
+    /// Errors: The first bytes, in address order, that race with an earlier access. The call has changed nothing.
     pub(super) fn access(&mut self, slot: Slot, range: MemoryRange, access: Access) -> Result<u64, Conflict> {
         let (start, end) = (range.start.0, range.end().0);
         let clock = &mut self.streams[slot.0];

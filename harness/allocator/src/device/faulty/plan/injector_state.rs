@@ -3,17 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{InjectedError, InjectedFault, Injector, Log, LoggedCall, Progress, State};
+use super::{InjectedFault, Injector, Log, LoggedCall, Plan};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct InjectorState {
-    faults: Vec<Progress>,
-    counts: Vec<u64>,
-    total: u64,
-    operations: u64,
-    budget: Option<u64>,
-    broken: Option<(usize, InjectedError)>,
-    stuck: Option<usize>,
+    plan: Plan,
     /// The logged calls since the last message.
     calls: Option<Vec<LoggedCall>>,
     /// The faults injected since the last message.
@@ -24,8 +18,8 @@ impl Injector {
     /// The state for a new process: the counts continue, and its device works.
     pub fn state_of_new_process(&self) -> InjectorState {
         let state = self.state();
-        let calls = state.log.is_some().then(Vec::new);
-        InjectorState { broken: None, stuck: None, ..state.to_send(calls, Vec::new()) }
+        let plan = Plan { broken: None, stuck: None, ..state.plan.clone() };
+        InjectorState { plan, calls: state.log.is_some().then(Vec::new), struck: Vec::new() }
     }
 
     /// Makes the injector of a new process.
@@ -40,35 +34,16 @@ impl Injector {
     pub fn take_state(&self) -> InjectorState {
         let mut state = self.state();
         let calls = state.log.as_mut().map(|log| std::mem::take(&mut log.calls));
-        let struck = std::mem::take(&mut state.struck);
-        state.to_send(calls, struck)
+        InjectorState { plan: state.plan.clone(), calls, struck: std::mem::take(&mut state.struck) }
     }
 
     /// Takes over the state of another process.
     pub fn take_over(&self, sent: InjectorState) {
-        let InjectorState { faults, counts, total, operations, budget, broken, stuck, calls, struck } = sent;
         let mut state = self.state();
-        (state.faults, state.counts, state.total, state.operations, state.budget) = (faults, counts, total, operations, budget);
-        (state.broken, state.stuck) = (broken, stuck);
-        state.struck.extend(struck);
+        state.plan = sent.plan;
+        state.struck.extend(sent.struck);
         if let Some(log) = &mut state.log {
-            log.calls.extend(calls.unwrap_or_default());
-        }
-    }
-}
-
-impl State {
-    fn to_send(&self, calls: Option<Vec<LoggedCall>>, struck: Vec<InjectedFault>) -> InjectorState {
-        InjectorState {
-            faults: self.faults.clone(),
-            counts: self.counts.clone(),
-            total: self.total,
-            operations: self.operations,
-            budget: self.budget,
-            broken: self.broken,
-            stuck: self.stuck,
-            calls,
-            struck,
+            log.calls.extend(sent.calls.unwrap_or_default());
         }
     }
 }

@@ -21,7 +21,7 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use self::comparisons::Comparisons;
-use crate::context::Figures;
+use crate::context::{Figures, kind_of};
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::processes::{ProcessGroup, StartedBy};
 use crate::run::{Observer, Run, RunRequest};
@@ -377,13 +377,6 @@ fn open(
         Ok(device) => Ok(Ok(device)),
         Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, SkipKind::Insufficient, error.to_string()))),
         Err(error) => Err(error),
-    }
-}
-
-const fn kind_of(info: &DeviceInfo) -> DeviceKind {
-    match info.clock {
-        Clock::Simulated => DeviceKind::Simulated,
-        Clock::Measured => DeviceKind::Gpu,
     }
 }
 

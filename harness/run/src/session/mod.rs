@@ -30,7 +30,7 @@ use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::timeline::Timeline;
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict, Violation};
-use harness_scenario::{DeviceKind, Feature, Needs, Origin, PlannedFault, Scenario};
+use harness_scenario::{Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 
 pub use self::scenario_process::serve_process;

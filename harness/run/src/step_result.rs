@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_record::{Cause, CauseKind, FailedRequest, Outcome, Recovery, Table, causes};
-use harness_scenario::{Position, ReportKey, Step};
+use harness_scenario::{Expected, Position, ReportKey, Step};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,6 +40,34 @@ impl StepResult {
     }
 }
 
+impl StepResult {
+    /// Judges a request or workload that was served. `request` names it.
+    pub(crate) fn fits(&mut self, step: &Step, expected: Expected, request: impl Into<String>, seen: impl Into<String>) {
+        if let Expected::Oom(_) = expected {
+            self.unmet.push(Unmet::at(step, request, seen));
+        }
+    }
+
+    /// Judges a request or workload that ran out of memory. `wanted` is the expectation of success, and what was seen instead.
+    pub(crate) fn runs_out(
+        &mut self,
+        step: &Step,
+        expected: Expected,
+        note: String,
+        wanted: (impl Into<String>, String),
+        failed_request: Option<FailedRequest>,
+    ) {
+        self.outcome = Outcome::OutOfMemory;
+        self.notes.push(note);
+        match expected {
+            Expected::Fits => self.unmet.push(Unmet::at(step, wanted.0, wanted.1)),
+            Expected::Oom(Some(cause)) => self.unmet.extend(Unmet::other_cause(step, cause, failed_request.as_ref())),
+            Expected::Oom(None) | Expected::Any => {}
+        }
+        self.failed_request = failed_request;
+    }
+}
+
 /// An expectation that was not met.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Unmet {
@@ -54,7 +82,7 @@ impl Unmet {
     }
 
     /// Checks that a failed request has the expected cause. Timed runs do not look for causes.
-    pub(crate) fn other_cause(step: &Step, expected: CauseKind, failed_request: Option<&FailedRequest>) -> Option<Self> {
+    fn other_cause(step: &Step, expected: CauseKind, failed_request: Option<&FailedRequest>) -> Option<Self> {
         let causes: Vec<CauseKind> = causes(failed_request?).iter().map(Cause::kind).collect();
         if causes.contains(&expected) {
             return None;

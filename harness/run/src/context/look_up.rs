@@ -31,28 +31,24 @@ impl RunContext {
     /// The value of a metric. Current values come from `now`, so all metrics of one expression describe the same
     /// moment.
     pub(crate) fn look_up(&self, metric: &Metric, now: &Readings) -> Result<Number, LookUpError> {
+        let not_reported = || LookUpError::NotReported(metric.to_string());
         let value = match metric {
-            Metric::Variable(name, _) => {
-                return self.variables.get(name).copied().ok_or_else(|| LookUpError::NotReported(metric.to_string()));
-            }
+            Metric::Variable(name, _) => return self.variables.get(name).copied().ok_or_else(not_reported),
             Metric::Now(account) => now.get(*account),
-            Metric::At(name, account) => {
-                let readings = self.measures.get(name).ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
-                readings.get(*account)
-            }
+            Metric::At(name, account) => self.measures.get(name).ok_or_else(not_reported)?.get(*account),
             Metric::Program(program, key) => Some(self.rig.stats_of(self.programs[program.index()]).get(*key)),
             Metric::Rank(step, rank, figure) => {
                 let figures = self.rank_figures.get(step).and_then(|ranks| ranks.get(*rank));
-                let figures = figures.ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
+                let figures = figures.ok_or_else(not_reported)?;
                 let value = match figure {
                     RankFigure::Report(key) => figures.reports.get(key).copied(),
                     RankFigure::Stat(key) => Some(figures.stats.get(*key)),
                 };
-                return value.map(whole).ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+                return value.map(whole).ok_or_else(not_reported);
             }
             Metric::Process(process, account) => {
                 let readings = self.processes.as_ref().and_then(|processes| processes.readings(process));
-                readings.ok_or_else(|| LookUpError::NotReported(metric.to_string()))?.get(*account)
+                readings.ok_or_else(not_reported)?.get(*account)
             }
             Metric::Growth(site, account) => {
                 let value = now.get(*account).ok_or_else(|| LookUpError::Unknown(metric.to_string()))?;
@@ -64,10 +60,10 @@ impl RunContext {
             }
             Metric::Report(step, key) => {
                 let value = self.reports.get(step).and_then(|reports| reports.get(key)).copied();
-                return value.map(whole).ok_or_else(|| LookUpError::NotReported(metric.to_string()));
+                return value.map(whole).ok_or_else(not_reported);
             }
             Metric::Torch(step, key) => {
-                let stats = self.torch_stats.get(step).ok_or_else(|| LookUpError::NotReported(metric.to_string()))?;
+                let stats = self.torch_stats.get(step).ok_or_else(not_reported)?;
                 return stats.get(key).copied().map(whole).ok_or_else(|| LookUpError::NotTold(metric.to_string()));
             }
             Metric::Arm(..) => return Err(LookUpError::OtherArm(metric.to_string())),

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::allocator::{AllocatorSpec, PrivatePoolId};
-use harness_allocator::device::{Clock, EventId, StreamId};
+use harness_allocator::device::{Clock, DeviceInfo, EventId, StreamId};
 use harness_allocator::stats::{MemoryStats, StatKey};
 
 use self::live_blocks::LiveBlocks;
@@ -109,7 +109,7 @@ impl RunContext {
         let programs = scenario.programs.iter().map(|_| rig.add_program(arm.build())).collect();
         let ranks = add_ranks(&mut rig, scenario, arm);
         let mut ctx = Self {
-            device: device_kind(rig.info().clock),
+            device: kind_of(rig.info()),
             rig,
             arm: arm.to_string(),
             seed,
@@ -355,8 +355,8 @@ fn add_ranks(rig: &mut Rig, scenario: &Scenario, arm: &AllocatorSpec) -> BTreeMa
     trainings.map(|(id, count)| (id, (1..count).map(|_| rig.add_program(arm.build())).collect())).collect()
 }
 
-const fn device_kind(clock: Clock) -> DeviceKind {
-    match clock {
+pub(crate) const fn kind_of(info: &DeviceInfo) -> DeviceKind {
+    match info.clock {
         Clock::Simulated => DeviceKind::Simulated,
         Clock::Measured => DeviceKind::Gpu,
     }

@@ -68,19 +68,7 @@ impl Rig {
     /// All programs' device calls since the rig took the device.
     #[must_use]
     pub fn calls(&self) -> DeviceCalls {
-        let (now, start) = (self.device.calls(), self.calls_at_start);
-        DeviceCalls {
-            malloc: now.malloc - start.malloc,
-            malloc_failures: now.malloc_failures - start.malloc_failures,
-            free: now.free - start.free,
-            create: now.create - start.create,
-            release: now.release - start.release,
-            malloc_async: now.malloc_async - start.malloc_async,
-            free_async: now.free_async - start.free_async,
-            event_record: now.event_record - start.event_record,
-            event_query: now.event_query - start.event_query,
-            synchronize: now.synchronize - start.synchronize,
-        }
+        self.device.calls().since(&self.calls_at_start)
     }
 
     /// The current accounts of the first program.

@@ -23,9 +23,7 @@ use harness_scenario::steps::expect::Expected as Expectations;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::streams::Synchronize;
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{
-    Amount, BufferRef, EvaluateError, Evaluation, Expectation, Expected, Located, Metric, Plan, ReportKey, Unit, Value,
-};
+use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey, Unit, Value};
 
 /// Runs one step without inner steps and without work between its operations.
 pub(crate) fn execute_step(ctx: &mut RunContext, step: &Step) -> Result<StepResult, Stop> {
@@ -242,21 +240,13 @@ fn allocate(ctx: &mut RunContext, step: &Step, alloc: &Alloc, mut between: Betwe
     match answer {
         Ok(buffer) => {
             result.outcome = Outcome::Fits { retries: retries as u32 };
-            if let Expected::Oom(_) = expected {
-                let seen = format!("it fits: {} handed out", buffer.size());
-                result.unmet.push(Unmet::at(step, format!("the request for {size} {expected}"), seen));
-            }
+            let seen = format!("it fits: {} handed out", buffer.size());
+            result.fits(step, expected, format!("the request for {size} {expected}"), seen);
             ctx.keep(key, buffer);
         }
         Err(error) => {
-            result.outcome = Outcome::OutOfMemory;
-            result.notes.push(error.to_string());
-            result.failed_request = ctx.rig.failed_request(request, &error)?;
-            match expected {
-                Expected::Fits => result.unmet.push(Unmet::at(step, format!("{size} to fit"), error.to_string())),
-                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref())),
-                Expected::Oom(None) | Expected::Any => {}
-            }
+            let failed_request = ctx.rig.failed_request(request, &error)?;
+            result.runs_out(step, expected, error.to_string(), (format!("{size} to fit"), error.to_string()), failed_request);
         }
     }
     Ok(result)

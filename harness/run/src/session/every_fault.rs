@@ -34,8 +34,9 @@ use harness_scenario::{ProcessName, Scenario};
 use serde::{Deserialize, Serialize};
 
 use self::copies::{Order, Servers};
-use super::{ArmRun, Plan, kind_of, open};
+use super::{ArmRun, Plan, open};
 use crate::branches::Point;
+use crate::context::kind_of;
 use crate::faults::Faults;
 use crate::processes::{ProcessGroup, StartedBy};
 use crate::rig::CheckedFrom;

@@ -21,7 +21,7 @@ use harness_allocator::units::Bytes;
 use harness_base::words::count;
 
 use self::comparisons::Comparisons;
-use crate::context::Figures;
+use crate::context::{Figures, kind_of};
 use crate::control::{Control, DEFAULT_TIME_LIMIT, Phase};
 use crate::processes::{ProcessGroup, StartedBy};
 use crate::run::{Observer, Run, RunRequest};
@@ -30,7 +30,7 @@ use harness_base::shell::quoted;
 use harness_devices::DeviceSource;
 use harness_record::timeline::Timeline;
 use harness_record::{Collector, Event, PlannedRun, RECORD_VERSION, Records, Rule, RunRecord, SkipKind, Verdict, Violation};
-use harness_scenario::{DeviceKind, Feature, Needs, Origin, PlannedFault, Scenario};
+use harness_scenario::{Feature, Needs, Origin, PlannedFault, Scenario};
 use harness_trace::snapshot::Snapshot;
 
 pub use self::scenario_process::serve_process;
@@ -377,13 +377,6 @@ fn open(
         Ok(device) => Ok(Ok(device)),
         Err(error @ DeviceError::Unavailable { .. }) => Ok(Err((info, SkipKind::Insufficient, error.to_string()))),
         Err(error) => Err(error),
-    }
-}
-
-const fn kind_of(info: &DeviceInfo) -> DeviceKind {
-    match info.clock {
-        Clock::Simulated => DeviceKind::Simulated,
-        Clock::Measured => DeviceKind::Gpu,
     }
 }
 

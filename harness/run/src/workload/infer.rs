@@ -15,11 +15,11 @@ use crate::context::RunContext;
 use crate::context::requests::{Requests, Running, Sequence};
 use crate::recovery::{AttemptKind, Recovery};
 use crate::rig::{Buffer, Stop};
-use crate::step_result::{StepResult, Unmet};
-use crate::workload::memory::{Failed, free_all, make};
-use harness_record::{FailedRequest, Outcome};
+use crate::step_result::StepResult;
+use crate::workload::memory::{Failed, answer, free_all, make};
+use harness_record::FailedRequest;
 use harness_scenario::steps::infer::{Cache, Infer};
-use harness_scenario::{Chain, Expected, Plan, ReportKey, Step};
+use harness_scenario::{Chain, Plan, ReportKey, Step};
 
 #[derive(Default)]
 struct Counts {
@@ -57,7 +57,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, infer: &Infer, mut between:
     for running in serving.requests.running.into_values() {
         free_all(ctx, running.cache)?;
     }
-    let mut result = conclude(&ctx.arm, ctx.device, step, infer, serving.counts, failed);
+    let mut result = conclude(ctx, step, infer, serving.counts, failed);
     result.recovery = serving.recovery.into_record(ctx);
     Ok(result)
 }
@@ -219,28 +219,12 @@ impl Serving<'_> {
         Bytes(self.of_words(words).0.saturating_mul(2 * self.infer.layers))
     }
 
-    /// Separates OOM, which is data, from other failures.
     fn answer<T>(&mut self, done: Result<T, Failed>) -> Result<Result<T, AllocatorError>, Stop> {
-        match done {
-            Ok(value) => Ok(Ok(value)),
-            Err(Failed::Stop(stop)) => Err(stop),
-            Err(Failed::OutOfMemory(error, failed_request)) => {
-                self.counts.ooms += 1;
-                self.counts.failed_request = failed_request.map(|failed_request| *failed_request);
-                Ok(Err(error))
-            }
-        }
+        answer(done, &mut self.counts.ooms, &mut self.counts.failed_request)
     }
 }
 
-fn conclude(
-    arm: &str,
-    device: harness_scenario::DeviceKind,
-    step: &Step,
-    infer: &Infer,
-    counts: Counts,
-    failed: Option<AllocatorError>,
-) -> StepResult {
+fn conclude(ctx: &RunContext, step: &Step, infer: &Infer, counts: Counts, failed: Option<AllocatorError>) -> StepResult {
     let mut result = StepResult::default();
     result.reports.extend([
         (ReportKey::Served, counts.served),
@@ -250,21 +234,12 @@ fn conclude(
         (ReportKey::Ooms, counts.ooms),
     ]);
     let served = format!("{} of {} served", counts.served, count(infer.requests, "request"));
-    match (failed, infer.expect.of(arm, device)) {
-        (None, expected) => {
-            if let Expected::Oom(_) = expected {
-                result.unmet.push(Unmet::at(step, "serving to run out of memory", served));
-            }
-        }
-        (Some(error), expected) => {
-            result.outcome = Outcome::OutOfMemory;
-            result.failed_request = counts.failed_request;
-            result.notes.push(format!("{served}, then {error}"));
-            match expected {
-                Expected::Fits => result.unmet.push(Unmet::at(step, "every request to be served", format!("{served}, then {error}"))),
-                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref())),
-                Expected::Oom(None) | Expected::Any => {}
-            }
+    let expected = infer.expect.of(&ctx.arm, ctx.device);
+    match failed {
+        None => result.fits(step, expected, "serving to run out of memory", served),
+        Some(error) => {
+            let seen = format!("{served}, then {error}");
+            result.runs_out(step, expected, seen.clone(), ("every request to be served", seen), counts.failed_request);
         }
     }
     result

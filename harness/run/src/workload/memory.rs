@@ -23,6 +23,23 @@ impl From<Stop> for Failed {
     }
 }
 
+/// Separates OOM, which is data, from other failures. Counts it, and keeps its facts.
+pub(super) fn answer<T>(
+    done: Result<T, Failed>,
+    ooms: &mut u64,
+    failed_request: &mut Option<FailedRequest>,
+) -> Result<Result<T, AllocatorError>, Stop> {
+    match done {
+        Ok(value) => Ok(Ok(value)),
+        Err(Failed::Stop(stop)) => Err(stop),
+        Err(Failed::OutOfMemory(error, facts)) => {
+            *ooms += 1;
+            *failed_request = facts.map(|facts| *facts);
+            Ok(Err(error))
+        }
+    }
+}
+
 /// Allocates and fills a buffer. On OOM, collects the facts before anything is freed.
 pub(super) fn make(ctx: &mut RunContext, size: Bytes, stream: StreamId) -> Result<Buffer, Failed> {
     let mut buffer = take(ctx, size, stream)?;

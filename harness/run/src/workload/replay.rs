@@ -12,9 +12,9 @@ use crate::between::{Between, pause};
 use crate::context::RunContext;
 use crate::rig::{PoolRefused, Stop};
 use crate::step_result::{StepResult, Unmet};
-use harness_record::{FailedRequest, Outcome};
+use harness_record::FailedRequest;
 use harness_scenario::steps::replay::Replay;
-use harness_scenario::{Expected, ReportKey, Step};
+use harness_scenario::{ReportKey, Step};
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -173,26 +173,17 @@ fn conclude(ctx: &mut RunContext, step: &Step, replay: &Replay, counts: Counts) 
         (ReportKey::PeakLiveBytes, counts.peak_live),
     ]);
     result.unmet.extend(counts.misused.map(|why| Unmet::at(step, "private pools to be used correctly", why)));
-    result.failed_request = counts.failed_request;
     let expected = replay.expect.of(&ctx.arm, ctx.device);
-    match (counts.refused, expected) {
-        (Some((operation, _, why)), expected) => {
-            result.outcome = Outcome::OutOfMemory;
-            result.notes.push(format!("operation {operation}: {why}"));
-            match expected {
-                Expected::Fits => {
-                    let seen = format!("{} refused, the first in operation {operation}: {why}", counts.ooms);
-                    result.unmet.push(Unmet::at(step, "every request of the trace to be served", seen));
-                }
-                Expected::Oom(Some(cause)) => result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref())),
-                Expected::Oom(None) | Expected::Any => {}
-            }
+    match counts.refused {
+        Some((operation, _, why)) => {
+            let seen = format!("{} refused, the first in operation {operation}: {why}", counts.ooms);
+            let wanted = ("every request of the trace to be served", seen);
+            result.runs_out(step, expected, format!("operation {operation}: {why}"), wanted, counts.failed_request);
         }
-        (None, Expected::Oom(_)) => {
+        None => {
             let seen = format!("all {} are served", counts.allocations);
-            result.unmet.push(Unmet::at(step, "a request of the trace to be refused", seen));
+            result.fits(step, expected, "a request of the trace to be refused", seen);
         }
-        (None, Expected::Fits | Expected::Any) => {}
     }
     result
 }

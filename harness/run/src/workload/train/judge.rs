@@ -3,11 +3,11 @@
 use harness_allocator::allocator::AllocatorError;
 use harness_base::words::count;
 use harness_record::{FailedRequest, Outcome};
+use harness_scenario::Step;
 use harness_scenario::steps::train::Train;
-use harness_scenario::{Expected, Step};
 
 use crate::context::RunContext;
-use crate::step_result::{StepResult, Unmet};
+use crate::step_result::StepResult;
 
 /// Judges the end of a training: its iterations and retries, and a description of the final plan.
 pub(super) fn judge(
@@ -19,26 +19,18 @@ pub(super) fn judge(
     result: &mut StepResult,
 ) {
     let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
-    match (failed, train.expect.of(&ctx.arm, ctx.device)) {
-        (None, expected) => {
+    let expected = train.expect.of(&ctx.arm, ctx.device);
+    match failed {
+        None => {
             result.outcome = Outcome::Fits { retries: retries as u32 };
             if retries > 0 {
                 result.notes.push(format!("{}: {became}", count(retries, "retry")));
             }
-            if let Expected::Oom(_) = expected {
-                result.unmet.push(Unmet::at(step, "training to run out of memory", completed));
-            }
+            result.fits(step, expected, "training to run out of memory", completed);
         }
-        (Some((error, failed_request)), expected) => {
-            result.outcome = Outcome::OutOfMemory;
-            result.failed_request = failed_request;
-            result.notes.push(format!("{completed}, then {error}"));
-            if let Expected::Oom(Some(cause)) = expected {
-                result.unmet.extend(Unmet::other_cause(step, cause, result.failed_request.as_ref()));
-            }
-            if expected == Expected::Fits {
-                result.unmet.push(Unmet::at(step, "training to finish", format!("{completed}, then {error}")));
-            }
+        Some((error, failed_request)) => {
+            let seen = format!("{completed}, then {error}");
+            result.runs_out(step, expected, seen.clone(), ("training to finish", seen), failed_request);
         }
     }
 }

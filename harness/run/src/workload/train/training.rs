@@ -11,7 +11,7 @@ use super::pass::{ParameterGradients, Pass, Workspaces};
 use super::spill::{HostStore, SavedOnHost};
 use crate::context::RunContext;
 use crate::rig::{Buffer, Finding, HostBuffer, Stop};
-use crate::workload::memory::{Failed, free_all, make};
+use crate::workload::memory::{Failed, answer, free_all, make};
 use harness_record::{FailedRequest, HostUse, Invariant};
 use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
@@ -96,17 +96,8 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Separates OOM, which is data, from other failures.
     pub(super) fn answer<T>(&mut self, done: Result<T, Failed>) -> Answer<T> {
-        match done {
-            Ok(value) => Ok(Ok(value)),
-            Err(Failed::Stop(stop)) => Err(stop),
-            Err(Failed::OutOfMemory(error, failed_request)) => {
-                self.ooms += 1;
-                self.failed_request = failed_request.map(|failed_request| *failed_request);
-                Ok(Err(error))
-            }
-        }
+        answer(done, &mut self.ooms, &mut self.failed_request)
     }
 }
 

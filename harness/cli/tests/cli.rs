@@ -345,8 +345,7 @@ fn skipped_scenarios_are_listed_and_do_not_fail_a_run_in_which_others_pass() {
 fn skips_that_do_not_depend_on_the_size_of_the_device_end_with_exit_code_0() {
     let on_purpose = GOOD.replace("steps:", "skip: an upstream bug\nsteps:");
     let other_device = GOOD.replace("64MiB }", "64MiB, device: gpu }");
-    let other_allocator =
-        GOOD.replace("caching, ", "").replace("steps:\n", "steps:\n  - private_pool: p\n    steps: [empty_cache]\n");
+    let other_allocator = GOOD.replace("caching, ", "").replace("steps:\n", "steps:\n  - private_pool: p\n    steps: [empty_cache]\n");
     let world = World::without_gpu().holding(&[
         ("on_purpose.yaml", &on_purpose),
         ("other_device.yaml", &other_device),

@@ -58,7 +58,7 @@ impl Bytes {
 
     /// Parses `400MiB`, `1.5 GiB`, `4B` or a plain number of bytes. Only binary units, whole bytes and amounts below 16 EiB are
     /// valid.
-    /// Fails with [`ParseBytesError`] with the accepted forms.
+    /// Fails with a [`ParseBytesError`] that has the accepted forms.
     pub fn parse(text: &str) -> Result<Self, ParseBytesError> {
         parse_bytes(text.trim())
     }
@@ -190,7 +190,7 @@ impl Nanos {
     }
 
     /// Parses `250us`, `3ms`, `1.5s`, `800ns`, `20min` or `20m`.
-    /// Fails with [`ParseNanosError`] with the accepted forms.
+    /// Fails with a [`ParseNanosError`] that has the accepted forms.
     pub fn parse(text: &str) -> Result<Self, ParseNanosError> {
         let error = || ParseNanosError(text.to_owned());
         let text = text.trim();

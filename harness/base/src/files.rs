@@ -122,7 +122,7 @@ pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreErro
 }
 
 /// Checks that the user's output file can be written. Creates nothing and keeps an existing file.
-/// Errors: The system's error.
+/// Fails with the system's error.
 pub fn check_place(file: &Path) -> io::Result<()> {
     let Place::File(target) = Place::of(file)? else { return Ok(()) };
     let there = folder_of(&target).ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
@@ -283,7 +283,7 @@ fn folder_of(path: &Path) -> &Path {
 
 /// Writes the user's output file. Creates its folder, follows links, and replaces a file whole. Pipes and devices receive the
 /// bytes directly.
-/// Errors: The system's error; an earlier file is then unchanged.
+/// Fails with the system's error; an earlier file is then unchanged.
 pub fn write(path: &Path, content: &str) -> io::Result<()> {
     if path.metadata().is_err() {
         make_folder(folder_of(&followed(path)))?;
@@ -292,7 +292,7 @@ pub fn write(path: &Path, content: &str) -> io::Result<()> {
 }
 
 /// Like [`write()`], with incremental output into an existing folder. The file is replaced only if `write` returns `Ok(Ok(…))`.
-/// Errors: The error of the system or of `write`; an earlier file is then unchanged.
+/// Fails with the error of the system or of `write`; an earlier file is then unchanged.
 pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
     let target = match Place::of(path)? {
         Place::Sink(mut sink) => return write(&mut sink),
@@ -323,7 +323,7 @@ pub struct Existing {
 
 /// Appends to the user's output file. Creates the file and its folder, and follows links. Pipes and devices receive the bytes
 /// directly.
-/// Errors: The system's error; the file is then unchanged.
+/// Fails with the system's error; the file is then unchanged.
 pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Result<()> {
     let target = match Place::of(path)? {
         Place::Sink(mut sink) => {

@@ -21,7 +21,7 @@ pub enum SharedObjectError {
 }
 
 /// Returns the names that a shared object exports.
-/// Errors: The file cannot be read or is not a 64-bit shared object.
+/// Fails if the file cannot be read or is not a 64-bit shared object.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, SharedObjectError> {
     let file = ReadCache::new(File::open(path)?);
     read_exports(&file).map_err(|error| match elf::FileHeader32::<Endianness>::parse(&file) {

@@ -178,7 +178,7 @@ fn start_process(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -
 }
 
 /// Runs `harness bench --serve`: sends the greeting and answers requests until its input ends.
-/// Errors: The output is closed.
+/// Fails if the output is closed.
 pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: impl BufRead, output: &mut impl Write) -> io::Result<()> {
     let mut server = Server { overhead_ps: overhead_ps(), suites: BTreeMap::new(), interrupt: Arc::default() };
     say(output, &Greeting { protocol: PROTOCOL, commit })?;

@@ -41,7 +41,7 @@ pub trait DeviceProvider {
     fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// Closes open devices and opens one as a new process would.
-    /// Errors: Errors of opening the device.
+    /// Fails if the device cannot be opened.
     fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {

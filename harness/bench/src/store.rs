@@ -132,7 +132,7 @@ pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
 }
 
 /// Replaces one text file atomically.
-/// Errors: As for [`write()`].
+/// Fails like [`write()`].
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     let name = file.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| StoreError::writing(Document::Benchmark, file, ErrorKind::InvalidFilename.into()))?;

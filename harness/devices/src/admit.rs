@@ -15,7 +15,7 @@ const LEAST_MARGIN: Bytes = Bytes::gib(1);
 ///
 /// A device counts as shared if it has other processes, or if noticeably more is used than this process uses. On a shared device,
 /// 1 GiB or 5 % stays free, whichever is more, because a process that cannot get a few MiB for its next kernel fails.
-/// Fails with [`DeviceError::Unavailable`] with the free memory, its other users, and the amount that would be admitted.
+/// Fails with [`DeviceError::Unavailable`], which names the free memory, its other users, and the amount that would be admitted.
 pub fn admit(memory: &DeviceMemory, others: Option<u32>, need: Bytes, whole_device: bool) -> Result<(), DeviceError> {
     let DeviceMemory { free, total, .. } = *memory;
     let held = held_by_others(memory);

@@ -31,7 +31,7 @@ pub enum Resolved {
 
 impl DeviceChoice {
     /// Resolves the choice on the probed machine.
-    /// Errors: The requested CUDA device does not exist.
+    /// Fails if the requested CUDA device does not exist.
     pub fn resolve(self, probe: &Probe) -> Result<Resolved, DeviceError> {
         match self {
             Self::Simulated => Ok(Resolved::Simulated { reason: "the simulated device was requested".to_owned() }),

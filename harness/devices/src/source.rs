@@ -33,7 +33,7 @@ pub struct DeviceSource {
 
 impl DeviceSource {
     /// Returns the source for the user's choice.
-    /// Errors: The requested CUDA device does not exist.
+    /// Fails if the requested CUDA device does not exist.
     pub fn new(choice: DeviceChoice, probe: &Probe, whole_device: bool) -> Result<Self, DeviceError> {
         let resolved = choice.resolve(probe)?;
         let devices = match &resolved {

@@ -216,8 +216,9 @@ impl<'a> Grid<'a> {
         let peak = Bytes(unlimited.reserved_bytes.all.peak);
         // A memory fraction requires a larger device.
         let fraction = configuration.allocator.effective().map_or(1.0, |config| config.memory_fraction.get());
-        let high = Bytes((peak.0 as f64 / fraction.max(0.01)) as u64 + GRANULARITY.0);
         let low = Bytes(unlimited.allocated_bytes.all.peak).max(self.program().reserved_at_start());
+        // Without a cache, a program may need less than it had reserved at the start, but a replay starts with all of that.
+        let high = Bytes((peak.0 as f64 / fraction.max(0.01)) as u64 + GRANULARITY.0).max(low);
         let step = Bytes((high.0 / 200).next_multiple_of(GRANULARITY.0));
         let least = least_memory(low, high, step, |memory| match self.replay(configuration, memory) {
             Ok(replayed) => Ok(replayed.oom.is_none()),

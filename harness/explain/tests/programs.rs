@@ -8,11 +8,12 @@ use std::process::ExitCode;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::stats::BlockState;
 use harness_allocator::units::Bytes;
 use harness_explain::fidelity::{self, Fidelity};
+use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_trace::program::{Ended, Placement, RecordedProgram, Replayed, Setup};
 use harness_trace::snapshot::{ExtraId, Segment, Settings, Snapshot, StackId};
 use serde::Deserialize;
@@ -26,8 +27,10 @@ fn main() -> ExitCode {
         ("an_oom_repeats_at_the_same_request", an_oom_repeats_at_the_same_request),
         ("compact_recordings_match_their_originals", compact_recordings_match_their_originals),
     ];
-    let others: [(&str, fn()); 1] =
-        [("training_on_a_real_gpu_is_replayed_at_its_addresses", training_on_a_real_gpu_is_replayed_at_its_addresses)];
+    let others: [(&str, fn()); 2] = [
+        ("training_on_a_real_gpu_is_replayed_at_its_addresses", training_on_a_real_gpu_is_replayed_at_its_addresses),
+        ("the_least_memory_includes_what_was_reserved_at_the_start", the_least_memory_includes_what_was_reserved_at_the_start),
+    ];
     shared::run(&with_data, &others)
 }
 
@@ -234,4 +237,14 @@ fn training_on_a_real_gpu_is_replayed_at_its_addresses() {
     };
     assert_eq!(fidelity("training_mixed_precision"), faithful(4404, 88), "from the start");
     assert_eq!(fidelity("forward_late_start"), faithful(937, 0), "from a late start");
+}
+
+fn the_least_memory_includes_what_was_reserved_at_the_start() {
+    let snapshot = Snapshot::read(&compact_path("forward_late_start")).expect("a snapshot");
+    let program = RecordedProgram::recover(&snapshot, 0).expect("a program");
+    let prepared = program.prepare().expect("it can be replayed");
+    // It reserves less than the recorded cache.
+    let direct = Configuration::of_allocator(AllocatorKind::Direct);
+    let (least, _) = Grid::new(&prepared, UNLIMITED).least(&direct).expect("it can be replayed");
+    assert!(least.enough >= program.reserved_at_start(), "{least:?}");
 }

@@ -60,7 +60,7 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
 }
 
 /// Reads records from a file or its folder. For a running or killed session, builds them from the events.
-/// Errors: All other kinds of [`StoreError`].
+/// Fails with all other kinds of [`StoreError`].
 pub fn read(path: &Path) -> Result<Records, StoreError> {
     let events = if path.is_dir() { path.join(EVENTS) } else { path.to_owned() };
     let has_events = events.file_name() == Some(OsStr::new(EVENTS)) && events.is_file();

@@ -130,7 +130,7 @@ impl Regions {
     }
 
     /// Records that another stream uses an allocation. Ignores the null allocation.
-    /// Errors: As [`Regions::chunk_of`].
+    /// Fails like [`Regions::chunk_of`].
     pub(super) fn record_use(&mut self, allocation: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
         if allocation.is_null() {
             return Ok(());

@@ -37,7 +37,7 @@ impl<D: Device, A: Allocator> SharedAllocator<D, A> {
     }
 
     /// Allocates memory. Free it with [`SharedAllocator::free`], on any thread.
-    /// Errors: As [`Allocator::allocate`].
+    /// Fails like [`Allocator::allocate`].
     #[inline]
     pub fn allocate(&self, request: Request) -> Result<Allocation, AllocatorError> {
         self.lock().allocate(request)
@@ -82,7 +82,7 @@ impl<D: Device, A: Allocator> SharedAllocator<D, A> {
 
 impl<D: Device, A: Allocator> Locked<D, A> {
     /// As [`SharedAllocator::allocate`].
-    /// Errors: As [`Allocator::allocate`].
+    /// Fails like [`Allocator::allocate`].
     #[inline]
     pub fn allocate(&mut self, request: Request) -> Result<Allocation, AllocatorError> {
         let allocation = self.allocator.allocate(&mut self.device, request)?;

@@ -329,7 +329,7 @@ pub trait TestDevice: Device {
     fn elapsed(&mut self, start: EventId, end: EventId) -> Result<Nanos, DeviceError>;
 
     /// Queues work on the stream that writes the tag to every byte of the range (not empty).
-    /// Errors: On a strict device: [`DeviceError::InvalidAccess`], [`DeviceError::Race`].
+    /// On a strict device, fails with [`DeviceError::InvalidAccess`] or [`DeviceError::Race`].
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Reads every byte of the range (not empty) on the stream, after its work so far, and waits for the result.
@@ -339,7 +339,7 @@ pub trait TestDevice: Device {
     /// Queues a read of every byte of the range (not empty) on the stream and does not wait. The stream compares each byte with
     /// the tag when the read runs; [`TestDevice::finish_verifications`] returns the result. A real device waits here for the
     /// oldest read if too many are queued.
-    /// Errors: On a strict device: as [`TestDevice::fill`].
+    /// On a strict device, fails like [`TestDevice::fill`].
     fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError>;
 
     /// Waits for all reads queued on the stream by [`TestDevice::verify_later`] and returns their result. Reads of a destroyed

@@ -7,6 +7,9 @@ use crate::between::{Between, pause};
 use crate::context::RunContext;
 use crate::rig::Stop;
 
+/// The longest wait, which equals the longest duration that a scenario may contain.
+const LONGEST: Nanos = Nanos(3_600 * 1_000_000_000);
+
 /// The effect of a policy.
 pub(super) struct Applied {
     /// The plan of the next attempt.
@@ -83,6 +86,3 @@ pub(super) fn wait(
     pause(between, ctx)?;
     Ok(Applied { then: Some(format!("wait {duration}")), ..Applied::changed(plan.clone()) })
 }
-
-/// Equals the longest duration that a scenario may contain.
-const LONGEST: Nanos = Nanos(3_600 * 1_000_000_000);

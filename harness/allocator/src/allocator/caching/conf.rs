@@ -28,7 +28,7 @@ const MOST_REGISTER_THREADS: u64 = 128;
 
 impl Config {
     /// Parses a configuration string. The empty string is PyTorch's default.
-    /// Fails with [`ConfError`] with the place and PyTorch's rule.
+    /// Fails with a [`ConfError`] that has the place and PyTorch's rule.
     pub fn parse(text: &str) -> Result<Self, ConfError> {
         let mut reader = Reader { text, tokens: tokens(text), next: 0 };
         let mut config = Self { large_segment_size: reader.large_segment_size()?, ..Self::default() };

@@ -152,7 +152,7 @@ pub enum Code {
 }
 
 /// Sends one message.
-/// Errors: The other process has ended.
+/// Fails if the other process has ended.
 pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
@@ -160,7 +160,7 @@ pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
 }
 
 /// Waits for one message. `None` means that the other process has ended.
-/// Errors: An invalid message.
+/// Fails for an invalid message.
 pub fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
     if from.read_line(&mut line)? == 0 { Ok(None) } else { Ok(Some(serde_json::from_str(&line)?)) }

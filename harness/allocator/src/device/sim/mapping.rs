@@ -120,7 +120,7 @@ impl SimDevice {
     }
 
     /// Unmaps a range of whole pages without releasing their memory. Returns the size of each page.
-    /// Errors: As [`MappedDevice::unmap`].
+    /// Fails like [`MappedDevice::unmap`].
     pub fn unmap_pages(&mut self, range: MemoryRange) -> Result<Vec<Bytes>, DeviceError> {
         let mapped = self.mapping.table.whole_pages(range).is_some();
         if let Some(Conflict { range, first: access }) = self.races.unseen_by_host(range).filter(|_| mapped) {

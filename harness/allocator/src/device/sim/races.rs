@@ -153,7 +153,7 @@ impl Races {
     }
 
     /// Queues an access on the stream and returns its entry.
-    /// Errors: The first bytes, in address order, that race with an earlier access. The call has changed nothing.
+    /// Fails with the first bytes, in address order, that race with an earlier access. The call has then changed nothing.
     pub(super) fn access(&mut self, slot: Slot, range: MemoryRange, access: Access) -> Result<u64, Conflict> {
         let (start, end) = (range.start.0, range.end().0);
         let clock = &mut self.streams[slot.0];

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Once;
 use std::{fs, io, ptr};
 
 use libc::{c_int, c_void};
@@ -21,11 +22,16 @@ struct Mapped {
 }
 
 /// Moves this program's code and constants to large pages, where they fill whole ones. If the system refuses or has no large
-/// pages left, the program only runs slower. One call serves all later copies.
-///
+/// pages left, the program only runs slower. The first call serves all later copies; the others wait for it and do nothing.
+pub fn use_for_code() {
+    static MOVED: Once = Once::new();
+    // Without large pages, copies only take longer.
+    MOVED.call_once(|| drop(move_code()));
+}
+
 /// # Errors
 /// A system call failed. The mappings moved before it stay on large pages.
-pub fn use_for_code() -> io::Result<()> {
+fn move_code() -> io::Result<()> {
     let program = fs::read_link("/proc/self/exe")?;
     mapped(&fs::read_to_string("/proc/self/maps")?, &program).iter().try_for_each(move_to_large_pages)
 }
@@ -60,16 +66,24 @@ fn move_to_large_pages(part: &Mapped) -> io::Result<()> {
         if room == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let copy = room.byte_add(room.align_offset(LARGE));
+        let before = room.align_offset(LARGE);
+        let copy = room.byte_add(before);
+        // Only the copy stays mapped, so nothing is left to unmap where it was: other threads may map memory there at once.
+        if before > 0 {
+            libc::munmap(room, before);
+        }
+        libc::munmap(copy.byte_add(size), LARGE - before);
         // A system without large pages uses small ones.
         libc::madvise(copy, size, libc::MADV_HUGEPAGE);
         ptr::copy_nonoverlapping(start.cast::<u8>().cast_const(), copy.cast::<u8>(), size);
-        let moved = libc::mprotect(copy, size, part.protection) == 0
-            && libc::mremap(copy, size, size, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, start) != libc::MAP_FAILED;
+        if libc::mprotect(copy, size, part.protection) == 0
+            && libc::mremap(copy, size, size, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, start) != libc::MAP_FAILED
+        {
+            return Ok(());
+        }
         let error = io::Error::last_os_error();
-        // The moved range no longer belongs to the file; the rest does.
-        libc::munmap(room, size + LARGE);
-        if moved { Ok(()) } else { Err(error) }
+        libc::munmap(copy, size);
+        Err(error)
     }
 }
 
@@ -78,6 +92,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
     use std::os::fd::AsRawFd as _;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
     use crate::forked::{Forked, fork, leave};
@@ -120,11 +135,45 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_another_thread_maps_during_the_move_stays_mapped() {
+        let done = AtomicBool::new(false);
+        let map = || {
+            let (access, new) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE);
+            // SAFETY: new memory, known to nothing else.
+            let start = unsafe { libc::mmap(ptr::null_mut(), LARGE, access, new, -1, 0) };
+            assert_ne!(start, libc::MAP_FAILED);
+            start
+        };
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let start = map();
+                    // SAFETY: the memory just mapped.
+                    unsafe {
+                        start.cast::<u8>().byte_add(LARGE / 2).write_volatile(1);
+                        libc::munmap(start, LARGE);
+                    }
+                }
+            });
+            let moved = (0..200).try_for_each(|_| {
+                let start = map().cast::<u8>();
+                let addresses = start.addr()..start.addr() + LARGE;
+                let moved = move_to_large_pages(&Mapped { addresses, protection: libc::PROT_READ });
+                // SAFETY: the memory mapped above, on other pages.
+                unsafe { libc::munmap(start.cast(), LARGE) };
+                moved
+            });
+            done.store(true, Ordering::Relaxed);
+            moved.unwrap();
+        });
+    }
+
+    #[test]
     fn a_program_runs_on_with_its_code_on_large_pages() {
         match fork().unwrap() {
             Forked::Copy => {
                 let code =
-                    use_for_code().and_then(|()| Ok(mapped(&fs::read_to_string("/proc/self/maps")?, &fs::read_link("/proc/self/exe")?)));
+                    move_code().and_then(|()| Ok(mapped(&fs::read_to_string("/proc/self/maps")?, &fs::read_link("/proc/self/exe")?)));
                 leave(if code.is_ok_and(|left| left.is_empty()) { 7 } else { 1 });
             }
             Forked::Original(child) => assert_eq!(child.wait().unwrap(), End::Code(7)),

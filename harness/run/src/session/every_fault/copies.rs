@@ -58,8 +58,8 @@ impl Servers {
     pub(super) fn start(engine: &Engine<'_>, arms: &[ArmRun<'_>]) -> Self {
         let wanted = if arms.iter().any(|arm| can_run(engine.source, arm)) { engine.jobs } else { 0 };
         if wanted > 0 {
-            // Copies share these pages. Without them, copies only take longer.
-            let _ = use_for_code();
+            // Copies share these pages.
+            use_for_code();
         }
         Self(Mutex::new((0..wanted).map_while(|_| Server::start(engine, arms)).collect()))
     }

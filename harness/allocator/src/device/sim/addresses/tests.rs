@@ -1,0 +1,50 @@
+
+use super::*;
+
+#[test]
+fn without_reuse_freed_addresses_are_used_last() {
+    let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Up);
+    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(100), Some(110)));
+    addresses.give_back(100, Bytes(8));
+    assert_eq!((addresses.take(Bytes(9)), addresses.take(Bytes(8))), (None, Some(120)));
+    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(1))), (Some(100), None));
+}
+
+#[test]
+fn downward_order_starts_at_the_highest_address() {
+    let mut addresses = Addresses::new(100..130, Bytes(2), AddressOrder::Down);
+    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8))), (Some(120), Some(110)));
+    addresses.give_back(120, Bytes(8));
+    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(8)), addresses.take(Bytes(1))), (Some(100), Some(120), None));
+    let mut addresses = Addresses::new(100..130, Bytes::ZERO, AddressOrder::Down);
+    addresses.take_at(110, Bytes(10));
+    assert_eq!((addresses.take(Bytes(4)), addresses.take(Bytes(8))), (Some(106), None));
+}
+
+#[test]
+fn a_given_stretch_is_used_once() {
+    let mut addresses = Addresses::new(100..200, Bytes::ZERO, AddressOrder::Reuse);
+    addresses.take_at(110, Bytes(10));
+    assert_eq!(addresses.take(Bytes(5)), Some(120), "addresses below it are ignored");
+    addresses.give_back(110, Bytes(10));
+    addresses.take_at(112, Bytes(4));
+    let starts: Vec<_> = (0..3).filter_map(|_| addresses.take(Bytes(2))).collect();
+    assert_eq!(starts, [110, 116, 118]);
+    addresses.take_at(50, Bytes(10));
+    addresses.take_at(300, Bytes(10));
+    assert_eq!(addresses.take(Bytes(75)), Some(125), "a stretch outside the range uses no part of it");
+}
+
+#[test]
+fn freed_addresses_are_merged_and_the_lowest_fitting_ones_reused() {
+    let mut addresses = Addresses::new(100..200, Bytes(2), AddressOrder::Reuse);
+    let starts: Vec<_> = (0..4).filter_map(|_| addresses.take(Bytes(8))).collect();
+    assert_eq!(starts, [100, 110, 120, 130]);
+    for start in [110, 130, 120] {
+        addresses.give_back(start, Bytes(8));
+    }
+    assert_eq!(addresses.take(Bytes(28)), Some(110), "three adjacent stretches");
+    addresses.give_back(110, Bytes(28));
+    assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(18)), addresses.take(Bytes(8))), (Some(110), Some(120), Some(140)));
+    assert_eq!(addresses.take(Bytes(u64::MAX)), None);
+}

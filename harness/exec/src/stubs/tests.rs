@@ -1,0 +1,34 @@
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use super::*;
+use crate::fixture::compile_torch;
+use crate::imports;
+
+#[test]
+fn stub_libraries_define_the_names_that_the_core_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    compile_torch(folder.path());
+    let imports = Imports::of(&imports::shared_objects(folder.path()).unwrap()).unwrap();
+    let core = BTreeSet::from(["cudaMalloc".to_owned()]);
+    let mut lines = Vec::new();
+    for StubFile { soname, bytes } in stub_files(&imports, "libcore.so", &core) {
+        let path = folder.path().join(&soname);
+        fs::write(&path, bytes).unwrap();
+        let names: Vec<String> = imports::exports(&path).unwrap().into_iter().collect();
+        lines.push(format!("{soname}: {}", names.join(" ")));
+    }
+    assert_eq!(
+        lines,
+        [
+            "libcuda.so.1: cuFictional",
+            "libcudart.so.13: cudaFictional",
+            "libnccl.so.2: ncclFictional",
+            "libnvidia-ml.so.1: ",
+            "libnvrtc.so.13: ",
+            "libnvshmem_host.so.3: nvshmem_init nvshmem_selected_device_transport",
+        ]
+    );
+}

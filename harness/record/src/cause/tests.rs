@@ -1,0 +1,135 @@
+
+use std::collections::BTreeMap;
+
+use harness_allocator::device::DeviceMemory;
+
+use super::*;
+use crate::{Accounts, RefusedCall, UnlistedSegments};
+
+const fn mib(count: u64) -> Bytes {
+    Bytes::mib(count)
+}
+
+fn memory(total: Bytes, free: Bytes, used: Bytes) -> DeviceMemory {
+    DeviceMemory { total, free, used, process: None, context_overhead: Bytes::ZERO, pressure: Bytes::ZERO, processes: Bytes::ZERO }
+}
+
+/// A request on a device of 1 GiB. The allocator reserves 20 MiB, of which 16 MiB are free.
+fn shortage(requested: Bytes) -> FailedRequest {
+    let accounts = Accounts {
+        requested: mib(4),
+        allocated: mib(4),
+        active: mib(4),
+        reserved: mib(20),
+        peak_allocated: mib(4),
+        peak_reserved: mib(20),
+        retries: 1,
+        ooms: 1,
+        device: memory(mib(1024), mib(1004), mib(20)),
+    };
+    let free = Pieces { count: 1, bytes: mib(16), largest: mib(16) };
+    FailedRequest {
+        requested,
+        stream: 0,
+        lacking: requested,
+        asked: requested,
+        limit: None,
+        program_limit: None,
+        injected: None,
+        accounts,
+        inactive_split: mib(16),
+        lanes: Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]),
+        other_private_pools: Pieces::default(),
+        streams: BTreeMap::new(),
+        pinned: Vec::new(),
+        pinned_unlisted: UnlistedSegments::default(),
+    }
+}
+
+#[test]
+fn every_kind_has_a_name_of_its_own_that_is_read_back() {
+    for &kind in CauseKind::ALL {
+        assert_eq!(CauseKind::from_name(kind.name()), Some(kind));
+    }
+    assert_eq!(CauseKind::from_name("fraction"), Some(CauseKind::Fraction));
+    assert_eq!(CauseKind::from_name("bad luck"), None);
+}
+
+#[test]
+fn what_waits_for_other_streams_is_a_cause_where_it_would_have_been_enough() {
+    // The allocators wait for events before they fail, so no run reaches this state.
+    let waiting = Pieces { count: 1, bytes: mib(8), largest: mib(8) };
+    let with = |requested| {
+        let lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free: Pieces::default(), waiting }]);
+        causes(&FailedRequest { lanes, ..shortage(requested) })
+    };
+    assert_eq!(with(mib(1028)), [Cause::PendingFree(waiting)]);
+    assert_eq!(with(mib(1029)), [Cause::TooLarge { free: mib(1004), cached: mib(16) }]);
+}
+
+#[test]
+fn what_is_in_use_beyond_the_accounts_is_a_cause_where_the_driver_lacks_it() {
+    let mut shortage = shortage(mib(900));
+    shortage.accounts.device = memory(mib(1024), mib(104), mib(920));
+    assert_eq!(causes(&shortage), [Cause::Unaccounted { used: mib(900), asked: mib(900) }]);
+    // The same memory, in use by a known process.
+    shortage.accounts.device.pressure = mib(900);
+    assert_eq!(causes(&shortage), [Cause::OthersHold { held: mib(900), asked: mib(900) }]);
+    // Memory in use outside the limited part of the device does not count.
+    shortage.accounts.device.pressure = Bytes::ZERO;
+    shortage.accounts.device.total = mib(124);
+    assert_eq!(causes(&shortage), [Cause::TooLarge { free: mib(104), cached: mib(16) }]);
+}
+
+#[test]
+fn a_piece_of_its_own_that_was_not_taken_is_no_cause() {
+    let mut shortage = shortage(mib(250));
+    shortage.accounts.device.free = mib(100);
+    (shortage.accounts.reserved, shortage.accounts.device.total) = (mib(404), mib(504));
+    let free = Pieces { count: 2, bytes: mib(400), largest: mib(300) };
+    shortage.lanes = Some(vec![Lane { pool: Some(PoolKind::Large), stream: 0, free, waiting: Pieces::default() }]);
+    assert_eq!(causes(&shortage), []);
+    // Rounding beyond the block is a cause.
+    shortage.asked = mib(320);
+    assert_eq!(causes(&shortage), [Cause::RoundedUp { largest: mib(300), asked: mib(320) }]);
+}
+
+#[test]
+fn what_is_free_in_a_private_pool_is_a_cause_where_it_would_have_been_enough() {
+    let mut shortage = shortage(mib(600));
+    (shortage.accounts.reserved, shortage.accounts.device.free) = (mib(620), mib(404));
+    shortage.accounts.device.used = mib(620);
+    let pieces = |count: u64, each: u64| Pieces { count, bytes: mib(count * each), largest: mib(each) };
+    shortage.other_private_pools = pieces(1, 600);
+    assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(1, 600))]);
+    // Small blocks count together, because the driver would have their memory without the pool.
+    shortage.other_private_pools = pieces(20, 10);
+    assert_eq!(causes(&shortage), [Cause::PrivatePool(pieces(20, 10))]);
+    shortage.other_private_pools = pieces(10, 10);
+    assert_eq!(causes(&shortage), []);
+}
+
+#[test]
+fn a_refusal_that_was_injected_is_a_cause_beside_those_that_the_figures_show() {
+    let injected = Some(RefusedCall { process: None, call: "cudaMalloc".to_owned(), number: 2 });
+    assert_eq!(causes(&FailedRequest { injected: injected.clone(), ..shortage(mib(20)) }), [Cause::Injected { number: 2 }]);
+    let too_large = Cause::TooLarge { free: mib(1004), cached: mib(16) };
+    assert_eq!(causes(&FailedRequest { injected, ..shortage(mib(2048)) }), [Cause::Injected { number: 2 }, too_large]);
+}
+
+#[test]
+fn a_limit_of_the_program_is_the_only_cause_where_it_refused() {
+    let mut shortage = shortage(mib(250));
+    (shortage.program_limit, shortage.accounts.requested) = (Some(mib(200)), mib(3));
+    assert_eq!(causes(&shortage), [Cause::Limit { limit: mib(200), held: mib(3) }]);
+}
+
+#[test]
+fn a_request_that_no_state_of_the_device_could_serve_is_too_large() {
+    let too_large = [Cause::TooLarge { free: mib(1004), cached: mib(16) }];
+    assert_eq!(causes(&shortage(Bytes(u64::MAX))), too_large);
+    // The same holds with a memory fraction.
+    let mut shortage = shortage(Bytes(u64::MAX - 511));
+    shortage.limit = Some(mib(512));
+    assert_eq!(causes(&shortage).last(), too_large.last());
+}

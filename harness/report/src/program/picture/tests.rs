@@ -1,0 +1,26 @@
+
+use harness_gpu_settings::attempts::Free;
+
+use super::*;
+
+#[test]
+fn what_is_reserved_falls_where_memory_was_given_back() {
+    let attempt = |size, submitted, held, device| Attempt {
+        call: FaultyCall::Malloc,
+        size: Bytes::mib(size),
+        submitted,
+        outcome: Outcome::Served,
+        device,
+        held: Bytes::mib(held),
+    };
+    let free = |attempts, submitted, held| Free { attempts, submitted, device: 0, held: Bytes::mib(held) };
+    let timeline = Timeline {
+        attempts: vec![attempt(20, 0, 0, 0), attempt(8, 2, 0, 1), attempt(4, 5, 0, 0)],
+        frees: vec![free(1, 3, 0), free(3, 9, 0)],
+        ..Timeline::default()
+    };
+    let curve = Curve::new(&timeline, 0, String::new());
+    let mut points: Vec<(u64, u64)> = curve.reserved().into_iter().map(|(x, held)| (x as u64, held.0 >> 20)).collect();
+    points.dedup();
+    assert_eq!(points, [(0, 0), (0, 20), (3, 20), (3, 0), (5, 0), (5, 4), (9, 4), (9, 0)]);
+}

@@ -1,0 +1,31 @@
+
+use super::*;
+
+fn read(copied: &CopiedBytes, start: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![9; len];
+    copied.read(start, &mut bytes);
+    bytes
+}
+
+#[test]
+fn copies_are_read_back_and_other_bytes_are_zeros() {
+    let mut copied = CopiedBytes::default();
+    copied.write(100, &[1, 2, 3, 4, 5]);
+    assert_eq!(read(&copied, 98, 9), [0, 0, 1, 2, 3, 4, 5, 0, 0]);
+    copied.forget(101, 2);
+    assert_eq!(read(&copied, 100, 5), [1, 0, 0, 4, 5]);
+    copied.copy(200, 99, 6);
+    assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 4, 5]);
+    copied.forget_around(203);
+    assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 4, 5], "203 is not stored");
+    copied.forget_around(205);
+    assert_eq!(read(&copied, 200, 6), [0, 1, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_large_copy_is_not_stored_and_forgets_older_copies() {
+    let mut copied = CopiedBytes::default();
+    copied.write(0, &[7; 16]);
+    copied.write(8, &vec![1; (1 << 20) + 1]);
+    assert_eq!(read(&copied, 0, 16), [[7; 8], [0; 8]].concat());
+}

@@ -29,9 +29,6 @@ mod timing;
 mod why;
 mod words;
 
-#[cfg(test)]
-pub(crate) mod examples;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::device::{Clock, DeviceInfo};

@@ -1,5 +1,6 @@
+pub(crate) mod examples;
+
 use super::*;
-use crate::examples;
 
 #[test]
 fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::examples;
+use crate::tests::examples;
 
 #[test]
 fn a_text_that_fits_stays_as_it_is() {

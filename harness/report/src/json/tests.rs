@@ -2,7 +2,7 @@ use harness_allocator::stats::PoolKind;
 use serde_json::Value;
 
 use super::*;
-use crate::examples;
+use crate::tests::examples;
 use harness_record::Records;
 
 #[test]

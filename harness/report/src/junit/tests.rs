@@ -1,6 +1,6 @@
 use super::*;
 use crate::bench::tests as runs;
-use crate::examples;
+use crate::tests::examples;
 use harness_record::Records;
 
 #[test]

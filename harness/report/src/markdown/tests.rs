@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 use super::render;
-use crate::{Report, examples};
+use crate::Report;
+use crate::tests::examples;
 use harness_record::{Claim, ClaimFigure, ClaimVerdict, Records, Verdict};
 
 #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::examples;
+use crate::tests::examples;
 
 #[test]
 fn curves_are_stairs_and_the_points_of_a_step_share_its_width() {

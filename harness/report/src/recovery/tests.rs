@@ -1,5 +1,6 @@
 use super::*;
-use crate::{Report, examples, markdown, text};
+use crate::tests::examples;
+use crate::{Report, markdown, text};
 use harness_allocator::units::Bytes;
 
 #[test]

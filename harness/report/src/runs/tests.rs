@@ -1,5 +1,5 @@
 use super::*;
-use crate::examples;
+use crate::tests::examples;
 
 #[test]
 fn equal_runs_have_no_difference() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::examples;
+use crate::tests::examples;
 
 #[test]
 fn a_long_run_shows_its_ends_and_every_step_that_has_something_to_say() {

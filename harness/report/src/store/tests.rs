@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::examples;
+use crate::tests::examples;
 use harness_base::files::TEMPORARY;
 
 fn names(folder: &Path) -> Vec<String> {

@@ -1,5 +1,6 @@
 use super::*;
-use crate::{Report, examples};
+use crate::Report;
+use crate::tests::examples;
 use harness_record::{Records, Verdict};
 
 #[test]

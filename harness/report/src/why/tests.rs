@@ -1,5 +1,5 @@
 use super::*;
-use crate::examples;
+use crate::tests::examples;
 use harness_record::{CauseKind, RefusedCall, UnlistedSegments};
 
 const fn mib(count: u64) -> Bytes {

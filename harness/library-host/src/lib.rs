@@ -5,17 +5,13 @@
 //!
 //! * `connection`: the socket, and which thread may use it
 //! * `host`: the loop over orders; `timed`: a whole program in one order; `library`: calls of the library
-//! * `runtime` and `driver`: the exported functions; `mapping`: virtual memory management
-//! * `device`: memory, streams and events of both; `pools`: stream-ordered pools
+//! * `exports`: the exported functions; `pools`: attributes of stream-ordered pools and of the device
 //! * `handles`: streams, events and pools in C's types
 
 mod connection;
-mod device;
-mod driver;
+mod exports;
 mod handles;
 mod host;
 mod library;
-mod mapping;
 mod pools;
-mod runtime;
 mod timed;

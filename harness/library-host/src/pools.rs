@@ -2,13 +2,14 @@
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use harness_allocator::allocator::library::wire::{Call, Code, PoolFigure};
 
 use crate::connection::{ask, unanswered};
-use crate::device::put;
-use crate::handles::{Pool, Stream, small};
+use crate::exports::put;
+use crate::handles::{Pool, Stream};
 
 /// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED` and `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const POOLS_SUPPORTED: c_int = 115;
@@ -28,10 +29,6 @@ pub(crate) fn set_current(pool: Pool) -> Result<(), Code> {
     Ok(())
 }
 
-pub(crate) fn create() -> Result<Pool, Code> {
-    ask(Call::CreatePool).and_then(small).map(Pool::new)
-}
-
 pub(crate) fn destroy(pool: Pool) -> Result<(), Code> {
     let pool = pool.number()?;
     ask(Call::DestroyPool(pool))?;
@@ -40,19 +37,8 @@ pub(crate) fn destroy(pool: Pool) -> Result<(), Code> {
     Ok(())
 }
 
-pub(crate) fn allocate(pool: Pool, size: usize, stream: Stream) -> Result<u64, Code> {
-    ask(Call::AllocateFrom { pool: pool.number()?, size: size as u64, stream: stream.number()? })
-}
-
-pub(crate) fn free(address: u64, stream: Stream) -> Result<(), Code> {
-    if address == 0 {
-        return Ok(());
-    }
-    ask(Call::FreeAsync { address, stream: stream.number()? }).map(drop)
-}
-
-pub(crate) fn trim(pool: Pool, keep: usize) -> Result<(), Code> {
-    ask(Call::TrimPool { pool: pool.number()?, keep: keep as u64 }).map(drop)
+pub(crate) fn allocate(pool: Pool, size: u64, stream: Stream) -> Result<u64, Code> {
+    ask(Call::AllocateFrom { pool: pool.number()?, size, stream: stream.number()? })
 }
 
 /// A pool attribute by its number, which the runtime and the driver share.
@@ -98,15 +84,11 @@ pub(crate) unsafe fn set_attribute(pool: Pool, number: c_int, value: *const c_vo
 /// The pointer is null, or writable with the size of the attribute's value.
 pub(crate) unsafe fn get_attribute(pool: Pool, number: c_int, value: *mut c_void) -> Result<(), Code> {
     let pool = pool.number()?;
-    match attribute(number).ok_or(Code::InvalidValue)? {
-        Attribute::Reuse(is_used) => {
-            // SAFETY: guaranteed by the caller; permissions have 32 bits.
-            unsafe { put(value.cast::<c_int>(), is_used.into()) }
-        }
-        Attribute::Figure(figure) => {
-            let bytes = ask(Call::Pool { pool, figure })?;
-            // SAFETY: guaranteed by the caller; sizes have 64 bits.
-            unsafe { put(value.cast::<u64>(), bytes) }
+    // SAFETY: guaranteed by the caller; permissions have 32 bits, sizes 64.
+    unsafe {
+        match attribute(number).ok_or(Code::InvalidValue)? {
+            Attribute::Reuse(is_used) => put(value.cast::<MaybeUninit<c_int>>().as_mut(), is_used.into()),
+            Attribute::Figure(figure) => put(value.cast::<MaybeUninit<u64>>().as_mut(), ask(Call::Pool { pool, figure })?),
         }
     }
 }

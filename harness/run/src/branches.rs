@@ -1,6 +1,7 @@
 //! [`Branches`]: a run that forks itself, so that a different call fails in each copy. The steps before a failure run
 //! only once.
-//! || The run itself has no failures. Before each operation or launch that should fail, the process forks. The chosen
+//!
+//! The run itself has no failures. Before each operation or launch that should fail, the process forks. The chosen
 //! call fails in the copy, which runs to its end while the original waits. After the last copy, the original exits.
 
 use std::cmp;

@@ -22,8 +22,7 @@ pub(crate) struct SharedMemory {
 
 impl SharedMemory {
     /// Creates an empty ledger.
-    /// || # Errors
-    /// If its file cannot be created.
+    /// Fails if its file cannot be created.
     pub(crate) fn new() -> io::Result<Self> {
         let folder = RunFolder::new()?;
         let account = Account::new(Some(Ledger::create(&folder.path().join(LEDGER))?));

@@ -1,5 +1,6 @@
 //! The state of a running scenario: buffers, streams, events, measures, reports, storms.
-//! || * `look_up`: evaluates metrics;
+//!
+//! * `look_up`: evaluates metrics;
 //! * `needs`: decides what must be tracked for them;
 //! * `live_blocks` and `requests`: the blocks of storms, replays and inferences.
 

@@ -1,8 +1,10 @@
 //! Processes of a scenario other than the main one. Each is a separate harness process with its own context, allocator
 //! and audit on the same device.
-//! || The main process reads the scenario and sends orders to the others, step by step. It waits for each answer, so
+//!
+//! The main process reads the scenario and sends orders to the others, step by step. It waits for each answer, so
 //! every run behaves the same.
-//! || * `wire`: the messages; `session::scenario_process`: the side of the other process;
+//!
+//! * `wire`: the messages; `session::scenario_process`: the side of the other process;
 //! * `shared`: the device, whose memory the processes share through a ledger.
 
 pub(crate) mod shared;
@@ -79,8 +81,7 @@ pub struct ProcessGroup {
 
 impl ProcessGroup {
     /// Prepares the processes of a scenario; `None` if it has none.
-    /// || # Errors
-    /// [`DeviceError::Unavailable`] if the ledger cannot be created.
+    /// Fails with [`DeviceError::Unavailable`] if the ledger cannot be created.
     pub fn of(
         scenario: &Scenario,
         allocator: &AllocatorSpec,
@@ -116,8 +117,7 @@ impl ProcessGroup {
     }
 
     /// Wraps the device of the main process.
-    /// || # Errors
-    /// [`DeviceError`] if the ledger cannot be opened or the device cannot be limited.
+    /// Fails with [`DeviceError`] if the ledger cannot be opened or the device cannot be limited.
     pub fn share(&self, device: Box<dyn TestDevice>, memory: Bytes) -> Result<Box<dyn TestDevice>, DeviceError> {
         let ledger = Ledger::open(&self.folder.path().join(LEDGER)).map_err(|error| unavailable(&error))?;
         Ok(Box::new(Shared::new(device, memory, ledger)?))

@@ -1,5 +1,6 @@
 //! Recovery: what policies do between a failed attempt and the next one, and whether the next one could succeed.
-//! || The scenario declares the policies ([`Policy`]): `applied` and `plans` carry them out, and `batch` those that change
+//!
+//! The scenario declares the policies ([`Policy`]): `applied` and `plans` carry them out, and `batch` those that change
 //! the batch.
 
 mod applied;
@@ -119,11 +120,13 @@ impl<'p> Recovery<'p> {
 
     /// Retries until an attempt succeeds or the policies give up. `plan` is the plan of the first attempt. `between`
     /// runs while a policy waits.
-    /// || A retry makes progress if it succeeds or asks for less. It also makes progress if the allocator's blocks or
+    ///
+    /// A retry makes progress if it succeeds or asks for less. It also makes progress if the allocator's blocks or
     /// the device's free memory have changed since the failed attempt. Other retries violate
     /// [`Invariant::RetryMakesProgress`]; the run continues so that the record shows how it ends. Timed runs do not
     /// query the device's memory, so they skip this check.
-    /// || With a policy, each failed attempt takes time linear in the allocator's blocks.
+    ///
+    /// With a policy, each failed attempt takes time linear in the allocator's blocks.
     pub(crate) fn run<T>(
         &mut self,
         ctx: &mut RunContext,

@@ -1,5 +1,6 @@
 //! The figures of a run: accounts, device memory, the allocator's counters and structure, and the memory curve.
-//! || The accounts and the curve describe the first program. The device's own figures cover all programs.
+//!
+//! The accounts and the curve describe the first program. The device's own figures cover all programs.
 
 use harness_allocator::device::{DeviceCalls, DeviceInfo, DeviceMemory, DevicePtr, StreamId};
 use harness_allocator::stats::{BlockState, MemoryStats, SegmentInfo};

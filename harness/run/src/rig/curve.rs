@@ -1,5 +1,6 @@
 //! The history of the accounts for a chart: exact over the whole run, in bounded memory.
-//! || Points are collected in buckets. Each bucket keeps its first point, its last point and its extremes. So no peak
+//!
+//! Points are collected in buckets. Each bucket keeps its first point, its last point and its extremes. So no peak
 //! is lost, and the counters at the bucket's ends are exact. If there are too many buckets, neighbors are merged in
 //! pairs, and each new bucket takes twice as many points. So all buckets cover the same number of points: a longer run
 //! gets a coarser chart, evenly over its length.

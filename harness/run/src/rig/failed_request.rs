@@ -15,8 +15,7 @@ impl Rig {
     /// Collects the facts about a request of the current program that has just failed. `None` in a timed run and while
     /// operations are not checked, because no report uses them. To this program, the memory of other programs counts as
     /// used by other processes. Linear in blocks.
-    /// || # Errors
-    /// [`Stop::Device`] if the device cannot report its memory.
+    /// Fails with [`Stop::Device`] if the device cannot report its memory.
     pub fn failed_request(&mut self, request: Request, error: &AllocatorError) -> Result<Option<FailedRequest>, Stop> {
         if self.is_timed() || self.is_asleep() {
             return Ok(None);

@@ -49,7 +49,8 @@ impl Rig {
     }
 
     /// Frees a buffer in its own program.
-    /// || A checked run first verifies the contents on the buffer's own stream, because the memory is reused there. A
+    ///
+    /// A checked run first verifies the contents on the buffer's own stream, because the memory is reused there. A
     /// read on the writing stream would hide a missing synchronization. The check is skipped if it would wait for
     /// queued `work`, because that would order streams that the program did not order.
     pub fn free(&mut self, buffer: Buffer) -> Result<(), Stop> {

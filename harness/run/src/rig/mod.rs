@@ -1,9 +1,11 @@
 //! The rig: one device, the programs that allocate on it, and their accounts. Every operation of a run goes through the
 //! rig. Nothing else in the harness touches the device while a scenario runs.
-//! || A run is either checked or timed ([`Checks`]). Checks query the driver and NVML and read memory while queued work
+//!
+//! A run is either checked or timed ([`Checks`]). Checks query the driver and NVML and read memory while queued work
 //! continues on the device. Subtracting their time would lose that work; keeping it would count the checks. So a timed
 //! run makes only the scenario's own device calls, from its first step to its last.
-//! || * `program`: the programs that allocate; most runs have only one;
+//!
+//! * `program`: the programs that allocate; most runs have only one;
 //! * `memory`: requests, frees, contents; `private_pools`: private memory pools;
 //! * `host`: host memory and copies;
 //! * `lent`: lends the device to an allocator outside of the programs;
@@ -199,8 +201,7 @@ pub struct Rig {
 
 impl Rig {
     /// Takes a device before its first allocation, with one program.
-    /// || # Errors
-    /// [`DeviceError`] if the device cannot report its memory.
+    /// Fails with [`DeviceError`] if the device cannot report its memory.
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
         let memory = unstruck(options.faults.as_ref(), || device.memory())?;
         let calls = device.calls();
@@ -257,8 +258,7 @@ impl Rig {
     }
 
     /// Starts the scenario after its streams were created. Their memory counts as context overhead.
-    /// || # Errors
-    /// [`Stop::Device`] if the device cannot report its memory.
+    /// Fails with [`Stop::Device`] if the device cannot report its memory.
     pub fn begin_scenario(&mut self) -> Result<(), Stop> {
         self.control.calls(Call::Memory);
         let memory = self.device.memory()?;

@@ -1,6 +1,7 @@
 //! The programs that allocate on the rig's device. Each has its own allocator, counters and audit, like processes that
 //! share a GPU.
-//! || Memory operations apply to the current program ([`Rig::enter`]). Only frees apply to the buffer's own program. To
+//!
+//! Memory operations apply to the current program ([`Rig::enter`]). Only frees apply to the buffer's own program. To
 //! one program, the memory of the others counts as used by other processes.
 
 use std::collections::BTreeSet;
@@ -80,7 +81,8 @@ impl Rig {
     }
 
     /// Makes a program the current one: memory operations and allocator figures apply to it from now on.
-    /// || # Panics
+    ///
+    /// # Panics
     /// If the program belongs to another rig.
     pub fn enter(&mut self, program: ProgramId) {
         assert!(program.index() < self.programs.len(), "{program:?} does not belong to this rig");

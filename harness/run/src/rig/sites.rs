@@ -1,6 +1,7 @@
 //! Bytes by site: how much allocated memory each site of a scenario holds. A site is a step's line with its buffer's
 //! name and, in a workload, the purpose of the memory. Numbered buffers of a step share a site.
-//! || Tracked only if a step needs it ([`Rig::watch_sites`]), and never in a timed run.
+//!
+//! Tracked only if a step needs it ([`Rig::watch_sites`]), and never in a timed run.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -144,7 +144,8 @@ fn missing(ctx: &RunContext, step: &Step, (name, index): &BufferKey) -> StepResu
 }
 
 /// Evaluates an expectation. If it does not hold, the result lists every figure in it.
-/// || Only timed runs judge times. Only checked runs judge the device's memory, the bytes of sites and the progress of
+///
+/// Only timed runs judge times. Only checked runs judge the device's memory, the bytes of sites and the progress of
 /// retries. Both judge everything else. All current metrics are read at the same moment. A growth without an earlier
 /// value is not judged.
 pub(super) fn check(ctx: &mut RunContext, expectation: &Located<Expectation>) -> Result<Option<Unmet>, Stop> {

@@ -1,6 +1,7 @@
 //! One run of a scenario with an allocator on a device. It returns a record and emits events. Failures of the run are
 //! data in the record.
-//! || * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
+//!
+//! * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
 //! * `health`: periodic full checks; `loops`: leak checks of loops;
 //! * `judge`: failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
 //! * `frames`: names steps in a recording.

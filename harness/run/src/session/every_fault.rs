@@ -1,11 +1,14 @@
 //! Fails every device call of a scenario, one per run. [`every_fault`] first runs the scenario to count the calls that
 //! can fail, then once per call with that call failing. SQLite tests itself in the same setup
 //! (<https://www.sqlite.org/testing.html#out_of_memory_testing>).
-//! || A failing call may break the scenario's expectations. It must not break invariants, corrupt contents or leak
+//!
+//! A failing call may break the scenario's expectations. It must not break invariants, corrupt contents or leak
 //! device memory. The run must recover, end with OOM, or end with an error that names the call and, in another process,
 //! that process.
-//! || Three optimizations make this fast:
-//! || * A run equals the run without failures up to the operation that makes the call, so checks start there. If
+//!
+//! Three optimizations make this fast:
+//!
+//! * A run equals the run without failures up to the operation that makes the call, so checks start there. If
 //! another process makes the call, the whole run is checked.
 //! * On the simulated device, the steps before that operation run only once for many calls, unless the scenario has
 //!   processes (`copies`).
@@ -238,8 +241,7 @@ enum RunEnd {
 }
 
 /// Fails each chosen call of each allocator of a plan, one per run.
-/// || # Errors
-/// [`DeviceError`] if no device can be opened.
+/// Fails with [`DeviceError`] if no device can be opened.
 pub fn every_fault(engine: &Engine<'_>) -> Result<FaultedRuns, DeviceError> {
     let arms: Vec<ArmRun<'_>> = engine.plan.arms().filter(|arm| arm.repetition == 0).collect();
     try_all(engine, &arms, &Servers::start(engine, &arms))

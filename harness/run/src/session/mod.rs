@@ -171,9 +171,9 @@ impl Plan {
 
     /// Runs everything and emits events; stops early on an interrupt. If the device fails to open after earlier runs,
     /// that arm fails and the later ones are skipped. The existing records most likely show what broke the device.
-    /// || A scenario that does not fit on the device is skipped with the reason.
-    /// || # Errors
-    /// [`DeviceError`] if the first run cannot open a device.
+    ///
+    /// A scenario that does not fit on the device is skipped with the reason.
+    /// Fails with [`DeviceError`] if the first run cannot open a device.
     pub fn observe(
         &self,
         source: &DeviceSource,
@@ -217,8 +217,7 @@ impl Plan {
     }
 
     /// Runs one arm in this thread. The allocators that it is compared with run before it.
-    /// || # Errors
-    /// [`DeviceError`] if the device cannot be opened.
+    /// Fails with [`DeviceError`] if the device cannot be opened.
     pub fn run_arm(&self, arm: &ArmRun<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
         let mut comparisons = Comparisons::default();

@@ -31,7 +31,8 @@ pub enum End {
 
 /// Runs a plan in a separate thread, calls `on_event` in this one, and sends recordings to `sinks`. Returns if a step
 /// exceeds its time limit and does not stop; its run has then failed.
-/// || # Panics
+///
+/// # Panics
 /// If the plan's thread panics.
 #[must_use]
 pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, sinks: Sinks, mut on_event: impl FnMut(Event)) -> End {

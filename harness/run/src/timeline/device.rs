@@ -37,8 +37,7 @@ struct Pending {
 
 impl TracedDevice {
     /// Wraps a device before its first use.
-    /// || # Errors
-    /// If an event cannot be created.
+    /// Fails if an event cannot be created.
     pub fn new(mut inner: Box<dyn TestDevice>, tracer: Tracer) -> Result<Self, DeviceError> {
         let device = &mut *inner;
         let event = device.create_timed_event()?;

@@ -1,6 +1,7 @@
 //! Traced runs: a timeline of the steps, the driver calls, the stream work and the memory. Tracing takes time, so a
 //! traced run is neither checked nor timed.
-//! || The rig records steps and memory through [`Tracer`]. [`TracedDevice`] records driver calls and, with events, the
+//!
+//! The rig records steps and memory through [`Tracer`]. [`TracedDevice`] records driver calls and, with events, the
 //! work of streams.
 
 mod device;

@@ -1,6 +1,7 @@
 //! Blocks that pin segments: live blocks of a storm that keep free memory from being released to the driver. [`list`]
 //! names them. [`free_for`] frees as few of them as a request needs.
-//! || The driver gets back whole segments, or whole pages of expandable segments.
+//!
+//! The driver gets back whole segments, or whole pages of expandable segments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

@@ -1,5 +1,6 @@
 //! The contract of a [`Device`]: the promises of each call, on real and simulated hardware.
-//! || Properties that only a strict device checks (races, use after free) are tested with that device. Bodies get a
+//!
+//! Properties that only a strict device checks (races, use after free) are tested with that device. Bodies get a
 //! device without allocations and free everything. Work that must still run when the host looks is long enough for a
 //! busy machine.
 

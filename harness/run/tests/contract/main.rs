@@ -1,8 +1,10 @@
 //! Contracts: the obligations of every implementation of a trait, written once and run on all of them.
-//! || A [`Case`] is a test body that knows no implementation. A [`Row`] is an implementation of a device that knows no
+//!
+//! A [`Case`] is a test body that knows no implementation. A [`Row`] is an implementation of a device that knows no
 //! body. Every case runs on every row with a fresh device, and must leave nothing on it. A new body is a line in its
 //! module's table, a new module of bodies a line in [`cases`], a new implementation a line in [`rows`].
-//! || Some rows need their own process, for example because a driver library is loaded permanently. Their cases run in
+//!
+//! Some rows need their own process, for example because a driver library is loaded permanently. Their cases run in
 //! a child process: this program, with the case and the row in [`CHILD`]. Unavailable rows are listed as ignored with
 //! the reason, because nextest would count a run-time skip as passed.
 

@@ -1,5 +1,6 @@
 //! The contract of a [`PooledDevice`]: the driver's stream-ordered pools, on real and simulated hardware.
-//! || The driver decides how much a pool reserves, so bodies only compare. Bodies get a device without pools and free
+//!
+//! The driver decides how much a pool reserves, so bodies only compare. Bodies get a device without pools and free
 //! everything.
 
 use harness_allocator::device::{DeviceError, DevicePtr, Leaks, MemoryRange, PoolId, PooledDevice, StreamId, Tag, TestDevice};

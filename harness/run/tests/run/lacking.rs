@@ -1,5 +1,6 @@
 //! GPUs that lack a feature of an allocator: those allocators are skipped with the reason, and the others run.
-//! || A process loads the simulated GPU once and permanently, so each GPU is opened in a child process of this program.
+//!
+//! A process loads the simulated GPU once and permanently, so each GPU is opened in a child process of this program.
 
 use std::path::Path;
 use std::process::Command;

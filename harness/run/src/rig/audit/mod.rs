@@ -1,13 +1,16 @@
 //! The audit: independent accounts of an allocator's operations, compared with the allocator's own counters and with
 //! the device.
-//! || It tracks live allocations ([`Audit::handed_out`], [`Audit::taken_back`]) and compares the counters with them
+//!
+//! It tracks live allocations ([`Audit::handed_out`], [`Audit::taken_back`]) and compares the counters with them
 //! after each operation. Usually it reads only the segment that an operation touched. It reads the whole structure if
 //! counters or driver calls changed in a way that the operation does not explain.
-//! || Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks, and each step adds
+//!
+//! Reading has a budget: each operation adds [`BLOCKS_PER_OPERATION`] blocks, and each step adds
 //! [`BLOCKS_PER_STEP`]. If the budget is too small, only the counters are compared. The whole structure is read when
 //! the budget allows it, at the latest at the end of the run. So small structures are read after every operation, and
 //! an audit takes time linear in the operations for any number of live blocks.
-//! || If several programs share the device, each has its own audit. The device's memory is compared with the sum of all
+//!
+//! If several programs share the device, each has its own audit. The device's memory is compared with the sum of all
 //! programs: [`Audit::resume`] passes the memory of the others.
 
 mod device;
@@ -179,8 +182,6 @@ impl Audit {
     }
 
     /// Tracks a new allocation, and checks that it matches the request and what it touched.
-    /// || # Errors
-    /// All violated invariants.
     pub fn handed_out(
         &mut self,
         allocator: &dyn Allocator,
@@ -211,8 +212,6 @@ impl Audit {
     }
 
     /// Forgets a freed allocation and checks what it touched.
-    /// || # Errors
-    /// All violated invariants.
     pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
         let Some(entry) = self.live.remove(&address) else { return Ok(()) };
         self.live_bytes -= entry.size.0;
@@ -220,8 +219,6 @@ impl Audit {
     }
 
     /// Checks that an OOM changed nothing except that cached memory was released.
-    /// || # Errors
-    /// All violated invariants.
     pub fn out_of_memory(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, counted: bool) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
@@ -245,8 +242,6 @@ impl Audit {
     }
 
     /// Runs a full check at the end of a step if the budget allows it.
-    /// || # Errors
-    /// All violated invariants.
     pub fn step_ended(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());
@@ -263,8 +258,6 @@ impl Audit {
     }
 
     /// Reads the whole structure and queries the device. Linear in blocks.
-    /// || # Errors
-    /// All violated invariants.
     pub fn everything(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Result<(), Vec<Finding>> {
         if self.asleep {
             return Ok(());

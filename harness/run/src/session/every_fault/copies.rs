@@ -1,5 +1,6 @@
 //! Runs arms in forked copies of this process ([`Branches`]), so the steps before a failure run once for many calls.
-//! || A server is a fork server, as in fuzzers: a copy of this process made before any run. It is small, so forking it
+//!
+//! A server is a fork server, as in fuzzers: a copy of this process made before any run. It is small, so forking it
 //! is fast. For each [`Order`] it forks a copy that runs the arm. That copy forks again for each call to fail. Each of
 //! these reports its result as a line of JSON. A call without a report, because a copy crashed or a fork failed, is
 //! tested in this process later.

@@ -1,6 +1,7 @@
 //! Storms in threads: several host threads allocate concurrently from one [`SharedAllocator`], PyTorch's multithreaded
 //! front, on the rig's device.
-//! || The seed determines the requests of each thread, whether they succeed or not. The interleaving differs from run
+//!
+//! The seed determines the requests of each thread, whether they succeed or not. The interleaving differs from run
 //! to run, so the checks must hold for every interleaving. No address is handed out twice, and blocks keep their
 //! contents. After all threads have ended, the structure and the counters match the sum of their operations.
 

@@ -1,8 +1,10 @@
 //! Training as a pattern of allocations. Parameters and optimizer state live as long as the training. The forward pass
 //! makes activations, the backward pass frees them and makes gradients, and the optimizer reads and writes parameters
 //! and state. The training verifies contents along the way, which detects memory that was handed out twice.
-//! || There is one implementation of an iteration ([`Training::iterate`]). It follows every part of its [`Plan`].
-//! || * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`: memory on the
+//!
+//! There is one implementation of an iteration ([`Training::iterate`]). It follows every part of its [`Plan`].
+//!
+//! * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`: memory on the
 //! host;
 //! * `ranks`: training on several ranks;
 //! * `judge`: judges the end.

@@ -1,6 +1,7 @@
 //! The forward and backward pass of one micro-batch: runs the operations of a [`Program`] with buffers for its tensors
 //! and gradients.
-//! || Tensors live as in PyTorch's autograd: as long as a later operation reads them or a backward pass has saved them.
+//!
+//! Tensors live as in PyTorch's autograd: as long as a later operation reads them or a backward pass has saved them.
 
 use std::ops::Range;
 

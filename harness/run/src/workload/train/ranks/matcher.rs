@@ -1,6 +1,7 @@
 //! Matches collectives like NCCL: the n-th call of each rank with the n-th call of every other rank, whatever its
 //! purpose.
-//! || A collective completes when every rank has called it with the same operation and byte count. If they differ, the
+//!
+//! A collective completes when every rank has called it with the same operation and byte count. If they differ, the
 //! behavior is undefined and usually a hang
 //! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html>). Nothing waits here: ranks
 //! report their calls, and [`Matcher::advance`] reports the first mismatch.

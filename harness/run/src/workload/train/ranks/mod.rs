@@ -1,9 +1,11 @@
 //! Data-parallel training: each rank trains on its own samples, and the ranks average their gradients.
-//! || The ranks take turns. Each has its own program on the rig's device with a memory limit, as in `programs:`. A
+//!
+//! The ranks take turns. Each has its own program on the rig's device with a memory limit, as in `programs:`. A
 //! rank's allocations do not depend on other ranks, except for the decision to retry. So each rank runs its iteration
 //! with all attempts to the end, and its calls are matched with the others' afterward. Real host code does not wait for
 //! an all-reduce either; it waits when it reads the loss.
-//! || * `rank`: one rank, and the parts of an attempt;
+//!
+//! * `rank`: one rank, and the parts of an attempt;
 //! * `reducer`: the collectives that a rank calls, and DDP's buckets;
 //! * `matcher`: matches the collectives of the ranks;
 //! * `outcome`: the reports.

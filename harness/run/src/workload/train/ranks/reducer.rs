@@ -1,5 +1,6 @@
 //! How a rank averages its gradients: the collectives that it calls, and DDP's buckets.
-//! || The behavior of DDP is that of PyTorch 2.11 with default settings (`gradient_as_bucket_view=False`,
+//!
+//! The behavior of DDP is that of PyTorch 2.11 with default settings (`gradient_as_bucket_view=False`,
 //! `find_unused_parameters=False`). The sources are `_ddp_init_helper` in
 //! <https://github.com/pytorch/pytorch/blob/v2.11.0/torch/nn/parallel/distributed.py>, and `initialize_buckets`,
 //! `rebuild_buckets`, `ensure_prior_reduction_finished` and `compute_bucket_assignment_by_size` in

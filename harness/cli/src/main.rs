@@ -28,8 +28,6 @@ mod library_host;
 mod list;
 mod program;
 mod recorded;
-#[cfg(test)]
-mod reference;
 mod replay;
 mod report;
 mod run;
@@ -40,6 +38,8 @@ mod simulated;
 mod snapshots;
 mod squeeze;
 mod terminal;
+#[cfg(test)]
+mod tests;
 mod timelines;
 mod what_if;
 

@@ -17,7 +17,7 @@ use crate::launch::{CORE, is_loadable};
 use crate::stubs::{StubFile, stub_files};
 
 /// Increase this when the same inputs produce different files.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// Lists the files in the folder and the inputs they were made from.
 const MANIFEST: &str = "manifest.json";
 /// The subfolder with the stub libraries.

@@ -12,9 +12,6 @@ pub mod runner;
 pub mod settings;
 pub mod which;
 
-#[cfg(test)]
-mod fake;
-
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::{AddressOrder, Fault};
 

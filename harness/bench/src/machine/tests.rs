@@ -1,4 +1,3 @@
-
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 
 use super::*;

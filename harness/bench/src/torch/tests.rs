@@ -1,8 +1,7 @@
-
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::scripts::program;
+use crate::tests::scripts::program;
 
 const QUESTION: Question<'_> = Question { task: Task::Latency { case: "hit", size: Bytes::mib(2), batch: 10 }, memory: Bytes::gib(1) };
 

@@ -1,4 +1,3 @@
-
 use harness_allocator::units::Bytes;
 use harness_cuda::machine::{DeviceFound, DriverFound};
 

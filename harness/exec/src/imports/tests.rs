@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::fixture::compile_torch;
+use crate::tests::fixture::compile_torch;
 
 #[test]
 fn imports_belong_to_a_library_by_version_or_by_name() {

@@ -1,4 +1,3 @@
-
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::os::fd::AsRawFd as _;

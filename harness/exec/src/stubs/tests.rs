@@ -1,11 +1,10 @@
-
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 
 use super::*;
-use crate::fixture::compile_torch;
 use crate::imports;
+use crate::tests::fixture::compile_torch;
 
 #[test]
 fn stub_libraries_define_the_names_that_the_core_lacks() {

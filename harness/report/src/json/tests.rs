@@ -1,4 +1,3 @@
-
 use harness_allocator::stats::PoolKind;
 use serde_json::Value;
 

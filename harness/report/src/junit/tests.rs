@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::bench::tests as runs;
 use crate::examples;

@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::{Report, examples, markdown, text};
 use harness_allocator::units::Bytes;

@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::examples;
 use harness_record::Records;

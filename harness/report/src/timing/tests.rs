@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::{Report, examples};
 use harness_record::{Records, Verdict};

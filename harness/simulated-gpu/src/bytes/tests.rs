@@ -1,4 +1,3 @@
-
 use super::*;
 
 /// Shortly before the end of a piece, and not a multiple of eight.

@@ -1,4 +1,3 @@
-
 use super::*;
 
 fn read(copied: &CopiedBytes, start: u64, len: usize) -> Vec<u8> {

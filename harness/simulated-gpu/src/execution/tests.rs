@@ -1,4 +1,3 @@
-
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::GPUS;

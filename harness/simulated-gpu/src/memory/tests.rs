@@ -1,4 +1,3 @@
-
 use harness_gpu_settings::gpus::GPUS;
 
 use super::*;

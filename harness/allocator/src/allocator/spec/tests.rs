@@ -1,4 +1,3 @@
-
 use super::*;
 
 fn read(text: &str) -> AllocatorSpec {

@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::device::sim::{SimConfig, SimDevice};
 use crate::units::Nanos;

@@ -1,4 +1,3 @@
-
 use super::*;
 
 const START: u64 = 1 << 40;

@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::allocator::AllocatorKind;
 use crate::device::sim::{SimConfig, SimDevice};

@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::stats::PoolKind;
 use crate::units::Bytes;

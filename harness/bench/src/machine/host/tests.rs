@@ -1,4 +1,3 @@
-
 use super::*;
 
 const STAT: &str = "cpu  100 5 20 900 7 1 2 32 0 0\ncpu0 50 0 10 450 0 0 0 16 0 0\ncpu1 50 5 10 450 7 1 2 16 0 0\nintr 12345\nctxt 99\n";

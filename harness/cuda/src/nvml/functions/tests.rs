@@ -1,4 +1,3 @@
-
 use nvml_wrapper_sys::bindings::{self, NvmlLib};
 
 use super::*;

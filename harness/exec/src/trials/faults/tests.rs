@@ -1,8 +1,8 @@
 //! Classification of fake runs.
 #![allow(clippy::unwrap_used)]
 
-use super::super::fake::{FakeRunner, ended_well, error, trial};
 use super::*;
+use crate::tests::fake::{FakeRunner, ended_well, error, trial};
 
 const OOM: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.";
 

@@ -1,8 +1,8 @@
 //! The least memory of fake programs.
 #![allow(clippy::unwrap_used)]
 
-use super::super::fake::{FakeRunner, ended_well, trial};
 use super::*;
+use crate::tests::fake::{FakeRunner, ended_well, trial};
 
 const PLENTY: Bytes = Bytes::gib(8);
 

@@ -3,8 +3,8 @@
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::AddressOrder;
 
-use super::super::fake::{FakeRunner, ended_well, trial};
 use super::*;
+use crate::tests::fake::{FakeRunner, ended_well, trial};
 
 const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:32"];
 

@@ -1,4 +1,3 @@
-
 use harness_gpu_settings::attempts::Free;
 
 use super::*;

@@ -1,4 +1,3 @@
-
 use harness_allocator::units::Bytes;
 
 use super::*;

@@ -1,4 +1,3 @@
-
 use super::*;
 
 /// The network of `torch.nn.LSTM(256, 512, 2, bidirectional=True)`.

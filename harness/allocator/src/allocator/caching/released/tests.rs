@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::allocator::caching::Config;
 use crate::allocator::{Allocator, Request};

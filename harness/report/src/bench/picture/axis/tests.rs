@@ -1,4 +1,3 @@
-
 use super::*;
 
 fn labels(axis: &LogAxis) -> Vec<String> {

@@ -7,9 +7,9 @@ use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::calls::FaultyCall;
 use harness_gpu_settings::settings::AddressOrder;
 
-use super::observed::{Ending, Frame, Observed, OutOfMemory};
-use super::{Run, Trial};
 use crate::process::End;
+use crate::trials::observed::{Ending, Frame, Observed, OutOfMemory};
+use crate::trials::{Run, Trial};
 
 /// A runner that calls a function.
 pub(crate) struct FakeRunner<F>(pub(crate) F);

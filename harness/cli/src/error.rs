@@ -8,6 +8,9 @@ use harness_allocator::allocator::caching::ConfError;
 use harness_allocator::device::DeviceError;
 use harness_base::excerpt::{Excerpt, shortened};
 use harness_devices::profile::ProfileError;
+use harness_exec::launch::LaunchError;
+use harness_exec::setup::SetupError;
+use harness_exec::trials::runner::RunnerError;
 use harness_language::arms;
 use harness_language::error::FileError;
 use harness_report::store::StoreError;
@@ -23,6 +26,12 @@ pub(crate) enum CliError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Profile(#[from] ProfileError),
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Setup(#[from] SetupError),
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Program(#[from] RunnerError),
     /// Any other invalid input.
     #[error("{message}")]
     Input {
@@ -97,11 +106,19 @@ impl CliError {
 
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Scenario(_) | Self::Profile(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
+            Self::Setup(SetupError::Launch(error)) | Self::Program(RunnerError::Launch(error)) if !error.is_of_input() => Exit::Internal,
+            Self::Scenario(_) | Self::Profile(_) | Self::Setup(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
+            Self::Program(RunnerError::Launch(_)) => Exit::Invalid,
             Self::Device { .. } => Exit::Device,
             Self::Store(error) if error.is_of_input() => Exit::Invalid,
-            Self::Store(_) | Self::Output { .. } | Self::Internal { .. } => Exit::Internal,
+            Self::Program(_) | Self::Store(_) | Self::Output { .. } | Self::Internal { .. } => Exit::Internal,
         }
+    }
+}
+
+impl From<LaunchError> for CliError {
+    fn from(error: LaunchError) -> Self {
+        Self::Program(error.into())
     }
 }
 

@@ -22,6 +22,7 @@ const FORMAT: u32 = 4;
 const MANIFEST: &str = "manifest.json";
 /// The subfolder with the stub libraries.
 const STUBS: &str = "stubs";
+const OWN_FOLDER: &str = "set HARNESS_CACHE to a folder of your own with a short path";
 /// A folder unused for this long is removed when a new one is written.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -41,27 +42,33 @@ impl Libraries {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum CacheError {
     #[error("cannot write the simulated GPU's libraries to `{}`: {source}; set HARNESS_CACHE to another folder", folder.display())]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     Unwritable { folder: PathBuf, source: io::Error },
     #[error("no cache folder for the simulated GPU's libraries: set HARNESS_CACHE, XDG_CACHE_HOME or HOME")]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     Nowhere,
     #[error(
         "the simulated GPU's libraries cannot be loaded from `{}`: the path must contain no colon, space or `$`, and have at most about 200 bytes; \
          set HARNESS_CACHE to another folder",
         .0.display()
     )]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     UnloadablePath(PathBuf),
     #[error("the cache of the simulated GPU's libraries is not safe: {0}")]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     Untrusted(String),
     #[error(transparent)]
+    #[diagnostic(help("install torch again"))]
     Imports(#[from] ImportsError),
     #[error(
         "the PyTorch in `{}` does not load `libcudart.so`: CUDA is linked into it statically and cannot be replaced; install a PyTorch that uses \
          CUDA's shared libraries",
         .0.display()
     )]
+    #[diagnostic(help("install torch from PyPI, which uses CUDA's shared libraries"))]
     StaticCuda(PathBuf),
 }
 

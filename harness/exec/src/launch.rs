@@ -69,6 +69,9 @@ const PACKAGES: [&str; 14] = [
     "nvshmem",
 ];
 
+const INSTALL: &str =
+    "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo install` installs only the program";
+
 /// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -86,35 +89,49 @@ pub struct Launch<'a> {
 }
 
 /// Why the program was not run.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum LaunchError {
     #[error(
         "the simulated GPU's library {CORE} is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. `ci/install` and the \
          wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {CORE_VARIABLE} if it is elsewhere"
     )]
+    #[diagnostic(help("{INSTALL}"))]
     NoCore,
     #[error(
         "the library {LIMITER}, which limits programs, is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. \
          `ci/install` and the wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {LIMITER_VARIABLE} \
          if it is elsewhere"
     )]
+    #[diagnostic(help("{INSTALL}"))]
     NoLimiter,
     #[error("the library that limits programs cannot be loaded from `{}`: the dynamic linker accepts no path with a colon, a space or `$`, and none longer than {LONGEST_PATH} bytes; move or copy the library", .0.display())]
+    #[diagnostic(help("copy it to another folder and set {LIMITER_VARIABLE} to the copy"))]
     UnloadablePath(PathBuf),
     #[error(
         "the program's GNU C library has version {}.{}; limiting programs on a real GPU requires {}.{} or later",
         .0.0, .0.1, AUDITING_LIBC.0, AUDITING_LIBC.1
     )]
+    #[diagnostic(help("use a newer system, or leave out `--device` to simulate a GPU"))]
     OldLibc((u32, u32)),
     #[error(
         "the dynamic linker did not load the simulated GPU's library, or the one that limits programs, into the program or a process that it started; \
          see its messages above, start processes with the variable LD_AUDIT, and set HARNESS_CACHE to a folder with a short and simple path"
     )]
+    #[diagnostic(help("see `LD_DEBUG=files` for the dynamic linker's reason"))]
     NotLoaded,
     #[error("cannot create the run's temporary folder: {0}; free space there or set TMPDIR")]
+    #[diagnostic(help("free disk space, or set TMPDIR to another folder"))]
     Folder(io::Error),
     #[error("cannot start `{program}`: {source}")]
+    #[diagnostic(help("give an executable program"))]
     Start { program: String, source: io::Error },
+}
+
+impl LaunchError {
+    /// Returns whether the user's command or system is the cause, not the installation of the harness or a full disk.
+    pub const fn is_of_input(&self) -> bool {
+        !matches!(self, Self::NoCore | Self::NoLimiter | Self::Folder(_))
+    }
 }
 
 /// Returns the core library: from the variable, or next to this program.

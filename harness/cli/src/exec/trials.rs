@@ -16,14 +16,14 @@ use harness_exec::process;
 use harness_exec::trials::faults::{self, Expectation, FaultReport, Plan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::runner::{Runner, RunnerError};
+use harness_exec::trials::runner::Runner;
 use harness_exec::trials::settings;
 use harness_exec::trials::which::Which;
 use harness_exec::trials::{Program, Trial};
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
-use super::{HELP, lost, of_launch};
+use super::HELP;
 use crate::Format;
 use crate::error::{CliError, Failures};
 use crate::exit::Exit;
@@ -152,7 +152,7 @@ impl Options {
     fn begin<'a>(&self, runner: Runner<'a>, interrupt: Interrupt) -> Result<Result<Begun<'a>, Exit>, CliError> {
         let machine = runner.launch.machine;
         let trial = machine.trial(runner.launch.alloc_conf);
-        let Some((first, took)) = runner.first(&trial, self.format == Format::Json).map_err(of_runner)? else {
+        let Some((first, took)) = runner.first(&trial, self.format == Format::Json)? else {
             return Ok(Err(Exit::Interrupted));
         };
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
@@ -203,18 +203,18 @@ impl Options {
         let program =
             Program { runner: &begun.runner, trial: begun.trial.clone(), first: &begun.first, jobs: begun.jobs, progress: &progress };
         let exit = if let Some(plan) = plan {
-            let report = faults::every_fault(&program, plan).map_err(of_runner)?;
+            let report = faults::every_fault(&program, plan)?;
             bar.finish_and_clear();
             let expectation = self.expect;
             self.show(&report, Trials::Faults(&report, expectation))?;
             of_faults(&report, expectation)
         } else if alloc_confs.len() > 1 {
-            let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search)).map_err(of_runner)?;
+            let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search))?;
             bar.finish_and_clear();
             self.show(&report, Trials::Settings(&report))?;
             if report.best.is_some() { Exit::Passed } else { Exit::Failed }
         } else {
-            let report = least::least(&program, search, true).map_err(of_runner)?;
+            let report = least::least(&program, search, true)?;
             bar.finish_and_clear();
             if let Some(report) = &report {
                 self.show(report, Trials::Least(report))?;
@@ -240,12 +240,4 @@ fn of_faults(report: &FaultReport, expectation: Option<Expectation>) -> Exit {
     let is_fine =
         |case: &faults::Case| case.outcome != faults::Outcome::NotReached && expectation.is_none_or(|expectation| case.meets(expectation));
     if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed }
-}
-
-fn of_runner(error: RunnerError) -> CliError {
-    match error {
-        RunnerError::Launch(error) => of_launch(error),
-        RunnerError::Lost(error) => lost(&error),
-        RunnerError::Logs { path, source } => CliError::unwritten(&path, HELP)(source),
-    }
 }

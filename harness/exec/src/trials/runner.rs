@@ -16,13 +16,16 @@ use crate::process::{End, Started};
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 
 /// Why a program was not run, or its outcome is unknown.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum RunnerError {
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Launch(#[from] LaunchError),
     #[error("cannot read the files that the program's processes wrote to the temporary folder: {0}")]
+    #[diagnostic(help("check whether another program deletes temporary files; TMPDIR selects another folder for them"))]
     Lost(io::Error),
     #[error("cannot write the program's output to `{}`: {source}; free space there or choose another folder", path.display())]
+    #[diagnostic(help("choose another file, or free disk space"))]
     Logs {
         /// The file or folder.
         path: PathBuf,

@@ -27,7 +27,7 @@ use super::measure;
 use super::measure::visit::{Fault, Reading, Visit};
 use super::provider::DeviceProvider;
 use super::record::{Entry, Measured, Outcome, Quantity, Shard, Stopped, SuiteRecord};
-use super::suite::{Case, Pieces, Suite};
+use super::suite::{Case, Suite, hash_of, hash_text};
 use super::summary::{median, precision, summarize};
 use super::torch::{TorchArm, Torches, torch_arms};
 
@@ -84,10 +84,10 @@ impl Arm<'_> {
     pub(crate) fn hash(&self, case: &Case) -> String {
         match self {
             Self::Ours(arm) if arm.has_own_name() => {
-                Pieces::hash_of([case.hash.as_str(), arm.kind_name(), arm.settings().unwrap_or_default().as_str()])
+                hash_text([case.hash.as_str(), arm.kind_name(), arm.settings().unwrap_or_default().as_str()])
             }
             Self::Ours(_) => case.hash.clone(),
-            Self::Torch(arm) => Pieces::hash_of([case.hash.as_str(), &arm.settings]),
+            Self::Torch(arm) => hash_text([case.hash.as_str(), &arm.settings]),
         }
     }
 }
@@ -195,10 +195,8 @@ impl Run<'_> {
             builds.renew();
         }
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
-        let mut salt = Pieces::default();
-        salt.add(&self.suite.name);
-        salt.add(&self.round.to_string());
-        let mut rng = ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.hash());
+        let salt = hash_of([self.suite.name.as_str(), &self.round.to_string()]);
+        let mut rng = ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt);
         order.shuffle(&mut rng);
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;

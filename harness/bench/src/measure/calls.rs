@@ -138,7 +138,7 @@ pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
 }
 
 /// Fills the device until a request fails.
-fn fill(bench: &mut TestBench, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
+pub(super) fn fill<A: Allocator + ?Sized>(bench: &mut TestBench<A>, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
     let mut live = Vec::new();
     loop {
         match bench.allocate(request) {

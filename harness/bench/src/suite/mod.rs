@@ -18,7 +18,7 @@ use super::record::{Point, case_name};
 use check::Refused;
 use harness_scenario::{FileError, Scenario};
 
-pub(super) use check::Pieces;
+pub(super) use check::{hash_of, hash_text};
 
 /// A checked suite.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,11 +1,9 @@
 //! `harness replay`: replays allocation traces on the simulated device, and compares recordings of PyTorch's allocator with their replay.
 
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::thread;
+use std::sync::atomic::Ordering;
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
@@ -14,6 +12,7 @@ use harness_allocator::device::DeviceError;
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_base::excerpt::shortened;
+use harness_base::parallel::in_parallel;
 use harness_base::words::count;
 use harness_base::{files, packed};
 use harness_trace::execute::PrepareError;
@@ -48,6 +47,9 @@ column, `result`, is the outcome of the operation:
   0   success
   1   out of memory
   2   ignored: its id or pool is not live";
+
+/// The number of recordings after which results are printed.
+const TOGETHER: usize = 32;
 
 /// Replay an allocation trace on the simulated device, or compare recordings of PyTorch's allocator with their replay.
 #[derive(Args)]
@@ -270,39 +272,12 @@ impl<W: Write> Write for Interruptible<'_, W> {
     }
 }
 
-/// Compares all recordings on all cores, and prints the results in the given order.
+/// Compares recordings on all cores, and prints the results in the given order.
 fn verify_all(paths: &[PathBuf], front: Front) -> Result<Exit, Failures> {
-    let next = AtomicUsize::new(0);
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(paths.len());
-    let (sender, results) = mpsc::channel();
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
-                while let index = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(path) = paths.get(index)
-                {
-                    // The receiver is gone after an output error.
-                    let _ = sender.send((index, replay::verify(path, front)));
-                }
-            });
-        }
-        drop(sender);
-        print_in_order(paths, results)
-    })
-}
-
-type Verified = Result<Comparison, RecordingError>;
-
-fn print_in_order(paths: &[PathBuf], results: mpsc::Receiver<(usize, Verified)>) -> Result<Exit, Failures> {
     let mut counts = Counts::default();
-    let mut early = BTreeMap::new();
-    let mut paths = paths.iter().enumerate().peekable();
-    for (index, verified) in results {
-        early.insert(index, verified);
-        while let Some((_, path)) = paths.next_if(|(index, _)| early.contains_key(index))
-            && let Some((_, verified)) = early.pop_first()
-        {
+    for paths in paths.chunks(TOGETHER) {
+        let Ok(results) = in_parallel(paths, |path| Ok::<_, Infallible>(replay::verify(path, front)));
+        for (path, verified) in paths.iter().zip(results) {
             terminal::print(&counts.add(path, verified))?;
         }
     }
@@ -320,7 +295,7 @@ struct Counts {
 
 impl Counts {
     /// Counts a result and describes it, in one line unless there is a difference.
-    fn add(&mut self, path: &Path, verified: Verified) -> String {
+    fn add(&mut self, path: &Path, verified: Result<Comparison, RecordingError>) -> String {
         let path = path.display();
         match verified {
             Ok(Comparison { operations, difference: None }) => {

@@ -94,10 +94,7 @@ impl Compare {
         }
         new.comparison = compare::compare(&new, &[], Some(&base));
         let counts = Counts::of(new.comparison.iter().flat_map(|comparison| &comparison.changes));
-        match self.format {
-            Format::Text => terminal::print(&bench::comparison(&new))?,
-            Format::Json => terminal::print_json(&Document::of(&new, counts))?,
-        }
+        self.format.print(&Document::of(&new, counts), || bench::comparison(&new))?;
         Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
     }
 }
@@ -106,10 +103,7 @@ impl Compare {
 fn compare_runs(base: &Path, new: &Path, format: Format) -> Result<Exit, Failures> {
     let (base, new) = Failures::both(scenario_runs::read(base), scenario_runs::read(new))?;
     let compared = runs::compare(&base, &new);
-    match format {
-        Format::Text => terminal::print(&compared.text)?,
-        Format::Json => terminal::print_json(&compared)?,
-    }
+    format.print(&compared, || compared.text.clone())?;
     Ok(if compared.is_worse { Exit::Failed } else { Exit::Passed })
 }
 
@@ -277,7 +271,7 @@ impl Render {
 /// Renders one run. For a killed run of scenarios, the report contains the finished steps.
 fn render(path: &Path) -> Result<(), CliError> {
     let (folder, report) = if scenario_runs::is_of_run(path) {
-        let folder = if path.is_dir() { path } else { path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")) };
+        let folder = folder_of(path);
         scenario_runs::render_again(folder)?;
         (folder, scenario_runs::REPORT)
     } else {
@@ -292,16 +286,10 @@ fn render(path: &Path) -> Result<(), CliError> {
 
 /// The folder of a run, given the folder or its record.
 fn folder_of(run: &Path) -> &Path {
-    match run.parent() {
-        Some(folder) if run.ends_with(store::RECORD) && run.is_file() => {
-            if folder == Path::new("") {
-                Path::new(".")
-            } else {
-                folder
-            }
-        }
-        _ => run,
+    if !run.is_file() || !(run.ends_with(store::RECORD) || scenario_runs::is_of_run(run)) {
+        return run;
     }
+    run.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
 }
 
 /// Write the index of all runs. The command names unreadable runs, and leaves them out.

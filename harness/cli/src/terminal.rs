@@ -158,8 +158,8 @@ pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
 }
 
 /// Writes a file that the user named. `help` is shown if that fails.
-pub(crate) fn save(path: &Path, text: &str, help: &'static str) -> Result<(), CliError> {
-    files::write(path, text).map_err(CliError::unwritten(path, help))
+pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>, help: &'static str) -> Result<(), CliError> {
+    files::write(path, content).map_err(CliError::unwritten(path, help))
 }
 
 /// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.

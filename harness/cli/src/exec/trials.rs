@@ -228,10 +228,7 @@ impl Options {
         if let Some(path) = self.report() {
             terminal::save(&path, &trials::markdown(trials), HELP)?;
         }
-        match self.format {
-            Format::Json => terminal::print_json(report),
-            Format::Text => terminal::print(&trials::text(trials, terminal::style(), terminal::width_of_output())),
-        }
+        self.format.print(report, || trials::text(trials, terminal::style(), terminal::width_of_output()))
     }
 }
 

@@ -170,8 +170,7 @@ fn trust(path: &Path) -> Result<(), CacheError> {
 }
 
 fn is_own(user: u32) -> bool {
-    // SAFETY: takes nothing and cannot fail.
-    user == 0 || user == unsafe { libc::geteuid() }
+    user == 0 || user == nix::unistd::geteuid().as_raw()
 }
 
 impl Libraries {

@@ -204,7 +204,7 @@ impl Watch {
         processes.push(program);
         if processes.iter().any(|pid| self.lacks_ours(*pid)) {
             let _ = fs::write(self.run.join(NOT_LOADED), "");
-            process::kill(&processes);
+            process::kill_all(&processes);
         }
     }
 

@@ -31,7 +31,6 @@ use super::suite::{Case, Suite, hash_of, hash_text};
 use super::summary::{median, precision, summarize};
 use super::torch::{TorchArm, Torches, torch_arms};
 
-/// Warm-up rounds.
 const WARM_UP: u32 = 2;
 /// Equal rounds after which figures of a virtual clock count as deterministic.
 const EQUAL_ROUNDS: usize = 2;
@@ -45,13 +44,11 @@ pub struct Terms {
     pub seed: u64,
     /// Replaces the suite's own budget.
     pub budget: Option<Nanos>,
-    /// Selects a part of the cases.
     pub shard: Option<Shard>,
     /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
 }
 
-/// Other processes that take part.
 #[derive(Debug, Default)]
 pub struct Processes {
     /// This build and the accepted one, measured side by side.
@@ -60,7 +57,6 @@ pub struct Processes {
     pub torches: Option<Torches>,
 }
 
-/// The progress of a suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     pub suite: &'a Suite,
@@ -72,7 +68,6 @@ pub struct Progress<'a> {
     pub used: f64,
 }
 
-/// The allocator of a task.
 #[derive(Clone, Copy, Debug)]
 pub enum Arm<'a> {
     Ours(&'a AllocatorSpec),
@@ -153,7 +148,6 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs rounds until the suite is finished.
     fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Stopped {
         if self.tasks.iter().any(|task| !task.quantity.is_exact()) {
             for _ in 0..WARM_UP {
@@ -266,7 +260,6 @@ struct Task<'a> {
     accepted: Option<Results>,
 }
 
-/// Results of one build's visits.
 #[derive(Default)]
 struct Results {
     /// Set if it failed or ran out of memory.
@@ -279,13 +272,11 @@ struct Results {
     skipped: u32,
     /// Skipped visits without warm-up.
     skipped_rounds: usize,
-    /// Reason of the last skip.
     why_skipped: Option<String>,
     /// One per part of the case, in the order of the visit's readings.
     series: Vec<Series>,
 }
 
-/// All samples of one part of a case.
 struct Series {
     part: Option<Cow<'static, str>>,
     quantity: Quantity,

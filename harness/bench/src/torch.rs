@@ -22,7 +22,6 @@ const PATIENCE: Patience = Patience { start: Duration::from_secs(180), answer: D
 /// The variable with the allocator's settings (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and its
 /// name before version 2.9.
 const SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
-/// The variable that disables the cache.
 const NO_CACHE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 
 /// Maximum starts: a request may break the process, but a run must not spend its time on importing torch.
@@ -76,13 +75,11 @@ pub(crate) struct Samples {
 pub(crate) struct Pass {
     /// Allocations, including failed ones, and frees. Each sample is their mean.
     pub(crate) operations: u64,
-    /// Peak reserved bytes.
     pub(crate) reserved: u64,
     /// Bytes of the peak that were not allocated then.
     pub(crate) unused: u64,
 }
 
-/// The first message.
 #[derive(Deserialize)]
 struct Greeting {
     /// Why PyTorch cannot be measured here.
@@ -104,7 +101,6 @@ impl Torches {
         Self { place: Ok((python.to_owned(), ordinal)), running: BTreeMap::new() }
     }
 
-    /// PyTorch is missing for this reason.
     pub fn missing(reason: impl Into<String>) -> Self {
         Self { place: Err(reason.into()), running: BTreeMap::new() }
     }
@@ -126,7 +122,6 @@ impl Torches {
 #[derive(Debug)]
 pub struct Torch {
     process: ChildProcess,
-    /// Names of its loaded traces.
     traces: BTreeSet<String>,
 }
 

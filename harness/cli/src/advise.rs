@@ -23,7 +23,7 @@ use super::exit::Exit;
 use super::import::Program;
 use super::jobs::{self, Recovered};
 use super::{Format, device, snapshots, terminal};
-use verify::{Predicted, Verified};
+use verify::Verified;
 
 const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
@@ -176,9 +176,7 @@ impl Advise {
             terminal::message("nothing to verify: no settings are recommended");
             return Ok(None);
         };
-        let ending = ending.record(false);
-        let predicted = Predicted { conf: ending.conf, memory, peak_reserved: Bytes(ending.peak_reserved) };
-        self.verification.run(predicted).map(Some)
+        self.verification.run(ending.record(false), memory).map(Some)
     }
 
     /// Writes the replay of a recommended change.

@@ -64,13 +64,10 @@ impl Doctor {
     }
 }
 
-/// A message of the child.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
-    /// The next step.
     WaitsFor(String),
-    /// The result.
     Found(Findings),
 }
 
@@ -83,7 +80,6 @@ impl Message {
 }
 
 impl Doctor {
-    /// The work of the child process.
     fn look(&self) {
         let waits_for = |what: &str| Message::WaitsFor(what.to_owned()).send();
         waits_for("the CUDA driver and NVML to list the GPUs");
@@ -145,7 +141,6 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
 /// The result of a look at this machine.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Findings {
-    /// Version of this program.
     harness: String,
     /// CUDA version that the driver supports.
     cuda: Option<String>,
@@ -158,7 +153,6 @@ pub(crate) struct Findings {
     conclusion: String,
 }
 
-/// One GPU.
 #[derive(Serialize, Deserialize)]
 struct Finding {
     /// The value for `--device`.
@@ -202,7 +196,6 @@ impl Findings {
         }
     }
 
-    /// The findings if the driver did not answer.
     fn without(why: String) -> Self {
         Self {
             harness: env!("CARGO_PKG_VERSION").to_owned(),

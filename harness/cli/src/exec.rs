@@ -65,7 +65,6 @@ The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built f
 /// The advice for a file that cannot be written.
 pub(crate) const HELP: &str = "choose another file, or free disk space";
 
-/// Parses the number of a real GPU.
 pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
@@ -175,7 +174,6 @@ impl Exec {
         self.finish(&ended, &machine, gpu.as_deref())
     }
 
-    /// Prints and writes the results of a run. `gpu` is the name of a real GPU.
     fn finish(&self, ended: &Ended, machine: &Machine, gpu: Option<&str>) -> Result<ExitCode, Failures> {
         let record = &Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
         // Standard output belongs to the program.
@@ -238,7 +236,6 @@ impl Exec {
         })
     }
 
-    /// Writes the requested report and test case.
     fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
         if let Some(path) = &self.junit {
             terminal::save(path, &program::junit(run), HELP)?;

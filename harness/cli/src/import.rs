@@ -110,9 +110,9 @@ impl Program {
         let trace_file = out.with_extension("trace.gz");
         let name = file_name(&trace_file);
         let records = simulated::run(&self.scenario(&name, "any", ""), Some((&name, &self.trace)))?;
-        let failed = || CliError::Internal {
-            message: format!("{}: the replay of the program violates an invariant", snapshot.display()),
-            help: "report this with the snapshot",
+        let failed = || {
+            let message = format!("{}: the replay of the program violates an invariant", snapshot.display());
+            CliError::internal(message, "report this with the snapshot")
         };
         let record = records.first().ok_or_else(failed)?;
         let text = self.scenario(&name, ending(record), &expectations(record));

@@ -111,7 +111,6 @@ fn compare_runs(base: &Path, new: &Path, format: Format) -> Result<Exit, Failure
 #[derive(Serialize)]
 struct Document<'a> {
     counts: Counts,
-    /// The first changes by importance.
     most_important: Vec<&'a Change>,
     comparison: Option<&'a Comparison>,
 }
@@ -179,7 +178,6 @@ fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
     inputs::files(&[suites], "suite")?.iter().map(|path| Suite::load(path).map_err(|error| failed(&error))).collect()
 }
 
-/// The commit of the last run.
 fn last_measured(root: &Path) -> Result<String, CliError> {
     let runs = store::load(root)?.whole;
     let Some((folder, last)) = runs.last() else {
@@ -194,7 +192,6 @@ fn last_measured(root: &Path) -> Result<String, CliError> {
     }
 }
 
-/// The hash of a commit, branch or tag.
 fn resolved(name: &str) -> Result<String, CliError> {
     let revision = format!("{name}^{{commit}}");
     let output = Process::new("git").args(["rev-parse", "--quiet", "--verify", "--end-of-options", &revision]).output();

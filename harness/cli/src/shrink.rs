@@ -313,7 +313,7 @@ fn of_scenario(error: ReduceError) -> CliError {
         ReduceError::Invalid(error) => error.into(),
         ReduceError::Device(error) => error.into(),
         ReduceError::NotConfirmed { .. } => {
-            CliError::Internal { message: error.to_string(), help: "this is a bug in the harness: report it with the scenario" }
+            CliError::internal(error.to_string(), "this is a bug in the harness: report it with the scenario")
         }
         error => CliError::input(error.to_string(), help),
     }

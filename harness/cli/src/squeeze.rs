@@ -127,7 +127,7 @@ impl Squeeze {
             let what = format!("{} of free memory", self.leave);
             let why = format!("cuda:{} has only {} free", self.device, measured.free_before);
             let help = "give less `--leave-free`; `harness doctor` lists the processes that use the GPU";
-            return Err(CliError::Device { error: DeviceError::Unavailable { what, why }, help });
+            return Err(CliError::device(&DeviceError::Unavailable { what, why }, help));
         }
         measured.taken = take(&mut device, self.leave)?;
         let mut memory = device.memory()?;
@@ -221,5 +221,5 @@ fn milliseconds(time: Duration) -> u64 {
 
 fn internal(error: &io::Error) -> CliError {
     let message = format!("the program cannot be supervised: {error}");
-    CliError::Internal { message, help: "check this machine's limits on threads and signals" }
+    CliError::internal(message, "check this machine's limits on threads and signals")
 }

@@ -20,7 +20,6 @@ use crate::stubs::{StubFile, stub_files};
 const FORMAT: u32 = 4;
 /// Lists the files in the folder and the inputs they were made from.
 const MANIFEST: &str = "manifest.json";
-/// The subfolder with the stub libraries.
 const STUBS: &str = "stubs";
 const OWN_FOLDER: &str = "set HARNESS_CACHE to a folder of your own with a short path";
 /// A folder unused for this long is removed when a new one is written.
@@ -30,7 +29,6 @@ const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Libraries {
     pub folder: PathBuf,
-    /// File name of the core library.
     pub core: String,
     /// File names of the stub libraries.
     pub stubs: Vec<String>,
@@ -93,7 +91,6 @@ struct Input {
     build: String,
 }
 
-/// A file in the cache folder.
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
 struct CachedFile {
     name: String,

@@ -14,10 +14,8 @@ use nix::unistd::{self, ForkResult, Pid};
 
 use crate::process::End;
 
-/// Identifies the process that `fork` returned in.
 #[derive(Debug)]
 pub enum Forked {
-    /// The original process.
     Original(ForkedChild),
     /// The copy. It must end with [`leave`].
     Copy,
@@ -65,7 +63,6 @@ pub fn leave(exit_code: u8) -> ! {
 }
 
 impl ForkedChild {
-    /// Waits for the copy to end.
     pub fn wait(self) -> io::Result<End> {
         ManuallyDrop::new(self).reap()
     }

@@ -46,7 +46,6 @@ fn library_of_file(file: &str) -> Option<&'static str> {
     NVIDIA_LIBRARIES.iter().map(|(known, _)| *known).find(|known| is_version && *known == stem)
 }
 
-/// Returns the library that a function's name belongs to.
 fn library_of_symbol(name: &str) -> Option<&'static str> {
     let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|(stem, prefixes)| prefixes.iter().map(|prefix| (*prefix, *stem)));
     let longest = prefixes.filter(|(prefix, _)| name.starts_with(prefix)).max_by_key(|(prefix, _)| prefix.len())?;
@@ -54,12 +53,10 @@ fn library_of_symbol(name: &str) -> Option<&'static str> {
     is_driver.then_some(longest.1)
 }
 
-/// The imports from one library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Library {
     /// The version nodes that are referenced.
     pub nodes: BTreeSet<String>,
-    /// The imported symbols, by name.
     pub symbols: BTreeMap<String, Symbol>,
 }
 
@@ -81,7 +78,6 @@ pub enum ImportsError {
 }
 
 impl Imports {
-    /// Reads the imports of these files.
     pub fn of(files: &[PathBuf]) -> Result<Self, ImportsError> {
         Self::with(files, &[])
     }
@@ -179,7 +175,6 @@ impl Undefined {
     }
 }
 
-/// Returns the names that a shared library exports.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, ImportsError> {
     shared_object::exports(path).map_err(|error| match error {
         SharedObjectError::Unreadable(source) => ImportsError::Unreadable { path: path.to_owned(), source },
@@ -223,7 +218,6 @@ pub fn shared_objects(torch: &Path) -> Result<Vec<PathBuf>, ImportsError> {
     Ok(found)
 }
 
-/// Returns whether this is the name of a shared object.
 pub(crate) fn is_shared_object(name: &str) -> bool {
     name.ends_with(".so") || name.contains(".so.")
 }
@@ -241,7 +235,6 @@ pub(crate) fn needs_nvidia(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_str().is_some()) && !is_nvidia_library(path) && needs().unwrap_or(false)
 }
 
-/// Returns whether a file has the name of one of NVIDIA's libraries.
 pub(crate) fn is_nvidia_library(path: &Path) -> bool {
     path.file_name().and_then(|name| library_of_file(name.to_str()?)).is_some()
 }

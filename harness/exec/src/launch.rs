@@ -19,7 +19,6 @@ use crate::process::{self, End, HeldSignals};
 use crate::setup::Setup;
 use crate::{imports, torch};
 
-/// File name of the core library.
 pub const CORE: &str = "libharness_simulated_gpu.so";
 /// Path of the core library, if it is not next to the program.
 pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
@@ -27,7 +26,6 @@ pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
 pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
 /// Makes the hook sample the bytes that torch has allocated.
 const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
-/// File name of the library that limits programs on a real GPU.
 pub const LIMITER: &str = "libharness_limits.so";
 /// Path of that library, if it is not next to the program.
 pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
@@ -43,7 +41,6 @@ const AUDITING_LIBC: (u32, u32) = (2, 35);
 const LONGEST_PATH: usize = 254;
 /// Names the library that the hook must find loaded in each Python process.
 const EXPECTED: &str = "HARNESS_GPU_EXPECTED";
-/// Selects the GPUs that a program sees.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The file that exists if a process uses CUDA without that library.
 const NOT_LOADED: &str = "not-loaded";
@@ -79,7 +76,6 @@ pub struct Launch<'a> {
     pub command: &'a [OsString],
     pub machine: &'a Machine,
     pub setup: &'a Setup,
-    /// Settings of PyTorch's allocator.
     pub alloc_conf: Option<&'a str>,
     /// `true` if the program's processes write memory snapshots.
     pub snapshot: bool,
@@ -88,7 +84,6 @@ pub struct Launch<'a> {
     pub ledger: Option<&'a Path>,
 }
 
-/// Why the program was not run.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum LaunchError {
     #[error(
@@ -180,7 +175,6 @@ impl Ended {
     }
 }
 
-/// A program ready to start.
 #[derive(Debug)]
 pub struct Prepared {
     pub command: Command,
@@ -238,7 +232,6 @@ impl Prepared {
         if is_not_loaded { Err(LaunchError::NotLoaded) } else { Ok(ended) }
     }
 
-    /// Returns the error for a program that cannot be started.
     pub fn start_error(&self, source: io::Error) -> LaunchError {
         LaunchError::Start { program: self.command.get_program().to_string_lossy().into_owned(), source }
     }

@@ -26,9 +26,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With this exit code.
     Code(u8),
-    /// By this signal.
     Signal(u8),
 }
 
@@ -41,7 +39,6 @@ impl End {
         }
     }
 
-    /// Returns the signal that ended it.
     pub const fn signal(self) -> Option<u8> {
         match self {
             Self::Code(_) => None,
@@ -86,7 +83,6 @@ pub struct HeldSignals {
 }
 
 impl HeldSignals {
-    /// Blocks the signals.
     pub fn hold() -> io::Result<Self> {
         let held: SigSet = PASSED_ON.into_iter().chain([Signal::SIGCHLD]).collect();
         Ok(Self { held, before: held.thread_swap_mask(SigmaskHow::SIG_BLOCK)? })
@@ -160,7 +156,6 @@ pub struct Started {
 }
 
 impl Started {
-    /// Starts a command.
     pub fn start(command: &mut Command) -> io::Result<Self> {
         Ok(Self { child: ending_with_us(command, None).process_group(0).spawn()?, began: Instant::now() })
     }
@@ -233,7 +228,6 @@ fn has_ended(pid: pid_t) -> bool {
     waitid(Id::Pid(Pid::from_raw(pid)), options) != Ok(WaitStatus::StillAlive)
 }
 
-/// Returns the descendants of a process.
 pub(crate) fn descendants(of: pid_t) -> Vec<pid_t> {
     let parents: Vec<(pid_t, pid_t)> = stats().map(|stat| (stat.pid, stat.ppid)).collect();
     let mut found = vec![of];

@@ -16,7 +16,6 @@ pub const ANSWER: &str = "harness_gpu_unmodelled";
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Symbol {
     pub name: String,
-    /// Its version node, if it has one.
     pub node: Option<String>,
     pub kind: Kind,
 }
@@ -27,7 +26,6 @@ pub enum Kind {
     Variable,
 }
 
-/// A library to be written.
 #[derive(Clone, Debug)]
 pub struct StubLibrary<'a> {
     pub soname: &'a str,
@@ -59,7 +57,6 @@ struct Sections {
 }
 
 impl StubLibrary<'_> {
-    /// Returns the file's contents.
     pub fn bytes(&self) -> Vec<u8> {
         let mut library = Builder::new(Endianness::Little, true);
         library.header.e_type = elf::ET_DYN;

@@ -11,7 +11,6 @@ use serde::Deserialize;
 
 use crate::imports;
 
-/// The script that the interpreter runs.
 const PROBE: &str = include_str!("probe.py");
 /// The oldest supported PyTorch.
 const OLDEST: (u32, u32) = (2, 6);
@@ -136,7 +135,6 @@ impl Found {
     }
 }
 
-/// Parses the first two numbers of a version.
 fn two_numbers(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

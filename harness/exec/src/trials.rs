@@ -32,7 +32,6 @@ pub struct Trial {
 
 /// Runs a program. Calls may run in parallel.
 pub trait Run: Sync {
-    /// Why the program cannot be run.
     type Error: Send;
 
     /// Runs the program once. Returns `None` if the user interrupted it.
@@ -46,7 +45,6 @@ pub struct Program<'a, R: Run> {
     pub trial: Trial,
     /// The first run's outcome.
     pub first: &'a Observed,
-    /// Number of parallel runs.
     pub jobs: usize,
     /// Called after each run.
     pub progress: &'a (dyn Fn() + Sync),

@@ -21,7 +21,6 @@ pub(crate) const fn can(measure: &Measure) -> bool {
     !matches!(measure, Measure::Scenario(_) | Measure::Threads { .. } | Measure::StartUp)
 }
 
-/// The clock of its times.
 pub(crate) const fn quantity(measure: &Measure) -> Quantity {
     match measure {
         Measure::Pipeline { .. } => Quantity::DeviceTime,
@@ -73,7 +72,6 @@ fn samples(torch: &mut Torch, mut question: Value, memory: Bytes) -> Result<Samp
     Ok(all)
 }
 
-/// Passes over a loaded trace.
 fn trace(torch: &mut Torch, name: &str, memory: Bytes) -> Result<Vec<Reading>, Fault> {
     let Samples { samples_ps, pass } = samples(torch, json!({ "do": "trace", "trace": name }), memory)?;
     let Some(Pass { operations, reserved, unused }) = pass else {

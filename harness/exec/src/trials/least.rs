@@ -15,7 +15,6 @@ pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Do
 /// The name of a real GPU's address order.
 const DRIVERS: &str = "driver";
 
-/// Parameters of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {
     /// `true` to search to the page, `false` to within 1 %.
@@ -26,7 +25,6 @@ pub struct Search {
     pub context_overhead: Bytes,
 }
 
-/// The result of the search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeastReport {
     /// Memory of the device in the first run.
@@ -37,7 +35,6 @@ pub struct LeastReport {
     pub orders: Vec<OrderLeast>,
 }
 
-/// The least memory with one address order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OrderLeast {
     /// The order; `driver` for a real GPU.

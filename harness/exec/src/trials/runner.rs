@@ -26,20 +26,14 @@ pub enum RunnerError {
     Lost(io::Error),
     #[error("cannot write the program's output to `{}`: {source}; free space there or choose another folder", path.display())]
     #[diagnostic(help("choose another file, or free disk space"))]
-    Logs {
-        /// The file or folder.
-        path: PathBuf,
-        source: io::Error,
-    },
+    Logs { path: PathBuf, source: io::Error },
 }
 
-/// Runs a program.
 #[derive(Debug)]
 pub struct Runner<'a> {
     pub launch: Launch<'a>,
     /// The folder for the output of all runs except the first.
     pub logs: Option<&'a Path>,
-    /// Time limit of a run.
     pub limit: Duration,
     /// Set when the user interrupts.
     pub stop: &'a AtomicBool,

@@ -13,17 +13,14 @@ use crate::process::End;
 /// A run that held more than this percentage of the memory was close to its limit.
 const CLOSE: u64 = 90;
 
-/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SettingsReport {
-    /// Memory of the device.
     pub memory: u64,
     /// One row for each setting, in the given order. Settings skipped after an interrupt are missing.
     pub rows: Vec<Row>,
     /// Index of the best row. Among the rows with exit code 0, it prefers no out of memory errors, then the least memory or peak,
     /// then the fewest driver calls.
     pub best: Option<usize>,
-    /// `true` if the user interrupted.
     pub is_interrupted: bool,
 }
 
@@ -52,7 +49,6 @@ pub struct Row {
     pub other_orders: Vec<OtherOrder>,
 }
 
-/// A setting with another address order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OtherOrder {
     pub addresses: String,

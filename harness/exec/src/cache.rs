@@ -129,7 +129,7 @@ pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path
     if let Some(found) = Libraries::open(&folder, &inputs, &core_bytes)? {
         return Ok(found);
     }
-    let mut imports = Imports::of(&objects)?;
+    let mut imports = Imports::of(&objects, &[])?;
     if imports.soname("libcudart").is_none() {
         return Err(CacheError::StaticCuda(torch.to_owned()));
     }

@@ -78,12 +78,8 @@ pub enum ImportsError {
 }
 
 impl Imports {
-    pub fn of(files: &[PathBuf]) -> Result<Self, ImportsError> {
-        Self::with(files, &[])
-    }
-
-    /// Like [`Imports::of`], but the libraries in `loaded` are always included, unless a file needs another version of one.
-    pub fn with(files: &[PathBuf], loaded: &[&str]) -> Result<Self, ImportsError> {
+    /// Reads the imports of these files. The libraries in `loaded` are always included, unless a file needs another version of one.
+    pub fn of(files: &[PathBuf], loaded: &[&str]) -> Result<Self, ImportsError> {
         let objects = files.iter().map(|file| Undefined::of(file)).collect::<Result<Vec<_>, _>>()?;
         let mut imports = Self::default();
         for needed in objects.iter().flat_map(|object| &object.needed).filter(|needed| library_of_file(needed).is_some()) {

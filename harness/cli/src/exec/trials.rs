@@ -200,8 +200,8 @@ impl Options {
         let template = known.map_or("{spinner} {pos} runs, {elapsed}", |_| "{bar:30} {pos}/{len} runs, {eta} left");
         let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
         let progress = || bar.inc(1);
-        let program =
-            Program { runner: &begun.runner, trial: begun.trial.clone(), first: &begun.first, jobs: begun.jobs, progress: &progress };
+        let run = |trial: &Trial| begun.runner.run(trial);
+        let program = Program { run: &run, trial: begun.trial.clone(), first: &begun.first, jobs: begun.jobs, progress: &progress };
         let exit = if let Some(plan) = plan {
             let report = faults::every_fault(&program, plan)?;
             bar.finish_and_clear();

@@ -1,6 +1,4 @@
-//! Test only: fake runs of fake programs.
-
-use std::convert::Infallible;
+//! Outcomes of invented programs.
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
@@ -8,19 +6,8 @@ use harness_gpu_settings::calls::FaultyCall;
 use harness_gpu_settings::settings::AddressOrder;
 
 use crate::process::End;
+use crate::trials::Trial;
 use crate::trials::observed::{Ending, Frame, Observed, OutOfMemory};
-use crate::trials::{Run, Trial};
-
-/// A runner that calls a function.
-pub(crate) struct FakeRunner<F>(pub(crate) F);
-
-impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for FakeRunner<F> {
-    type Error = Infallible;
-
-    fn run(&self, trial: &Trial) -> Result<Option<Observed>, Infallible> {
-        Ok((self.0)(trial))
-    }
-}
 
 /// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {

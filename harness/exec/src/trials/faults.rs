@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::observed::{Ending, Frame, Observed};
 use super::which::{Which, spread};
-use super::{Program, Run, Trial};
+use super::{Program, Trial};
 use crate::process::End;
 use crate::timeline::Timeline;
 
@@ -129,7 +129,7 @@ impl Case {
 }
 
 /// Runs a program once for each selected attempt. The first run must have made attempts.
-pub fn every_fault<R: Run>(program: &Program<'_, R>, plan: Plan) -> Result<FaultReport, R::Error> {
+pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
     let sizes = program.first.sizes();
     let chosen = plan.which.choose(&sizes);
     let alone: Vec<u64> = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };

@@ -7,8 +7,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::Trial;
 use super::observed::{Ending, Observed};
-use super::{Run, Trial};
 use crate::launch::{Launch, LaunchError, PLACES};
 use crate::process::{End, Started};
 
@@ -76,12 +76,9 @@ impl Runner<'_> {
         }
         Ok(Some(observed))
     }
-}
 
-impl Run for Runner<'_> {
-    type Error = RunnerError;
-
-    fn run(&self, trial: &Trial) -> Result<Option<Observed>, RunnerError> {
+    /// Runs the program with output that is kept in files.
+    pub fn run(&self, trial: &Trial) -> Result<Option<Observed>, RunnerError> {
         self.observe(trial, |folder| {
             let [stdout, stderr] = OUTPUTS.map(|output| File::create(folder.join(output)));
             Ok([stdout?.into(), stderr?.into()])

@@ -186,7 +186,11 @@ pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: i
     say(output, &Greeting { protocol: PROTOCOL, commit })?;
     for line in input.lines() {
         let answer = match serde_json::from_str::<Request<'_>>(&line?) {
-            Ok(request) => server.answer(provider, &request),
+            Ok(request) => {
+                let mut batch = request.batch;
+                let readings = server.readings(provider, &request, &mut batch);
+                readings.map_or_else(Answer::Fault, |readings| Answer::Measured { readings, batch })
+            }
             Err(error) => Answer::Fault(Fault::Skipped(format!("this build does not understand the request: {error}"))),
         };
         say(output, &answer)?;
@@ -207,14 +211,6 @@ struct Server {
 }
 
 impl Server {
-    fn answer(&mut self, provider: &mut dyn DeviceProvider, request: &Request<'_>) -> Answer {
-        let mut batch = request.batch;
-        match self.readings(provider, request, &mut batch) {
-            Ok(readings) => Answer::Measured { readings, batch },
-            Err(fault) => Answer::Fault(fault),
-        }
-    }
-
     fn readings(
         &mut self,
         provider: &mut dyn DeviceProvider,

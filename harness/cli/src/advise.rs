@@ -72,7 +72,7 @@ pub(super) struct Advise {
 }
 
 /// The document of `--format json`.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Document<'a> {
     faithful: bool,
     complete: bool,
@@ -198,15 +198,8 @@ impl Advise {
     /// Gives no advice, because the replay differs from the recording.
     fn refuse(&self, fidelity: &Fidelity, job: &RecordedProgram) -> Result<Exit, Failures> {
         if self.format == Format::Json {
-            terminal::print_json(&Document {
-                faithful: false,
-                complete: is_complete(job),
-                fidelity: Some(fidelity),
-                recommended: None,
-                program: None,
-                configurations: Vec::new(),
-                verified: None,
-            })?;
+            let complete = is_complete(job);
+            terminal::print_json(&Document { complete, fidelity: Some(fidelity), ..Document::default() })?;
         }
         print_notes(job);
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();

@@ -10,7 +10,7 @@ use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::compare;
 use harness_bench::gate;
 use harness_bench::merge;
-use harness_bench::record::{BenchRun, Change, Comparison, Counts};
+use harness_bench::record::{Change, Comparison, Counts};
 use harness_bench::store;
 use harness_bench::suite::Suite;
 use harness_report::{bench, runs, store as scenario_runs};
@@ -94,7 +94,9 @@ impl Compare {
         }
         new.comparison = compare::compare(&new, &[], Some(&base));
         let counts = Counts::of(new.comparison.iter().flat_map(|comparison| &comparison.changes));
-        self.format.print(&Document::of(&new, counts), || bench::comparison(&new))?;
+        let comparison = new.comparison.as_ref();
+        let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
+        self.format.print(&Document { counts, most_important, comparison }, || bench::comparison(&new))?;
         Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
     }
 }
@@ -113,14 +115,6 @@ struct Document<'a> {
     counts: Counts,
     most_important: Vec<&'a Change>,
     comparison: Option<&'a Comparison>,
-}
-
-impl<'a> Document<'a> {
-    fn of(run: &'a BenchRun, counts: Counts) -> Self {
-        let comparison = run.comparison.as_ref();
-        let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
-        Self { counts, most_important, comparison }
-    }
 }
 
 /// Accept a build. Later runs are compared with it side by side, until another build is accepted.

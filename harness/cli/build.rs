@@ -8,24 +8,13 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// The sources of the program, relative to this package. Changes in other folders do not change the program.
-const SOURCES: [&str; 15] = [
-    "build.rs",
-    "src",
-    "Cargo.toml",
-    "../allocator",
-    "../base",
-    "../bench",
-    "../cuda",
-    "../devices",
-    "../language",
-    "../record",
-    "../report",
-    "../run",
-    "../scenario",
-    "../trace",
-    "../../Cargo.lock",
-];
+/// The sources of all packages, relative to this one. Changes in other places do not change the program.
+fn sources() -> Vec<String> {
+    let packages = std::fs::read_dir("..").into_iter().flatten().flatten();
+    let names: Vec<String> = packages.filter_map(|package| package.file_name().into_string().ok()).collect();
+    let sources = names.iter().flat_map(|name| ["src", "build.rs", "Cargo.toml"].map(|part| format!("../{name}/{part}")));
+    sources.chain(["../../Cargo.lock".to_owned()]).filter(|source| Path::new(source).exists()).collect()
+}
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -51,19 +40,22 @@ fn compiler() -> String {
 fn commit() -> Option<String> {
     // A copy of the sources in another repository must not report that repository's commits.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
-    watch(&SOURCES);
+    let sources = sources();
+    watch(&sources);
     let branch = git(&["rev-parse", "--symbolic-full-name", "HEAD"]).unwrap_or_default();
     // The log gets a line with every commit and checkout. Without a log, the branch itself is watched. The index is not watched, because
     // even `git status` writes it.
     let places = ["logs/HEAD", "HEAD", "packed-refs", &branch].map(|name| git(&["rev-parse", "--git-path", name]).unwrap_or_default());
-    watch(&places.each_ref().map(String::as_str));
+    watch(&places);
     let commit = git(&["rev-parse", "HEAD"])?;
-    let changes = git(&[["--no-optional-locks", "status", "--porcelain", "--"].as_slice(), &SOURCES].concat())?;
+    let mut status = vec!["--no-optional-locks", "status", "--porcelain", "--"];
+    status.extend(sources.iter().map(String::as_str));
+    let changes = git(&status)?;
     Some(if changes.is_empty() { commit } else { format!("{commit}-dirty") })
 }
 
 /// Runs this script again when one of these paths changes. A missing path would make it run always.
-fn watch(places: &[&str]) {
+fn watch(places: &[String]) {
     for place in places.iter().filter(|place| !place.is_empty() && Path::new(place).exists()) {
         println!("cargo::rerun-if-changed={place}");
     }

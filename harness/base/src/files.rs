@@ -284,11 +284,11 @@ fn folder_of(path: &Path) -> &Path {
 /// Writes the user's output file. Creates its folder, follows links, and replaces a file whole. Pipes and devices receive the
 /// bytes directly.
 /// Fails with the system's error; an earlier file is then unchanged.
-pub fn write(path: &Path, content: &str) -> io::Result<()> {
+pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     if path.metadata().is_err() {
         make_folder(folder_of(&followed(path)))?;
     }
-    write_by(path, |file| file.write_all(content.as_bytes()).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
+    write_by(path, |file| file.write_all(content.as_ref()).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
 }
 
 /// Like [`write()`], with incremental output into an existing folder. The file is replaced only if `write` returns `Ok(Ok(…))`.

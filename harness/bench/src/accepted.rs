@@ -29,7 +29,6 @@ pub struct AcceptedBuild {
 }
 
 /// Reads the accepted build of these reports.
-/// Fails if the file cannot be read. The user can repair it or run `harness report accept`.
 pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     let path = root.join(FILE);
     let failed = |why: &dyn Display| format!("cannot read the accepted build from `{}`: {why}", path.display());

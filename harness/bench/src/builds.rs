@@ -35,7 +35,6 @@ const PATIENCE: Patience = Patience { start: Duration::from_secs(60), answer: Du
 /// Data Without Doing Anything Obviously Wrong!", 2009, <https://doi.org/10.1145/1508244.1508275>). Many processes average this out.
 const SHARE_OF_STARTS: f64 = 0.05;
 
-/// A process's first message.
 #[derive(Debug, Serialize, Deserialize)]
 struct Greeting {
     protocol: u32,
@@ -55,7 +54,6 @@ pub(crate) struct Request<'a> {
     pub(crate) batch: Option<u64>,
 }
 
-/// The result of a visit.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -110,7 +108,6 @@ impl Builds {
         Ok(Self { this, accepted, began, starting: began.elapsed_ns() })
     }
 
-    /// The accepted build's commit, as it reports it.
     pub fn accepted_commit(&self) -> Option<&str> {
         self.accepted.commit.as_deref()
     }
@@ -184,13 +181,16 @@ fn start_process(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -
 }
 
 /// Runs `harness bench --serve`: sends the greeting and answers requests until its input ends.
-/// Fails if the output is closed.
 pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: impl BufRead, output: &mut impl Write) -> io::Result<()> {
     let mut server = Server { overhead_ps: overhead_ps(), suites: BTreeMap::new(), interrupt: Arc::default() };
     say(output, &Greeting { protocol: PROTOCOL, commit })?;
     for line in input.lines() {
         let answer = match serde_json::from_str::<Request<'_>>(&line?) {
-            Ok(request) => server.answer(provider, &request),
+            Ok(request) => {
+                let mut batch = request.batch;
+                let readings = server.readings(provider, &request, &mut batch);
+                readings.map_or_else(Answer::Fault, |readings| Answer::Measured { readings, batch })
+            }
             Err(error) => Answer::Fault(Fault::Skipped(format!("this build does not understand the request: {error}"))),
         };
         say(output, &answer)?;
@@ -211,14 +211,6 @@ struct Server {
 }
 
 impl Server {
-    fn answer(&mut self, provider: &mut dyn DeviceProvider, request: &Request<'_>) -> Answer {
-        let mut batch = request.batch;
-        match self.readings(provider, request, &mut batch) {
-            Ok(readings) => Answer::Measured { readings, batch },
-            Err(fault) => Answer::Fault(fault),
-        }
-    }
-
     fn readings(
         &mut self,
         provider: &mut dyn DeviceProvider,

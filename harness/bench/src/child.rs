@@ -42,7 +42,6 @@ pub(crate) struct ChildProcess {
 impl ChildProcess {
     /// Starts a command and waits for its first line. If it uses the CUDA device `ordinal`, its process number there is recorded,
     /// so the monitor does not count it as foreign.
-    /// The error says why it cannot be started.
     pub(crate) fn start<T: DeserializeOwned>(
         name: &'static str,
         command: &mut Command,
@@ -91,7 +90,6 @@ impl ChildProcess {
 
     /// Sends a question and waits for the answer. If the answer is invalid or late, the process is killed, because it would keep
     /// running and holding memory during the next measurement.
-    /// The error says what happened instead of an answer.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self, question: &impl Serialize) -> Result<T, String> {
         let Some(input) = &mut self.input else { return Err(format!("{} stopped answering earlier", self.name)) };
         let line = serde_json::to_string(question).map_err(|error| error.to_string());

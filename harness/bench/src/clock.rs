@@ -32,7 +32,6 @@ impl Stopwatch {
     }
 }
 
-/// The clock of a timed region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     Host,
@@ -49,7 +48,6 @@ impl Timer {
         }
     }
 
-    /// The quantity of its figures.
     pub(super) const fn quantity(self) -> Quantity {
         match self {
             Self::Host => Quantity::HostTime,

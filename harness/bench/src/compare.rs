@@ -112,17 +112,19 @@ impl<'r> Earlier<'_, 'r> {
             (_, Outcome::Measured(_)) => (Verdict::Fixed, None),
             (_, Outcome::Failed { reason } | Outcome::OutOfMemory { reason }) => (Verdict::StillBroken, Some(reason)),
         };
-        Change { entry: self.name.clone(), verdict, figures: None, worse_than_run: None, since: None, reason: reason.cloned() }
+        Change { reason: reason.cloned(), ..self.change(verdict, None) }
+    }
+
+    fn change(&self, verdict: Verdict, figures: Option<ChangeFigures>) -> Change {
+        Change { entry: self.name.clone(), verdict, figures, worse_than_run: None, since: None, reason: None }
     }
 
     fn measured(&self, suite: &SuiteRecord, old: &Measured, new: &Measured, base: Option<&BenchRun>) -> Change {
         let quantity = self.name.quantity;
-        let change =
-            |verdict, figures| Change { entry: self.name.clone(), verdict, figures, worse_than_run: None, since: None, reason: None };
         let is_other_host = base.is_some_and(|base| !base.machine.is_same_host(&self.run.machine));
         if !quantity.is_exact() && is_other_host {
             let reason = "measured times of different processors are not comparable between runs".to_owned();
-            return Change { reason: Some(reason), ..change(Verdict::NotCompared, None) };
+            return Change { reason: Some(reason), ..self.change(Verdict::NotCompared, None) };
         }
         let is_ratio = base.is_none() && !quantity.is_exact();
         let threshold = match (quantity.is_exact(), base) {
@@ -132,7 +134,7 @@ impl<'r> Earlier<'_, 'r> {
         };
         let reference = if is_ratio { Some(UNCHANGED) } else { level(quantity, old, None) };
         let (Some(now), Some(reference)) = (level(quantity, new, is_ratio.then_some(old)), reference) else {
-            return change(Verdict::Unsure, None);
+            return self.change(Verdict::Unsure, None);
         };
         let figures = ChangeFigures {
             base: old.summary.median,
@@ -142,7 +144,7 @@ impl<'r> Earlier<'_, 'r> {
             high: ratio(now.high, reference.low),
         };
         let levels = self.levels(is_ratio);
-        let found = change(verdict(now, reference, threshold), Some(figures));
+        let found = self.change(verdict(now, reference, threshold), Some(figures));
         let found = if found.verdict == Verdict::Worse { found } else { self.against_runs(found, now, &levels, threshold) };
         let since = match found.verdict {
             Verdict::Worse | Verdict::Better => {

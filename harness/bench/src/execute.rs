@@ -27,11 +27,10 @@ use super::measure;
 use super::measure::visit::{Fault, Reading, Visit};
 use super::provider::DeviceProvider;
 use super::record::{Entry, Measured, Outcome, Quantity, Shard, Stopped, SuiteRecord};
-use super::suite::{Case, Pieces, Suite};
+use super::suite::{Case, Suite, hash_of, hash_text};
 use super::summary::{median, precision, summarize};
 use super::torch::{TorchArm, Torches, torch_arms};
 
-/// Warm-up rounds.
 const WARM_UP: u32 = 2;
 /// Equal rounds after which figures of a virtual clock count as deterministic.
 const EQUAL_ROUNDS: usize = 2;
@@ -45,13 +44,11 @@ pub struct Terms {
     pub seed: u64,
     /// Replaces the suite's own budget.
     pub budget: Option<Nanos>,
-    /// Selects a part of the cases.
     pub shard: Option<Shard>,
     /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
 }
 
-/// Other processes that take part.
 #[derive(Debug, Default)]
 pub struct Processes {
     /// This build and the accepted one, measured side by side.
@@ -60,7 +57,6 @@ pub struct Processes {
     pub torches: Option<Torches>,
 }
 
-/// The progress of a suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     pub suite: &'a Suite,
@@ -72,7 +68,6 @@ pub struct Progress<'a> {
     pub used: f64,
 }
 
-/// The allocator of a task.
 #[derive(Clone, Copy, Debug)]
 pub enum Arm<'a> {
     Ours(&'a AllocatorSpec),
@@ -84,10 +79,10 @@ impl Arm<'_> {
     pub(crate) fn hash(&self, case: &Case) -> String {
         match self {
             Self::Ours(arm) if arm.has_own_name() => {
-                Pieces::hash_of([case.hash.as_str(), arm.kind_name(), arm.settings().unwrap_or_default().as_str()])
+                hash_text([case.hash.as_str(), arm.kind_name(), arm.settings().unwrap_or_default().as_str()])
             }
             Self::Ours(_) => case.hash.clone(),
-            Self::Torch(arm) => Pieces::hash_of([case.hash.as_str(), &arm.settings]),
+            Self::Torch(arm) => hash_text([case.hash.as_str(), &arm.settings]),
         }
     }
 }
@@ -153,7 +148,6 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs rounds until the suite is finished.
     fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Stopped {
         if self.tasks.iter().any(|task| !task.quantity.is_exact()) {
             for _ in 0..WARM_UP {
@@ -195,10 +189,8 @@ impl Run<'_> {
             builds.renew();
         }
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
-        let mut salt = Pieces::default();
-        salt.add(&self.suite.name);
-        salt.add(&self.round.to_string());
-        let mut rng = ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt.hash());
+        let salt = hash_of([self.suite.name.as_str(), &self.round.to_string()]);
+        let mut rng = ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt);
         order.shuffle(&mut rng);
         for index in order {
             let used = self.began.elapsed_ns() as f64 / self.budget.0.max(1) as f64;
@@ -268,7 +260,6 @@ struct Task<'a> {
     accepted: Option<Results>,
 }
 
-/// Results of one build's visits.
 #[derive(Default)]
 struct Results {
     /// Set if it failed or ran out of memory.
@@ -281,13 +272,11 @@ struct Results {
     skipped: u32,
     /// Skipped visits without warm-up.
     skipped_rounds: usize,
-    /// Reason of the last skip.
     why_skipped: Option<String>,
     /// One per part of the case, in the order of the visit's readings.
     series: Vec<Series>,
 }
 
-/// All samples of one part of a case.
 struct Series {
     part: Option<Cow<'static, str>>,
     quantity: Quantity,

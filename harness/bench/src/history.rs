@@ -21,7 +21,6 @@ const FAR_OUT: f64 = 3.0;
 /// Minimum relative spread: smaller differences are rounding.
 const STEADIEST: f64 = 0.001;
 
-/// A lasting change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChangePoint {
     /// Index of the first figure after the change.

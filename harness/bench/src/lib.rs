@@ -26,6 +26,6 @@ pub mod summary;
 pub mod torch;
 
 #[cfg(any(test, feature = "examples"))]
-pub mod examples;
-#[cfg(test)]
-mod scripts;
+mod tests;
+#[cfg(any(test, feature = "examples"))]
+pub use tests::examples;

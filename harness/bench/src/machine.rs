@@ -106,7 +106,6 @@ impl Monitor {
     }
 }
 
-/// Readings of the GPU.
 #[derive(Default)]
 struct GpuWatch {
     states: Vec<GpuState>,

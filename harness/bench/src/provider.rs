@@ -13,7 +13,6 @@ use harness_allocator::units::Bytes;
 
 use harness_devices::DeviceSource;
 
-/// How a device applies its memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
     /// The device reports this size but does not count, which takes time. For measures that never reach the limit.
@@ -41,7 +40,6 @@ pub trait DeviceProvider {
     fn device(&mut self, memory: Bytes, limit: MemoryLimit) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     /// Closes open devices and opens one as a new process would.
-    /// Fails if the device cannot be opened.
     fn open(&mut self) -> Result<Box<dyn TestDevice>, DeviceError>;
 
     fn allocator(&self, arm: &AllocatorSpec) -> Box<dyn Allocator> {
@@ -54,7 +52,6 @@ pub trait DeviceProvider {
     }
 }
 
-/// The provider of `harness bench`.
 pub struct SharedDevice {
     source: DeviceSource,
     clock: Clock,
@@ -86,7 +83,6 @@ impl SharedDevice {
         Ok(())
     }
 
-    /// The open device, or a new one.
     fn idle_or_new(&self) -> Result<Box<dyn TestDevice>, DeviceError> {
         if self.clock == Clock::Simulated {
             return self.source.open();

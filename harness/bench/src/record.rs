@@ -161,7 +161,6 @@ pub struct Machine {
 /// The state of the machine during the run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
-    /// Free device memory at the start.
     pub free_at_start: Option<Bytes>,
     /// GPU states before, between and after suites; empty on a simulated device.
     pub gpu: Vec<GpuState>,
@@ -182,7 +181,6 @@ pub struct GpuState {
     pub memory_mhz: Option<u32>,
     pub power_mw: Option<u32>,
     pub temperature: Option<u32>,
-    /// Why the clocks are reduced.
     pub throttle_reasons: Vec<String>,
     /// Number of other processes with memory on the device.
     pub other_processes: Option<u32>,
@@ -203,7 +201,6 @@ pub struct SuiteRecord {
     pub entries: Vec<Entry>,
 }
 
-/// Why a suite stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stopped {
@@ -213,7 +210,6 @@ pub enum Stopped {
     Budget,
     /// A virtual clock returned the same figures each time.
     Deterministic,
-    /// The user stopped it.
     Interrupted,
 }
 
@@ -222,7 +218,6 @@ pub enum Stopped {
 pub struct Entry {
     /// The kind of case, as in `hit`. Entries with equal group and arm form a curve.
     pub group: String,
-    /// The position on the group's axis.
     pub point: Option<Point>,
     /// The allocator's name with its settings.
     pub arm: String,
@@ -295,18 +290,22 @@ impl Quantity {
     }
 }
 
-/// The result of an entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It has figures.
     Measured(Measured),
     /// It did not fit in the suite's memory.
-    OutOfMemory { reason: String },
+    OutOfMemory {
+        reason: String,
+    },
     /// It misbehaved.
-    Failed { reason: String },
+    Failed {
+        reason: String,
+    },
     /// It cannot run here.
-    Skipped { reason: String },
+    Skipped {
+        reason: String,
+    },
 }
 
 impl Outcome {
@@ -330,14 +329,12 @@ pub struct Measured {
     pub batch: u64,
     /// Each round's median for one operation, in the unit of the entry's [`Quantity`]. `None`: skipped in that round.
     pub rounds: Vec<Option<u64>>,
-    /// Summary of all samples.
     pub summary: EntrySummary,
 }
 
 /// Statistics of samples, in the unit of the entry's [`Quantity`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntrySummary {
-    /// Number of samples.
     pub count: u64,
     pub median: u64,
     /// Median absolute deviation, unscaled.
@@ -378,7 +375,6 @@ pub enum Basis {
     SideBySide { commit: Option<String> },
     /// The record of an earlier run; the accepted build was not measured.
     Records {
-        /// When that run started.
         started: String,
         build: Build,
         /// Why the accepted build was not measured.
@@ -401,7 +397,6 @@ impl EntryName {
     }
 }
 
-/// The comparison of one entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     pub entry: EntryName,
@@ -487,7 +482,6 @@ impl Counts {
         self.worse + self.better + self.same + self.broken + self.fixed + self.still_broken
     }
 
-    /// Returns whether any entry became worse or broke.
     pub const fn is_regression(self) -> bool {
         self.worse + self.broken > 0
     }

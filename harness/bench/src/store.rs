@@ -20,10 +20,8 @@ pub const DEFAULT_ROOT: &str = "reports";
 
 pub const NIGHTLY: &str = "nightly";
 
-/// The index page.
 pub const INDEX: &str = "README.md";
 
-/// The rendered page of a run.
 pub const REPORT: &str = "report.md";
 
 /// The file that everything else is rendered from.
@@ -40,7 +38,6 @@ pub struct Renderer {
     pub index: fn(&[(String, BenchRun)]) -> Files,
 }
 
-/// Returns whether the path is a benchmark run.
 pub fn is_of_benchmark(path: &Path) -> bool {
     if path.is_dir() { path.join(RECORD).is_file() } else { path.file_name().is_some_and(|name| name == RECORD) }
 }
@@ -98,7 +95,6 @@ pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved,
 
 /// Compares a run with the accepted build only, and replaces the run in this folder. The run is in no index: for shards and
 /// single looks.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
 pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result<BenchRun, StoreError> {
     files::check_ours(folder, REPORT, RECORD, Document::Benchmark)?;
     run.comparison = compare::compare(&run, &[], None);
@@ -107,7 +103,6 @@ pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result
 }
 
 /// Renders a run again from its record; other files stay.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; earlier files are intact then.
 pub fn render_again(folder: &Path, run: &BenchRun, others: &[(String, BenchRun)], renderer: Renderer) -> Result<(), StoreError> {
     let files = files_of(run, others, renderer);
     // The record is unchanged.
@@ -116,7 +111,6 @@ pub fn render_again(folder: &Path, run: &BenchRun, others: &[(String, BenchRun)]
 }
 
 /// Writes the index again, and returns the unreadable runs.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; the old index is intact then.
 pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, StoreError> {
     files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
     let place = Folder::open(root, Document::Benchmark)?;
@@ -125,14 +119,11 @@ pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, St
     Ok(broken)
 }
 
-/// Replaces one record file.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; an earlier file is intact then.
 pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
     write_text(file, document(run))
 }
 
 /// Replaces one text file atomically.
-/// Fails like [`write()`].
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     let name = file.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| StoreError::writing(Document::Benchmark, file, ErrorKind::InvalidFilename.into()))?;
@@ -165,7 +156,6 @@ pub fn load(root: &Path) -> Result<Runs, StoreError> {
 }
 
 /// Reads a run from its file or folder.
-/// Fails with [`StoreError::Unreadable`], [`StoreError::Truncated`], [`StoreError::TooNew`], [`StoreError::Malformed`].
 pub fn read(path: &Path) -> Result<BenchRun, StoreError> {
     files::read(path, Document::Benchmark, BENCH_VERSION)
 }

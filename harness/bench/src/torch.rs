@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
-use harness_allocator::units::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::child::{ChildProcess, Patience};
 use crate::suite::Suite;
@@ -22,7 +22,6 @@ const PATIENCE: Patience = Patience { start: Duration::from_secs(180), answer: D
 /// The variable with the allocator's settings (<https://docs.pytorch.org/docs/stable/cuda_environment_variables.html>), and its
 /// name before version 2.9.
 const SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
-/// The variable that disables the cache.
 const NO_CACHE: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
 
 /// Maximum starts: a request may break the process, but a run must not spend its time on importing torch.
@@ -55,43 +54,6 @@ pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     arms
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Question<'a> {
-    #[serde(flatten)]
-    pub(crate) task: Task<'a>,
-    /// The memory it may use.
-    pub(crate) memory: Bytes,
-}
-
-/// The measures; sizes are those of single requests.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(tag = "do", rename_all = "snake_case")]
-pub(crate) enum Task<'a> {
-    /// `case` is the suite's name for it; `batch` pairs of allocation and free are timed together, where pairs are.
-    Latency { case: &'static str, size: Bytes, batch: u64 },
-    /// With `segments` segments in the cache.
-    EmptyCache { segments: u64, size: Bytes },
-    /// From a failing request to the end of the next successful step.
-    Recovery { size: Bytes },
-    /// `batch` cycles of allocation, `record_stream` for `streams` streams and free are timed together.
-    RecordStream { streams: u64, size: Bytes, batch: u64 },
-    /// A loop of allocation, work on the memory and free, in device time; `turns` turns are timed together.
-    Pipeline { size: Bytes, turns: u64 },
-    /// A pass over a loaded trace.
-    Trace { trace: &'a str },
-}
-
-/// Loads an allocation trace.
-#[derive(Serialize)]
-#[serde(tag = "do", rename = "load")]
-struct Load<'a> {
-    trace: &'a str,
-    /// One line per event, as in a file.
-    events: &'a [String],
-    /// How many requests may fail. An allocator that refuses requests has no figures.
-    refused: u64,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Answer {
@@ -113,13 +75,11 @@ pub(crate) struct Samples {
 pub(crate) struct Pass {
     /// Allocations, including failed ones, and frees. Each sample is their mean.
     pub(crate) operations: u64,
-    /// Peak reserved bytes.
     pub(crate) reserved: u64,
     /// Bytes of the peak that were not allocated then.
     pub(crate) unused: u64,
 }
 
-/// The first message.
 #[derive(Deserialize)]
 struct Greeting {
     /// Why PyTorch cannot be measured here.
@@ -141,7 +101,6 @@ impl Torches {
         Self { place: Ok((python.to_owned(), ordinal)), running: BTreeMap::new() }
     }
 
-    /// PyTorch is missing for this reason.
     pub fn missing(reason: impl Into<String>) -> Self {
         Self { place: Err(reason.into()), running: BTreeMap::new() }
     }
@@ -163,7 +122,6 @@ impl Torches {
 #[derive(Debug)]
 pub struct Torch {
     process: ChildProcess,
-    /// Names of its loaded traces.
     traces: BTreeSet<String>,
 }
 
@@ -187,16 +145,17 @@ impl Torch {
         self.traces.contains(trace)
     }
 
-    /// Loads a trace without running it.
+    /// Loads a trace, with one line per event, without running it.
     pub(crate) fn load(&mut self, trace: &str, events: &[String]) -> Answer {
-        let answer = self.ask(&Load { trace, events, refused: 0 });
+        // An allocator that refuses requests has no figures.
+        let answer = self.ask(&json!({ "do": "load", "trace": trace, "events": events, "refused": 0 }));
         if matches!(answer, Answer::Done(_)) {
             self.traces.insert(trace.to_owned());
         }
         answer
     }
 
-    pub(crate) fn ask(&mut self, question: &impl Serialize) -> Answer {
+    pub(crate) fn ask(&mut self, question: &Value) -> Answer {
         if !self.process.is_running() {
             return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
         }

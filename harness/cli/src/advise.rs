@@ -23,7 +23,7 @@ use super::exit::Exit;
 use super::import::Program;
 use super::jobs::{self, Recovered};
 use super::{Format, device, snapshots, terminal};
-use verify::{Predicted, Verified};
+use verify::Verified;
 
 const EXAMPLES: &str = "Examples:
   harness advise memory_snapshot.pickle
@@ -72,7 +72,7 @@ pub(super) struct Advise {
 }
 
 /// The document of `--format json`.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Document<'a> {
     faithful: bool,
     complete: bool,
@@ -176,9 +176,7 @@ impl Advise {
             terminal::message("nothing to verify: no settings are recommended");
             return Ok(None);
         };
-        let ending = ending.record(false);
-        let predicted = Predicted { conf: ending.conf, memory, peak_reserved: Bytes(ending.peak_reserved) };
-        self.verification.run(predicted).map(Some)
+        self.verification.run(ending.record(false), memory).map(Some)
     }
 
     /// Writes the replay of a recommended change.
@@ -200,15 +198,8 @@ impl Advise {
     /// Gives no advice, because the replay differs from the recording.
     fn refuse(&self, fidelity: &Fidelity, job: &RecordedProgram) -> Result<Exit, Failures> {
         if self.format == Format::Json {
-            terminal::print_json(&Document {
-                faithful: false,
-                complete: is_complete(job),
-                fidelity: Some(fidelity),
-                recommended: None,
-                program: None,
-                configurations: Vec::new(),
-                verified: None,
-            })?;
+            let complete = is_complete(job);
+            terminal::print_json(&Document { complete, fidelity: Some(fidelity), ..Document::default() })?;
         }
         print_notes(job);
         let divergence = fidelity.first_divergence.as_ref().map(ToString::to_string).unwrap_or_default();

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -85,7 +84,7 @@ pub(super) struct Bench {
     /// Also time PyTorch's own allocator on the same GPU, in turn with ours: `never`, `auto` (python3, on a GPU), or a Python
     /// interpreter. The report says if torch is missing.
     #[arg(long, value_name = "PYTHON", default_value = "never")]
-    torch: TorchChoice,
+    torch: String,
     /// Measure this program, the accepted build, side by side with this one. `accepted.json` in the reports folder contains its commit.
     #[arg(long, value_name = "PROGRAM")]
     accepted: Option<PathBuf>,
@@ -169,7 +168,6 @@ impl Bench {
         self.finish(BenchRun { took_ms: took.0 / 1_000_000, suites, conditions: monitor.finish(), ..run })
     }
 
-    /// Saves and prints the finished run.
     fn finish(&self, run: BenchRun) -> Result<Exit, Failures> {
         // If saving fails, the measurements are still printed.
         let (run, place) = match self.save(run.clone()) {
@@ -198,7 +196,6 @@ impl Bench {
         }
     }
 
-    /// The accepted build of these reports.
     fn pinned(&self) -> Result<Option<AcceptedBuild>, CliError> {
         accepted::read(&self.reports)
             .map_err(|error| CliError::input(error, "repair the file, or accept a build with `harness report accept COMMIT`"))
@@ -242,7 +239,12 @@ impl Bench {
 
     /// Starts PyTorch with all settings of the suites before the first measurement. Prints once why one is missing.
     fn torches(&self, plan: &Plan, source: &DeviceSource) -> Option<Torches> {
-        let mut torches = self.torch.place(source)?;
+        let mut torches = match (self.torch.as_str(), source.cuda_ordinal()) {
+            ("never", _) | ("auto", None) => return None,
+            ("auto", Some(ordinal)) => Torches::new("python3", ordinal),
+            (python, Some(ordinal)) => Torches::new(python, ordinal),
+            (_, None) => Torches::missing("it needs a GPU, but this run uses the simulated device"),
+        };
         let wanted: BTreeSet<String> = plan.suites().into_iter().flat_map(torch_arms).map(|arm| arm.settings).collect();
         let missing: BTreeSet<String> = wanted.iter().filter_map(|settings| torches.with(settings).err()).collect();
         if !self.quiet {
@@ -348,38 +350,6 @@ impl Bench {
             }
         }
         Ok(())
-    }
-}
-
-/// The Python that times PyTorch's own allocator.
-#[derive(Clone, Debug)]
-enum TorchChoice {
-    Never,
-    Auto,
-    Python(String),
-}
-
-impl FromStr for TorchChoice {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(match text {
-            "never" => Self::Never,
-            "auto" => Self::Auto,
-            python => Self::Python(python.to_owned()),
-        })
-    }
-}
-
-impl TorchChoice {
-    /// `None` if PyTorch is not timed.
-    fn place(&self, source: &DeviceSource) -> Option<Torches> {
-        match (self, source.cuda_ordinal()) {
-            (Self::Never, _) | (Self::Auto, None) => None,
-            (Self::Auto, Some(ordinal)) => Some(Torches::new("python3", ordinal)),
-            (Self::Python(python), Some(ordinal)) => Some(Torches::new(python, ordinal)),
-            (Self::Python(_), None) => Some(Torches::missing("it needs a GPU, but this run uses the simulated device")),
-        }
     }
 }
 

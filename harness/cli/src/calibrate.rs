@@ -81,10 +81,9 @@ impl Calibrate {
             chosen @ DeviceChoice::Cuda(_) => chosen,
         };
         let opened = DeviceSource::new(choice, &device::probe()?, false).and_then(|source| source.open());
-        opened.map_err(|error| CliError::Device { error, help: "calibration needs a GPU; `harness doctor` lists the GPUs" })
+        opened.map_err(|error| CliError::device(&error, "calibration needs a GPU; `harness doctor` lists the GPUs"))
     }
 
-    /// Measures all figures, unless the user interrupts.
     fn measure(&self, device: &mut dyn TestDevice) -> Result<ControlFlow<(), Figures>, CliError> {
         let bar = terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", Some(0)).with_message("rounds");
         let interrupt = interrupt::watch_with(&bar, "round")?;

@@ -64,14 +64,9 @@ impl Compare {
         let (sides, failures) = Failures::split(snapshots::each(&files, snapshots::read, |path, snapshot| self.read(path, snapshot)));
         let [before, after] = sides.as_slice() else { return Err(Failures(failures)) };
         let comparison = compare::compare(side(before), side(after));
-        match self.format {
-            Format::Text => {
-                let names = files.each_ref().map(|file| file.display().to_string());
-                let names = [names[0].as_str(), names[1].as_str()];
-                terminal::print(&text::render_comparison(names, &comparison, terminal::style(), terminal::width_of_output()))?;
-            }
-            Format::Json => terminal::print_json(&comparison)?,
-        }
+        let [before, after] = files.each_ref().map(|file| file.display().to_string());
+        let (style, width) = (terminal::style(), terminal::width_of_output());
+        self.format.print(&comparison, || text::render_comparison([&before, &after], &comparison, style, width))?;
         Ok(Exit::Passed)
     }
 

@@ -45,7 +45,7 @@ pub(crate) fn probe() -> Result<Probe, CliError> {
     if let Ok(Err(why)) = doctor::ask_child(false, Duration::from_nanos(limit.0)) {
         let what = "the CUDA driver".to_owned();
         let help = "use `--device sim`; `HARNESS_DRIVER_LIMIT=90s` gives a slow driver more time";
-        return Err(CliError::Device { error: DeviceError::Unavailable { what, why }, help });
+        return Err(CliError::device(&DeviceError::Unavailable { what, why }, help));
     }
     Ok(machine::probe())
 }

@@ -15,13 +15,14 @@ use harness_allocator::device::DeviceError;
 use harness_allocator::units::{Bytes, Nanos};
 
 use harness_cuda::CudaDevice;
-use harness_cuda::machine::{self, DeviceFound, NvmlFound, Probe};
+use harness_cuda::machine::{self, DeviceFound, Probe};
+use harness_cuda::nvml::ProcessUse;
 use harness_devices::{DeviceChoice, Resolved};
 use serde::{Deserialize, Serialize};
 
 use super::error::Failures;
 use super::exit::Exit;
-use super::{Format, device, terminal};
+use super::{Format, device};
 
 /// The time that the driver gets to answer.
 pub(crate) const LIMIT: Nanos = Nanos(60_000_000_000);
@@ -58,21 +59,15 @@ impl Doctor {
         let asked = ask_child(!self.no_open, Duration::from_nanos(self.limit.0));
         let findings = asked.unwrap_or_else(|error| Err(format!("the driver was not called: this program cannot start itself: {error}")));
         let findings = findings.unwrap_or_else(Findings::without);
-        match self.format {
-            Format::Text => terminal::print(&findings.text())?,
-            Format::Json => terminal::print_json(&findings)?,
-        }
+        self.format.print(&findings, || findings.text())?;
         Ok(if self.require_gpu && !findings.has_gpu() { Exit::Device } else { Exit::Passed })
     }
 }
 
-/// A message of the child.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
-    /// The next step.
     WaitsFor(String),
-    /// The result.
     Found(Findings),
 }
 
@@ -85,7 +80,6 @@ impl Message {
 }
 
 impl Doctor {
-    /// The work of the child process.
     fn look(&self) {
         let waits_for = |what: &str| Message::WaitsFor(what.to_owned()).send();
         waits_for("the CUDA driver and NVML to list the GPUs");
@@ -145,9 +139,8 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
 }
 
 /// The result of a look at this machine.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Findings {
-    /// Version of this program.
     harness: String,
     /// CUDA version that the driver supports.
     cuda: Option<String>,
@@ -160,7 +153,6 @@ pub(crate) struct Findings {
     conclusion: String,
 }
 
-/// One GPU.
 #[derive(Serialize, Deserialize)]
 struct Finding {
     /// The value for `--device`.
@@ -172,17 +164,9 @@ struct Finding {
     /// According to NVML.
     free: Option<Bytes>,
     /// According to NVML.
-    other_processes: Option<Vec<Other>>,
+    other_processes: Option<Vec<ProcessUse>>,
     /// `true` if the GPU can be used; `None` if it was not opened.
     opens: Option<bool>,
-}
-
-/// Another process on a GPU.
-#[derive(Serialize, Deserialize)]
-struct Other {
-    pid: u32,
-    name: Option<String>,
-    used: Option<Bytes>,
 }
 
 impl Findings {
@@ -212,15 +196,12 @@ impl Findings {
         }
     }
 
-    /// The findings if the driver did not answer.
     fn without(why: String) -> Self {
         Self {
             harness: env!("CARGO_PKG_VERSION").to_owned(),
-            cuda: None,
-            kernel_driver: None,
-            devices: Vec::new(),
             missing: vec![why],
             conclusion: "scenarios run only with `--device sim`, which does not call the driver".to_owned(),
+            ..Self::default()
         }
     }
 
@@ -271,7 +252,7 @@ impl Finding {
             compute_capability: format!("{major}.{minor}"),
             total: found.total,
             free: nvml.map(|nvml| nvml.free),
-            other_processes: nvml.map(others),
+            other_processes: nvml.map(|nvml| nvml.others.clone()),
             opens,
         }
     }
@@ -303,10 +284,6 @@ impl Finding {
             None => "not tested",
         }
     }
-}
-
-fn others(nvml: &NvmlFound) -> Vec<Other> {
-    nvml.others.iter().map(|other| Other { pid: other.pid, name: other.name.clone(), used: other.used }).collect()
 }
 
 /// Opens the device, fills a part of its memory and reads it back. The check must pass, and must find deliberately wrong bytes.

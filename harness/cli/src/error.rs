@@ -1,13 +1,16 @@
 //! [`CliError`]: an error that ends a command, with its place in a file and with advice.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use harness_allocator::allocator::caching::ConfError;
 use harness_allocator::device::DeviceError;
 use harness_base::excerpt::{Excerpt, shortened};
 use harness_devices::profile::ProfileError;
+use harness_exec::launch::LaunchError;
+use harness_exec::setup::SetupError;
+use harness_exec::trials::runner::RunnerError;
 use harness_language::arms;
 use harness_language::error::FileError;
 use harness_report::store::StoreError;
@@ -23,14 +26,19 @@ pub(crate) enum CliError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Profile(#[from] ProfileError),
-    /// Any other invalid input.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Setup(#[from] SetupError),
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Program(#[from] RunnerError),
     #[error("{message}")]
-    Input {
+    Other {
         message: String,
         #[help]
         help: String,
+        exit: Exit,
     },
-    /// Invalid settings of the allocator.
     #[error("{rule}")]
     Conf {
         rule: String,
@@ -42,35 +50,33 @@ pub(crate) enum CliError {
         #[help]
         help: String,
     },
-    #[error("{error}")]
-    Device {
-        error: DeviceError,
-        #[help]
-        help: &'static str,
-    },
     /// The message of this error contains the advice.
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("cannot write to {}: {error}", .target.as_ref().map_or_else(|| "standard output".to_owned(), |path| format!("`{}`", path.display())))]
-    Output {
-        /// `None` for standard output.
-        target: Option<PathBuf>,
-        error: io::Error,
-        #[help]
-        help: &'static str,
-    },
-    /// The machine refuses something that every command needs, or the harness has a bug.
-    #[error("{message}")]
-    Internal {
-        message: String,
-        #[help]
-        help: &'static str,
-    },
 }
 
 impl CliError {
+    fn other(message: String, help: impl Into<String>, exit: Exit) -> Self {
+        Self::Other { message, help: help.into(), exit }
+    }
+
     pub(crate) fn input(message: impl Into<String>, help: impl Into<String>) -> Self {
-        Self::Input { message: message.into(), help: help.into() }
+        Self::other(message.into(), help, Exit::Invalid)
+    }
+
+    pub(crate) fn device(error: &DeviceError, help: &str) -> Self {
+        Self::other(error.to_string(), help, Exit::Device)
+    }
+
+    /// The machine refuses something that every command needs, or the harness has a bug.
+    pub(crate) fn internal(message: impl Into<String>, help: &str) -> Self {
+        Self::other(message.into(), help, Exit::Internal)
+    }
+
+    /// A file cannot be written, or if `target` is `None`, the standard output.
+    pub(crate) fn output(target: Option<&Path>, error: &io::Error, help: &str) -> Self {
+        let target = target.map_or_else(|| "standard output".to_owned(), |path| format!("`{}`", path.display()));
+        Self::internal(format!("cannot write to {target}: {error}"), help)
     }
 
     /// Invalid settings in `--alloc-conf`.
@@ -90,18 +96,25 @@ impl CliError {
         }
     }
 
-    /// Makes the error for a file that cannot be written.
-    pub(crate) fn unwritten(path: &Path, help: &'static str) -> impl Fn(io::Error) -> Self {
-        move |error| Self::Output { target: Some(path.to_owned()), error, help }
+    pub(crate) fn unwritten(path: &Path, help: &str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::output(Some(path), &error, help)
     }
 
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Scenario(_) | Self::Profile(_) | Self::Input { .. } | Self::Conf { .. } => Exit::Invalid,
-            Self::Device { .. } => Exit::Device,
+            Self::Setup(SetupError::Launch(error)) | Self::Program(RunnerError::Launch(error)) if !error.is_of_input() => Exit::Internal,
+            Self::Scenario(_) | Self::Profile(_) | Self::Setup(_) | Self::Conf { .. } => Exit::Invalid,
+            Self::Program(RunnerError::Launch(_)) => Exit::Invalid,
+            Self::Other { exit, .. } => *exit,
             Self::Store(error) if error.is_of_input() => Exit::Invalid,
-            Self::Store(_) | Self::Output { .. } | Self::Internal { .. } => Exit::Internal,
+            Self::Program(_) | Self::Store(_) => Exit::Internal,
         }
+    }
+}
+
+impl From<LaunchError> for CliError {
+    fn from(error: LaunchError) -> Self {
+        Self::Program(error.into())
     }
 }
 
@@ -109,10 +122,10 @@ impl From<DeviceError> for CliError {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Unavailable { .. } | DeviceError::Driver { .. } | DeviceError::OutOfMemory { .. } => {
-                Self::Device { error, help: "see `harness doctor` for the available devices, or use `--device sim`" }
+                Self::device(&error, "see `harness doctor` for the available devices, or use `--device sim`")
             }
             // Only a wrong call of the device returns the other errors.
-            _ => Self::Internal { message: error.to_string(), help: "this is a bug in the harness: report it with the command" },
+            _ => Self::internal(error.to_string(), "this is a bug in the harness: report it with the command"),
         }
     }
 }

@@ -15,15 +15,14 @@ use harness_base::{files, shell};
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_devices::shipped::Shipped;
-use harness_exec::cache::CacheError;
-use harness_exec::launch::{self, Ended, Launch, LaunchError};
+use harness_exec::launch::{Ended, Launch};
 use harness_exec::machine::Machine;
 use harness_exec::record::Record;
-use harness_exec::setup::{Setup, SetupError};
+use harness_exec::setup::Setup;
 use harness_exec::summary;
 use harness_exec::timeline::Timeline;
-use harness_exec::torch::TorchError;
 use harness_exec::trials::faults;
+use harness_exec::trials::runner::RunnerError;
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::latency::Latency;
@@ -66,7 +65,6 @@ The folder ~/.cache/harness, or HARNESS_CACHE, stores libraries that are built f
 /// The advice for a file that cannot be written.
 pub(crate) const HELP: &str = "choose another file, or free disk space";
 
-/// Parses the number of a real GPU.
 pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(DeviceChoice::Cuda(ordinal)) => Ok(ordinal),
@@ -152,7 +150,7 @@ impl Exec {
         }
         let python = self.python.as_deref();
         let setup = if self.device.is_some() { Setup::for_real_gpu(&self.command, python) } else { Setup::of(&self.command, python) };
-        let setup = setup.map_err(of_setup)?;
+        let setup = setup?;
         let (machine, gpu) = match self.device {
             None => (Machine::Simulated(self.settings(&setup)?), None),
             Some(ordinal) => {
@@ -172,13 +170,12 @@ impl Exec {
         if has_many {
             return self.many.run(launch, &self.alloc_conf);
         }
-        let ended = launch.prepare().and_then(|prepared| prepared.run(self.many.report().is_some())).map_err(of_launch)?;
+        let ended = launch.prepare().and_then(|prepared| prepared.run(self.many.report().is_some()))?;
         self.finish(&ended, &machine, gpu.as_deref())
     }
 
-    /// Prints and writes the results of a run. `gpu` is the name of a real GPU.
     fn finish(&self, ended: &Ended, machine: &Machine, gpu: Option<&str>) -> Result<ExitCode, Failures> {
-        let record = &Record::read(ended.folder(), ended.end, machine).map_err(|error| lost(&error))?;
+        let record = &Record::read(ended.folder(), ended.end, machine).map_err(RunnerError::Lost)?;
         // Standard output belongs to the program.
         terminal::message(format_args!("\n{}", summary::render(record, machine, gpu).trim_end()));
         if let Some(path) = &self.record {
@@ -187,7 +184,7 @@ impl Exec {
         if let Some(path) = &self.snapshot {
             self.keep_snapshots(path, ended, record, machine.memory())?;
         }
-        let timelines = &machine.timelines(ended.folder()).map_err(|error| lost(&error))?;
+        let timelines = &machine.timelines(ended.folder()).map_err(RunnerError::Lost)?;
         let missed = self.not_reached(record, timelines);
         let command: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let command = &shell::command(&command);
@@ -239,7 +236,6 @@ impl Exec {
         })
     }
 
-    /// Writes the requested report and test case.
     fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
         if let Some(path) = &self.junit {
             terminal::save(path, &program::junit(run), HELP)?;
@@ -272,7 +268,7 @@ impl Exec {
     }
 
     fn keep_snapshots(&self, path: &Path, ended: &Ended, record: &Record, memory: Bytes) -> Result<(), CliError> {
-        let snapshots = record.snapshots(ended.folder()).map_err(|error| lost(&error))?;
+        let snapshots = record.snapshots(ended.folder()).map_err(RunnerError::Lost)?;
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
             let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
@@ -337,65 +333,4 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
     }
     files::write_by(to, |file| io::copy(&mut File::open(from)?, file).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
-}
-
-pub(crate) fn lost(error: &io::Error) -> CliError {
-    let message = format!("the records of the program's processes cannot be read: {error}");
-    CliError::Internal { message, help: "check whether another program deletes temporary files; TMPDIR selects another folder for them" }
-}
-
-pub(crate) fn of_setup(error: SetupError) -> CliError {
-    match error {
-        SetupError::Torch(error) => of_torch(error),
-        SetupError::Cache(error) => of_cache(error),
-        SetupError::Launch(error) => of_launch(error),
-    }
-}
-
-fn of_torch(error: TorchError) -> CliError {
-    let help = match &error {
-        TorchError::NoCommand { .. } => "give the program and its arguments after `--`, as in `-- python train.py`",
-        TorchError::NoPython { .. } => "activate the environment of the program, or name its Python with `--python PATH`",
-        TorchError::Broken { .. } => "run the program without `harness exec` first, or name its Python with `--python PATH`",
-        TorchError::NoTorch { .. } => {
-            "activate the environment that has torch, or name its Python with `--python PATH`; `pip install torch` installs a CUDA build"
-        }
-        TorchError::TooOld { .. } => "install a newer torch",
-        TorchError::NotCuda { .. } | TorchError::OtherCuda { .. } => {
-            "install a CUDA build, as `pip install torch` does on Linux; it needs no GPU, and with `--no-deps` none of NVIDIA's packages"
-        }
-        TorchError::OtherMachine { .. } => "use a Python for x86-64 that is linked to the GNU C library",
-        TorchError::SpecialRights { .. } => "use a Python without special rights, for example in a virtual environment",
-    };
-    CliError::input(error.to_string(), help)
-}
-
-fn of_cache(error: CacheError) -> CliError {
-    let help = match &error {
-        CacheError::Unwritable { .. } | CacheError::Nowhere | CacheError::UnloadablePath(_) | CacheError::Untrusted(_) => {
-            "set HARNESS_CACHE to a folder of your own with a short path"
-        }
-        CacheError::Imports(_) => "install torch again",
-        CacheError::StaticCuda(_) => "install torch from PyPI, which uses CUDA's shared libraries",
-    };
-    CliError::input(error.to_string(), help)
-}
-
-pub(crate) fn of_launch(error: LaunchError) -> CliError {
-    match error {
-        LaunchError::Start { .. } => CliError::input(error.to_string(), "give an executable program"),
-        LaunchError::OldLibc(_) => CliError::input(error.to_string(), "use a newer system, or leave out `--device` to simulate a GPU"),
-        LaunchError::UnloadablePath(_) => {
-            CliError::input(error.to_string(), format!("copy it to another folder and set {} to the copy", launch::LIMITER_VARIABLE))
-        }
-        LaunchError::NotLoaded => CliError::input(error.to_string(), "see `LD_DEBUG=files` for the dynamic linker's reason"),
-        LaunchError::NoCore | LaunchError::NoLimiter => {
-            let help =
-                "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo install` installs only the program";
-            CliError::Internal { message: error.to_string(), help }
-        }
-        LaunchError::Folder(_) => {
-            CliError::Internal { message: error.to_string(), help: "free disk space, or set TMPDIR to another folder" }
-        }
-    }
 }

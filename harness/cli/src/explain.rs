@@ -81,7 +81,6 @@ fn moment(text: &str) -> Result<At, String> {
 struct Explained {
     name: String,
     explanation: Explanation,
-    /// The data for an HTML page.
     shown: Option<RankData>,
 }
 
@@ -110,7 +109,6 @@ impl Explain {
         }
     }
 
-    /// Explains every device in the snapshot.
     fn explain(&self, path: &Path, snapshot: &Snapshot) -> Result<Vec<Explained>, CliError> {
         let options = Options { memory: self.memory, at: self.at.unwrap_or_default() };
         let devices = snapshot.devices();

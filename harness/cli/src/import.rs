@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use harness_allocator::units::Bytes;
-use harness_base::{files, packed};
+use harness_base::packed;
 use harness_explain::plain::{PendingFrees, plain};
 use harness_language::text::exact_size;
 use harness_record::RunRecord;
-use harness_scenario::{Scenario, Trace};
+use harness_scenario::Scenario;
 use harness_trace::program::RecordedProgram;
 use harness_trace::snapshot::Snapshot;
 
@@ -100,12 +100,8 @@ impl Program {
         Self { about, conf: job.config.to_string(), memory, trace }
     }
 
-    /// Reads an allocation trace. The format does not contain the device's memory.
     fn of_trace(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
-        let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
-        let (_, trace) = Trace::read_with_text(path).map_err(invalid)?;
-        let help = "give `--memory`, as in `--memory 24GiB`".to_owned();
-        let memory = memory.ok_or_else(|| invalid(("a trace does not contain the device's memory".to_owned(), help)))?;
+        let (_, trace, memory) = jobs::trace(path, memory)?;
         Ok(Self { about: format!("The allocation trace {}.", file_name(path)), conf: String::new(), memory, trace })
     }
 
@@ -114,9 +110,9 @@ impl Program {
         let trace_file = out.with_extension("trace.gz");
         let name = file_name(&trace_file);
         let records = simulated::run(&self.scenario(&name, "any", ""), Some((&name, &self.trace)))?;
-        let failed = || CliError::Internal {
-            message: format!("{}: the replay of the program violates an invariant", snapshot.display()),
-            help: "report this with the snapshot",
+        let failed = || {
+            let message = format!("{}: the replay of the program violates an invariant", snapshot.display());
+            CliError::internal(message, "report this with the snapshot")
         };
         let record = records.first().ok_or_else(failed)?;
         let text = self.scenario(&name, ending(record), &expectations(record));
@@ -124,11 +120,7 @@ impl Program {
             return Err(failed());
         }
         let packed = packed::pack(&self.trace);
-        let folder = trace_file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let unwritten = CliError::unwritten(&trace_file, UNWRITTEN);
-        folder.map_or(Ok(()), std::fs::create_dir_all).map_err(&unwritten)?;
-        let write = |file: &mut std::fs::File| std::io::Write::write_all(file, &packed).map(Ok::<_, std::convert::Infallible>);
-        files::write_by(&trace_file, write).map(drop).map_err(&unwritten)?;
+        terminal::save(&trace_file, &packed, UNWRITTEN)?;
         terminal::save(out, &text, UNWRITTEN)?;
         let end = if ending(record) == "fits" { "every request succeeds" } else { "the program runs out of memory" };
         terminal::message(format_args!("{} and {} ({} bytes): {end}", out.display(), trace_file.display(), packed.len()));

@@ -32,9 +32,9 @@ pub(crate) fn watch(on_interrupt: impl Fn() + Send + 'static) -> Result<Interrup
         }
         on_interrupt();
     };
-    ctrlc::set_handler(handler).map_err(|error| CliError::Internal {
-        message: format!("the handler for Ctrl-C cannot be installed: {error}"),
-        help: "check this machine's limits on threads and pipes",
+    ctrlc::set_handler(handler).map_err(|error| {
+        let message = format!("the handler for Ctrl-C cannot be installed: {error}");
+        CliError::internal(message, "check this machine's limits on threads and pipes")
     })?;
     Ok(interrupt)
 }

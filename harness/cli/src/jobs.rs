@@ -34,23 +34,36 @@ pub(crate) fn read(path: &Path, memory: Option<Bytes>) -> Result<Recovered, CliE
     Ok(Recovered { snapshot, job, fidelity })
 }
 
+/// Reads a trace and its text. The format does not contain the device's memory, so `memory` is required.
+pub(crate) fn trace(path: &Path, memory: Option<Bytes>) -> Result<(Trace, String, Bytes), CliError> {
+    let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
+    let (trace, text) = Trace::read_with_text(path).map_err(invalid)?;
+    Ok((trace, text, required(memory, path, "a trace")?))
+}
+
+/// The device's memory, which this kind of file does not contain.
+pub(crate) fn required(memory: Option<Bytes>, path: &Path, what: &str) -> Result<Bytes, CliError> {
+    memory.ok_or_else(|| {
+        let message = format!("{}: {what} does not contain the device's memory", path.display());
+        CliError::input(message, "give `--memory`, as in `--memory 24GiB`")
+    })
+}
+
 /// Reads the requests of a trace or an RMM log; `None` for other files. Neither format contains the device's memory, so `memory` is required.
 pub(crate) fn requests(path: &Path, memory: Option<Bytes>) -> Option<Result<(Requests, Bytes), CliError>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let read_trace = || {
-        let invalid = |(why, help): (String, String)| CliError::input(format!("{}: {why}", path.display()), help);
-        let trace = Trace::read(path).map_err(invalid)?;
-        let operations = trace.events.iter().enumerate();
-        Ok(Requests::of_trace(&name, operations.map(|(index, &event)| (event, trace.line(index), trace.site(index)))))
-    };
-    let (what, read) = match kind::of(path)? {
-        Kind::Trace => ("a trace", read_trace()),
-        Kind::RmmLog => ("an RMM log", snapshots::read(path).map(|log| Requests::of_log(&name, &log))),
-        Kind::Pickle | Kind::Recording => return None,
-    };
-    let help = "give `--memory`, as in `--memory 24GiB`";
-    let no_memory = || CliError::input(format!("{}: {what} does not contain the device's memory", path.display()), help);
-    Some(read.and_then(|requests| Ok((requests, memory.ok_or_else(no_memory)?))))
+    match kind::of(path)? {
+        Kind::Trace => Some(trace(path, memory).map(|(trace, _, memory)| {
+            let operations = trace.events.iter().enumerate();
+            let operations = operations.map(|(index, &event)| (event, trace.line(index), trace.site(index)));
+            (Requests::of_trace(&name, operations), memory)
+        })),
+        Kind::RmmLog => {
+            let log = snapshots::read(path);
+            Some(log.and_then(|log| Ok((Requests::of_log(&name, &log), required(memory, path, "an RMM log")?))))
+        }
+        Kind::Pickle | Kind::Recording => None,
+    }
 }
 
 /// The error for a program that cannot be recovered or replayed.

@@ -65,7 +65,6 @@ impl LastFailed {
         self.failed.extend(runs.iter().filter(|run| matches!(run.verdict, Verdict::Failed { .. })).map(pair));
     }
 
-    /// Replaces the list atomically.
     pub(crate) fn write(&self) -> Result<(), CliError> {
         let path = path();
         let failed = CliError::unwritten(&path, "free disk space, or run with `--no-report`");
@@ -74,7 +73,7 @@ impl LastFailed {
         }
         fs::create_dir_all(store::DEFAULT_ROOT).map_err(&failed)?;
         let text = serde_json::to_string_pretty(self)
-            .map_err(|error| CliError::Internal { message: error.to_string(), help: "this is a bug in the harness: report it" })?;
+            .map_err(|error| CliError::internal(error.to_string(), "this is a bug in the harness: report it"))?;
         files::write(&path, &(text + "\n")).map_err(failed)
     }
 }

@@ -10,7 +10,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::error::Failures;
 use super::exit::Exit;
-use super::{Format, inputs, terminal};
+use super::{Format, inputs};
 
 /// List scenarios: name, allocators, memory, and the first sentence of their description.
 #[derive(Args)]
@@ -27,10 +27,8 @@ pub(super) struct List {
 impl List {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let scenarios = inputs::load(&self.paths, &Settings::new())?;
-        match self.format {
-            Format::Text => terminal::print(&table(&scenarios))?,
-            Format::Json => terminal::print_json(&scenarios.iter().map(document).collect::<Vec<_>>())?,
-        }
+        let documents: Vec<_> = scenarios.iter().map(document).collect();
+        self.format.print(&documents, || table(&scenarios))?;
         Ok(Exit::Passed)
     }
 }

@@ -28,8 +28,6 @@ mod library_host;
 mod list;
 mod program;
 mod recorded;
-#[cfg(test)]
-mod reference;
 mod replay;
 mod report;
 mod run;
@@ -40,6 +38,8 @@ mod simulated;
 mod snapshots;
 mod squeeze;
 mod terminal;
+#[cfg(test)]
+mod tests;
 mod timelines;
 mod what_if;
 
@@ -47,7 +47,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use harness_exec::process;
+use serde::Serialize;
 
+use error::CliError;
 use terminal::ColorChoice;
 
 fn main() -> ExitCode {
@@ -97,6 +99,16 @@ enum Format {
     Text,
     /// For programs: one document.
     Json,
+}
+
+impl Format {
+    /// Prints a result on standard output.
+    fn print(self, document: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), CliError> {
+        match self {
+            Self::Text => terminal::print(&text()),
+            Self::Json => terminal::print_json(document),
+        }
+    }
 }
 
 #[derive(Subcommand)]

@@ -33,7 +33,6 @@ pub(crate) struct Recordings {
     /// The files of the runs that have not ended, in the order of the plan.
     files: Vec<(PlannedRun, PathBuf)>,
     explained: Option<Explained>,
-    /// The explanations so far.
     screens: Vec<String>,
     receiver: Receiver<Snapshot>,
     failed: Option<CliError>,

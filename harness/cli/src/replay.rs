@@ -1,19 +1,18 @@
 //! `harness replay`: replays allocation traces on the simulated device, and compares recordings of PyTorch's allocator with their replay.
 
-use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::thread;
+use std::sync::atomic::Ordering;
 
-use clap::builder::PossibleValue;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::DeviceError;
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
 use harness_base::excerpt::shortened;
+use harness_base::parallel::in_parallel;
 use harness_base::words::count;
 use harness_base::{files, packed};
 use harness_trace::execute::PrepareError;
@@ -49,6 +48,9 @@ column, `result`, is the outcome of the operation:
   1   out of memory
   2   ignored: its id or pool is not live";
 
+/// The number of recordings after which results are printed.
+const TOGETHER: usize = 32;
+
 /// Replay an allocation trace on the simulated device, or compare recordings of PyTorch's allocator with their replay.
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
@@ -77,28 +79,17 @@ pub(super) struct Replay {
     #[arg(long, requires = "bench")]
     json: bool,
     /// The interface of the allocator.
-    #[arg(long, value_enum, default_value = "handle")]
-    front: FrontName,
+    #[arg(long, value_name = "FRONT", default_value = "handle", value_parser = fronts())]
+    front: Front,
     /// Compare these recordings with their replay, row by row.
     #[arg(long, value_name = "RECORDING", num_args = 1.., conflicts_with_all = ["trace", "memory", "alloc_conf", "stats", "memory_summary"])]
     verify: Vec<PathBuf>,
 }
 
-/// The value of `--front`.
-#[derive(Clone, Copy)]
-struct FrontName(Front);
-
-impl ValueEnum for FrontName {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self(Front::Handle), Self(Front::Shared)]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self.0 {
-            Front::Handle => PossibleValue::new("handle").help("one host thread, frees by handle"),
-            Front::Shared => PossibleValue::new("shared").help("many host threads with a lock, frees by address"),
-        })
-    }
+fn fronts() -> impl TypedValueParser<Value = Front> {
+    let handle = PossibleValue::new("handle").help("one host thread, frees by handle");
+    let shared = PossibleValue::new("shared").help("many host threads with a lock, frees by address");
+    PossibleValuesParser::new([handle, shared]).map(|name| if name == "shared" { Front::Shared } else { Front::Handle })
 }
 
 impl Replay {
@@ -106,7 +97,7 @@ impl Replay {
         match (&self.trace, self.memory) {
             (Some(trace), Some(memory)) => self.replay(trace, memory),
             // The rules of the arguments exclude other cases.
-            _ => verify_all(&self.verify, self.front.0),
+            _ => verify_all(&self.verify, self.front),
         }
     }
 
@@ -119,8 +110,8 @@ impl Replay {
         }
         let interrupt = interrupt::watch(|| {})?;
         let written = match self.stats_are_printed() {
-            true => trace.write_stats(config, memory, self.front.0, &interrupt, io::stdout()),
-            false => files::write_by(&self.stats, |file| trace.write_stats(config, memory, self.front.0, &interrupt, file)),
+            true => trace.write_stats(config, memory, self.front, &interrupt, io::stdout()),
+            false => files::write_by(&self.stats, |file| trace.write_stats(config, memory, self.front, &interrupt, file)),
         };
         match written {
             Ok(Ok(stats)) => Ok(self.print_summary(&stats).map(|()| Exit::Passed)?),
@@ -129,8 +120,8 @@ impl Replay {
             // The reader has closed the pipe.
             Err(error) if self.stats_are_printed() && error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Passed),
             Err(error) => {
-                let target = (!self.stats_are_printed()).then(|| self.stats.clone());
-                Err(CliError::Output { target, error, help: "choose another file with `--stats`, or free disk space" }.into())
+                let target = (!self.stats_are_printed()).then_some(self.stats.as_path());
+                Err(CliError::output(target, &error, "choose another file with `--stats`, or free disk space").into())
             }
         }
     }
@@ -155,7 +146,7 @@ impl Replay {
             let message = format!("{}: the trace contains no allocations to time", trace.path.display());
             return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` describes the format").into());
         }
-        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front.0).map_err(|error| trace.locate(&error))?;
+        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front).map_err(|error| trace.locate(&error))?;
         if self.json {
             terminal::print_document(&format!("{}\n", serde_json::json!(result)))?;
             return Ok(Exit::Passed);
@@ -180,7 +171,6 @@ device calls in the timed passes: {device_calls}
     }
 }
 
-/// A trace and its file.
 struct Trace<'a> {
     path: &'a Path,
     events: Vec<TraceEvent>,
@@ -244,7 +234,7 @@ impl<'a> Trace<'a> {
                 CliError::input(source.to_string(), "give other settings with `--alloc-conf`")
             }
             ReplayError::Device { .. } | ReplayError::Prepare(PrepareError::Device(_)) => {
-                CliError::Internal { message: format!("{place}: {error}"), help: "this is a bug in the harness: report it with the trace" }
+                CliError::internal(format!("{place}: {error}"), "this is a bug in the harness: report it with the trace")
             }
             ReplayError::Prepare(_) | ReplayError::PrivatePool { .. } => {
                 CliError::input(format!("{place}: {error}"), "correct this line of the trace")
@@ -270,39 +260,12 @@ impl<W: Write> Write for Interruptible<'_, W> {
     }
 }
 
-/// Compares all recordings on all cores, and prints the results in the given order.
+/// Compares recordings on all cores, and prints the results in the given order.
 fn verify_all(paths: &[PathBuf], front: Front) -> Result<Exit, Failures> {
-    let next = AtomicUsize::new(0);
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(paths.len());
-    let (sender, results) = mpsc::channel();
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            let (sender, next) = (sender.clone(), &next);
-            scope.spawn(move || {
-                while let index = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(path) = paths.get(index)
-                {
-                    // The receiver is gone after an output error.
-                    let _ = sender.send((index, replay::verify(path, front)));
-                }
-            });
-        }
-        drop(sender);
-        print_in_order(paths, results)
-    })
-}
-
-type Verified = Result<Comparison, RecordingError>;
-
-fn print_in_order(paths: &[PathBuf], results: mpsc::Receiver<(usize, Verified)>) -> Result<Exit, Failures> {
     let mut counts = Counts::default();
-    let mut early = BTreeMap::new();
-    let mut paths = paths.iter().enumerate().peekable();
-    for (index, verified) in results {
-        early.insert(index, verified);
-        while let Some((_, path)) = paths.next_if(|(index, _)| early.contains_key(index))
-            && let Some((_, verified)) = early.pop_first()
-        {
+    for paths in paths.chunks(TOGETHER) {
+        let Ok(results) = in_parallel(paths, |path| Ok::<_, Infallible>(replay::verify(path, front)));
+        for (path, verified) in paths.iter().zip(results) {
             terminal::print(&counts.add(path, verified))?;
         }
     }
@@ -320,7 +283,7 @@ struct Counts {
 
 impl Counts {
     /// Counts a result and describes it, in one line unless there is a difference.
-    fn add(&mut self, path: &Path, verified: Verified) -> String {
+    fn add(&mut self, path: &Path, verified: Result<Comparison, RecordingError>) -> String {
         let path = path.display();
         match verified {
             Ok(Comparison { operations, difference: None }) => {

@@ -10,7 +10,7 @@ use harness_bench::accepted::{self, AcceptedBuild};
 use harness_bench::compare;
 use harness_bench::gate;
 use harness_bench::merge;
-use harness_bench::record::{BenchRun, Change, Comparison, Counts};
+use harness_bench::record::{Change, Comparison, Counts};
 use harness_bench::store;
 use harness_bench::suite::Suite;
 use harness_report::{bench, runs, store as scenario_runs};
@@ -94,10 +94,9 @@ impl Compare {
         }
         new.comparison = compare::compare(&new, &[], Some(&base));
         let counts = Counts::of(new.comparison.iter().flat_map(|comparison| &comparison.changes));
-        match self.format {
-            Format::Text => terminal::print(&bench::comparison(&new))?,
-            Format::Json => terminal::print_json(&Document::of(&new, counts))?,
-        }
+        let comparison = new.comparison.as_ref();
+        let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
+        self.format.print(&Document { counts, most_important, comparison }, || bench::comparison(&new))?;
         Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
     }
 }
@@ -106,10 +105,7 @@ impl Compare {
 fn compare_runs(base: &Path, new: &Path, format: Format) -> Result<Exit, Failures> {
     let (base, new) = Failures::both(scenario_runs::read(base), scenario_runs::read(new))?;
     let compared = runs::compare(&base, &new);
-    match format {
-        Format::Text => terminal::print(&compared.text)?,
-        Format::Json => terminal::print_json(&compared)?,
-    }
+    format.print(&compared, || compared.text.clone())?;
     Ok(if compared.is_worse { Exit::Failed } else { Exit::Passed })
 }
 
@@ -117,17 +113,8 @@ fn compare_runs(base: &Path, new: &Path, format: Format) -> Result<Exit, Failure
 #[derive(Serialize)]
 struct Document<'a> {
     counts: Counts,
-    /// The first changes by importance.
     most_important: Vec<&'a Change>,
     comparison: Option<&'a Comparison>,
-}
-
-impl<'a> Document<'a> {
-    fn of(run: &'a BenchRun, counts: Counts) -> Self {
-        let comparison = run.comparison.as_ref();
-        let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
-        Self { counts, most_important, comparison }
-    }
 }
 
 /// Accept a build. Later runs are compared with it side by side, until another build is accepted.
@@ -185,7 +172,6 @@ fn suites_of(commit: &str) -> Result<Vec<Suite>, CliError> {
     inputs::files(&[suites], "suite")?.iter().map(|path| Suite::load(path).map_err(|error| failed(&error))).collect()
 }
 
-/// The commit of the last run.
 fn last_measured(root: &Path) -> Result<String, CliError> {
     let runs = store::load(root)?.whole;
     let Some((folder, last)) = runs.last() else {
@@ -200,7 +186,6 @@ fn last_measured(root: &Path) -> Result<String, CliError> {
     }
 }
 
-/// The hash of a commit, branch or tag.
 fn resolved(name: &str) -> Result<String, CliError> {
     let revision = format!("{name}^{{commit}}");
     let output = Process::new("git").args(["rev-parse", "--quiet", "--verify", "--end-of-options", &revision]).output();
@@ -277,7 +262,7 @@ impl Render {
 /// Renders one run. For a killed run of scenarios, the report contains the finished steps.
 fn render(path: &Path) -> Result<(), CliError> {
     let (folder, report) = if scenario_runs::is_of_run(path) {
-        let folder = if path.is_dir() { path } else { path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")) };
+        let folder = folder_of(path);
         scenario_runs::render_again(folder)?;
         (folder, scenario_runs::REPORT)
     } else {
@@ -292,16 +277,10 @@ fn render(path: &Path) -> Result<(), CliError> {
 
 /// The folder of a run, given the folder or its record.
 fn folder_of(run: &Path) -> &Path {
-    match run.parent() {
-        Some(folder) if run.ends_with(store::RECORD) && run.is_file() => {
-            if folder == Path::new("") {
-                Path::new(".")
-            } else {
-                folder
-            }
-        }
-        _ => run,
+    if !run.is_file() || !(run.ends_with(store::RECORD) || scenario_runs::is_of_run(run)) {
+        return run;
     }
+    run.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
 }
 
 /// Write the index of all runs. The command names unreadable runs, and leaves them out.

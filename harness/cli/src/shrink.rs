@@ -17,7 +17,7 @@ use harness_record::causes;
 use harness_reduce::Progress;
 use harness_reduce::scenario::{self, ReduceError};
 use harness_reduce::trace::{self as shrink, Case, Goal, Shrunk};
-use harness_scenario::{SCENARIO, Scenario, Trace, choices};
+use harness_scenario::{SCENARIO, Scenario, choices};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -153,24 +153,14 @@ impl Shrink {
 
     fn of_snapshot(&self) -> Result<Given, CliError> {
         let Recovered { snapshot, job, .. } = jobs::read(&self.file, self.memory)?;
-        let Some(memory) = self.memory.or(job.memory) else {
-            let message = format!("{}: the recording does not contain the device's memory", self.file.display());
-            return Err(CliError::input(message, "give `--memory`, as in `--memory 24GiB`"));
-        };
+        let memory = jobs::required(self.memory.or(job.memory), &self.file, "the recording")?;
         let (plain, names) = (plain(&job, PendingFrees::AsRecorded), Sites::new(&snapshot, job.device));
         let sites = (0..plain.events.len()).map(|event| plain.site(event, &job, &names).map(str::to_owned)).collect();
         Ok(Given { case: Case { events: plain.events, config: job.config, memory }, sites })
     }
 
     fn of_trace(&self) -> Result<Given, CliError> {
-        let invalid = |why: String, help: String| CliError::input(format!("{}: {why}", self.file.display()), help);
-        let trace = Trace::read(&self.file).map_err(|(why, help)| invalid(why, help))?;
-        let Some(memory) = self.memory else {
-            return Err(invalid(
-                "a trace does not contain the device's memory".to_owned(),
-                "give `--memory`, as in `--memory 24GiB`".to_owned(),
-            ));
-        };
+        let (trace, _, memory) = jobs::trace(&self.file, self.memory)?;
         let sites = (0..trace.events.len()).map(|operation| trace.site(operation).map(str::to_owned)).collect();
         Ok(Given { case: Case { events: trace.events, config: Config::default(), memory }, sites })
     }
@@ -323,7 +313,7 @@ fn of_scenario(error: ReduceError) -> CliError {
         ReduceError::Invalid(error) => error.into(),
         ReduceError::Device(error) => error.into(),
         ReduceError::NotConfirmed { .. } => {
-            CliError::Internal { message: error.to_string(), help: "this is a bug in the harness: report it with the scenario" }
+            CliError::internal(error.to_string(), "this is a bug in the harness: report it with the scenario")
         }
         error => CliError::input(error.to_string(), help),
     }

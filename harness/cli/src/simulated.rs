@@ -25,9 +25,9 @@ pub(crate) fn run(text: &str, trace: Option<(&str, &str)>) -> Result<Vec<RunReco
 
 /// Parses a scenario and names it after `path`, which need not exist.
 pub(crate) fn parse(text: &str, path: &Path, trace: Option<(&str, &str)>) -> Result<Scenario, CliError> {
-    let internal = |error: &dyn std::fmt::Display| CliError::Internal {
-        message: format!("the scenario cannot be written to the folder for temporary files: {error}"),
-        help: "free disk space there, or set TMPDIR to another folder",
+    let internal = |error: &dyn std::fmt::Display| {
+        let message = format!("the scenario cannot be written to the folder for temporary files: {error}");
+        CliError::internal(message, "free disk space there, or set TMPDIR to another folder")
     };
     let folder = tempfile::tempdir().map_err(|error| internal(&error))?;
     if let Some((name, trace)) = trace {

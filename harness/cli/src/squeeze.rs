@@ -14,7 +14,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::shell;
 use harness_base::words::count;
 use harness_cuda::CudaDevice;
-use harness_exec::process::{End, HeldSignals};
+use harness_exec::process::HeldSignals;
 use harness_report::squeeze::{self, Look, Squeezed};
 
 use super::error::{CliError, Failures};
@@ -68,23 +68,6 @@ pub(super) struct Squeeze {
     command: Vec<OsString>,
 }
 
-/// Measurements of the device.
-#[derive(Debug, Default)]
-struct Measured {
-    /// Free memory before our allocations.
-    free_before: Bytes,
-    /// Free memory at the start of the program.
-    free_at_start: Bytes,
-    /// Our allocations.
-    taken: Bytes,
-    curve: Vec<Look>,
-    peak_used: Bytes,
-    least_free: Bytes,
-    looks: u64,
-    /// The error that ended the measurements.
-    lost: Option<DeviceError>,
-}
-
 impl Squeeze {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
         device::probe()?.require(self.device)?;
@@ -92,7 +75,7 @@ impl Squeeze {
         let signals = HeldSignals::hold().map_err(|error| internal(&error))?;
         let (ready, taken) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
-        let (ended, measured, took) = thread::scope(|scope| {
+        let (ended, mut squeezed, took) = thread::scope(|scope| {
             let command = &self;
             let watcher = scope.spawn(move || command.watch(&ready, &stopped));
             // The watcher opens the device, allocates the memory, and releases it.
@@ -110,14 +93,16 @@ impl Squeeze {
             let took = began.elapsed();
             // Wakes the watcher, which releases the memory of the GPU.
             drop(stop);
-            let measured = watcher.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))?;
-            Ok((ended, measured, took))
+            let squeezed = watcher.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload))?;
+            Ok((ended, squeezed, took))
         })?;
         let end = ended.map_err(|error| {
             let message = format!("`{}` cannot be started: {error}", self.command[0].to_string_lossy());
             CliError::input(message, "give an executable program after `--`")
         })?;
-        let squeezed = self.squeezed(end, measured, took);
+        squeezed.exit_code = end.exit_code();
+        squeezed.signal = end.signal();
+        squeezed.milliseconds = milliseconds(took);
         match self.format {
             Format::Text => terminal::message(self.summary(&squeezed)),
             Format::Json => terminal::print_json(&squeezed)?,
@@ -133,58 +118,40 @@ impl Squeeze {
     }
 
     /// Opens the device, allocates the memory, sends `ready`, and measures until `stopped` closes. Dropping the device releases the memory.
-    fn watch(&self, ready: &Sender<()>, stopped: &Receiver<()>) -> Result<Measured, CliError> {
+    fn watch(&self, ready: &Sender<()>, stopped: &Receiver<()>) -> Result<Squeezed, CliError> {
         let mut device = CudaDevice::open_for_allocation(self.device)?;
-        let mut measured = Measured { free_before: device.free_memory()?, ..Measured::default() };
+        let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let free_before = device.free_memory()?;
+        let mut measured = Squeezed { command: shell::command(&words), leave: self.leave, free_before, ..Squeezed::default() };
         if measured.free_before < self.leave {
             let what = format!("{} of free memory", self.leave);
             let why = format!("cuda:{} has only {} free", self.device, measured.free_before);
             let help = "give less `--leave-free`; `harness doctor` lists the processes that use the GPU";
-            return Err(CliError::Device { error: DeviceError::Unavailable { what, why }, help });
+            return Err(CliError::device(&DeviceError::Unavailable { what, why }, help));
         }
         measured.taken = take(&mut device, self.leave)?;
         let mut memory = device.memory()?;
         (measured.free_at_start, measured.least_free) = (memory.free, memory.free);
         let _ = ready.send(());
         let began = Instant::now();
-        measured.add(began.elapsed(), memory);
+        add(&mut measured, began.elapsed(), memory);
         // The channel closes when the program has ended.
         while stopped.recv_timeout(Duration::from_nanos(self.every.0)) == Err(RecvTimeoutError::Timeout) {
             match device.memory() {
                 Ok(now) => {
                     memory = now;
-                    measured.add(began.elapsed(), memory);
+                    add(&mut measured, began.elapsed(), memory);
                 }
                 Err(error) => {
-                    measured.lost = Some(error);
+                    measured.lost = Some(error.to_string());
                     break;
                 }
             }
         }
         if measured.lost.is_none() {
-            measured.add(began.elapsed(), device.memory().unwrap_or(memory));
+            add(&mut measured, began.elapsed(), device.memory().unwrap_or(memory));
         }
         Ok(measured)
-    }
-
-    fn squeezed(&self, end: End, measured: Measured, took: Duration) -> Squeezed {
-        let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let Measured { free_before, free_at_start, taken, curve, peak_used, least_free, looks, lost } = measured;
-        Squeezed {
-            command: shell::command(&words),
-            exit_code: end.exit_code(),
-            signal: end.signal(),
-            leave: self.leave,
-            taken,
-            free_before,
-            free_at_start,
-            peak_used,
-            least_free,
-            looks,
-            milliseconds: milliseconds(took),
-            lost: lost.map(|error| error.to_string()),
-            curve,
-        }
     }
 
     fn summary(&self, squeezed: &Squeezed) -> String {
@@ -210,25 +177,24 @@ impl Squeeze {
     }
 }
 
-impl Measured {
-    /// Adds a measurement. A full curve keeps the points with the most memory in use.
-    fn add(&mut self, since: Duration, memory: DeviceMemory) {
-        let DeviceMemory { used, free, .. } = memory;
-        self.looks += 1;
-        self.peak_used = self.peak_used.max(used);
-        self.least_free = self.least_free.min(free);
-        let point = Look { milliseconds: milliseconds(since), used, free };
-        // A stretch without change needs only its first and last point.
-        if let [.., before, last] = self.curve.as_mut_slice()
-            && (before.used, before.free, last.used, last.free) == (used, free, used, free)
-        {
-            *last = point;
-            return;
-        }
-        self.curve.push(point);
-        if self.curve.len() > MOST_POINTS {
-            self.curve = self.curve.chunks(2).filter_map(|pair| pair.iter().copied().max_by_key(|point| point.used)).collect();
-        }
+/// Adds a measurement. A full curve keeps the points with the most memory in use.
+fn add(squeezed: &mut Squeezed, since: Duration, memory: DeviceMemory) {
+    let DeviceMemory { used, free, .. } = memory;
+    let Squeezed { curve, looks, peak_used, least_free, .. } = squeezed;
+    *looks += 1;
+    *peak_used = used.max(*peak_used);
+    *least_free = free.min(*least_free);
+    let point = Look { milliseconds: milliseconds(since), used, free };
+    // A stretch without change needs only its first and last point.
+    if let [.., before, last] = curve.as_mut_slice()
+        && (before.used, before.free, last.used, last.free) == (used, free, used, free)
+    {
+        *last = point;
+        return;
+    }
+    curve.push(point);
+    if curve.len() > MOST_POINTS {
+        *curve = curve.chunks(2).filter_map(|pair| pair.iter().copied().max_by_key(|point| point.used)).collect();
     }
 }
 
@@ -255,5 +221,5 @@ fn milliseconds(time: Duration) -> u64 {
 
 fn internal(error: &io::Error) -> CliError {
     let message = format!("the program cannot be supervised: {error}");
-    CliError::Internal { message, help: "check this machine's limits on threads and signals" }
+    CliError::internal(message, "check this machine's limits on threads and signals")
 }

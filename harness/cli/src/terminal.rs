@@ -149,17 +149,13 @@ pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|error| CliError::Output {
-            target: None,
-            error,
-            help: "free disk space, or redirect the output to another place",
-        }),
+        other => other.map_err(|error| CliError::output(None, &error, "free disk space, or redirect the output to another place")),
     }
 }
 
 /// Writes a file that the user named. `help` is shown if that fails.
-pub(crate) fn save(path: &Path, text: &str, help: &'static str) -> Result<(), CliError> {
-    files::write(path, text).map_err(CliError::unwritten(path, help))
+pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>, help: &'static str) -> Result<(), CliError> {
+    files::write(path, content).map_err(CliError::unwritten(path, help))
 }
 
 /// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.
@@ -184,7 +180,7 @@ pub(crate) fn progress(is_shown: bool, template: &str, length: Option<u64>) -> P
 
 /// The document as JSON.
 pub(crate) fn json(document: &impl serde::Serialize) -> Result<String, CliError> {
-    let internal = |error: serde_json::Error| CliError::Internal { message: error.to_string(), help: "report this with the command" };
+    let internal = |error: serde_json::Error| CliError::internal(error.to_string(), "report this with the command");
     Ok(serde_json::to_string_pretty(document).map_err(internal)? + "\n")
 }
 

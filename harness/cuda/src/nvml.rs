@@ -32,7 +32,7 @@ unsafe impl Send for NvmlDevice {}
 unsafe impl Sync for NvmlDevice {}
 
 /// Memory that a process holds on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct ProcessUse {
     /// Its process ID in the kernel driver's namespace; a container may see another one.
     pub pid: u32,

@@ -17,11 +17,11 @@ use crate::launch::{CORE, is_loadable};
 use crate::stubs::{StubFile, stub_files};
 
 /// Increase this when the same inputs produce different files.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// Lists the files in the folder and the inputs they were made from.
 const MANIFEST: &str = "manifest.json";
-/// The subfolder with the stub libraries.
 const STUBS: &str = "stubs";
+const OWN_FOLDER: &str = "set HARNESS_CACHE to a folder of your own with a short path";
 /// A folder unused for this long is removed when a new one is written.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -29,7 +29,6 @@ const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Libraries {
     pub folder: PathBuf,
-    /// File name of the core library.
     pub core: String,
     /// File names of the stub libraries.
     pub stubs: Vec<String>,
@@ -41,27 +40,33 @@ impl Libraries {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum CacheError {
     #[error("cannot write the simulated GPU's libraries to `{}`: {source}; set HARNESS_CACHE to another folder", folder.display())]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     Unwritable { folder: PathBuf, source: io::Error },
     #[error("no cache folder for the simulated GPU's libraries: set HARNESS_CACHE, XDG_CACHE_HOME or HOME")]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     Nowhere,
     #[error(
         "the simulated GPU's libraries cannot be loaded from `{}`: the path must contain no colon, space or `$`, and have at most about 200 bytes; \
          set HARNESS_CACHE to another folder",
         .0.display()
     )]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     UnloadablePath(PathBuf),
     #[error("the cache of the simulated GPU's libraries is not safe: {0}")]
+    #[diagnostic(help("{OWN_FOLDER}"))]
     Untrusted(String),
     #[error(transparent)]
+    #[diagnostic(help("install torch again"))]
     Imports(#[from] ImportsError),
     #[error(
         "the PyTorch in `{}` does not load `libcudart.so`: CUDA is linked into it statically and cannot be replaced; install a PyTorch that uses \
          CUDA's shared libraries",
         .0.display()
     )]
+    #[diagnostic(help("install torch from PyPI, which uses CUDA's shared libraries"))]
     StaticCuda(PathBuf),
 }
 
@@ -86,7 +91,6 @@ struct Input {
     build: String,
 }
 
-/// A file in the cache folder.
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
 struct CachedFile {
     name: String,
@@ -125,7 +129,7 @@ pub fn libraries(cache: &Path, torch: &Path, extensions: &[PathBuf], core: &Path
     if let Some(found) = Libraries::open(&folder, &inputs, &core_bytes)? {
         return Ok(found);
     }
-    let mut imports = Imports::of(&objects)?;
+    let mut imports = Imports::of(&objects, &[])?;
     if imports.soname("libcudart").is_none() {
         return Err(CacheError::StaticCuda(torch.to_owned()));
     }
@@ -163,8 +167,7 @@ fn trust(path: &Path) -> Result<(), CacheError> {
 }
 
 fn is_own(user: u32) -> bool {
-    // SAFETY: takes nothing and cannot fail.
-    user == 0 || user == unsafe { libc::geteuid() }
+    user == 0 || user == nix::unistd::geteuid().as_raw()
 }
 
 impl Libraries {

@@ -18,7 +18,6 @@ use crate::imports;
 
 /// Increase this when the scan looks for different files.
 const FORMAT: u32 = 1;
-/// The cache folder of the results.
 const FOUND: &str = "environments";
 /// Package folders that the scan skips: torch is read separately, and the stub libraries replace NVIDIA's.
 const OWN: [&str; 3] = ["torch", "functorch", "nvidia"];
@@ -27,7 +26,6 @@ const WITHOUT: [&str; 2] = [".dist-info", "__pycache__"];
 /// A folder changed more recently than this may change again without a new modification time.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// The result of a scan of one environment.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
     format: u32,

@@ -5,18 +5,17 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitStatus;
-use std::ptr;
 
-use libc::{c_int, pid_t};
+use nix::errno::Errno;
+use nix::sys::prctl;
+use nix::sys::signal::{self, SigHandler, Signal};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{self, ForkResult, Pid};
 
 use crate::process::End;
 
-/// Identifies the process that `fork` returned in.
 #[derive(Debug)]
 pub enum Forked {
-    /// The original process.
     Original(ForkedChild),
     /// The copy. It must end with [`leave`].
     Copy,
@@ -24,39 +23,35 @@ pub enum Forked {
 
 /// The original's handle of a copy. Dropping it kills a copy that has not been waited for.
 #[derive(Debug)]
-pub struct ForkedChild(pid_t);
+pub struct ForkedChild(Pid);
 
 /// Signals that a terminal sends to all its programs. The copy ignores them; the original decides.
-const OF_TERMINALS: [c_int; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP];
+const OF_TERMINALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP];
 
 /// Copies this process. The copy is killed when the thread that made it ends.
 pub fn fork() -> io::Result<Forked> {
-    let original = std::process::id() as pid_t;
-    // SAFETY: takes no arguments. The copy has all memory of this process and only the calling thread. The GNU C library keeps
+    let original = Pid::this();
+    // SAFETY: the copy has all memory of this process and only the calling thread. The GNU C library keeps
     // its own locks usable in both (<https://sourceware.org/glibc/manual/latest/html_node/Creating-a-Process.html>); the module's
     // documentation states the rule for other locks.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => {
+    match unsafe { unistd::fork() }? {
+        ForkResult::Child => {
             end_with(original);
             Ok(Forked::Copy)
         }
-        copy => Ok(Forked::Original(ForkedChild(copy))),
+        ForkResult::Parent { child } => Ok(Forked::Original(ForkedChild(child))),
     }
 }
 
 /// Makes this copy end with its original and ignore the terminal's signals.
-fn end_with(original: pid_t) {
-    // SAFETY: these calls take integers only; no handler of these signals matters in a copy.
-    let parent = unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        for signal in OF_TERMINALS {
-            libc::signal(signal, libc::SIG_IGN);
-        }
-        libc::getppid()
-    };
+fn end_with(original: Pid) {
+    let _ = prctl::set_pdeathsig(Signal::SIGKILL);
+    for signal in OF_TERMINALS {
+        // SAFETY: no handler of these signals matters in a copy.
+        let _ = unsafe { signal::signal(signal, SigHandler::SigIgn) };
+    }
     // The original may have ended before the call to prctl.
-    if parent != original {
+    if Pid::parent() != original {
         leave(1);
     }
 }
@@ -64,25 +59,22 @@ fn end_with(original: pid_t) {
 /// Ends this process without running destructors and without writing buffers inherited from the original.
 pub fn leave(exit_code: u8) -> ! {
     // SAFETY: takes an integer and does not return.
-    unsafe { libc::_exit(c_int::from(exit_code)) }
+    unsafe { libc::_exit(exit_code.into()) }
 }
 
 impl ForkedChild {
-    /// Waits for the copy to end.
     pub fn wait(self) -> io::Result<End> {
         ManuallyDrop::new(self).reap()
     }
 
     fn reap(&self) -> io::Result<End> {
-        let mut status = 0;
         loop {
-            // SAFETY: the status is writable. Nothing else waits for the copy, so its process ID is still valid.
-            let waited = unsafe { libc::waitpid(self.0, ptr::from_mut(&mut status), 0) };
-            let error = io::Error::last_os_error();
-            match waited {
-                -1 if error.kind() == io::ErrorKind::Interrupted => {}
-                -1 => return Err(error),
-                _ => return Ok(ExitStatus::from_raw(status).into()),
+            // Nothing else waits for the copy, so its process ID is still valid.
+            match waitpid(self.0, None) {
+                Ok(WaitStatus::Exited(_, code)) => return Ok(End::Code(code as u8)),
+                Ok(WaitStatus::Signaled(_, signal, _)) => return Ok(End::Signal(signal as u8)),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -90,8 +82,8 @@ impl ForkedChild {
 
 impl Drop for ForkedChild {
     fn drop(&mut self) {
-        // SAFETY: takes integers only. Nothing has waited for the copy, so its process ID is still valid.
-        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        // Nothing has waited for the copy, so its process ID is still valid.
+        let _ = signal::kill(self.0, Signal::SIGKILL);
         // It was killed, so this returns soon.
         let _ = self.reap();
     }

@@ -4,10 +4,10 @@
 //! ends every process with one of this process's run folders in its environment, and removes the folders. A guardian that is killed too, as with the whole
 //! container, leaves them to the next start, which removes the folders of dead processes.
 
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read as _};
-use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+use std::io::{self, PipeReader, Read as _};
+use std::os::fd::IntoRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,15 @@ use std::time::{Duration, Instant};
 
 use harness_gpu_settings::settings::RUN;
 use libc::pid_t;
+use nix::errno::Errno;
+use nix::sys::prctl;
+use nix::sys::signal::{self, SigHandler, Signal};
+use nix::sys::wait::waitpid;
+use nix::unistd::{self, ForkResult, Pid};
+use procfs::process::Process;
 use tempfile::TempDir;
 
-use crate::process;
+use crate::{forked, process};
 
 /// Folder names begin with this and the process ID of the guarded process.
 const PREFIX: &str = "harness-gpu-";
@@ -71,14 +77,12 @@ fn guarded() -> io::Result<Guarded> {
 
 /// Removes the run folders of dead processes, and ends programs that are still running in them.
 fn sweep(temporary: &Path) {
-    // SAFETY: takes nothing and cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = unistd::geteuid().as_raw();
     for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
         let owner = entry.file_name().to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-')?.0.parse::<pid_t>().ok());
         let is_ours = entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user);
         let Some(owner) = owner.filter(|owner| is_ours && *owner > 0) else { continue };
-        // SAFETY: takes integers only; signal 0 only checks that the process exists.
-        let is_dead = unsafe { libc::kill(owner, 0) } != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        let is_dead = signal::kill(Pid::from_raw(owner), None) == Err(Errno::ESRCH);
         // A process of another container has a number that means nothing here, but it holds the lock.
         if is_dead && File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok()) {
             end_programs(&entry.path());
@@ -90,39 +94,41 @@ fn sweep(temporary: &Path) {
 /// Forks the guardian.
 fn start(guarded: &Guarded) -> io::Result<()> {
     let (closed, open) = io::pipe()?;
-    let mut adopts: libc::c_int = 0;
-    // SAFETY: the first call writes an integer, the others take integers only. The child uses memory of its own from here on and ends by `_exit`.
-    unsafe {
-        // The guardian must not become a child of this process, which ends all its children.
-        libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut adopts);
-        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0);
-        let child = libc::fork();
-        if child == 0 {
-            if libc::fork() == 0 {
-                drop(open);
-                libc::setsid();
-                libc::signal(libc::SIGTERM, libc::SIG_IGN);
-                libc::dup2(closed.as_raw_fd(), 0);
-                if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
-                    libc::dup2(null.as_raw_fd(), 1);
-                    libc::dup2(null.as_raw_fd(), 2);
-                }
-                libc::close_range(3, libc::c_uint::MAX, 0);
-                let _ = std::panic::catch_unwind(|| clean_up(guarded));
-            }
-            libc::_exit(0);
+    // The guardian must not become a child of this process, which ends all its children.
+    let adopts = prctl::get_child_subreaper()?;
+    prctl::set_child_subreaper(false)?;
+    // SAFETY: the child uses memory of its own from here on and ends by `_exit`.
+    let forked = unsafe { unistd::fork() };
+    if let Ok(ForkResult::Child) = forked {
+        // SAFETY: as above.
+        if let Ok(ForkResult::Child) = unsafe { unistd::fork() } {
+            drop(open);
+            let _ = std::panic::catch_unwind(|| leave_session(&closed).map(|()| clean_up(guarded)));
         }
-        let error = io::Error::last_os_error();
-        if child > 0 {
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
-        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, adopts);
-        if child < 0 {
-            return Err(error);
-        }
+        forked::leave(0);
     }
+    if let Ok(ForkResult::Parent { child }) = forked {
+        let _ = waitpid(child, None);
+    }
+    prctl::set_child_subreaper(adopts)?;
+    forked?;
     // The pipe closes when this process ends, and its forked copies have ended.
     let _ = open.into_raw_fd();
+    Ok(())
+}
+
+/// Frees the guardian of the terminal, of SIGTERM and of all files. Its standard input becomes `input`.
+fn leave_session(input: &PipeReader) -> io::Result<()> {
+    unistd::setsid()?;
+    // SAFETY: no handler runs.
+    unsafe { signal::signal(Signal::SIGTERM, SigHandler::SigIgn) }?;
+    unistd::dup2_stdin(input)?;
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        unistd::dup2_stdout(&null)?;
+        unistd::dup2_stderr(&null)?;
+    }
+    // SAFETY: nothing uses another file from here on.
+    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
     Ok(())
 }
 
@@ -139,19 +145,18 @@ fn clean_up(Guarded { temporary, prefix }: &Guarded) {
 
 /// Ends the processes whose run folder begins with this path.
 fn end_programs(folder: &Path) {
-    let mut variable = OsString::from(format!("{RUN}="));
-    variable.push(folder);
     let began = Instant::now();
     process::end_all(Duration::ZERO, || {
-        let running: Vec<pid_t> = process::processes().filter(|pid| has_variable(*pid, variable.as_bytes())).collect();
+        let running: Vec<pid_t> = process::processes().filter(|process| runs_in(process, folder)).map(|process| process.pid).collect();
         (!running.is_empty() && began.elapsed() < MOST).then_some(running)
     });
 }
 
-/// Returns whether a process was started with a variable that begins like this. Ended processes have no variables.
-fn has_variable(pid: pid_t, begin: &[u8]) -> bool {
-    let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    pid != std::process::id() as pid_t && variables.split(|byte| *byte == 0).any(|variable| variable.starts_with(begin))
+/// Returns whether a process was started with a run folder that begins like this. Ended processes have no variables.
+fn runs_in(process: &Process, folder: &Path) -> bool {
+    let variables = process.environ().unwrap_or_default();
+    let run = variables.get(OsStr::new(RUN)).filter(|_| process.pid != std::process::id() as pid_t);
+    run.is_some_and(|run| run.as_bytes().starts_with(folder.as_os_str().as_bytes()))
 }
 
 #[cfg(test)]

@@ -46,7 +46,6 @@ fn library_of_file(file: &str) -> Option<&'static str> {
     NVIDIA_LIBRARIES.iter().map(|(known, _)| *known).find(|known| is_version && *known == stem)
 }
 
-/// Returns the library that a function's name belongs to.
 fn library_of_symbol(name: &str) -> Option<&'static str> {
     let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|(stem, prefixes)| prefixes.iter().map(|prefix| (*prefix, *stem)));
     let longest = prefixes.filter(|(prefix, _)| name.starts_with(prefix)).max_by_key(|(prefix, _)| prefix.len())?;
@@ -54,12 +53,10 @@ fn library_of_symbol(name: &str) -> Option<&'static str> {
     is_driver.then_some(longest.1)
 }
 
-/// The imports from one library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Library {
     /// The version nodes that are referenced.
     pub nodes: BTreeSet<String>,
-    /// The imported symbols, by name.
     pub symbols: BTreeMap<String, Symbol>,
 }
 
@@ -81,13 +78,8 @@ pub enum ImportsError {
 }
 
 impl Imports {
-    /// Reads the imports of these files.
-    pub fn of(files: &[PathBuf]) -> Result<Self, ImportsError> {
-        Self::with(files, &[])
-    }
-
-    /// Like [`Imports::of`], but the libraries in `loaded` are always included, unless a file needs another version of one.
-    pub fn with(files: &[PathBuf], loaded: &[&str]) -> Result<Self, ImportsError> {
+    /// Reads the imports of these files. The libraries in `loaded` are always included, unless a file needs another version of one.
+    pub fn of(files: &[PathBuf], loaded: &[&str]) -> Result<Self, ImportsError> {
         let objects = files.iter().map(|file| Undefined::of(file)).collect::<Result<Vec<_>, _>>()?;
         let mut imports = Self::default();
         for needed in objects.iter().flat_map(|object| &object.needed).filter(|needed| library_of_file(needed).is_some()) {
@@ -179,7 +171,6 @@ impl Undefined {
     }
 }
 
-/// Returns the names that a shared library exports.
 pub fn exports(path: &Path) -> Result<BTreeSet<String>, ImportsError> {
     shared_object::exports(path).map_err(|error| match error {
         SharedObjectError::Unreadable(source) => ImportsError::Unreadable { path: path.to_owned(), source },
@@ -223,7 +214,6 @@ pub fn shared_objects(torch: &Path) -> Result<Vec<PathBuf>, ImportsError> {
     Ok(found)
 }
 
-/// Returns whether this is the name of a shared object.
 pub(crate) fn is_shared_object(name: &str) -> bool {
     name.ends_with(".so") || name.contains(".so.")
 }
@@ -241,7 +231,6 @@ pub(crate) fn needs_nvidia(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_str().is_some()) && !is_nvidia_library(path) && needs().unwrap_or(false)
 }
 
-/// Returns whether a file has the name of one of NVIDIA's libraries.
 pub(crate) fn is_nvidia_library(path: &Path) -> bool {
     path.file_name().and_then(|name| library_of_file(name.to_str()?)).is_some()
 }

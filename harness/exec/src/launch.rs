@@ -19,7 +19,6 @@ use crate::process::{self, End, HeldSignals};
 use crate::setup::Setup;
 use crate::{imports, torch};
 
-/// File name of the core library.
 pub const CORE: &str = "libharness_simulated_gpu.so";
 /// Path of the core library, if it is not next to the program.
 pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
@@ -27,7 +26,6 @@ pub const CORE_VARIABLE: &str = "HARNESS_SIMULATED_GPU_LIBRARY";
 pub(crate) const PLACES: &str = "HARNESS_GPU_OOMS";
 /// Makes the hook sample the bytes that torch has allocated.
 const SAMPLES: &str = "HARNESS_GPU_SAMPLES";
-/// File name of the library that limits programs on a real GPU.
 pub const LIMITER: &str = "libharness_limits.so";
 /// Path of that library, if it is not next to the program.
 pub const LIMITER_VARIABLE: &str = "HARNESS_LIMITS_LIBRARY";
@@ -43,7 +41,6 @@ const AUDITING_LIBC: (u32, u32) = (2, 35);
 const LONGEST_PATH: usize = 254;
 /// Names the library that the hook must find loaded in each Python process.
 const EXPECTED: &str = "HARNESS_GPU_EXPECTED";
-/// Selects the GPUs that a program sees.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The file that exists if a process uses CUDA without that library.
 const NOT_LOADED: &str = "not-loaded";
@@ -69,6 +66,9 @@ const PACKAGES: [&str; 14] = [
     "nvshmem",
 ];
 
+const INSTALL: &str =
+    "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo install` installs only the program";
+
 /// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -76,7 +76,6 @@ pub struct Launch<'a> {
     pub command: &'a [OsString],
     pub machine: &'a Machine,
     pub setup: &'a Setup,
-    /// Settings of PyTorch's allocator.
     pub alloc_conf: Option<&'a str>,
     /// `true` if the program's processes write memory snapshots.
     pub snapshot: bool,
@@ -85,36 +84,49 @@ pub struct Launch<'a> {
     pub ledger: Option<&'a Path>,
 }
 
-/// Why the program was not run.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum LaunchError {
     #[error(
         "the simulated GPU's library {CORE} is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. `ci/install` and the \
          wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {CORE_VARIABLE} if it is elsewhere"
     )]
+    #[diagnostic(help("{INSTALL}"))]
     NoCore,
     #[error(
         "the library {LIMITER}, which limits programs, is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. \
          `ci/install` and the wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {LIMITER_VARIABLE} \
          if it is elsewhere"
     )]
+    #[diagnostic(help("{INSTALL}"))]
     NoLimiter,
     #[error("the library that limits programs cannot be loaded from `{}`: the dynamic linker accepts no path with a colon, a space or `$`, and none longer than {LONGEST_PATH} bytes; move or copy the library", .0.display())]
+    #[diagnostic(help("copy it to another folder and set {LIMITER_VARIABLE} to the copy"))]
     UnloadablePath(PathBuf),
     #[error(
         "the program's GNU C library has version {}.{}; limiting programs on a real GPU requires {}.{} or later",
         .0.0, .0.1, AUDITING_LIBC.0, AUDITING_LIBC.1
     )]
+    #[diagnostic(help("use a newer system, or leave out `--device` to simulate a GPU"))]
     OldLibc((u32, u32)),
     #[error(
         "the dynamic linker did not load the simulated GPU's library, or the one that limits programs, into the program or a process that it started; \
          see its messages above, start processes with the variable LD_AUDIT, and set HARNESS_CACHE to a folder with a short and simple path"
     )]
+    #[diagnostic(help("see `LD_DEBUG=files` for the dynamic linker's reason"))]
     NotLoaded,
     #[error("cannot create the run's temporary folder: {0}; free space there or set TMPDIR")]
+    #[diagnostic(help("free disk space, or set TMPDIR to another folder"))]
     Folder(io::Error),
     #[error("cannot start `{program}`: {source}")]
+    #[diagnostic(help("give an executable program"))]
     Start { program: String, source: io::Error },
+}
+
+impl LaunchError {
+    /// Returns whether the user's command or system is the cause, not the installation of the harness or a full disk.
+    pub const fn is_of_input(&self) -> bool {
+        !matches!(self, Self::NoCore | Self::NoLimiter | Self::Folder(_))
+    }
 }
 
 /// Returns the core library: from the variable, or next to this program.
@@ -163,7 +175,6 @@ impl Ended {
     }
 }
 
-/// A program ready to start.
 #[derive(Debug)]
 pub struct Prepared {
     pub command: Command,
@@ -187,7 +198,7 @@ impl Watch {
         processes.push(program);
         if processes.iter().any(|pid| self.lacks_ours(*pid)) {
             let _ = fs::write(self.run.join(NOT_LOADED), "");
-            process::kill(&processes);
+            process::kill_all(&processes);
         }
     }
 
@@ -221,7 +232,6 @@ impl Prepared {
         if is_not_loaded { Err(LaunchError::NotLoaded) } else { Ok(ended) }
     }
 
-    /// Returns the error for a program that cannot be started.
     pub fn start_error(&self, source: io::Error) -> LaunchError {
         LaunchError::Start { program: self.command.get_program().to_string_lossy().into_owned(), source }
     }

@@ -14,8 +14,6 @@
 
 pub mod cache;
 pub mod environment;
-#[cfg(test)]
-mod fixture;
 pub mod forked;
 mod guardian;
 pub mod imports;
@@ -29,6 +27,8 @@ pub mod setup;
 pub mod stub_library;
 pub mod stubs;
 pub mod summary;
+#[cfg(test)]
+mod tests;
 pub mod timeline;
 pub mod torch;
 pub mod trials;

@@ -81,7 +81,7 @@ fn run(spec: &LibrarySpec) -> Result<c_int, HostError> {
 fn write(folder: &Path, library: &Path, core: &Path) -> Result<(PathBuf, Vec<PathBuf>), HostError> {
     let linked = folder.join(CORE);
     symlink(fs::canonicalize(core)?, &linked)?;
-    let imports = Imports::with(&[library.to_owned()], &LOADED)?;
+    let imports = Imports::of(&[library.to_owned()], &LOADED)?;
     let exports: BTreeSet<String> = imports::exports(core)?;
     let mut paths = Vec::new();
     for stub in stub_files(&imports, CORE, &exports) {

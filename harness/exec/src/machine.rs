@@ -14,10 +14,8 @@ use crate::timeline::Timeline;
 use crate::trials::Trial;
 use crate::trials::observed::{Ending, Observed};
 
-/// The machine of one run.
 #[derive(Clone, Debug)]
 pub enum Machine {
-    /// Simulated GPUs.
     Simulated(Settings),
     /// A real GPU, by its number in this process. It is the only GPU that the program sees.
     Real(u32, Limits),
@@ -40,7 +38,6 @@ impl Machine {
         }
     }
 
-    /// Returns the injected failures and delays.
     pub fn injected(&self) -> (&[Fault], &[Latency]) {
         match self {
             Self::Simulated(Settings { faults, latencies, .. }) | Self::Real(_, Limits { faults, latencies, .. }) => (faults, latencies),
@@ -55,7 +52,6 @@ impl Machine {
         }
     }
 
-    /// Returns the parameters of a run on this machine.
     pub fn trial(&self, alloc_conf: Option<&str>) -> Trial {
         let addresses = match self {
             Self::Simulated(settings) => Some(settings.addresses),
@@ -91,7 +87,6 @@ impl Machine {
         Ok((record, observed))
     }
 
-    /// Reads the timeline of each process.
     pub fn timelines(&self, run: &Path) -> io::Result<Vec<Timeline>> {
         Timeline::read_folder(run, &self.counters(run))
     }

@@ -21,7 +21,6 @@ use crate::process::End;
 pub struct Record {
     /// The program's exit code; 128 + n if signal n ended it.
     pub exit_code: u8,
-    /// The signal that ended it.
     pub signal: Option<u8>,
     /// The simulated GPU's profile name, or a real GPU such as `cuda:0`.
     pub gpu: String,
@@ -33,13 +32,11 @@ pub struct Record {
     pub processes: Vec<Process>,
 }
 
-/// One process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Process {
     pub pid: u32,
     /// torch's statistics at exit. `None` if the process did not import torch or was killed first.
     pub torch: Option<TorchRecord>,
-    /// The devices, if it used the GPU.
     pub devices: Vec<DeviceRecord>,
     /// Kernels, graphs, copies, host functions and records submitted. Not counted on a real GPU.
     pub submitted: u64,
@@ -62,7 +59,6 @@ pub struct SlowCalls {
 pub struct TorchRecord {
     /// `torch.__version__`.
     pub version: String,
-    /// The process's rank, if it has one.
     pub rank: Option<String>,
     /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
@@ -75,7 +71,6 @@ pub struct TorchRecord {
     pub traceback: Vec<String>,
 }
 
-/// One process's use of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceRecord {
     pub index: usize,
@@ -89,7 +84,6 @@ pub struct DeviceRecord {
     pub frees: u64,
     /// Allocations that failed, including injected failures.
     pub failed: u64,
-    /// Injected failures.
     pub injected: u64,
 }
 
@@ -97,16 +91,13 @@ pub struct DeviceRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotFile {
     pub pid: u32,
-    /// Its rank, if it has one.
     pub rank: Option<String>,
-    /// Its path in the folder of the run.
     pub path: PathBuf,
     /// `true` if an uncaught OutOfMemoryError ended the process.
     pub ended_out_of_memory: bool,
 }
 
 impl Record {
-    /// Reads the folder of a run.
     pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {
         let (gpu, settings, devices) = match machine {
             Machine::Simulated(settings) => (settings.gpu.name.to_owned(), settings.to_string(), settings.devices),

@@ -24,13 +24,16 @@ pub struct Setup {
 }
 
 /// Why a command cannot run.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum SetupError {
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Torch(#[from] TorchError),
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Cache(#[from] CacheError),
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Launch(#[from] LaunchError),
 }
 

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use crate::imports::Imports;
 use crate::stub_library::{StubLibrary, Symbol};
 
-/// A stub library's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StubFile {
     /// File name, equal to its SONAME.

@@ -14,7 +14,6 @@ use crate::trials::observed::OutOfMemory;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     pub pid: u32,
-    /// Its allocation attempts, in order.
     pub attempts: Vec<Attempt>,
     /// Memory that it released to the driver, in order.
     pub frees: Vec<Free>,

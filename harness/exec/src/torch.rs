@@ -11,10 +11,12 @@ use serde::Deserialize;
 
 use crate::imports;
 
-/// The script that the interpreter runs.
 const PROBE: &str = include_str!("probe.py");
 /// The oldest supported PyTorch.
 const OLDEST: (u32, u32) = (2, 6);
+
+const CUDA_BUILD: &str =
+    "install a CUDA build, as `pip install torch` does on Linux; it needs no GPU, and with `--no-deps` none of NVIDIA's packages";
 
 /// A PyTorch built for CUDA, and its Python.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,25 +37,36 @@ pub struct Torch {
 }
 
 /// Why no usable PyTorch was found.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum TorchError {
     #[error("cannot find the program `{command}`: no such file, and nothing in PATH has that name")]
+    #[diagnostic(help("give the program and its arguments after `--`, as in `-- python train.py`"))]
     NoCommand { command: String },
     #[error("`{command}` is not a Python program, and PATH contains no `python3` or `python` that it could start")]
+    #[diagnostic(help("activate the environment of the program, or name its Python with `--python PATH`"))]
     NoPython { command: String },
     #[error("the program's Python, `{}`, does not work: {reason}", python.display())]
+    #[diagnostic(help("run the program without `harness exec` first, or name its Python with `--python PATH`"))]
     Broken { python: PathBuf, reason: String },
     #[error("the program's Python, `{}`, has no torch: install PyTorch or activate the environment that has it", python.display())]
+    #[diagnostic(help(
+        "activate the environment that has torch, or name its Python with `--python PATH`; `pip install torch` installs a CUDA build"
+    ))]
     NoTorch { python: PathBuf },
     #[error("torch {version} in `{}` is too old: install {}.{} or later", folder.display(), OLDEST.0, OLDEST.1)]
+    #[diagnostic(help("install a newer torch"))]
     TooOld { version: String, folder: PathBuf },
     #[error("torch {version} in `{}` is built for {target}: install a PyTorch built for CUDA", folder.display())]
+    #[diagnostic(help("{CUDA_BUILD}"))]
     NotCuda { version: String, folder: PathBuf, target: &'static str },
     #[error("torch {version} is built for CUDA {cuda}: the simulated GPU supports CUDA 12 and 13")]
+    #[diagnostic(help("{CUDA_BUILD}"))]
     OtherCuda { version: String, cuda: String },
     #[error("the program's Python, `{}`, is built for {machine}: the simulated GPU requires x86-64 Linux with the GNU C library", python.display())]
+    #[diagnostic(help("use a Python for x86-64 that is linked to the GNU C library"))]
     OtherMachine { python: PathBuf, machine: String },
     #[error("the program's Python, `{}`, is set-user-ID or set-group-ID: the system ignores LD_AUDIT and LD_PRELOAD for such programs; use another interpreter", python.display())]
+    #[diagnostic(help("use a Python without special rights, for example in a virtual environment"))]
     SpecialRights { python: PathBuf },
 }
 
@@ -122,7 +135,6 @@ impl Found {
     }
 }
 
-/// Parses the first two numbers of a version.
 fn two_numbers(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

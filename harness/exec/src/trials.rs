@@ -12,9 +12,6 @@ pub mod runner;
 pub mod settings;
 pub mod which;
 
-#[cfg(test)]
-mod fake;
-
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::{AddressOrder, Fault};
 
@@ -33,32 +30,23 @@ pub struct Trial {
     pub faults: Vec<Fault>,
 }
 
-/// Runs a program. Calls may run in parallel.
-pub trait Run: Sync {
-    /// Why the program cannot be run.
-    type Error: Send;
-
-    /// Runs the program once. Returns `None` if the user interrupted it.
-    fn run(&self, trial: &Trial) -> Result<Option<Observed>, Self::Error>;
-}
-
-/// A program, its first run, and the number of parallel runs.
-pub struct Program<'a, R: Run> {
-    pub runner: &'a R,
+/// A program, its first run, and the number of parallel runs. `E` says why it cannot be run.
+pub struct Program<'a, E> {
+    /// Runs the program once. Calls may run in parallel. Returns `None` if the user interrupted it.
+    pub run: &'a (dyn Fn(&Trial) -> Result<Option<Observed>, E> + Sync),
     /// The first run's parameters.
     pub trial: Trial,
     /// The first run's outcome.
     pub first: &'a Observed,
-    /// Number of parallel runs.
     pub jobs: usize,
     /// Called after each run.
     pub progress: &'a (dyn Fn() + Sync),
 }
 
-impl<R: Run> Program<'_, R> {
+impl<E: Send> Program<'_, E> {
     /// Runs the trials and returns their outcomes in order; `None` for runs skipped after an interrupt.
-    fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, R::Error> {
-        each(self.jobs, trials, self.progress, |trial| self.runner.run(trial))
+    fn run(&self, trials: &[Trial]) -> Result<Vec<Option<Observed>>, E> {
+        each(self.jobs, trials, self.progress, self.run)
     }
 }
 

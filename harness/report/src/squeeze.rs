@@ -10,7 +10,7 @@ use super::svg::{self, Key, Plot, RESERVED};
 use super::words::{self, Grid};
 
 /// Observations of a device while a program ran. Times are measured on the host's clock.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Squeezed {
     /// The command, quoted for a shell.
     pub command: String,

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::scripts::program;
+use crate::tests::scripts::program;
 
 fn start(path: &Path) -> Result<Builds, String> {
     Builds::start(path, path, &[], None)

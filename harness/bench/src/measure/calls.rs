@@ -88,7 +88,6 @@ pub(super) fn record_stream(visit: &mut Visit<'_>, streams: u64, size: Bytes) ->
     })
 }
 
-/// `empty_cache`, by the number of segments in the cache.
 pub(super) fn empty_cache(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let timer = visit.timer();
     let samples = visit.bench(MemoryLimit::Reported, |bench, visit| {
@@ -138,7 +137,7 @@ pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
 }
 
 /// Fills the device until a request fails.
-fn fill(bench: &mut TestBench, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
+pub(super) fn fill<A: Allocator + ?Sized>(bench: &mut TestBench<A>, request: Request, most: u64) -> Result<Vec<Allocation>, Fault> {
     let mut live = Vec::new();
     loop {
         match bench.allocate(request) {
@@ -177,7 +176,6 @@ pub(super) fn pipeline(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
     Ok(vec![Reading { part: None, quantity, batch: TURNS, samples: Ok(samples) }])
 }
 
-/// The device's time for one turn.
 fn turns(bench: &mut TestBench, (start, end): (EventId, EventId), request: Request) -> Result<u64, Fault> {
     bench.device.synchronize()?;
     bench.device.record_event(start, StreamId::DEFAULT)?;

@@ -13,6 +13,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::execute::{ByHandle, Executor};
 use harness_trace::trace::TraceEvent;
 
+use super::calls::fill;
 use super::trace::{Peak, not_prepared, serves_all};
 use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::clock::Timer;
@@ -135,28 +136,16 @@ fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result
 
 /// Counts the requests that succeed before one fails.
 fn fitting(bench: &mut Bench, size: Bytes, memory: Bytes) -> Result<u64, Fault> {
-    let mut live = Vec::new();
-    let ended = loop {
-        match bench.allocate(Request::new(size)) {
-            Ok(allocation) => live.push(allocation),
-            Err(error) if error.is_out_of_memory() && !live.is_empty() => break Ok(live.len() as u64),
-            Err(error) => break Err(error.into()),
-        }
-        let served = live.len() as u64;
-        if served > memory.0 / size.0 + 1 {
-            break Err(Fault::Failed(format!("{served} × {size} were allocated, more than the device has")));
-        }
-    };
+    let live = fill(bench, Request::new(size), memory.0 / size.0 + 1)?;
+    let count = live.len() as u64;
     live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
     bench.empty_cache()?;
-    ended
+    Ok(count)
 }
 
 /// The first pass fills the cache and measures the trace's memory. Its operations go through the harness and are not timed.
 fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
-    if let Some(event) = events.iter().find(|event| has_no_operation(event)) {
-        return Err(Fault::Skipped(format!("the trace has `{event}`, which the library interface does not have")));
-    }
+    operations(events.iter().copied())?;
     visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::HostPath, |bench, visit| {
         let mut executor: Executor<Allocation> = Executor::new(events, &mut *bench.device).map_err(not_prepared)?;
         let mut peak = Peak::default();
@@ -164,7 +153,7 @@ fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) ->
         let counts = executor.pass(&mut target, &mut peak).map_err(DeviceError::from)?;
         let made: Vec<StreamId> = executor.streams().made().collect();
         let measured = serves_all(&counts, visit.memory).and_then(|()| {
-            let timed = operations(events.iter().map(|&event| executor.streams().on_device(event)));
+            let timed = operations(events.iter().map(|&event| executor.streams().on_device(event)))?;
             let program = Program { before: Vec::new(), timed, times: 1 };
             let count = counts.operations().max(1);
             let samples = visit.sample(Timer::Host, |_| Ok(time(bench, program.clone(), &[])? / count))?;
@@ -175,25 +164,9 @@ fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) ->
     })
 }
 
-const fn has_no_operation(event: &TraceEvent) -> bool {
-    match event {
-        TraceEvent::SetFraction(_)
-        | TraceEvent::Pressure(_)
-        | TraceEvent::BeginPool(_)
-        | TraceEvent::EndPool(_)
-        | TraceEvent::ReleasePool(_) => true,
-        TraceEvent::Allocate { .. }
-        | TraceEvent::Free { .. }
-        | TraceEvent::RecordStream { .. }
-        | TraceEvent::SynchronizeStream(_)
-        | TraceEvent::Synchronize
-        | TraceEvent::EmptyCache
-        | TraceEvent::ResetPeaks => false,
-    }
-}
-
-/// A trace as operations of a library's process. It frees live allocations at the end and omits empty requests.
-fn operations(events: impl Iterator<Item = TraceEvent>) -> Vec<Operation> {
+/// A trace as operations of a library's process. It frees live allocations at the end and omits empty requests. The trace is skipped if it has an event that
+/// the library interface does not have.
+fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>, Fault> {
     let (mut slots, mut vacant, mut made): (BTreeMap<u64, u32>, Vec<u32>, u32) = (BTreeMap::new(), Vec::new(), 0);
     let mut operations = Vec::new();
     for event in events {
@@ -219,16 +192,18 @@ fn operations(events: impl Iterator<Item = TraceEvent>) -> Vec<Operation> {
             TraceEvent::SynchronizeStream(stream) => operations.push(Operation::SynchronizeStream(stream.0)),
             TraceEvent::Synchronize => operations.push(Operation::Synchronize),
             TraceEvent::EmptyCache => operations.push(Operation::EmptyCache),
-            TraceEvent::ResetPeaks
-            | TraceEvent::SetFraction(_)
+            TraceEvent::ResetPeaks => {}
+            TraceEvent::SetFraction(_)
             | TraceEvent::Pressure(_)
             | TraceEvent::BeginPool(_)
             | TraceEvent::EndPool(_)
-            | TraceEvent::ReleasePool(_) => {}
+            | TraceEvent::ReleasePool(_) => {
+                return Err(Fault::Skipped(format!("the trace has `{event}`, which the library interface does not have")));
+            }
         }
     }
     operations.extend(slots.into_values().map(|slot| Operation::Free { slot }));
-    operations
+    Ok(operations)
 }
 
 impl Bench {

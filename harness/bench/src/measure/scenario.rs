@@ -52,15 +52,15 @@ fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
 /// `not_timed` states why measured times would not be the allocator's own.
 fn readings(timer: Timer, run: &TimedRun, not_timed: Option<&str>) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
-    // Zero lost time is recorded too, so the first retry is a difference.
-    let lost = vec![ps(run.timings.lost_to_retry)];
-    let (whole, lost) = match not_timed.filter(|_| timer == Timer::Host) {
-        Some(reason) => (Reading::no_time(timer, reason), Reading::no_time(timer, reason)),
-        None => (Reading::time(timer, 1, vec![ps(run.timings.scenario)]), Reading::time(timer, 1, lost)),
+    let not_timed = not_timed.filter(|_| timer == Timer::Host);
+    let time = |time| {
+        let samples = not_timed.map_or_else(|| Ok(vec![ps(time)]), |reason| Err(reason.to_owned()));
+        Reading { samples, ..Reading::time(timer, 1, Vec::new()) }
     };
     vec![
-        whole,
-        Reading { part: Some("lost to retry".into()), ..lost },
+        time(run.timings.scenario),
+        // Zero lost time is recorded too, so the first retry is a difference.
+        Reading { part: Some("lost to retry".into()), ..time(run.timings.lost_to_retry) },
         Reading::memory("peak reserved", run.stats.reserved_bytes.all.peak),
         Reading::memory("not allocated at the peak", run.unused_at_peak.0),
     ]

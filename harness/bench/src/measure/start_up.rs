@@ -25,7 +25,9 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     }
     readings.push(match overhead {
         Ok(Bytes(overhead)) => Reading::memory("context overhead", overhead),
-        Err(error @ DeviceError::Unavailable { .. }) => Reading::no_memory("context overhead", error.to_string()),
+        Err(error @ DeviceError::Unavailable { .. }) => {
+            Reading { samples: Err(error.to_string()), ..Reading::memory("context overhead", 0) }
+        }
         Err(error) => return Err(error.into()),
     });
     Ok(readings)

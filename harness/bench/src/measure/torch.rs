@@ -1,13 +1,14 @@
 //! PyTorch's own allocator: which cases it supports, and how to request them.
 
 use harness_allocator::units::Bytes;
+use serde_json::{Value, json};
 
 use super::calls::TURNS;
 use super::visit::{Fault, MOST_SAMPLES, Reading, SLICE_NS};
 use crate::clock::{Stopwatch, Timer};
 use crate::record::Quantity;
 use crate::suite::{Case, LatencyCase, Measure};
-use crate::torch::{Answer, Pass, Question, Samples, Task, Torch};
+use crate::torch::{Answer, Pass, Samples, Torch};
 
 /// Pairs timed together in a hit. A call from Python takes about a microsecond, and reading its clock a tenth of that.
 const PAIRS: u64 = 1000;
@@ -20,7 +21,6 @@ pub(crate) const fn can(measure: &Measure) -> bool {
     !matches!(measure, Measure::Scenario(_) | Measure::Threads { .. } | Measure::StartUp)
 }
 
-/// The clock of its times.
 pub(crate) const fn quantity(measure: &Measure) -> Quantity {
     match measure {
         Measure::Pipeline { .. } => Quantity::DeviceTime,
@@ -30,13 +30,17 @@ pub(crate) const fn quantity(measure: &Measure) -> Quantity {
 
 /// Visits a case once, as [`super::visit()`] does for our allocators.
 pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) -> Result<Vec<Reading>, Fault> {
-    let (task, batch) = match &case.measure {
-        Measure::Latency { size, case: case @ LatencyCase::Hit } => (Task::Latency { case: case.name(), size: *size, batch: PAIRS }, PAIRS),
-        Measure::Latency { size, case } => (Task::Latency { case: case.name(), size: *size, batch: 1 }, 1),
-        Measure::EmptyCache { segments, size } => (Task::EmptyCache { segments: *segments, size: *size }, 1),
-        Measure::Recovery { size } => (Task::Recovery { size: *size }, 1),
-        Measure::RecordStream { streams, size } => (Task::RecordStream { streams: *streams, size: *size, batch: CYCLES }, CYCLES),
-        Measure::Pipeline { size } => (Task::Pipeline { size: *size, turns: TURNS }, TURNS),
+    let (question, batch) = match &case.measure {
+        Measure::Latency { size, case } => {
+            let batch = if *case == LatencyCase::Hit { PAIRS } else { 1 };
+            (json!({ "do": "latency", "case": case.name(), "size": size, "batch": batch }), batch)
+        }
+        Measure::EmptyCache { segments, size } => (json!({ "do": "empty_cache", "segments": segments, "size": size }), 1),
+        Measure::Recovery { size } => (json!({ "do": "recovery", "size": size }), 1),
+        Measure::RecordStream { streams, size } => {
+            (json!({ "do": "record_stream", "streams": streams, "size": size, "batch": CYCLES }), CYCLES)
+        }
+        Measure::Pipeline { size } => (json!({ "do": "pipeline", "size": size, "turns": TURNS }), TURNS),
         Measure::Trace { events } => {
             let name = format!("{suite}: {}", case.name());
             if !torch.has(&name) {
@@ -48,16 +52,17 @@ pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) 
             return Err(Fault::Skipped("PyTorch does not support it".to_owned()));
         }
     };
-    let samples = samples(torch, task, memory)?.samples_ps;
+    let samples = samples(torch, question, memory)?.samples_ps;
     Ok(vec![Reading { part: None, quantity: quantity(&case.measure), batch, samples: Ok(samples) }])
 }
 
-/// Requests samples for one slice of time.
-fn samples(torch: &mut Torch, task: Task<'_>, memory: Bytes) -> Result<Samples, Fault> {
+/// Requests samples for one slice of time, with this much memory.
+fn samples(torch: &mut Torch, mut question: Value, memory: Bytes) -> Result<Samples, Fault> {
+    question["memory"] = json!(memory);
     let watch = Stopwatch::start();
     let mut all = Samples::default();
     while all.samples_ps.is_empty() || (all.samples_ps.len() < MOST_SAMPLES && watch.elapsed_ns() < SLICE_NS) {
-        let Samples { samples_ps, pass } = done(torch.ask(&Question { task, memory }))?;
+        let Samples { samples_ps, pass } = done(torch.ask(&question))?;
         if samples_ps.is_empty() {
             return Err(Fault::Failed("PyTorch returned no samples".to_owned()));
         }
@@ -67,9 +72,8 @@ fn samples(torch: &mut Torch, task: Task<'_>, memory: Bytes) -> Result<Samples, 
     Ok(all)
 }
 
-/// Passes over a loaded trace.
 fn trace(torch: &mut Torch, name: &str, memory: Bytes) -> Result<Vec<Reading>, Fault> {
-    let Samples { samples_ps, pass } = samples(torch, Task::Trace { trace: name }, memory)?;
+    let Samples { samples_ps, pass } = samples(torch, json!({ "do": "trace", "trace": name }), memory)?;
     let Some(Pass { operations, reserved, unused }) = pass else {
         return Err(Fault::Failed("PyTorch did not report the trace's memory".to_owned()));
     };

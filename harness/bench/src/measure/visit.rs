@@ -16,7 +16,6 @@ use crate::record::Quantity;
 /// Host time for the samples of one visit, in nanoseconds: short, so that arms take turns often. The first sample is always
 /// taken.
 pub(super) const SLICE_NS: u64 = 2_000_000;
-/// Maximum samples per visit.
 pub(super) const MOST_SAMPLES: usize = 50;
 /// A timed region is at least this many times as long as its timing overhead, if operations can be timed together. 1 % keeps the
 /// promised 2 % even if the clock is slow for a moment.
@@ -24,20 +23,17 @@ const REGION_BY_OVERHEAD: u64 = 100;
 /// Regions measured per batch size. The shortest decides, because an interruption only makes a region longer, and rarely hits all
 /// five.
 const TRIES: usize = 5;
-/// Maximum operations per region.
 const MOST_BATCH: u64 = 1 << 20;
 
 /// One visit: allocator, device, and results of earlier visits.
 pub(crate) struct Visit<'a> {
     pub(crate) provider: &'a mut dyn DeviceProvider,
     pub(crate) arm: &'a AllocatorSpec,
-    /// The suite's memory.
     pub(crate) memory: Bytes,
     /// Overhead of a timed region on the host's clock.
     pub(crate) overhead_ps: u64,
     /// Operations per region, found in the first visit.
     pub(crate) batch: &'a mut Option<u64>,
-    /// Set to stop.
     pub(crate) interrupt: &'a Arc<AtomicBool>,
 }
 
@@ -62,7 +58,6 @@ pub(crate) enum Fault {
     OutOfMemory(String),
     /// It cannot run here.
     Skipped(String),
-    /// The user stopped it.
     Interrupted,
 }
 
@@ -126,7 +121,6 @@ pub(super) fn for_shell(arm: &AllocatorSpec) -> String {
 }
 
 impl Visit<'_> {
-    /// The timer for calls to the device.
     pub(super) fn timer(&self) -> Timer {
         Timer::of(self.provider.clock())
     }
@@ -206,16 +200,6 @@ impl Reading {
 
     pub(super) fn memory(part: &'static str, bytes: u64) -> Self {
         Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
-    }
-
-    /// A missing time and the reason.
-    pub(super) fn no_time(timer: Timer, reason: &str) -> Self {
-        Self { part: None, quantity: timer.quantity(), batch: 1, samples: Err(reason.to_owned()) }
-    }
-
-    /// A missing memory figure and the reason.
-    pub(super) fn no_memory(part: &'static str, reason: String) -> Self {
-        Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Err(reason) }
     }
 }
 

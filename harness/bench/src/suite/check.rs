@@ -97,14 +97,56 @@ impl Checker<'_> {
             MeasureWire::Bare(name) => return Err(bare(at, name).into()),
         };
         match kind {
-            KindWire::Latency(latency) => self.latency(latency)?,
+            KindWire::Latency(LatencyWire { sizes, cases }) => {
+                const ALL: [LatencyCase; 3] = [LatencyCase::Hit, LatencyCase::Miss, LatencyCase::AfterEmptyCache];
+                if let Some(cases) = cases {
+                    not_empty(cases, "`cases` names none", "leave it out for `[hit, miss, after_empty_cache]`")?;
+                }
+                for &case in cases.as_ref().map_or(&ALL[..], |cases| &cases.value) {
+                    for (at, size) in self.sizes(sizes, 1)? {
+                        self.add(at, case.name(), Some(by_size(size)), Measure::Latency { size, case }, "")?;
+                    }
+                }
+            }
             KindWire::Trace(trace) => self.trace(&trace.file)?,
             KindWire::Scenario(scenario) => self.scenario(&scenario.file)?,
-            KindWire::Recovery(recovery) => self.recovery(recovery)?,
-            KindWire::Pipeline(pipeline) => self.pipeline(pipeline)?,
-            KindWire::EmptyCache(empty_cache) => self.empty_cache(empty_cache)?,
-            KindWire::Threads(threads) => self.threads(threads)?,
-            KindWire::RecordStream(record_stream) => self.record_stream(record_stream)?,
+            KindWire::Recovery(SizesWire { sizes }) => {
+                for (at, size) in self.sizes(sizes, 2)? {
+                    if self.memory.0 / size.0 > MAX_BLOCKS {
+                        let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}", self.memory);
+                        return Err(Problem::new(at, message).help("name a larger size").into());
+                    }
+                    self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;
+                }
+            }
+            KindWire::Pipeline(SizesWire { sizes }) => {
+                for (at, size) in self.sizes(sizes, 2)? {
+                    self.add(at, "pipeline", Some(by_size(size)), Measure::Pipeline { size }, "")?;
+                }
+            }
+            KindWire::EmptyCache(EmptyCacheWire { segments, size }) => {
+                let size = self.size_or(size.as_ref(), OWN_SEGMENT)?;
+                for (at, segments) in numbers(segments, "segments", 1, MAX_BLOCKS)? {
+                    self.fits(at, size, segments)?;
+                    let point = Some(by_count("segments", segments));
+                    self.add(at, "empty_cache", point, Measure::EmptyCache { segments, size }, &size.0.to_string())?;
+                }
+            }
+            KindWire::Threads(ThreadsWire { counts, size }) => {
+                let size = self.size_or(size.as_ref(), SMALL_REQUEST)?;
+                for (at, count) in numbers(counts, "counts", 1, MAX_THREADS)? {
+                    self.fits(at, size, count)?;
+                    let point = Some(by_count("threads", count));
+                    self.add(at, "threads", point, Measure::Threads { count, size }, &size.0.to_string())?;
+                }
+            }
+            KindWire::RecordStream(RecordStreamWire { streams, size }) => {
+                let size = self.size_or(size.as_ref(), LARGE_REQUEST)?;
+                for (at, streams) in numbers(streams, "streams", 0, MAX_STREAMS)? {
+                    let point = Some(by_count("other streams", streams));
+                    self.add(at, "record_stream", point, Measure::RecordStream { streams, size }, &size.0.to_string())?;
+                }
+            }
             KindWire::StartUp => self.add(at, "start_up", None, Measure::StartUp, "")?,
         }
         Ok(())
@@ -118,71 +160,9 @@ impl Checker<'_> {
             let message = format!("`{name}` is timed twice in this suite");
             return Err(Problem::new(at, message).see(*first, "first here").help("name it once, or in two suites"));
         }
-        case.hash = Pieces::hash_of([self.memory.0.to_string().as_str(), &name, settings]);
+        case.hash = hash_text([self.memory.0.to_string().as_str(), &name, settings]);
         self.seen.insert(name, at);
         self.cases.push(case);
-        Ok(())
-    }
-
-    fn latency(&mut self, wire: &LatencyWire) -> Result<(), Problem> {
-        const ALL: [LatencyCase; 3] = [LatencyCase::Hit, LatencyCase::Miss, LatencyCase::AfterEmptyCache];
-        let cases = match &wire.cases {
-            Some(cases) => {
-                not_empty(cases, "`cases` names none", "leave it out for `[hit, miss, after_empty_cache]`")?;
-                cases.value.as_slice()
-            }
-            None => &ALL,
-        };
-        for &case in cases {
-            for (at, size) in self.sizes(&wire.sizes, 1)? {
-                self.add(at, case.name(), Some(by_size(size)), Measure::Latency { size, case }, "")?;
-            }
-        }
-        Ok(())
-    }
-
-    fn recovery(&mut self, wire: &SizesWire) -> Result<(), Problem> {
-        for (at, size) in self.sizes(&wire.sizes, 2)? {
-            if self.memory.0 / size.0 > MAX_BLOCKS {
-                let message = format!("more than {MAX_BLOCKS} requests of {size} fit in {}", self.memory);
-                return Err(Problem::new(at, message).help("name a larger size"));
-            }
-            self.add(at, "recovery", Some(by_size(size)), Measure::Recovery { size }, "")?;
-        }
-        Ok(())
-    }
-
-    fn pipeline(&mut self, wire: &SizesWire) -> Result<(), Problem> {
-        for (at, size) in self.sizes(&wire.sizes, 2)? {
-            self.add(at, "pipeline", Some(by_size(size)), Measure::Pipeline { size }, "")?;
-        }
-        Ok(())
-    }
-
-    fn empty_cache(&mut self, wire: &EmptyCacheWire) -> Result<(), Problem> {
-        let size = self.size_or(wire.size.as_ref(), OWN_SEGMENT)?;
-        for (at, segments) in numbers(&wire.segments, "segments", 1, MAX_BLOCKS)? {
-            self.fits(at, size, segments)?;
-            self.add(at, "empty_cache", Some(by_count("segments", segments)), Measure::EmptyCache { segments, size }, &size.0.to_string())?;
-        }
-        Ok(())
-    }
-
-    fn threads(&mut self, wire: &ThreadsWire) -> Result<(), Problem> {
-        let size = self.size_or(wire.size.as_ref(), SMALL_REQUEST)?;
-        for (at, count) in numbers(&wire.counts, "counts", 1, MAX_THREADS)? {
-            self.fits(at, size, count)?;
-            self.add(at, "threads", Some(by_count("threads", count)), Measure::Threads { count, size }, &size.0.to_string())?;
-        }
-        Ok(())
-    }
-
-    fn record_stream(&mut self, wire: &RecordStreamWire) -> Result<(), Problem> {
-        let size = self.size_or(wire.size.as_ref(), LARGE_REQUEST)?;
-        for (at, streams) in numbers(&wire.streams, "streams", 0, MAX_STREAMS)? {
-            let point = Some(by_count("other streams", streams));
-            self.add(at, "record_stream", point, Measure::RecordStream { streams, size }, &size.0.to_string())?;
-        }
         Ok(())
     }
 
@@ -303,22 +283,10 @@ fn stem(path: &Path) -> String {
 }
 
 /// Hashes texts with a separator after each that no text contains.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Pieces(Vec<u8>);
+pub(crate) fn hash_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> u64 {
+    fnv1a(&texts.into_iter().flat_map(|text| text.bytes().chain([0xff])).collect::<Vec<u8>>())
+}
 
-impl Pieces {
-    pub(crate) fn add(&mut self, text: &str) {
-        self.0.extend_from_slice(text.as_bytes());
-        self.0.push(0xff);
-    }
-
-    pub(crate) fn hash(&self) -> u64 {
-        fnv1a(&self.0)
-    }
-
-    pub(crate) fn hash_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
-        let mut pieces = Self::default();
-        texts.into_iter().for_each(|text| pieces.add(text));
-        format!("{:016x}", pieces.hash())
-    }
+pub(crate) fn hash_text<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    format!("{:016x}", hash_of(texts))
 }

@@ -18,9 +18,8 @@ use super::record::{Point, case_name};
 use check::Refused;
 use harness_scenario::{FileError, Scenario};
 
-pub(super) use check::Pieces;
+pub(super) use check::{hash_of, hash_text};
 
-/// A checked suite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
     /// The file's stem.
@@ -28,7 +27,6 @@ pub struct Suite {
     /// The file as named by the user.
     pub path: PathBuf,
     pub about: String,
-    /// Memory of the device.
     pub memory: Bytes,
     /// Smaller relative changes are never flagged.
     pub threshold: f64,
@@ -36,7 +34,6 @@ pub struct Suite {
     pub precision: f64,
     /// The suite stops when this time is used up.
     pub budget: Nanos,
-    /// Counted rounds.
     pub rounds: Rounds,
     /// Never empty.
     pub arms: Vec<AllocatorSpec>,
@@ -118,13 +115,11 @@ impl LatencyCase {
 
 impl Suite {
     /// Reads and checks a file and the files it refers to.
-    /// Fails with [`FileError`]: an unreadable or invalid file.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         Self::parse(&harness_language::yaml::read(path, &wire::SUITE)?, path)
     }
 
     /// Checks a text. `path` is for messages, names the suite, and its folder holds the referenced files.
-    /// Fails with [`FileError`]: an invalid text or referenced file.
     pub fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let wire = harness_language::yaml::parse(source, path, &wire::SUITE).map_err(Refused::Here);
         wire.and_then(|wire| check::check(&wire, source, path)).map_err(|refused| match refused {

@@ -15,11 +15,9 @@ use harness_language::located::Located;
 use harness_language::text::{DurationText, SizeText};
 use harness_language::yaml::Language;
 
-/// Maximum rounds of a suite.
 pub(super) const MAX_ROUNDS: u64 = 1000;
 /// Maximum live blocks of a case.
 pub(super) const MAX_BLOCKS: u64 = 100_000;
-/// Maximum threads on one allocator.
 pub(super) const MAX_THREADS: u64 = 256;
 /// Maximum other streams per block.
 pub(super) const MAX_STREAMS: u64 = 64;

@@ -11,11 +11,13 @@ use harness_exec::launch::Launch;
 use harness_exec::machine::Machine;
 use harness_exec::setup::Setup;
 use harness_exec::trials::observed::Ending;
+use harness_exec::trials::runner::RunnerError;
+use harness_explain::grid::EndingRecord;
 use harness_gpu_settings::gpus::{GPUS, Gpu};
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::exec::{DEFAULT_GPU, lost, of_launch, of_setup};
+use crate::exec::DEFAULT_GPU;
 use crate::exit::Exit;
 use crate::terminal;
 
@@ -33,13 +35,6 @@ pub(super) struct Options {
     command: Vec<OsString>,
 }
 
-/// The replay's prediction for the recommended settings.
-pub(super) struct Predicted {
-    pub(super) conf: String,
-    pub(super) memory: Bytes,
-    pub(super) peak_reserved: Bytes,
-}
-
 /// The measured results and the prediction.
 #[derive(Serialize)]
 pub(super) struct Verified {
@@ -55,24 +50,24 @@ pub(super) struct Verified {
 
 impl Options {
     /// Runs the program. Its standard output goes to our standard error, because ours contains the advice.
-    pub(super) fn run(&self, predicted: Predicted) -> Result<Verified, CliError> {
-        let setup = Setup::of(&self.command, None).map_err(of_setup)?;
+    pub(super) fn run(&self, predicted: EndingRecord, memory: Bytes) -> Result<Verified, CliError> {
+        let setup = Setup::of(&self.command, None)?;
         let unknown = || CliError::input(format!("`{}` is not a known GPU", self.gpu), "see `harness advise --help`");
-        let machine = Machine::Simulated(setup.settings(Gpu::named(&self.gpu).ok_or_else(unknown)?, predicted.memory));
+        let machine = Machine::Simulated(setup.settings(Gpu::named(&self.gpu).ok_or_else(unknown)?, memory));
         let (command, alloc_conf) = (&*self.command, Some(&*predicted.conf));
         let launch = Launch { command, machine: &machine, setup: &setup, alloc_conf, snapshot: false, ledger: None };
-        terminal::message(format_args!("running the program with {} on a simulated GPU with {}", named(&predicted.conf), predicted.memory));
-        let mut prepared = launch.prepare().map_err(of_launch)?;
+        terminal::message(format_args!("running the program with {} on a simulated GPU with {memory}", named(&predicted.conf)));
+        let mut prepared = launch.prepare()?;
         prepared.command.stdout(io::stderr());
-        let ended = prepared.run(false).map_err(of_launch)?;
+        let ended = prepared.run(false)?;
         let ending = (ended.end, Ending::By(ended.end));
-        let (record, observed) = machine.read(ended.folder(), ending, None).map_err(|error| lost(&error))?;
+        let (record, observed) = machine.read(ended.folder(), ending, None).map_err(RunnerError::Lost)?;
         Ok(Verified {
             held: record.exit_code == 0 && observed.ooms == 0,
             exit_code: record.exit_code,
             num_ooms: observed.ooms,
-            memory: predicted.memory.0,
-            peak_reserved_predicted: predicted.peak_reserved.0,
+            memory: memory.0,
+            peak_reserved_predicted: predicted.peak_reserved,
             peak_reserved_seen: observed.peak_reserved.0,
             conf: predicted.conf,
         })

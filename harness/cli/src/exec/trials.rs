@@ -3,7 +3,6 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,18 +15,18 @@ use harness_exec::process;
 use harness_exec::trials::faults::{self, Expectation, FaultReport, Plan};
 use harness_exec::trials::least::{self, Search};
 use harness_exec::trials::observed::{Ending, Observed};
-use harness_exec::trials::runner::{Runner, RunnerError};
+use harness_exec::trials::runner::Runner;
 use harness_exec::trials::settings;
 use harness_exec::trials::which::Which;
 use harness_exec::trials::{Program, Trial};
 use harness_report::trials::{self, Trials};
 use serde::Serialize;
 
-use super::{HELP, lost, of_launch};
+use super::HELP;
 use crate::Format;
 use crate::error::{CliError, Failures};
 use crate::exit::Exit;
-use crate::interrupt::{self, Interrupt};
+use crate::interrupt;
 use crate::terminal;
 
 /// The time limit of a run, as a multiple of the first run's time.
@@ -92,15 +91,6 @@ fn expectations() -> impl TypedValueParser<Value = Expectation> {
     names.map(|name| if name == "recovers" { Expectation::Recovers } else { Expectation::EndsCleanly })
 }
 
-/// The first run, and the context for the others.
-struct Begun<'a> {
-    runner: Runner<'a>,
-    trial: Trial,
-    first: Observed,
-    jobs: usize,
-    interrupt: Interrupt,
-}
-
 impl Options {
     /// Returns whether the options request many runs. Rejects options without effect.
     pub(super) fn are_asked_for(&self, alloc_confs: &[String]) -> Result<bool, CliError> {
@@ -130,14 +120,11 @@ impl Options {
         }
         let interrupt = interrupt::watch(|| terminal::message("interrupted: stopping all runs"))?;
         process::adopt();
-        let stop = Arc::clone(&interrupt);
-        let runner = Runner { launch, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &stop };
-        let exit = self.begin(runner, interrupt).and_then(|begun| match begun {
-            Ok(begun) => self.go_on(&begun, alloc_confs),
-            Err(exit) => Ok(exit),
-        });
+        let runner = Runner { launch, logs: self.logs.as_deref(), limit: self.limit().unwrap_or(NO_LIMIT), stop: &interrupt };
+        let exit = self.run_trials(runner, alloc_confs);
         process::end_all_children();
-        Ok(exit?.into())
+        let exit = exit?;
+        Ok(if interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit }.into())
     }
 
     pub(super) fn report(&self) -> Option<PathBuf> {
@@ -148,23 +135,44 @@ impl Options {
         self.time_limit.map(|limit| Duration::from_nanos(limit.0))
     }
 
-    /// Makes the first run. Returns the exit code if further runs make no sense.
-    fn begin<'a>(&self, runner: Runner<'a>, interrupt: Interrupt) -> Result<Result<Begun<'a>, Exit>, CliError> {
+    /// Makes the first run, and further runs unless they would show nothing.
+    fn run_trials(&self, mut runner: Runner<'_>, alloc_confs: &[String]) -> Result<Exit, CliError> {
         let machine = runner.launch.machine;
         let trial = machine.trial(runner.launch.alloc_conf);
-        let Some((first, took)) = runner.first(&trial, self.format == Format::Json).map_err(of_runner)? else {
-            return Ok(Err(Exit::Interrupted));
-        };
+        let Some((first, took)) = runner.first(&trial, self.format == Format::Json)? else { return Ok(Exit::Interrupted) };
         if let Some(latency) = first.latency_not_reached(machine.injected().1) {
             terminal::message(format_args!("`--latency {latency}` had no effect in the first run: the program did not make such a call"));
         }
         if let Some(problem) = self.problem(&first) {
             terminal::message(problem);
-            return Ok(Err(Exit::Failed));
+            return Ok(Exit::Failed);
         }
-        let limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
+        runner.limit = self.limit().unwrap_or_else(|| (took * TIMES_THE_FIRST).max(SHORTEST_LIMIT));
+        let search = Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: machine.context_overhead() };
+        let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
+        let known = plan.map(|plan| faults::runs(&first, plan));
+        // The number of runs of a search is unknown.
+        let template = known.map_or("{spinner} {pos} runs, {elapsed}", |_| "{bar:30} {pos}/{len} runs, {eta} left");
+        let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
+        let (progress, run) = (|| bar.inc(1), |trial: &Trial| runner.run(trial));
         let jobs = self.jobs.map_or_else(|| machine.usual_jobs(), NonZeroUsize::get);
-        Ok(Ok(Begun { runner: Runner { limit, ..runner }, trial, first, jobs, interrupt }))
+        let program = Program { run: &run, trial, first: &first, jobs, progress: &progress };
+        if let Some(plan) = plan {
+            let report = faults::every_fault(&program, plan)?;
+            bar.finish_and_clear();
+            self.show(&report, Trials::Faults(&report, self.expect))?;
+            Ok(of_faults(&report, self.expect))
+        } else if alloc_confs.len() > 1 {
+            let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search))?;
+            bar.finish_and_clear();
+            self.show(&report, Trials::Settings(&report))?;
+            Ok(if report.best.is_some() { Exit::Passed } else { Exit::Failed })
+        } else {
+            let report = least::least(&program, search, true)?;
+            bar.finish_and_clear();
+            report.map_or(Ok(()), |report| self.show(&report, Trials::Least(&report)))?;
+            Ok(Exit::Passed)
+        }
     }
 
     /// Returns why further runs would show nothing.
@@ -191,47 +199,11 @@ impl Options {
         }
     }
 
-    fn go_on(&self, begun: &Begun<'_>, alloc_confs: &[String]) -> Result<Exit, CliError> {
-        let search =
-            Search { exact: self.exact, allow_ooms: self.allow_ooms, context_overhead: begun.runner.launch.machine.context_overhead() };
-        let plan = self.every_fault.map(|which| Plan { which, alone: self.alone });
-        let known = plan.map(|plan| faults::runs(&begun.first, plan));
-        // The number of runs of a search is unknown.
-        let template = known.map_or("{spinner} {pos} runs, {elapsed}", |_| "{bar:30} {pos}/{len} runs, {eta} left");
-        let bar = terminal::progress(true, template, known.map(|runs| runs as u64));
-        let progress = || bar.inc(1);
-        let program =
-            Program { runner: &begun.runner, trial: begun.trial.clone(), first: &begun.first, jobs: begun.jobs, progress: &progress };
-        let exit = if let Some(plan) = plan {
-            let report = faults::every_fault(&program, plan).map_err(of_runner)?;
-            bar.finish_and_clear();
-            let expectation = self.expect;
-            self.show(&report, Trials::Faults(&report, expectation))?;
-            of_faults(&report, expectation)
-        } else if alloc_confs.len() > 1 {
-            let report = settings::compare(&program, alloc_confs, self.least_memory.then_some(search)).map_err(of_runner)?;
-            bar.finish_and_clear();
-            self.show(&report, Trials::Settings(&report))?;
-            if report.best.is_some() { Exit::Passed } else { Exit::Failed }
-        } else {
-            let report = least::least(&program, search, true).map_err(of_runner)?;
-            bar.finish_and_clear();
-            if let Some(report) = &report {
-                self.show(report, Trials::Least(report))?;
-            }
-            Exit::Passed
-        };
-        Ok(if begun.interrupt.load(Ordering::Relaxed) { Exit::Interrupted } else { exit })
-    }
-
     fn show(&self, report: &impl Serialize, trials: Trials<'_>) -> Result<(), CliError> {
         if let Some(path) = self.report() {
             terminal::save(&path, &trials::markdown(trials), HELP)?;
         }
-        match self.format {
-            Format::Json => terminal::print_json(report),
-            Format::Text => terminal::print(&trials::text(trials, terminal::style(), terminal::width_of_output())),
-        }
+        self.format.print(report, || trials::text(trials, terminal::style(), terminal::width_of_output()))
     }
 }
 
@@ -240,12 +212,4 @@ fn of_faults(report: &FaultReport, expectation: Option<Expectation>) -> Exit {
     let is_fine =
         |case: &faults::Case| case.outcome != faults::Outcome::NotReached && expectation.is_none_or(|expectation| case.meets(expectation));
     if report.cases.iter().all(is_fine) { Exit::Passed } else { Exit::Failed }
-}
-
-fn of_runner(error: RunnerError) -> CliError {
-    match error {
-        RunnerError::Launch(error) => of_launch(error),
-        RunnerError::Lost(error) => lost(&error),
-        RunnerError::Logs { path, source } => CliError::unwritten(&path, HELP)(source),
-    }
 }

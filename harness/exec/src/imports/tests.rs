@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::fixture::compile_torch;
+use crate::tests::fixture::compile_torch;
 
 #[test]
 fn imports_belong_to_a_library_by_version_or_by_name() {
@@ -10,7 +10,7 @@ fn imports_belong_to_a_library_by_version_or_by_name() {
     compile_torch(folder.path());
     let objects = shared_objects(folder.path()).unwrap();
     assert_eq!(objects, [folder.path().join("lib/libtorch_cuda.so")]);
-    let imports = Imports::of(&objects).unwrap();
+    let imports = Imports::of(&objects, &[]).unwrap();
     let mut lines = Vec::new();
     for (soname, library) in &imports.libraries {
         for Symbol { name, node, kind } in library.symbols.values() {
@@ -62,8 +62,8 @@ fn an_invalid_library_is_refused_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libtorch.so");
     fs::write(&path, "not ELF, but long enough to hold the header of a file that is").unwrap();
-    let error = Imports::of(std::slice::from_ref(&path)).unwrap_err().to_string();
+    let error = Imports::of(std::slice::from_ref(&path), &[]).unwrap_err().to_string();
     assert!(error.contains("libtorch.so") && error.contains("is not a shared library for x86-64"), "{error}");
     fs::remove_file(&path).unwrap();
-    assert!(matches!(Imports::of(&[path]), Err(ImportsError::Unreadable { .. })));
+    assert!(matches!(Imports::of(&[path], &[]), Err(ImportsError::Unreadable { .. })));
 }

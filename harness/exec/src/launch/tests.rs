@@ -9,7 +9,7 @@ use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
 
 use super::*;
-use crate::fixture::setup;
+use crate::tests::fixture::setup;
 
 /// Versions of the C library, without auditing and with it.
 const PRELOAD: (u32, u32) = (2, 34);

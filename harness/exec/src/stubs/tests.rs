@@ -3,14 +3,14 @@
 use std::fs;
 
 use super::*;
-use crate::fixture::compile_torch;
 use crate::imports;
+use crate::tests::fixture::compile_torch;
 
 #[test]
 fn stub_libraries_define_the_names_that_the_core_lacks() {
     let folder = tempfile::tempdir().unwrap();
     compile_torch(folder.path());
-    let imports = Imports::of(&imports::shared_objects(folder.path()).unwrap()).unwrap();
+    let imports = Imports::of(&imports::shared_objects(folder.path()).unwrap(), &[]).unwrap();
     let core = BTreeSet::from(["cudaMalloc".to_owned()]);
     let mut lines = Vec::new();
     for StubFile { soname, bytes } in stub_files(&imports, "libcore.so", &core) {

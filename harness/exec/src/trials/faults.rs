@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::observed::{Ending, Frame, Observed};
 use super::which::{Which, spread};
-use super::{Program, Run, Trial};
+use super::{Program, Trial};
 use crate::process::End;
 use crate::timeline::Timeline;
 
@@ -19,10 +19,8 @@ const ALONE: usize = 3;
 /// Extra memory at the end that still counts as recovered: 1 % of the first run's memory, but at least this much.
 const MORE: Bytes = Bytes::mib(2);
 
-/// Which failures to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The selected attempts.
     pub which: Which,
     /// `true` to also fail each selected attempt alone.
     pub alone: bool,
@@ -37,7 +35,6 @@ pub enum Expectation {
     EndsCleanly,
 }
 
-/// The outcome of all runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FaultReport {
     /// The run without failures.
@@ -72,7 +69,6 @@ pub struct Case {
     pub attempt: u64,
     /// Its requested bytes.
     pub size: u64,
-    /// How the run ended.
     #[serde(flatten)]
     pub outcome: Outcome,
     /// The call stack of the OutOfMemoryError without PyTorch's own frames, innermost first. Empty if there was no error or its
@@ -110,9 +106,12 @@ pub enum Outcome {
         error: String,
     },
     /// With another exit code and without a Python error.
-    ExitCode { exit_code: u8 },
-    /// By a signal.
-    Signal { signal: u8 },
+    ExitCode {
+        exit_code: u8,
+    },
+    Signal {
+        signal: u8,
+    },
     /// The run exceeded its time limit.
     Hang,
     /// The run ended before the attempt that should fail.
@@ -120,7 +119,6 @@ pub enum Outcome {
 }
 
 impl Case {
-    /// Returns whether the program behaved as expected.
     pub fn meets(&self, expectation: Expectation) -> bool {
         let recovers = matches!(self.outcome, Outcome::Recovered | Outcome::ServedByRetry) && !self.holds_memory;
         match expectation {
@@ -131,7 +129,7 @@ impl Case {
 }
 
 /// Runs a program once for each selected attempt. The first run must have made attempts.
-pub fn every_fault<R: Run>(program: &Program<'_, R>, plan: Plan) -> Result<FaultReport, R::Error> {
+pub fn every_fault<E: Send>(program: &Program<'_, E>, plan: Plan) -> Result<FaultReport, E> {
     let sizes = program.first.sizes();
     let chosen = plan.which.choose(&sizes);
     let alone: Vec<u64> = if plan.alone { chosen.clone() } else { spread(chosen.len(), ALONE).map(|at| chosen[at]).collect() };

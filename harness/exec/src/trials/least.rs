@@ -6,7 +6,7 @@ use harness_gpu_settings::settings::AddressOrder;
 use serde::Serialize;
 
 use super::observed::Observed;
-use super::{Program, Run, Trial};
+use super::{Program, Trial};
 
 /// The granularity of memory sizes.
 const PAGE: Bytes = Bytes::mib(2);
@@ -15,7 +15,6 @@ pub(crate) const ORDERS: [AddressOrder; 3] = [AddressOrder::Up, AddressOrder::Do
 /// The name of a real GPU's address order.
 const DRIVERS: &str = "driver";
 
-/// Parameters of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {
     /// `true` to search to the page, `false` to within 1 %.
@@ -26,7 +25,6 @@ pub struct Search {
     pub context_overhead: Bytes,
 }
 
-/// The result of the search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeastReport {
     /// Memory of the device in the first run.
@@ -37,7 +35,6 @@ pub struct LeastReport {
     pub orders: Vec<OrderLeast>,
 }
 
-/// The least memory with one address order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OrderLeast {
     /// The order; `driver` for a real GPU.
@@ -58,7 +55,7 @@ enum Stop<E> {
 
 /// Searches with each address order, or only with the first run's. A real GPU has only one. Returns `None` if the user
 /// interrupted.
-pub fn least<R: Run>(program: &Program<'_, R>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, R::Error> {
+pub fn least<E: Send>(program: &Program<'_, E>, search: Search, all_orders: bool) -> Result<Option<LeastReport>, E> {
     let mut orders = vec![program.trial.addresses];
     if all_orders && program.trial.addresses.is_some() {
         orders.extend(ORDERS.map(Some).into_iter().filter(|order| *order != program.trial.addresses));
@@ -84,12 +81,7 @@ pub fn is_enough(first: &Observed, run: &Observed, allow_ooms: bool) -> bool {
 }
 
 /// Bisects with one order. If the result of another order is known, amounts near it are tried first.
-fn of_order<R: Run>(
-    program: &Program<'_, R>,
-    search: Search,
-    order: Option<AddressOrder>,
-    near: Option<Bytes>,
-) -> Result<Least, Stop<R::Error>> {
+fn of_order<E: Send>(program: &Program<'_, E>, search: Search, order: Option<AddressOrder>, near: Option<Bytes>) -> Result<Least, Stop<E>> {
     let answers = |amounts: &[Bytes]| {
         let trial = |memory: &Bytes| Trial { memory: *memory, addresses: order, ..program.trial.clone() };
         let runs = program.run(&amounts.iter().map(trial).collect::<Vec<_>>()).map_err(Stop::Failed)?;

@@ -16,7 +16,6 @@ use crate::record::{Record, SlowCalls, numbered, struck};
 /// Number of lines of the error output to keep.
 const LAST_LINES: usize = 10;
 
-/// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// By itself.
@@ -25,7 +24,6 @@ pub enum Ending {
     Hang,
 }
 
-/// The outcome of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     pub ending: Ending,
@@ -116,12 +114,10 @@ impl Observed {
         })
     }
 
-    /// Returns the first latency that slowed down no call.
     pub fn latency_not_reached<'a>(&self, latencies: &'a [Latency]) -> Option<&'a Latency> {
         latencies.iter().find(|latency| struck(&self.slow_calls, latency) == 0)
     }
 
-    /// Returns the sizes of the device allocation attempts.
     pub fn sizes(&self) -> Vec<Bytes> {
         self.attempts.iter().map(|attempt| attempt.size).collect()
     }

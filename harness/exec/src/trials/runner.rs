@@ -7,8 +7,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::Trial;
 use super::observed::{Ending, Observed};
-use super::{Run, Trial};
 use crate::launch::{Launch, LaunchError, PLACES};
 use crate::process::{End, Started};
 
@@ -16,27 +16,24 @@ use crate::process::{End, Started};
 const OUTPUTS: [&str; 2] = ["stdout", "stderr"];
 
 /// Why a program was not run, or its outcome is unknown.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum RunnerError {
     #[error(transparent)]
+    #[diagnostic(transparent)]
     Launch(#[from] LaunchError),
     #[error("cannot read the files that the program's processes wrote to the temporary folder: {0}")]
+    #[diagnostic(help("check whether another program deletes temporary files; TMPDIR selects another folder for them"))]
     Lost(io::Error),
     #[error("cannot write the program's output to `{}`: {source}; free space there or choose another folder", path.display())]
-    Logs {
-        /// The file or folder.
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[diagnostic(help("choose another file, or free disk space"))]
+    Logs { path: PathBuf, source: io::Error },
 }
 
-/// Runs a program.
 #[derive(Debug)]
 pub struct Runner<'a> {
     pub launch: Launch<'a>,
     /// The folder for the output of all runs except the first.
     pub logs: Option<&'a Path>,
-    /// Time limit of a run.
     pub limit: Duration,
     /// Set when the user interrupts.
     pub stop: &'a AtomicBool,
@@ -79,12 +76,9 @@ impl Runner<'_> {
         }
         Ok(Some(observed))
     }
-}
 
-impl Run for Runner<'_> {
-    type Error = RunnerError;
-
-    fn run(&self, trial: &Trial) -> Result<Option<Observed>, RunnerError> {
+    /// Runs the program with output that is kept in files.
+    pub fn run(&self, trial: &Trial) -> Result<Option<Observed>, RunnerError> {
         self.observe(trial, |folder| {
             let [stdout, stderr] = OUTPUTS.map(|output| File::create(folder.join(output)));
             Ok([stdout?.into(), stderr?.into()])

@@ -7,23 +7,20 @@ use serde::Serialize;
 
 use super::least::{self, ORDERS, OrderLeast, Search};
 use super::observed::{Ending, Observed};
-use super::{Program, Run, Trial};
+use super::{Program, Trial};
 use crate::process::End;
 
 /// A run that held more than this percentage of the memory was close to its limit.
 const CLOSE: u64 = 90;
 
-/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SettingsReport {
-    /// Memory of the device.
     pub memory: u64,
     /// One row for each setting, in the given order. Settings skipped after an interrupt are missing.
     pub rows: Vec<Row>,
     /// Index of the best row. Among the rows with exit code 0, it prefers no out of memory errors, then the least memory or peak,
     /// then the fewest driver calls.
     pub best: Option<usize>,
-    /// `true` if the user interrupted.
     pub is_interrupted: bool,
 }
 
@@ -52,7 +49,6 @@ pub struct Row {
     pub other_orders: Vec<OtherOrder>,
 }
 
-/// A setting with another address order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OtherOrder {
     pub addresses: String,
@@ -101,7 +97,7 @@ impl Row {
 }
 
 /// Compares these settings. The first run used the first of them. With `search`, also searches for the least memory of each.
-pub fn compare<R: Run>(program: &Program<'_, R>, settings: &[String], search: Option<Search>) -> Result<SettingsReport, R::Error> {
+pub fn compare<E: Send>(program: &Program<'_, E>, settings: &[String], search: Option<Search>) -> Result<SettingsReport, E> {
     let with = |conf: &String| Trial { alloc_conf: Some(conf.clone()), ..program.trial.clone() };
     let others: Vec<Trial> = settings.iter().skip(1).map(with).collect();
     let runs = [Some(program.first.clone())].into_iter().chain(program.run(&others)?);
@@ -130,7 +126,7 @@ pub fn compare<R: Run>(program: &Program<'_, R>, settings: &[String], search: Op
 }
 
 /// Runs the settings close to their limit with the other address orders. Returns whether the user interrupted.
-fn try_other_orders<R: Run>(program: &Program<'_, R>, rows: &mut [Row]) -> Result<bool, R::Error> {
+fn try_other_orders<E: Send>(program: &Program<'_, E>, rows: &mut [Row]) -> Result<bool, E> {
     let Some(own) = program.trial.addresses else { return Ok(false) };
     let memory = program.trial.memory.0;
     let close = rows.iter().enumerate().filter(|(_, row)| row.is_close_to(memory)).map(|(index, _)| index);

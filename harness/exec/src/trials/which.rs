@@ -11,7 +11,6 @@ const ALL_UP_TO: usize = 64;
 /// Number of the largest attempts that join a sample.
 const LARGEST: usize = 16;
 
-/// A selection of attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Which {
     /// All attempts if there are few, otherwise a sample and the largest.
@@ -20,11 +19,9 @@ pub enum Which {
     All,
     /// This many, evenly spread.
     Sample(usize),
-    /// This many of the largest.
     Largest(usize),
 }
 
-/// Why a text is not a selection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` does not select attempts: write `all`, `sample:N` or `largest:N` with N of at least 1, such as `sample:20`")]
 pub struct WhichError(String);

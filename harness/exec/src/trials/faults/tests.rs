@@ -1,8 +1,8 @@
 //! Classification of fake runs.
 #![allow(clippy::unwrap_used)]
 
-use super::super::fake::{FakeRunner, ended_well, error, trial};
 use super::*;
+use crate::tests::fake::{ended_well, error, trial};
 
 const OOM: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.";
 
@@ -16,8 +16,9 @@ fn of(run: &Observed) -> Outcome {
 }
 
 fn reports(which: Which, alone: bool, run: impl Fn(&Trial) -> Option<Observed> + Sync) -> FaultReport {
-    let (first, runner) = (ended_well(&[2, 20, 4]), FakeRunner(run));
-    let program = Program { runner: &runner, trial: trial(Bytes::gib(1)), first: &first, jobs: 2, progress: &|| {} };
+    let first = ended_well(&[2, 20, 4]);
+    let run = |trial: &Trial| Ok::<_, std::convert::Infallible>(run(trial));
+    let program = Program { run: &run, trial: trial(Bytes::gib(1)), first: &first, jobs: 2, progress: &|| {} };
     let Ok(report) = every_fault(&program, Plan { which, alone });
     report
 }

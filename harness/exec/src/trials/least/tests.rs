@@ -1,8 +1,10 @@
 //! The least memory of fake programs.
 #![allow(clippy::unwrap_used)]
 
-use super::super::fake::{FakeRunner, ended_well, trial};
+use std::convert::Infallible;
+
 use super::*;
+use crate::tests::fake::{ended_well, trial};
 
 const PLENTY: Bytes = Bytes::gib(8);
 
@@ -13,9 +15,9 @@ fn search(exact: bool) -> Search {
 /// Searches with a program that reserves 1 GiB with plenty of memory and needs this much with each address order.
 fn found(exact: bool, needs: impl Fn(AddressOrder) -> Bytes + Sync) -> LeastReport {
     let first = ended_well(&[512, 512]);
-    let runner =
-        FakeRunner(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < needs(trial.addresses.unwrap())), ..first.clone() }));
-    let program = Program { runner: &runner, trial: trial(PLENTY), first: &first, jobs: 3, progress: &|| {} };
+    let ooms = |trial: &Trial| u64::from(trial.memory < needs(trial.addresses.unwrap()));
+    let run = |trial: &Trial| Ok::<_, Infallible>(Some(Observed { ooms: ooms(trial), ..first.clone() }));
+    let program = Program { run: &run, trial: trial(PLENTY), first: &first, jobs: 3, progress: &|| {} };
     let Ok(report) = least(&program, search(exact), true);
     report.expect("nothing interrupts the search")
 }
@@ -41,9 +43,10 @@ fn address_orders_are_compared_beginning_with_the_first_runs() {
 #[test]
 fn a_real_gpu_has_one_address_order() {
     let first = ended_well(&[512, 512]);
-    let runner = FakeRunner(|trial: &Trial| Some(Observed { ooms: u64::from(trial.memory < Bytes::mib(800)), ..first.clone() }));
+    let ooms = |trial: &Trial| u64::from(trial.memory < Bytes::mib(800));
+    let run = |trial: &Trial| Ok::<_, Infallible>(Some(Observed { ooms: ooms(trial), ..first.clone() }));
     let on_gpu = Trial { addresses: None, ..trial(PLENTY) };
-    let program = Program { runner: &runner, trial: on_gpu, first: &first, jobs: 1, progress: &|| {} };
+    let program = Program { run: &run, trial: on_gpu, first: &first, jobs: 1, progress: &|| {} };
     let Ok(report) = least(&program, search(true), true);
     let orders = report.unwrap().orders;
     assert_eq!(orders.iter().map(|order| (order.addresses.as_str(), order.enough >> 20)).collect::<Vec<_>>(), [("driver", 800)]);
@@ -60,8 +63,8 @@ fn survived_out_of_memory_errors_fail_unless_allowed() {
 #[test]
 fn an_interrupt_ends_the_search() {
     let first = ended_well(&[512]);
-    let runner = FakeRunner(|_: &Trial| None);
-    let program = Program { runner: &runner, trial: trial(PLENTY), first: &first, jobs: 2, progress: &|| {} };
+    let run = |_: &Trial| Ok::<_, Infallible>(None);
+    let program = Program { run: &run, trial: trial(PLENTY), first: &first, jobs: 2, progress: &|| {} };
     let Ok(report) = least(&program, search(true), true);
     assert_eq!(report, None);
 }

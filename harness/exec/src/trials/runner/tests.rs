@@ -7,10 +7,10 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::GPUS;
 use harness_gpu_settings::settings::Settings;
 
-use super::super::fake::trial;
 use super::*;
-use crate::fixture::setup;
 use crate::machine::Machine;
+use crate::tests::fake::trial;
+use crate::tests::fixture::setup;
 
 /// Calls `act` with a runner of a shell command.
 fn with_runner<T>(script: &str, limit: Duration, logs: Option<&Path>, act: impl FnOnce(&Runner<'_>) -> T) -> T {

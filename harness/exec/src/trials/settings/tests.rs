@@ -3,17 +3,17 @@
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::settings::AddressOrder;
 
-use super::super::fake::{FakeRunner, ended_well, trial};
 use super::*;
+use crate::tests::fake::{ended_well, trial};
 
 const SETTINGS: [&str; 3] = ["", "expandable_segments:True", "max_split_size_mb:32"];
 
 fn compared(search: Option<Search>, of: impl Fn(&Trial) -> Option<Observed> + Sync) -> SettingsReport {
     let settings = SETTINGS.map(str::to_owned);
-    let runner = FakeRunner(of);
+    let run = |trial: &Trial| Ok::<_, std::convert::Infallible>(of(trial));
     let first = Trial { alloc_conf: Some(String::new()), ..trial(Bytes::gib(1)) };
-    let observed = runner.0(&first).unwrap_or_else(|| ended_well(&[2]));
-    let program = Program { runner: &runner, trial: first, first: &observed, jobs: 2, progress: &|| {} };
+    let observed = of(&first).unwrap_or_else(|| ended_well(&[2]));
+    let program = Program { run: &run, trial: first, first: &observed, jobs: 2, progress: &|| {} };
     let Ok(report) = compare(&program, &settings, search);
     report
 }

@@ -1,26 +1,13 @@
-//! Test only: fake runs of fake programs.
-
-use std::convert::Infallible;
+//! Outcomes of invented programs.
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
 use harness_gpu_settings::calls::FaultyCall;
 use harness_gpu_settings::settings::AddressOrder;
 
-use super::observed::{Ending, Frame, Observed, OutOfMemory};
-use super::{Run, Trial};
 use crate::process::End;
-
-/// A runner that calls a function.
-pub(crate) struct FakeRunner<F>(pub(crate) F);
-
-impl<F: Fn(&Trial) -> Option<Observed> + Sync> Run for FakeRunner<F> {
-    type Error = Infallible;
-
-    fn run(&self, trial: &Trial) -> Result<Option<Observed>, Infallible> {
-        Ok((self.0)(trial))
-    }
-}
+use crate::trials::Trial;
+use crate::trials::observed::{Ending, Frame, Observed, OutOfMemory};
 
 /// Returns a trial with this memory.
 pub(crate) fn trial(memory: Bytes) -> Trial {

@@ -4,8 +4,8 @@ use harness_allocator::device::Clock;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::inference::median;
-use super::record::{Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped, SuiteRecord};
+use crate::inference::median;
+use crate::record::{Accepted, BenchRun, Build, Entry, EntrySummary, Machine, Measured, Outcome, Quantity, Stopped, SuiteRecord};
 
 /// How an entry's figures are generated.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::{Arg, Command, CommandFactory as _};
 
-use super::Cli;
+use crate::Cli;
 
 const BEGINNING: &str = "# Command reference
 

@@ -1,0 +1,3 @@
+//! Tests of the whole command line.
+
+mod reference;

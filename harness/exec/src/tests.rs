@@ -1,0 +1,4 @@
+//! Parts that several tests share.
+
+pub(crate) mod fake;
+pub(crate) mod fixture;

@@ -1,4 +1,3 @@
-
 use std::ffi::CStr;
 use std::sync::Mutex;
 

@@ -1,4 +1,3 @@
-
 use super::*;
 
 fn memory(total: Bytes, used: Bytes, process: Option<Bytes>) -> DeviceMemory {

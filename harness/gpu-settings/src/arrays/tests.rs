@@ -1,4 +1,3 @@
-
 use super::*;
 
 const FLOATS: ArrayDescriptor = ArrayDescriptor { width: 1024, height: 512, depth: 0, format: 0x20, channels: 4, flags: 0 };

@@ -1,4 +1,3 @@
-
 use super::*;
 
 fn accounts() -> Accounts {

@@ -1,4 +1,3 @@
-
 use super::*;
 use harness_allocator::device::DevicePtr;
 use harness_allocator::units::Bytes;

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_gpu_settings::calls::FaultyCall;
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::AddressOrder;
 
 use super::observed::{Ending, Frame, Observed, OutOfMemory};
@@ -30,7 +30,7 @@ pub(crate) fn trial(memory: Bytes) -> Trial {
 /// Returns a successful run with attempts of these sizes in MiB.
 pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
     let attempt = |size: &u64| Attempt {
-        call: FaultyCall::Malloc,
+        call: Call::Malloc,
         size: Bytes::mib(*size),
         submitted: 0,
         outcome: Outcome::Served,

@@ -236,19 +236,20 @@ impl Findings {
 impl Finding {
     fn new(found: &DeviceFound, open: bool, waits_for: impl Fn(&str), missing: &mut Vec<String>) -> Self {
         let device = DeviceChoice::Cuda(found.ordinal).to_string();
-        if let Err(why) = &found.nvml {
+        let nvml = found.nvml();
+        if let Err(why) = &nvml {
             missing.push(format!("{device}: {why}"));
         }
         let opens = open.then(|| {
             waits_for(&format!("{device} to open and to pass a memory test"));
             try_to_use(found.ordinal).inspect_err(|error| missing.push(format!("{device} cannot be used: {error}"))).is_ok()
         });
-        let nvml = found.nvml.as_ref().ok();
+        let nvml = nvml.as_ref().ok();
         let (major, minor) = found.compute_capability;
         Self {
             device,
             name: found.name.clone(),
-            uuid_hash: found.uuid_hash.clone(),
+            uuid_hash: found.uuid.hash(),
             compute_capability: format!("{major}.{minor}"),
             total: found.total,
             free: nvml.map(|nvml| nvml.free),

@@ -887,7 +887,7 @@ on_the_simulated_gpu! {
         assert_eq!((driver.cuda.as_str(), driver.devices.len()), ("12.9", 2));
         for (ordinal, device) in driver.devices.iter().enumerate() {
             assert_eq!((device.ordinal, device.total, device.compute_capability), (ordinal as u32, Bytes::gib(2), (9, 0)));
-            let nvml = device.nvml.as_ref().expect("NVML knows it");
+            let nvml = device.nvml().expect("NVML knows it");
             assert_eq!(nvml.free, Bytes::mib(2048 - 64), "no context is made");
             assert_eq!(nvml.others.len(), 1);
             assert_eq!((nvml.others[0].name.as_deref(), nvml.others[0].used), (Some("other-process"), Some(Bytes::mib(64))));

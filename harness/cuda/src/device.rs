@@ -3,7 +3,7 @@
 //! [`CudaDevice`] implements [`Device`] on the device's primary context. It keeps a table of its callers' allocations and checks
 //! each free and access against it first, because an invalid access on a GPU breaks the context for good.
 //!
-//! * `driver`: the table of driver functions; `codes`: names of its result codes
+//! * `driver`: the driver's functions; `codes`: names of its result codes
 //! * `host`: host memory for copies
 //! * `kernels` and `kernels.ptx`: fill, verify and spin
 //! * `mapping`: virtual memory management, [`harness_allocator::device::MappedDevice`]
@@ -21,22 +21,22 @@ mod mapping;
 mod pool;
 pub mod probe;
 mod reads;
-mod types;
 
 use std::collections::BTreeMap;
 use std::ptr;
 use std::time::Instant;
 
-use self::driver::Driver;
+pub use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUstream_flags};
+
+use self::driver::{Driver, cuda};
 use self::external_memory::ExternalMemory;
 use self::host::Host;
 use self::kernels::{Kernels, Mismatch};
 use self::mapping::Mapping;
 use self::pool::CudaPools;
 use self::reads::{Reads, corrupted};
-use self::types::{CUcontext, CUdevice, CUevent};
-pub use self::types::{CUstream, CUstream_st};
-use crate::library::Refusal;
+use crate::library::{Address, Refusal};
 use crate::machine::no_such_device;
 use crate::nvml::{NOT_KNOWN, NvmlDevice};
 use harness_allocator::device::{
@@ -200,8 +200,7 @@ impl CudaDevice {
     /// Returns the free memory that the driver reports.
     fn driver_free(&self) -> Result<Bytes, Refusal> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both pointers are valid outputs.
-        unsafe { self.driver()?.memory_info(&raw mut free, &raw mut total) }?;
+        cuda!(self.driver()?, cuMemGetInfo_v2(&mut free, &mut total))?;
         Ok(Bytes(free as u64))
     }
 
@@ -255,8 +254,7 @@ impl CudaDevice {
             return Ok(StreamId(*number));
         }
         let mut context = ptr::null_mut();
-        // SAFETY: `context` is a valid output; the caller guarantees that the stream lives.
-        unsafe { self.driver()?.stream_context(stream, &raw mut context) }?;
+        cuda!(self.driver()?, cuStreamGetCtx(stream, &mut context))?;
         if context != self.context.handle {
             return Err(refused("it belongs to another context: create it in the primary context of this device"));
         }
@@ -338,9 +336,9 @@ impl CudaDevice {
 
     fn make_event(&mut self, timed: bool) -> Result<EventId, DeviceError> {
         let mut handle = ptr::null_mut();
-        let flags = if timed { driver::EVENT_WITH_TIMING } else { driver::EVENT_WITHOUT_TIMING };
-        // SAFETY: `handle` is a valid output.
-        unsafe { self.driver()?.create_event(&raw mut handle, flags) }?;
+        // Without timing, an event is cheaper to record and to query.
+        let flags = if timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        cuda!(self.driver()?, cuEventCreate(&mut handle, flags as u32))?;
         let event = Some(Event { handle, recorded: false, timed });
         if let Some(number) = self.free_events.pop() {
             self.events[number as usize] = event;
@@ -406,8 +404,7 @@ impl Device for CudaDevice {
         self.calls.malloc += 1;
         let driver = self.driver()?;
         let mut address = 0;
-        // SAFETY: `address` is a valid output.
-        match unsafe { driver.allocate(&raw mut address, usize::try_from(size.0).unwrap_or(usize::MAX)) } {
+        match cuda!(driver, cuMemAlloc_v2(&mut address, usize::try_from(size.0).unwrap_or(usize::MAX))) {
             Ok(()) => {
                 self.live.insert(address, size);
                 self.freed.remove(&address);
@@ -426,10 +423,8 @@ impl Device for CudaDevice {
         if !self.live.contains_key(&ptr.0) {
             return Err(self.wrong_free(ptr));
         }
-        let driver = self.driver()?;
-        // SAFETY: the table lists the address as a live allocation of this context, and drops it after the free. The driver waits
-        // for work in flight.
-        unsafe { driver.free(ptr.0) }?;
+        // The driver waits for work in flight.
+        cuda!(self.driver()?, cuMemFree_v2(ptr.0))?;
         self.live.remove(&ptr.0);
         self.freed.insert(ptr.0, self.place);
         Ok(())
@@ -437,8 +432,8 @@ impl Device for CudaDevice {
 
     fn create_stream(&mut self) -> Result<StreamId, DeviceError> {
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a valid output.
-        unsafe { self.driver()?.create_stream(&raw mut handle, driver::STREAM_NON_BLOCKING) }?;
+        // Without implicit synchronization with the default stream.
+        cuda!(self.driver()?, cuStreamCreate(&mut handle, CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
         Ok(self.add_stream(Stream { handle, own: true }))
     }
 
@@ -448,11 +443,8 @@ impl Device for CudaDevice {
             return Err(DeviceError::UnknownHandle { kind: "own stream", number: stream.0 });
         }
         let driver = self.driver()?;
-        // SAFETY: the table lists the handle as a live stream of this context, and drops it after the call.
-        unsafe {
-            driver.synchronize_stream(handle)?;
-            driver.destroy_stream(handle)?;
-        }
+        cuda!(driver, cuStreamSynchronize(handle))?;
+        cuda!(driver, cuStreamDestroy_v2(handle))?;
         self.streams.remove(&stream.0);
         self.reads.forget(stream);
         Ok(())
@@ -466,8 +458,7 @@ impl Device for CudaDevice {
         }
         if self.host.is_copying(stream) {
             let handle = self.stream(stream)?;
-            // SAFETY: the table lists the handle as a live stream of this context.
-            unsafe { self.driver()?.synchronize_stream(handle) }?;
+            cuda!(self.driver()?, cuStreamSynchronize(handle))?;
         }
         self.finish_reads(stream)?;
         self.reads.forget(stream);
@@ -481,9 +472,8 @@ impl Device for CudaDevice {
 
     fn destroy_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         let handle = self.event(event)?.handle;
-        // SAFETY: the table lists the handle as a live event of this context, and drops it after the call. Queued waits stay
-        // valid: the driver frees an event in use when it completes.
-        unsafe { self.driver()?.destroy_event(handle) }?;
+        // Queued waits stay valid: the driver frees an event in use when it completes.
+        cuda!(self.driver()?, cuEventDestroy_v2(handle))?;
         self.events[event.0 as usize] = None;
         self.free_events.push(event.0);
         Ok(())
@@ -493,8 +483,7 @@ impl Device for CudaDevice {
         let queue = self.stream(stream)?;
         let handle = self.event(event)?.handle;
         self.calls.event_record += 1;
-        // SAFETY: the tables list both handles as live, in this context.
-        unsafe { self.driver()?.record_event(handle, queue) }?;
+        cuda!(self.driver()?, cuEventRecord(handle, queue))?;
         self.event(event)?.recorded = true;
         Ok(())
     }
@@ -502,9 +491,8 @@ impl Device for CudaDevice {
     fn event_done(&mut self, event: EventId) -> Result<bool, DeviceError> {
         let handle = self.event(event)?.handle;
         self.calls.event_query += 1;
-        // SAFETY: the table lists the handle as a live event of this context. The driver reports an event that was never recorded
-        // as done.
-        match unsafe { self.driver()?.query_event(handle) } {
+        // The driver reports an event that was never recorded as done.
+        match cuda!(self.driver()?, cuEventQuery(handle)) {
             Ok(()) => Ok(true),
             Err(Refusal { code: driver::NOT_READY, .. }) => Ok(false),
             Err(refusal) => Err(refusal.into()),
@@ -514,28 +502,24 @@ impl Device for CudaDevice {
     fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         let handle = self.event(event)?.handle;
-        // SAFETY: the tables list both handles as live, in this context; the flags must be 0.
-        Ok(unsafe { self.driver()?.wait_event(queue, handle, 0) }?)
+        Ok(cuda!(self.driver()?, cuStreamWaitEvent(queue, handle, 0))?)
     }
 
     fn synchronize_event(&mut self, event: EventId) -> Result<(), DeviceError> {
         let handle = self.event(event)?.handle;
         self.calls.synchronize += 1;
-        // SAFETY: the table lists the handle as a live event of this context.
-        Ok(unsafe { self.driver()?.synchronize_event(handle) }?)
+        Ok(cuda!(self.driver()?, cuEventSynchronize(handle))?)
     }
 
     fn synchronize_stream(&mut self, stream: StreamId) -> Result<(), DeviceError> {
         let handle = self.stream(stream)?;
         self.calls.synchronize += 1;
-        // SAFETY: the table lists the handle as a live stream of this context.
-        Ok(unsafe { self.driver()?.synchronize_stream(handle) }?)
+        Ok(cuda!(self.driver()?, cuStreamSynchronize(handle))?)
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.calls.synchronize += 1;
-        // SAFETY: the context is current in the calling thread.
-        Ok(unsafe { self.driver()?.synchronize() }?)
+        Ok(cuda!(self.driver()?, cuCtxSynchronize())?)
     }
 
     fn mapped(&mut self) -> Option<&mut dyn MappedDevice> {
@@ -600,15 +584,18 @@ impl TestDevice for CudaDevice {
         }
         let driver = self.driver()?;
         for (event, handle) in [start, end].into_iter().zip(handles) {
-            // SAFETY: the table lists the handle as a live event of this context.
-            match unsafe { driver.query_event(handle) } {
+            match cuda!(driver, cuEventQuery(handle)) {
                 Err(Refusal { code: driver::NOT_READY, .. }) => return Err(DeviceError::NotReady(event.0)),
                 answer => answer?,
             }
         }
         let mut milliseconds = 0.0;
-        // SAFETY: `milliseconds` is a valid output; both events are live, recorded, and have timing.
-        unsafe { driver.elapsed(&raw mut milliseconds, handles[0], handles[1]) }?;
+        // Declared here, because cudarc's declaration has another name from CUDA 13 on.
+        type ElapsedTime = unsafe extern "C" fn(&mut f32, CUevent, CUevent) -> u32;
+        driver::call(driver.cuEventElapsedTime, "cuEventElapsedTime", |address| {
+            // SAFETY: the function has this type; both events are live, recorded, and have timing.
+            unsafe { std::mem::transmute::<Address, ElapsedTime>(address)(&mut milliseconds, handles[0], handles[1]) }
+        })?;
         // An end before its start gives a negative time, which counts as zero.
         Ok(Nanos((f64::from(milliseconds) * 1e6).round().max(0.0) as u64))
     }
@@ -670,8 +657,7 @@ impl TestDevice for CudaDevice {
         let driver = self.driver()?;
         // A destroyed or released stream was waited for.
         for handle in self.host.copying(host)?.into_iter().filter_map(|stream| self.stream(stream).ok()) {
-            // SAFETY: the table lists the handle as a live stream of this context.
-            unsafe { driver.synchronize_stream(handle) }?;
+            cuda!(driver, cuStreamSynchronize(handle))?;
         }
         self.host.free(driver, host)
     }
@@ -680,16 +666,15 @@ impl TestDevice for CudaDevice {
         let queue = self.stream(stream)?;
         self.check_access(from, AccessKind::Read, stream)?;
         let (driver, to) = (self.driver()?, self.host.copied(to, from.len, stream)?);
-        // SAFETY: the tables guarantee that both sides have this size. Freeing either side waits for the copy.
-        Ok(unsafe { driver.copy_to_host(to, from.start.0, from.len.0 as usize, queue) }?)
+        // Freeing either side waits for the copy.
+        Ok(cuda!(driver, cuMemcpyDtoHAsync_v2(to, from.start.0, from.len.0 as usize, queue))?)
     }
 
     fn copy_to_device(&mut self, stream: StreamId, from: HostId, to: MemoryRange) -> Result<(), DeviceError> {
         let queue = self.stream(stream)?;
         self.check_access(to, AccessKind::Write, stream)?;
         let (driver, from) = (self.driver()?, self.host.copied(from, to.len, stream)?);
-        // SAFETY: as for the other direction.
-        Ok(unsafe { driver.copy_from_host(to.start.0, from, to.len.0 as usize, queue) }?)
+        Ok(cuda!(driver, cuMemcpyHtoDAsync_v2(to.start.0, from, to.len.0 as usize, queue))?)
     }
 
     fn leaks(&self) -> Leaks {
@@ -714,18 +699,16 @@ impl Drop for CudaDevice {
     /// Frees everything and ignores errors: after a broken kernel every call fails, and the context ends anyway.
     fn drop(&mut self) {
         let Ok(driver) = self.driver() else { return };
-        // SAFETY: the tables list each handle and address as live, and end here. The wait comes first, so no work uses them.
-        unsafe {
-            let _ = driver.synchronize();
-            for event in self.events.iter().flatten() {
-                let _ = driver.destroy_event(event.handle);
-            }
-            for stream in self.streams.values().filter(|stream| stream.own) {
-                let _ = driver.destroy_stream(stream.handle);
-            }
-            for address in self.live.keys() {
-                let _ = driver.free(*address);
-            }
+        // The wait comes first, so no work uses what is freed.
+        let _ = cuda!(driver, cuCtxSynchronize());
+        for event in self.events.iter().flatten() {
+            let _ = cuda!(driver, cuEventDestroy_v2(event.handle));
+        }
+        for stream in self.streams.values().filter(|stream| stream.own) {
+            let _ = cuda!(driver, cuStreamDestroy_v2(stream.handle));
+        }
+        for address in self.live.keys() {
+            let _ = cuda!(driver, cuMemFree_v2(*address));
         }
         if let Some(mapping) = &mut self.mapping {
             mapping.release(driver);
@@ -750,8 +733,7 @@ impl Context {
     /// Retains the primary context and makes it current in the calling thread.
     fn retain(driver: &'static Driver, device: CUdevice) -> Result<Self, Refusal> {
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a valid output; the device's handle came from the driver.
-        unsafe { driver.retain_context(&raw mut handle, device) }?;
+        cuda!(driver, cuDevicePrimaryCtxRetain(&mut handle, device))?;
         let context = Self { driver, device, handle };
         context.make_current()?;
         Ok(context)
@@ -759,17 +741,16 @@ impl Context {
 
     /// Makes the context current: the call may come from another thread, or other code may have changed the current context.
     fn make_current(&self) -> Result<&'static Driver, Refusal> {
-        // SAFETY: the context is retained until `self` is dropped.
-        unsafe { self.driver.set_context(self.handle) }?;
+        cuda!(self.driver, cuCtxSetCurrent(self.handle))?;
         Ok(self.driver)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: `retain` took the reference, and this releases it once. A thread that still has the context current gets an
-        // error from its next call, according to the driver's documentation of primary contexts.
-        let _ = unsafe { self.driver.release_context(self.device) };
+        // A thread that still has the context current gets an error from its next call, according to the driver's documentation of
+        // primary contexts.
+        let _ = cuda!(self.driver, cuDevicePrimaryCtxRelease_v2(self.device));
     }
 }
 
@@ -786,15 +767,14 @@ impl KeptContext {
     pub fn new() -> Result<Self, DeviceError> {
         let driver = Driver::for_allocation()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a valid output.
-        unsafe { driver.current_context(&raw mut handle) }?;
+        cuda!(driver, cuCtxGetCurrent(&mut handle))?;
         Ok(Self { driver, handle })
     }
 }
 
 impl Drop for KeptContext {
     fn drop(&mut self) {
-        // SAFETY: the context was the thread's own, and its program keeps it alive; null means no context.
-        let _ = unsafe { self.driver.set_context(self.handle) };
+        // The program keeps its context alive; null means no context.
+        let _ = cuda!(self.driver, cuCtxSetCurrent(self.handle));
     }
 }

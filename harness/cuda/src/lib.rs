@@ -9,8 +9,9 @@
 //!
 //! # Use with cudarc and other CUDA bindings
 //!
-//! This crate loads the driver's functions itself, so a program may also use cudarc with any of its features. Both share the driver's plain handles:
-//! an address is the same number, and a stream is the same pointer, converted with `cast()`.
+//! A program may also use cudarc with any of its features. If it needs another CUDA version than cudarc's `cuda-12080`, it chooses the feature of that
+//! name here and turns off the default features. Both share the driver's plain handles: an address is the same number, and a stream is the same pointer.
+//! Pointers of other bindings convert with `cast()`.
 //!
 //! [`CudaDevice`] retains the device's *primary* context, like cudarc's `CudaContext::new` and the CUDA runtime. Addresses and streams of one are valid
 //! in the other, in either order of opening. Each call makes that context current in the calling thread and leaves it current.
@@ -29,7 +30,7 @@
 //! // `theirs` is a stream of cudarc: `stream.cu_stream()`.
 //! let allocator = SharedAllocator::new(CachingAllocator::default(), CudaDevice::open(0)?);
 //! // SAFETY: the stream is destroyed after the device.
-//! let stream = unsafe { allocator.lock().device.borrow_stream(theirs.cast()) }?;
+//! let stream = unsafe { allocator.lock().device.borrow_stream(theirs) }?;
 //! let batch = allocator.allocate(Request::new(Bytes::mib(64)).on(stream))?;
 //! // Kernels on `theirs` may use the memory at `batch.ptr().0`.
 //! allocator.free(batch.ptr())?;

@@ -1,9 +1,7 @@
-//! Loads the driver's libraries on first use, and declares tables of their functions.
-//!
-//! Nothing is linked, so a program may also use other CUDA bindings of any version.
+//! Loads the driver's libraries on first use. Nothing is linked.
 
-use std::ffi::c_void;
-use std::ptr::NonNull;
+use std::error::Error;
+use std::ffi::{c_char, c_uint};
 
 use libloading::Library;
 
@@ -16,10 +14,9 @@ pub(crate) enum LoadError {
     Unloadable(String),
 }
 
-/// A failed call.
+/// A failed call of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// The library's function.
     pub(crate) call: &'static str,
     /// The result code, not 0; [`MISSING`] if the library lacks the function.
     pub(crate) code: u32,
@@ -34,136 +31,40 @@ pub(crate) fn load(name: &str) -> Result<&'static Library, LoadError> {
     // SAFETY: the initializers of NVIDIA's libraries have no precondition.
     match unsafe { Library::new(name) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
-        Err(error) => Err(classify(name, &error.source_text())),
+        Err(error) => Err(LoadError::new(name, &error)),
     }
 }
 
-/// The system loader's text of an error.
-trait SourceText {
-    fn source_text(&self) -> String;
-}
+impl LoadError {
+    /// Classifies an error of libloading, whose source is the system loader's text.
+    pub(crate) fn new(name: &str, error: &dyn Error) -> Self {
+        Self::of_text(name, error.source().unwrap_or(error).to_string())
+    }
 
-impl SourceText for libloading::Error {
-    fn source_text(&self) -> String {
-        std::error::Error::source(self).map_or_else(|| self.to_string(), ToString::to_string)
+    /// Distinguishes a missing file from one that cannot be loaded. glibc's text begins with the file that it could not open; another
+    /// name there is a missing dependency.
+    fn of_text(name: &str, text: String) -> Self {
+        let is_absent = text.starts_with(name) && text.contains("No such file or directory");
+        if is_absent { Self::Absent } else { Self::Unloadable(text) }
     }
 }
 
-/// Distinguishes a missing file from one that cannot be loaded. glibc's text begins with the file that it could not open; another
-/// name there is a missing dependency.
-fn classify(name: &str, text: &str) -> LoadError {
-    if text.starts_with(name) && text.contains("No such file or directory") {
-        LoadError::Absent
-    } else {
-        LoadError::Unloadable(text.to_owned())
-    }
-}
+/// The address of a function, whose type the caller knows.
+pub(crate) type Address = unsafe extern "C" fn();
 
 /// Returns the address of a function, if the library has it.
-pub(crate) fn find(library: &Library, name: &str) -> Option<NonNull<c_void>> {
-    // SAFETY: only the symbol's address is read; the table defines its type.
-    unsafe { library.get::<*mut c_void>(name) }.ok().and_then(|symbol| NonNull::new(*symbol))
+pub(crate) fn find(library: &Library, name: &str) -> Option<Address> {
+    // SAFETY: the symbol is a function or null, and nothing calls it with this type.
+    unsafe { library.get::<Option<Address>>(name) }.ok().and_then(|symbol| *symbol)
 }
 
-/// Declares a table of C functions that return a code, and a method for each that returns a [`Refusal`] for a nonzero code.
-macro_rules! function_table {
-    (
-        $(#[$table_doc:meta])* $table:ident;
-        $( $(#[$doc:meta])* $method:ident = $function:ident($($argument:ident: $type:ty),* $(,)?); )*
-    ) => {
-        $(#[$table_doc])*
-        #[derive(Clone, Debug)]
-        pub(crate) struct $table { $( $method: Option<unsafe extern "C" fn($($type),*) -> u32>, )* }
-
-        #[allow(clippy::too_many_arguments, reason = "the library's own argument lists")]
-        #[allow(dead_code, reason = "only one table lists its missing functions")]
-        impl $table {
-            /// Looks up the functions.
-            ///
-            /// # Safety
-            /// `find` must return the library's function of the given name.
-            pub(crate) unsafe fn look_up(find: impl Fn(&str) -> Option<std::ptr::NonNull<std::ffi::c_void>>) -> Self {
-                Self { $(
-                    $method: find(stringify!($function)).map(|address| {
-                        // SAFETY: the caller guarantees that this is a C function with this argument list. C returns the 32-bit
-                        // enum like a u32.
-                        unsafe {
-                            std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>, unsafe extern "C" fn($($type),*) -> u32>(address)
-                        }
-                    }),
-                )* }
-            }
-
-            /// Returns the functions that were not found.
-            pub(crate) fn missing(&self) -> Vec<&'static str> {
-                [$( (stringify!($function), self.$method.is_none()) ),*].into_iter().filter(|(_, none)| *none).map(|(name, _)| name).collect()
-            }
-
-            $(
-                $(#[$doc])*
-                ///
-                /// # Safety
-                /// As the library requires for this function.
-                pub(crate) unsafe fn $method(&self, $($argument: $type),*) -> Result<(), $crate::library::Refusal> {
-                    let call = stringify!($function);
-                    let Some(function) = self.$method else {
-                        return Err($crate::library::Refusal { call, code: $crate::library::MISSING });
-                    };
-                    // SAFETY: guaranteed by the caller of this method.
-                    match unsafe { function($($argument),*) } {
-                        0 => Ok(()),
-                        code => Err($crate::library::Refusal { call, code }),
-                    }
-                }
-            )*
-
-            /// Returns the name of each function and the sizes of its arguments in bytes.
-            #[cfg(test)]
-            pub(crate) fn argument_sizes() -> Vec<(&'static str, Vec<usize>)> {
-                vec![$( (stringify!($function), vec![$( size_of::<$type>() ),*]) ),*]
-            }
-        }
-    };
-}
-
-pub(crate) use function_table;
-
-/// Argument sizes of the functions that other bindings declare, to compare with [`function_table`].
-#[cfg(test)]
-pub(crate) mod argument_sizes {
-    /// The type of a function.
-    pub(crate) trait ArgumentSizes {
-        /// Returns the sizes of its arguments in bytes.
-        fn sizes() -> Vec<usize>;
-    }
-
-    macro_rules! argument_sizes_of {
-        ($( ($($argument:ident)*) )*) => {$(
-            impl<$($argument,)* R> ArgumentSizes for unsafe fn($($argument),*) -> R {
-                fn sizes() -> Vec<usize> {
-                    vec![$( size_of::<$argument>() ),*]
-                }
-            }
-
-            impl<$($argument,)* R> ArgumentSizes for unsafe extern "C" fn($($argument),*) -> R {
-                fn sizes() -> Vec<usize> {
-                    vec![$( size_of::<$argument>() ),*]
-                }
-            }
-        )*};
-    }
-
-    argument_sizes_of! { () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F G H I J K) }
-
-    /// Returns the argument sizes of a function.
-    pub(crate) fn of<F: ArgumentSizes>(_: F) -> Vec<usize> {
-        F::sizes()
-    }
-
-    /// Returns the argument sizes of a table's function, without an instance of the table.
-    pub(crate) fn of_field<Table, F: ArgumentSizes, E>(_: fn(&Table) -> &Result<F, E>) -> Vec<usize> {
-        F::sizes()
-    }
+/// Reads a text of at most 255 characters.
+pub(crate) fn text(read: impl FnOnce(*mut c_char, c_uint) -> Result<(), Refusal>) -> Result<String, Refusal> {
+    let mut buffer = [0_u8; 256];
+    // One byte is left for a final NUL.
+    read(buffer.as_mut_ptr().cast(), 255)?;
+    let text = buffer.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
 }
 
 #[cfg(test)]
@@ -188,9 +89,10 @@ mod tests {
     #[test]
     fn a_library_with_a_missing_dependency_is_unloadable() {
         let text = "libnvidia-ptxjitcompiler.so.1: cannot open shared object file: No such file or directory";
-        assert_eq!(classify("libcuda.so.1", text), LoadError::Unloadable(text.to_owned()));
+        let of_text = |text: &str| LoadError::of_text("libcuda.so.1", text.to_owned());
+        assert_eq!(of_text(text), LoadError::Unloadable(text.to_owned()));
         let text = "libcuda.so.1: cannot open shared object file: Permission denied";
-        assert_eq!(classify("libcuda.so.1", text), LoadError::Unloadable(text.to_owned()));
-        assert_eq!(classify("libcuda.so.1", "libcuda.so.1: cannot open shared object file: No such file or directory"), LoadError::Absent);
+        assert_eq!(of_text(text), LoadError::Unloadable(text.to_owned()));
+        assert_eq!(of_text("libcuda.so.1: cannot open shared object file: No such file or directory"), LoadError::Absent);
     }
 }

@@ -1,10 +1,9 @@
 //! Describes the GPUs of this machine without opening one.
 
 use harness_allocator::device::{DeviceError, DeviceInfo};
-use harness_allocator::units::Bytes;
 
-use crate::device::probe::{CudaFound, CudaProbe};
-use crate::nvml::{self, NvmlDevice, ProcessUse};
+pub use crate::device::probe::{DeviceFound, DriverFound, NvmlFound};
+use crate::nvml::{self, NvmlDevice};
 
 /// The GPUs of this machine. Creates no CUDA context, so it takes no GPU memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,57 +14,10 @@ pub struct Probe {
     pub nvml: Result<String, String>,
 }
 
-/// The CUDA driver and its devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DriverFound {
-    /// CUDA version that it supports, for example `13.0`.
-    pub cuda: String,
-    /// Its devices, by ordinal; may be empty.
-    pub devices: Vec<DeviceFound>,
-}
-
-/// A CUDA device that has not been opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceFound {
-    /// Its number for this process, as in `cuda:0`.
-    pub ordinal: u32,
-    pub name: String,
-    /// Its total memory in bytes.
-    pub total: Bytes,
-    /// The hash of its UUID.
-    pub uuid_hash: String,
-    /// Compute capability, for example `(9, 0)`.
-    pub compute_capability: (i32, i32),
-    /// NVML's figures, or why there are none.
-    pub nvml: Result<NvmlFound, String>,
-}
-
-/// NVML's figures of a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NvmlFound {
-    /// Free memory of the device.
-    pub free: Bytes,
-    /// Other processes on the device, and their memory.
-    pub others: Vec<ProcessUse>,
-}
-
-/// Queries the driver, NVML and the devices.
+/// Queries the driver and NVML.
 #[must_use]
 pub fn probe() -> Probe {
-    let driver = CudaProbe::new().map(|found| DriverFound { cuda: found.cuda, devices: found.devices.into_iter().map(look_at).collect() });
-    Probe { driver, nvml: nvml::driver_version() }
-}
-
-fn look_at(found: CudaFound) -> DeviceFound {
-    let nvml = NvmlDevice::find(found.uuid).and_then(|device| Ok(NvmlFound { free: device.free()?, others: device.other_processes()? }));
-    DeviceFound {
-        ordinal: found.ordinal,
-        name: found.name,
-        total: found.total,
-        uuid_hash: found.uuid.hash(),
-        compute_capability: found.compute_capability,
-        nvml,
-    }
+    Probe { driver: DriverFound::new(), nvml: nvml::driver_version() }
 }
 
 /// Returns the NVML device of a CUDA device, found by the hash of its UUID. The CUDA device may be limited or already closed.
@@ -74,16 +26,17 @@ fn look_at(found: CudaFound) -> DeviceFound {
 /// Why there is none. A simulated device has none.
 pub fn nvml_of(info: &DeviceInfo) -> Result<NvmlDevice, String> {
     let Some(hash) = &info.fingerprint.uuid_hash else { return Err("a simulated device has no sensors".to_owned()) };
-    let driver = CudaProbe::new().map_err(|error| error.to_string())?;
-    let found = driver.devices.into_iter().find(|device| device.uuid.hash() == *hash);
-    NvmlDevice::find(found.ok_or("the CUDA driver no longer has this device")?.uuid)
+    nvml_where(|device| device.uuid.hash() == *hash, "the CUDA driver no longer has this device")
 }
 
 /// Returns the NVML device of the CUDA device with this ordinal, which need not be open.
 pub fn nvml_at(ordinal: u32) -> Result<NvmlDevice, String> {
-    let driver = CudaProbe::new().map_err(|error| error.to_string())?;
-    let found = driver.devices.into_iter().find(|device| device.ordinal == ordinal);
-    NvmlDevice::find(found.ok_or_else(|| format!("the CUDA driver has no device {ordinal}"))?.uuid)
+    nvml_where(|device| device.ordinal == ordinal, &format!("the CUDA driver has no device {ordinal}"))
+}
+
+fn nvml_where(is_it: impl Fn(&DeviceFound) -> bool, missing: &str) -> Result<NvmlDevice, String> {
+    let driver = DriverFound::new().map_err(|error| error.to_string())?;
+    NvmlDevice::find(driver.devices.into_iter().find(is_it).ok_or(missing)?.uuid)
 }
 
 impl Probe {

@@ -2,27 +2,29 @@
 //!
 //! NVML has its own device numbers, and `CUDA_VISIBLE_DEVICES` renumbers CUDA devices, so an [`NvmlDevice`] is found by its
 //! [`Uuid`]. Only queries are made. NVML is optional: without it, a device opens with fewer figures.
+#![allow(non_upper_case_globals, reason = "names of the bindings")]
 
 mod functions;
 
 use std::collections::BTreeSet;
-use std::ffi::{CString, c_char, c_uint};
+use std::ffi::{CString, c_uint};
 use std::fmt;
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use self::functions::{
-    FieldValue, Functions, Handle, INSUFFICIENT_SIZE, Memory, ProcessInfo, Temperature, ViolationTime, newer_first, sentence,
-};
-use crate::library::Refusal;
+use nvml_wrapper_sys::bindings::field_id::{NVML_FI_DEV_PERF_POLICY_POWER, NVML_FI_DEV_PERF_POLICY_THERMAL};
+use nvml_wrapper_sys::bindings::*;
+
+use self::functions::{newer_first, nvml, sentence};
+use crate::library::{self, Refusal};
 use harness_allocator::device::Fingerprint;
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
 
 /// A GPU, or a slice of a multi-instance GPU, in NVML.
 pub struct NvmlDevice {
-    nvml: &'static Functions,
-    device: Handle,
+    nvml: &'static NvmlLib,
+    device: nvmlDevice_t,
     uuid: Uuid,
 }
 
@@ -78,13 +80,12 @@ impl NvmlDevice {
     /// # Errors
     /// Why NVML is unavailable, or that it has no such device.
     pub fn find(uuid: Uuid) -> Result<Self, String> {
-        let nvml = Functions::get()?;
+        let nvml = functions::library()?;
         // NVML writes the UUIDs of GPUs and of multi-instance slices differently, and the driver does not distinguish them.
         let by_name = |prefix: &str| {
             let name = CString::new(format!("{prefix}-{uuid}")).unwrap_or_default();
             let mut device = ptr::null_mut();
-            // SAFETY: the name is NUL-terminated, and `device` is a valid output.
-            unsafe { nvml.device(name.as_ptr(), &raw mut device) }.map(|()| device)
+            nvml!(nvml, nvmlDeviceGetHandleByUUID(name.as_ptr(), &mut device)).map(|()| device)
         };
         match by_name("GPU").or_else(|_| by_name("MIG")) {
             Ok(device) => Ok(Self { nvml, device, uuid }),
@@ -92,12 +93,9 @@ impl NvmlDevice {
         }
     }
 
-    fn memory(&self) -> Result<Memory, String> {
-        // According to nvml.h, the version has the size of the struct in its low bytes and its number in the highest byte.
-        let version = size_of::<Memory>() as c_uint | 2 << 24;
-        let mut memory = Memory { version, total: 0, reserved: 0, free: 0, used: 0 };
-        // SAFETY: `memory` is a valid output of the given version.
-        unsafe { self.nvml.memory(self.device, &raw mut memory) }.map_err(sentence)?;
+    fn memory(&self) -> Result<nvmlMemory_v2_t, String> {
+        let mut memory = nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };
+        nvml!(self.nvml, nvmlDeviceGetMemoryInfo_v2(self.device, &mut memory)).map_err(sentence)?;
         Ok(memory)
     }
 
@@ -129,30 +127,27 @@ impl NvmlDevice {
         Ok(self.processes()?.iter().map(|process| process.pid).collect())
     }
 
-    fn processes(&self) -> Result<Vec<ProcessInfo>, String> {
-        let nothing = ProcessInfo { pid: 0, used_gpu_memory: 0, gpu_instance: 0, compute_instance: 0 };
+    fn processes(&self) -> Result<Vec<nvmlProcessInfo_t>, String> {
+        let nothing = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
         let mut infos = vec![nothing; 32];
         loop {
             let mut count = c_uint::try_from(infos.len()).unwrap_or(c_uint::MAX);
-            // SAFETY: the array has room for `count` processes.
-            match unsafe { self.nvml.processes(self.device, &raw mut count, infos.as_mut_ptr()) } {
+            match nvml!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3(self.device, &mut count, infos.as_mut_ptr())) {
                 Ok(()) => {
                     infos.truncate(count as usize);
                     return Ok(infos);
                 }
                 // More processes may start before the next try, so the array grows by doubling.
-                Err(Refusal { code: INSUFFICIENT_SIZE, .. }) if infos.len() < MOST_PROCESSES => infos.resize(2 * infos.len(), nothing),
+                Err(Refusal { code: nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, .. }) if infos.len() < MOST_PROCESSES => {
+                    infos.resize(2 * infos.len(), nothing);
+                }
                 Err(refusal) => return Err(sentence(refusal)),
             }
         }
     }
 
     fn process_name(&self, pid: u32) -> Option<String> {
-        let ask = |buffer, length| {
-            // SAFETY: the buffer has room for `length` characters.
-            unsafe { self.nvml.process_name(pid, buffer, length) }
-        };
-        text(ask).ok()
+        library::text(|buffer, length| nvml!(self.nvml, nvmlSystemGetProcessName(pid, buffer, length))).ok()
     }
 
     /// Learns this process's ID in the kernel driver's namespace, which differs inside a container. It is the one new entry since
@@ -182,59 +177,47 @@ impl NvmlDevice {
     #[must_use]
     pub fn reading(&self) -> Reading {
         Reading {
-            sm_mhz: self.clock(SM_CLOCK),
-            memory_mhz: self.clock(MEMORY_CLOCK),
-            // SAFETY: the pointer is a valid output.
-            power_mw: self.number(|place| unsafe { self.nvml.power(self.device, place) }),
+            sm_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_SM),
+            memory_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_MEM),
+            power_mw: number(|milliwatts| nvml!(self.nvml, nvmlDeviceGetPowerUsage(self.device, milliwatts))).ok(),
             temperature: self.temperature(),
             throttled: self.throttled(),
-            held_by_power: self.held_down(POWER_FIELD, POWER_POLICY),
-            held_by_heat: self.held_down(HEAT_FIELD, HEAT_POLICY),
+            held_by_power: self.held_down(NVML_FI_DEV_PERF_POLICY_POWER, nvmlPerfPolicyType_enum_NVML_PERF_POLICY_POWER),
+            // The similar clock event reasons have different numbers in different headers (251 to 253, and 269 to 271), so they cannot
+            // be used safely.
+            held_by_heat: self.held_down(NVML_FI_DEV_PERF_POLICY_THERMAL, nvmlPerfPolicyType_enum_NVML_PERF_POLICY_THERMAL),
             others: self.other_processes().ok(),
         }
     }
 
-    /// Reads one number.
-    fn number(&self, ask: impl FnOnce(*mut c_uint) -> Result<(), Refusal>) -> Option<u32> {
-        let mut number = 0;
-        ask(&raw mut number).ok().map(|()| number)
-    }
-
-    fn clock(&self, kind: c_uint) -> Option<u32> {
-        // SAFETY: the pointer is a valid output.
-        self.number(|place| unsafe { self.nvml.clock(self.device, kind, place) })
+    /// Returns a clock in MHz.
+    fn clock(&self, kind: nvmlClockType_t) -> Option<u32> {
+        number(|megahertz| nvml!(self.nvml, nvmlDeviceGetClockInfo(self.device, kind, megahertz))).ok()
     }
 
     fn temperature(&self) -> Option<u32> {
-        let version = size_of::<Temperature>() as c_uint | 1 << 24;
-        let mut temperature = Temperature { version, sensor: GPU_SENSOR, celsius: 0 };
-        // SAFETY: `temperature` is a valid output of the given version.
-        let newer = unsafe { self.nvml.temperature(self.device, &raw mut temperature) };
-        let mut celsius = 0;
-        // SAFETY: `celsius` is a valid output.
-        let older = || unsafe { self.nvml.temperature_before_13(self.device, GPU_SENSOR, &raw mut celsius) }.map(|()| celsius);
-        newer_first(newer.map(|()| u32::try_from(temperature.celsius).unwrap_or(0)), older).ok()
+        let sensor = nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
+        let mut now = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: sensor, temperature: 0 };
+        let newer = nvml!(self.nvml, nvmlDeviceGetTemperatureV(self.device, &mut now));
+        let older = || number(|celsius| nvml!(self.nvml, nvmlDeviceGetTemperature(self.device, sensor, celsius)));
+        newer_first(newer.map(|()| u32::try_from(now.temperature).unwrap_or(0)), older).ok()
     }
 
     fn throttled(&self) -> Option<Vec<Throttle>> {
-        let (mut reasons, mut older_reasons) = (0, 0);
-        // SAFETY: `reasons` is a valid output.
-        let newer = unsafe { self.nvml.event_reasons(self.device, &raw mut reasons) }.map(|()| reasons);
-        // SAFETY: as above.
-        let older = || unsafe { self.nvml.event_reasons_before_13(self.device, &raw mut older_reasons) }.map(|()| older_reasons);
+        let newer = number(|reasons| nvml!(self.nvml, nvmlDeviceGetCurrentClocksEventReasons(self.device, reasons)));
+        let older = || number(|reasons| nvml!(self.nvml, nvmlDeviceGetCurrentClocksThrottleReasons(self.device, reasons)));
         newer_first(newer, older).ok().map(throttles)
     }
 
     /// Returns the total time of reduced clocks since the driver was loaded, from the counter's field or the older function's
     /// policy.
-    fn held_down(&self, field: c_uint, policy: c_uint) -> Option<Nanos> {
-        let mut value = FieldValue { field, scope: 0, timestamp: 0, latency: 0, kind: 0, code: 0, value: [0; 8] };
-        // SAFETY: `value` is one field with its number set, and a valid output.
-        let asked = unsafe { self.nvml.fields(self.device, 1, &raw mut value) };
-        let newer = asked.and_then(|()| value.unsigned().ok_or(Refusal { call: "nvmlDeviceGetFieldValues", code: value.code }));
-        let mut time = ViolationTime { reference: 0, violation: 0 };
-        // SAFETY: `time` is a valid output.
-        let older = || unsafe { self.nvml.violation_before_13(self.device, policy, &raw mut time) }.map(|()| time.violation);
+    fn held_down(&self, field: c_uint, policy: nvmlPerfPolicyType_t) -> Option<Nanos> {
+        // SAFETY: zero is a valid value of each field.
+        let mut value = nvmlFieldValue_t { fieldId: field, ..unsafe { std::mem::zeroed() } };
+        let asked = nvml!(self.nvml, nvmlDeviceGetFieldValues(self.device, 1, &mut value));
+        let newer = asked.and_then(|()| unsigned(&value).ok_or(Refusal { call: "nvmlDeviceGetFieldValues", code: value.nvmlReturn }));
+        let mut time = nvmlViolationTime_t { referenceTime: 0, violationTime: 0 };
+        let older = || nvml!(self.nvml, nvmlDeviceGetViolationStatus(self.device, policy, &mut time)).map(|()| time.violationTime);
         newer_first(newer, older).ok().map(Nanos)
     }
 
@@ -242,16 +225,16 @@ impl NvmlDevice {
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         let mut pending = 0;
+        let mig = number(|mode| nvml!(self.nvml, nvmlDeviceGetMigMode(self.device, mode, &mut pending)));
+        let ecc = number(|mode| nvml!(self.nvml, nvmlDeviceGetEccMode(self.device, mode, &mut pending)));
         Fingerprint {
             memory: None,
             uuid_hash: Some(self.uuid.hash()),
             driver: driver_version().ok(),
             cuda: None,
-            // SAFETY: both pointers are valid outputs.
-            mig: self.number(|place| unsafe { self.nvml.mig_mode(self.device, place, &raw mut pending) }).map(|mode| mode == ENABLED),
-            // SAFETY: as above.
-            ecc: self.number(|place| unsafe { self.nvml.ecc_mode(self.device, place, &raw mut pending) }).map(|mode| mode == ENABLED),
-            clocks_mhz: self.clock(SM_CLOCK).zip(self.clock(MEMORY_CLOCK)),
+            mig: mig.ok().map(|mode| mode == NVML_DEVICE_MIG_ENABLE),
+            ecc: ecc.ok().map(|mode| mode == nvmlEnableState_enum_NVML_FEATURE_ENABLED),
+            clocks_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_SM).zip(self.clock(nvmlClockType_enum_NVML_CLOCK_MEM)),
             throttle_reasons: match self.throttled() {
                 Some(reasons) => reasons.into_iter().map(|throttle| throttle.words.to_owned()).collect(),
                 None => vec![NOT_KNOWN.to_owned()],
@@ -267,53 +250,35 @@ pub const NOT_KNOWN: &str = "not known";
 
 /// Returns the version of the kernel driver, for example `580.65.06`.
 pub fn driver_version() -> Result<String, String> {
-    let nvml = Functions::get()?;
-    // SAFETY: the buffer has room for `length` characters.
-    text(|buffer, length| unsafe { nvml.driver_version(buffer, length) }).map_err(sentence)
+    let nvml = functions::library()?;
+    library::text(|buffer, length| nvml!(nvml, nvmlSystemGetDriverVersion(buffer, length))).map_err(sentence)
 }
 
-/// Reads a text of at most 255 characters.
-fn text(ask: impl FnOnce(*mut c_char, c_uint) -> Result<(), Refusal>) -> Result<String, Refusal> {
-    let mut buffer = [0_u8; 256];
-    // One byte is left for a final NUL.
-    ask(buffer.as_mut_ptr().cast(), 255)?;
-    let text = buffer.split(|byte| *byte == 0).next().unwrap_or_default();
-    Ok(String::from_utf8_lossy(text).into_owned())
+/// Reads one number.
+fn number<T: Default>(read: impl FnOnce(&mut T) -> Result<(), Refusal>) -> Result<T, Refusal> {
+    let mut number = T::default();
+    read(&mut number).map(|()| number)
 }
 
-impl FieldValue {
-    /// Returns the value if the field was read and is an unsigned number.
-    fn unsigned(&self) -> Option<u64> {
-        let [a, b, c, d, ..] = self.value;
-        match (self.code, self.kind) {
-            // NVML_VALUE_TYPE_UNSIGNED_INT
-            (0, 1) => Some(u64::from(u32::from_ne_bytes([a, b, c, d]))),
-            // NVML_VALUE_TYPE_UNSIGNED_LONG (of 64 bits on Linux), NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-            (0, 2 | 3) => Some(u64::from_ne_bytes(self.value)),
-            _ => None,
-        }
+/// Returns the version of a struct: according to nvml.h, the size is in the low bytes and the number in the highest byte.
+const fn version<T>(number: u32) -> u32 {
+    size_of::<T>() as u32 | number << 24
+}
+
+/// Returns the value of a field that was read and is an unsigned number.
+const fn unsigned(field: &nvmlFieldValue_t) -> Option<u64> {
+    // SAFETY: any bytes are valid numbers.
+    let (short, long) = unsafe { (field.value.uiVal, field.value.ullVal) };
+    match (field.nvmlReturn, field.valueType) {
+        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT) => Some(short as u64),
+        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG) => Some(long),
+        (nvmlReturn_enum_NVML_SUCCESS, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG) => Some(long),
+        _ => None,
     }
 }
 
 /// An upper bound: a longer list indicates a fault in NVML.
 const MOST_PROCESSES: usize = 1 << 16;
-/// `NVML_CLOCK_SM`.
-const SM_CLOCK: c_uint = 1;
-/// `NVML_CLOCK_MEM`.
-const MEMORY_CLOCK: c_uint = 2;
-/// `NVML_TEMPERATURE_GPU`.
-const GPU_SENSOR: c_uint = 0;
-/// `NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP`, which is `NVML_FI_DEV_PERF_POLICY_POWER` of older headers, in nanoseconds.
-const POWER_FIELD: c_uint = 74;
-/// `NVML_FI_DEV_PERF_POLICY_THERMAL`, in nanoseconds. The similar clock event reasons have different numbers in different headers
-/// (251 to 253, and 269 to 271), so they cannot be used safely.
-const HEAT_FIELD: c_uint = 75;
-/// `NVML_PERF_POLICY_POWER`.
-const POWER_POLICY: c_uint = 0;
-/// `NVML_PERF_POLICY_THERMAL`.
-const HEAT_POLICY: c_uint = 1;
-/// `NVML_DEVICE_MIG_ENABLE` and `NVML_FEATURE_ENABLED`.
-const ENABLED: c_uint = 1;
 
 /// This process's ID in the kernel driver's namespace, once known.
 static OWN_NUMBER: OnceLock<u32> = OnceLock::new();
@@ -348,8 +313,8 @@ fn is_child(number: u32) -> bool {
 }
 
 /// Returns the memory of a process; all ones are `NVML_VALUE_NOT_AVAILABLE`.
-const fn known(process: &ProcessInfo) -> Option<Bytes> {
-    match process.used_gpu_memory {
+const fn known(process: &nvmlProcessInfo_t) -> Option<Bytes> {
+    match process.usedGpuMemory {
         u64::MAX => None,
         used => Some(Bytes(used)),
     }

@@ -111,7 +111,7 @@ impl Ranges {
             let profiler = library::load(path.to_str()?).ok()?;
             let initialize = library::find(profiler, "InitializeInjectionNvtx2")?;
             // SAFETY: NVTX's protocol defines this function's type, and the library stays loaded.
-            unsafe { Self::attach(std::mem::transmute::<ptr::NonNull<c_void>, Initialize>(initialize)) }
+            unsafe { Self::attach(std::mem::transmute::<library::Address, Initialize>(initialize)) }
         })
     }
 

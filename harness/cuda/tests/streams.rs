@@ -58,8 +58,8 @@ fn memory_is_allocated_on_a_borrowed_stream_of_cudarc() {
     let theirs = stream_of_cudarc(0);
     let mut device = CudaDevice::open(0).expect("the GPU opens");
     // SAFETY: the stream is destroyed below, after the device.
-    let stream = unsafe { device.borrow_stream(theirs.cast()) }.expect("the stream belongs to the same context");
-    assert_eq!(device.raw_stream(stream).map(|raw| raw.cast()), Ok(theirs));
+    let stream = unsafe { device.borrow_stream(theirs) }.expect("the stream belongs to the same context");
+    assert_eq!(device.raw_stream(stream), Ok(theirs));
     let allocator = SharedAllocator::new(CachingAllocator::default(), device);
     let batch = allocator.allocate(Request::new(Bytes::mib(20)).on(stream)).expect("it fits");
     allocator.lock().device.busy(stream, Nanos::millis(20)).expect("it is queued");
@@ -83,7 +83,7 @@ fn releasing_a_borrowed_stream_does_not_destroy_it() {
     let theirs = stream_of_cudarc(0);
     let mut device = CudaDevice::open(0).expect("the GPU opens");
     // SAFETY: nothing destroys the stream.
-    let borrow = |device: &mut CudaDevice| unsafe { device.borrow_stream(theirs.cast()) }.expect("the stream belongs to the same context");
+    let borrow = |device: &mut CudaDevice| unsafe { device.borrow_stream(theirs) }.expect("the stream belongs to the same context");
     let stream = borrow(&mut device);
     assert_eq!(borrow(&mut device), stream, "the stream keeps its number");
     assert_eq!(device.leaks().streams, 0, "a borrowed stream cannot be destroyed");

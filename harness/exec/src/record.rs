@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use harness_gpu_settings::calls::SlowCall;
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::counters::{DeviceCounters, ProcessCounters};
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::Ledger;
@@ -177,7 +177,7 @@ impl DeviceRecord {
 
 /// Counts the calls that this latency slowed down.
 pub(crate) fn struck<'a>(calls: impl IntoIterator<Item = &'a SlowCalls>, latency: &Latency) -> u64 {
-    let is_slow = |calls: &&SlowCalls| SlowCall::ALL.into_iter().any(|call| call.name() == calls.call && latency.is_of(call));
+    let is_slow = |calls: &&SlowCalls| Call::ALL.into_iter().any(|call| call.name() == calls.call && latency.is_of(call));
     calls.into_iter().filter(is_slow).map(|calls| calls.calls).sum()
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 
-use crate::calls::FaultyCall;
+use crate::calls::Call;
 use crate::settings::Fault;
 
 /// The end of the name of a file of attempts, after the process number.
@@ -21,7 +21,7 @@ pub const BYTES: usize = WORDS * 8;
 /// One call that requests memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    pub call: FaultyCall,
+    pub call: Call,
     /// The requested bytes.
     pub size: Bytes,
     /// Kernels, graphs, copies, host functions and event records submitted before. On a real GPU nothing counts these: there it is the number of
@@ -102,7 +102,7 @@ impl Attempt {
     }
 
     fn of_row([kind, size, submitted, held]: [u64; WORDS]) -> Option<Self> {
-        let call = *FaultyCall::ALL.get((kind & 0xff) as usize)?;
+        let call = *Call::ALL.get((kind & 0xff) as usize)?;
         let outcome = *Outcome::ALL.get((kind >> 8 & 0xff) as usize)?;
         let device = u32::try_from(kind >> 16).ok()?;
         Some(Self { call, size: Bytes(size), submitted, outcome, device, held: Bytes(held) })
@@ -118,8 +118,8 @@ pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
 /// Counts the attempts of this process for each fault; logs attempts and frees to separate files.
 #[derive(Debug, Default)]
 pub struct Attempts {
-    /// Attempts per fault.
-    counted: Vec<u64>,
+    /// Each fault and its attempts.
+    counted: Vec<(Fault, u64)>,
     noted: u64,
     freed: u64,
     /// The folder of the files; `None` if attempts are not logged.
@@ -131,16 +131,16 @@ pub struct Attempts {
 
 impl Attempts {
     #[must_use]
-    pub fn new(folder: Option<&Path>) -> Self {
-        Self { folder: folder.map(Path::to_owned), ..Self::default() }
+    pub fn new(folder: Option<&Path>, faults: &[Fault]) -> Self {
+        let counted = faults.iter().map(|fault| (*fault, 0)).collect();
+        Self { counted, folder: folder.map(Path::to_owned), ..Self::default() }
     }
 
     /// Opens the files of this process, unless they are open. If a program before `exec` logged attempts, counting continues after them.
-    pub fn open(&mut self, faults: &[Fault]) {
+    pub fn open(&mut self) {
         if std::mem::replace(&mut self.is_open, true) {
             return;
         }
-        self.counted = vec![0; faults.len()];
         let Some(folder) = &self.folder else { return };
         let open = |ending: &str| {
             let path = folder.join(format!("{}{ending}", std::process::id()));
@@ -151,7 +151,7 @@ impl Attempts {
         let (path, file, noted) = open(ENDING);
         let (_, frees, freed) = open(FREES);
         let earlier = if noted > 0 { Attempt::read(&path).unwrap_or_default() } else { Vec::new() };
-        for (fault, counted) in faults.iter().zip(&mut self.counted) {
+        for (fault, counted) in &mut self.counted {
             *counted = earlier.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64;
         }
         (self.file, self.frees, self.noted, self.freed) = (file, frees, noted, freed);
@@ -159,25 +159,24 @@ impl Attempts {
 
     /// Starts the attempts of a forked child. It opens its files at its first attempt.
     pub fn start_child(&mut self) {
-        *self = Self { folder: self.folder.take(), ..Self::default() };
+        let faults: Vec<Fault> = self.counted.iter().map(|(fault, _)| *fault).collect();
+        *self = Self::new(self.folder.as_deref(), &faults);
     }
 
     /// Counts an attempt and returns whether a fault makes it fail.
-    pub fn fails(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) -> bool {
-        self.open(faults);
+    pub fn fails(&mut self, call: Call, size: Bytes) -> bool {
+        self.open();
         let mut fails = false;
-        for (fault, counted) in faults.iter().zip(&mut self.counted) {
-            if fault.counts(call, size) {
-                *counted += 1;
-                fails |= (fault.first..fault.first.saturating_add(fault.count)).contains(counted);
-            }
+        for (fault, counted) in self.counted.iter_mut().filter(|(fault, _)| fault.counts(call, size)) {
+            *counted += 1;
+            fails |= (fault.first..fault.first.saturating_add(fault.count)).contains(counted);
         }
         fails
     }
 
     /// Uncounts an attempt: the driver refused it for a reason other than memory.
-    pub fn take_back(&mut self, faults: &[Fault], call: FaultyCall, size: Bytes) {
-        for (fault, counted) in faults.iter().zip(&mut self.counted) {
+    pub fn take_back(&mut self, call: Call, size: Bytes) {
+        for (fault, counted) in &mut self.counted {
             *counted -= u64::from(fault.counts(call, size));
         }
     }

@@ -1,35 +1,10 @@
-//! CUDA calls that can fail ([`FaultyCall`]) or be delayed ([`SlowCall`]) on request, on simulated and real GPUs.
+//! [`Call`]: the CUDA calls that can fail or be delayed on request, on simulated and real GPUs.
 
 use harness_allocator::device::faulty::DeviceCall;
 
-/// A call with injectable failures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FaultyCall {
-    Malloc,
-    /// `cuMemCreate`.
-    Create,
-    MallocAsync,
-    HostAlloc,
-}
-
-impl FaultyCall {
-    pub const ALL: [Self; 4] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc];
-
-    /// The name of the CUDA function.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Malloc => DeviceCall::Malloc.name(),
-            Self::Create => DeviceCall::Create.name(),
-            Self::MallocAsync => DeviceCall::MallocAsync.name(),
-            Self::HostAlloc => "cudaHostAlloc",
-        }
-    }
-}
-
 /// A call with an injectable delay. Names of the runtime include the driver's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SlowCall {
+pub enum Call {
     Malloc,
     /// `cuMemCreate`.
     Create,
@@ -41,17 +16,18 @@ pub enum SlowCall {
     Unmap,
 }
 
-impl SlowCall {
+impl Call {
+    /// The files of a run store the position of a call in this list.
     pub const ALL: [Self; 7] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc, Self::Free, Self::FreeAsync, Self::Unmap];
 
     /// The name of the CUDA function.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Malloc => FaultyCall::Malloc.name(),
-            Self::Create => FaultyCall::Create.name(),
-            Self::MallocAsync => FaultyCall::MallocAsync.name(),
-            Self::HostAlloc => FaultyCall::HostAlloc.name(),
+            Self::Malloc => DeviceCall::Malloc.name(),
+            Self::Create => DeviceCall::Create.name(),
+            Self::MallocAsync => DeviceCall::MallocAsync.name(),
+            Self::HostAlloc => "cudaHostAlloc",
             Self::Free => DeviceCall::Free.name(),
             Self::FreeAsync => DeviceCall::FreeAsync.name(),
             Self::Unmap => DeviceCall::Unmap.name(),
@@ -61,15 +37,9 @@ impl SlowCall {
     pub(crate) const fn requests_device_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
     }
-}
 
-impl From<FaultyCall> for SlowCall {
-    fn from(call: FaultyCall) -> Self {
-        match call {
-            FaultyCall::Malloc => Self::Malloc,
-            FaultyCall::Create => Self::Create,
-            FaultyCall::MallocAsync => Self::MallocAsync,
-            FaultyCall::HostAlloc => Self::HostAlloc,
-        }
+    /// Returns whether it requests memory, so that failures can be injected.
+    pub(crate) const fn can_fail(self) -> bool {
+        self.requests_device_memory() || matches!(self, Self::HostAlloc)
     }
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use harness_allocator::units::{Bytes, Nanos};
 
-use crate::calls::SlowCall;
-use crate::mapping::{self, SharedLayout};
+use crate::calls::Call;
+use crate::mapping::{Mapped, SharedLayout};
 use crate::settings::MOST_DEVICES;
 
 /// The end of the name of a file of counters, after the process number.
@@ -26,24 +26,6 @@ const MOST_NAMES: usize = 128;
 /// Longer names are cut.
 const NAME_BYTES: usize = 56;
 
-/// Counters of one device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Figure {
-    /// Bytes in use now, without the context.
-    Used,
-    /// The most bytes ever in use, without the context.
-    Peak,
-    /// Calls that request memory, such as `cudaMalloc`, `cudaMallocAsync` and `cuMemCreate`. Failed calls count.
-    Mallocs,
-    Frees,
-    /// Failed requests, including injected failures.
-    Failed,
-    Injected,
-}
-
-const FIGURES: usize = 6;
-
 /// The layout of the file: atomics that start at zero.
 #[derive(Debug)]
 #[repr(C)]
@@ -53,11 +35,23 @@ pub struct Counters {
     memory: AtomicU64,
     /// Kernels, graphs, copies, host functions and event records submitted.
     submitted: AtomicU64,
-    figures: [[AtomicU64; FIGURES]; MOST_DEVICES as usize],
+    figures: [Figures; MOST_DEVICES as usize],
     /// Calls with an injected latency.
-    slow: [AtomicU64; SlowCall::ALL.len()],
+    slow: [AtomicU64; Call::ALL.len()],
     names: AtomicU64,
     texts: [[AtomicU64; NAME_BYTES / 8]; MOST_NAMES],
+}
+
+/// [`DeviceCounters`] in the file.
+#[derive(Debug)]
+#[repr(C)]
+struct Figures {
+    used: AtomicU64,
+    peak: AtomicU64,
+    mallocs: AtomicU64,
+    frees: AtomicU64,
+    failed: AtomicU64,
+    injected: AtomicU64,
 }
 
 // SAFETY: all of it is atomics, and any bytes are valid atomics.
@@ -103,7 +97,7 @@ impl OwnCounters {
         });
         counters.devices.store(self.devices.into(), Ordering::Relaxed);
         counters.memory.store(self.memory.0, Ordering::Relaxed);
-        counters.figures.iter().for_each(|figures| figures[Figure::Used as usize].store(0, Ordering::Relaxed));
+        counters.figures.iter().for_each(|figures| figures.used.store(0, Ordering::Relaxed));
         counters.mark.store(MARK, Ordering::Release);
         counters
     }
@@ -123,31 +117,29 @@ impl Deref for OwnCounters {
 }
 
 impl Counters {
-    pub fn add(&self, device: usize, figure: Figure) {
-        self.figures[device][figure as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Counts a request for memory and its outcome.
     pub fn count_allocation(&self, device: usize, used: Bytes, injected: bool, failed: bool) {
-        self.add(device, Figure::Mallocs);
-        if failed {
-            self.add(device, Figure::Failed);
-        }
-        if injected {
-            self.add(device, Figure::Injected);
-        }
+        let figures = &self.figures[device];
+        figures.mallocs.fetch_add(1, Ordering::Relaxed);
+        figures.failed.fetch_add(failed.into(), Ordering::Relaxed);
+        figures.injected.fetch_add(injected.into(), Ordering::Relaxed);
+        self.set_used(device, used);
+    }
+
+    /// Counts freed allocations or pieces of physical memory.
+    pub fn count_frees(&self, device: usize, used: Bytes, freed: u64) {
+        self.figures[device].frees.fetch_add(freed, Ordering::Relaxed);
         self.set_used(device, used);
     }
 
     /// Sets the bytes of a device in use and raises the peak.
     pub fn set_used(&self, device: usize, used: Bytes) {
-        let figures = &self.figures[device];
-        figures[Figure::Used as usize].store(used.0, Ordering::Relaxed);
-        figures[Figure::Peak as usize].fetch_max(used.0, Ordering::Relaxed);
+        self.figures[device].used.store(used.0, Ordering::Relaxed);
+        self.figures[device].peak.fetch_max(used.0, Ordering::Relaxed);
     }
 
     /// Counts a call with an injected latency and sleeps for it.
-    pub fn wait(&self, by: Nanos, call: SlowCall) {
+    pub fn wait(&self, by: Nanos, call: Call) {
         self.slow[call as usize].fetch_add(1, Ordering::Relaxed);
         thread::sleep(Duration::from_nanos(by.0));
     }
@@ -173,22 +165,13 @@ impl Counters {
 /// Maps the file of this process. A program before `exec` may have created it.
 fn map(path: &Path) -> io::Result<&'static Counters> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-    let counters = mapping::create::<Counters>(&file)?;
-    // SAFETY: the mapping is page-aligned, as large as `Counters`, and never unmapped.
-    Ok(unsafe { counters.as_ref() })
+    let counters: &'static Mapped<Counters> = Box::leak(Box::new(Mapped::create(&file)?));
+    Ok(counters)
 }
 
 fn in_memory() -> &'static Counters {
-    Box::leak(Box::new(Counters {
-        mark: AtomicU64::new(0),
-        devices: AtomicU64::new(0),
-        memory: AtomicU64::new(0),
-        submitted: AtomicU64::new(0),
-        figures: [const { [const { AtomicU64::new(0) }; FIGURES] }; MOST_DEVICES as usize],
-        slow: [const { AtomicU64::new(0) }; SlowCall::ALL.len()],
-        names: AtomicU64::new(0),
-        texts: [const { [const { AtomicU64::new(0) }; NAME_BYTES / 8] }; MOST_NAMES],
-    }))
+    // SAFETY: zeros are valid atomics.
+    Box::leak(unsafe { Box::new_zeroed().assume_init() })
 }
 
 /// The counters of one process, read from its file.
@@ -200,7 +183,7 @@ pub struct ProcessCounters {
     /// Kernels, graphs, copies, host functions and event records submitted.
     pub submitted: u64,
     /// The number of calls with an injected latency, by function.
-    pub slow: Vec<(SlowCall, u64)>,
+    pub slow: Vec<(Call, u64)>,
     /// Called functions without a model, in the order of their first calls.
     pub not_modelled: Vec<String>,
 }
@@ -229,43 +212,42 @@ impl ProcessCounters {
     pub fn read_folder(folder: &Path) -> io::Result<Vec<Self>> {
         let paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
         let numbered = paths.iter().filter_map(|path| Some((path.file_name()?.to_str()?.strip_suffix(ENDING)?.parse().ok()?, path)));
-        let read = |(pid, path): (u32, &PathBuf)| Ok(Self::read(pid, &fs::read(path)?));
+        let read = |(pid, path): (u32, &PathBuf)| {
+            let file = OpenOptions::new().read(true).write(true).open(path)?;
+            Ok(Mapped::open(&file).ok().and_then(|counters| Self::new(pid, &counters)))
+        };
         let mut counters: Vec<Self> = numbered.filter_map(|file| read(file).transpose()).collect::<io::Result<_>>()?;
         counters.sort_by_key(|process| process.pid);
         Ok(counters)
     }
 
-    /// Parses a file of counters; `None` for other files.
-    #[must_use]
-    pub fn read(pid: u32, file: &[u8]) -> Option<Self> {
-        let words: Vec<u64> = file.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        let ([mark, devices, memory, submitted], rest) = words.split_first_chunk()?;
-        if *mark != MARK || file.len() != size_of::<Counters>() {
+    /// Reads a file of counters; `None` for other files.
+    fn new(pid: u32, counters: &Counters) -> Option<Self> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        if counters.mark.load(Ordering::Acquire) != MARK {
             return None;
         }
-        let (figures, rest) = rest.split_at(FIGURES * MOST_DEVICES as usize);
-        let devices = figures.as_chunks::<FIGURES>().0.iter().take(usize::try_from(*devices).ok()?).map(|figures| {
-            let figure = |figure: Figure| figures[figure as usize];
-            DeviceCounters {
-                memory: Bytes(*memory),
-                used: Bytes(figure(Figure::Used)),
-                peak: Bytes(figure(Figure::Peak)),
-                mallocs: figure(Figure::Mallocs),
-                frees: figure(Figure::Frees),
-                failed: figure(Figure::Failed),
-                injected: figure(Figure::Injected),
-            }
-        });
-        let (slow, rest) = rest.split_at_checked(SlowCall::ALL.len())?;
-        let slow = SlowCall::ALL.into_iter().zip(slow.iter().copied()).filter(|(_, calls)| *calls > 0);
-        let (names, texts) = rest.split_first()?;
-        let name = |words: &[u64; NAME_BYTES / 8]| {
-            let bytes = words.map(u64::to_le_bytes).concat();
-            let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-            String::from_utf8_lossy(&bytes[..len]).into_owned()
+        let device = |Figures { used, peak, mallocs, frees, failed, injected }: &Figures| DeviceCounters {
+            memory: Bytes(read(&counters.memory)),
+            used: Bytes(read(used)),
+            peak: Bytes(read(peak)),
+            mallocs: read(mallocs),
+            frees: read(frees),
+            failed: read(failed),
+            injected: read(injected),
         };
-        let not_modelled = texts.as_chunks().0.iter().take(usize::try_from(*names).unwrap_or(MOST_NAMES)).map(name).collect();
-        Some(Self { pid, devices: devices.collect(), submitted: *submitted, slow: slow.collect(), not_modelled })
+        let name = |words: &[AtomicU64; NAME_BYTES / 8]| {
+            let bytes = words.each_ref().map(|word| read(word).to_le_bytes()).concat();
+            let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+            String::from_utf8_lossy(name).into_owned()
+        };
+        Some(Self {
+            pid,
+            devices: counters.figures.iter().take(read(&counters.devices) as usize).map(device).collect(),
+            submitted: read(&counters.submitted),
+            slow: Call::ALL.into_iter().zip(counters.slow.iter().map(read)).filter(|(_, calls)| *calls > 0).collect(),
+            not_modelled: counters.texts.iter().take(read(&counters.names) as usize).map(name).collect(),
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use harness_allocator::device::faulty::ANY;
 use harness_allocator::units::Nanos;
 
-use crate::calls::SlowCall;
+use crate::calls::Call;
 use crate::text::{SettingsError, expected};
 
 /// Names all calls that can be delayed.
@@ -14,7 +14,7 @@ const ALL: &str = "all";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slow {
-    Call(SlowCall),
+    Call(Call),
     /// All that request device memory.
     Any,
     All,
@@ -31,13 +31,13 @@ pub struct Latency {
 impl Latency {
     /// The sum of the delays of a call.
     #[must_use]
-    pub fn sum(latencies: &[Self], call: SlowCall) -> Nanos {
+    pub fn sum(latencies: &[Self], call: Call) -> Nanos {
         latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum()
     }
 
     /// Returns whether it delays this call.
     #[must_use]
-    pub fn is_of(&self, call: SlowCall) -> bool {
+    pub fn is_of(&self, call: Call) -> bool {
         match self.calls {
             Slow::Call(slow) => slow == call,
             Slow::Any => call.requests_device_memory(),
@@ -69,8 +69,8 @@ impl FromStr for Latency {
             ANY => Slow::Any,
             ALL => Slow::All,
             _ => {
-                let accepted = SlowCall::ALL.into_iter().map(SlowCall::name).chain([ANY, ALL]);
-                let named = SlowCall::ALL.into_iter().find(|call| call.name() == name);
+                let accepted = Call::ALL.into_iter().map(Call::name).chain([ANY, ALL]);
+                let named = Call::ALL.into_iter().find(|call| call.name() == name);
                 Slow::Call(named.ok_or_else(|| expected(name, "a call that can be delayed", accepted))?)
             }
         };

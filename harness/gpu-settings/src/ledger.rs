@@ -9,12 +9,11 @@ use std::fs::OpenOptions;
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use harness_allocator::units::Bytes;
 
-use crate::mapping::{self, SharedLayout};
+use crate::mapping::{Mapped, SharedLayout};
 use crate::process::Program;
 use crate::settings::MOST_DEVICES;
 
@@ -27,6 +26,7 @@ const MARK: u64 = 0x4841_524e_4c45_4402;
 const DEVICES: usize = MOST_DEVICES as usize;
 
 /// The layout of the file.
+#[derive(Debug)]
 #[repr(C)]
 struct Layout {
     mark: AtomicU64,
@@ -42,6 +42,7 @@ struct Layout {
 unsafe impl SharedLayout for Layout {}
 
 /// The memory that one process holds.
+#[derive(Debug)]
 #[repr(C)]
 struct Entry {
     /// 0 if the entry is free.
@@ -69,14 +70,7 @@ impl Entry {
 
 /// The file, mapped into this process.
 #[derive(Debug)]
-pub struct Ledger {
-    layout: NonNull<Layout>,
-}
-
-// SAFETY: the mapping belongs to the process, not to a thread; all of it is atomics and a shared lock.
-unsafe impl Send for Ledger {}
-// SAFETY: threads share only atomics and the lock.
-unsafe impl Sync for Ledger {}
+pub struct Ledger(Mapped<Layout>);
 
 /// The memory of a device that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,10 +88,10 @@ impl Ledger {
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
         let with_path = |error: io::Error| io::Error::new(error.kind(), format!("cannot reserve space for {}: {error}", path.display()));
-        let ledger = Self { layout: mapping::create(&file).map_err(with_path)? };
-        init_lock(ledger.layout().lock.get())?;
-        ledger.layout().mark.store(MARK, Ordering::Release);
-        Ok(ledger)
+        let layout: Mapped<Layout> = Mapped::create(&file).map_err(with_path)?;
+        init_lock(layout.lock.get())?;
+        layout.mark.store(MARK, Ordering::Release);
+        Ok(Self(layout))
     }
 
     /// Opens a file that [`Ledger::create`] made.
@@ -106,15 +100,8 @@ impl Ledger {
     /// If it cannot be opened or is not a ledger.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let not_a_ledger = |_| io::Error::new(io::ErrorKind::InvalidData, "not a ledger of simulated GPUs");
-        let ledger = Self { layout: mapping::open(&file).map_err(not_a_ledger)? };
-        let is_ledger = ledger.layout().mark.load(Ordering::Acquire) == MARK;
-        if is_ledger { Ok(ledger) } else { Err(not_a_ledger(io::ErrorKind::InvalidData.into())) }
-    }
-
-    const fn layout(&self) -> &Layout {
-        // SAFETY: the mapping is page-aligned, as large as `Layout`, and lives as long as `self`.
-        unsafe { self.layout.as_ref() }
+        let layout = Mapped::<Layout>::open(&file).ok().filter(|layout| layout.mark.load(Ordering::Acquire) == MARK);
+        layout.map(Self).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not a ledger of simulated GPUs"))
     }
 
     /// Lists the living processes that hold memory of a device, in the order of their entries.
@@ -135,7 +122,7 @@ impl Ledger {
     /// If there is no such process or device, or too many processes are entered.
     pub fn enter(&self, pid: u32, device: u32, held: Bytes) -> io::Result<()> {
         let locked = self.lock();
-        let entry = locked.find(pid.into()).or_else(|| locked.enter(pid.into())).map(|index| &self.layout().entries[index]);
+        let entry = locked.find(pid.into()).or_else(|| locked.enter(pid.into())).map(|index| &self.0.entries[index]);
         let held_of = entry.and_then(|entry| entry.held.get(device as usize)).ok_or(io::ErrorKind::NotFound)?;
         held_of.store(held.0, Ordering::Relaxed);
         Ok(())
@@ -149,25 +136,18 @@ impl Ledger {
     /// The most bytes of a device that all processes ever held together.
     #[must_use]
     pub fn peak(&self, device: u32) -> Bytes {
-        Bytes(self.layout().peaks.get(device as usize).map_or(0, |peak| peak.load(Ordering::Relaxed)))
+        Bytes(self.0.peaks.get(device as usize).map_or(0, |peak| peak.load(Ordering::Relaxed)))
     }
 
     fn lock(&self) -> Locked<'_> {
-        let lock = self.layout().lock.get();
+        let lock = self.0.lock.get();
         // SAFETY: `create` made the lock, and it lives as long as the mapping. After the death of a holder the file is still valid.
         unsafe {
             if libc::pthread_mutex_lock(lock) == libc::EOWNERDEAD {
                 libc::pthread_mutex_consistent(lock);
             }
         }
-        Locked { layout: self.layout() }
-    }
-}
-
-impl Drop for Ledger {
-    fn drop(&mut self) {
-        // SAFETY: `self` owns the mapping, and no reference to it is left.
-        unsafe { libc::munmap(self.layout.as_ptr().cast(), size_of::<Layout>()) };
+        Locked { layout: &self.0 }
     }
 }
 
@@ -292,7 +272,7 @@ impl Account {
     /// Enters the new, smaller usage of this process.
     pub fn released(&self, device: u32, held: Bytes) {
         if let (Some(ledger), Some(index)) = (&self.ledger, self.entry) {
-            ledger.layout().entries[index].held[device as usize].store(held.0, Ordering::Relaxed);
+            ledger.0.entries[index].held[device as usize].store(held.0, Ordering::Relaxed);
         }
     }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use harness_allocator::device::faulty::{ANY, Numbered};
 use harness_allocator::units::Bytes;
 
-use crate::calls::FaultyCall;
+use crate::calls::Call;
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
 use crate::gpus::{GPUS, Gpu};
 use crate::latency::Latency;
@@ -141,7 +141,7 @@ impl Cuda {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// `None`, written `any`, counts all calls that request device memory together.
-    pub call: Option<FaultyCall>,
+    pub call: Option<Call>,
     /// The number of the first attempt that fails.
     pub first: u64,
     /// The number of failures.
@@ -152,8 +152,8 @@ pub struct Fault {
 
 impl Fault {
     #[must_use]
-    pub fn counts(&self, call: FaultyCall, size: Bytes) -> bool {
-        size >= self.min_size && self.call.map_or(call != FaultyCall::HostAlloc, |counted| counted == call)
+    pub fn counts(&self, call: Call, size: Bytes) -> bool {
+        size >= self.min_size && self.call.map_or(call != Call::HostAlloc, |counted| counted == call)
     }
 }
 
@@ -327,7 +327,7 @@ impl FromStr for Events {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}:{}", self.call.map_or(ANY, FaultyCall::name), self.first, self.count, self.min_size.0)
+        write!(f, "{}:{}:{}:{}", self.call.map_or(ANY, Call::name), self.first, self.count, self.min_size.0)
     }
 }
 
@@ -336,9 +336,10 @@ impl FromStr for Fault {
 
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         let (name, numbered) = Numbered::parse(text);
-        let named = FaultyCall::ALL.into_iter().find(|call| call.name() == name);
+        let calls = || Call::ALL.into_iter().filter(|call| call.can_fail());
+        let named = calls().find(|call| call.name() == name);
         if named.is_none() && name != ANY {
-            return Err(expected(name, "a call that can fail", FaultyCall::ALL.into_iter().map(FaultyCall::name).chain([ANY])));
+            return Err(expected(name, "a call that can fail", calls().map(Call::name).chain([ANY])));
         }
         let form = || SettingsError(format!("`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
         let Numbered { first, count, min_size } = numbered.ok_or_else(form)?;

@@ -4,24 +4,15 @@ use std::collections::BTreeMap;
 
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::calls::Call;
 
 /// The granularity of allocations from pools.
 const ALIGNMENT: Bytes = Bytes(512);
 
-/// The rounding of a charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Whole pages.
-    Pages,
-    /// Whole pages of physical memory, which has a handle.
-    Physical,
-    /// An allocation from a pool, which shares pages with others.
-    Pooled,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
-    kind: Kind,
+    /// An allocation from a pool shares pages with others.
+    is_pooled: bool,
     bytes: Bytes,
 }
 
@@ -65,28 +56,25 @@ impl Accounts {
     }
 
     /// Charges memory before the request, so two threads cannot get the same remaining memory. `None` if others leave too little of the limit.
-    pub(crate) fn charge(&mut self, others: Bytes, kind: Kind, size: Bytes) -> Option<Charge> {
-        let unit = if kind == Kind::Pooled { ALIGNMENT } else { GRANULARITY };
-        let charge = Charge { kind, bytes: size.checked_round_up(unit)? };
-        let before = *self.sum(kind);
-        *self.sum(kind) = Bytes(before.0.checked_add(charge.bytes.0)?);
+    pub(crate) fn charge(&mut self, others: Bytes, call: Call, size: Bytes) -> Option<Charge> {
+        let is_pooled = call == Call::MallocAsync;
+        let charge = Charge { is_pooled, bytes: size.checked_round_up(if is_pooled { ALIGNMENT } else { GRANULARITY })? };
+        let before = *self.sum(charge);
+        *self.sum(charge) = Bytes(before.0.checked_add(charge.bytes.0)?);
         if self.limit.is_none_or(|limit| self.used() <= limit.saturating_sub(others)) {
             return Some(charge);
         }
-        *self.sum(kind) = before;
+        *self.sum(charge) = before;
         None
     }
 
     /// Removes a charge after a refused request or a free.
     pub(crate) fn discharge(&mut self, charge: Charge) {
-        *self.sum(charge.kind) -= charge.bytes;
+        *self.sum(charge) -= charge.bytes;
     }
 
-    fn sum(&mut self, kind: Kind) -> &mut Bytes {
-        match kind {
-            Kind::Pages | Kind::Physical => &mut self.pages,
-            Kind::Pooled => &mut self.pooled,
-        }
+    const fn sum(&mut self, charge: Charge) -> &mut Bytes {
+        if charge.is_pooled { &mut self.pooled } else { &mut self.pages }
     }
 
     /// Sets the address of charged memory.
@@ -106,7 +94,7 @@ impl Accounts {
 
     /// Restores a charge after a failed free.
     pub(crate) fn put_back(&mut self, address: u64, charge: Charge) {
-        *self.sum(charge.kind) += charge.bytes;
+        *self.sum(charge) += charge.bytes;
         self.place(address, charge);
     }
 

@@ -5,10 +5,9 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::{Out, Text, again, written};
 
-use crate::accounts::Kind;
 use crate::limiter::{OUT_OF_MEMORY, SUCCESS, limiter};
 use crate::real::{self, functions, is_nested, limit_info, nested, real};
 
@@ -63,17 +62,17 @@ functions! {
 }
 
 /// Requests device memory with `get`, which takes the place for the address or handle.
-fn allocate(kind: (FaultyCall, Kind), place: Out<'_, usize>, size: usize, get: impl FnMut(Out<'_, usize>) -> c_int) -> c_int {
-    real::allocate(kind, place, size, get).unwrap_or(OUT_OF_MEMORY)
+fn allocate(call: Call, place: Out<'_, usize>, size: usize, get: impl FnMut(Out<'_, usize>) -> c_int) -> c_int {
+    real::allocate(call, place, size, get).unwrap_or(OUT_OF_MEMORY)
 }
 
 extern "C" fn cuMemAlloc_v2(address: Out<'_, usize>, size: usize) -> c_int {
-    allocate((FaultyCall::Malloc, Kind::Pages), address, size, |address| real!(cuMemAlloc_v2(address, size)))
+    allocate(Call::Malloc, address, size, |address| real!(cuMemAlloc_v2(address, size)))
 }
 
 /// Charges the full size, although pages may be on the host.
 extern "C" fn cuMemAllocManaged(address: Out<'_, usize>, size: usize, flags: c_uint) -> c_int {
-    allocate((FaultyCall::Malloc, Kind::Pages), address, size, |address| real!(cuMemAllocManaged(address, size, flags)))
+    allocate(Call::Malloc, address, size, |address| real!(cuMemAllocManaged(address, size, flags)))
 }
 
 /// Charges rows of the requested length, then corrects the charge with the driver's row length.
@@ -85,7 +84,7 @@ extern "C" fn cuMemAllocPitch_v2(
     element: c_uint,
 ) -> c_int {
     let get = |address: Out<'_, usize>| real!(cuMemAllocPitch_v2(address, again(&mut pitch), width, height, element));
-    let code = allocate((FaultyCall::Malloc, Kind::Pages), again(&mut address), width.saturating_mul(height), get);
+    let code = allocate(Call::Malloc, again(&mut address), width.saturating_mul(height), get);
     // SAFETY: the driver wrote both.
     let written = if code == SUCCESS && !is_nested() { unsafe { written(&address).zip(written(&pitch)) } } else { None };
     if let Some((address, pitch)) = written {
@@ -97,7 +96,7 @@ extern "C" fn cuMemAllocPitch_v2(
 /// Creates an array. An array of unknown size is not charged.
 fn create_array(array: Out<'_, usize>, bytes: Option<Bytes>, mut create: impl FnMut(Out<'_, usize>) -> c_int) -> c_int {
     match bytes {
-        Some(bytes) => allocate((FaultyCall::Malloc, Kind::Pages), array, bytes.0 as usize, create),
+        Some(bytes) => allocate(Call::Malloc, array, bytes.0 as usize, create),
         None => create(array),
     }
 }
@@ -118,31 +117,31 @@ extern "C" fn cuMipmappedArrayCreate(array: Out<'_, usize>, descriptor: Option<&
 }
 
 extern "C" fn cuArrayDestroy(array: usize) -> c_int {
-    limiter().free(SlowCall::Free, array as u64, || real!(cuArrayDestroy(array)))
+    limiter().free(Call::Free, array as u64, || real!(cuArrayDestroy(array)))
 }
 
 extern "C" fn cuMipmappedArrayDestroy(array: usize) -> c_int {
-    limiter().free(SlowCall::Free, array as u64, || real!(cuMipmappedArrayDestroy(array)))
+    limiter().free(Call::Free, array as u64, || real!(cuMipmappedArrayDestroy(array)))
 }
 
 extern "C" fn cuMemFree_v2(address: usize) -> c_int {
-    limiter().free(SlowCall::Free, address as u64, || real!(cuMemFree_v2(address)))
+    limiter().free(Call::Free, address as u64, || real!(cuMemFree_v2(address)))
 }
 
 /// Stream-ordered functions, for the default stream of the process or of the thread.
 macro_rules! in_order {
     ($allocate:ident, $allocate_from_pool:ident, $free:ident) => {
         extern "C" fn $allocate(address: Out<'_, usize>, size: usize, stream: usize) -> c_int {
-            allocate((FaultyCall::MallocAsync, Kind::Pooled), address, size, |address| real!($allocate(address, size, stream)))
+            allocate(Call::MallocAsync, address, size, |address| real!($allocate(address, size, stream)))
         }
 
         extern "C" fn $allocate_from_pool(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) -> c_int {
             let get = |address: Out<'_, usize>| real!($allocate_from_pool(address, size, pool, stream));
-            allocate((FaultyCall::MallocAsync, Kind::Pooled), address, size, get)
+            allocate(Call::MallocAsync, address, size, get)
         }
 
         extern "C" fn $free(address: usize, stream: usize) -> c_int {
-            limiter().free(SlowCall::FreeAsync, address as u64, || real!($free(address, stream)))
+            limiter().free(Call::FreeAsync, address as u64, || real!($free(address, stream)))
         }
     };
 }
@@ -153,7 +152,7 @@ in_order!(cuMemAllocAsync_ptsz, cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_pts
 extern "C" fn cuMemCreate(handle: Out<'_, usize>, size: usize, properties: Option<&AllocationProperties>, flags: c_ulonglong) -> c_int {
     let get = |handle: Out<'_, usize>| real!(cuMemCreate(handle, size, properties, flags));
     match properties.is_some_and(|properties| properties.location_kind == ON_DEVICE) {
-        true => allocate((FaultyCall::Create, Kind::Physical), handle, size, get),
+        true => allocate(Call::Create, handle, size, get),
         false => get(handle),
     }
 }
@@ -181,7 +180,7 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
 
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
     if !is_nested() {
-        limiter().delay(SlowCall::Unmap);
+        limiter().delay(Call::Unmap);
     }
     let code = nested(|| real!(cuMemUnmap(address, size)));
     if code == SUCCESS && !is_nested() {

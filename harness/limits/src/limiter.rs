@@ -9,15 +9,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use harness_allocator::units::{Bytes, Nanos};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
-use harness_gpu_settings::counters::{Figure, OwnCounters};
+use harness_gpu_settings::calls::Call;
+use harness_gpu_settings::counters::OwnCounters;
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::{Account, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
-use harness_gpu_settings::settings::Fault;
 
-use crate::accounts::{Accounts, Charge, Kind};
+use crate::accounts::{Accounts, Charge};
 use crate::audit::at_fork_of_program;
 use crate::real::{is_nested, nested};
 
@@ -34,7 +33,6 @@ pub(crate) struct Refused;
 /// The limits of this process and its use of memory.
 pub(crate) struct Limiter {
     limit: Option<Bytes>,
-    faults: Vec<Fault>,
     latencies: Vec<Latency>,
     counters: OwnCounters,
     state: Mutex<State>,
@@ -49,9 +47,9 @@ struct State {
 
 impl State {
     /// Charges memory if the limit and the memory of others allow it.
-    fn charge(&mut self, kind: Kind, size: Bytes) -> Result<Charge, Outcome> {
+    fn charge(&mut self, call: Call, size: Bytes) -> Result<Charge, Outcome> {
         let Self { accounts, shared, .. } = self;
-        shared.change(NUMBER, |others| (accounts.charge(others, kind, size).ok_or(Outcome::Refused), accounts.used()))
+        shared.change(NUMBER, |others| (accounts.charge(others, call, size).ok_or(Outcome::Refused), accounts.used()))
     }
 
     /// Removes the charge of a failed request.
@@ -100,9 +98,9 @@ fn or_abort<T>(variable: &str, read: Result<T, impl std::fmt::Display>) -> T {
 impl Limiter {
     fn new(limits: Limits, folder: Option<&Path>, ledger: Option<Ledger>) -> Self {
         let counters = OwnCounters::new(folder, 1, limits.visible());
-        let state = State { attempts: Attempts::new(folder), accounts: Accounts::new(limits.memory), shared: Account::new(ledger) };
-        let Limits { memory, faults, latencies, .. } = limits;
-        Self { limit: memory, faults, latencies, counters, state: Mutex::new(state) }
+        let attempts = Attempts::new(folder, &limits.faults);
+        let state = State { attempts, accounts: Accounts::new(limits.memory), shared: Account::new(ledger) };
+        Self { limit: limits.memory, latencies: limits.latencies, counters, state: Mutex::new(state) }
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
@@ -113,23 +111,19 @@ impl Limiter {
     fn state(&self) -> MutexGuard<'_, State> {
         let mut state = self.locked();
         self.counters.open();
-        state.attempts.open(&self.faults);
+        state.attempts.open();
         state
     }
 
     /// Requests device memory with a real function, which returns its code and the address or handle.
-    pub(crate) fn allocate(
-        &self,
-        (call, kind, size): (FaultyCall, Kind, usize),
-        get: impl FnOnce() -> (c_int, u64),
-    ) -> Result<c_int, Refused> {
+    pub(crate) fn allocate(&self, call: Call, size: usize, get: impl FnOnce() -> (c_int, u64)) -> Result<c_int, Refused> {
         let size = Bytes(size as u64);
-        self.delay(call.into());
+        self.delay(call);
         let (held, charged) = {
             let state = &mut *self.state();
             let held = state.accounts.used();
-            let fails = state.attempts.fails(&self.faults, call, size);
-            (held, if fails { Err(Outcome::Injected) } else { state.charge(kind, size) })
+            let fails = state.attempts.fails(call, size);
+            (held, if fails { Err(Outcome::Injected) } else { state.charge(call, size) })
         };
         // The real function may take long, so other threads can use the lock.
         let got = charged.map(|charge| (charge, nested(get)));
@@ -137,9 +131,9 @@ impl Limiter {
         let outcome = match got {
             Err(outcome) => outcome,
             Ok((charge, (SUCCESS, place))) => {
-                match kind {
-                    Kind::Physical => state.accounts.create(place, charge),
-                    Kind::Pages | Kind::Pooled => state.accounts.place(place, charge),
+                match call {
+                    Call::Create => state.accounts.create(place, charge),
+                    _ => state.accounts.place(place, charge),
                 }
                 Outcome::Served
             }
@@ -147,7 +141,7 @@ impl Limiter {
                 state.discharge(charge);
                 if code != OUT_OF_MEMORY {
                     // Not an attempt: PyTorch tries kinds of memory and expects such errors.
-                    state.attempts.take_back(&self.faults, call, size);
+                    state.attempts.take_back(call, size);
                     return Ok(code);
                 }
                 Outcome::Refused
@@ -171,9 +165,9 @@ impl Limiter {
 
     /// Requests page-locked host memory, which is not limited but can have injected failures.
     pub(crate) fn allocate_on_host(&self, size: usize, get: impl FnOnce() -> c_int) -> Result<c_int, Refused> {
-        let (call, size) = (FaultyCall::HostAlloc, Bytes(size as u64));
-        self.delay(call.into());
-        let injected = self.state().attempts.fails(&self.faults, call, size);
+        let (call, size) = (Call::HostAlloc, Bytes(size as u64));
+        self.delay(call);
+        let injected = self.state().attempts.fails(call, size);
         let got = if injected { Err(Refused) } else { Ok(nested(get)) };
         let outcome = match got {
             Err(Refused) => Outcome::Injected,
@@ -187,7 +181,7 @@ impl Limiter {
     }
 
     /// Applies the injected latency of a call.
-    pub(crate) fn delay(&self, call: SlowCall) {
+    pub(crate) fn delay(&self, call: Call) {
         let by = Latency::sum(&self.latencies, call);
         if by > Nanos::ZERO {
             self.counters.wait(by, call);
@@ -195,7 +189,7 @@ impl Limiter {
     }
 
     /// Frees the memory at an address with a real function.
-    pub(crate) fn free(&self, call: SlowCall, address: u64, free: impl FnOnce() -> c_int) -> c_int {
+    pub(crate) fn free(&self, call: Call, address: u64, free: impl FnOnce() -> c_int) -> c_int {
         if is_nested() {
             return free();
         }
@@ -245,8 +239,7 @@ impl Limiter {
         state.shared.released(NUMBER, held);
         let noted = state.attempts.noted();
         state.attempts.note_free(noted, NUMBER, held);
-        self.counters.add(DEVICE, Figure::Frees);
-        self.counters.set_used(DEVICE, held);
+        self.counters.count_frees(DEVICE, held, 1);
     }
 
     /// Free and total memory that the program sees, from those of the device.

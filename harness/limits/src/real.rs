@@ -7,10 +7,9 @@ use std::mem::transmute_copy;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use harness_gpu_settings::calls::FaultyCall;
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::{Out, again, written};
 
-use crate::accounts::Kind;
 use crate::limiter::{Refused, SUCCESS, limiter};
 
 /// The wrapper of a function.
@@ -101,7 +100,7 @@ pub(crate) use {functions, real};
 
 /// Requests `size` bytes of device memory. `get` calls the real function, which writes the address or handle.
 pub(crate) fn allocate(
-    (call, kind): (FaultyCall, Kind),
+    call: Call,
     mut place: Out<'_, usize>,
     size: usize,
     mut get: impl FnMut(Out<'_, usize>) -> c_int,
@@ -110,7 +109,7 @@ pub(crate) fn allocate(
     if is_nested() || size == 0 || place.is_none() {
         return Ok(get(place));
     }
-    limiter().allocate((call, kind, size), || {
+    limiter().allocate(call, size, || {
         let code = get(again(&mut place));
         // SAFETY: a successful call wrote the place.
         (code, if code == SUCCESS { unsafe { written(&place) }.map_or(0, |address| address as u64) } else { 0 })

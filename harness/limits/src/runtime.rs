@@ -3,10 +3,9 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::{Out, Text};
 
-use crate::accounts::Kind;
 use crate::driver::replace_found;
 use crate::limiter::{OUT_OF_MEMORY, Refused, SUCCESS, limiter};
 use crate::real::{self, functions, is_nested, limit_info, nested, real};
@@ -41,8 +40,8 @@ functions! {
 }
 
 /// Requests device memory with `get`, which takes the place for the address and the size.
-fn allocate(kind: (FaultyCall, Kind), address: Out<'_, usize>, size: usize, get: impl Fn(Out<'_, usize>, usize) -> c_int) -> c_int {
-    real::allocate(kind, address, size, |address| get(address, size)).unwrap_or_else(|Refused| fail(get))
+fn allocate(call: Call, address: Out<'_, usize>, size: usize, get: impl Fn(Out<'_, usize>, usize) -> c_int) -> c_int {
+    real::allocate(call, address, size, |address| get(address, size)).unwrap_or_else(|Refused| fail(get))
 }
 
 /// Makes a call fail for lack of memory.
@@ -53,16 +52,16 @@ fn fail(get: impl Fn(Out<'_, usize>, usize) -> c_int) -> c_int {
 }
 
 extern "C" fn cudaMalloc(address: Out<'_, usize>, size: usize) -> c_int {
-    allocate((FaultyCall::Malloc, Kind::Pages), address, size, |address, size| real!(cudaMalloc(address, size)))
+    allocate(Call::Malloc, address, size, |address, size| real!(cudaMalloc(address, size)))
 }
 
 extern "C" fn cudaMallocManaged(address: Out<'_, usize>, size: usize, flags: c_uint) -> c_int {
     let get = |address: Out<'_, usize>, size| real!(cudaMallocManaged(address, size, flags));
-    allocate((FaultyCall::Malloc, Kind::Pages), address, size, get)
+    allocate(Call::Malloc, address, size, get)
 }
 
 extern "C" fn cudaFree(address: usize) -> c_int {
-    limiter().free(SlowCall::Free, address as u64, || real!(cudaFree(address)))
+    limiter().free(Call::Free, address as u64, || real!(cudaFree(address)))
 }
 
 /// Stream-ordered functions, for the default stream of the process or of the thread.
@@ -70,16 +69,16 @@ macro_rules! in_order {
     ($allocate:ident, $allocate_from_pool:ident, $free:ident) => {
         extern "C" fn $allocate(address: Out<'_, usize>, size: usize, stream: usize) -> c_int {
             let get = |address: Out<'_, usize>, size| real!($allocate(address, size, stream));
-            allocate((FaultyCall::MallocAsync, Kind::Pooled), address, size, get)
+            allocate(Call::MallocAsync, address, size, get)
         }
 
         extern "C" fn $allocate_from_pool(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) -> c_int {
             let get = |address: Out<'_, usize>, size| real!($allocate_from_pool(address, size, pool, stream));
-            allocate((FaultyCall::MallocAsync, Kind::Pooled), address, size, get)
+            allocate(Call::MallocAsync, address, size, get)
         }
 
         extern "C" fn $free(address: usize, stream: usize) -> c_int {
-            limiter().free(SlowCall::FreeAsync, address as u64, || real!($free(address, stream)))
+            limiter().free(Call::FreeAsync, address as u64, || real!($free(address, stream)))
         }
     };
 }

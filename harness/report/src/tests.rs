@@ -1,8 +1,5 @@
-<<<<<<< HEAD
 pub(crate) mod examples;
 
-=======
->>>>>>> 8080e5bdaed78ac0910183a1fbfeebb046d814e1
 use super::*;
 
 #[test]

@@ -21,7 +21,7 @@ use crate::execution::Execution;
 use crate::host::HostMemory;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::counters::OwnCounters;
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
@@ -91,7 +91,7 @@ impl Machine {
             executions: (0..executing).map(|index| Execution::new(index, &settings)).collect(),
             streams: Streams::new(visible.len()),
             host: HostMemory::default(),
-            attempts: Attempts::new(folder.as_deref()),
+            attempts: Attempts::new(folder.as_deref(), &settings.faults),
             copied: CopiedBytes::default(),
             symbols: BTreeMap::new(),
             account: Account::new(env::var_os(LEDGER).map(|path| or_abort(LEDGER, Ledger::open(path.as_ref())))),
@@ -137,7 +137,7 @@ impl Machine {
     }
 
     /// Applies the injected latency of a call. Callers do not hold the state, which other threads may need.
-    pub(crate) fn delay(&self, call: SlowCall) {
+    pub(crate) fn delay(&self, call: Call) {
         let by = Latency::sum(&self.settings.latencies, call);
         if by > Nanos::ZERO {
             self.counters.wait(by, call);
@@ -186,12 +186,12 @@ impl State {
     pub(crate) fn attempt<T>(
         &mut self,
         machine: &Machine,
-        (call, size): (FaultyCall, Bytes),
+        (call, size): (Call, Bytes),
         device: Option<usize>,
         get: impl FnOnce(&mut Self) -> Result<T, Code>,
     ) -> (Result<T, Code>, bool) {
         let held = device.and_then(|index| self.devices.get_mut(index)).map_or(Bytes::ZERO, DeviceMemory::used);
-        let injected = self.attempts.fails(&machine.settings.faults, call, size);
+        let injected = self.attempts.fails(call, size);
         let got = if injected { Err(Code::OutOfMemory) } else { get(self) };
         let outcome = match (&got, injected) {
             (_, true) => Outcome::Injected,

@@ -1,7 +1,8 @@
 //! Memory taken from the device in place of other processes, so an allocator sees a fuller device.
 
-use super::driver::{self, Driver};
-use super::types::CUdeviceptr;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::driver::{self, Driver, cuda};
 use crate::library::Refusal;
 use harness_allocator::units::Bytes;
 
@@ -36,8 +37,7 @@ impl ExternalMemory {
 
     fn shrink(&mut self, driver: &Driver) -> Result<(), Refusal> {
         if let Some(&(address, _)) = self.pieces.last() {
-            // SAFETY: `allocate` returned the address, no work uses it, and it is dropped after the call.
-            unsafe { driver.free(address) }?;
+            cuda!(driver, cuMemFree_v2(address))?;
             self.pieces.pop();
         }
         Ok(())
@@ -53,8 +53,7 @@ impl ExternalMemory {
                 return Ok(());
             }
             let mut address = 0;
-            // SAFETY: `address` is a valid output.
-            match unsafe { driver.allocate(&raw mut address, size.0 as usize) } {
+            match cuda!(driver, cuMemAlloc_v2(&mut address, size.0 as usize)) {
                 Ok(()) => self.pieces.push((address, size)),
                 Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => piece = half(size, granularity),
                 Err(refusal) => return Err(refusal),

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 
-use super::driver::{self, Driver};
+use super::driver::{self, Driver, cuda};
 use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, HostId, HostMemory, StreamId};
 use harness_allocator::units::Bytes;
@@ -41,8 +41,7 @@ impl Host {
         let start = match memory {
             HostMemory::Pinned => {
                 let mut start = ptr::null_mut();
-                // SAFETY: `start` is a valid output; the flags request no optional feature.
-                match unsafe { driver.allocate_host(&raw mut start, bytes, 0) } {
+                match cuda!(driver, cuMemHostAlloc(&mut start, bytes, 0)) {
                     Ok(()) => start,
                     Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
                         return Err(refused("the driver cannot pin this much host memory (CUDA_ERROR_OUT_OF_MEMORY)".to_owned()));
@@ -104,8 +103,7 @@ impl Host {
 impl Piece {
     fn release(&self, driver: &Driver) -> Result<(), Refusal> {
         if self.pinned {
-            // SAFETY: the driver allocated it, and the table drops it after the call.
-            return unsafe { driver.free_host(self.start) };
+            return cuda!(driver, cuMemFreeHost(self.start));
         }
         // SAFETY: the mapping has this size, and the table drops it. Unmapping a whole mapping cannot fail.
         unsafe { libc::munmap(self.start, self.size) };

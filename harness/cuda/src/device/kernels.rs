@@ -3,8 +3,9 @@
 use std::ffi::{CStr, c_uint, c_void};
 use std::ptr;
 
-use super::driver::Driver;
-use super::types::{CUdeviceptr, CUfunction, CUmodule, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule, CUstream};
+
+use super::driver::{Driver, cuda};
 use crate::library::Refusal;
 use harness_allocator::device::{MemoryRange, Tag};
 use harness_allocator::units::Nanos;
@@ -62,12 +63,11 @@ impl Kernels {
     /// the context overhead, not to a later step.
     pub(super) fn load(driver: &Driver) -> Result<Self, Refusal> {
         let mut module = ptr::null_mut();
-        // SAFETY: `module` is a valid output; the image is NUL-terminated PTX text.
-        unsafe { driver.load_module(&raw mut module, PTX.as_ptr().cast()) }?;
+        cuda!(driver, cuModuleLoadData(&mut module, PTX.as_ptr().cast()))?;
         let loaded = Self::find(driver, module).and_then(|kernels| kernels.warm_up(driver).map(|()| kernels));
         if loaded.is_err() {
-            // SAFETY: the module was just loaded and nothing uses it. The first error is returned.
-            let _ = unsafe { driver.unload_module(module) };
+            // The first error is returned.
+            let _ = cuda!(driver, cuModuleUnload(module));
         }
         loaded
     }
@@ -106,8 +106,7 @@ impl Kernels {
     pub(super) fn queue_verify(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag, slot: u32) -> Result<(), Refusal> {
         let parts = Parts::of(range, tag);
         let found = self.findings + u64::from(slot) * SLOT;
-        // SAFETY: the slot is inside the variable of the loaded module, and no queued work uses it.
-        unsafe { driver.set_bytes(found, 0xff, SLOT as usize, stream) }?;
+        cuda!(driver, cuMemsetD8Async(found, 0xff, SLOT as usize, stream))?;
         if parts.head > 0 {
             self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0, found])?;
         }
@@ -141,19 +140,16 @@ impl Kernels {
 
     /// Unloads the module.
     pub(super) fn unload(self, driver: &Driver) -> Result<(), Refusal> {
-        // SAFETY: `load` loaded the module, and this call consumes the kernels.
-        unsafe { driver.unload_module(self.module) }
+        cuda!(driver, cuModuleUnload(self.module))
     }
 
     fn find(driver: &Driver, module: CUmodule) -> Result<Self, Refusal> {
         let function = |name: &CStr| {
             let mut function = ptr::null_mut();
-            // SAFETY: `function` is a valid output, the module is loaded, and the name is NUL-terminated.
-            unsafe { driver.module_function(&raw mut function, module, name.as_ptr()) }.map(|()| function)
+            cuda!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())).map(|()| function)
         };
         let (mut findings, mut size) = (0, 0);
-        // SAFETY: both pointers are valid outputs, the module is loaded, and the name is NUL-terminated.
-        unsafe { driver.module_global(&raw mut findings, &raw mut size, module, c"harness_findings".as_ptr()) }?;
+        cuda!(driver, cuModuleGetGlobal_v2(&mut findings, &mut size, module, c"harness_findings".as_ptr()))?;
         Ok(Self {
             module,
             fill_words: function(c"harness_fill_words")?,
@@ -172,8 +168,7 @@ impl Kernels {
         self.launch(driver, self.verify_words, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
         self.launch(driver, self.verify_bytes, 1, stream, &mut [self.findings, 0, 0, 0, self.findings])?;
         self.launch(driver, self.busy, 1, stream, &mut [1])?;
-        // SAFETY: the context is current in the calling thread.
-        unsafe { driver.synchronize() }
+        cuda!(driver, cuCtxSynchronize())
     }
 
     /// Launches a kernel for `work` independent items. `arguments` are all of the kernel's parameters in order, each of 64 bits.
@@ -181,18 +176,16 @@ impl Kernels {
         let grid = c_uint::try_from(work.div_ceil(u64::from(BLOCK)).clamp(1, MOST_BLOCKS)).unwrap_or(1);
         let block = if work == 1 { 1 } else { BLOCK };
         let mut pointers: Vec<*mut c_void> = arguments.iter_mut().map(|argument| ptr::from_mut(argument).cast()).collect();
-        // SAFETY: the kernel belongs to this module, and `arguments` matches its parameters in kernels.ptx; the driver copies
-        // them before it returns. The callers of `fill` and `verify` hold the memory.
-        unsafe { driver.launch(kernel, grid, 1, 1, block, 1, 1, 0, stream, pointers.as_mut_ptr(), ptr::null_mut()) }
+        // The arguments match the kernel's parameters in kernels.ptx, and the driver copies them before it returns.
+        cuda!(driver, cuLaunchKernel(kernel, grid, 1, 1, block, 1, 1, 0, stream, pointers.as_mut_ptr(), ptr::null_mut()))
     }
 }
 
 /// Copies device memory to the host after the stream's earlier work, and waits.
 fn read(driver: &Driver, stream: CUstream, from: CUdeviceptr, into: &mut [u8]) -> Result<(), Refusal> {
-    // SAFETY: `into` has room for the copy and outlives it: the stream is synchronized before returning, also after a failed
-    // copy.
-    let (copied, waited) =
-        unsafe { (driver.copy_to_host(into.as_mut_ptr().cast(), from, into.len(), stream), driver.synchronize_stream(stream)) };
+    let copied = cuda!(driver, cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), stream));
+    // Also waits after a failed copy, so `into` outlives it.
+    let waited = cuda!(driver, cuStreamSynchronize(stream));
     copied.and(waited)
 }
 

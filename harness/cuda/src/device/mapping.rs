@@ -1,8 +1,13 @@
 //! [`MappedDevice`] for [`CudaDevice`], through the driver's virtual memory management
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html>). [`Mapping`] is its state.
 
-use super::driver::{self, Driver};
-use super::types::{CUdevice, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle};
+use cudarc::driver::sys::{
+    CUdevice, CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
+    CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+};
+
+use super::driver::{self, Driver, cuda};
+use super::probe::attribute;
 use super::{CudaDevice, GRANULARITY};
 use crate::library::Refusal;
 use harness_allocator::device::pages::PageTable;
@@ -20,15 +25,13 @@ impl Mapping {
     /// Returns `None` if the device lacks virtual memory management, as some virtual GPUs do, or if its page granularity does not
     /// divide the allocation granularity.
     pub(super) fn of(driver: &Driver, device: CUdevice) -> Result<Option<Self>, Refusal> {
-        let (mut supported, mut granularity) = (0, 0);
-        // SAFETY: `supported` is a valid output.
-        unsafe { driver.device_attribute(&raw mut supported, driver::VIRTUAL_MEMORY_MANAGEMENT, device) }?;
-        if supported == 0 {
+        if attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? == 0 {
             return Ok(None);
         }
-        let property = driver::pinned_on(device);
-        // SAFETY: the property is fully initialized, and `granularity` is a valid output.
-        unsafe { driver.page_granularity(&raw mut granularity, &raw const property, driver::MINIMUM_GRANULARITY) }?;
+        let mut granularity = 0;
+        let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let property = pinned_on(device);
+        cuda!(driver, cuMemGetAllocationGranularity(&mut granularity, &property, least))?;
         let fits = granularity > 0 && GRANULARITY.0.is_multiple_of(granularity as u64);
         Ok(fits.then(|| Self { property, table: PageTable::new(GRANULARITY) }))
     }
@@ -46,8 +49,7 @@ impl Mapping {
         for _ in 0..count {
             calls.0 += 1;
             let mut handle = 0;
-            // SAFETY: `handle` is a valid output, and the property is fully initialized; the flags must be 0.
-            match unsafe { driver.create_page(&raw mut handle, page.0 as usize, &raw const self.property, 0) } {
+            match cuda!(driver, cuMemCreate(&mut handle, page.0 as usize, &self.property, 0)) {
                 Ok(()) => handles.push(handle),
                 Err(refusal) => {
                     release(driver, &handles, calls);
@@ -64,21 +66,20 @@ impl Mapping {
         let mut next = start;
         let mut answer = Ok(());
         for handle in handles {
-            // SAFETY: the table shows that the addresses are reserved and unmapped; the page is whole and mapped once.
-            answer = unsafe { driver.map_page(next.0, size, 0, *handle, 0) };
+            answer = cuda!(driver, cuMemMap(next.0, size, 0, *handle, 0));
             if answer.is_err() {
                 break;
             }
             next = next.offset(page);
         }
-        let allowed = CUmemAccessDesc { location: self.property.location, flags: driver::READ_AND_WRITE };
-        // SAFETY: all bytes from `start` to `next` were just mapped, and one description is passed.
-        answer = answer.and_then(|()| unsafe { driver.set_access(start.0, (next.0 - start.0) as usize, &raw const allowed, 1) });
+        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let allowed = CUmemAccessDesc { location: self.property.location, flags };
+        answer = answer.and_then(|()| cuda!(driver, cuMemSetAccess(start.0, (next.0 - start.0) as usize, &allowed, 1)));
         if answer.is_err() {
             while next > start {
                 next = DevicePtr(next.0 - page.0);
-                // SAFETY: the call above mapped the page, and its addresses were not handed out. The first error is returned.
-                let _ = unsafe { driver.unmap_pages(next.0, size) };
+                // The first error is returned.
+                let _ = cuda!(driver, cuMemUnmap(next.0, size));
             }
         }
         answer
@@ -86,15 +87,12 @@ impl Mapping {
 
     /// Releases everything and ignores errors, when the device is dropped.
     pub(super) fn release(&mut self, driver: &Driver) {
-        // SAFETY: the table lists mappings, pages and reservations as live, and ends here; the device is idle.
-        unsafe {
-            for (start, size, handle) in self.table.pages() {
-                let _ = driver.unmap_pages(start.0, size.0 as usize);
-                let _ = driver.release_page(handle);
-            }
-            for (start, size) in self.table.reservations() {
-                let _ = driver.free_addresses(start.0, size.0 as usize);
-            }
+        for (start, size, handle) in self.table.pages() {
+            let _ = cuda!(driver, cuMemUnmap(start.0, size.0 as usize));
+            let _ = cuda!(driver, cuMemRelease(handle));
+        }
+        for (start, size) in self.table.reservations() {
+            let _ = cuda!(driver, cuMemAddressFree(start.0, size.0 as usize));
         }
     }
 }
@@ -103,9 +101,22 @@ impl Mapping {
 fn release(driver: &Driver, handles: &[CUmemGenericAllocationHandle], calls: &mut (u64, u64)) {
     for handle in handles {
         calls.1 += 1;
-        // SAFETY: the caller created the page and drops it. An error cannot be handled.
-        let _ = unsafe { driver.release_page(*handle) };
+        // An error cannot be handled.
+        let _ = cuda!(driver, cuMemRelease(*handle));
     }
+}
+
+/// Physical memory of a device, shared with no other process.
+fn pinned_on(device: CUdevice) -> CUmemAllocationProp {
+    // SAFETY: zero is a valid value of each field.
+    let nothing: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    CUmemAllocationProp { type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, location: location_of(device), ..nothing }
+}
+
+/// The memory of a device as a place.
+pub(super) fn location_of(device: CUdevice) -> CUmemLocation {
+    // SAFETY: the struct consists of its kind and the device's number; newer versions of cudarc have a union for the number.
+    unsafe { std::mem::transmute([CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as CUdevice, device]) }
 }
 
 impl CudaDevice {
@@ -123,11 +134,8 @@ impl MappedDevice for CudaDevice {
     fn reserve(&mut self, size: Bytes) -> Result<DevicePtr, DeviceError> {
         let driver = self.driver()?;
         let mut start = 0;
-        // SAFETY: `start` is a valid output; no address is requested, and the flags must be 0.
-        let reserved = unsafe {
-            driver.reserve_addresses(&raw mut start, usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize, 0, 0)
-        };
-        match reserved {
+        let (bytes, alignment) = (usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize);
+        match cuda!(driver, cuMemAddressReserve(&mut start, bytes, alignment, 0, 0)) {
             Ok(()) => {}
             Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
                 return Err(DeviceError::OutOfMemory { requested: size, free: self.driver_free()? });
@@ -141,8 +149,7 @@ impl MappedDevice for CudaDevice {
 
     fn unreserve(&mut self, start: DevicePtr) -> Result<(), DeviceError> {
         let size = self.mapping()?.table.check_unreservable(start).ok_or_else(|| self.invalid_free(start))?;
-        // SAFETY: the table shows that the reservation lives and contains no mapping, and drops it after the call.
-        unsafe { self.driver()?.free_addresses(start.0, size.0 as usize) }?;
+        cuda!(self.driver()?, cuMemAddressFree(start.0, size.0 as usize))?;
         self.mapping()?.table.unreserve(start);
         Ok(())
     }
@@ -181,12 +188,10 @@ impl MappedDevice for CudaDevice {
         let pages = self.mapping()?.table.whole_pages(range).ok_or_else(|| self.invalid_free(range.start))?;
         let driver = self.driver()?;
         for (start, size, handle) in pages {
-            // SAFETY: the table shows the page as mapped there, and drops it after the call; the caller waited for work on it.
-            unsafe { driver.unmap_pages(start.0, size.0 as usize) }?;
+            cuda!(driver, cuMemUnmap(start.0, size.0 as usize))?;
             self.mapping()?.table.unmap(start);
             self.calls.release += 1;
-            // SAFETY: the page is no longer mapped, and the table has dropped it.
-            unsafe { driver.release_page(handle) }?;
+            cuda!(driver, cuMemRelease(handle))?;
         }
         Ok(())
     }

@@ -2,11 +2,14 @@
 //! (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MALLOC__ASYNC.html>). [`CudaPools`] is its state.
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
+
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
 
 use super::CudaDevice;
-use super::driver::{self, Driver};
-use super::types::{CUdevice, CUmemPoolProps, CUmemoryPool};
+use super::driver::{self, Driver, cuda};
+use super::mapping::location_of;
+use super::probe::attribute;
 use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, DevicePtr, PoolId, PoolMemory, PooledDevice, StreamId};
 use harness_allocator::units::Bytes;
@@ -23,11 +26,8 @@ pub(super) struct CudaPools {
 impl CudaPools {
     /// Returns `None` if the device has no pools.
     pub(super) fn of(driver: &Driver, device: CUdevice) -> Result<Option<Self>, Refusal> {
-        let mut supported = 0;
-        // SAFETY: `supported` is a valid output.
-        unsafe { driver.device_attribute(&raw mut supported, driver::MEMORY_POOLS, device) }?;
-        let pools = Self { property: driver::pool_on(device), pools: BTreeMap::new(), next: 0, live: BTreeMap::new() };
-        Ok((supported != 0).then_some(pools))
+        let supported = attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
+        Ok(supported.then(|| Self { property: pool_on(device), pools: BTreeMap::new(), next: 0, live: BTreeMap::new() }))
     }
 
     fn handle(&self, pool: PoolId) -> Result<CUmemoryPool, DeviceError> {
@@ -41,41 +41,44 @@ impl CudaPools {
 
     /// Returns the bytes that all pools have reserved. Pools whose attribute cannot be read count as zero.
     pub(super) fn reserved(&self, driver: &Driver) -> Bytes {
-        self.pools.values().filter_map(|pool| attribute(driver, *pool, driver::POOL_RESERVED).ok()).sum()
+        self.pools.values().filter_map(|pool| figure(driver, *pool, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).ok()).sum()
     }
 
     /// Frees everything and ignores errors, when the device is dropped and idle.
     pub(super) fn release(&mut self, driver: &Driver) {
-        // SAFETY: the tables list allocations and pools as live, and end here.
-        unsafe {
-            for address in self.live.keys() {
-                let _ = driver.free_in_order(*address, std::ptr::null_mut());
-            }
-            let _ = driver.synchronize();
-            for pool in self.pools.values() {
-                let _ = driver.destroy_pool(*pool);
-            }
+        for address in self.live.keys() {
+            let _ = cuda!(driver, cuMemFreeAsync(*address, std::ptr::null_mut()));
+        }
+        let _ = cuda!(driver, cuCtxSynchronize());
+        for pool in self.pools.values() {
+            let _ = cuda!(driver, cuMemPoolDestroy(*pool));
         }
     }
 }
 
-fn attribute(driver: &Driver, pool: CUmemoryPool, attribute: c_uint) -> Result<Bytes, Refusal> {
+/// A pool of pinned memory of a device, shared with no other process and without a limit.
+fn pool_on(device: CUdevice) -> CUmemPoolProps {
+    // SAFETY: zero is a valid value of each field.
+    let nothing: CUmemPoolProps = unsafe { std::mem::zeroed() };
+    CUmemPoolProps { allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, location: location_of(device), ..nothing }
+}
+
+/// Returns an attribute that is a 64-bit number.
+fn figure(driver: &Driver, pool: CUmemoryPool, attribute: CUmemPool_attribute) -> Result<Bytes, Refusal> {
     let mut value = 0_u64;
-    // SAFETY: the pool lives; the requested attributes are 64-bit numbers, and `value` is a valid output.
-    unsafe { driver.pool_attribute(pool, attribute, (&raw mut value).cast()) }?;
+    cuda!(driver, cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()))?;
     Ok(Bytes(value))
 }
 
 /// Configures a new pool: no reuse beyond the stream's order, and its release threshold.
 fn configure(driver: &Driver, pool: CUmemoryPool, threshold: Bytes) -> Result<(), Refusal> {
-    for flag in [driver::POOL_REUSE_BY_CHANCE, driver::POOL_REUSE_BY_OWN_WAITS] {
+    use CUmemPool_attribute::*;
+    for flag in [CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES] {
         let mut off: c_int = 0;
-        // SAFETY: the pool lives; the attribute is an int, read from `off`.
-        unsafe { driver.set_pool_attribute(pool, flag, (&raw mut off).cast()) }?;
+        cuda!(driver, cuMemPoolSetAttribute(pool, flag, (&raw mut off).cast()))?;
     }
-    let mut threshold = threshold.0;
-    // SAFETY: the pool lives; the attribute is a 64-bit number, read from `threshold`.
-    unsafe { driver.set_pool_attribute(pool, driver::POOL_RELEASE_THRESHOLD, (&raw mut threshold).cast()) }
+    let mut threshold: u64 = threshold.0;
+    cuda!(driver, cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, (&raw mut threshold).cast()))
 }
 
 impl CudaDevice {
@@ -90,11 +93,10 @@ impl PooledDevice for CudaDevice {
         let driver = self.driver()?;
         let pools = self.pools()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: `handle` is a valid output, and the property is fully initialized.
-        unsafe { driver.create_pool(&raw mut handle, &raw const pools.property) }?;
+        cuda!(driver, cuMemPoolCreate(&mut handle, &pools.property))?;
         if let Err(refusal) = configure(driver, handle, release_threshold) {
-            // SAFETY: the pool was just created, and nothing uses it. The first error is returned.
-            let _ = unsafe { driver.destroy_pool(handle) };
+            // The first error is returned.
+            let _ = cuda!(driver, cuMemPoolDestroy(handle));
             return Err(refusal.into());
         }
         let number = pools.next;
@@ -110,12 +112,9 @@ impl PooledDevice for CudaDevice {
         if pools.live.values().any(|live| live.1 == pool) {
             return Err(DeviceError::UnknownHandle { kind: "pool without allocations", number: pool.0 });
         }
-        // SAFETY: the tables show that the pool lives without allocations, and drop it after the call. The wait makes the driver
-        // release the memory now, not after the last queued free.
-        unsafe {
-            driver.synchronize()?;
-            driver.destroy_pool(handle)?;
-        }
+        // The wait makes the driver release the memory now, not after the last queued free.
+        cuda!(driver, cuCtxSynchronize())?;
+        cuda!(driver, cuMemPoolDestroy(handle))?;
         pools.pools.remove(&pool.0);
         Ok(())
     }
@@ -126,8 +125,8 @@ impl PooledDevice for CudaDevice {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
         let mut address = 0;
-        // SAFETY: `address` is a valid output; the tables list pool and stream as live.
-        match unsafe { driver.allocate_in_order(&raw mut address, usize::try_from(size.0).unwrap_or(usize::MAX), handle, queue) } {
+        let bytes = usize::try_from(size.0).unwrap_or(usize::MAX);
+        match cuda!(driver, cuMemAllocFromPoolAsync(&mut address, bytes, handle, queue)) {
             Ok(()) => {
                 self.pools()?.live.insert(address, (size, pool));
                 self.freed.remove(&address);
@@ -146,8 +145,7 @@ impl PooledDevice for CudaDevice {
         if !self.pools()?.live.contains_key(&ptr.0) {
             return Err(self.wrong_free(ptr));
         }
-        // SAFETY: the table lists the address as a live allocation of a pool, and drops it after the call; the stream lives.
-        unsafe { self.driver()?.free_in_order(ptr.0, queue) }?;
+        cuda!(self.driver()?, cuMemFreeAsync(ptr.0, queue))?;
         self.pools()?.live.remove(&ptr.0);
         self.freed.insert(ptr.0, self.place);
         Ok(())
@@ -156,24 +154,23 @@ impl PooledDevice for CudaDevice {
     fn trim_pool(&mut self, pool: PoolId, keep: Bytes) -> Result<(), DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
-        // SAFETY: the table lists the pool as live.
-        Ok(unsafe { driver.trim_pool(handle, usize::try_from(keep.0).unwrap_or(usize::MAX)) }?)
+        Ok(cuda!(driver, cuMemPoolTrimTo(handle, usize::try_from(keep.0).unwrap_or(usize::MAX)))?)
     }
 
     fn pool_reserved(&mut self, pool: PoolId) -> Result<Bytes, DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
-        Ok(attribute(driver, handle, driver::POOL_RESERVED)?)
+        Ok(figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?)
     }
 
     fn pool_memory(&mut self, pool: PoolId) -> Result<PoolMemory, DeviceError> {
         let driver = self.driver()?;
         let handle = self.pools()?.handle(pool)?;
         Ok(PoolMemory {
-            reserved: attribute(driver, handle, driver::POOL_RESERVED)?,
-            reserved_high: attribute(driver, handle, driver::POOL_RESERVED_HIGH)?,
-            used: attribute(driver, handle, driver::POOL_USED)?,
-            used_high: attribute(driver, handle, driver::POOL_USED_HIGH)?,
+            reserved: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+            reserved_high: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            used: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            used_high: figure(driver, handle, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
         })
     }
 }

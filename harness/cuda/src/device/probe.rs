@@ -2,26 +2,27 @@
 
 use std::ffi::c_int;
 
-use super::driver::{self, Driver};
-use super::types::{CUdevice, CUuuid};
-use crate::library::Refusal;
-use crate::nvml::Uuid;
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUuuid};
+
+use super::driver::{self, Driver, cuda};
+use crate::library::{self, Refusal};
+use crate::nvml::{NvmlDevice, ProcessUse, Uuid};
 use harness_allocator::device::DeviceError;
 use harness_allocator::units::Bytes;
 
 /// The CUDA driver and the visible devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CudaProbe {
+pub struct DriverFound {
     /// CUDA version that the driver supports, for example `13.0`.
     pub cuda: String,
     /// The devices by ordinal; may be empty.
-    pub devices: Vec<CudaFound>,
+    pub devices: Vec<DeviceFound>,
 }
 
-/// A device, as the CUDA driver describes it.
+/// A CUDA device that has not been opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CudaFound {
-    /// Its number for this process.
+pub struct DeviceFound {
+    /// Its number for this process, as in `cuda:0`.
     pub ordinal: u32,
     pub name: String,
     /// Its total memory in bytes.
@@ -31,7 +32,15 @@ pub struct CudaFound {
     pub compute_capability: (i32, i32),
 }
 
-impl CudaProbe {
+/// NVML's figures of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvmlFound {
+    pub free: Bytes,
+    /// Other processes on the device, and their memory.
+    pub others: Vec<ProcessUse>,
+}
+
+impl DriverFound {
     /// Queries the driver. A machine without devices gives an empty list.
     pub fn new() -> Result<Self, DeviceError> {
         let driver = match Driver::get() {
@@ -47,43 +56,43 @@ impl CudaProbe {
     }
 }
 
+impl DeviceFound {
+    /// Returns NVML's figures, or why there are none.
+    pub fn nvml(&self) -> Result<NvmlFound, String> {
+        let device = NvmlDevice::find(self.uuid)?;
+        Ok(NvmlFound { free: device.free()?, others: device.other_processes()? })
+    }
+}
+
 /// Returns the CUDA version as `major.minor`. According to cuda.h, the number is 1000 × major + 10 × minor.
 pub(super) fn cuda_version(driver: &Driver) -> Result<String, Refusal> {
     let mut version = 0;
-    // SAFETY: `version` is a valid output.
-    unsafe { driver.driver_version(&raw mut version) }?;
+    cuda!(driver, cuDriverGetVersion(&mut version))?;
     Ok(format!("{}.{}", version / 1000, version % 1000 / 10))
 }
 
 /// Returns the number of visible devices.
 pub(super) fn device_count(driver: &Driver) -> Result<u32, Refusal> {
     let mut count = 0;
-    // SAFETY: `count` is a valid output.
-    unsafe { driver.device_count(&raw mut count) }?;
+    cuda!(driver, cuDeviceGetCount(&mut count))?;
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
+pub(super) fn attribute(driver: &Driver, device: CUdevice, attribute: CUdevice_attribute) -> Result<c_int, Refusal> {
+    let mut value = 0;
+    cuda!(driver, cuDeviceGetAttribute(&mut value, attribute, device))?;
+    Ok(value)
+}
+
 /// Returns handle and description of the device with an ordinal below [`device_count`].
-pub(super) fn describe(driver: &Driver, ordinal: u32) -> Result<(CUdevice, CudaFound), Refusal> {
-    let (mut device, mut total, mut major, mut minor) = (0, 0, 0, 0);
-    let mut uuid = CUuuid { bytes: [0; 16] };
-    let mut name = [0_u8; 256];
-    // SAFETY: each pointer is a valid output; the name's length leaves a byte for a final NUL.
-    unsafe {
-        driver.device(&raw mut device, ordinal as c_int)?;
-        driver.device_name(name.as_mut_ptr().cast(), name.len() as c_int - 1, device)?;
-        driver.device_total(&raw mut total, device)?;
-        driver.device_attribute(&raw mut major, driver::CAPABILITY_MAJOR, device)?;
-        driver.device_attribute(&raw mut minor, driver::CAPABILITY_MINOR, device)?;
-        driver.device_uuid(&raw mut uuid, device)?;
-    }
-    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-    let found = CudaFound {
-        ordinal,
-        name: String::from_utf8_lossy(name).into_owned(),
-        total: Bytes(total as u64),
-        uuid: Uuid(uuid.bytes.map(|byte| byte as u8)),
-        compute_capability: (major, minor),
-    };
-    Ok((device, found))
+pub(super) fn describe(driver: &Driver, ordinal: u32) -> Result<(CUdevice, DeviceFound), Refusal> {
+    let (mut device, mut total, mut uuid) = (0, 0, CUuuid { bytes: [0; 16] });
+    cuda!(driver, cuDeviceGet(&mut device, ordinal as c_int))?;
+    let name = library::text(|buffer, length| cuda!(driver, cuDeviceGetName(buffer, length as c_int, device)))?;
+    cuda!(driver, cuDeviceTotalMem_v2(&mut total, device))?;
+    let major = attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(driver, device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    cuda!(driver, cuDeviceGetUuid_v2(&mut uuid, device))?;
+    let uuid = Uuid(uuid.bytes.map(|byte| byte as u8));
+    Ok((device, DeviceFound { ordinal, name, total: Bytes(total as u64), uuid, compute_capability: (major, minor) }))
 }

@@ -1,17 +1,12 @@
 use harness_allocator::units::Bytes;
 use harness_cuda::machine::{DeviceFound, DriverFound};
+use harness_cuda::nvml::Uuid;
 
 use super::*;
 
 fn machine_with(devices: u32) -> Probe {
-    let device = |ordinal| DeviceFound {
-        ordinal,
-        name: "test".to_owned(),
-        total: Bytes::gib(1),
-        uuid_hash: String::new(),
-        compute_capability: (9, 0),
-        nvml: Err("none".to_owned()),
-    };
+    let device =
+        |ordinal| DeviceFound { ordinal, name: "test".to_owned(), total: Bytes::gib(1), uuid: Uuid([0; 16]), compute_capability: (9, 0) };
     let driver = DriverFound { cuda: "13.0".to_owned(), devices: (0..devices).map(device).collect() };
     Probe { driver: Ok(driver), nvml: Err("none".to_owned()) }
 }

@@ -2,7 +2,7 @@
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_gpu_settings::calls::FaultyCall;
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::AddressOrder;
 
 use crate::process::End;
@@ -17,7 +17,7 @@ pub(crate) fn trial(memory: Bytes) -> Trial {
 /// Returns a successful run with attempts of these sizes in MiB.
 pub(crate) fn ended_well(sizes: &[u64]) -> Observed {
     let attempt = |size: &u64| Attempt {
-        call: FaultyCall::Malloc,
+        call: Call::Malloc,
         size: Bytes::mib(*size),
         submitted: 0,
         outcome: Outcome::Served,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{self, Attempt};
-use harness_gpu_settings::calls::FaultyCall;
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::latency::Latency;
 use serde::{Deserialize, Serialize};
 
@@ -140,14 +140,14 @@ fn attempts_and_errors(folder: &Path, counters: &Path) -> io::Result<(Vec<Attemp
     let (pid, all) = most;
     let errors = OutOfMemory::of_process(folder, pid).into_iter().map(|error| {
         let before = all.iter().take(usize::try_from(error.attempts).unwrap_or(usize::MAX));
-        OutOfMemory { attempts: before.filter(|attempt| attempt.call != FaultyCall::HostAlloc).count() as u64, ..error }
+        OutOfMemory { attempts: before.filter(|attempt| attempt.call != Call::HostAlloc).count() as u64, ..error }
     });
     let errors = errors.collect();
     Ok((on_device(&all).copied().collect(), errors))
 }
 
 fn on_device(attempts: &[Attempt]) -> impl Iterator<Item = &Attempt> {
-    attempts.iter().filter(|attempt| attempt.call != FaultyCall::HostAlloc)
+    attempts.iter().filter(|attempt| attempt.call != Call::HostAlloc)
 }
 
 fn last_lines(path: &Path) -> io::Result<Vec<String>> {

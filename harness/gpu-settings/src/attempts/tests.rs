@@ -7,41 +7,37 @@ fn fault(text: &str) -> Fault {
 #[test]
 fn a_fault_fails_its_attempts_and_ignores_smaller_ones() {
     let faults = ["cudaMalloc:2:2:1MiB", "cudaMalloc:5"].map(fault);
-    let mut attempts = Attempts::default();
+    let mut attempts = Attempts::new(None, &faults);
     let sizes = [4096, 1 << 20, 2 << 20, 4096, 1 << 20, 3 << 20];
-    let failed = sizes.map(|size| attempts.fails(&faults, FaultyCall::Malloc, Bytes(size)));
+    let failed = sizes.map(|size| attempts.fails(Call::Malloc, Bytes(size)));
     assert_eq!(failed, [false, false, true, false, true, false]);
-    assert!(!attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2)));
+    assert!(!attempts.fails(Call::Create, Bytes::mib(2)));
 }
 
 #[test]
 fn a_call_refused_for_another_reason_does_not_count() {
-    let (faults, mut attempts) = ([fault("cuMemCreate:2")], Attempts::default());
-    let mut fails = || attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2));
+    let mut attempts = Attempts::new(None, &[fault("cuMemCreate:2")]);
+    let mut fails = || attempts.fails(Call::Create, Bytes::mib(2));
     assert!(!fails() && fails());
-    attempts.take_back(&faults, FaultyCall::Create, Bytes::mib(2));
-    assert!(attempts.fails(&faults, FaultyCall::Create, Bytes::mib(2)));
+    attempts.take_back(Call::Create, Bytes::mib(2));
+    assert!(attempts.fails(Call::Create, Bytes::mib(2)));
 }
 
 #[test]
 fn any_counts_all_calls_for_device_memory_together() {
-    let mut attempts = Attempts::default();
-    let calls = [FaultyCall::Malloc, FaultyCall::HostAlloc, FaultyCall::Create, FaultyCall::MallocAsync, FaultyCall::Malloc];
-    let failed = calls.map(|call| attempts.fails(&[fault("any:2:2")], call, Bytes::mib(2)));
+    let mut attempts = Attempts::new(None, &[fault("any:2:2")]);
+    let calls = [Call::Malloc, Call::HostAlloc, Call::Create, Call::MallocAsync, Call::Malloc];
+    let failed = calls.map(|call| attempts.fails(call, Bytes::mib(2)));
     assert_eq!(failed, [false, false, true, true, false]);
 }
 
 #[test]
 fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
     let folder = tempfile::tempdir().expect("create a folder");
-    let noted = [
-        (FaultyCall::Create, 20, Outcome::Served),
-        (FaultyCall::HostAlloc, 1, Outcome::Refused),
-        (FaultyCall::Malloc, 2, Outcome::Injected),
-    ]
-    .map(|(call, size, outcome)| Attempt { call, size: Bytes::mib(size), submitted: 7, outcome, device: 3, held: Bytes::mib(9) });
-    let mut attempts = Attempts::new(Some(folder.path()));
-    attempts.open(&[]);
+    let noted = [(Call::Create, 20, Outcome::Served), (Call::HostAlloc, 1, Outcome::Refused), (Call::Malloc, 2, Outcome::Injected)]
+        .map(|(call, size, outcome)| Attempt { call, size: Bytes::mib(size), submitted: 7, outcome, device: 3, held: Bytes::mib(9) });
+    let mut attempts = Attempts::new(Some(folder.path()), &[]);
+    attempts.open();
     noted.iter().for_each(|attempt| attempts.note(attempt));
     let path = folder.path().join(format!("{}{ENDING}", std::process::id()));
     assert_eq!(Attempt::read(&path).expect("read the file"), noted);
@@ -58,20 +54,19 @@ fn logged_attempts_are_read_and_a_truncated_one_is_ignored() {
 fn counting_continues_after_exec_and_starts_anew_in_a_forked_child() {
     let folder = tempfile::tempdir().expect("create a folder");
     let faults = [fault("cudaMalloc:3")];
-    let one =
-        Attempt { call: FaultyCall::Malloc, size: Bytes::mib(2), submitted: 0, outcome: Outcome::Served, device: 0, held: Bytes::ZERO };
+    let one = Attempt { call: Call::Malloc, size: Bytes::mib(2), submitted: 0, outcome: Outcome::Served, device: 0, held: Bytes::ZERO };
     let attempt = |attempts: &mut Attempts| {
-        let fails = attempts.fails(&faults, one.call, one.size);
+        let fails = attempts.fails(one.call, one.size);
         attempts.note(&one);
         fails
     };
-    let mut before = Attempts::new(Some(folder.path()));
+    let mut before = Attempts::new(Some(folder.path()), &faults);
     assert!(!attempt(&mut before) && !attempt(&mut before));
-    let mut after_exec = Attempts::new(Some(folder.path()));
+    let mut after_exec = Attempts::new(Some(folder.path()), &faults);
     assert!(attempt(&mut after_exec));
     assert_eq!(after_exec.noted(), 3);
-    let mut child = Attempts::new(None);
-    child.open(&faults);
+    let mut child = Attempts::new(None, &faults);
+    child.open();
     assert!(!attempt(&mut child) && !attempt(&mut child));
     child.start_child();
     assert!(!attempt(&mut child) && !attempt(&mut child) && attempt(&mut child));
@@ -80,7 +75,7 @@ fn counting_continues_after_exec_and_starts_anew_in_a_forked_child() {
 #[test]
 fn a_fault_is_reached_by_its_first_attempt() {
     let attempts = [1, 2, 1].map(|size| Attempt {
-        call: FaultyCall::Malloc,
+        call: Call::Malloc,
         size: Bytes::mib(size),
         submitted: 0,
         outcome: Outcome::Served,

@@ -10,11 +10,9 @@ fn read(folder: &Path) -> Vec<ProcessCounters> {
 fn counters_are_read_from_the_file_of_their_process() {
     let folder = tempfile::tempdir().expect("create a folder");
     let counters = OwnCounters::new(Some(folder.path()), 2, Bytes::gib(8));
-    counters.add(1, Figure::Mallocs);
-    counters.add(1, Figure::Failed);
-    counters.set_used(1, Bytes::mib(6));
+    counters.count_allocation(1, Bytes::mib(6), false, true);
     counters.set_used(1, Bytes::mib(4));
-    counters.wait(Nanos(1), SlowCall::Free);
+    counters.wait(Nanos(1), Call::Free);
     counters.note_unmodelled(b"cufileRead");
     counters.note_unmodelled(&[b'x'; 80]);
     fs::write(folder.path().join("1.counters"), "damaged").expect("write a file");
@@ -23,7 +21,7 @@ fn counters_are_read_from_the_file_of_their_process() {
         pid: std::process::id(),
         devices: vec![none, DeviceCounters { used: Bytes::mib(4), peak: Bytes::mib(6), mallocs: 1, failed: 1, ..none }],
         submitted: 0,
-        slow: vec![(SlowCall::Free, 1)],
+        slow: vec![(Call::Free, 1)],
         not_modelled: vec!["cufileRead".to_owned(), "x".repeat(NAME_BYTES)],
     };
     assert_eq!(read(folder.path()), [expected]);
@@ -50,6 +48,6 @@ fn counters_continue_after_exec_and_start_anew_in_a_forked_child() {
 #[test]
 fn without_a_folder_a_process_counts_in_private_memory() {
     let counters = OwnCounters::new(Some(Path::new("/nonexistent")), 1, Bytes::gib(1));
-    counters.add(0, Figure::Frees);
-    assert_eq!(counters.figures[0][Figure::Frees as usize].load(Ordering::Relaxed), 1);
+    counters.count_frees(0, Bytes::ZERO, 1);
+    assert_eq!(counters.figures[0].frees.load(Ordering::Relaxed), 1);
 }

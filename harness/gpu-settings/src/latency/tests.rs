@@ -25,6 +25,6 @@ fn errors_list_the_accepted_latencies() {
 #[test]
 fn the_delays_of_a_call_add_up() {
     let latencies = ["cudaMalloc:2ms", "any:1ms", "all:500us"].map(latency);
-    let calls = [SlowCall::Malloc, SlowCall::Create, SlowCall::Free, SlowCall::HostAlloc];
+    let calls = [Call::Malloc, Call::Create, Call::Free, Call::HostAlloc];
     assert_eq!(calls.map(|call| Latency::sum(&latencies, call)), [3500, 1500, 500, 500].map(Nanos::micros));
 }

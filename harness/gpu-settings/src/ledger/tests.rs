@@ -77,7 +77,7 @@ fn a_process_that_reuses_a_number_does_not_hold_the_memory_of_the_earlier_proces
     let mut earlier = account_of(Ledger::open(&path).unwrap(), std::os::unix::process::parent_id());
     hold(&mut earlier, 8).unwrap();
     // A reused number belongs to a process with another start time.
-    let started = &earlier.ledger().unwrap().layout().entries[earlier.entry.unwrap()].started;
+    let started = &earlier.ledger().unwrap().0.entries[earlier.entry.unwrap()].started;
     started.fetch_sub(1, Ordering::Relaxed);
     assert_eq!(hold(&mut first, 9), Ok(()));
 }

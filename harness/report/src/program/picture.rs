@@ -3,7 +3,7 @@
 use harness_allocator::units::Bytes;
 use harness_exec::timeline::Timeline;
 use harness_gpu_settings::attempts::{Attempt, Outcome};
-use harness_gpu_settings::calls::FaultyCall;
+use harness_gpu_settings::calls::Call;
 use plotters::prelude::*;
 
 use crate::svg::{self, ALLOCATED, Area, Drawn, INK, Key, OOM, Plot, RESERVED, RETRY};
@@ -49,7 +49,7 @@ impl<'a> Curve<'a> {
 
     /// Returns whether an attempt to allocate device memory was made.
     fn is_here(&self, attempt: &Attempt) -> bool {
-        attempt.device == self.device && attempt.call != FaultyCall::HostAlloc
+        attempt.device == self.device && attempt.call != Call::HostAlloc
     }
 
     /// Reserved bytes before and after each attempt, and after each free.

@@ -5,13 +5,13 @@ use harness_exec::record::{DeviceRecord, TorchRecord};
 use harness_exec::timeline::Sample;
 use harness_exec::trials::observed::{Frame, OutOfMemory};
 use harness_gpu_settings::attempts::Free;
-use harness_gpu_settings::calls::FaultyCall;
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::gpus::Gpu;
 
 use super::*;
 
 fn attempt(size: u64, submitted: u64, outcome: Outcome, held: u64) -> Attempt {
-    Attempt { call: FaultyCall::Malloc, size: Bytes::mib(size), submitted, outcome, device: 0, held: Bytes::mib(held) }
+    Attempt { call: Call::Malloc, size: Bytes::mib(size), submitted, outcome, device: 0, held: Bytes::mib(held) }
 }
 
 /// A process that holds 400 MiB, is refused 700 MiB of 1 GiB twice, gives 100 MiB back meanwhile, and ends.

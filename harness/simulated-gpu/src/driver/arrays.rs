@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, answer, put, put_address};
@@ -46,7 +46,7 @@ extern "C" fn cuMipmappedArrayCreate(array: Out<'_, usize>, descriptor: Option<&
 
 #[unsafe(no_mangle)]
 extern "C" fn cuArrayDestroy(array: usize) -> c_int {
-    machine().delay(SlowCall::Free);
+    machine().delay(Call::Free);
     call("cuArrayDestroy", || answer(free(array as u64)))
 }
 
@@ -56,7 +56,7 @@ extern "C" fn cuMipmappedArrayDestroy(array: usize) -> c_int {
 }
 
 fn on_device(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {
-    allocate(machine, state, FaultyCall::Malloc, size)
+    allocate(machine, state, Call::Malloc, size)
 }
 
 /// Requests memory for the current device. Refuses unknown sizes and zero.
@@ -66,7 +66,7 @@ fn request(
     bytes: Option<Bytes>,
     get: fn(&Machine, &mut State, Bytes) -> Result<u64, Code>,
 ) -> c_int {
-    machine().delay(SlowCall::Malloc);
+    machine().delay(Call::Malloc);
     in_context(function, |machine, state| {
         let bytes = bytes.filter(|bytes| *bytes > Bytes::ZERO && place.is_some()).ok_or(Code::InvalidValue)?;
         put_address(place, get(machine, state, bytes))

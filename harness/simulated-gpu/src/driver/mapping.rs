@@ -11,8 +11,7 @@ use crate::context::in_context;
 use crate::kernels::Work;
 use crate::memory::device_of_page;
 use crate::world::{Machine, State, current_device, machine};
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
-use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::calls::Call;
 
 /// The granularity of mappings.
 const GRANULARITY: usize = 2 << 20;
@@ -93,7 +92,7 @@ extern "C" fn cuMemAddressFree(address: usize, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemCreate(handle: Out<'_, u64>, size: usize, properties: Option<&AllocationProperties>, flags: c_ulonglong) -> c_int {
-    machine().delay(SlowCall::Create);
+    machine().delay(Call::Create);
     mapping("cuMemCreate", |machine, state| {
         let index = properties.ok_or(Code::InvalidValue)?.device(machine)?;
         if flags != 0 {
@@ -101,7 +100,7 @@ extern "C" fn cuMemCreate(handle: Out<'_, u64>, size: usize, properties: Option<
         }
         let size = Bytes(size as u64);
         let create = |state: &mut State| state.on_device(index, |memory| memory.create(size));
-        let (created, injected) = state.attempt(machine, (FaultyCall::Create, size), Some(index), create);
+        let (created, injected) = state.attempt(machine, (Call::Create, size), Some(index), create);
         machine.counters.count_allocation(index, state.devices[index].used(), injected, created.is_err());
         put(handle, created?)
     })
@@ -120,8 +119,7 @@ extern "C" fn cuMemRelease(handle: u64) -> c_int {
 /// Counts and logs freed pieces of physical memory.
 fn note_frees(machine: &Machine, state: &mut State, index: usize, pieces: u64) {
     if pieces > 0 {
-        (0..pieces).for_each(|_| machine.counters.add(index, Figure::Frees));
-        machine.counters.set_used(index, state.devices[index].used());
+        machine.counters.count_frees(index, state.devices[index].used(), pieces);
         state.note_free(machine, index);
     }
 }
@@ -139,7 +137,7 @@ extern "C" fn cuMemMap(address: usize, size: usize, offset: usize, handle: u64, 
 /// Does not wait. If kernels execute, pending work that uses the range breaks the context.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: usize, size: usize) -> c_int {
-    machine().delay(SlowCall::Unmap);
+    machine().delay(Call::Unmap);
     mapping("cuMemUnmap", |machine, state| {
         let index = state.device_at(address as u64)?.index();
         let (pieces, all_done_at, in_use) = state.release(index, |memory| {

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use harness_allocator::device::AccessKind;
 use harness_allocator::units::Bytes;
 
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::ffi::{Out, write};
 
 use crate::code::{Code, answer, put, put_address};
@@ -31,14 +31,14 @@ extern "C" fn cuMemGetInfo_v2(free_bytes: Out<'_, usize>, total: Out<'_, usize>)
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAlloc_v2(address: Out<'_, usize>, size: usize) -> c_int {
-    machine().delay(SlowCall::Malloc);
-    in_context("cuMemAlloc_v2", |machine, state| put_address(address, allocate(machine, state, FaultyCall::Malloc, Bytes(size as u64))))
+    machine().delay(Call::Malloc);
+    in_context("cuMemAlloc_v2", |machine, state| put_address(address, allocate(machine, state, Call::Malloc, Bytes(size as u64))))
 }
 
 /// If kernels execute, waits for all work, as drivers do.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: usize) -> c_int {
-    machine().delay(SlowCall::Free);
+    machine().delay(Call::Free);
     let start = address as u64;
     if matches!(machine().state().host.around(address), Some((.., Kind::Managed(_)))) {
         return call("cuMemFree_v2", || answer(free(start)));

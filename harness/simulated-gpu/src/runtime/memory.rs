@@ -10,12 +10,11 @@ use crate::code::{Code, put, put_address, remember};
 use crate::host::Kind;
 use crate::memory::{DeviceMemory, device_of};
 use crate::world::{Machine, State, current_device, is_device_memory, machine};
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
-use harness_gpu_settings::counters::Figure;
+use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::settings::{Cuda, Values};
 
 /// Allocates on the current device.
-pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, size: Bytes) -> Result<u64, Code> {
+pub(crate) fn allocate(machine: &Machine, state: &mut State, call: Call, size: Bytes) -> Result<u64, Code> {
     machine.usable()?;
     let index = current_device();
     if index >= state.devices.len() {
@@ -29,7 +28,7 @@ pub(crate) fn allocate(machine: &Machine, state: &mut State, call: FaultyCall, s
 
 /// Allocates managed memory: host memory that is charged to the current device.
 pub(crate) fn allocate_managed(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {
-    let charge = allocate(machine, state, FaultyCall::Malloc, size)?;
+    let charge = allocate(machine, state, Call::Malloc, size)?;
     let allocated = state.host.allocate(size.0 as usize, Kind::Managed(charge));
     if allocated.is_err() {
         free_on_device(machine, state, charge)?;
@@ -57,30 +56,28 @@ fn free_on_device(machine: &Machine, state: &mut State, start: u64) -> Result<()
 
 /// Counts a free.
 pub(crate) fn count_free(machine: &Machine, memory: &mut DeviceMemory) {
-    let (index, used) = (memory.index(), memory.used());
-    machine.counters.add(index, Figure::Frees);
-    machine.counters.set_used(index, used);
+    machine.counters.count_frees(memory.index(), memory.used(), 1);
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaMalloc(address: Out<'_, usize>, size: usize) -> c_int {
     let machine = machine();
-    machine.delay(SlowCall::Malloc);
-    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::Malloc, Bytes(size as u64)) };
+    machine.delay(Call::Malloc);
+    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), Call::Malloc, Bytes(size as u64)) };
     remember(put_address(address, allocated))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
     let machine = machine();
-    machine.delay(SlowCall::Malloc);
+    machine.delay(Call::Malloc);
     let size = Some(Bytes(size as u64)).filter(|size| *size > Bytes::ZERO).ok_or(Code::InvalidValue);
     remember(put_address(address, size.and_then(|size| allocate_managed(machine, &mut machine.state(), size))))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cudaFree(address: usize) -> c_int {
-    machine().delay(SlowCall::Free);
+    machine().delay(Call::Free);
     remember(if address == 0 { Ok(()) } else { free(address as u64) })
 }
 
@@ -93,7 +90,7 @@ extern "C" fn cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) -> c_i
 /// Allocates page-locked memory.
 pub(crate) fn allocate_on_host(machine: &Machine, state: &mut State, size: usize) -> Result<u64, Code> {
     let get = |state: &mut State| state.host.allocate(size, Kind::Pinned);
-    let (allocated, _) = state.attempt(machine, (FaultyCall::HostAlloc, Bytes(size as u64)), None, get);
+    let (allocated, _) = state.attempt(machine, (Call::HostAlloc, Bytes(size as u64)), None, get);
     allocated.map(|address| address as u64)
 }
 
@@ -103,7 +100,7 @@ extern "C" fn cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) -> 
     if let unusable @ Err(_) = machine.usable() {
         return remember(unusable);
     }
-    machine.delay(SlowCall::HostAlloc);
+    machine.delay(Call::HostAlloc);
     remember(put_address(address, allocate_on_host(machine, &mut machine.state(), size)))
 }
 

@@ -10,7 +10,7 @@ use super::memory::{allocate, free};
 use crate::code::{Code, put, put_address, remember};
 use crate::handles::Handles;
 use crate::world::machine;
-use harness_gpu_settings::calls::{FaultyCall, SlowCall};
+use harness_gpu_settings::calls::Call;
 
 /// The pools of the devices.
 const POOLS: Handles = Handles::starting_at(0x7_0000_0000);
@@ -18,8 +18,8 @@ const POOLS: Handles = Handles::starting_at(0x7_0000_0000);
 #[unsafe(no_mangle)]
 extern "C" fn cudaMallocAsync(address: Out<'_, usize>, size: usize, _: usize) -> c_int {
     let machine = machine();
-    machine.delay(SlowCall::MallocAsync);
-    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), FaultyCall::MallocAsync, Bytes(size as u64)) };
+    machine.delay(Call::MallocAsync);
+    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), Call::MallocAsync, Bytes(size as u64)) };
     remember(put_address(address, allocated))
 }
 
@@ -30,7 +30,7 @@ pub(crate) extern "C" fn cudaMallocFromPoolAsync(address: Out<'_, usize>, size: 
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cudaFreeAsync(address: usize, _: usize) -> c_int {
-    machine().delay(SlowCall::FreeAsync);
+    machine().delay(Call::FreeAsync);
     remember(if address == 0 { Ok(()) } else { free(address as u64) })
 }
 

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn what_is_reserved_falls_where_memory_was_given_back() {
     let attempt = |size, submitted, held, device| Attempt {
-        call: FaultyCall::Malloc,
+        call: Call::Malloc,
         size: Bytes::mib(size),
         submitted,
         outcome: Outcome::Served,

@@ -1,4 +1,3 @@
-
 use harness_trace::snapshot::Action;
 
 use super::*;

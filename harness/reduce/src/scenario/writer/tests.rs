@@ -1,4 +1,3 @@
-
 use std::path::Path;
 
 use harness_scenario::{Scenario, Settings};

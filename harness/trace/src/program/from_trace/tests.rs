@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::program::{Placement, Setup};
 use crate::trace;

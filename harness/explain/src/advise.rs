@@ -41,7 +41,6 @@ pub enum Verdict<'e> {
 impl<'e> Advice<'e> {
     /// Evaluates results on a device with `memory`. The first result is that of the recorded settings. Returns `None` without
     /// results.
-    #[must_use]
     pub fn new(program: &RecordedProgram, endings: &'e [Ending], memory: Bytes) -> Option<Self> {
         let own = endings.first()?;
         let is_complete = is_complete(program);
@@ -59,7 +58,6 @@ impl<'e> Advice<'e> {
 
 impl<'e> Advice<'e> {
     /// The settings to use, if any are recommended.
-    #[must_use]
     pub fn recommended(&self) -> Option<&'e str> {
         match self.verdict {
             Verdict::Fits(best) | Verdict::Saves(best) => Some(&best.configuration.name),
@@ -69,7 +67,6 @@ impl<'e> Advice<'e> {
 }
 
 /// Returns true if the recording appears to reach the end of its program.
-#[must_use]
 pub const fn is_complete(program: &RecordedProgram) -> bool {
     matches!(program.ended, Ended::Well)
 }

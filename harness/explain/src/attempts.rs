@@ -35,7 +35,6 @@ pub enum AttemptKind {
 
 impl AttemptKind {
     /// The name in reports.
-    #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
             Self::FreeBlock => "a free block",

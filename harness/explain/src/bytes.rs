@@ -40,7 +40,6 @@ impl ByteCause {
     ];
 
     /// The name in JSON. It matches the [`CauseKind`] if requests can fail for the same reason.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allocated => "allocated",
@@ -58,7 +57,6 @@ impl ByteCause {
     }
 
     /// A short description.
-    #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
             Self::Allocated => "allocated, as requested",

@@ -63,7 +63,6 @@ pub enum ExplainError {
 }
 
 /// The recorded settings. PyTorch's defaults if the file has none, or if this version cannot parse them.
-#[must_use]
 pub fn config(snapshot: &Snapshot) -> Config {
     let conf = snapshot.settings.as_ref().map_or("", |settings| settings.conf.as_str());
     Config::parse(conf).unwrap_or_default()

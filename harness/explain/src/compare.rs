@@ -27,7 +27,6 @@ pub struct Whole {
 
 impl Whole {
     /// Computes the statistics. Peaks include memory from before the recording. Takes `n log n` time for `n` events.
-    #[must_use]
     pub fn of(history: &History<'_>, at_end: &Explanation) -> Self {
         let count = |is_counted: fn(Action) -> bool| history.events().iter().filter(|event| is_counted(event.action)).count() as u64;
         Self {
@@ -83,7 +82,6 @@ pub struct SiteChange {
 }
 
 /// Compares two snapshots. Takes `n log n` time for `n` sites.
-#[must_use]
 pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
     let shown = |cause: &ByteCause| before.explanation.bytes(*cause) > Bytes::ZERO || after.explanation.bytes(*cause) > Bytes::ZERO;
     let causes = ByteCause::ALL.into_iter().filter(shown).map(|cause| CauseChange {
@@ -155,7 +153,6 @@ const fn difference(change: &SiteChange) -> u64 {
 }
 
 /// For example `from 1 GiB to 2 GiB (+100.0 %)`, or `unchanged at 1 GiB`.
-#[must_use]
 pub fn change(before: Bytes, after: Bytes) -> String {
     if before == after {
         return format!("{after} as before");

@@ -69,19 +69,16 @@ pub struct Explanation {
 
 impl Explanation {
     /// The bytes of a cause, or zero.
-    #[must_use]
     pub fn bytes(&self, cause: ByteCause) -> Bytes {
         self.causes.iter().find(|of| of.cause == cause).map_or(Bytes::ZERO, |of| of.bytes)
     }
 
     /// Reserved but unallocated memory, as in PyTorch's message.
-    #[must_use]
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.accounts.reserved.saturating_sub(self.accounts.allocated)
     }
 
     /// Returns true if the recorded times come from a simulated device.
-    #[must_use]
     pub fn has_simulated_times(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.clock == Clock::Simulated)
     }

@@ -61,14 +61,12 @@ impl Configuration {
     }
 
     /// Another allocator.
-    #[must_use]
     pub fn of_allocator(kind: AllocatorKind) -> Self {
         Self { name: kind.name().to_owned(), allocator: kind.into() }
     }
 
     /// The configurations for a program: its recorded settings, then the settings of the grid that differ from them, then other
     /// allocators.
-    #[must_use]
     pub fn grid(recorded: &Config) -> Vec<Self> {
         let own = Self { name: recorded.to_string(), allocator: AllocatorSpec::caching(recorded.clone()) };
         let settings = SETTINGS.iter().filter_map(|conf| Self::of_settings(conf).ok());
@@ -83,7 +81,6 @@ impl Configuration {
     }
 
     /// Returns true if it is PyTorch's allocator.
-    #[must_use]
     pub const fn is_pytorchs(&self) -> bool {
         self.allocator.is_pytorch()
     }
@@ -132,13 +129,11 @@ pub struct MoreOfEnding {
 
 impl Ending {
     /// Returns true if every request succeeded that succeeded in the recording or ended it.
-    #[must_use]
     pub const fn fits(&self) -> bool {
         self.replayed.oom.is_none()
     }
 
     /// Converts to the JSON form.
-    #[must_use]
     pub fn record(&self, with_more: bool) -> EndingRecord {
         let Replayed { oom, stats, calls, driver_time, peak_unused, .. } = &self.replayed;
         let more = || MoreOfEnding {
@@ -162,7 +157,6 @@ impl Ending {
     }
 
     /// The number of driver calls and their modeled cost.
-    #[must_use]
     pub fn price(&self) -> (u64, Nanos) {
         (self.replayed.calls.memory_calls(), self.replayed.driver_time)
     }
@@ -176,12 +170,10 @@ pub struct Grid<'a> {
 }
 
 impl<'a> Grid<'a> {
-    #[must_use]
     pub const fn new(prepared: &'a Prepared<'a>, memory: Bytes) -> Self {
         Self { prepared, memory }
     }
 
-    #[must_use]
     pub const fn program(&self) -> &'a RecordedProgram {
         self.prepared.program()
     }

@@ -172,13 +172,11 @@ pub struct PinnedBySite<'a> {
 
 impl PinnedBySite<'_> {
     /// Returns true if a single block pins each segment.
-    #[must_use]
     pub fn are_single(&self) -> bool {
         self.segments.iter().all(|segment| segment.live_blocks == 1)
     }
 
     /// Describes the block: `one block of 2 MiB`, or `one block of at most 2 MiB` if sizes differ.
-    #[must_use]
     pub fn one_block(&self) -> String {
         let sizes = || self.segments.iter().map(|segment| segment.by.size);
         match (sizes().min().unwrap_or_default(), sizes().max().unwrap_or_default()) {
@@ -188,7 +186,6 @@ impl PinnedBySite<'_> {
     }
 
     /// The largest age of a block in microseconds. `None` if a block is from before the recording.
-    #[must_use]
     pub fn oldest_us(&self) -> Option<u64> {
         let ages: Option<Vec<u64>> = self.segments.iter().map(|segment| segment.by.age_us).collect();
         ages?.into_iter().max()
@@ -196,7 +193,6 @@ impl PinnedBySite<'_> {
 }
 
 /// Groups pinned segments by the site of the pinning block, most free bytes first.
-#[must_use]
 pub fn by_site<'a>(segments: impl IntoIterator<Item = &'a PinnedSegment>) -> Vec<PinnedBySite<'a>> {
     let mut by_site: BTreeMap<SiteId, PinnedBySite<'_>> = BTreeMap::new();
     for segment in segments {

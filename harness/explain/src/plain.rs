@@ -29,7 +29,6 @@ pub struct Plain {
 }
 
 /// Converts a program. The trace lacks free memory that the allocator held before the recording.
-#[must_use]
 pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
     let mut plain = Plain { events: Vec::new(), operations: Vec::new() };
     let mut add = |event, operation| {
@@ -67,7 +66,6 @@ pub fn plain(program: &RecordedProgram, pending: PendingFrees) -> Plain {
 
 impl Plain {
     /// The call site of an event. `None` if it was not recorded.
-    #[must_use]
     pub fn site<'s>(&self, event: usize, program: &RecordedProgram, sites: &'s Sites) -> Option<&'s str> {
         let operation = self.operations[event]?;
         let recorded = *program.origin.get(operation)?;
@@ -75,7 +73,6 @@ impl Plain {
     }
 
     /// The trace as text, with each allocation's site as a comment.
-    #[must_use]
     pub fn text(&self, program: &RecordedProgram, snapshot: &Snapshot) -> String {
         let sites = Sites::new(snapshot, program.device);
         let mut text = String::new();

@@ -98,7 +98,6 @@ pub fn fraction_advice(
 }
 
 /// The changes to test.
-#[must_use]
 pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
     let sites = Sites::new(snapshot, program.device);
     let by_site = BySite::new(program, &sites);

@@ -60,7 +60,6 @@ pub struct Difference {
 
 impl Difference {
     /// Describes the difference.
-    #[must_use]
     pub fn sentence(&self) -> String {
         let Self { rank, cause, site, bytes, median } = self;
         let site = site.as_ref().map_or_else(String::new, |site| format!(", by {site}"));
@@ -70,7 +69,6 @@ impl Difference {
 }
 
 /// Compares the ranks. Takes `n log n` time for `n` sites in total.
-#[must_use]
 pub fn overview(ranks: &[Rank<'_>]) -> Overview {
     let row = |rank: &Rank<'_>| RankRow {
         name: rank.name.to_owned(),

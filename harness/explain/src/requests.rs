@@ -28,7 +28,6 @@ pub struct Requests {
 
 impl Requests {
     /// Converts a trace. The site of each operation is its line, counted from 1, or its comment.
-    #[must_use]
     pub fn of_trace<'t>(name: &str, operations: impl IntoIterator<Item = (TraceEvent, u32, Option<&'t str>)>) -> Self {
         let notes = vec!["A trace contains only requests. A replay on the simulated device assigned the addresses.".to_owned()];
         let mut requests = Self { events: Vec::new(), places: Vec::new(), refused: BTreeSet::new(), notes };
@@ -41,7 +40,6 @@ impl Requests {
     }
 
     /// Converts an RMM log that was read as a [`Snapshot`].
-    #[must_use]
     pub fn of_log(name: &str, log: &Snapshot) -> Self {
         let events = log.traces.first().map_or(&[][..], Vec::as_slice);
         let streams: BTreeSet<u64> = events.iter().map(|event| event.stream).chain([0]).collect();

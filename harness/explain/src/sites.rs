@@ -80,7 +80,6 @@ pub struct Sites {
 
 impl Sites {
     /// Finds the sites of a device's events and blocks. Linear in events, stacks and frames.
-    #[must_use]
     pub fn new(snapshot: &Snapshot, device: u32) -> Self {
         let events = snapshot.events_of(device);
         let mut finder = Finder::new(snapshot);
@@ -94,33 +93,28 @@ impl Sites {
     ///
     /// # Panics
     /// Panics if the device has no such event.
-    #[must_use]
     pub fn of_event(&self, event: usize) -> SiteId {
         self.of_event[event]
     }
 
     /// The site of a block, from the event that allocated it or else from its own stack.
-    #[must_use]
     pub fn of_block(&self, allocated_by: Option<u32>, stack: StackId) -> SiteId {
         let by_stack = || self.of_stack.get(stack.0 as usize).copied().flatten();
         allocated_by.map(|event| self.of_event(event as usize)).or_else(by_stack).unwrap_or(self.before_recording)
     }
 
     /// The site of a stack. `None` if it contains no frame of the program.
-    #[must_use]
     pub fn of_stack(&self, stack: StackId) -> Option<SiteId> {
         self.of_stack.get(stack.0 as usize).copied().flatten()
     }
 
     /// # Panics
     /// Panics for an unknown id.
-    #[must_use]
     pub fn get(&self, id: SiteId) -> &Site {
         &self.list[id.0 as usize]
     }
 
     /// Every site, indexed by [`SiteId`].
-    #[must_use]
     pub fn all(&self) -> &[Site] {
         &self.list
     }
@@ -132,7 +126,6 @@ fn stack_id(index: usize) -> StackId {
 
 /// Returns true if a frame belongs to the program, not to compiled code, PyTorch or Python's standard library. Harness runs have frames
 /// in scenarios.
-#[must_use]
 pub fn is_of_program(frame: &Frame) -> bool {
     // The last three are traces and RMM logs.
     const ENDINGS: [&str; 8] = [".py", ".pyx", ".ipynb", ".yaml", ".yml", ".trace", ".trace.gz", ".csv"];
@@ -277,7 +270,6 @@ impl<'a> Finder<'a> {
 impl Site {
     /// Appends the site to a verb: `allocated at model.py:41 forward`, `allocated by code with no Python frames, after
     /// model.py:41 forward`, `allocated before the recording`.
-    #[must_use]
     pub fn with_verb(&self, verb: &str) -> String {
         match self.kind {
             SiteKind::Frame => format!("{verb} at {}", self.name),

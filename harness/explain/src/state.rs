@@ -77,12 +77,10 @@ pub struct Origin {
 
 impl State {
     /// The events of an allocated or pending block, by address.
-    #[must_use]
     pub fn origin(&self, address: u64) -> Origin {
         self.origins.get(&address).copied().unwrap_or_default()
     }
 
-    #[must_use]
     pub fn reserved(&self) -> Bytes {
         self.segments.iter().map(|segment| segment.size).sum()
     }
@@ -121,7 +119,6 @@ pub struct History<'a> {
 
 impl<'a> History<'a> {
     /// Prepares a device's recording. `config` are the recorded settings. Linear in events and blocks.
-    #[must_use]
     pub fn new(snapshot: &'a Snapshot, device: u32, config: Config) -> Self {
         let events = snapshot.events_of(device);
         let mut last: Vec<&Segment> = snapshot.segments_of(device).collect();
@@ -132,13 +129,11 @@ impl<'a> History<'a> {
     }
 
     /// The events, oldest first.
-    #[must_use]
     pub const fn events(&self) -> &'a [Event] {
         self.events
     }
 
     /// The events of the block that this event frees. For [`Action::FreeCompleted`] this includes the request to free it.
-    #[must_use]
     pub fn freed(&self, event: usize) -> Origin {
         self.freed[event]
     }
@@ -169,7 +164,6 @@ impl<'a> History<'a> {
     }
 
     /// The state directly after an event, or before the first one. Takes `n log n` time for `n` blocks and later events.
-    #[must_use]
     pub fn state(&self, after: Option<usize>) -> State {
         let kept = after.map_or(0, |event| event + 1);
         let later = &self.events[kept..];
@@ -183,7 +177,6 @@ impl<'a> History<'a> {
     }
 
     /// The reserved memory after each event. Linear.
-    #[must_use]
     pub fn reserved(&self) -> Vec<Bytes> {
         let mut current = self.last.iter().map(|segment| segment.size).sum::<Bytes>();
         let mut reserved = vec![Bytes::ZERO; self.events.len()];
@@ -199,7 +192,6 @@ impl<'a> History<'a> {
     }
 
     /// The allocated memory after each event.
-    #[must_use]
     pub fn allocated(&self) -> Vec<Bytes> {
         let sizes = self.sizes();
         let blocks = self.last.iter().flat_map(|segment| &segment.blocks);
@@ -223,7 +215,6 @@ impl<'a> History<'a> {
     }
 
     /// The sizes of all blocks: from the final segments, or else the rounded requests.
-    #[must_use]
     pub fn sizes(&self) -> Sizes {
         let mut rewind = Rewind::new(self, Sizes { of_event: vec![0; self.events.len()], before: HashMap::new() });
         (0..self.events.len()).rev().for_each(|event| rewind.undo(event));
@@ -274,13 +265,11 @@ pub struct Sizes {
 
 impl Sizes {
     /// The size of the block that an event allocated.
-    #[must_use]
     pub fn allocated_by(&self, event: usize) -> Option<Bytes> {
         self.of_event.get(event).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
 
     /// The size of a block from before the first event.
-    #[must_use]
     pub fn before(&self, address: u64) -> Option<Bytes> {
         self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }

@@ -4,6 +4,7 @@
 
 use std::ops::{ControlFlow, Range};
 
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
 
 /// Continues with a value, or stops because time is up.
@@ -12,6 +13,23 @@ pub(crate) type Flow<T = ()> = ControlFlow<(), T>;
 /// Sizes are rounded up to a multiple of the largest of these that preserves the failure.
 const ROUND: [Bytes; 8] =
     [Bytes::gib(1), Bytes::mib(256), Bytes::mib(64), Bytes::mib(16), Bytes::mib(4), Bytes::mib(2), Bytes::mib(1), Bytes::kib(64)];
+
+/// Each function resets one setting to PyTorch's default, and the settings that depend on it.
+pub(crate) const SETTINGS: [fn(&mut Config); 6] = [
+    |config| {
+        (config.max_split_size, config.max_non_split_rounding) = (None, config.large_segment_size);
+    },
+    |config| config.roundup_power2_divisions = [0; 16],
+    |config| config.garbage_collection_threshold = None,
+    |config| config.memory_fraction = Config::default().memory_fraction,
+    |config| config.expandable_segments = false,
+    |config| {
+        if config.max_split_size.is_none() {
+            let Config { large_segment_size, max_non_split_rounding, .. } = Config::default();
+            (config.large_segment_size, config.max_non_split_rounding) = (large_segment_size, max_non_split_rounding);
+        }
+    },
+];
 
 /// Removes as many parts as possible: large ranges first, then smaller ones, down to single parts.
 ///

@@ -11,7 +11,12 @@ mod delta;
 pub mod scenario;
 pub mod trace;
 
+use std::ops::ControlFlow;
+
 use harness_allocator::units::Bytes;
+
+/// Receives the progress and may stop the reduction.
+pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
 /// The progress of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -115,7 +115,6 @@ pub enum ReplayError {
 
 impl ReplayError {
     /// The operation that failed, counted from 1.
-    #[must_use]
     pub const fn operation(&self) -> usize {
         match self {
             Self::Prepare(PrepareError::IdReused { operation, .. } | PrepareError::TooManyStreams { operation })

@@ -117,16 +117,18 @@ impl Document {
         changed
     }
 
-    /// Visits every value that is not a list of steps, and the values inside it. `keys` is the path to the value.
-    pub(super) fn visit(&mut self, act: &mut dyn FnMut(&[&str], &mut Node)) {
-        visit_map(&mut self.keys, &mut Vec::new(), act);
+    /// Visits every value that is not a list of steps, and the values inside it, with the file's key that contains the value.
+    pub(super) fn visit(&mut self, act: &mut dyn FnMut(&str, &mut Node)) {
+        for (key, node) in &mut self.keys {
+            visit(node, &mut |node| act(key, node));
+        }
     }
 
-    /// The number of values and steps, which reduction minimizes.
-    pub(super) fn nodes(&self) -> usize {
-        let mut count = 0;
-        self.clone().visit(&mut |_, _| count += 1);
-        count + self.steps().len()
+    /// All values in the order of [`Self::visit`]. The index in this list is the value's number.
+    pub(super) fn values(&self) -> Vec<(String, Node)> {
+        let mut all = Vec::new();
+        self.clone().visit(&mut |key, node| all.push((key.to_owned(), node.clone())));
+        all
     }
 }
 
@@ -213,22 +215,14 @@ fn replaced_in(keys: &Map, next: &mut usize, by: &mut dyn FnMut(usize, StepNode)
     keys.iter().map(|(key, node)| (key.clone(), of(node))).collect()
 }
 
-fn visit_map<'a>(map: &'a mut Map, keys: &mut Vec<&'a str>, act: &mut dyn FnMut(&[&str], &mut Node)) {
-    for (key, node) in map {
-        keys.push(key);
-        visit_node(node, keys, act);
-        keys.pop();
-    }
-}
-
-fn visit_node<'a>(node: &'a mut Node, keys: &mut Vec<&'a str>, act: &mut dyn FnMut(&[&str], &mut Node)) {
+fn visit(node: &mut Node, act: &mut dyn FnMut(&mut Node)) {
     if !matches!(node, Node::Steps(_)) {
-        act(keys, node);
+        act(node);
     }
     match node {
         Node::Nothing | Node::Scalar(_) => {}
-        Node::List(all) => all.iter_mut().for_each(|one| visit_node(one, keys, act)),
-        Node::Map(map) => visit_map(map, keys, act),
-        Node::Steps(steps) => steps.iter_mut().for_each(|step| visit_map(&mut step.keys, keys, act)),
+        Node::List(all) => all.iter_mut().for_each(|one| visit(one, act)),
+        Node::Map(map) => map.iter_mut().for_each(|(_, one)| visit(one, act)),
+        Node::Steps(steps) => steps.iter_mut().flat_map(|step| &mut step.keys).for_each(|(_, one)| visit(one, act)),
     }
 }

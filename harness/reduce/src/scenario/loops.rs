@@ -78,13 +78,12 @@ fn step_at(steps: &[Step], line: u32) -> Option<&Step> {
     })
 }
 
-/// The values of a loop's variable in scenario syntax. `None` for each iteration without a variable.
-fn values(of: &Loop) -> Option<Vec<Option<String>>> {
-    let text = |iteration| match (&of.rounds, of.rounds.value(iteration)) {
-        (Rounds::Over { unit, .. }, Some((_, number))) => written(Value { number, dimension: Dimension::from(*unit) }).map(Some),
-        _ => Some(None),
-    };
-    (0..of.rounds.count()).map(text).collect()
+/// The value of a loop's variable in scenario syntax. `None` without a variable, or if the value has no syntax.
+fn value_in(of: &Loop, iteration: u64) -> Option<String> {
+    match (&of.rounds, of.rounds.value(iteration)) {
+        (Rounds::Over { unit, .. }, Some((_, number))) => written(Value { number, dimension: Dimension::from(*unit) }),
+        _ => None,
+    }
 }
 
 /// A copy with only the iterations `from..to` of a loop.
@@ -99,12 +98,7 @@ fn with_rounds(document: &Document, number: usize, of: &Loop, from: u64, to: u64
         (Node::Map(variables), Rounds::Over { .. }) => {
             let (_, Node::Scalar(range)) = variables.first_mut()? else { return None };
             let by = range.split_once(" by ").map(|(_, by)| format!(" by {by}")).unwrap_or_default();
-            let at = |iteration| {
-                let (_, number) = of.rounds.value(iteration)?;
-                let Rounds::Over { unit, .. } = &of.rounds else { return None };
-                written(Value { number, dimension: Dimension::from(*unit) })
-            };
-            *range = format!("{}..{}{by}", at(from)?, at(to.checked_sub(1)?)?);
+            *range = format!("{}..{}{by}", value_in(of, from)?, value_in(of, to.checked_sub(1)?)?);
         }
         (Node::Scalar(times), Rounds::Times(_)) if key == "repeat" && times.parse::<u64>().is_ok() => *times = (to - from).to_string(),
         _ => return None,
@@ -123,7 +117,7 @@ fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Doc
     let rounds = match of {
         // Only a run shows the number of repetitions.
         Some(of) if of.until_oom || of.rounds.count() > MOST_WRITTEN_OUT as u64 => return None,
-        Some(of) => values(of)?,
+        Some(of) => (0..of.rounds.count()).map(|iteration| value_in(of, iteration)).collect(),
         None => vec![None],
     };
     if rounds.len() * body.len() > MOST_WRITTEN_OUT {
@@ -136,7 +130,8 @@ fn unfolded(document: &Document, number: usize, of: Option<&Loop>) -> Option<Doc
     let mut all = Vec::new();
     for (iteration, text) in rounds.iter().enumerate() {
         let mut once = Document { keys: vec![(STEPS.to_owned(), Node::Steps(body.clone()))] };
-        if let (Some(variable), Some(text)) = (&variable, text) {
+        if let (Some(variable), Some(_)) = (&variable, of) {
+            let text = text.as_ref()?;
             once.visit(&mut |_, node| replace_word(node, variable, text));
         }
         let Some(Node::Steps(steps)) = once.keys.pop().map(|(_, node)| node) else { return None };

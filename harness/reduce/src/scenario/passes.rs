@@ -95,7 +95,7 @@ impl Search<'_> {
     /// Removes list entries, and replaces a list or map by one of its values.
     fn leave_out_entries(&mut self) -> Flow {
         self.leave_out_of(&|node| matches!(node, Node::List(_)))?;
-        for number in 0..self.count() {
+        for number in 0..self.best.values().len() {
             for inner in self.nth(number).map_or_else(Vec::new, |node| taken_out(&node)) {
                 self.try_value(number, inner)?;
             }
@@ -105,7 +105,7 @@ impl Search<'_> {
 
     /// Removes parts of values of one kind.
     fn leave_out_of(&mut self, is_kind: &dyn Fn(&Node) -> bool) -> Flow {
-        for number in (0..self.count()).rev() {
+        for number in (0..self.best.values().len()).rev() {
             let Some(node) = self.nth(number).filter(is_kind) else { continue };
             delta::leave_out(parts(&node), &mut |range| {
                 let now = self.nth(number).unwrap_or(Node::Nothing);
@@ -155,21 +155,9 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// The number of values that are not steps.
-    pub(super) fn count(&self) -> usize {
-        self.best.nodes() - self.best.steps().len()
-    }
-
     /// The value of this number.
-    pub(super) fn nth(&self, number: usize) -> Option<Node> {
-        let (mut next, mut found) = (0, None);
-        self.best.clone().visit(&mut |_, node| {
-            if next == number {
-                found = Some(node.clone());
-            }
-            next += 1;
-        });
-        found
+    fn nth(&self, number: usize) -> Option<Node> {
+        self.best.values().into_iter().nth(number).map(|(_, node)| node)
     }
 
     /// Tries another value for this number.

@@ -1,5 +1,6 @@
 //! Simplifies values: evaluates formulas, shrinks and rounds amounts, shrinks numbers and the device, and removes settings.
 
+use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_language::expression::{Dimension, Quantity, Unit, Value, parse_constant};
@@ -7,7 +8,7 @@ use harness_language::text::exact_size;
 
 use super::document::{Document, Node, set};
 use super::search::{Search, memory};
-use crate::delta::{self, Flow};
+use crate::delta::{self, Flow, SETTINGS};
 
 /// Durations to try in place of longer ones.
 const DURATIONS: [(&str, Nanos); 3] = [("1us", Nanos(1_000)), ("1ms", Nanos(1_000_000)), ("1s", Nanos(1_000_000_000))];
@@ -26,24 +27,15 @@ impl Search<'_> {
     pub(super) fn simplify_values(&mut self) -> Flow {
         self.compute_formulas()?;
         self.halve_everything()?;
-        for number in 0..self.count() {
-            if let Some(Node::Scalar(text)) = self.nth(number)
-                && !self.is_kept(number)
-            {
-                self.simplify(number, &text)?;
+        for number in 0..self.best.values().len() {
+            match self.best.values().into_iter().nth(number) {
+                // The memory has its own pass.
+                Some((key, _)) if ["about", "seed", "needs", "matrix"].contains(&key.as_str()) => {}
+                Some((_, Node::Scalar(text))) => self.simplify(number, &text)?,
+                _ => {}
             }
         }
         self.less_memory()
-    }
-
-    /// Returns true if this pass skips a value: text, the seed, and the memory, which has its own pass.
-    fn is_kept(&self, number: usize) -> bool {
-        let (mut next, mut kept) = (0, false);
-        self.best.clone().visit(&mut |keys, _| {
-            kept |= next == number && matches!(keys, ["about" | "seed" | "needs" | "matrix", ..]);
-            next += 1;
-        });
-        kept
     }
 
     fn simplify(&mut self, number: usize, text: &str) -> Flow {
@@ -87,9 +79,9 @@ impl Search<'_> {
     fn halve_everything(&mut self) -> Flow {
         while let Some(now) = self.memory().filter(|memory| *memory > GRANULARITY) {
             let mut candidate = with_memory(&self.best, Bytes((now.0 / 2).next_multiple_of(GRANULARITY.0)));
-            candidate.visit(&mut |keys, node| {
+            candidate.visit(&mut |key, node| {
                 if let Node::Scalar(text) = node
-                    && !matches!(keys, ["needs" | "about", ..])
+                    && !["needs", "about"].contains(&key)
                     && let (Err(_), Ok(bytes)) = (text.parse::<u64>(), Bytes::parse(text))
                     && bytes > Bytes::mib(1)
                 {
@@ -121,8 +113,8 @@ impl Search<'_> {
 
     /// Replaces constant formulas by their results.
     fn compute_formulas(&mut self) -> Flow {
-        for number in 0..self.count() {
-            if let Some(Node::Scalar(text)) = self.nth(number)
+        for (number, (_, node)) in self.best.values().into_iter().enumerate() {
+            if let Node::Scalar(text) = node
                 && let Some(computed) = computed(&text)
             {
                 self.try_value(number, Node::Scalar(computed))?;
@@ -133,18 +125,15 @@ impl Search<'_> {
 
     /// Removes settings from a string of PyTorch's allocator settings.
     fn fewer_settings(&mut self, number: usize, text: &str) -> Flow {
-        let mut settings = settings(text);
-        if !settings.iter().all(|setting| setting.contains(':')) || text.contains(' ') {
-            return Flow::Continue(());
-        }
-        delta::leave_out(settings.len(), &mut |range| {
-            let rest = [&settings[..range.start], &settings[range.end..]].concat();
-            let is_taken = self.try_value(number, Node::Scalar(rest.join(",")))?;
-            if is_taken {
-                settings = rest;
+        let Ok(mut config) = Config::parse(text) else { return Flow::Continue(()) };
+        for reset in SETTINGS {
+            let mut simpler = config.clone();
+            reset(&mut simpler);
+            if simpler != config && self.try_value(number, Node::Scalar(simpler.to_string()))? {
+                config = simpler;
             }
-            Flow::Continue(is_taken.then_some(settings.len()))
-        })
+        }
+        Flow::Continue(())
     }
 }
 
@@ -157,24 +146,6 @@ fn with_memory(document: &Document, new: Bytes) -> Document {
         set(needs, "memory", Node::Scalar(exact_size(new)));
     }
     changed
-}
-
-/// Splits settings in the form of `PYTORCH_ALLOC_CONF`. Commas in brackets do not separate settings.
-fn settings(text: &str) -> Vec<String> {
-    let (mut all, mut depth) = (vec![String::new()], 0_u32);
-    for c in text.chars() {
-        match c {
-            '[' => depth += 1,
-            ']' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        match (c, all.last_mut()) {
-            (',', _) if depth == 0 => all.push(String::new()),
-            (c, Some(last)) => last.push(c),
-            (_, None) => {}
-        }
-    }
-    all
 }
 
 /// The result of a formula, or the number in the brackets of a buffer's name. `None` if it depends on the run.

@@ -9,25 +9,21 @@
 //! same result.
 
 mod audited;
-mod candidate;
+mod failure;
 mod scenario;
-mod simpler;
-mod trial;
-mod units;
+mod search;
 
 use std::collections::BTreeSet;
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::units::Bytes;
 use harness_trace::trace::TraceEvent;
 
-use self::candidate::Candidate;
+pub use self::failure::Failure;
 pub use self::scenario::{NotAScenario, scenario};
-pub use self::trial::Failure;
-use self::trial::Trial;
-use crate::Progress;
+use self::search::Search;
+use crate::Watch;
 use crate::scenario::{self as scenarios, Engine, Given, ReduceError, Reduced};
 
 /// A trace, its settings and its device memory.
@@ -88,17 +84,12 @@ pub enum ShrinkError {
 ///
 /// If *k* of *n* operations are needed, this takes about *k* · log *n* replays of ever shorter traces.
 pub fn shrink(case: Case, goal: &Goal, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
-    let (case, origins) = units::settled(&case);
-    let (start, trial) = Trial::new(case, origins, goal)?;
-    let compares = matches!(goal, Goal::ConfDiffers(_));
-    Ok(reduced(start, trial, compares, watch))
+    Ok(Search::of_oom(case, goal, watch)?.finish())
 }
 
 /// Reduces a trace that violates an always-checked invariant when a scenario replays it.
 pub fn shrink_violation(case: Case, engine: &dyn Engine, watch: &mut Watch<'_>) -> Result<Shrunk, ShrinkError> {
-    let (case, origins) = units::settled(&case);
-    let (start, trial) = Trial::of_violation(case, origins, engine)?;
-    Ok(reduced(start, trial, false, watch))
+    Ok(Search::of_violation(case, engine, watch)?.finish())
 }
 
 /// Converts a reduced trace that violates an invariant to a scenario with one step per operation, and reduces that scenario too.
@@ -118,34 +109,6 @@ pub fn scenario_of_violation(
     let source = scenario(shrunk, origin, "fits", comment).map_err(|_| passes())?;
     let given = Given { source: &source, path, arm: None, goal: scenarios::Goal::Invariant, any_figures: false, origin: Some(origin) };
     scenarios::reduce(&given, engine, watch)
-}
-
-/// Receives the progress and may stop the reduction.
-pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
-
-fn reduced(mut best: Candidate, mut trial: Trial<'_>, compares: bool, watch: &mut Watch<'_>) -> Shrunk {
-    let done = reduce(&mut best, &mut trial, watch);
-    let Trial { failure, own_fails: fails_under_its_own, replays, refused_before: may_fail, .. } = trial;
-    let other = compares.then(|| best.other.clone());
-    let Candidate { case, origins, .. } = best;
-    Shrunk { case, other, failure, fails_under_its_own, may_fail, origins, replays, is_stopped: done.is_break() }
-}
-
-/// Repeats all passes until none makes progress.
-fn reduce(best: &mut Candidate, trial: &mut Trial<'_>, watch: &mut Watch<'_>) -> ControlFlow<()> {
-    // Settings come first, because a later removal could make a setting matter.
-    simpler::settings(best, trial, watch)?;
-    loop {
-        let before = best.case.events.len();
-        units::leave_out(best, trial, watch)?;
-        simpler::memory(best, trial, watch)?;
-        simpler::streams(best, trial, watch)?;
-        simpler::sizes(best, trial, watch)?;
-        simpler::settings(best, trial, watch)?;
-        if best.case.events.len() == before {
-            return ControlFlow::Continue(());
-        }
-    }
 }
 
 #[cfg(test)]

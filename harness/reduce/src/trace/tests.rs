@@ -8,7 +8,10 @@ use harness_record::{Invariant, RunRecord};
 use harness_run::run::{Run, RunRequest};
 use harness_scenario::Scenario;
 
+use std::ops::ControlFlow;
+
 use super::*;
+use crate::Progress;
 
 fn case(text: &str, memory: Bytes) -> Case {
     Case { events: harness_trace::trace::parse(text).expect("a trace"), config: Config::default(), memory }

@@ -126,7 +126,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    #[must_use]
     pub const fn operations(&self) -> u64 {
         self.allocations + self.frees
     }
@@ -224,7 +223,6 @@ impl<L> Executor<L> {
         }
     }
 
-    #[must_use]
     pub const fn streams(&self) -> &Streams {
         &self.streams
     }

@@ -66,7 +66,6 @@ impl Streams {
     }
 
     /// Returns the trace's number for a device stream.
-    #[must_use]
     pub fn in_trace(&self, made: StreamId) -> StreamId {
         self.streams.iter().find(|&&(_, there)| there == made).map_or(made, |&(named, _)| named)
     }

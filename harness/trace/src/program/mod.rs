@@ -69,26 +69,22 @@ pub struct RecordedProgram {
 impl RecordedProgram {
     /// Returns true if the program does not have this stream. A synthetic stream stands for the events that a pending free waits for: `r
     /// ID STREAM` precedes the free, and `s STREAM` marks its completion.
-    #[must_use]
     pub fn is_synthetic(&self, stream: StreamId) -> bool {
         stream.0 as usize >= self.streams.len()
     }
 
     /// The number of blocks that were live before the recording. Their ids are smaller than this.
-    #[must_use]
     pub fn live_at_start(&self) -> u64 {
         let live = |block: &&Block| block.state == BlockState::Allocated;
         self.start.iter().flat_map(|segment| &segment.blocks).filter(live).count() as u64
     }
 
     /// The device memory for a replay with the recorded settings: the program's memory, or an upper bound if it is unknown.
-    #[must_use]
     pub fn device_memory(&self) -> Bytes {
         self.memory.or(self.memory_at_most).unwrap_or(UNKNOWN_MEMORY)
     }
 
     /// The memory reserved before the recording.
-    #[must_use]
     pub fn reserved_at_start(&self) -> Bytes {
         self.start.iter().map(|segment| segment.size).sum()
     }

@@ -84,7 +84,6 @@ impl RecordedProgram {
     }
 
     /// The segments at the start, in the allocator's format.
-    #[must_use]
     pub fn start_for_allocator(&self) -> Vec<SegmentInfo> {
         self.start.iter().map(|segment| self.for_allocator(segment)).collect()
     }
@@ -111,7 +110,6 @@ impl RecordedProgram {
 
     /// Converts an allocator's segment for a snapshot. `stacks` maps block addresses to stacks. A segment with several streams
     /// gets the stream of its first block.
-    #[must_use]
     pub fn for_snapshot(&self, segment: &SegmentInfo, stacks: &HashMap<u64, StackId>) -> Segment {
         let stream = segment.stream.or_else(|| segment.blocks.first().map(|block| block.stream)).unwrap_or_default();
         let stream = self.streams.get(stream.0 as usize).copied().unwrap_or_default();
@@ -121,14 +119,12 @@ impl RecordedProgram {
     }
 
     /// The number of a stream, given its handle.
-    #[must_use]
     pub fn stream_number(&self, handle: u64) -> StreamId {
         StreamId(self.streams.binary_search(&handle).unwrap_or(0) as u32)
     }
 }
 
 impl Prepared<'_> {
-    #[must_use]
     pub const fn program(&self) -> &RecordedProgram {
         self.program
     }

@@ -117,7 +117,6 @@ pub struct UnmappedPools {
 }
 
 impl UnmappedPools {
-    #[must_use]
     pub fn find(events: &[Event], config: &Config) -> Self {
         let is_unmapped = events.iter().any(|event| event.action == Action::SegmentUnmap);
         let is_block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeRequested | Action::FreeCompleted);

@@ -35,7 +35,6 @@ pub struct DriverCall {
 
 impl DriverCall {
     /// The driver call of an event. `None` for events of blocks.
-    #[must_use]
     pub fn of(event: &Event) -> Option<Self> {
         let action = event.action;
         (action.reserves() || action.releases()).then(|| Self { action, range: MemoryRange::new(DevicePtr(event.address), event.size) })

@@ -1,5 +1,7 @@
 //! Limits on reading, so that a small file cannot exhaust the memory of the host.
 
+use std::cell::Cell;
+
 use harness_allocator::units::Bytes;
 
 use super::error::SnapshotError;
@@ -16,23 +18,24 @@ pub(super) const DEVICE: Bytes = Bytes::gib(1024);
 /// Counts the memory that reading a snapshot takes. Shared objects count once for each copy that the snapshot keeps of them.
 #[derive(Default)]
 pub(super) struct Budget {
-    used: usize,
+    used: Cell<usize>,
 }
 
 impl Budget {
     #[inline]
-    pub(super) const fn add(&mut self, bytes: usize) {
-        self.used = self.used.saturating_add(bytes);
+    pub(super) fn add(&self, bytes: usize) {
+        self.used.set(self.used.get().saturating_add(bytes));
     }
 
     /// Fails if `more` bytes, in addition to those counted, exceed the budget.
     #[inline]
-    pub(super) const fn check(&self, more: usize) -> Result<(), SnapshotError> {
-        if self.used.saturating_add(more) > MEMORY { Err(SnapshotError::TooMuchMemory { limit: Bytes(MEMORY as u64) }) } else { Ok(()) }
+    pub(super) fn check(&self, more: usize) -> Result<(), SnapshotError> {
+        let is_over = self.used.get().saturating_add(more) > MEMORY;
+        if is_over { Err(SnapshotError::TooMuchMemory { limit: Bytes(MEMORY as u64) }) } else { Ok(()) }
     }
 
     /// Counts memory that is about to be allocated.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<(), SnapshotError> {
+    pub(super) fn take(&self, bytes: usize) -> Result<(), SnapshotError> {
         self.add(bytes);
         self.check(0)
     }

@@ -2,7 +2,7 @@
 //! add keys (`compile_context`, `user_metadata`, `pool_id` …). Their values repeat in nearly all events, so each distinct set of
 //! keys is stored once.
 
-use super::unique::Unique;
+use indexmap::IndexSet;
 
 /// A value of an unknown key in a pickle.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,7 +22,6 @@ pub enum Value {
 }
 
 impl Value {
-    #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -31,7 +30,6 @@ impl Value {
     }
 
     /// The whole number, if the value is one and fits.
-    #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         match self {
             Self::Int(number) => u64::try_from(*number).ok(),
@@ -49,35 +47,44 @@ impl ExtraId {
 }
 
 /// The distinct sets of unknown keys of segments, blocks, events, frames and annotations.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extras(Unique<[(String, Value)]>);
+#[derive(Clone, Debug)]
+pub struct Extras(IndexSet<Vec<(String, Value)>>);
+
+impl Default for Extras {
+    fn default() -> Self {
+        Self(IndexSet::from([Vec::new()]))
+    }
+}
+
+/// Equal sets have equal ids.
+impl PartialEq for Extras {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_slice() == other.0.as_slice()
+    }
+}
 
 impl Extras {
     /// The keys and values of a set, in file order. Empty for an unknown id.
-    #[must_use]
     pub fn get(&self, id: ExtraId) -> &[(String, Value)] {
-        self.0.get(id.0).unwrap_or_default()
+        self.0.get_index(id.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    #[must_use]
     pub fn value(&self, id: ExtraId, key: &str) -> Option<&Value> {
         self.get(id).iter().find_map(|(name, value)| (name == key).then_some(value))
     }
 
     /// The number of distinct sets, including the empty one. Ids are smaller than this.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Returns true if only the empty set exists.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 1
     }
 
     /// Stores a set of keys if it is new, and returns its id.
     pub fn intern(&mut self, set: Vec<(String, Value)>) -> ExtraId {
-        ExtraId(self.0.add(set).0)
+        ExtraId(self.0.insert_full(set).0 as u32)
     }
 }

@@ -17,7 +17,6 @@ mod rmm;
 mod run;
 mod settings;
 mod stacks;
-mod unique;
 mod values;
 mod write;
 
@@ -60,7 +59,6 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// The devices that have segments or events.
-    #[must_use]
     pub fn devices(&self) -> Vec<u32> {
         let of_events = (0_u32..).zip(&self.traces).filter(|(_, events)| !events.is_empty()).map(|(device, _)| device);
         let devices: BTreeSet<u32> = self.segments.iter().map(|segment| segment.device).chain(of_events).collect();
@@ -68,7 +66,6 @@ impl Snapshot {
     }
 
     /// The events of a device, oldest first. Empty if nothing was recorded.
-    #[must_use]
     pub fn events_of(&self, device: u32) -> &[Event] {
         self.traces.get(device as usize).map_or(&[], Vec::as_slice)
     }
@@ -79,7 +76,6 @@ impl Snapshot {
     }
 
     /// The private pool of an event. Versions after PyTorch 2.11 record it.
-    #[must_use]
     pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
         match self.extras.value(event.extra, "pool_id")? {
             Value::Tuple(parts) | Value::List(parts) => match parts[..] {
@@ -152,7 +148,6 @@ impl Segment {
     }
 
     /// The sizes and the requested sizes of the blocks in these states. The sums saturate.
-    #[must_use]
     pub fn bytes_in(&self, states: &[BlockState]) -> (Bytes, Bytes) {
         let blocks = self.blocks.iter().filter(|block| states.contains(&block.state));
         let add = |sum: Bytes, more: Bytes| Bytes(sum.0.saturating_add(more.0));
@@ -175,7 +170,6 @@ pub struct Block {
 
 impl Block {
     /// A free block between two addresses, if they differ.
-    #[must_use]
     pub fn free(from: u64, to: u64) -> Option<Self> {
         let size = to.checked_sub(from).filter(|&size| size > 0).map(Bytes)?;
         let (requested, state, stack, extra) = (Bytes::ZERO, BlockState::Inactive, StackId::EMPTY, ExtraId::NONE);
@@ -233,19 +227,16 @@ impl Action {
     ];
 
     /// Returns true if the driver allocated or mapped memory.
-    #[must_use]
     pub const fn reserves(self) -> bool {
         matches!(self, Self::SegmentAlloc | Self::SegmentMap)
     }
 
     /// Returns true if memory was returned to the driver.
-    #[must_use]
     pub const fn releases(self) -> bool {
         matches!(self, Self::SegmentFree | Self::SegmentUnmap)
     }
 
     /// PyTorch's name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Alloc => "alloc",

@@ -35,13 +35,11 @@ impl Ranges {
         }
     }
 
-    #[must_use]
     pub fn overlap(&self, start: u64, end: u64) -> bool {
         self.0.range(..end).next_back().is_some_and(|(_, &other_end)| other_end > start)
     }
 
     /// Returns true if one range contains all of these bytes.
-    #[must_use]
     pub fn contain(&self, start: u64, end: u64) -> bool {
         self.0.range(..=start).next_back().is_some_and(|(_, &other_end)| end <= other_end)
     }

@@ -11,9 +11,8 @@ use harness_base::packed::unpack;
 use harness_base::words::count;
 
 use super::error::SnapshotError;
-use super::pickle::{self, Item, Object, Objects, TextId, Wrong};
-use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, Value, rmm};
-use super::{budget, values};
+use super::pickle::{self, Fields, Item, Object, Objects, TextId, Wrong};
+use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, budget, rmm};
 
 /// Maximum size of a file after unpacking.
 const MAX_UNPACKED: u64 = 4 << 30;
@@ -45,14 +44,6 @@ impl Snapshot {
         let mut builder = Builder::new(objects);
         builder.top(top)?;
         Ok(builder.snapshot)
-    }
-}
-
-/// Adds the place to an error.
-fn at(path: impl std::fmt::Display) -> impl FnOnce(Wrong) -> SnapshotError {
-    move |Wrong { key, expected, found }| {
-        let path = if key.is_empty() { path.to_string() } else { format!("{path}.{key}") };
-        SnapshotError::WrongType { path, expected, found }
     }
 }
 
@@ -93,133 +84,99 @@ impl Builder {
             self.note();
             return Ok(());
         }
-        let Some(pairs) = self.objects.dict(top).map(<[Item]>::to_vec) else {
+        let Some(pairs) = self.objects.dict(top) else {
             return Err(SnapshotError::NotSnapshot { what: format!("it contains {}", self.objects.wrong(top, "").found) });
         };
-        let value = |key: TextId| pairs.chunks_exact(2).rev().find_map(|pair| (pair[0] == Item::Text(key)).then_some(pair[1]));
-        let Some(segments) = value(TextId::SEGMENTS) else {
-            let keys: Vec<&str> = pairs.chunks_exact(2).filter_map(|pair| self.objects.text(pair[0])).take(8).collect();
+        let mut fields = Fields::new(pairs);
+        let Some(segments) = fields.take(TextId::SEGMENTS) else {
+            let keys: Vec<&str> = fields.rest.iter().filter_map(|pair| self.objects.text(pair[0])).take(8).collect();
             let keys = if keys.is_empty() { "(none)".to_owned() } else { keys.join(", ") };
             return Err(SnapshotError::NotSnapshot { what: format!("its dictionary has the keys {keys}, but not `segments`") });
         };
         self.segments(segments)?;
-        if let Some(traces) = value(TextId::DEVICE_TRACES) {
+        if let Some(traces) = fields.take(TextId::DEVICE_TRACES) {
             self.traces(traces)?;
         }
-        if let Some(annotations) = value(TextId::EXTERNAL_ANNOTATIONS) {
+        if let Some(annotations) = fields.take(TextId::EXTERNAL_ANNOTATIONS) {
             self.annotations(annotations)?;
         }
-        if let Some(settings) = value(TextId::ALLOCATOR_SETTINGS) {
-            let pairs = self.dict(settings, "a dictionary", "allocator_settings")?;
-            self.snapshot.settings = Some(Settings::new(self.convert(&pairs)?));
+        if let Some(settings) = fields.take(TextId::ALLOCATOR_SETTINGS) {
+            let settings =
+                self.objects.dict(settings).ok_or_else(|| self.objects.wrong(settings, "a dictionary").at("allocator_settings"))?;
+            self.snapshot.settings = Some(Settings::new(self.objects.values(settings)?));
         }
-        const KNOWN: [TextId; 4] = [TextId::SEGMENTS, TextId::DEVICE_TRACES, TextId::EXTERNAL_ANNOTATIONS, TextId::ALLOCATOR_SETTINGS];
-        let unknown = pairs.chunks_exact(2).filter(|pair| !KNOWN.iter().any(|&key| pair[0] == Item::Text(key)));
-        let unknown: Vec<Item> = unknown.flatten().copied().collect();
-        self.snapshot.extra = self.keep(&unknown)?;
+        self.snapshot.extra = self.keep(&fields)?;
         self.note();
         Ok(())
     }
 
     /// Copies the items of a list.
-    fn list(&mut self, item: Item, expected: &'static str, path: impl std::fmt::Display) -> Result<Vec<Item>, SnapshotError> {
-        self.objects.list(item).map(<[Item]>::to_vec).ok_or_else(|| self.objects.wrong(item, expected)).map_err(at(path))
+    fn list(&mut self, item: Item, expected: &'static str) -> Result<Vec<Item>, Wrong> {
+        self.objects.list(item).map(<[Item]>::to_vec).ok_or_else(|| self.objects.wrong(item, expected))
     }
 
     /// Copies the keys and values of a dictionary. Counts the copy, because many items can share a large dictionary.
-    fn dict(&mut self, item: Item, expected: &'static str, path: impl std::fmt::Display) -> Result<Vec<Item>, SnapshotError> {
-        let pairs = self.objects.dict(item).ok_or_else(|| self.objects.wrong(item, expected)).map_err(at(path))?.to_vec();
-        self.take(size_of_val(&pairs[..]))?;
-        Ok(pairs)
-    }
-
-    /// Counts memory that the snapshot is about to take.
-    fn take(&mut self, bytes: usize) -> Result<(), SnapshotError> {
-        self.objects.budget.take(bytes)
+    fn fields(&mut self, item: Item, expected: &'static str, place: &str) -> Result<Fields, SnapshotError> {
+        let pairs = self.objects.dict(item).ok_or_else(|| self.objects.wrong(item, expected).at(place))?;
+        self.objects.budget.take(size_of_val(pairs))?;
+        Ok(Fields::new(pairs))
     }
 
     fn segments(&mut self, segments: Item) -> Result<(), SnapshotError> {
-        let list = self.list(segments, "a list of segments", "segments")?;
-        self.take(list.len() * size_of::<Segment>())?;
+        let list = self.list(segments, "a list of segments").map_err(|wrong| wrong.at("segments"))?;
+        self.objects.budget.take(list.len() * size_of::<Segment>())?;
         for (index, item) in list.into_iter().enumerate() {
-            let segment = self.segment(item, index)?;
+            let segment = self.segment(item, &format!("segments[{index}]"))?;
             self.snapshot.segments.push(segment);
         }
         Ok(())
     }
 
-    fn segment(&mut self, item: Item, index: usize) -> Result<Segment, SnapshotError> {
-        let place = format!("segments[{index}]");
-        let pairs = self.dict(item, "a segment's dictionary", &place)?;
-        let fields = SegmentFields::read(&mut self.objects, &pairs).map_err(at(&place))?;
-        let (stack, extra) = (self.stack(fields.stack)?, self.keep(&fields.unknown)?);
-        let blocks = self.blocks(fields.blocks, fields.address, &place)?;
+    fn segment(&mut self, item: Item, place: &str) -> Result<Segment, SnapshotError> {
+        let mut fields = self.fields(item, "a segment's dictionary", place)?;
+        let (segment, blocks, sums) = segment(&mut self.objects, &mut fields).map_err(|wrong| wrong.at(place))?;
+        let (stack, extra) = (self.stack(segment.stack)?, self.keep(&fields)?);
+        let blocks = self.blocks(blocks, segment.address, place)?;
         // The addresses of the blocks did not overflow, so their sum does not either.
-        let whole: u64 = blocks.iter().map(|block| block.size.0).sum();
-        if whole != fields.size {
-            let found = format!("{}, while its blocks add up to {whole}", fields.size);
-            return Err(SnapshotError::WrongType { path: format!("{place}.total_size"), expected: "the sum of its blocks", found });
+        let whole: Bytes = blocks.iter().map(|block| block.size).sum();
+        if whole != segment.size {
+            let found = format!("{}, while its blocks add up to {}", segment.size.0, whole.0);
+            return Err(Wrong::new("total_size", "the sum of its blocks", found).at(place).into());
         }
-        let segment = Segment {
-            device: fields.device,
-            address: fields.address,
-            size: Bytes(fields.size),
-            stream: fields.stream,
-            pool: fields.pool,
-            private_pool: fields.private_pool,
-            expandable: fields.expandable,
-            stack,
-            blocks,
-            extra,
-        };
+        let segment = Segment { stack, extra, blocks, ..segment };
         let (allocated, _) = segment.bytes_in(&[BlockState::Allocated]);
         let (active, requested) = segment.bytes_in(&ACTIVE);
-        let sums = fields.sums.iter().zip([allocated, active, requested]);
+        let sums = sums.iter().zip([allocated, active, requested]);
         self.other_sums += sums.filter(|(said, sum)| said.is_some_and(|said| said != sum.0)).count() as u64;
         Ok(segment)
     }
 
     fn blocks(&mut self, blocks: Item, start: u64, place: &str) -> Result<Vec<Block>, SnapshotError> {
-        let list = self.list(blocks, "a list of blocks", format_args!("{place}.blocks"))?;
-        self.take(list.len() * size_of::<Block>())?;
+        let list = self.list(blocks, "a list of blocks").map_err(|wrong| wrong.at("blocks").at(place))?;
+        self.objects.budget.take(list.len() * size_of::<Block>())?;
         let mut address = start;
         let mut blocks = Vec::with_capacity(list.len());
         for (index, item) in list.into_iter().enumerate() {
-            let path = || format!("{place}.blocks[{index}]");
-            let pairs = self.dict(item, "a block's dictionary", format_args!("{place}.blocks[{index}]"))?;
-            let (fields, earlier) = BlockFields::read(&mut self.objects, &pairs).map_err(|wrong| at(path())(wrong))?;
-            if fields.address.is_some_and(|said| said != address) {
-                let found = format!("{}, while the previous block ends at {address}", fields.address.unwrap_or_default());
-                return Err(SnapshotError::WrongType {
-                    path: format!("{}.address", path()),
-                    expected: "the end of the previous block",
-                    found,
-                });
-            }
-            self.earlier_owners += earlier;
-            let (stack, extra) = (self.stack(fields.stack)?, self.keep(&fields.unknown)?);
-            blocks.push(Block { address, size: Bytes(fields.size), requested: Bytes(fields.requested), state: fields.state, stack, extra });
-            let end = address.checked_add(fields.size);
-            address = end
-                .ok_or_else(|| Wrong { key: "size", expected: "within the address space", found: fields.size.to_string() })
-                .map_err(|wrong| at(path())(wrong))?;
+            let place = format!("{place}.blocks[{index}]");
+            let mut fields = self.fields(item, "a block's dictionary", &place)?;
+            let (block, owners) = block(&mut self.objects, &mut fields, address).map_err(|wrong| wrong.at(&place))?;
+            self.earlier_owners += owners.saturating_sub(1) as u64;
+            blocks.push(Block { stack: self.stack(block.stack)?, extra: self.keep(&fields)?, ..block });
+            address += block.size.0;
         }
         Ok(blocks)
     }
 
     fn traces(&mut self, traces: Item) -> Result<(), SnapshotError> {
-        const EXPECTED: &str = "a list of events for each device";
-        let list = self.list(traces, EXPECTED, "device_traces")?;
-        self.take(list.len() * size_of::<Vec<Event>>())?;
+        let list = self.list(traces, "a list of events for each device").map_err(|wrong| wrong.at("device_traces"))?;
+        self.objects.budget.take(list.len() * size_of::<Vec<Event>>())?;
         for (device, trace) in list.into_iter().enumerate() {
             let place = format!("device_traces[{device}]");
-            let items = self.list(trace, "a list of events", &place)?;
-            self.take(items.len() * size_of::<Event>())?;
+            let items = self.list(trace, "a list of events").map_err(|wrong| wrong.at(&place))?;
+            self.objects.budget.take(items.len() * size_of::<Event>())?;
             let mut events = Vec::with_capacity(items.len());
             for (index, item) in items.into_iter().enumerate() {
-                if let Some(event) = self.event(item, device, || format!("{place}[{index}]"))? {
-                    events.push(event);
-                }
+                events.extend(self.event(item, device, || format!("{place}[{index}]"))?);
             }
             self.snapshot.traces.push(events);
         }
@@ -231,29 +188,27 @@ impl Builder {
     fn event(&mut self, item: Item, device: usize, place: impl Fn() -> String) -> Result<Option<Event>, SnapshotError> {
         let raw = match self.objects.object(item) {
             Some(Object::Event(index)) => *self.objects.event(index),
-            Some(Object::Dict(_)) => {
-                let pairs = self.dict(item, "an event's dictionary", "")?;
-                match self.objects.event_of(&pairs) {
+            _ => {
+                let mut fields = self.fields(item, "an event's dictionary", &place())?;
+                match self.objects.event_of(fields.rest.as_flattened()) {
                     Ok(event) => event,
-                    Err(Wrong { key: "action", .. }) if self.is_other_action(&pairs, device)? => return Ok(None),
-                    Err(wrong) => return Err(at(place())(wrong)),
+                    Err(wrong) if wrong.path == "action" && self.is_other_action(&mut fields, device)? => return Ok(None),
+                    Err(wrong) => return Err(wrong.at(place()).into()),
                 }
             }
-            _ => return Err(at(place())(self.objects.wrong(item, "an event's dictionary"))),
         };
-        check_event(&raw).map_err(|wrong| at(place())(wrong))?;
+        check_event(&raw).map_err(|wrong| wrong.at(place()))?;
         Ok(Some(Event { stack: self.stack(raw.stack)?, extra: self.extra(raw.extra)?, ..raw }))
     }
 
     /// Stores a phase mark, or counts an unknown action. Returns whether the event is one of these.
-    fn is_other_action(&mut self, pairs: &[Item], device: usize) -> Result<bool, SnapshotError> {
-        let value = |key: TextId| pairs.chunks_exact(2).find_map(|pair| (pair[0] == Item::Text(key)).then_some(pair[1]));
-        let Some(Item::Text(action)) = value(TextId::ACTION) else { return Ok(false) };
+    fn is_other_action(&mut self, fields: &mut Fields, device: usize) -> Result<bool, SnapshotError> {
+        let Some(Item::Text(action)) = fields.take(TextId::ACTION) else { return Ok(false) };
         // PyTorch versions of early 2024 store phase marks here: https://github.com/pytorch/pytorch/pull/124179
         if action == TextId::USER_DEFINED {
-            let stack = self.objects.stack(value(TextId::FRAMES).unwrap_or(Item::None)).map_err(at("device_traces"))?;
+            let stack = self.objects.stack(fields.take(TextId::FRAMES).unwrap_or(Item::None)).map_err(|wrong| wrong.at("device_traces"))?;
             let frame = self.objects.stack_frames(stack).first().map(|&frame| self.objects.frame(frame));
-            let time_us = value(TextId::TIME_US).and_then(|time| self.objects.amount(time).ok());
+            let time_us = fields.take(TextId::TIME_US).and_then(|time| self.objects.amount(time).ok());
             if let (Some(frame), Some(time_us)) = (frame, time_us) {
                 let name = self.objects.text(Item::Text(frame.file)).unwrap_or_default().to_owned();
                 let device = u32::try_from(device).unwrap_or(u32::MAX);
@@ -274,13 +229,13 @@ impl Builder {
 
     fn annotations(&mut self, annotations: Item) -> Result<(), SnapshotError> {
         let path = "external_annotations";
-        let list = self.list(annotations, "a list of annotations", path)?;
+        let list = self.list(annotations, "a list of annotations").map_err(|wrong| wrong.at(path))?;
         for (index, item) in list.into_iter().enumerate() {
             let place = format!("{path}[{index}]");
-            let pairs = self.dict(item, "an annotation's dictionary", &place)?;
-            let (annotation, unknown) = annotation(&self.objects, &pairs).map_err(at(&place))?;
-            self.take(size_of::<Annotation>() + annotation.name.len())?;
-            let extra = self.keep(&unknown)?;
+            let mut fields = self.fields(item, "an annotation's dictionary", &place)?;
+            let annotation = annotation(&self.objects, &mut fields).map_err(|wrong| wrong.at(&place))?;
+            self.objects.budget.take(size_of::<Annotation>() + annotation.name.len())?;
+            let extra = self.keep(&fields)?;
             self.snapshot.annotations.push(Annotation { extra, ..annotation });
         }
         Ok(())
@@ -299,7 +254,7 @@ impl Builder {
                 None => self.frame(frame)?,
             });
         }
-        self.take(2 * size_of_val(&ids[..]))?;
+        self.objects.budget.take(2 * size_of_val(&ids[..]))?;
         let id = self.snapshot.stacks.intern(&ids);
         self.stacks.insert(raw, id);
         Ok(id)
@@ -310,7 +265,7 @@ impl Builder {
         let extra = self.extra(frame.extra)?;
         let text = |id| self.objects.text(Item::Text(id)).unwrap_or_default().to_owned();
         let frame = Frame { name: text(frame.name), file: text(frame.file), line: frame.line, extra };
-        self.take(2 * (size_of::<Frame>() + frame.name.len() + frame.file.len()))?;
+        self.objects.budget.take(2 * (size_of::<Frame>() + frame.name.len() + frame.file.len()))?;
         let id = self.snapshot.stacks.intern_frame(frame);
         self.frames.insert(raw, id);
         Ok(id)
@@ -321,24 +276,15 @@ impl Builder {
         if let Some(&known) = self.extras.get(&raw) {
             return Ok(known);
         }
-        let pairs = self.objects.extra(raw).to_vec();
-        let set = self.convert(&pairs)?;
+        let set = self.objects.values(self.objects.extra(raw))?;
         let id = self.snapshot.extras.intern(set);
         self.extras.insert(raw, id);
         Ok(id)
     }
 
-    /// Converts keys and values, which alternate in `pairs`.
-    fn convert(&mut self, pairs: &[Item]) -> Result<Vec<(String, Value)>, SnapshotError> {
-        let mut budget = std::mem::take(&mut self.objects.budget);
-        let set = values::pairs(&self.objects, pairs, &mut budget);
-        self.objects.budget = budget;
-        set
-    }
-
-    /// Stores keys and values, which alternate in `unknown`.
-    fn keep(&mut self, unknown: &[Item]) -> Result<ExtraId, SnapshotError> {
-        let raw = self.objects.keep(unknown);
+    /// Stores the keys that were not read.
+    fn keep(&mut self, unknown: &Fields) -> Result<ExtraId, SnapshotError> {
+        let raw = self.objects.keep(unknown.rest.as_flattened());
         self.extra(raw)
     }
 
@@ -360,200 +306,110 @@ impl Builder {
 /// Refuses sizes and addresses that no device has: replaying them would not end. A request that ran out of memory may have any size.
 fn check_event(event: &Event) -> Result<(), Wrong> {
     match event.action {
-        Action::Oom => check_size(event.address, "device_free").map(drop),
+        Action::Oom => check_size(event.address).map(drop).map_err(|wrong| wrong.at("device_free")),
         Action::Snapshot => Ok(()),
         _ => {
-            let size = check_size(event.size.0, "size")?;
-            let end = event.address.checked_add(size);
-            end.map(drop).ok_or_else(|| Wrong { key: "size", expected: "within the address space", found: size.to_string() })
+            let size = check_size(event.size.0).map_err(|wrong| wrong.at("size"))?;
+            check_end(event.address, size)
         }
     }
 }
 
-fn check_size(size: u64, key: &'static str) -> Result<u64, Wrong> {
-    let found = || format!("{size}, more than any device has");
-    if size > budget::DEVICE.0 { Err(Wrong { key, expected: "at most 1 TiB", found: found() }) } else { Ok(size) }
-}
-
-/// The known keys of a segment.
-struct SegmentFields {
-    device: u32,
-    address: u64,
-    size: u64,
-    stream: u64,
-    pool: PoolKind,
-    private_pool: PoolId,
-    expandable: bool,
-    stack: StackId,
-    blocks: Item,
-    /// `allocated_size`, `active_size`, `requested_size`.
-    sums: [Option<u64>; 3],
-    unknown: Vec<Item>,
-}
-
-impl SegmentFields {
-    fn read(objects: &mut Objects, pairs: &[Item]) -> Result<Self, Wrong> {
-        let (mut address, mut size, mut pool, mut blocks) = (None, None, None, None);
-        let (mut device, mut stream, mut private_pool, mut expandable) = (0, 0, PoolId::DEFAULT, false);
-        let (mut stack, mut sums, mut unknown) = (StackId::EMPTY, [None; 3], Vec::new());
-        for pair in pairs.chunks_exact(2) {
-            let value = pair[1];
-            match pair[0] {
-                Item::Text(TextId::DEVICE) => device = device_of(objects, value)?,
-                Item::Text(TextId::ADDRESS) => address = Some(objects.address(value).map_err(|wrong| wrong.of("address"))?),
-                Item::Text(TextId::TOTAL_SIZE) => size = Some(objects.amount(value).map_err(|wrong| wrong.of("total_size"))?),
-                Item::Text(TextId::STREAM) => stream = objects.address(value).map_err(|wrong| wrong.of("stream"))?,
-                Item::Text(TextId::SEGMENT_TYPE) => pool = Some(pool_of(objects, value)?),
-                Item::Text(TextId::SEGMENT_POOL_ID) => private_pool = private_pool_of(objects, value)?,
-                Item::Text(TextId::IS_EXPANDABLE) => {
-                    expandable = match value {
-                        Item::Bool(value) => value,
-                        _ => return Err(objects.wrong(value, "True or False").of("is_expandable")),
-                    }
-                }
-                Item::Text(TextId::FRAMES) => stack = objects.stack(value).map_err(|wrong| wrong.of("frames"))?,
-                Item::Text(TextId::BLOCKS) => blocks = Some(value),
-                Item::Text(TextId::ALLOCATED_SIZE) => sums[0] = Some(objects.amount(value).map_err(|wrong| wrong.of("allocated_size"))?),
-                Item::Text(TextId::ACTIVE_SIZE) => sums[1] = Some(objects.amount(value).map_err(|wrong| wrong.of("active_size"))?),
-                Item::Text(TextId::REQUESTED_SIZE) => sums[2] = Some(objects.amount(value).map_err(|wrong| wrong.of("requested_size"))?),
-                key => unknown.extend([key, value]),
-            }
-        }
-        Ok(Self {
-            device,
-            address: address.ok_or_else(|| Wrong::missing("address"))?,
-            size: check_size(size.ok_or_else(|| Wrong::missing("total_size"))?, "total_size")?,
-            stream,
-            pool: pool.ok_or_else(|| Wrong::missing("segment_type"))?,
-            private_pool,
-            expandable,
-            stack,
-            blocks: blocks.ok_or_else(|| Wrong::missing("blocks"))?,
-            sums,
-            unknown,
-        })
+fn check_size(size: u64) -> Result<Bytes, Wrong> {
+    if size <= budget::DEVICE.0 {
+        Ok(Bytes(size))
+    } else {
+        Err(Wrong::new("", "at most 1 TiB", format!("{size}, more than any device has")))
     }
 }
 
-fn device_of(objects: &Objects, value: Item) -> Result<u32, Wrong> {
-    let device = objects.amount(value).ok().and_then(|device| u32::try_from(device).ok());
-    device.ok_or_else(|| objects.wrong(value, "a device's index").of("device"))
+fn check_end(address: u64, size: Bytes) -> Result<(), Wrong> {
+    let end = address.checked_add(size.0);
+    end.map(drop).ok_or_else(|| Wrong::new("size", "within the address space", size.0.to_string()))
 }
 
-fn pool_of(objects: &Objects, value: Item) -> Result<PoolKind, Wrong> {
-    match value {
-        Item::Text(TextId::LARGE) => Ok(PoolKind::Large),
-        Item::Text(TextId::SMALL) => Ok(PoolKind::Small),
-        _ => Err(objects.wrong(value, "`large` or `small`").of("segment_type")),
-    }
-}
-
-fn private_pool_of(objects: &Objects, value: Item) -> Result<PoolId, Wrong> {
-    let wrong = || objects.wrong(value, "a pair of numbers").of("segment_pool_id");
-    let parts = match value {
-        Item::Tuple(tuple) => objects.tuple(tuple),
-        _ => objects.list(value).ok_or_else(wrong)?,
-    };
-    match *parts {
-        [first, second] => Ok(PoolId(objects.address(first).map_err(|_| wrong())?, objects.address(second).map_err(|_| wrong())?)),
-        _ => Err(wrong()),
-    }
-}
-
-/// The known keys of a block.
-struct BlockFields {
-    address: Option<u64>,
-    size: u64,
-    requested: u64,
-    state: BlockState,
-    stack: StackId,
-    unknown: Vec<Item>,
-}
-
-impl BlockFields {
-    /// Reads a block, and the number of former owners in its `history`.
-    fn read(objects: &mut Objects, pairs: &[Item]) -> Result<(Self, u64), Wrong> {
-        let (mut address, mut size, mut requested, mut state, mut stack) = (None, None, None, None, None);
-        let (mut owner, mut owners, mut unknown) = (None, 0, Vec::new());
-        for pair in pairs.chunks_exact(2) {
-            let value = pair[1];
-            match pair[0] {
-                Item::Text(TextId::ADDRESS) => address = Some(objects.address(value).map_err(|wrong| wrong.of("address"))?),
-                Item::Text(TextId::SIZE) => size = Some(objects.amount(value).map_err(|wrong| wrong.of("size"))?),
-                Item::Text(TextId::REQUESTED_SIZE) => requested = Some(objects.amount(value).map_err(|wrong| wrong.of("requested_size"))?),
-                Item::Text(TextId::STATE) => state = Some(state_of(objects, value)?),
-                Item::Text(TextId::FRAMES) => stack = Some(objects.stack(value).map_err(|wrong| wrong.of("frames"))?),
-                Item::Text(TextId::HISTORY) => {
-                    let list = objects.list(value).ok_or_else(|| objects.wrong(value, "a list of owners").of("history"))?;
-                    (owner, owners) = (list.first().copied(), list.len());
-                }
-                key => unknown.extend([key, value]),
-            }
-        }
-        // Before PyTorch 2.1, the first entry of `history` describes the block's last owner.
-        if let Some(owner) = owner {
-            let pairs = objects.dict(owner).ok_or_else(|| objects.wrong(owner, "a dictionary").of("history[0]"))?.to_vec();
-            for pair in pairs.chunks_exact(2) {
-                match pair[0] {
-                    Item::Text(TextId::REAL_SIZE) if requested.is_none() => {
-                        requested = Some(objects.amount(pair[1]).map_err(|wrong| wrong.of("history[0].real_size"))?);
-                    }
-                    Item::Text(TextId::FRAMES) if stack.is_none() => {
-                        stack = Some(objects.stack(pair[1]).map_err(|wrong| wrong.of("history[0].frames"))?);
-                    }
-                    _ => {}
-                }
-            }
-        }
-        let size = size.ok_or_else(|| Wrong::missing("size"))?;
-        let block = Self {
-            address,
-            size,
-            requested: requested.unwrap_or(size),
-            state: state.ok_or_else(|| Wrong::missing("state"))?,
-            stack: stack.unwrap_or(StackId::EMPTY),
-            unknown,
-        };
-        Ok((block, owners.saturating_sub(1) as u64))
-    }
-}
-
-fn state_of(objects: &Objects, value: Item) -> Result<BlockState, Wrong> {
-    match value {
-        Item::Text(TextId::ACTIVE_ALLOCATED) => Ok(BlockState::Allocated),
-        Item::Text(TextId::ACTIVE_PENDING_FREE | TextId::ACTIVE_AWAITING_FREE) => Ok(BlockState::PendingFree),
-        Item::Text(TextId::INACTIVE) => Ok(BlockState::Inactive),
-        _ => Err(objects.wrong(value, "`active_allocated`, `active_pending_free`, `active_awaiting_free` or `inactive`").of("state")),
-    }
-}
-
-/// Reads an annotation. Also returns its unknown keys and values, which alternate.
-fn annotation(objects: &Objects, pairs: &[Item]) -> Result<(Annotation, Vec<Item>), Wrong> {
-    let (mut begins, mut name, mut device, mut time_us, mut unknown) = (None, None, 0, None, Vec::new());
-    for pair in pairs.chunks_exact(2) {
-        let value = pair[1];
-        match pair[0] {
-            Item::Text(TextId::STAGE) => {
-                begins = Some(match value {
-                    Item::Text(TextId::START) => true,
-                    Item::Text(TextId::END) => false,
-                    _ => return Err(objects.wrong(value, "`START` or `END`").of("stage")),
-                });
-            }
-            Item::Text(TextId::NAME) => {
-                name = Some(objects.text(value).ok_or_else(|| objects.wrong(value, "a text").of("name"))?.to_owned())
-            }
-            Item::Text(TextId::DEVICE) => device = device_of(objects, value)?,
-            Item::Text(TextId::TIME_US) => time_us = Some(objects.amount(value).map_err(|wrong| wrong.of("time_us"))?),
-            key => unknown.extend([key, value]),
-        }
-    }
-    let annotation = Annotation {
-        begins: begins.ok_or_else(|| Wrong::missing("stage"))?,
-        name: name.ok_or_else(|| Wrong::missing("name"))?,
-        device,
-        time_us: time_us.ok_or_else(|| Wrong::missing("time_us"))?,
+/// Reads a segment without its blocks. Also returns its list of blocks, and `allocated_size`, `active_size` and `requested_size`.
+fn segment(objects: &mut Objects, fields: &mut Fields) -> Result<(Segment, Item, [Option<u64>; 3]), Wrong> {
+    const POOLS: [(TextId, PoolKind); 2] = [(TextId::LARGE, PoolKind::Large), (TextId::SMALL, PoolKind::Small)];
+    let segment = Segment {
+        device: fields.read(TextId::DEVICE, |item| device(objects, item))?.unwrap_or_default(),
+        address: fields.require(TextId::ADDRESS, |item| objects.address(item))?,
+        size: fields.require(TextId::TOTAL_SIZE, |item| check_size(objects.amount(item)?))?,
+        stream: fields.read(TextId::STREAM, |item| objects.address(item))?.unwrap_or_default(),
+        pool: fields.require(TextId::SEGMENT_TYPE, |item| objects.word(item, &POOLS, "`large` or `small`"))?,
+        private_pool: fields.read(TextId::SEGMENT_POOL_ID, |item| private_pool(objects, item))?.unwrap_or_default(),
+        expandable: fields.read(TextId::IS_EXPANDABLE, |item| objects.bool(item))?.unwrap_or_default(),
+        stack: fields.read(TextId::FRAMES, |item| objects.stack(item))?.unwrap_or_default(),
+        blocks: Vec::new(),
         extra: ExtraId::NONE,
     };
-    Ok((annotation, unknown))
+    let mut sums = [None; 3];
+    for (sum, key) in sums.iter_mut().zip([TextId::ALLOCATED_SIZE, TextId::ACTIVE_SIZE, TextId::REQUESTED_SIZE]) {
+        *sum = fields.read(key, |item| objects.amount(item))?;
+    }
+    Ok((segment, fields.require(TextId::BLOCKS, Ok)?, sums))
+}
+
+fn device(objects: &Objects, item: Item) -> Result<u32, Wrong> {
+    let device = objects.amount(item).ok().and_then(|device| u32::try_from(device).ok());
+    device.ok_or_else(|| objects.wrong(item, "a device's index"))
+}
+
+fn private_pool(objects: &Objects, item: Item) -> Result<PoolId, Wrong> {
+    let parts = match item {
+        Item::Tuple(tuple) => Some(objects.tuple(tuple)),
+        _ => objects.list(item),
+    };
+    let id = match parts {
+        Some(&[first, second]) => objects.address(first).ok().zip(objects.address(second).ok()),
+        _ => None,
+    };
+    id.map(|(first, second)| PoolId(first, second)).ok_or_else(|| objects.wrong(item, "a pair of numbers"))
+}
+
+/// Reads a block at an address. Also returns the number of owners in its `history`.
+fn block(objects: &mut Objects, fields: &mut Fields, address: u64) -> Result<(Block, usize), Wrong> {
+    const STATES: [(TextId, BlockState); 4] = [
+        (TextId::ACTIVE_ALLOCATED, BlockState::Allocated),
+        (TextId::ACTIVE_PENDING_FREE, BlockState::PendingFree),
+        (TextId::ACTIVE_AWAITING_FREE, BlockState::PendingFree),
+        (TextId::INACTIVE, BlockState::Inactive),
+    ];
+    const STATE: &str = "`active_allocated`, `active_pending_free`, `active_awaiting_free` or `inactive`";
+    if let Some(said) = fields.read(TextId::ADDRESS, |item| objects.address(item))?.filter(|&said| said != address) {
+        let found = format!("{said}, while the previous block ends at {address}");
+        return Err(Wrong::new("address", "the end of the previous block", found));
+    }
+    let size = fields.require(TextId::SIZE, |item| objects.amount(item))?;
+    check_end(address, Bytes(size))?;
+    let state = fields.require(TextId::STATE, |item| objects.word(item, &STATES, STATE))?;
+    let mut requested = fields.read(TextId::REQUESTED_SIZE, |item| objects.amount(item))?;
+    let mut stack = fields.read(TextId::FRAMES, |item| objects.stack(item))?;
+    let mut owners = 0;
+    if let Some(history) = fields.take(TextId::HISTORY) {
+        let list = objects.list(history).ok_or_else(|| objects.wrong(history, "a list of owners").at("history"))?;
+        owners = list.len();
+        // Before PyTorch 2.1, the first entry of `history` describes the block's last owner.
+        if let Some(&owner) = list.first() {
+            let owner = objects.dict(owner).ok_or_else(|| objects.wrong(owner, "a dictionary").at("history[0]"))?;
+            let mut owner = Fields::new(owner);
+            let of_owner = |wrong: Wrong| wrong.at("history[0]");
+            requested = requested.or(owner.read(TextId::REAL_SIZE, |item| objects.amount(item)).map_err(of_owner)?);
+            stack = stack.or(owner.read(TextId::FRAMES, |item| objects.stack(item)).map_err(of_owner)?);
+        }
+    }
+    let (requested, stack) = (Bytes(requested.unwrap_or(size)), stack.unwrap_or_default());
+    Ok((Block { address, size: Bytes(size), requested, state, stack, extra: ExtraId::NONE }, owners))
+}
+
+fn annotation(objects: &Objects, fields: &mut Fields) -> Result<Annotation, Wrong> {
+    const STAGES: [(TextId, bool); 2] = [(TextId::START, true), (TextId::END, false)];
+    let name = |item| objects.text(item).map(str::to_owned).ok_or_else(|| objects.wrong(item, "a text"));
+    Ok(Annotation {
+        begins: fields.require(TextId::STAGE, |item| objects.word(item, &STAGES, "`START` or `END`"))?,
+        name: fields.require(TextId::NAME, name)?,
+        device: fields.read(TextId::DEVICE, |item| device(objects, item))?.unwrap_or_default(),
+        time_us: fields.require(TextId::TIME_US, |item| objects.amount(item))?,
+        extra: ExtraId::NONE,
+    })
 }

@@ -23,7 +23,6 @@ pub struct Recorder(Arc<Mutex<Log>>);
 
 impl Recorder {
     /// Creates an empty history with the allocator's settings.
-    #[must_use]
     pub fn new(settings: Option<Settings>) -> Self {
         let recorder = Self::default();
         recorder.log().snapshot.settings = settings;
@@ -55,7 +54,6 @@ impl Recorder {
     }
 
     /// Returns the current call stack, for [`Recorder::go_back_to`].
-    #[must_use]
     pub fn place(&self) -> StackId {
         self.log().stack
     }
@@ -79,7 +77,6 @@ impl Recorder {
 
     /// Returns the events so far and the allocator's current segments. Stream numbers serve as handles; private pool N becomes
     /// `(0, N + 1)`.
-    #[must_use]
     pub fn snapshot(&self, allocator: &dyn Allocator) -> Snapshot {
         let mut log = self.log();
         log.settle(allocator);

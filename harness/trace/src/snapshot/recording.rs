@@ -19,7 +19,6 @@ pub struct Recording {
 
 impl Snapshot {
     /// Examines the trace of a device. Returns `None` if nothing was recorded. Takes linear time.
-    #[must_use]
     pub fn recording(&self, device: u32) -> Option<Recording> {
         let events = self.traces.get(device as usize)?;
         if events.iter().all(|event| matches!(event.action, Action::Snapshot | Action::Oom)) {

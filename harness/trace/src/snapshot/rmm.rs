@@ -24,7 +24,7 @@ const MAX_LINE: u64 = 4096;
 pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
     let mut source = BufReader::new(source);
     let (mut snapshot, mut events, mut failures) = (Snapshot::default(), Vec::new(), 0_u64);
-    let (mut budget, mut text) = (Budget::default(), Vec::new());
+    let (budget, mut text) = (Budget::default(), Vec::new());
     for line in 1.. {
         text.clear();
         if source.by_ref().take(MAX_LINE).read_until(b'\n', &mut text)? == 0 {

@@ -27,7 +27,6 @@ pub struct RunInfo {
 
 impl Snapshot {
     /// Returns the run, if the harness wrote this snapshot.
-    #[must_use]
     pub fn run(&self) -> Option<RunInfo> {
         let Value::Dict(pairs) = self.extras.value(self.extra, KEY)? else { return None };
         let value = |name: &str| pairs.iter().find_map(|(key, value)| (key.as_text() == Some(name)).then_some(value));

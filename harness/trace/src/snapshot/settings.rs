@@ -12,14 +12,12 @@ pub struct Settings {
 
 impl Settings {
     /// Derives the settings from the keys of a file.
-    #[must_use]
     pub fn new(all: Vec<(String, Value)>) -> Self {
         let recorded = all.iter().find(|(key, _)| key.ends_with("ALLOC_CONF")).and_then(|(_, value)| value.as_text());
         let conf = recorded.map_or_else(|| conf_of(&all), str::to_owned);
         Self { conf, all }
     }
 
-    #[must_use]
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.all.iter().find_map(|(name, value)| (name == key).then_some(value))
     }

@@ -1,8 +1,9 @@
 //! Stores each distinct call stack once. [`Stacks`] holds [`Frame`]s, identified by [`FrameId`], and stacks, identified by
 //! [`StackId`].
 
+use indexmap::IndexSet;
+
 use super::extras::ExtraId;
-use super::unique::Unique;
 
 /// Identifies a stack in [`Stacks`]. The empty stack is [`StackId::EMPTY`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,10 +28,23 @@ pub struct Frame {
 pub struct FrameId(pub u32);
 
 /// The distinct call stacks, innermost frame first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Stacks {
-    frames: Unique<Frame>,
-    stacks: Unique<[FrameId]>,
+    frames: IndexSet<Frame>,
+    stacks: IndexSet<Vec<FrameId>>,
+}
+
+impl Default for Stacks {
+    fn default() -> Self {
+        Self { frames: IndexSet::new(), stacks: IndexSet::from([Vec::new()]) }
+    }
+}
+
+/// Equal stacks have equal ids.
+impl PartialEq for Stacks {
+    fn eq(&self, other: &Self) -> bool {
+        self.frames.as_slice() == other.frames.as_slice() && self.stacks.as_slice() == other.stacks.as_slice()
+    }
 }
 
 impl Stacks {
@@ -40,43 +54,38 @@ impl Stacks {
     }
 
     /// The ids of a stack's frames, innermost first. Empty for an unknown id.
-    #[must_use]
     pub fn ids(&self, stack: StackId) -> &[FrameId] {
-        self.stacks.get(stack.0).unwrap_or_default()
+        self.stacks.get_index(stack.0 as usize).map_or(&[], Vec::as_slice)
     }
 
     /// # Panics
     /// Panics for an unknown id.
-    #[must_use]
     pub fn frame(&self, id: FrameId) -> &Frame {
-        &self.frames[id.0]
+        &self.frames[id.0 as usize]
     }
 
     /// The number of distinct stacks, including the empty one. Ids are smaller than this.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.stacks.len()
     }
 
     /// Returns true if only the empty stack exists.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 1
     }
 
     /// The number of distinct frames. Ids are smaller than this.
-    #[must_use]
     pub fn frame_count(&self) -> usize {
         self.frames.len()
     }
 
     /// Stores a frame if it is new, and returns its id.
     pub fn intern_frame(&mut self, frame: Frame) -> FrameId {
-        FrameId(self.frames.add(frame).0)
+        FrameId(self.frames.insert_full(frame).0 as u32)
     }
 
     /// Stores a stack, innermost frame first, if it is new, and returns its id.
     pub fn intern(&mut self, frames: &[FrameId]) -> StackId {
-        StackId(self.stacks.add(frames).0)
+        StackId(self.stacks.insert_full(frames.to_vec()).0 as u32)
     }
 }

@@ -20,8 +20,3 @@ fn words_are_identifiers_before_a_point() {
     let found: Vec<&str> = words("kv[i - 1] 4MiB before.reserved_bytes.all x_1").map(|(_, word)| word).collect();
     assert_eq!(found, ["kv", "i", "before", "x_1"]);
 }
-
-#[test]
-fn commas_in_brackets_do_not_separate_settings() {
-    assert_eq!(settings("a:1,b:[256:1,>:4],c:2"), ["a:1", "b:[256:1,>:4]", "c:2"]);
-}

@@ -12,7 +12,7 @@ use super::opcode;
 pub(in super::super) fn read(source: impl Read) -> Result<(Item, Objects), SnapshotError> {
     let mut machine = Machine {
         input: Input::new(source),
-        objects: Objects::default(),
+        objects: Objects::new(),
         stack: Vec::new(),
         marks: Vec::new(),
         memo: Vec::new(),

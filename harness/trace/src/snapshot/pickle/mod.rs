@@ -9,5 +9,5 @@ pub(super) mod opcode;
 mod texts;
 
 pub(super) use self::machine::read;
-pub(super) use self::objects::{Item, Object, Objects, Wrong};
+pub(super) use self::objects::{Fields, Item, Object, Objects, Wrong};
 pub(super) use self::texts::TextId;

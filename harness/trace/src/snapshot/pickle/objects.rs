@@ -3,12 +3,16 @@
 //! Most objects of a snapshot are events, frames and stacks. They are converted as soon as they are complete, so two million
 //! events never exist as two million dictionaries.
 
+use std::fmt::Display;
+use std::hash::Hash;
+
 use harness_allocator::units::Bytes;
+use indexmap::IndexSet;
 
 use super::super::budget::Budget;
+use super::super::error::SnapshotError;
 use super::super::extras::ExtraId;
 use super::super::stacks::StackId;
-use super::super::unique::Unique;
 use super::super::{Action, Event};
 use super::texts::{TextId, Texts};
 
@@ -58,12 +62,68 @@ pub(in super::super) struct RawFrame {
     pub(in super::super) extra: ExtraId,
 }
 
-/// An unexpected value. The key is empty if the whole object is unexpected.
+/// An unexpected value.
 #[derive(Debug)]
 pub(in super::super) struct Wrong {
-    pub(in super::super) key: &'static str,
-    pub(in super::super) expected: &'static str,
+    /// The place of the value, as in `blocks[1].size`. Empty if it is the whole object.
+    pub(in super::super) path: String,
+    expected: &'static str,
     pub(in super::super) found: String,
+}
+
+impl Wrong {
+    pub(in super::super) fn new(path: &str, expected: &'static str, found: String) -> Self {
+        Self { path: path.to_owned(), expected, found }
+    }
+
+    /// Puts a place in front of the path.
+    pub(in super::super) fn at(self, place: impl Display) -> Self {
+        let path = if self.path.is_empty() { place.to_string() } else { format!("{place}.{}", self.path) };
+        Self { path, ..self }
+    }
+
+    fn missing(key: TextId) -> Self {
+        Self::new(key.name(), "present", "missing".to_owned())
+    }
+}
+
+impl From<Wrong> for SnapshotError {
+    fn from(Wrong { path, expected, found }: Wrong) -> Self {
+        Self::WrongType { path, expected, found }
+    }
+}
+
+/// A copy of a dictionary. Reading a key removes it.
+pub(in super::super) struct Fields {
+    /// The keys that were not read, with their values.
+    pub(in super::super) rest: Vec<[Item; 2]>,
+}
+
+impl Fields {
+    /// Copies alternating keys and values.
+    pub(in super::super) fn new(pairs: &[Item]) -> Self {
+        Self { rest: pairs.as_chunks().0.to_vec() }
+    }
+
+    /// Removes a key. The last value of a repeated key counts.
+    pub(in super::super) fn take(&mut self, key: TextId) -> Option<Item> {
+        let mut found = None;
+        self.rest.retain(|&[name, value]| {
+            let is_other = name != Item::Text(key);
+            found = if is_other { found } else { Some(value) };
+            is_other
+        });
+        found
+    }
+
+    pub(in super::super) fn read<T>(&mut self, key: TextId, read: impl FnOnce(Item) -> Result<T, Wrong>) -> Result<Option<T>, Wrong> {
+        self.take(key).map(|value| read(value).map_err(|wrong| wrong.at(key.name()))).transpose()
+    }
+
+    /// Reads a key that every dictionary of this kind has.
+    pub(in super::super) fn require<T>(&mut self, key: TextId, read: impl FnOnce(Item) -> Result<T, Wrong>) -> Result<T, Wrong> {
+        self.read(key, read)?.ok_or_else(|| Wrong::missing(key))
+    }
 }
 
 /// All objects of a pickle. Events and frames refer to its tables of stacks and unknown keys.
@@ -74,16 +134,14 @@ pub(in super::super) struct Objects {
     lists: Vec<Vec<Item>>,
     /// Keys and values alternate.
     dicts: Vec<Vec<Item>>,
-    tuples: Unique<[Item]>,
+    tuples: IndexSet<Vec<Item>>,
     sets: Vec<Vec<Item>>,
     numbers: Vec<i128>,
     byte_strings: Vec<Box<[u8]>>,
     events: Vec<Event>,
-    frames: Unique<RawFrame>,
-    stacks: Unique<[u32]>,
-    extras: Unique<[Item]>,
-    /// The unknown keys and values of the current event or frame, which alternate.
-    unknown: Vec<Item>,
+    frames: IndexSet<RawFrame>,
+    stacks: IndexSet<Vec<u32>>,
+    extras: IndexSet<Vec<Item>>,
     /// The memory of all objects.
     pub(in super::super) budget: Budget,
 }
@@ -91,8 +149,13 @@ pub(in super::super) struct Objects {
 impl Objects {
     /// Counts the items of a list, dictionary or set. Building the snapshot copies each list once, so an item counts twice.
     #[inline]
-    const fn count_items(&mut self, items: usize) {
+    fn count_items(&mut self, items: usize) {
         self.budget.add(2 * items * size_of::<Item>());
+    }
+
+    pub(super) fn new() -> Self {
+        // Number 0 is the empty stack and the empty set of keys.
+        Self { stacks: IndexSet::from([Vec::new()]), extras: IndexSet::from([Vec::new()]), ..Self::default() }
     }
 
     pub(super) fn new_text(&mut self, bytes: &[u8]) -> Item {
@@ -135,11 +198,7 @@ impl Objects {
 
     /// Tuples are immutable, so equal ones are stored once.
     pub(super) fn new_tuple(&mut self, items: &[Item]) -> Item {
-        let (id, is_new) = self.tuples.add(items);
-        if is_new {
-            self.budget.add(size_of_val(items) + ENTRY);
-        }
-        Item::Tuple(id)
+        Item::Tuple(intern(&mut self.tuples, items.to_vec(), size_of_val(items), &self.budget))
     }
 
     /// Adds alternating keys and values to a dictionary.
@@ -194,7 +253,7 @@ impl Objects {
             }
             // A stack of more than a thousand frames is appended in several batches.
             Object::Stack(stack) => {
-                let frames = self.stacks[stack.0].to_vec();
+                let frames = self.stacks[stack.0 as usize].clone();
                 let longer = self.as_stack(&frames, items).ok_or("a call stack contains an item that is not a frame")?;
                 self.objects[list as usize] = Object::Stack(longer);
             }
@@ -217,15 +276,12 @@ impl Objects {
                 _ => return None,
             }
         }
-        Some(self.stack_of(&frames))
+        Some(self.stack_of(frames))
     }
 
-    fn stack_of(&mut self, frames: &[u32]) -> StackId {
-        let (id, is_new) = self.stacks.add(frames);
-        if is_new {
-            self.budget.add(size_of_val(frames) + ENTRY);
-        }
-        StackId(id)
+    fn stack_of(&mut self, frames: Vec<u32>) -> StackId {
+        let bytes = size_of_val(&frames[..]);
+        StackId(intern(&mut self.stacks, frames, bytes, &self.budget))
     }
 
     /// Converts a dictionary that is an event or a frame.
@@ -247,28 +303,28 @@ impl Objects {
     /// Converts a dictionary to an event.
     pub(in super::super) fn event_of(&mut self, pairs: &[Item]) -> Result<Event, Wrong> {
         let (mut action, mut address, mut size, mut stream, mut time_us, mut stack) = (None, None, None, 0, None, StackId::EMPTY);
-        self.unknown.clear();
+        let mut unknown = Vec::new();
         for pair in pairs.chunks_exact(2) {
             let (key, value) = (pair[0], pair[1]);
             match key {
                 Item::Text(TextId::ACTION) => action = Some(self.action(value)?),
-                Item::Text(TextId::ADDR | TextId::DEVICE_FREE) => address = Some(self.address(value).map_err(|wrong| wrong.of("addr"))?),
-                Item::Text(TextId::SIZE) => size = Some(self.amount(value).map_err(|wrong| wrong.of("size"))?),
-                Item::Text(TextId::STREAM) => stream = self.address(value).map_err(|wrong| wrong.of("stream"))?,
-                Item::Text(TextId::TIME_US) => time_us = Some(self.amount(value).map_err(|wrong| wrong.of("time_us"))?),
-                Item::Text(TextId::FRAMES) => stack = self.stack(value).map_err(|wrong| wrong.of("frames"))?,
-                _ => self.unknown.extend([key, value]),
+                Item::Text(TextId::ADDR | TextId::DEVICE_FREE) => address = Some(self.address(value).map_err(|wrong| wrong.at("addr"))?),
+                Item::Text(TextId::SIZE) => size = Some(self.amount(value).map_err(|wrong| wrong.at("size"))?),
+                Item::Text(TextId::STREAM) => stream = self.address(value).map_err(|wrong| wrong.at("stream"))?,
+                Item::Text(TextId::TIME_US) => time_us = Some(self.amount(value).map_err(|wrong| wrong.at("time_us"))?),
+                Item::Text(TextId::FRAMES) => stack = self.stack(value).map_err(|wrong| wrong.at("frames"))?,
+                _ => unknown.extend([key, value]),
             }
         }
-        let action = action.ok_or_else(|| Wrong::missing("action"))?;
+        let action = action.ok_or_else(|| Wrong::missing(TextId::ACTION))?;
         Ok(Event {
             action,
-            address: address.or((action == Action::Snapshot).then_some(0)).ok_or_else(|| Wrong::missing("addr"))?,
-            size: Bytes(size.ok_or_else(|| Wrong::missing("size"))?),
+            address: address.or((action == Action::Snapshot).then_some(0)).ok_or_else(|| Wrong::missing(TextId::ADDR))?,
+            size: Bytes(size.ok_or_else(|| Wrong::missing(TextId::SIZE))?),
             stream,
             time_us,
             stack,
-            extra: self.unknown_keys(),
+            extra: self.keep(&unknown),
         })
     }
 
@@ -278,55 +334,39 @@ impl Objects {
             Item::Text(text) => text.0.checked_sub(TextId::ALLOC.0).and_then(|index| Action::ALL.get(index as usize)),
             _ => None,
         };
-        let wrong = || self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").of("action");
+        let wrong = || self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").at("action");
         known.copied().ok_or_else(wrong)
     }
 
     /// Converts a dictionary to a frame.
     fn frame_of(&mut self, pairs: &[Item]) -> Result<u32, Wrong> {
         let (mut name, mut file, mut line) = (None, None, None);
-        self.unknown.clear();
+        let mut unknown = Vec::new();
         for pair in pairs.chunks_exact(2) {
             let (key, value) = (pair[0], pair[1]);
             match (key, value) {
                 (Item::Text(TextId::NAME), Item::Text(text)) => name = Some(text),
                 (Item::Text(TextId::FILENAME), Item::Text(text)) => file = Some(text),
-                (Item::Text(TextId::NAME), other) => return Err(self.wrong(other, "a text").of("name")),
-                (Item::Text(TextId::FILENAME), other) => return Err(self.wrong(other, "a text").of("filename")),
+                (Item::Text(TextId::NAME), other) => return Err(self.wrong(other, "a text").at("name")),
+                (Item::Text(TextId::FILENAME), other) => return Err(self.wrong(other, "a text").at("filename")),
                 (Item::Text(TextId::LINE), Item::Int(number)) if u32::try_from(number).is_ok() => line = Some(number as u32),
-                _ => {
-                    // An invalid line number is stored unchanged.
-                    self.unknown.extend([key, value]);
-                }
+                // An invalid line number is stored unchanged.
+                _ => unknown.extend([key, value]),
             }
         }
         let frame = RawFrame {
-            name: name.ok_or_else(|| Wrong::missing("name"))?,
-            file: file.ok_or_else(|| Wrong::missing("filename"))?,
+            name: name.ok_or_else(|| Wrong::missing(TextId::NAME))?,
+            file: file.ok_or_else(|| Wrong::missing(TextId::FILENAME))?,
             line: line.unwrap_or(0),
-            extra: self.unknown_keys(),
+            extra: self.keep(&unknown),
         };
-        let (id, is_new) = self.frames.add(frame);
-        if is_new {
-            self.budget.add(size_of::<RawFrame>() + ENTRY);
-        }
-        Ok(id)
-    }
-
-    /// Stores the current unknown keys.
-    fn unknown_keys(&mut self) -> ExtraId {
-        let (id, is_new) = self.extras.add(&self.unknown[..]);
-        if is_new {
-            self.budget.add(size_of_val(&self.unknown[..]) + ENTRY);
-        }
-        ExtraId(id)
+        Ok(intern(&mut self.frames, frame, size_of::<RawFrame>(), &self.budget))
     }
 
     /// Stores alternating keys and values.
     pub(in super::super) fn keep(&mut self, pairs: &[Item]) -> ExtraId {
-        self.unknown.clear();
-        self.unknown.extend_from_slice(pairs);
-        self.unknown_keys()
+        let known = self.extras.get_index_of(pairs).map(|known| known as u32);
+        ExtraId(known.unwrap_or_else(|| intern(&mut self.extras, pairs.to_vec(), size_of_val(pairs), &self.budget)))
     }
 
     /// Converts a list of frames.
@@ -343,16 +383,13 @@ impl Objects {
                         frames.push(match self.object(item) {
                             Some(Object::Frame(frame)) => frame,
                             Some(Object::Dict(dict)) => {
-                                let unknown = std::mem::take(&mut self.unknown);
                                 let pairs = self.dicts[dict as usize].clone();
-                                let frame = self.frame_of(&pairs);
-                                self.unknown = unknown;
-                                frame?
+                                self.frame_of(&pairs)?
                             }
                             _ => return Err(self.wrong(item, EXPECTED)),
                         });
                     }
-                    let stack = self.stack_of(&frames);
+                    let stack = self.stack_of(frames);
                     // Converts an object once, even if several events share it.
                     self.objects[object as usize] = Object::Stack(stack);
                     return Ok(stack);
@@ -384,6 +421,19 @@ impl Objects {
         number.ok_or_else(|| self.wrong(item, "a non-negative whole number"))
     }
 
+    pub(in super::super) fn bool(&self, item: Item) -> Result<bool, Wrong> {
+        match item {
+            Item::Bool(is_true) => Ok(is_true),
+            _ => Err(self.wrong(item, "True or False")),
+        }
+    }
+
+    /// Reads one of several words.
+    pub(in super::super) fn word<T: Copy>(&self, item: Item, words: &[(TextId, T)], expected: &'static str) -> Result<T, Wrong> {
+        let found = words.iter().find(|(word, _)| item == Item::Text(*word));
+        found.map(|&(_, value)| value).ok_or_else(|| self.wrong(item, expected))
+    }
+
     pub(in super::super) fn text(&self, item: Item) -> Option<&str> {
         match item {
             Item::Text(id) => Some(self.texts.get(id)),
@@ -408,7 +458,7 @@ impl Objects {
     }
 
     pub(in super::super) fn tuple(&self, index: u32) -> &[Item] {
-        &self.tuples[index]
+        &self.tuples[index as usize]
     }
 
     /// The alternating keys and values of a dictionary, except for events and frames.
@@ -437,16 +487,16 @@ impl Objects {
     }
 
     pub(in super::super) fn frame(&self, index: u32) -> RawFrame {
-        self.frames[index]
+        self.frames[index as usize]
     }
 
     pub(in super::super) fn stack_frames(&self, stack: StackId) -> &[u32] {
-        &self.stacks[stack.0]
+        &self.stacks[stack.0 as usize]
     }
 
     /// The alternating unknown keys and values of an event or frame.
     pub(in super::super) fn extra(&self, extra: ExtraId) -> &[Item] {
-        &self.extras[extra.0]
+        &self.extras[extra.0 as usize]
     }
 
     pub(in super::super) fn wrong(&self, item: Item, expected: &'static str) -> Wrong {
@@ -469,16 +519,15 @@ impl Objects {
             }
             .to_owned(),
         };
-        Wrong { key: "", expected, found }
+        Wrong::new("", expected, found)
     }
 }
 
-impl Wrong {
-    pub(in super::super) fn of(self, key: &'static str) -> Self {
-        Self { key, ..self }
+/// Returns the number of a value in a table, and counts the memory of a new one.
+fn intern<T: Eq + Hash>(table: &mut IndexSet<T>, value: T, bytes: usize, budget: &Budget) -> u32 {
+    let (index, is_new) = table.insert_full(value);
+    if is_new {
+        budget.add(bytes + ENTRY);
     }
-
-    pub(in super::super) fn missing(key: &'static str) -> Self {
-        Self { key, expected: "present", found: "missing".to_owned() }
-    }
+    index as u32
 }

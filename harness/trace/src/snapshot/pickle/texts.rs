@@ -1,6 +1,6 @@
 //! The distinct texts of a pickle. The first ones are known keys and words, so keys are recognized by number.
 
-use super::super::unique::Unique;
+use indexmap::IndexSet;
 
 /// Identifies a text of [`Texts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +15,11 @@ macro_rules! words {
         #[allow(dead_code, reason = "actions are recognized by their position")]
         impl TextId {
             words!(@ 0, $($name)*);
+
+            /// The text of one of these constants.
+            pub(super) fn name(self) -> &'static str {
+                WORDS[self.0 as usize]
+            }
         }
     };
     (@ $number:expr, $name:ident $($rest:ident)*) => {
@@ -38,24 +43,24 @@ words! {
 }
 
 /// The distinct texts.
-pub(super) struct Texts(Unique<str>);
+pub(super) struct Texts(IndexSet<String>);
 
 impl Default for Texts {
     fn default() -> Self {
-        let mut texts = Self(Unique::default());
-        WORDS.iter().for_each(|word| _ = texts.add(word.as_bytes()));
-        texts
+        Self(WORDS.iter().map(|&word| word.to_owned()).collect())
     }
 }
 
 impl Texts {
     /// The number of a text, and whether the text is new. Replaces invalid UTF-8: Python writes lone surrogates for such file names.
     pub(super) fn add(&mut self, bytes: &[u8]) -> (TextId, bool) {
-        let (id, is_new) = self.0.add(&*String::from_utf8_lossy(bytes));
-        (TextId(id), is_new)
+        let text = String::from_utf8_lossy(bytes);
+        let known = self.0.get_index_of(&*text);
+        let id = known.unwrap_or_else(|| self.0.insert_full(text.into_owned()).0);
+        (TextId(id as u32), known.is_none())
     }
 
     pub(super) fn get(&self, id: TextId) -> &str {
-        &self.0[id.0]
+        &self.0[id.0 as usize]
     }
 }

@@ -1,0 +1,137 @@
+//! Replays a trace and classifies its failed requests: [`Failure`].
+
+use std::fmt;
+
+use harness_allocator::allocator::MemoryFraction;
+use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
+use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::units::Bytes;
+use harness_record::Invariant;
+use harness_trace::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped, Target};
+use harness_trace::trace::TraceEvent;
+
+use super::Case;
+
+/// Why a request failed, in the order in which the reasons are tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Enough memory was free, but fragmented; at least half of it was in partly used segments.
+    Fragmented,
+    /// Enough memory was free, mostly on the device, which alone had too little for a new segment.
+    DeviceShort,
+    /// The device had enough free memory for the request, but not for its rounded size.
+    Rounding,
+    /// Pending frees would have provided enough memory.
+    PendingFree,
+    /// The memory fraction refused it.
+    Fraction,
+    /// Less memory was free than requested: the program is too large for the device.
+    TooLarge,
+    /// The request is larger than the device.
+    NeverFits,
+    /// An always-checked invariant is violated when a scenario replays the trace.
+    Violates(Invariant),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self {
+            Self::Violates(invariant) => return write!(f, "the invariant {invariant} does not hold: {}", invariant.promise()),
+            Self::Fragmented => "enough memory is free, but it is fragmented",
+            Self::DeviceShort => "enough memory is free in total, but neither the device nor the allocator has a large enough part",
+            Self::Rounding => "the device has enough free memory, but not for the rounded size of the request",
+            Self::PendingFree => "enough memory was freed, but it waits for events of other streams",
+            Self::Fraction => "the memory fraction refuses it",
+            Self::TooLarge => "less memory is free than requested",
+            Self::NeverFits => "the request exceeds the device memory",
+        };
+        f.write_str(what)
+    }
+}
+
+/// A failed request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused {
+    /// Counted from 0.
+    pub(super) operation: usize,
+    pub(super) failure: Failure,
+}
+
+/// Why a replay ended early.
+pub(super) enum Early {
+    /// A request failed that must succeed.
+    Refused,
+    /// Why the trace cannot be replayed.
+    Trace(String),
+}
+
+/// Replays a trace with these settings and returns the failed requests. `may_fail` decides by operation and id.
+pub(super) fn run(case: &Case, config: &Config, may_fail: &dyn Fn(usize, u64) -> bool) -> Result<Vec<Refused>, Early> {
+    let Case { events, memory, .. } = case;
+    let memory = *memory;
+    let mut device = SimDevice::new(SimConfig::replay(memory));
+    let mut executor = Executor::new(events, &mut device).map_err(|error| Early::Trace(error.to_string()))?;
+    let config = Config { quirks: Quirks::Torch211, ..config.clone() };
+    let mut watch = Refusals { events, fraction: config.memory_fraction, memory, refused: Vec::new(), may_fail };
+    let mut allocator = CachingAllocator::new(config);
+    match executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut watch) {
+        Ok(_) => Ok(watch.refused),
+        Err(Stopped::Device { operation, source }) => Err(Early::Trace(format!("operation {operation}: {source}"))),
+        Err(Stopped::Observer(RefusedToo)) => Err(Early::Refused),
+    }
+}
+
+/// Records failed requests.
+struct Refusals<'a> {
+    events: &'a [TraceEvent],
+    fraction: MemoryFraction,
+    memory: Bytes,
+    refused: Vec<Refused>,
+    may_fail: &'a dyn Fn(usize, u64) -> bool,
+}
+
+/// A request failed that must succeed.
+struct RefusedToo;
+
+impl<T: Target> Observer<T> for Refusals<'_> {
+    type Error = RefusedToo;
+
+    fn after(&mut self, operation: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), RefusedToo> {
+        match self.events[operation] {
+            TraceEvent::SetFraction(fraction) => self.fraction = fraction,
+            TraceEvent::Allocate { id, size, .. } if outcome == Outcome::OutOfMemory => {
+                let failure = failure(target, size, self.memory, self.fraction.limit(self.memory));
+                self.refused.push(Refused { operation, failure });
+                return if (self.may_fail)(operation, id) { Ok(()) } else { Err(RefusedToo) };
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// How the last request failed.
+fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Option<Bytes>) -> Failure {
+    let stats = target.stats();
+    // The simulated device never fails this query.
+    let free = target.with_device(|device| device.free_memory().unwrap_or_default());
+    let [reserved, active, allocated] =
+        [stats.reserved_bytes, stats.active_bytes, stats.allocated_bytes].map(|pooled| Bytes(pooled.all.current));
+    let room = limit.map_or(free, |limit| limit.saturating_sub(reserved).min(free));
+    let cached = reserved.saturating_sub(active);
+    let waiting = active.saturating_sub(allocated);
+    match requested {
+        _ if requested <= room => Failure::Rounding,
+        _ if requested <= room + cached => {
+            if cached >= room {
+                Failure::Fragmented
+            } else {
+                Failure::DeviceShort
+            }
+        }
+        _ if requested <= room + cached + waiting => Failure::PendingFree,
+        _ if requested <= free + cached => Failure::Fraction,
+        _ if requested <= memory => Failure::TooLarge,
+        _ => Failure::NeverFits,
+    }
+}

@@ -40,13 +40,13 @@ const NVIDIA_LIBRARIES: [(&str, &[&str]); 19] = [
 
 /// Returns the NVIDIA library with this file name, such as `libcudart` for `libcudart.so.13`. Bundled copies under other names,
 /// such as torchvision's `libcudart.8774224f.so.13`, do not match.
-fn library_of_file(file: &str) -> Option<&'static str> {
+pub(crate) fn library_of_file(file: &str) -> Option<&'static str> {
     let (stem, version) = file.split_once(".so")?;
     let is_version = version.is_empty() || version.starts_with('.');
     NVIDIA_LIBRARIES.iter().map(|(known, _)| *known).find(|known| is_version && *known == stem)
 }
 
-fn library_of_symbol(name: &str) -> Option<&'static str> {
+pub(crate) fn library_of_symbol(name: &str) -> Option<&'static str> {
     let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|(stem, prefixes)| prefixes.iter().map(|prefix| (*prefix, *stem)));
     let longest = prefixes.filter(|(prefix, _)| name.starts_with(prefix)).max_by_key(|(prefix, _)| prefix.len())?;
     let is_driver = longest.1 != "libcuda" || name[2..].starts_with(|first: char| first.is_ascii_uppercase());

@@ -1,12 +1,13 @@
 //! Makes a stub library for each NVIDIA library that a PyTorch needs or opens.
 //!
-//! A stub library defines only the names that the core library lacks. Every stub library depends on the core, so the dynamic
+//! A stub library defines the names that PyTorch imports and, for driver and runtime, all functions of CUDA, because programs compile code at run
+//! time that links against them. It omits the names that the core library has. Every stub library depends on the core, so the dynamic
 //! linker finds the other names there. The core's symbols are unversioned and also satisfy versioned references.
 
 use std::collections::BTreeSet;
 
-use crate::imports::Imports;
-use crate::stub_library::{StubLibrary, Symbol};
+use crate::imports::{Imports, library_of_file, library_of_symbol};
+use crate::stub_library::{Kind, StubLibrary, Symbol};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StubFile {
@@ -18,6 +19,9 @@ pub struct StubFile {
 /// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
 const ALWAYS: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 
+/// The functions of the CUDA driver and runtime, one per line.
+const FUNCTIONS: &str = include_str!("functions.txt");
+
 /// Returns the stub libraries for a PyTorch with these imports. `exports` are the names that the core library defines.
 pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> Vec<StubFile> {
     let mut imports = imports.clone();
@@ -25,6 +29,14 @@ pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> 
     let runtime = imports.soname("libcudart").map(|soname| soname.replacen("libcudart", "libnvrtc", 1));
     for soname in ALWAYS.into_iter().map(str::to_owned).chain(runtime) {
         imports.libraries.entry(soname).or_default();
+    }
+    for (soname, library) in &mut imports.libraries {
+        let node = library.nodes.first().cloned();
+        let is_of_library = |name: &&str| library_of_symbol(name).is_some_and(|known| Some(known) == library_of_file(soname));
+        for name in FUNCTIONS.lines().filter(is_of_library) {
+            let function = || Symbol { name: name.to_owned(), node: node.clone(), kind: Kind::Function };
+            library.symbols.entry(name.to_owned()).or_insert_with(function);
+        }
     }
     let stub = |(soname, library): (&String, &crate::imports::Library)| {
         let symbols: Vec<&Symbol> = library.symbols.values().filter(|symbol| !exports.contains(&symbol.name)).collect();

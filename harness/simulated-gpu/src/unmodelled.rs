@@ -1,8 +1,9 @@
 //! Answers all functions without code in this crate.
 //!
-//! The stub libraries have a stub for each such function. It loads the address of a [`Stub`] into `r11` and jumps to `harness_gpu_unmodelled`. All
-//! these functions return zero, which is success. [`TABLE`] describes the outputs of known functions, from the headers of CUDA 13.0. Numbers become
-//! zero and new objects are zeroed, because a caller might take an unwritten output for a size. The names of unknown functions are listed.
+//! The stub libraries have a stub for each such function. It loads the address of a [`Stub`] into `r11` and jumps to `harness_gpu_unmodelled`.
+//! [`TABLE`] describes the outputs of known functions, from the headers of CUDA 13.0. They return success. Numbers become zero and new objects are
+//! zeroed, because a caller might take an unwritten output for a size. Other functions write nothing, and the report lists them. Those of the driver
+//! and the runtime return "not supported".
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{CStr, c_char};
@@ -10,6 +11,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::code::Code;
 use crate::world;
 
 /// The functions: the name, then the effects on its arguments. An effect is the position among the integer arguments, from 0, and a letter. `w` writes
@@ -24,10 +26,11 @@ struct Stub {
     function: AtomicPtr<Function>,
 }
 
-/// The effects of a function on its arguments.
 struct Function {
     name: &'static str,
+    /// The effects on its arguments.
     effects: Vec<(usize, Effect)>,
+    result: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -113,10 +116,17 @@ unsafe extern "C" fn answer(stub: *const Stub, registers: *const u64, stack: *co
             }
         }
     }
-    0
+    // SAFETY: as above.
+    unsafe { (*function).result }
 }
 
-/// The function of this name. A function outside of the table has no effects, and its name is listed.
+/// The result of a function outside of the table.
+fn result_of_unknown(name: &[u8]) -> u64 {
+    let is_cuda = name.starts_with(b"cuda") || matches!(name, [b'c', b'u', b'A'..=b'Z', ..]);
+    if is_cuda { Code::NotSupported as u64 } else { 0 }
+}
+
+/// The function of this name. The names of functions outside of the table are listed.
 fn known(name: &CStr) -> &'static Function {
     static FUNCTIONS: OnceLock<Vec<Function>> = OnceLock::new();
     let functions = FUNCTIONS.get_or_init(|| TABLE.lines().filter(|line| !line.starts_with('#')).map(Function::of_row).collect());
@@ -124,7 +134,7 @@ fn known(name: &CStr) -> &'static Function {
     found.map_or_else(
         |_| {
             world::machine().counters.note_unmodelled(name.to_bytes());
-            &*Box::leak(Box::new(Function { name: "", effects: Vec::new() }))
+            &*Box::leak(Box::new(Function { name: "", effects: Vec::new(), result: result_of_unknown(name.to_bytes()) }))
         },
         |index| &functions[index],
     )
@@ -145,7 +155,7 @@ impl Function {
             };
             Some((place.parse().ok()?, effect))
         });
-        Self { name, effects: effects.collect() }
+        Self { name, effects: effects.collect(), result: 0 }
     }
 }
 

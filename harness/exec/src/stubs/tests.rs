@@ -7,7 +7,7 @@ use crate::imports;
 use crate::tests::fixture::compile_torch;
 
 #[test]
-fn stub_libraries_define_the_names_that_the_core_lacks() {
+fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
     let folder = tempfile::tempdir().unwrap();
     compile_torch(folder.path());
     let imports = Imports::of(&imports::shared_objects(folder.path()).unwrap(), &[]).unwrap();
@@ -16,7 +16,8 @@ fn stub_libraries_define_the_names_that_the_core_lacks() {
     for StubFile { soname, bytes } in stub_files(&imports, "libcore.so", &core) {
         let path = folder.path().join(&soname);
         fs::write(&path, bytes).unwrap();
-        let names: Vec<String> = imports::exports(&path).unwrap().into_iter().collect();
+        let names: Vec<String> =
+            imports::exports(&path).unwrap().into_iter().filter(|name| !FUNCTIONS.lines().any(|known| known == name)).collect();
         lines.push(format!("{soname}: {}", names.join(" ")));
     }
     assert_eq!(
@@ -30,4 +31,20 @@ fn stub_libraries_define_the_names_that_the_core_lacks() {
             "libnvshmem_host.so.3: nvshmem_init nvshmem_selected_device_transport",
         ]
     );
+}
+
+#[test]
+fn stub_libraries_of_driver_and_runtime_define_every_function_of_cuda() {
+    let imports = Imports { libraries: [("libcudart.so.13".to_owned(), crate::imports::Library::default())].into() };
+    let core = BTreeSet::from(["cudaMalloc".to_owned()]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut names = Vec::new();
+    for StubFile { soname, bytes } in stub_files(&imports, "libcore.so", &core) {
+        let path = folder.path().join(&soname);
+        fs::write(&path, bytes).unwrap();
+        names.extend(imports::exports(&path).unwrap());
+    }
+    let functions = FUNCTIONS.lines().filter(|line| !line.starts_with('#'));
+    let missing: Vec<&str> = functions.filter(|function| !names.iter().any(|name| name == function)).collect();
+    assert_eq!(missing, ["cudaMalloc"]);
 }

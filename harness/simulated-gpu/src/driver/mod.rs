@@ -4,6 +4,7 @@
 //! If kernels execute, the functions fail like a driver's: before `cuInit`, without a context, and after work broke the context.
 
 mod arrays;
+mod graphs;
 mod mapping;
 mod memory;
 mod modules;

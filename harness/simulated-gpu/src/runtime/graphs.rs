@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ptr;
 
 use harness_gpu_settings::ffi::{Out, write};
 
@@ -14,7 +15,7 @@ thread_local! {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamBeginCapture(stream: usize, _: c_int) -> c_int {
+pub(crate) extern "C" fn cudaStreamBeginCapture(stream: usize, _: c_int) -> c_int {
     remember(machine().state().streams.begin_capture(stream, current_device()))
 }
 
@@ -24,14 +25,14 @@ extern "C" fn cudaStreamBeginCaptureToGraph(stream: usize, _: usize, _: *const c
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) -> c_int {
+pub(crate) extern "C" fn cudaStreamEndCapture(stream: usize, graph: Out<'_, *mut u8>) -> c_int {
     let mut state = machine().state();
     let ended = state.streams.stream(stream, current_device()).and_then(|stream| stream.capture.take().ok_or(Code::InvalidValue));
     remember(ended.and_then(|_| put(graph, new_object())))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamIsCapturing(stream: usize, status: Out<'_, c_int>) -> c_int {
+pub(crate) extern "C" fn cudaStreamIsCapturing(stream: usize, status: Out<'_, c_int>) -> c_int {
     let mut state = machine().state();
     let capture = state.streams.stream(stream, current_device()).map(|stream| stream.capture.is_some());
     remember(capture.and_then(|capture| put(status, c_int::from(capture))))
@@ -39,7 +40,7 @@ extern "C" fn cudaStreamIsCapturing(stream: usize, status: Out<'_, c_int>) -> c_
 
 /// CUDA 13 has one pointer more than CUDA 12 after `id`. These outputs are the graph, its dependencies and their number.
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamGetCaptureInfo(
+pub(crate) extern "C" fn cudaStreamGetCaptureInfo(
     stream: usize,
     status: Out<'_, c_int>,
     id: Out<'_, c_ulonglong>,
@@ -60,7 +61,7 @@ extern "C" fn cudaStreamGetCaptureInfo(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaStreamGetCaptureInfo_v2(
+pub(crate) extern "C" fn cudaStreamGetCaptureInfo_v2(
     stream: usize,
     status: Out<'_, c_int>,
     id: Out<'_, c_ulonglong>,
@@ -72,20 +73,20 @@ extern "C" fn cudaStreamGetCaptureInfo_v2(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: Option<&mut c_int>) -> c_int {
+pub(crate) extern "C" fn cudaThreadExchangeStreamCaptureMode(mode: Option<&mut c_int>) -> c_int {
     let Some(mode) = mode else { return remember(Err(Code::InvalidValue)) };
     *mode = CAPTURE_MODE.replace(*mode);
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaGraphCreate(graph: Out<'_, *mut u8>, _: c_uint) -> c_int {
+pub(crate) extern "C" fn cudaGraphCreate(graph: Out<'_, *mut u8>, _: c_uint) -> c_int {
     remember(put(graph, new_object()))
 }
 
 /// Returns one node, because programs treat an empty graph as an error.
 #[unsafe(no_mangle)]
-extern "C" fn cudaGraphGetNodes(graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>) -> c_int {
+pub(crate) extern "C" fn cudaGraphGetNodes(graph: usize, nodes: Out<'_, usize>, count: Option<&mut usize>) -> c_int {
     let Some(count) = count else { return remember(Err(Code::InvalidValue)) };
     if *count > 0 {
         write(nodes, graph);
@@ -100,26 +101,29 @@ extern "C" fn cudaGraphInstantiate(executable: Out<'_, *mut u8>, _: usize, _: c_
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaGraphInstantiateWithFlags(executable: Out<'_, *mut u8>, graph: usize, flags: c_ulonglong) -> c_int {
+pub(crate) extern "C" fn cudaGraphInstantiateWithFlags(executable: Out<'_, *mut u8>, graph: usize, flags: c_ulonglong) -> c_int {
     cudaGraphInstantiate(executable, graph, flags)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudaGraphLaunch(_: usize, _: usize) -> c_int {
+pub(crate) extern "C" fn cudaGraphLaunch(_: usize, _: usize) -> c_int {
     machine().tick();
     0
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGraphDestroy(graph: *mut u8) -> c_int {
+/// Destroys a graph or an executable graph.
+fn destroy(object: usize) -> c_int {
     // SAFETY: a function here created the object, and the program destroys it once.
-    unsafe { delete_object(graph) };
+    unsafe { delete_object(ptr::with_exposed_provenance_mut(object)) };
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaGraphExecDestroy(executable: *mut u8) -> c_int {
-    // SAFETY: a function here created the object, and the program destroys it once.
-    unsafe { delete_object(executable) };
-    0
+pub(crate) extern "C" fn cudaGraphDestroy(graph: usize) -> c_int {
+    destroy(graph)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cudaGraphExecDestroy(executable: usize) -> c_int {
+    destroy(executable)
 }

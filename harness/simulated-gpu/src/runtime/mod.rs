@@ -1,7 +1,7 @@
 //! Functions of the CUDA runtime (<https://docs.nvidia.com/cuda/cuda-runtime-api/>), by topic.
 
 mod device;
-mod graphs;
+pub(crate) mod graphs;
 mod launch;
 pub(crate) mod memory;
 pub(crate) mod pools;

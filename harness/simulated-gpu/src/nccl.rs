@@ -1,7 +1,8 @@
 //! A model of NCCL for processes with one device each on one machine. It assumes that all ranks have the data of this rank. So a gather writes this
-//! rank's data into every slot, a scatter copies its slice, and a reduction or broadcast copies. Results that depend on other ranks' data are wrong;
-//! every report names them as a model.
+//! rank's data into every slot, a scatter copies its slice, and a reduction or broadcast copies. Broadcasts, sends and receives of a group end with the
+//! group ([`end_group`]). Results that depend on other ranks' data are wrong; every report names them as a model.
 
+use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 
@@ -163,16 +164,109 @@ extern "C" fn ncclReduce(from: usize, to: usize, count: usize, kind: c_int, _: c
     0
 }
 
+/// Data that this rank sends or receives in a group.
+#[derive(Clone, Copy)]
+struct Part {
+    address: usize,
+    bytes: usize,
+    /// True if the data is for this rank itself, or comes from it.
+    own: bool,
+}
+
+/// The open group of a thread.
+#[derive(Default)]
+struct Group {
+    depth: u32,
+    sent: Vec<Part>,
+    received: Vec<Part>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Adds parts to the open group. Outside of a group, they are a group.
+fn in_group(sent: Option<Part>, received: Option<Part>) -> c_int {
+    GROUP.with_borrow_mut(|group| {
+        group.sent.extend(sent);
+        group.received.extend(received);
+        if group.depth == 0 {
+            end_group(group);
+        }
+    });
+    0
+}
+
+/// Fills each received part with data of its size that this rank sends: to itself, if there is such data, because the other ranks would send the
+/// same. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per rank.
+fn end_group(group: &mut Group) {
+    let (sent, received) = (std::mem::take(&mut group.sent), std::mem::take(&mut group.received));
+    for part in received {
+        let fitting = || sent.iter().filter(|data| data.bytes == part.bytes);
+        if let Some(data) = fitting().find(|data| data.own).or_else(|| fitting().next()) {
+            copy(data.address, part.address, part.bytes);
+        }
+    }
+}
+
 #[unsafe(no_mangle)]
-extern "C" fn ncclBroadcast(from: usize, to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) -> c_int {
-    copy(from, to, count * element(kind));
+extern "C" fn ncclGroupStart() -> c_int {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclBcast(_: usize, _: usize, _: c_int, _: c_int, _: *const Communicator, _: usize) -> c_int {
-    machine().tick();
+extern "C" fn ncclGroupEnd() -> c_int {
+    GROUP.with_borrow_mut(|group| {
+        group.depth = group.depth.saturating_sub(1);
+        if group.depth == 0 {
+            end_group(group);
+        }
+    });
     0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclBroadcast(
+    from: usize,
+    to: usize,
+    count: usize,
+    kind: c_int,
+    root: c_int,
+    communicator: &Communicator,
+    _: usize,
+) -> c_int {
+    let (bytes, own) = (count * element(kind), root == communicator.rank);
+    let sent = (own || from != to).then_some(Part { address: from, bytes, own });
+    in_group(sent, Some(Part { address: to, bytes, own }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) -> c_int {
+    in_group(Some(Part { address: from, bytes: count * element(kind), own: peer == communicator.rank }), None)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) -> c_int {
+    in_group(None, Some(Part { address: to, bytes: count * element(kind), own: peer == communicator.rank }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclBcast(buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) -> c_int {
+    ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGather(
+    from: usize,
+    to: usize,
+    count: usize,
+    kind: c_int,
+    root: c_int,
+    communicator: &Communicator,
+    stream: usize,
+) -> c_int {
+    if root == communicator.rank { ncclAllGather(from, to, count, kind, communicator, stream) } else { 0 }
 }
 
 #[unsafe(no_mangle)]

@@ -2,21 +2,39 @@
 //! rank's data into every slot, a scatter copies its slice, and a reduction or broadcast copies. Broadcasts, sends and receives of a group end with the
 //! group ([`end_group`]). Results that depend on other ranks' data are wrong; every report names them as a model.
 
+mod split;
+
 use std::cell::RefCell;
+use std::env;
 use std::ffi::{c_char, c_int, c_void};
+use std::hash::{Hash as _, Hasher as _};
 use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use harness_allocator::hash::Mixer;
 use harness_gpu_settings::ffi::{Out, write};
+use harness_gpu_settings::settings::RUN;
 
+use self::split::{Member, split};
 use crate::runtime::copy_on_device;
 use crate::world::machine;
 
 /// Version 2.28.9.
 const VERSION: c_int = 22_809;
 
+/// `NCCL_SPLIT_NOCOLOR`: the rank joins no new communicator.
+const NO_COLOR: c_int = -1;
+/// `ncclSystemError`.
+const SYSTEM_ERROR: c_int = 2;
+
 struct Communicator {
     ranks: c_int,
     rank: c_int,
+    /// The same on all ranks. `None` if one process has all ranks.
+    id: Option<u64>,
+    /// The number of splits so far.
+    splits: AtomicU32,
 }
 
 /// `ncclUniqueId`, passed by value.
@@ -43,10 +61,12 @@ fn answer(written: bool) -> c_int {
     if written { 0 } else { 4 }
 }
 
-/// Programs only pass the id around.
+/// The first word is unique within the run.
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetUniqueId(id: Out<'_, UniqueId>) -> c_int {
-    answer(write(id, UniqueId([u64::from(std::process::id()); 16])))
+    static IDS: AtomicU32 = AtomicU32::new(0);
+    let number = u64::from(std::process::id()) << 32 | u64::from(IDS.fetch_add(1, Ordering::Relaxed));
+    answer(write(id, UniqueId([number; 16])))
 }
 
 #[unsafe(no_mangle)]
@@ -59,18 +79,18 @@ extern "C" fn ncclGetLastError(_: usize) -> *const c_char {
     c"".as_ptr()
 }
 
-fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int) -> c_int {
-    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank }))))
+fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Option<u64>) -> c_int {
+    answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, id, splits: AtomicU32::new(0) }))))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclCommInitRank(into: Out<'_, *mut Communicator>, ranks: c_int, _: UniqueId, rank: c_int) -> c_int {
-    create(into, ranks, rank)
+extern "C" fn ncclCommInitRank(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int) -> c_int {
+    create(into, ranks, rank, Some(id.0[0]))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclCommInitRankConfig(into: Out<'_, *mut Communicator>, ranks: c_int, _: UniqueId, rank: c_int, _: *const c_void) -> c_int {
-    create(into, ranks, rank)
+extern "C" fn ncclCommInitRankConfig(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int, _: *const c_void) -> c_int {
+    create(into, ranks, rank, Some(id.0[0]))
 }
 
 #[unsafe(no_mangle)]
@@ -79,25 +99,37 @@ extern "C" fn ncclCommInitRankScalable(
     ranks: c_int,
     rank: c_int,
     _: c_int,
-    _: *const UniqueId,
+    ids: Option<&UniqueId>,
     _: *const c_void,
 ) -> c_int {
-    create(into, ranks, rank)
+    create(into, ranks, rank, ids.map(|first| first.0[0]))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, ranks: c_int, _: *const c_int) -> c_int {
     for rank in 0..ranks {
         // SAFETY: the program passes an array of `ranks` handles.
-        create(unsafe { into.add(usize::try_from(rank).unwrap_or(0)).as_mut() }, ranks, rank);
+        create(unsafe { into.add(usize::try_from(rank).unwrap_or(0)).as_mut() }, ranks, rank, None);
     }
     0
 }
 
-/// Ignores the color: the new communicator has all ranks, because the colors of others are unknown.
+/// Waits until all ranks have called. Without a run's folder, or with all ranks in one process, the new communicator has all ranks.
 #[unsafe(no_mangle)]
-extern "C" fn ncclCommSplit(parent: &Communicator, _: c_int, _: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
-    create(into, parent.ranks, parent.rank)
+extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
+    let (Some(id), Some(folder)) = (parent.id, env::var_os(RUN)) else { return create(into, parent.ranks, parent.rank, parent.id) };
+    let number = parent.splits.fetch_add(1, Ordering::Relaxed);
+    let file = Path::new(&folder).join(format!("nccl-{id:x}-{number}"));
+    let ranks = usize::try_from(parent.ranks).unwrap_or(0);
+    match split(&file, ranks, Member { rank: parent.rank, color, key }) {
+        Ok(_) if color == NO_COLOR => answer(write(into, std::ptr::null_mut())),
+        Ok((ranks, rank)) => {
+            let mut hasher = Mixer::default();
+            (id, number, color).hash(&mut hasher);
+            create(into, ranks as c_int, rank as c_int, Some(hasher.finish()))
+        }
+        Err(_) => SYSTEM_ERROR,
+    }
 }
 
 #[unsafe(no_mangle)]

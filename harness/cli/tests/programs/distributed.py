@@ -27,10 +27,16 @@ def main(rank, folder):
     train(fully_shard(sharded))
     sizes = [torch.zeros(1, dtype=torch.long, device="cuda") for _ in range(2)]
     dist.all_gather(sizes, torch.tensor([7], device="cuda"))
+    # Each rank sends to both, so a list of tensors is exchanged in one group of sends and receives.
+    exchanged = [torch.zeros(1, dtype=torch.long, device="cuda") for _ in range(2)]
+    dist.all_to_all(exchanged, [torch.tensor([3], device="cuda"), torch.tensor([3], device="cuda")])
+    alone = dist.split_group(split_ranks=[[0], [1]])
+    own = torch.zeros(1, dtype=torch.long, device="cuda")
+    dist.all_gather_into_tensor(own, torch.tensor([5], device="cuda"), group=alone)
     dist.barrier()
     if rank == 0:
         s = torch.cuda.memory_stats()
-        print(json.dumps({"gathered": [int(size) for size in sizes], "num_ooms": s["num_ooms"], "devices": torch.cuda.device_count()}), flush=True)
+        print(json.dumps({"gathered": [int(size) for size in sizes], "exchanged": [int(part) for part in exchanged], "alone": own.tolist(), "num_ooms": s["num_ooms"], "devices": torch.cuda.device_count()}), flush=True)
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use harness_gpu_settings::ffi::Out;
 
+use super::fat_binary::chosen_code;
 use crate::code::{Code, last, message, name, put, remember, take_last};
 use crate::copied;
 use crate::mangled::{self, Parameter};
@@ -45,17 +46,19 @@ thread_local! {
 static KERNELS: Mutex<BTreeMap<usize, Kernel>> = Mutex::new(BTreeMap::new());
 
 struct Kernel {
+    /// Address of the fat binary with its code.
+    binary: usize,
     /// Address of the mangled name in the program.
     name: usize,
     /// Parsed at the first use; the inner value is `None` if the name cannot be parsed.
     parameters: Option<Option<Arc<[Parameter]>>>,
 }
 
+/// Returns a handle that contains the address of the fat binary.
 #[unsafe(no_mangle)]
-extern "C" fn __cudaRegisterFatBinary(_: *const c_void) -> *mut *mut c_void {
-    // A program only passes the handle around.
-    static HANDLE: [usize; 2] = [0; 2];
-    ptr::from_ref(&HANDLE).cast_mut().cast()
+extern "C" fn __cudaRegisterFatBinary(binary: usize) -> *mut usize {
+    // Programs register each binary once, and use the handle until they end.
+    Box::into_raw(Box::new(binary))
 }
 
 #[unsafe(no_mangle)]
@@ -71,7 +74,7 @@ extern "C" fn __cudaInitModule(_: *mut *mut c_void) -> c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn __cudaRegisterFunction(
-    _: *mut *mut c_void,
+    handle: Option<&usize>,
     host_function: usize,
     _: *const c_char,
     name: *const c_char,
@@ -82,7 +85,7 @@ extern "C" fn __cudaRegisterFunction(
     _: *const c_void,
     _: *const c_int,
 ) {
-    let kernel = Kernel { name: name.expose_provenance(), parameters: None };
+    let kernel = Kernel { binary: handle.copied().unwrap_or(0), name: name.expose_provenance(), parameters: None };
     KERNELS.lock().unwrap_or_else(PoisonError::into_inner).insert(host_function, kernel);
 }
 
@@ -240,9 +243,12 @@ unsafe extern "C" fn cudaLaunchKernelExC(config: *const LaunchConfig, kernel: us
 const FUNCTION_ATTRIBUTES: usize = 144;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, _: usize) -> c_int {
+unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -> c_int {
     let gpu = machine().settings.gpu;
-    let version = 10 * gpu.capability.0 + gpu.capability.1;
+    let capability = 10 * gpu.capability.0 + gpu.capability.1;
+    let binary = KERNELS.lock().unwrap_or_else(PoisonError::into_inner).get(&kernel).map_or(0, |kernel| kernel.binary);
+    // SAFETY: the program registered this binary.
+    let version = unsafe { chosen_code(binary, capability) }.unwrap_or(capability);
     let figures = [(24, BLOCK_THREADS), (28, 32), (32, version), (36, version), (44, gpu.limits().shared_memory_of_a_block)];
     // SAFETY: the program passes a structure of this size, with numbers at these offsets.
     unsafe {

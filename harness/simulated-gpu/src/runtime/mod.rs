@@ -1,6 +1,7 @@
 //! Functions of the CUDA runtime (<https://docs.nvidia.com/cuda/cuda-runtime-api/>), by topic.
 
 mod device;
+mod fat_binary;
 pub(crate) mod graphs;
 mod launch;
 pub(crate) mod memory;

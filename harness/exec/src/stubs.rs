@@ -11,13 +11,14 @@ use crate::stub_library::{Kind, StubLibrary, Symbol};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StubFile {
-    /// File name, equal to its SONAME.
+    /// File name, usually its SONAME.
     pub soname: String,
     pub bytes: Vec<u8>,
 }
 
 /// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
-const ALWAYS: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
+const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
+const DRIVER: &str = "libcuda.so.1";
 
 /// The functions of the CUDA driver and runtime, one per line.
 const FUNCTIONS: &str = include_str!("functions.txt");
@@ -43,7 +44,11 @@ pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> 
         let nodes = library.nodes.iter().map(String::as_str).collect();
         StubFile { soname: soname.clone(), bytes: StubLibrary { soname, nodes, symbols, core }.bytes() }
     };
-    imports.libraries.iter().map(stub).collect()
+    let mut files: Vec<StubFile> = imports.libraries.iter().map(stub).collect();
+    // Linkers look for this name, as with Triton's `-lcuda`.
+    let driver = files.iter().find(|file| file.soname == DRIVER).cloned();
+    files.extend(driver.map(|driver| StubFile { soname: "libcuda.so".to_owned(), ..driver }));
+    files
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
             "libnvidia-ml.so.1: ",
             "libnvrtc.so.13: ",
             "libnvshmem_host.so.3: nvshmem_init nvshmem_selected_device_transport",
+            "libcuda.so: cuFictional",
         ]
     );
 }

@@ -20,6 +20,7 @@ use crate::copied::CopiedBytes;
 use crate::execution::Execution;
 use crate::host::HostMemory;
 use crate::memory::{DeviceMemory, FIRST_ADDRESS, device_of};
+use crate::runtime::ipc::{Handle, Opened};
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::counters::OwnCounters;
@@ -61,6 +62,8 @@ pub(crate) struct State {
     pub(crate) copied: CopiedBytes,
     /// Addresses of variables in device code, by device and host symbol.
     pub(crate) symbols: BTreeMap<(usize, usize), u64>,
+    /// Memory of other processes.
+    pub(crate) opened: BTreeMap<Handle, Opened>,
     /// The device memory of this process, entered for processes that share the devices.
     account: Account,
 }
@@ -94,6 +97,7 @@ impl Machine {
             attempts: Attempts::new(folder.as_deref(), &settings.faults),
             copied: CopiedBytes::default(),
             symbols: BTreeMap::new(),
+            opened: BTreeMap::new(),
             account: Account::new(env::var_os(LEDGER).map(|path| or_abort(LEDGER, Ledger::open(path.as_ref())))),
         };
         // SAFETY: the function is the C library's, and this library is never unloaded.

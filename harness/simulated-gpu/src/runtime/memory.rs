@@ -314,15 +314,3 @@ extern "C" fn cudaMemcpyToSymbol(_: *const c_void, _: *const c_void, _: usize, _
     machine().tick();
     0
 }
-
-/// Functions that share memory or events between processes, which is not supported.
-macro_rules! not_shared {
-    ($($name:ident)+) => {$(
-        #[unsafe(no_mangle)]
-        extern "C" fn $name() -> c_int {
-            remember(Err(Code::NotSupported))
-        }
-    )+};
-}
-
-not_shared! { cudaIpcGetMemHandle cudaIpcOpenMemHandle cudaIpcCloseMemHandle cudaIpcGetEventHandle cudaIpcOpenEventHandle }

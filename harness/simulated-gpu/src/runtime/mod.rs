@@ -3,6 +3,7 @@
 mod device;
 mod fat_binary;
 pub(crate) mod graphs;
+pub(crate) mod ipc;
 mod launch;
 pub(crate) mod memory;
 pub(crate) mod pools;

@@ -32,42 +32,26 @@ impl Stopwatch {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Timer {
-    Host,
-    /// The virtual clock of a simulated device.
-    Virtual,
+/// The quantity of times on this clock.
+pub(super) const fn quantity(clock: Clock) -> Quantity {
+    match clock {
+        Clock::Measured => Quantity::HostTime,
+        Clock::Simulated => Quantity::ModelTime,
+    }
 }
 
-impl Timer {
-    /// The timer for calls to a device: a simulated device's calls take model time.
-    pub(super) const fn of(clock: Clock) -> Self {
-        match clock {
-            Clock::Simulated => Self::Virtual,
-            Clock::Measured => Self::Host,
+/// Times a region in picoseconds, on the host's clock or on the virtual clock of a simulated device.
+pub(super) fn time<R>(clock: Clock, device: &mut dyn TestDevice, region: impl FnOnce(&mut dyn TestDevice) -> R) -> (R, u64) {
+    match clock {
+        Clock::Measured => {
+            let watch = Stopwatch::start();
+            let result = region(device);
+            (result, watch.elapsed_ps())
         }
-    }
-
-    pub(super) const fn quantity(self) -> Quantity {
-        match self {
-            Self::Host => Quantity::HostTime,
-            Self::Virtual => Quantity::ModelTime,
-        }
-    }
-
-    /// Times a region in picoseconds.
-    pub(super) fn time<R>(self, device: &mut dyn TestDevice, region: impl FnOnce(&mut dyn TestDevice) -> R) -> (R, u64) {
-        match self {
-            Self::Host => {
-                let watch = Stopwatch::start();
-                let result = region(device);
-                (result, watch.elapsed_ps())
-            }
-            Self::Virtual => {
-                let start = device.now();
-                let result = region(device);
-                (result, device.now().saturating_sub(start).0.saturating_mul(1000))
-            }
+        Clock::Simulated => {
+            let start = device.now();
+            let result = region(device);
+            (result, device.now().saturating_sub(start).0.saturating_mul(1000))
         }
     }
 }

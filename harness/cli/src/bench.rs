@@ -187,7 +187,9 @@ impl Bench {
         let source = self.device_source()?;
         let device = source.open()?;
         let mut provider = SharedDevice::new(source, device, std::env::current_exe().ok());
-        match builds::serve(&mut provider, commit_of(&built::build()), io::stdin().lock(), &mut io::stdout().lock()) {
+        let Build { commit, dirty } = built::build();
+        let commit = commit.filter(|_| dirty != Some(true));
+        match builds::serve(&mut provider, commit, io::stdin().lock(), &mut io::stdout().lock()) {
             Ok(()) => Ok(Exit::Passed),
             Err(error) => {
                 let message = format!("the connection to the parent harness is lost: {error}");
@@ -405,11 +407,6 @@ fn exit_of(run: &BenchRun) -> Exit {
         _ if run.inconclusive().is_some() => Exit::Inconclusive,
         _ => Exit::Passed,
     }
-}
-
-/// The commit, unless there are uncommitted changes.
-fn commit_of(build: &Build) -> Option<String> {
-    build.commit.clone().filter(|_| build.dirty != Some(true))
 }
 
 /// Formats a time as in `2026-11-20T02:17:00Z`.

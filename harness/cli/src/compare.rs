@@ -61,7 +61,7 @@ impl Compare {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         self.refuse_records()?;
         let files = [self.before.clone(), self.after.clone()];
-        let (sides, failures) = Failures::split(snapshots::each(&files, snapshots::read, |path, snapshot| self.read(path, snapshot)));
+        let (sides, failures) = Failures::split(snapshots::each(&files, |path| self.read(path, &snapshots::read(path)?)));
         let [before, after] = sides.as_slice() else { return Err(Failures(failures)) };
         let comparison = compare::compare(side(before), side(after));
         let [before, after] = files.each_ref().map(|file| file.display().to_string());

@@ -11,7 +11,6 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use harness_allocator::device::DeviceError;
 use harness_allocator::units::{Bytes, Nanos};
 
 use harness_cuda::CudaDevice;
@@ -242,7 +241,11 @@ impl Finding {
         }
         let opens = open.then(|| {
             waits_for(&format!("{device} to open and to pass a memory test"));
-            try_to_use(found.ordinal).inspect_err(|error| missing.push(format!("{device} cannot be used: {error}"))).is_ok()
+            // The check must find deliberately wrong bytes, too.
+            CudaDevice::open(found.ordinal)
+                .and_then(|mut device| device.check_verification())
+                .inspect_err(|error| missing.push(format!("{device} cannot be used: {error}")))
+                .is_ok()
         });
         let nvml = nvml.as_ref().ok();
         let (major, minor) = found.compute_capability;
@@ -285,11 +288,6 @@ impl Finding {
             None => "not tested",
         }
     }
-}
-
-/// Opens the device, fills a part of its memory and reads it back. The check must pass, and must find deliberately wrong bytes.
-fn try_to_use(ordinal: u32) -> Result<(), DeviceError> {
-    CudaDevice::open(ordinal)?.check_verification()
 }
 
 fn conclusion(probe: &Probe, devices: &[Finding]) -> String {

@@ -3,15 +3,13 @@
 pub(crate) mod trials;
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
-use harness_base::{files, shell};
+use harness_base::shell;
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
 use harness_devices::shipped::Shipped;
@@ -272,7 +270,7 @@ impl Exec {
         for (index, snapshot) in snapshots.iter().enumerate() {
             let rank = snapshot.rank.as_ref().map_or_else(|| format!("process{}", snapshot.pid), |rank| format!("rank{rank}"));
             let file = if index == 0 { path.to_owned() } else { path.with_extension(format!("{rank}.pickle")) };
-            copy(&snapshot.path, &file).map_err(CliError::unwritten(&file, HELP))?;
+            terminal::save(&file, std::fs::read(&snapshot.path).map_err(RunnerError::Lost)?, HELP)?;
             terminal::message(format_args!("snapshot of process {}: {}", snapshot.pid, file.display()));
         }
         match snapshots.first() {
@@ -325,12 +323,4 @@ fn explain(path: &Path, memory: Bytes) -> Result<(), CliError> {
         }
     }
     Ok(())
-}
-
-/// Copies a file, and creates the target's folder.
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    if let Some(folder) = to.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder)?;
-    }
-    files::write_by(to, |file| io::copy(&mut File::open(from)?, file).map(Ok::<_, std::convert::Infallible>)).map(|_| ())
 }

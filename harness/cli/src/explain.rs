@@ -87,7 +87,7 @@ struct Explained {
 impl Explain {
     pub(super) fn run(self) -> Result<Exit, Failures> {
         let files = snapshots::files(&self.paths)?;
-        let made = snapshots::each(&files, |path| self.read(path), |path, snapshot| self.explain(path, snapshot));
+        let made = snapshots::each(&files, |path| self.explain(path, &self.read(path)?));
         let (explained, failures) = Failures::split(made);
         let explained: Vec<Explained> = explained.into_iter().flatten().collect();
         let Some(first) = explained.iter().find(|one| one.explanation.request.is_some()).or(explained.first()) else {

@@ -82,7 +82,6 @@ pub(crate) struct Program {
 impl Program {
     fn read(path: &Path, memory: Option<Bytes>) -> Result<Self, CliError> {
         let Recovered { snapshot, job, .. } = jobs::read(path, memory)?;
-        let trace = plain(&job, PendingFrees::Late).text(&job, &snapshot);
         let memory = match memory.or(job.memory) {
             Some(memory) => memory,
             None => reserved(path, &job)?,
@@ -91,7 +90,7 @@ impl Program {
         for note in &job.notes {
             about += &format!("\n\nNote: {note}.");
         }
-        Ok(Self { about, conf: job.config.to_string(), memory, trace })
+        Ok(Self::of_job(about, &job, &snapshot, memory))
     }
 
     /// Uses a program that a command has changed.

@@ -57,16 +57,12 @@ pub(crate) fn read(path: &Path) -> Result<Snapshot, CliError> {
     })
 }
 
-/// Calls `read` and `make` for each file on all cores. Returns the results in the order of the files.
-pub(crate) fn each<T: Send>(
-    files: &[PathBuf],
-    read: impl Fn(&Path) -> Result<Snapshot, CliError> + Sync,
-    make: impl Fn(&Path, &Snapshot) -> Result<T, CliError> + Sync,
-) -> Vec<Result<T, CliError>> {
+/// Calls `make` for each file on all cores. Returns the results in the order of the files.
+pub(crate) fn each<T: Send>(files: &[PathBuf], make: impl Fn(&Path) -> Result<T, CliError> + Sync) -> Vec<Result<T, CliError>> {
     let is_watched = files.len() > 1 && io::stderr().is_terminal();
     let bar = if is_watched { ProgressBar::new(files.len() as u64) } else { ProgressBar::hidden() };
     let Ok(made) = in_parallel(files, |path| {
-        let made = read(path).and_then(|snapshot| make(path, &snapshot));
+        let made = make(path);
         bar.inc(1);
         Ok::<_, Infallible>(made)
     });

@@ -1,6 +1,7 @@
 //! The cache of stub libraries for one PyTorch, its extension packages and one core library. They are written once, kept in the
 //! user's cache and checked at each use.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hasher as _};
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::imports::{self, Imports, ImportsError};
 use crate::launch::{CORE, is_loadable};
-use crate::stubs::{StubFile, stub_files};
+use crate::stubs::stub_files;
 
 /// Increase this when the same inputs produce different files.
 const FORMAT: u32 = 4;
@@ -236,7 +237,13 @@ fn key(inputs: &[Input]) -> String {
 
 /// Writes all files into a new folder and renames it. The caller holds the lock. The core library is copied, so a running program keeps the version
 /// that it was started with.
-fn write(all: &Path, folder: &Path, inputs: &[Input], (core, core_bytes): (&str, &[u8]), stubs: Vec<StubFile>) -> io::Result<()> {
+fn write(
+    all: &Path,
+    folder: &Path,
+    inputs: &[Input],
+    (core, core_bytes): (&str, &[u8]),
+    stubs: BTreeMap<String, Vec<u8>>,
+) -> io::Result<()> {
     let (new, _held) = temporary::folder_in(all)?;
     // The folder becomes private before it contains a file.
     fs::set_permissions(new.path(), fs::Permissions::from_mode(0o700))?;
@@ -245,7 +252,7 @@ fn write(all: &Path, folder: &Path, inputs: &[Input], (core, core_bytes): (&str,
         Ok(CachedFile::new(name, bytes))
     };
     write(core, core_bytes)?;
-    let stubs = stubs.iter().map(|stub| write(&stub.soname, &stub.bytes)).collect::<io::Result<_>>()?;
+    let stubs = stubs.iter().map(|(soname, bytes)| write(soname, bytes)).collect::<io::Result<_>>()?;
     let manifest = Manifest { format: FORMAT, inputs: inputs.to_vec(), core: core.to_owned(), stubs };
     write(MANIFEST, &serde_json::to_vec_pretty(&manifest)?)?;
     // Moves a damaged folder away.

@@ -66,9 +66,6 @@ const PACKAGES: [&str; 14] = [
     "nvshmem",
 ];
 
-const INSTALL: &str =
-    "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo install` installs only the program";
-
 /// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -87,18 +84,13 @@ pub struct Launch<'a> {
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum LaunchError {
     #[error(
-        "the simulated GPU's library {CORE} is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. `ci/install` and the \
-         wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {CORE_VARIABLE} if it is elsewhere"
+        "the library {file} is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. `ci/install` and the wheel of \
+         `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {variable} if it is elsewhere"
     )]
-    #[diagnostic(help("{INSTALL}"))]
-    NoCore,
-    #[error(
-        "the library {LIMITER}, which limits programs, is missing: it is not next to this program, in `deps` there, or in `../lib/harness`. \
-         `ci/install` and the wheel of `ci/wheel` install it, and `cargo build --release` builds it in target/release/deps. Set {LIMITER_VARIABLE} \
-         if it is elsewhere"
-    )]
-    #[diagnostic(help("{INSTALL}"))]
-    NoLimiter,
+    #[diagnostic(help(
+        "run `ci/install` or `pip install \"$(ci/wheel)\"` in a clone of the project: `cargo install` installs only the program"
+    ))]
+    Missing { file: &'static str, variable: &'static str },
     #[error("the library that limits programs cannot be loaded from `{}`: the dynamic linker accepts no path with a colon, a space or `$`, and none longer than {LONGEST_PATH} bytes; move or copy the library", .0.display())]
     #[diagnostic(help("copy it to another folder and set {LIMITER_VARIABLE} to the copy"))]
     UnloadablePath(PathBuf),
@@ -125,13 +117,13 @@ pub enum LaunchError {
 impl LaunchError {
     /// Returns whether the user's command or system is the cause, not the installation of the harness or a full disk.
     pub const fn is_of_input(&self) -> bool {
-        !matches!(self, Self::NoCore | Self::NoLimiter | Self::Folder(_))
+        !matches!(self, Self::Missing { .. } | Self::Folder(_))
     }
 }
 
 /// Returns the core library: from the variable, or next to this program.
 pub fn core_library() -> Result<PathBuf, LaunchError> {
-    beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::NoCore)
+    beside_program(CORE, CORE_VARIABLE).ok_or(LaunchError::Missing { file: CORE, variable: CORE_VARIABLE })
 }
 
 /// Returns the library that limits programs on a real GPU: from the variable, or next to this program. Fails if this version of the GNU C library cannot
@@ -140,7 +132,8 @@ pub(crate) fn limiter(libc: (u32, u32)) -> Result<PathBuf, LaunchError> {
     if libc < AUDITING_LIBC {
         return Err(LaunchError::OldLibc(libc));
     }
-    let library = beside_program(LIMITER, LIMITER_VARIABLE).ok_or(LaunchError::NoLimiter)?;
+    let missing = LaunchError::Missing { file: LIMITER, variable: LIMITER_VARIABLE };
+    let library = beside_program(LIMITER, LIMITER_VARIABLE).ok_or(missing)?;
     if is_loadable(&library) { Ok(library) } else { Err(LaunchError::UnloadablePath(library)) }
 }
 

@@ -84,9 +84,9 @@ fn write(folder: &Path, library: &Path, core: &Path) -> Result<(PathBuf, Vec<Pat
     let imports = Imports::of(&[library.to_owned()], &LOADED)?;
     let exports: BTreeSet<String> = imports::exports(core)?;
     let mut paths = Vec::new();
-    for stub in stub_files(&imports, CORE, &exports) {
-        let path = folder.join(&stub.soname);
-        fs::write(&path, &stub.bytes)?;
+    for (soname, bytes) in stub_files(&imports, CORE, &exports) {
+        let path = folder.join(soname);
+        fs::write(&path, bytes)?;
         paths.push(path);
     }
     Ok((linked, paths))

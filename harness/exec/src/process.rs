@@ -160,14 +160,9 @@ impl Started {
         Ok(Self { child: ending_with_us(command, None).process_group(0).spawn()?, began: Instant::now() })
     }
 
-    /// Waits for its end, like [`Self::wait_and_look`].
-    pub fn wait(self, give_up: impl FnMut(Duration) -> bool) -> io::Result<Option<End>> {
-        self.wait_and_look(give_up, |_| ())
-    }
-
     /// Waits for its end. `give_up` receives the age of the run. If it returns `true`, kills the program with its descendants and
     /// returns `None`. Calls `look` with the process ID now and then.
-    pub fn wait_and_look(mut self, mut give_up: impl FnMut(Duration) -> bool, mut look: impl FnMut(pid_t)) -> io::Result<Option<End>> {
+    pub fn wait(mut self, mut give_up: impl FnMut(Duration) -> bool, mut look: impl FnMut(pid_t)) -> io::Result<Option<End>> {
         let group = self.group();
         let mut looked = Duration::ZERO;
         while !has_ended(group) {

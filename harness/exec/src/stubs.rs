@@ -4,17 +4,10 @@
 //! time that links against them. It omits the names that the core library has. Every stub library depends on the core, so the dynamic
 //! linker finds the other names there. The core's symbols are unversioned and also satisfy versioned references.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::imports::{Imports, library_of_file, library_of_symbol};
 use crate::stub_library::{Kind, StubLibrary, Symbol};
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StubFile {
-    /// File name, usually its SONAME.
-    pub soname: String,
-    pub bytes: Vec<u8>,
-}
 
 /// Libraries that PyTorch opens by name, regardless of its imports: the driver and NVML.
 const ALWAYS: [&str; 2] = [DRIVER, "libnvidia-ml.so.1"];
@@ -23,8 +16,8 @@ const DRIVER: &str = "libcuda.so.1";
 /// The functions of the CUDA driver and runtime, one per line.
 const FUNCTIONS: &str = include_str!("functions.txt");
 
-/// Returns the stub libraries for a PyTorch with these imports. `exports` are the names that the core library defines.
-pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> Vec<StubFile> {
+/// Returns the stub libraries for a PyTorch with these imports, by file name, usually the SONAME. `exports` are the names that the core library defines.
+pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> BTreeMap<String, Vec<u8>> {
     let mut imports = imports.clone();
     // PyTorch also opens NVRTC by name, with the runtime's version.
     let runtime = imports.soname("libcudart").map(|soname| soname.replacen("libcudart", "libnvrtc", 1));
@@ -42,12 +35,13 @@ pub fn stub_files(imports: &Imports, core: &str, exports: &BTreeSet<String>) -> 
     let stub = |(soname, library): (&String, &crate::imports::Library)| {
         let symbols: Vec<&Symbol> = library.symbols.values().filter(|symbol| !exports.contains(&symbol.name)).collect();
         let nodes = library.nodes.iter().map(String::as_str).collect();
-        StubFile { soname: soname.clone(), bytes: StubLibrary { soname, nodes, symbols, core }.bytes() }
+        (soname.clone(), StubLibrary { soname, nodes, symbols, core }.bytes())
     };
-    let mut files: Vec<StubFile> = imports.libraries.iter().map(stub).collect();
+    let mut files: BTreeMap<String, Vec<u8>> = imports.libraries.iter().map(stub).collect();
     // Linkers look for this name, as with Triton's `-lcuda`.
-    let driver = files.iter().find(|file| file.soname == DRIVER).cloned();
-    files.extend(driver.map(|driver| StubFile { soname: "libcuda.so".to_owned(), ..driver }));
+    if let Some(driver) = files.get(DRIVER).cloned() {
+        files.insert("libcuda.so".to_owned(), driver);
+    }
     files
 }
 

@@ -2,62 +2,62 @@
 //! `empty_cache`, recovery from a failing request, and the device time of a loop.
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
-use harness_allocator::device::{EventId, StreamId, Tag};
+use harness_allocator::device::{Clock, EventId, StreamId, Tag};
 use harness_allocator::units::Bytes;
 
 use super::visit::{Fault, Reading, TestBench, Visit, device_time};
-use crate::clock::Timer;
+use crate::clock::time;
 use crate::provider::MemoryLimit;
 use crate::suite::LatencyCase;
 
 /// The latency of one allocation, by what the allocator has cached: pairs of an allocation and its free, first allocations of fresh
 /// allocators, or allocations of one allocator that each follow the release of everything.
 pub(super) fn latency(visit: &mut Visit<'_>, size: Bytes, case: LatencyCase) -> Result<Vec<Reading>, Fault> {
-    let (timer, request) = (visit.timer(), Request::new(size));
+    let (clock, request) = (visit.provider.clock(), Request::new(size));
     let samples = match case {
         LatencyCase::Hit => {
             return visit
-                .bench(MemoryLimit::Reported, |bench, visit| cycles(visit, 1, |batch| cycle(bench, timer, request, batch, |_, _| Ok(()))));
+                .bench(MemoryLimit::Reported, |bench, visit| cycles(visit, 1, |batch| cycle(bench, clock, request, batch, |_, _| Ok(()))));
         }
-        LatencyCase::Miss => visit.sample(timer, |visit| visit.bench(MemoryLimit::Reported, |bench, _| one(bench, timer, request)))?,
+        LatencyCase::Miss => visit.sample(clock, |visit| visit.bench(MemoryLimit::Reported, |bench, _| one(bench, clock, request)))?,
         LatencyCase::AfterEmptyCache => visit.bench(MemoryLimit::Reported, |bench, visit| {
-            one(bench, timer, request)?;
-            visit.sample(timer, |_| {
+            one(bench, clock, request)?;
+            visit.sample(clock, |_| {
                 bench.empty_cache()?;
-                one(bench, timer, request)
+                one(bench, clock, request)
             })
         })?,
     };
-    Ok(vec![Reading::time(timer, 1, samples)])
+    Ok(vec![Reading::time(clock, 1, samples)])
 }
 
 /// Times one allocation but not its free.
-fn one(bench: &mut TestBench, timer: Timer, request: Request) -> Result<u64, Fault> {
+fn one(bench: &mut TestBench, clock: Clock, request: Request) -> Result<u64, Fault> {
     let TestBench { device, allocator } = bench;
-    let (allocation, time) = timer.time(&mut **device, |device| allocator.allocate(device, request));
+    let (allocation, time) = time(clock, &mut **device, |device| allocator.allocate(device, request));
     bench.free(allocation?)?;
     Ok(time)
 }
 
 /// Samples of a cycle, after some untimed ones. `cycle` makes a number of cycles and returns their time.
 fn cycles(visit: &mut Visit<'_>, untimed: u64, mut cycle: impl FnMut(u64) -> Result<u64, Fault>) -> Result<Vec<Reading>, Fault> {
-    let timer = visit.timer();
+    let clock = visit.provider.clock();
     cycle(untimed)?;
-    let batch = visit.batch(timer, &mut cycle)?;
-    let samples = visit.sample(timer, |_| Ok(cycle(batch)? / batch))?;
-    Ok(vec![Reading::time(timer, batch, samples)])
+    let batch = visit.batch(clock, &mut cycle)?;
+    let samples = visit.sample(clock, |_| Ok(cycle(batch)? / batch))?;
+    Ok(vec![Reading::time(clock, batch, samples)])
 }
 
 /// Times `batch` cycles of an allocation, its use and its free.
 fn cycle(
     bench: &mut TestBench,
-    timer: Timer,
+    clock: Clock,
     request: Request,
     batch: u64,
     used: impl Fn(&mut dyn Allocator, &Allocation) -> Result<(), Fault>,
 ) -> Result<u64, Fault> {
     let TestBench { device, allocator } = bench;
-    let (done, time) = timer.time(&mut **device, |device| -> Result<(), Fault> {
+    let (done, time) = time(clock, &mut **device, |device| -> Result<(), Fault> {
         for _ in 0..batch {
             let allocation = allocator.allocate(device, request)?;
             used(&mut **allocator, &allocation)?;
@@ -70,51 +70,46 @@ fn cycle(
 
 /// Memory used by other streams: allocation, `record_stream` for each of them, free.
 pub(super) fn record_stream(visit: &mut Visit<'_>, streams: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
-    let timer = visit.timer();
+    let clock = visit.provider.clock();
     visit.bench(MemoryLimit::Reported, |bench, visit| {
         let others: Vec<StreamId> = (0..streams).map(|_| bench.device.create_stream()).collect::<Result<_, _>>()?;
         let measured = cycles(visit, 4, |batch| {
-            cycle(bench, timer, Request::new(size), batch, |allocator, allocation| {
+            cycle(bench, clock, Request::new(size), batch, |allocator, allocation| {
                 others.iter().try_for_each(|&stream| Ok(allocator.record_stream(allocation, stream)?))
             })
         });
-        // The allocator must release its events of these streams before the streams are destroyed.
-        bench.device.synchronize()?;
-        bench.allocator.close(&mut *bench.device)?;
-        for stream in others {
-            bench.device.destroy_stream(stream)?;
-        }
+        bench.close_with(others)?;
         measured
     })
 }
 
 pub(super) fn empty_cache(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
-    let timer = visit.timer();
+    let clock = visit.provider.clock();
     let samples = visit.bench(MemoryLimit::Reported, |bench, visit| {
-        visit.sample(timer, |_| {
+        visit.sample(clock, |_| {
             let live: Vec<Allocation> = (0..segments).map(|_| bench.allocate(Request::new(size))).collect::<Result<_, _>>()?;
             for allocation in live {
                 bench.free(allocation)?;
             }
             let TestBench { device, allocator } = bench;
-            let (emptied, time) = timer.time(&mut **device, |device| allocator.empty_cache(device));
+            let (emptied, time) = time(clock, &mut **device, |device| allocator.empty_cache(device));
             emptied?;
             Ok(time)
         })
     })?;
-    Ok(vec![Reading::time(timer, 1, samples)])
+    Ok(vec![Reading::time(clock, 1, samples)])
 }
 
 /// Time from a failing request to the end of the next successful step.
 pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
-    let timer = visit.timer();
+    let clock = visit.provider.clock();
     // More requests than fit, even without rounding.
     let most = visit.memory.0 / size.0 + 1;
-    let samples = visit.sample(timer, |visit| {
+    let samples = visit.sample(clock, |visit| {
         visit.bench(MemoryLimit::Enforced, |bench, _| {
             let live = fill(bench, Request::new(size), most)?;
             let TestBench { device, allocator } = bench;
-            let (recovered, time) = timer.time(&mut **device, |device| -> Result<Vec<Allocation>, Fault> {
+            let (recovered, time) = time(clock, &mut **device, |device| -> Result<Vec<Allocation>, Fault> {
                 match allocator.allocate(device, Request::new(size)) {
                     Err(error) if error.is_out_of_memory() => {}
                     Err(error) => return Err(error.into()),
@@ -133,7 +128,7 @@ pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
             Ok(time)
         })
     })?;
-    Ok(vec![Reading::time(timer, 1, samples)])
+    Ok(vec![Reading::time(clock, 1, samples)])
 }
 
 /// Fills the device until a request fails.
@@ -164,11 +159,11 @@ pub(super) const TURNS: u64 = 20;
 /// Device time of a loop of allocation, fill and free, between events on its stream. This shows device waits that an allocator
 /// causes, even if the host's calls return immediately.
 pub(super) fn pipeline(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading>, Fault> {
-    let (timer, quantity) = (visit.timer(), device_time(visit.provider.clock()));
+    let (clock, quantity) = (visit.provider.clock(), device_time(visit.provider.clock()));
     let samples = visit.bench(MemoryLimit::Reported, |bench, visit| {
         let events = (bench.device.create_timed_event()?, bench.device.create_timed_event()?);
         let measured =
-            turns(bench, events, Request::new(size)).and_then(|_warm_up| visit.sample(timer, |_| turns(bench, events, Request::new(size))));
+            turns(bench, events, Request::new(size)).and_then(|_warm_up| visit.sample(clock, |_| turns(bench, events, Request::new(size))));
         bench.device.destroy_event(events.0)?;
         bench.device.destroy_event(events.1)?;
         measured

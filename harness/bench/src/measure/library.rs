@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use harness_allocator::allocator::library::wire::{Operation, Program};
 use harness_allocator::allocator::library::{LibraryAllocator, LibrarySpec};
 use harness_allocator::allocator::{Allocation, Request};
-use harness_allocator::device::{DeviceError, StreamId};
+use harness_allocator::device::{Clock, DeviceError, StreamId};
 use harness_allocator::units::Bytes;
 use harness_trace::execute::{ByHandle, Executor};
 use harness_trace::trace::TraceEvent;
@@ -16,7 +16,6 @@ use harness_trace::trace::TraceEvent;
 use super::calls::fill;
 use super::trace::{Peak, not_prepared, serves_all};
 use super::visit::{Fault, Reading, TestBench, Visit};
-use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 use crate::suite::{LatencyCase, Measure};
 
@@ -28,7 +27,7 @@ type Bench = TestBench<LibraryAllocator>;
 /// Visits a case that needs special handling for a library; `None` if the general code fits. Model times are those of the device
 /// calls, from any process.
 pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Measure) -> Option<Result<Vec<Reading>, Fault>> {
-    let is_measured = visit.timer() == Timer::Host;
+    let is_measured = visit.provider.clock() == Clock::Measured;
     Some(match measure {
         Measure::Trace { events } => trace(visit, library, events),
         Measure::Threads { .. } => Err(Fault::Skipped(ONE_THREAD.to_owned())),
@@ -64,32 +63,32 @@ fn time(bench: &mut Bench, program: Program, expected: &[u64]) -> Result<u64, Fa
 
 /// Samples from one fresh library. The program starts and ends with no live allocation.
 fn samples(visit: &mut Visit<'_>, library: &LibrarySpec, program: &Program) -> Result<Vec<Reading>, Fault> {
-    let timer = visit.timer();
+    let clock = visit.provider.clock();
     let samples = visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::Reported, |bench, visit| {
-        visit.sample(timer, |_| time(bench, program.clone(), &[]))
+        visit.sample(clock, |_| time(bench, program.clone(), &[]))
     })?;
-    Ok(vec![Reading::time(timer, 1, samples)])
+    Ok(vec![Reading::time(clock, 1, samples)])
 }
 
 /// Samples with enough turns to hide the cost of reading the clock, after one untimed turn.
 fn turns(bench: &mut Bench, visit: &mut Visit<'_>, turn: &[Operation]) -> Result<Vec<Reading>, Fault> {
-    let timer = visit.timer();
+    let clock = visit.provider.clock();
     let program = |times| Program { before: turn.to_vec(), timed: turn.to_vec(), times };
-    let batch = visit.batch(timer, |batch| time(bench, program(batch), &[]))?;
-    let samples = visit.sample(timer, |_| Ok(time(bench, program(batch), &[])? / batch))?;
-    Ok(vec![Reading::time(timer, batch, samples)])
+    let batch = visit.batch(clock, |batch| time(bench, program(batch), &[]))?;
+    let samples = visit.sample(clock, |_| Ok(time(bench, program(batch), &[])? / batch))?;
+    Ok(vec![Reading::time(clock, batch, samples)])
 }
 
 fn latency(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes, case: LatencyCase) -> Result<Vec<Reading>, Fault> {
-    let (timer, one) = (visit.timer(), request(0, size));
+    let (clock, one) = (visit.provider.clock(), request(0, size));
     let program = |before: &[Operation]| Program { before: before.to_vec(), timed: vec![one], times: 1 };
     let fresh = || Box::new(LibraryAllocator::new(library.clone()));
     match case {
         LatencyCase::Hit => visit.bench_of(fresh(), MemoryLimit::Reported, |bench, visit| turns(bench, visit, &[one, FREE])),
         LatencyCase::Miss => {
             let samples =
-                visit.sample(timer, |visit| visit.bench_of(fresh(), MemoryLimit::Reported, |bench, _| time(bench, program(&[]), &[])))?;
-            Ok(vec![Reading::time(timer, 1, samples)])
+                visit.sample(clock, |visit| visit.bench_of(fresh(), MemoryLimit::Reported, |bench, _| time(bench, program(&[]), &[])))?;
+            Ok(vec![Reading::time(clock, 1, samples)])
         }
         LatencyCase::AfterEmptyCache => samples(visit, library, &program(&[one, FREE, Operation::EmptyCache])),
     }
@@ -112,15 +111,15 @@ fn record_stream(visit: &mut Visit<'_>, library: &LibrarySpec, streams: u64, siz
         let uses = others.iter().map(|stream| Operation::RecordStream { slot: 0, stream: stream.0 });
         let turn: Vec<Operation> = [request(0, size)].into_iter().chain(uses).chain([FREE]).collect();
         let measured = turns(bench, visit, &turn);
-        bench.close_library(others)?;
+        bench.close_with(others)?;
         measured
     })
 }
 
 fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result<Vec<Reading>, Fault> {
-    let timer = visit.timer();
+    let clock = visit.provider.clock();
     let fresh = || Box::new(LibraryAllocator::new(library.clone()));
-    let samples = visit.sample(timer, |visit| {
+    let samples = visit.sample(clock, |visit| {
         // Another fresh library determines how many requests fit.
         let fitting = visit.bench_of(fresh(), MemoryLimit::Enforced, |bench, visit| fitting(bench, size, visit.memory))?;
         let all = slots(fitting);
@@ -131,7 +130,7 @@ fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result
         let timed = [refused].into_iter().chain(frees).chain([Operation::EmptyCache]).chain(half).collect();
         visit.bench_of(fresh(), MemoryLimit::Enforced, |bench, _| time(bench, Program { before, timed, times: 1 }, &[fitting]))
     })?;
-    Ok(vec![Reading::time(timer, 1, samples)])
+    Ok(vec![Reading::time(clock, 1, samples)])
 }
 
 /// Counts the requests that succeed before one fails.
@@ -156,10 +155,10 @@ fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) ->
             let timed = operations(events.iter().map(|&event| executor.streams().on_device(event)))?;
             let program = Program { before: Vec::new(), timed, times: 1 };
             let count = counts.operations().max(1);
-            let samples = visit.sample(Timer::Host, |_| Ok(time(bench, program.clone(), &[])? / count))?;
-            Ok([Reading::time(Timer::Host, count, samples)].into_iter().chain(peak.readings()).collect())
+            let samples = visit.sample(Clock::Measured, |_| Ok(time(bench, program.clone(), &[])? / count))?;
+            Ok([Reading::time(Clock::Measured, count, samples)].into_iter().chain(peak.readings()).collect())
         });
-        bench.close_library(made)?;
+        bench.close_with(made)?;
         measured
     })
 }
@@ -204,14 +203,4 @@ fn operations(events: impl Iterator<Item = TraceEvent>) -> Result<Vec<Operation>
     }
     operations.extend(slots.into_values().map(|slot| Operation::Free { slot }));
     Ok(operations)
-}
-
-impl Bench {
-    /// Closes the library, which may hold events of these streams, and destroys the streams.
-    fn close_library(&mut self, streams: Vec<StreamId>) -> Result<(), DeviceError> {
-        use harness_allocator::allocator::Allocator as _;
-        self.device.synchronize()?;
-        self.allocator.close(&mut *self.device)?;
-        streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))
-    }
 }

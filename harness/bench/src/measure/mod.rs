@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use harness_allocator::device::Clock;
 
 use self::visit::{Fault, Reading, Visit, device_time};
-use super::clock::Timer;
+use super::clock;
 use super::record::Quantity;
 use super::suite::Measure;
 
@@ -52,7 +52,7 @@ pub(super) const fn quantity(measure: &Measure, clock: Clock) -> Quantity {
         | Measure::Scenario(_)
         | Measure::Recovery { .. }
         | Measure::EmptyCache { .. }
-        | Measure::RecordStream { .. } => Timer::of(clock).quantity(),
+        | Measure::RecordStream { .. } => clock::quantity(clock),
         Measure::Pipeline { .. } => device_time(clock),
         Measure::Trace { .. } | Measure::Threads { .. } | Measure::StartUp => Quantity::HostTime,
     }

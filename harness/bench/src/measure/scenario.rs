@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use harness_allocator::allocator::AllocatorSpec;
+use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
 use super::visit::{Fault, Reading, Visit, for_shell};
-use crate::clock::Timer;
 use crate::provider::MemoryLimit;
 use harness_base::shell::quoted;
 use harness_record::Verdict;
@@ -33,7 +33,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     let device = visit.provider.device(scenario.needs.memory, MemoryLimit::Enforced)?;
     let timed = Run::new(&request, device).with_allocator(visit.provider.allocator(arm)).timed()?;
     match &timed.verdict {
-        Verdict::Passed => Ok(readings(visit.timer(), &timed, arm.not_timed())),
+        Verdict::Passed => Ok(readings(visit.provider.clock(), &timed, arm.not_timed())),
         Verdict::Failed { first, .. } | Verdict::FailedAsExpected { first, .. } => {
             Err(Fault::Failed(format!("{first}; see `{}`", request.reproduce)))
         }
@@ -50,12 +50,12 @@ fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
 }
 
 /// `not_timed` states why measured times would not be the allocator's own.
-fn readings(timer: Timer, run: &TimedRun, not_timed: Option<&str>) -> Vec<Reading> {
+fn readings(clock: Clock, run: &TimedRun, not_timed: Option<&str>) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
-    let not_timed = not_timed.filter(|_| timer == Timer::Host);
+    let not_timed = not_timed.filter(|_| clock == Clock::Measured);
     let time = |time| {
         let samples = not_timed.map_or_else(|| Ok(vec![ps(time)]), |reason| Err(reason.to_owned()));
-        Reading { samples, ..Reading::time(timer, 1, Vec::new()) }
+        Reading { samples, ..Reading::time(clock, 1, Vec::new()) }
     };
     vec![
         time(run.timings.scenario),

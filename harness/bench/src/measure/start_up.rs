@@ -8,7 +8,7 @@ use harness_allocator::device::{Clock, DeviceError};
 use harness_allocator::units::Bytes;
 
 use super::visit::{Fault, Reading, Visit, for_shell};
-use crate::clock::{Stopwatch, Timer};
+use crate::clock::Stopwatch;
 
 pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     let watch = Stopwatch::start();
@@ -18,10 +18,10 @@ pub(super) fn visit(visit: &mut Visit<'_>) -> Result<Vec<Reading>, Fault> {
     // Nothing else is open while the program is timed.
     drop(device);
     let process = process(visit)?;
-    let mut readings = vec![Reading::time(Timer::Host, 1, vec![process])];
+    let mut readings = vec![Reading::time(Clock::Measured, 1, vec![process])];
     // A simulated device opens in microseconds that depend only on the page cache, so opening is not timed.
     if visit.provider.clock() == Clock::Measured {
-        readings.push(Reading { part: Some("opening the device".into()), ..Reading::time(Timer::Host, 1, vec![opened]) });
+        readings.push(Reading { part: Some("opening the device".into()), ..Reading::time(Clock::Measured, 1, vec![opened]) });
     }
     readings.push(match overhead {
         Ok(Bytes(overhead)) => Reading::memory("context overhead", overhead),

@@ -6,10 +6,11 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
 
 use harness_allocator::allocator::Request;
+use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
 
 use super::visit::{Fault, Reading, Visit};
-use crate::clock::{Stopwatch, Timer};
+use crate::clock::Stopwatch;
 use crate::provider::MemoryLimit;
 
 /// Pairs per sample for all threads together. A sample takes tens of milliseconds, because the scheduler needs some to place
@@ -19,7 +20,7 @@ const PAIRS: u64 = 200_000;
 pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let each = PAIRS.div_ceil(count);
     let samples = visit.bench(MemoryLimit::HostPath, |bench, visit| {
-        visit.sample(Timer::Host, |_| {
+        visit.sample(Clock::Measured, |_| {
             let shared = Mutex::new(&mut *bench);
             together(count, each, || {
                 let allocation = shared.lock().unwrap_or_else(PoisonError::into_inner).allocate(Request::new(size))?;
@@ -27,7 +28,7 @@ pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Ve
             })
         })
     })?;
-    Ok(vec![Reading::time(Timer::Host, each * count, samples)])
+    Ok(vec![Reading::time(Clock::Measured, each * count, samples)])
 }
 
 /// The time per pair, from the first thread's start to the last one's end. Each of `count` threads makes `each` pairs. A first

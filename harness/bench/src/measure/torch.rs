@@ -1,11 +1,12 @@
 //! PyTorch's own allocator: which cases it supports, and how to request them.
 
+use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
 use serde_json::{Value, json};
 
 use super::calls::TURNS;
 use super::visit::{Fault, MOST_SAMPLES, Reading, SLICE_NS};
-use crate::clock::{Stopwatch, Timer};
+use crate::clock::Stopwatch;
 use crate::record::Quantity;
 use crate::suite::{Case, LatencyCase, Measure};
 use crate::torch::{Answer, Pass, Samples, Torch};
@@ -78,7 +79,7 @@ fn trace(torch: &mut Torch, name: &str, memory: Bytes) -> Result<Vec<Reading>, F
         return Err(Fault::Failed("PyTorch did not report the trace's memory".to_owned()));
     };
     Ok(vec![
-        Reading::time(Timer::Host, operations.max(1), samples_ps),
+        Reading::time(Clock::Measured, operations.max(1), samples_ps),
         Reading::memory("peak reserved", reserved),
         Reading::memory("not allocated at the peak", unused),
     ])

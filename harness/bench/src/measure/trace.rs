@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 
 use harness_allocator::allocator::Allocation;
-use harness_allocator::device::DeviceError;
+use harness_allocator::device::{Clock, DeviceError};
 use harness_allocator::units::Bytes;
 use harness_trace::execute::{ByHandle, Counts, Executor, Kind, Observer, Outcome, PrepareError, Target, Unobserved};
 use harness_trace::trace::TraceEvent;
 
 use super::visit::{Fault, Reading, TestBench, Visit};
-use crate::clock::{Stopwatch, Timer};
+use crate::clock::Stopwatch;
 use crate::provider::MemoryLimit;
 
 pub(super) fn visit(visit: &mut Visit<'_>, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
@@ -64,13 +64,13 @@ fn passes(visit: &mut Visit<'_>, bench: &mut TestBench, executor: &mut Executor<
     let mut target = ByHandle { device: &mut *bench.device, allocator: &mut *bench.allocator };
     let counts = executor.pass(&mut target, &mut peak).map_err(DeviceError::from)?;
     serves_all(&counts, visit.memory)?;
-    let samples = visit.sample(Timer::Host, |_| {
+    let samples = visit.sample(Clock::Measured, |_| {
         let watch = Stopwatch::start();
         // A fragmented cache may serve fewer requests than a fresh one, so each pass counts its own operations.
         let done = executor.pass(&mut target, &mut Unobserved).map_err(DeviceError::from)?;
         Ok(watch.elapsed_ps() / done.operations().max(1))
     })?;
-    Ok([Reading::time(Timer::Host, counts.operations().max(1), samples)].into_iter().chain(peak.readings()).collect())
+    Ok([Reading::time(Clock::Measured, counts.operations().max(1), samples)].into_iter().chain(peak.readings()).collect())
 }
 
 pub(super) fn serves_all(counts: &Counts, memory: Bytes) -> Result<(), Fault> {

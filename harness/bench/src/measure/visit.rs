@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
-use harness_allocator::device::{Clock, Device, DeviceError, TestDevice};
+use harness_allocator::device::{Clock, DeviceError, StreamId, TestDevice};
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Stopwatch, Timer};
+use crate::clock::{Stopwatch, quantity};
 use crate::provider::{DeviceProvider, MemoryLimit};
 use crate::record::Quantity;
 
@@ -105,6 +105,13 @@ impl<A: Allocator + ?Sized> TestBench<A> {
         self.allocator.empty_cache(&mut *self.device)
     }
 
+    /// Closes the allocator, which may hold events of these streams, and destroys the streams.
+    pub(super) fn close_with(&mut self, streams: Vec<StreamId>) -> Result<(), DeviceError> {
+        self.device.synchronize()?;
+        self.allocator.close(&mut *self.device)?;
+        streams.into_iter().try_for_each(|stream| self.device.destroy_stream(stream))
+    }
+
     /// Releases everything. A leak is the allocator's failure.
     fn close(mut self) -> Result<(), Fault> {
         self.device.synchronize()?;
@@ -121,10 +128,6 @@ pub(super) fn for_shell(arm: &AllocatorSpec) -> String {
 }
 
 impl Visit<'_> {
-    pub(super) fn timer(&self) -> Timer {
-        Timer::of(self.provider.clock())
-    }
-
     /// Runs `body` with a device and a fresh allocator, then releases everything, even if `body` fails.
     pub(super) fn bench<T>(
         &mut self,
@@ -152,10 +155,10 @@ impl Visit<'_> {
     }
 
     /// Takes samples for a slice of time, or one on a virtual clock. Each is the time of one operation.
-    pub(super) fn sample(&mut self, timer: Timer, mut take: impl FnMut(&mut Self) -> Result<u64, Fault>) -> Result<Vec<u64>, Fault> {
+    pub(super) fn sample(&mut self, clock: Clock, mut take: impl FnMut(&mut Self) -> Result<u64, Fault>) -> Result<Vec<u64>, Fault> {
         let watch = Stopwatch::start();
         let mut samples = vec![take(self)?];
-        while timer == Timer::Host && samples.len() < MOST_SAMPLES && watch.elapsed_ns() < SLICE_NS {
+        while clock == Clock::Measured && samples.len() < MOST_SAMPLES && watch.elapsed_ns() < SLICE_NS {
             if self.interrupt.load(Ordering::Relaxed) {
                 return Err(Fault::Interrupted);
             }
@@ -165,13 +168,13 @@ impl Visit<'_> {
     }
 
     /// Operations to time together, determined in the first visit.
-    pub(super) fn batch(&mut self, timer: Timer, region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
+    pub(super) fn batch(&mut self, clock: Clock, region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
         if let Some(batch) = *self.batch {
             return Ok(batch);
         }
-        let batch = match timer {
-            Timer::Host => batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)?,
-            Timer::Virtual => 1,
+        let batch = match clock {
+            Clock::Measured => batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)?,
+            Clock::Simulated => 1,
         };
         *self.batch = Some(batch);
         Ok(batch)
@@ -194,8 +197,8 @@ fn batch_of(length: u64, mut region: impl FnMut(u64) -> Result<u64, Fault>) -> R
 }
 
 impl Reading {
-    pub(super) fn time(timer: Timer, batch: u64, samples: Vec<u64>) -> Self {
-        Self { part: None, quantity: timer.quantity(), batch, samples: Ok(samples) }
+    pub(super) fn time(clock: Clock, batch: u64, samples: Vec<u64>) -> Self {
+        Self { part: None, quantity: quantity(clock), batch, samples: Ok(samples) }
     }
 
     pub(super) fn memory(part: &'static str, bytes: u64) -> Self {

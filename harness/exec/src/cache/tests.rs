@@ -46,7 +46,7 @@ fn the_stubs_are_written_once_next_to_a_copy_of_the_core() {
     let environment = TempEnvironment::new();
     let first = environment.libraries();
     let expected =
-        ["libcuda.so.1", "libcudart.so.13", "libnccl.so.2", "libnvidia-ml.so.1", "libnvrtc.so.13", "libnvshmem_host.so.3", "libcuda.so"];
+        ["libcuda.so", "libcuda.so.1", "libcudart.so.13", "libnccl.so.2", "libnvidia-ml.so.1", "libnvrtc.so.13", "libnvshmem_host.so.3"];
     assert_eq!(first.stubs, expected);
     assert_eq!(fs::read(first.core()).unwrap(), fs::read(&environment.core).unwrap());
     let inode = |name: &str| {

@@ -130,7 +130,8 @@ fn a_program_with_a_limit_sees_one_gpu_and_keeps_its_own_libraries() {
 
 #[test]
 fn the_error_for_a_missing_library_names_its_installers() {
-    for (error, variable) in [(LaunchError::NoCore, CORE_VARIABLE), (LaunchError::NoLimiter, LIMITER_VARIABLE)] {
+    for (file, variable) in [(CORE, CORE_VARIABLE), (LIMITER, LIMITER_VARIABLE)] {
+        let error = LaunchError::Missing { file, variable };
         let text = error.to_string();
         assert!(["`ci/install`", "`ci/wheel`", "`cargo build --release`", variable].iter().all(|name| text.contains(name)), "{text}");
     }

@@ -13,7 +13,7 @@ fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
     let imports = Imports::of(&imports::shared_objects(folder.path()).unwrap(), &[]).unwrap();
     let core = BTreeSet::from(["cudaMalloc".to_owned()]);
     let mut lines = Vec::new();
-    for StubFile { soname, bytes } in stub_files(&imports, "libcore.so", &core) {
+    for (soname, bytes) in stub_files(&imports, "libcore.so", &core) {
         let path = folder.path().join(&soname);
         fs::write(&path, bytes).unwrap();
         let names: Vec<String> =
@@ -23,13 +23,13 @@ fn stub_libraries_define_the_imported_names_that_the_core_lacks() {
     assert_eq!(
         lines,
         [
+            "libcuda.so: cuFictional",
             "libcuda.so.1: cuFictional",
             "libcudart.so.13: cudaFictional",
             "libnccl.so.2: ncclFictional",
             "libnvidia-ml.so.1: ",
             "libnvrtc.so.13: ",
             "libnvshmem_host.so.3: nvshmem_init nvshmem_selected_device_transport",
-            "libcuda.so: cuFictional",
         ]
     );
 }

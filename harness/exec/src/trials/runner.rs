@@ -60,7 +60,7 @@ impl Runner<'_> {
         prepared.command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).env(PLACES, "1");
         let give_up = |age| age > self.limit || self.stop.load(Ordering::Relaxed);
         let started = Started::start(&mut prepared.command);
-        let end = started.and_then(|started| started.wait_and_look(give_up, |program| prepared.watch.look(program)));
+        let end = started.and_then(|started| started.wait(give_up, |program| prepared.watch.look(program)));
         let end = end.map_err(|source| prepared.start_error(source))?;
         if end.is_none() && self.stop.load(Ordering::Relaxed) {
             return Ok(None);

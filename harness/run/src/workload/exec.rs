@@ -149,7 +149,7 @@ fn run_prepared(
         is_over || ctx.rig.is_interrupted()
     };
     // If `pause` failed, dropping `started` kills the program.
-    let end = paused.and_then(|()| started.wait(give_up).map_err(|error| stop(&error)));
+    let end = paused.and_then(|()| started.wait(give_up, |_| ()).map_err(|error| stop(&error)));
     ctx.rig.program_ended();
     match end? {
         None if !is_over => Err(Stop::Interrupted),

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -68,19 +68,7 @@ impl ChildProcess {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(format!("`{program}` has no standard input and output"));
         };
-        let (send, lines) = channel();
-        // The thread ends with the process, or when the receiver is dropped.
-        std::thread::spawn(move || {
-            let mut output = BufReader::new(output);
-            loop {
-                let mut line = String::new();
-                match output.by_ref().take(LINE).read_line(&mut line) {
-                    Ok(1..) if send.send(line.trim_end().to_owned()).is_ok() => {}
-                    _ => return,
-                }
-            }
-        });
-        Ok(Self { name, child, input: Some(input), lines, errors, patience })
+        Ok(Self { name, child, input: Some(input), lines: lines_of(output), errors, patience })
     }
 
     /// Returns whether it accepts questions.
@@ -134,6 +122,22 @@ impl ChildProcess {
     pub(crate) fn has_ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
+}
+
+/// The lines of a child's standard output, read by another thread. The thread ends with the child, or when the receiver is dropped.
+pub fn lines_of(output: ChildStdout) -> Receiver<String> {
+    let (send, lines) = channel();
+    std::thread::spawn(move || {
+        let mut output = BufReader::new(output);
+        loop {
+            let mut line = String::new();
+            match output.by_ref().take(LINE).read_line(&mut line) {
+                Ok(1..) if send.send(line.trim_end().to_owned()).is_ok() => {}
+                _ => return,
+            }
+        }
+    });
+    lines
 }
 
 impl Drop for ChildProcess {

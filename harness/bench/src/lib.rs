@@ -7,7 +7,7 @@
 
 pub mod accepted;
 pub mod builds;
-mod child;
+pub mod child;
 pub mod clock;
 pub mod compare;
 pub mod execute;

@@ -4,14 +4,14 @@
 //! before it starts. This process gives up if the child is silent for too long.
 
 use std::fmt::Write as _;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, Write as _};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use clap::Args;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_bench::child::lines_of;
 
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self, DeviceFound, Probe};
@@ -97,7 +97,8 @@ pub(crate) fn ask_child(open: bool, limit: Duration) -> io::Result<Result<Findin
 }
 
 fn listen(child: &mut Child, limit: Duration) -> Result<Findings, String> {
-    let lines = lines_of(child);
+    let Some(output) = child.stdout.take() else { return Err("this program has no standard output".to_owned()) };
+    let lines = lines_of(output);
     let mut waits_for = "this program to start".to_owned();
     loop {
         match lines.recv_timeout(limit) {
@@ -126,15 +127,6 @@ fn listen(child: &mut Child, limit: Duration) -> Result<Findings, String> {
             }
         }
     }
-}
-
-/// The lines of a child's standard output, read by another thread.
-fn lines_of(child: &mut Child) -> Receiver<String> {
-    let (sender, lines) = mpsc::channel();
-    if let Some(output) = child.stdout.take() {
-        thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-    }
-    lines
 }
 
 /// The result of a look at this machine.

@@ -31,7 +31,7 @@ use harness_report::program::{self, Program};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
-use super::program::name as program_name;
+use super::program::{name as program_name, shown};
 use super::terminal;
 use super::{device, snapshots};
 
@@ -184,8 +184,7 @@ impl Exec {
         }
         let timelines = &machine.timelines(ended.folder()).map_err(RunnerError::Lost)?;
         let missed = self.not_reached(record, timelines);
-        let command: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let command = &shell::command(&command);
+        let command = &shown(&self.command);
         let again = &self.again(machine, command);
         self.report(&Program { command, again, machine, gpu, record, timelines, missed: missed.as_deref() })?;
         Ok(exit_code(ended, missed.as_deref()))
@@ -286,12 +285,8 @@ impl Exec {
 
 /// Writes a report and its picture, and prints the report's path. `page` receives the picture's file name.
 pub(crate) fn write_report(path: &Path, svg: Option<&str>, page: impl FnOnce(Option<&str>) -> String) -> Result<(), CliError> {
-    let picture = path.with_extension("svg");
-    if let Some(svg) = svg {
-        terminal::save(&picture, svg, HELP)?;
-    }
-    let name = picture.file_name().map(|name| name.to_string_lossy().into_owned()).filter(|_| svg.is_some());
-    terminal::save(path, &page(name.as_deref()), HELP)?;
+    let picture = svg.map_or(Ok(None), |svg| terminal::save_picture(path, svg, HELP))?;
+    terminal::save(path, page(picture.as_deref()), HELP)?;
     terminal::message(format_args!("report: {}", path.display()));
     Ok(())
 }

@@ -150,11 +150,8 @@ impl Explain {
                 }
             }
             Format::Markdown => {
-                let picture = self.out.as_ref().map(|out| out.with_extension("svg"));
-                let link = picture.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-                if let Some(picture) = &picture {
-                    terminal::save(picture, &markdown::draw(named.1), UNWRITTEN)?;
-                }
+                let save = |out: &PathBuf| terminal::save_picture(out, &markdown::draw(named.1), UNWRITTEN);
+                let link = self.out.as_ref().map_or(Ok(None), save)?;
                 markdown::render(overview.as_ref(), named, link.as_deref())
             }
             Format::Html => {

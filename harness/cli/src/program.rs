@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use harness_base::shell::quoted;
+use harness_base::shell::{self, quoted};
 
 use super::terminal;
 
@@ -22,6 +22,11 @@ pub(crate) fn name() -> String {
         return if cfg!(debug_assertions) { "cargo run --" } else { "cargo run --release --" }.to_owned();
     }
     std::env::args_os().next().map_or_else(|| "harness".to_owned(), |program| quoted(&program.to_string_lossy()))
+}
+
+/// Another command as text, quoted for a shell.
+pub(crate) fn shown(command: &[OsString]) -> String {
+    shell::command(&command.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>())
 }
 
 /// The arguments of this process. An old option name becomes the new one, and a hint on standard error names both.

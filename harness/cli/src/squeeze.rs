@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use harness_allocator::device::{Device as _, DeviceError, DeviceMemory, TestDevice as _};
 use harness_allocator::units::{Bytes, Nanos};
-use harness_base::shell;
 use harness_base::words::count;
 use harness_cuda::CudaDevice;
 use harness_exec::process::HeldSignals;
@@ -120,9 +119,8 @@ impl Squeeze {
     /// Opens the device, allocates the memory, sends `ready`, and measures until `stopped` closes. Dropping the device releases the memory.
     fn watch(&self, ready: &Sender<()>, stopped: &Receiver<()>) -> Result<Squeezed, CliError> {
         let mut device = CudaDevice::open_for_allocation(self.device)?;
-        let words: Vec<String> = self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let free_before = device.free_memory()?;
-        let mut measured = Squeezed { command: shell::command(&words), leave: self.leave, free_before, ..Squeezed::default() };
+        let mut measured = Squeezed { command: program::shown(&self.command), leave: self.leave, free_before, ..Squeezed::default() };
         if measured.free_before < self.leave {
             let what = format!("{} of free memory", self.leave);
             let why = format!("cuda:{} has only {} free", self.device, measured.free_before);

@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +16,6 @@ use harness_base::printable::{for_terminal, printable_lines};
 use harness_report::text::Style;
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Diagnostic, GraphicalTheme, LabeledSpan, MietteHandlerOpts, ReportHandler, SourceCode, ThemeStyles};
-use terminal_size::{Height, Width};
 
 use super::error::{CliError, Failures};
 use super::exit::Exit;
@@ -122,16 +122,16 @@ impl Diagnostic for Printable {
 
 /// Columns of the terminal on standard output; `None` if it is not a terminal.
 pub(crate) fn width_of_output() -> Option<usize> {
-    width_of(terminal_size::terminal_size_of(io::stdout()))
+    width_of(io::stdout())
 }
 
 /// Columns of the terminal on standard error; `None` if it is not a terminal.
 pub(crate) fn width_of_messages() -> Option<usize> {
-    width_of(terminal_size::terminal_size_of(io::stderr()))
+    width_of(io::stderr())
 }
 
-fn width_of(size: Option<(Width, Height)>) -> Option<usize> {
-    size.map(|(Width(columns), _)| usize::from(columns)).filter(|&columns| columns > 0)
+fn width_of(stream: impl AsFd) -> Option<usize> {
+    terminal_size::terminal_size_of(stream).map(|(width, _)| usize::from(width.0)).filter(|&columns| columns > 0)
 }
 
 /// Returns whether the variables `NO_COLOR` (<https://no-color.org>) and `TERM` permit colour. A dumb terminal prints escape codes as text.
@@ -154,8 +154,15 @@ pub(crate) fn print_document(text: &str) -> Result<(), CliError> {
 }
 
 /// Writes a file that the user named. `help` is shown if that fails.
-pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>, help: &'static str) -> Result<(), CliError> {
+pub(crate) fn save(path: &Path, content: impl AsRef<[u8]>, help: &str) -> Result<(), CliError> {
     files::write(path, content).map_err(CliError::unwritten(path, help))
+}
+
+/// Writes the picture next to a report, and returns its file name.
+pub(crate) fn save_picture(report: &Path, svg: &str, help: &str) -> Result<Option<String>, CliError> {
+    let picture = report.with_extension("svg");
+    save(&picture, svg, help)?;
+    Ok(picture.file_name().map(|name| name.to_string_lossy().into_owned()))
 }
 
 /// Writes a line to standard error, without control characters. Errors are ignored: a closed pipe changes neither the work nor the exit code.

@@ -82,12 +82,12 @@ impl Imports {
     pub fn of(files: &[PathBuf], loaded: &[&str]) -> Result<Self, ImportsError> {
         let objects = files.iter().map(|file| Undefined::of(file)).collect::<Result<Vec<_>, _>>()?;
         let mut imports = Self::default();
-        for needed in objects.iter().flat_map(|object| &object.needed).filter(|needed| library_of_file(needed).is_some()) {
-            imports.libraries.entry(needed.clone()).or_default();
+        for needed in objects.iter().flat_map(|object| &object.needed) {
+            imports.add_library(needed);
         }
         for soname in loaded {
             if library_of_file(soname).is_some_and(|library| imports.soname(library).is_none()) {
-                imports.libraries.entry((*soname).to_owned()).or_default();
+                imports.add_library(soname);
             }
         }
         for (symbol, file) in objects.into_iter().flat_map(|object| object.symbols) {
@@ -96,20 +96,24 @@ impl Imports {
         Ok(imports)
     }
 
+    /// Adds a needed library if it is one of NVIDIA's.
+    fn add_library(&mut self, soname: &str) {
+        if library_of_file(soname).is_some() {
+            self.libraries.entry(soname.to_owned()).or_default();
+        }
+    }
+
     /// Adds the imports of other packages' extensions. Skips unreadable files, and files that need a different version of a
     /// library: they cannot be loaded in the same process.
     pub fn add_extensions(&mut self, files: &[PathBuf]) {
         for object in files.iter().filter_map(|file| Undefined::of(file).ok()) {
-            let needed: Vec<&String> = object.needed.iter().filter(|needed| library_of_file(needed).is_some()).collect();
-            let is_other_release = |needed: &&String| {
+            let is_other_release = |needed: &String| {
                 library_of_file(needed).and_then(|library| self.soname(library)).is_some_and(|known| known != needed.as_str())
             };
-            if needed.iter().any(is_other_release) {
+            if object.needed.iter().any(is_other_release) {
                 continue;
             }
-            for needed in needed {
-                self.libraries.entry(needed.clone()).or_default();
-            }
+            object.needed.iter().for_each(|needed| self.add_library(needed));
             for (symbol, file) in object.symbols {
                 self.add(symbol, file);
             }

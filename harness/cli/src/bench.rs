@@ -343,7 +343,7 @@ impl Bench {
         self.ci.write(|limit| report::summary(run, limit), || junit::of_bench(run))?;
         if let Some(path) = &self.smaller_is_better {
             let help = "make it writable, or choose another file with `--smaller-is-better FILE`";
-            terminal::save(path, &report::smaller_is_better(run), help)?;
+            terminal::save(path, report::smaller_is_better(run), help)?;
         }
         // GitHub reads annotations from standard output.
         if std::env::var_os("GITHUB_ACTIONS").is_some_and(|value| value == "true") && self.format == Format::Text {

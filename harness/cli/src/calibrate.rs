@@ -63,7 +63,7 @@ impl Calibrate {
             terminal::message(format_args!("warning: the figures may be wrong: {reason}"));
         }
         let profile = Profile::new(name, Date::of(SystemTime::now()), &info, contended, figures);
-        terminal::save(&output, &profile.to_yaml(), "free disk space, or choose another file with `--output FILE`")?;
+        terminal::save(&output, profile.to_yaml(), "free disk space, or choose another file with `--output FILE`")?;
         if !self.quiet {
             terminal::print(&format!("{}\nprofile: {}\n", table(&profile), output.display()))?;
         }

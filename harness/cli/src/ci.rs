@@ -28,7 +28,7 @@ impl Ci {
             add(path, summary).map_err(CliError::unwritten(path, help))?;
         }
         if let Some(path) = &self.junit {
-            terminal::save(path, &junit(), "make it writable, or choose another file with `--junit FILE`")?;
+            terminal::save(path, junit(), "make it writable, or choose another file with `--junit FILE`")?;
         }
         Ok(())
     }

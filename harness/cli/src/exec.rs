@@ -235,7 +235,7 @@ impl Exec {
 
     fn report(&self, run: &Program<'_>) -> Result<(), CliError> {
         if let Some(path) = &self.junit {
-            terminal::save(path, &program::junit(run), HELP)?;
+            terminal::save(path, program::junit(run), HELP)?;
         }
         let Some(path) = self.many.report() else { return Ok(()) };
         write_report(&path, program::picture(run).as_deref(), |picture| program::markdown(run, picture))

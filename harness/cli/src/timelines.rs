@@ -34,7 +34,7 @@ impl Timelines {
             terminal::message("no timeline is written: no run was timed");
             return Ok(());
         }
-        terminal::save(&self.file, &timeline::render(&timelines), UNWRITTEN)?;
+        terminal::save(&self.file, timeline::render(&timelines), UNWRITTEN)?;
         terminal::message(format_args!("timeline: {}; open it in https://ui.perfetto.dev", quoted(&self.file.to_string_lossy())));
         Ok(())
     }

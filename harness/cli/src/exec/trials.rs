@@ -201,7 +201,7 @@ impl Options {
 
     fn show(&self, report: &impl Serialize, trials: Trials<'_>) -> Result<(), CliError> {
         if let Some(path) = self.report() {
-            terminal::save(&path, &trials::markdown(trials), HELP)?;
+            terminal::save(&path, trials::markdown(trials), HELP)?;
         }
         self.format.print(report, || trials::text(trials, terminal::style(), terminal::width_of_output()))
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Nanos;
 use serde::{Deserialize, Serialize};
 
-use crate::execute::{Arm, cases_of};
+use crate::execute::Arm;
 use crate::record::{Gate, Shard};
 use crate::suite::{Rounds, Suite};
 
@@ -46,19 +46,19 @@ pub fn definitions(suites: &[Suite]) -> Vec<AcceptedSuite> {
         precision: suite.precision,
         budget: suite.budget,
         rounds: (suite.rounds.least, suite.rounds.most),
-        entries: entries(suite, None),
+        entries: entries(suite),
     };
     suites.iter().map(definition).collect()
 }
 
-fn entries(suite: &Suite, shard: Option<Shard>) -> Vec<AcceptedEntry> {
+fn entries(suite: &Suite) -> Vec<AcceptedEntry> {
     let of_case = |case| suite.arms.iter().map(move |arm| (case, arm));
     let entry = |(case, arm): (&crate::suite::Case, _)| AcceptedEntry {
         case: case.name(),
         arm: Arm::Ours(arm).to_string(),
         hash: Arm::Ours(arm).hash(case),
     };
-    cases_of(suite, shard).flat_map(of_case).map(entry).collect()
+    suite.cases.iter().flat_map(of_case).map(entry).collect()
 }
 
 /// Applies the accepted terms to the suites, and returns what the suites lost, redefined or tried to override.
@@ -73,7 +73,7 @@ pub fn apply(suites: &mut [Suite], accepted: &[AcceptedSuite], scope: Scope) -> 
         };
         apply_terms(suite, accepted, &mut gate.overridden);
         let now: BTreeMap<(String, String), String> =
-            entries(suite, None).into_iter().map(|entry| ((entry.case, entry.arm), entry.hash)).collect();
+            entries(suite).into_iter().map(|entry| ((entry.case, entry.arm), entry.hash)).collect();
         for entry in &accepted.entries {
             let in_shard = scope.shard.is_none_or(|shard| shard.has(&format!("{}\n{}", accepted.name, entry.case)));
             let name = format!("{}: {} on {}", accepted.name, entry.case, entry.arm);

@@ -90,7 +90,6 @@ struct Document<'a> {
     verified: Option<&'a Verified>,
 }
 
-/// Recommended changes of the program.
 #[derive(Default)]
 struct InProgram {
     changes: Vec<ProgramAdvice>,

@@ -52,10 +52,7 @@ impl Calibrate {
         let mut device = self.open()?;
         let info = device.info().clone();
         let monitor = Monitor::start(&mut *device);
-        let figures = match self.measure(&mut *device)? {
-            ControlFlow::Continue(figures) => figures,
-            ControlFlow::Break(()) => return Ok(Exit::Interrupted),
-        };
+        let Some(figures) = self.measure(&mut *device)? else { return Ok(Exit::Interrupted) };
         let contended = monitor.finish().contended;
         let name = self.name.unwrap_or_else(|| ProfileName::of_device(&info.name));
         let output = self.output.unwrap_or_else(|| Path::new(profile::FOLDER).join(format!("{name}.yaml")));
@@ -84,7 +81,8 @@ impl Calibrate {
         opened.map_err(|error| CliError::device(&error, "calibration needs a GPU; `harness doctor` lists the GPUs"))
     }
 
-    fn measure(&self, device: &mut dyn TestDevice) -> Result<ControlFlow<(), Figures>, CliError> {
+    /// Returns `None` if the user interrupts.
+    fn measure(&self, device: &mut dyn TestDevice) -> Result<Option<Figures>, CliError> {
         let bar = terminal::progress(!self.quiet, "{bar:30} {pos}/{len} {wide_msg}", Some(0)).with_message("rounds");
         let interrupt = interrupt::watch_with(&bar, "round")?;
         let measured = calibrate::calibrate(device, self.rounds, |done, all| {
@@ -94,8 +92,8 @@ impl Calibrate {
         });
         bar.finish_and_clear();
         match measured {
-            Ok(figures) => Ok(ControlFlow::Continue(figures)),
-            Err(CalibrateError::Interrupted) => Ok(ControlFlow::Break(())),
+            Ok(figures) => Ok(Some(figures)),
+            Err(CalibrateError::Interrupted) => Ok(None),
             Err(CalibrateError::Device(error)) => Err(error.into()),
             Err(error @ CalibrateError::TooSmall { .. }) => {
                 let (what, why) = (device.info().name.clone(), error.to_string());

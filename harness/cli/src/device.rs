@@ -89,7 +89,6 @@ impl DeviceOptions {
     }
 }
 
-/// Prints why the simulated device was chosen.
 pub(crate) fn explain_choice(choice: DeviceChoice, source: &DeviceSource) {
     if let (DeviceChoice::Auto, Some(reason)) = (choice, source.simulated_because()) {
         terminal::message(format_args!("on the simulated device: {reason}"));

@@ -84,7 +84,6 @@ impl CliError {
         Self::conf_of("--alloc-conf", error, text)
     }
 
-    /// Invalid settings in this option.
     pub(crate) fn conf_of(option: &str, error: &ConfError, text: &str) -> Self {
         let place = (error.offset()..error.offset() + error.length(), "here".to_owned());
         let excerpt = Excerpt::new(option, text, &[place]);

@@ -55,7 +55,6 @@ pub(super) struct Explain {
     out: Option<PathBuf>,
 }
 
-/// The format of an explanation.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// For people, on one screen.
@@ -168,7 +167,6 @@ impl Explain {
     }
 }
 
-/// The error for options that do not fit this file.
 fn invalid(path: &Path, error: &ExplainError) -> CliError {
     CliError::input(format!("{}: {error}", path.display()), "see `harness explain --help` for `--at` and `--memory`")
 }

@@ -52,7 +52,6 @@ impl Import {
     }
 }
 
-/// The end of the replay, in the words of a scenario.
 fn ending(record: &RunRecord) -> &'static str {
     if figure(record, "ooms") == 0 { "fits" } else { "oom" }
 }

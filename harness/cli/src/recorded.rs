@@ -19,7 +19,6 @@ use super::terminal;
 
 const UNWRITTEN: &str = "free disk space, make the file writable, or choose another file with `--snapshot`";
 
-/// The runs to explain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Explained {
     /// Failed runs whose last request was refused.

@@ -298,7 +298,6 @@ const fn stopped(is_stopped: bool) -> &'static str {
     if is_stopped { "; stopped by the time limit or Ctrl-C, so a smaller result may exist" } else { "" }
 }
 
-/// The error for a scenario that cannot be reduced.
 fn of_scenario(error: ReduceError) -> CliError {
     let help = match &error {
         ReduceError::Invalid(_) | ReduceError::Device(_) | ReduceError::NotConfirmed { .. } => String::new(),

@@ -39,7 +39,6 @@ pub(crate) fn parse(text: &str, path: &Path, trace: Option<(&str, &str)>) -> Res
     Ok(scenario)
 }
 
-/// Returns whether all runs passed.
 pub(crate) fn pass(records: &[RunRecord]) -> bool {
     records.iter().all(|record| record.verdict == Verdict::Passed)
 }

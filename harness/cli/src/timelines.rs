@@ -27,7 +27,6 @@ impl Timelines {
         Ok((Self { file: file.to_owned(), receiver }, sender))
     }
 
-    /// Writes the timelines that the runs have sent.
     pub(crate) fn finish(self) -> Result<(), CliError> {
         let timelines: Vec<Timeline> = self.receiver.try_iter().collect();
         if timelines.is_empty() {

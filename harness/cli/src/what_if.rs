@@ -25,7 +25,6 @@ const STEP: Bytes = Bytes::mib(2);
 /// The search stops at this multiple of the scenario's own memory.
 const MOST: u64 = 64;
 
-/// The outcome of a trial.
 enum Outcome {
     Passed,
     Failed,

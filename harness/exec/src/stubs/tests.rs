@@ -40,7 +40,7 @@ fn stub_libraries_of_driver_and_runtime_define_every_function_of_cuda() {
     let core = BTreeSet::from(["cudaMalloc".to_owned()]);
     let folder = tempfile::tempdir().unwrap();
     let mut names = Vec::new();
-    for StubFile { soname, bytes } in stub_files(&imports, "libcore.so", &core) {
+    for (soname, bytes) in stub_files(&imports, "libcore.so", &core) {
         let path = folder.path().join(&soname);
         fs::write(&path, bytes).unwrap();
         names.extend(imports::exports(&path).unwrap());

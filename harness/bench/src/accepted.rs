@@ -1,8 +1,8 @@
 //! The accepted build: the commit in [`FILE`] among the reports. Only `harness report accept` changes it.
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{ErrorKind, Read as _};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,6 @@ use crate::gate::AcceptedSuite;
 
 /// Its name among the reports.
 pub const FILE: &str = "accepted.json";
-
-/// Maximum size in bytes.
-const MOST: u64 = 4 << 20;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AcceptedBuild {
@@ -32,10 +29,10 @@ pub struct AcceptedBuild {
 pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     let path = root.join(FILE);
     let failed = |why: &dyn Display| format!("cannot read the accepted build from `{}`: {why}", path.display());
-    match File::open(&path) {
+    match fs::read(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(&error)),
-        Ok(file) => serde_json::from_reader(file.take(MOST)).map(Some).map_err(|error| failed(&error)),
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| failed(&error)),
     }
 }
 

@@ -172,16 +172,13 @@ impl Ended {
 pub struct Prepared {
     pub command: Command,
     pub(crate) watch: Watch,
-    folder: RunFolder,
 }
 
 /// Finds processes that use NVIDIA's libraries without ours. The hook finds them only in Python, and only if the program's options let it run.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    run: PathBuf,
-    /// The folder of our libraries, and the file name of the one that each process loads.
-    libraries: PathBuf,
-    core: String,
+    folder: RunFolder,
+    libraries: Libraries,
 }
 
 impl Watch {
@@ -190,7 +187,7 @@ impl Watch {
         let mut processes = process::descendants(program);
         processes.push(program);
         if processes.iter().any(|pid| self.lacks_ours(*pid)) {
-            let _ = fs::write(self.run.join(NOT_LOADED), "");
+            let _ = fs::write(self.folder.path().join(NOT_LOADED), "");
             process::kill_all(&processes);
         }
     }
@@ -198,8 +195,8 @@ impl Watch {
     fn lacks_ours(&self, pid: pid_t) -> bool {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         let files = || maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
-        files().any(|file| imports::is_nvidia_library(file) && !file.starts_with(&self.libraries))
-            && !files().any(|file| file.file_name() == Some(OsStr::new(&self.core)))
+        files().any(|file| imports::is_nvidia_library(file) && !file.starts_with(&self.libraries.folder))
+            && !files().any(|file| file.file_name() == Some(OsStr::new(&self.libraries.core)))
     }
 }
 
@@ -215,12 +212,12 @@ impl Prepared {
     }
 
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        self.watch.folder.path()
     }
 
     /// Records the end of the program. Fails if a process ran without our library.
     pub fn ended(self, end: End) -> Result<Ended, LaunchError> {
-        let ended = Ended { end, folder: self.folder };
+        let ended = Ended { end, folder: self.watch.folder };
         let is_not_loaded = [NOT_LOADED, UNLOADED].iter().any(|mark| ended.folder().join(mark).exists());
         if is_not_loaded { Err(LaunchError::NotLoaded) } else { Ok(ended) }
     }
@@ -239,8 +236,7 @@ impl Launch<'_> {
         let (program, arguments) = self.command.split_first().ok_or_else(nothing)?;
         let mut command = Command::new(program);
         command.args(arguments).envs(self.environment(folder.path(), |name| std::env::var_os(name)));
-        let Libraries { folder: libraries, core, .. } = self.setup.libraries.clone();
-        Ok(Prepared { command, watch: Watch { run: folder.path().to_owned(), libraries, core }, folder })
+        Ok(Prepared { command, watch: Watch { folder, libraries: self.setup.libraries.clone() } })
     }
 
     /// Returns whether the dynamic linker loads our library as an auditor (LD_AUDIT). With an older GNU C library, all stub libraries are loaded into each

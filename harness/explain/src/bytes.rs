@@ -1,12 +1,12 @@
 //! The uses of a device's memory: [`ByteCause`].
 
 use harness_allocator::units::Bytes;
-use harness_record::CauseKind;
 use serde::Serialize;
 
 use crate::sites::SiteId;
 
-/// A use of memory, or a reason why free memory is not usable.
+/// A use of memory, or a reason why free memory is not usable. The names in JSON match those of [`harness_record::CauseKind`]
+/// where requests can fail for the same reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ByteCause {
@@ -24,53 +24,29 @@ pub enum ByteCause {
 }
 
 impl ByteCause {
-    /// All causes in display order.
-    pub const ALL: [Self; 11] = [
-        Self::Allocated,
-        Self::Rounding,
-        Self::PendingFree,
-        Self::OtherStream,
-        Self::OtherPool,
-        Self::PrivatePool,
-        Self::InactiveSplit,
-        Self::WholeSegments,
-        Self::OthersHold,
-        Self::Free,
-        Self::FreeOrOthersHold,
+    /// All causes in display order, with their names in JSON and short descriptions.
+    pub(crate) const ALL: [(Self, &str, &str); 11] = [
+        (Self::Allocated, "allocated", "allocated, as requested"),
+        (Self::Rounding, "rounding", "rounding of allocated blocks"),
+        (Self::PendingFree, "pending_free", "freed, but other streams still use it"),
+        (Self::OtherStream, "other_stream", "cached for another stream"),
+        (Self::OtherPool, "other_pool", "cached for blocks of the other size"),
+        (Self::PrivatePool, "private_pool", "cached in a private pool"),
+        (Self::InactiveSplit, "inactive_split", "free, but pinned by live blocks"),
+        (Self::WholeSegments, "whole_segments", "free whole segments"),
+        (Self::OthersHold, "others_hold", "other processes and the CUDA context"),
+        (Self::Free, "free", "free on the device"),
+        (Self::FreeOrOthersHold, "free_or_others_hold", "not reserved: free, or in use by other processes"),
     ];
 
-    /// The name in JSON. It matches the [`CauseKind`] if requests can fail for the same reason.
+    /// The name in JSON.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Allocated => "allocated",
-            Self::Rounding => CauseKind::Rounding.name(),
-            Self::PendingFree => CauseKind::PendingFree.name(),
-            Self::OtherStream => CauseKind::OtherStream.name(),
-            Self::OtherPool => CauseKind::OtherPool.name(),
-            Self::PrivatePool => CauseKind::PrivatePool.name(),
-            Self::InactiveSplit => "inactive_split",
-            Self::WholeSegments => "whole_segments",
-            Self::OthersHold => CauseKind::OthersHold.name(),
-            Self::Free => "free",
-            Self::FreeOrOthersHold => "free_or_others_hold",
-        }
+        Self::ALL[self as usize].1
     }
 
     /// A short description.
     pub const fn about(self) -> &'static str {
-        match self {
-            Self::Allocated => "allocated, as requested",
-            Self::Rounding => "rounding of allocated blocks",
-            Self::PendingFree => "freed, but other streams still use it",
-            Self::OtherStream => "cached for another stream",
-            Self::OtherPool => "cached for blocks of the other size",
-            Self::PrivatePool => "cached in a private pool",
-            Self::InactiveSplit => "free, but pinned by live blocks",
-            Self::WholeSegments => "free whole segments",
-            Self::OthersHold => "other processes and the CUDA context",
-            Self::Free => "free on the device",
-            Self::FreeOrOthersHold => "not reserved: free, or in use by other processes",
-        }
+        Self::ALL[self as usize].2
     }
 }
 

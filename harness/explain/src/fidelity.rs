@@ -6,12 +6,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::{DevicePtr, MemoryRange};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_trace::execute::Outcome;
-use harness_trace::program::{DriverCall, Placement, Prepared, ProgramError, RecordedProgram, Setup, Step};
+use harness_trace::program::{DriverCall, Prepared, ProgramError, RecordedProgram, Step};
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
 use harness_trace::trace::TraceEvent;
 use serde::Serialize;
@@ -66,13 +65,8 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, P
     let program = prepared.program();
     let events = snapshot.events_of(program.device);
     let mut check = Check::new(program, events);
-    let setup = Setup {
-        allocator: AllocatorSpec::caching(program.config.clone()),
-        memory: program.device_memory(),
-        placement: Placement::Recorded,
-    };
     let mut last = None;
-    prepared.watch(&setup, |step| {
+    prepared.watch(&program.recorded_setup(), |step| {
         check.step(step);
         if step.operation + 1 == program.operations.len() {
             last = Some(step.allocator.snapshot());

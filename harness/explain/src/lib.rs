@@ -31,6 +31,3 @@ mod bytes;
 mod explanation;
 mod headline;
 mod view;
-
-#[cfg(test)]
-mod examples;

@@ -292,26 +292,6 @@ fn refused(error: Box<AllocatorError>) -> Result<Outcome, DeviceError> {
     }
 }
 
-enum Failed {
-    Device(DeviceError),
-    Pool(PrivatePoolError),
-}
-
-impl From<DeviceError> for Failed {
-    fn from(error: DeviceError) -> Self {
-        Self::Device(error)
-    }
-}
-
-impl From<PrivatePoolError> for Failed {
-    fn from(error: PrivatePoolError) -> Self {
-        match error {
-            PrivatePoolError::Device(error) => Self::Device(error),
-            error => Self::Pool(error),
-        }
-    }
-}
-
 #[inline(never)]
 fn rare<T: Target, O: Observer<T>>(
     index: usize,
@@ -335,8 +315,8 @@ fn rare<T: Target, O: Observer<T>>(
             observer.before(Kind::Other);
             match target.with(|allocator, device| other(allocator, device, pressure, event)) {
                 Ok(outcome) => Ok(outcome),
-                Err(Failed::Device(source)) => Err(device_failed(source)),
-                Err(Failed::Pool(error)) => observer.pool_misused(index, error).map(|()| Outcome::Ignored).map_err(Stopped::Observer),
+                Err(PrivatePoolError::Device(source)) => Err(device_failed(source)),
+                Err(error) => observer.pool_misused(index, error).map(|()| Outcome::Ignored).map_err(Stopped::Observer),
             }
         }
     }
@@ -348,7 +328,7 @@ fn other(
     device: &mut dyn TestDevice,
     pressure: &mut Bytes,
     event: TraceEvent,
-) -> Result<Outcome, Failed> {
+) -> Result<Outcome, PrivatePoolError> {
     match event {
         TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream)?,
         TraceEvent::Synchronize => device.synchronize()?,

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::{Placement, Prepared, ProgramError, RecordedProgram, Setup};
+use crate::execute::{ByHandle, Outcome};
 use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
 impl Prepared<'_> {
@@ -18,9 +19,10 @@ impl Prepared<'_> {
         recorder.set_place(place(0));
         let mut snapshot = Snapshot::default();
         let last = self.program().operations.len().saturating_sub(1);
-        self.run(&mut device, &mut allocator, Vec::new(), |operation, outcome, allocator| {
-            if operation == last || outcome == crate::execute::Outcome::OutOfMemory {
-                snapshot = recorder.snapshot(allocator);
+        let mut target = ByHandle { device: &mut device, allocator: &mut allocator };
+        self.run(&mut target, Vec::new(), |operation, outcome, target| {
+            if operation == last || outcome == Outcome::OutOfMemory {
+                snapshot = recorder.snapshot(target.allocator);
             }
             recorder.set_place(place(operation + 1));
             ControlFlow::Continue(())

@@ -235,7 +235,7 @@ impl<'a> Recovery<'a> {
         for (id, stream) in waiting {
             self.add(TraceEvent::RecordStream { id, stream }, 0);
             self.add(TraceEvent::Free { id }, 0);
-            self.ask(|shadow| shadow.free(id, Some(stream)))?;
+            self.compare(|shadow| shadow.free(id, Some(stream)).map(|()| true))?;
             let address = self.program.allocations[id as usize].address;
             address.map(|address| self.ids.remove(&address));
         }
@@ -254,7 +254,7 @@ impl<'a> Recovery<'a> {
             self.add(TraceEvent::RecordStream { id, stream }, index);
         }
         self.add(TraceEvent::Free { id }, index);
-        self.ask(|shadow| shadow.free(id, waits_for))
+        self.compare(|shadow| shadow.free(id, waits_for).map(|()| true))
     }
 
     /// Explains driver frees and completed frees that no request follows.
@@ -446,18 +446,12 @@ impl<'a> Recovery<'a> {
 
     fn synchronize(&mut self, stream: StreamId, event: usize) -> Result<(), ProgramError> {
         self.add_synchronize(stream, event);
-        self.ask(|shadow| shadow.synchronize(stream))
+        self.compare(|shadow| shadow.synchronize(stream).map(|()| true))
     }
 
     fn add_synchronize(&mut self, stream: StreamId, event: usize) {
         self.leave_pool(event);
         self.add(TraceEvent::SynchronizeStream(stream), event);
-    }
-
-    /// Runs an action on the shadow allocator, if it still matches.
-    fn ask(&mut self, what: impl FnOnce(&mut ShadowAllocator) -> Result<(), DeviceError>) -> Result<(), ProgramError> {
-        let operation = self.program.operations.len();
-        self.shadow.as_mut().map_or(Ok(()), what).map_err(|source| ProgramError::Replay { operation, source })
     }
 
     /// Runs an action on the shadow allocator, and drops the allocator if the action does not match the recording.

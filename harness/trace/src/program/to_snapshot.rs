@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::{Allocator, AllocatorSpec};
+use harness_allocator::allocator::Allocator;
 use harness_allocator::device::{DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
-use super::replay::{Placement, Setup};
 use super::watch::{DriverCall, Step};
 use super::{ProgramError, RecordedProgram};
 use crate::execute::Outcome;
@@ -20,8 +19,7 @@ impl RecordedProgram {
     /// Replays the program with its own settings and returns a snapshot. `recorded` is the original snapshot. Matching events and
     /// segments take their times, stacks and unknown keys from it; other devices are copied.
     pub fn to_snapshot(&self, recorded: &Snapshot) -> Result<Snapshot, ProgramError> {
-        let setup =
-            Setup { allocator: AllocatorSpec::caching(self.config.clone()), memory: self.device_memory(), placement: Placement::Recorded };
+        let setup = self.recorded_setup();
         let mut told = EventWriter::new(self, recorded, setup.memory);
         let mut last = None;
         self.prepare()?.watch(&setup, |step| {

@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use harness_allocator::allocator::wrapper::AllocatorWrapper;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, TestDevice};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
-use crate::execute::Outcome;
+use crate::execute::{ByHandle, Outcome, Target};
 use crate::snapshot::{Action, Event};
 
 /// One operation of an observed replay.
@@ -158,41 +157,31 @@ impl<D: Device> Logged<D> {
     }
 }
 
-/// An allocator that remembers the address of its last allocation.
-pub(super) struct AddressLog {
-    inner: Box<dyn Allocator>,
-    address: Option<DevicePtr>,
+/// An allocator on a device, with the address of its last allocation.
+pub(super) struct Watched<'a> {
+    pub(super) target: ByHandle<'a, dyn Allocator>,
+    pub(super) address: Option<DevicePtr>,
 }
 
-impl AddressLog {
-    pub(super) const fn new(inner: Box<dyn Allocator>) -> Self {
-        Self { inner, address: None }
-    }
+impl Target for Watched<'_> {
+    type Live = Allocation;
+    type Allocator = dyn Allocator;
 
-    /// Returns the address of the last allocation since the last call.
-    pub(super) const fn take_address(&mut self) -> Option<DevicePtr> {
-        self.address.take()
-    }
-
-    pub(super) fn allocator(&self) -> &dyn Allocator {
-        &*self.inner
-    }
-}
-
-impl AllocatorWrapper for AddressLog {
-    type Inner = dyn Allocator;
-
-    fn inner(&self) -> &(dyn Allocator + 'static) {
-        &*self.inner
-    }
-
-    fn inner_mut(&mut self) -> &mut (dyn Allocator + 'static) {
-        &mut *self.inner
-    }
-
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        let allocation = Allocator::allocate(&mut *self.inner, device, request)?;
+    fn allocate(&mut self, request: Request) -> Result<Allocation, Box<AllocatorError>> {
+        let allocation = self.target.allocate(request)?;
         self.address = Some(allocation.ptr());
         Ok(allocation)
+    }
+
+    fn free(&mut self, live: Allocation) -> Result<(), DeviceError> {
+        self.target.free(live)
+    }
+
+    fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.target.record_stream(live, stream)
+    }
+
+    fn with<R>(&mut self, call: impl FnOnce(&mut (dyn Allocator + 'static), &mut dyn TestDevice) -> R) -> R {
+        self.target.with(call)
     }
 }

@@ -214,16 +214,17 @@ pub enum Action {
 }
 
 impl Action {
-    pub const ALL: [Self; 9] = [
-        Self::Alloc,
-        Self::FreeRequested,
-        Self::FreeCompleted,
-        Self::SegmentAlloc,
-        Self::SegmentFree,
-        Self::SegmentMap,
-        Self::SegmentUnmap,
-        Self::Snapshot,
-        Self::Oom,
+    /// All actions with PyTorch's names.
+    pub(crate) const ALL: [(Self, &str); 9] = [
+        (Self::Alloc, "alloc"),
+        (Self::FreeRequested, "free_requested"),
+        (Self::FreeCompleted, "free_completed"),
+        (Self::SegmentAlloc, "segment_alloc"),
+        (Self::SegmentFree, "segment_free"),
+        (Self::SegmentMap, "segment_map"),
+        (Self::SegmentUnmap, "segment_unmap"),
+        (Self::Snapshot, "snapshot"),
+        (Self::Oom, "oom"),
     ];
 
     /// Returns true if the driver allocated or mapped memory.
@@ -238,17 +239,7 @@ impl Action {
 
     /// PyTorch's name.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Alloc => "alloc",
-            Self::FreeRequested => "free_requested",
-            Self::FreeCompleted => "free_completed",
-            Self::SegmentAlloc => "segment_alloc",
-            Self::SegmentFree => "segment_free",
-            Self::SegmentMap => "segment_map",
-            Self::SegmentUnmap => "segment_unmap",
-            Self::Snapshot => "snapshot",
-            Self::Oom => "oom",
-        }
+        Self::ALL[self as usize].1
     }
 }
 

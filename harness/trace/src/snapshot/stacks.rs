@@ -74,9 +74,9 @@ impl Stacks {
         self.len() == 1
     }
 
-    /// The number of distinct frames. Ids are smaller than this.
-    pub fn frame_count(&self) -> usize {
-        self.frames.len()
+    /// The distinct frames in the order of their ids.
+    pub fn all_frames(&self) -> impl Iterator<Item = &Frame> {
+        self.frames.iter()
     }
 
     /// Stores a frame if it is new, and returns its id.

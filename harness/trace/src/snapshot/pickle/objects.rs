@@ -174,11 +174,11 @@ impl Objects {
         Item::Object(id)
     }
 
-    pub(super) fn new_set(&mut self, items: &[Item]) -> Object {
+    pub(super) fn new_set(&mut self, items: &[Item]) -> Item {
         self.budget.add(ENTRY);
         self.count_items(items.len());
         self.sets.push(items.to_vec());
-        Object::Set(self.sets.len() as u32 - 1)
+        self.add(Object::Set(self.sets.len() as u32 - 1))
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> Item {
@@ -335,7 +335,7 @@ impl Objects {
             _ => None,
         };
         let wrong = || self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").at("action");
-        known.copied().ok_or_else(wrong)
+        known.map(|&(action, _)| action).ok_or_else(wrong)
     }
 
     /// Converts a dictionary to a frame.

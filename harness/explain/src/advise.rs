@@ -10,7 +10,6 @@ const WORTH_PERCENT: u64 = 5;
 /// Savings that differ by at most this percentage of memory count as equal; then the simplest settings win.
 const ALIKE_PERCENT: u64 = 5;
 
-/// The recommendation for a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice<'e> {
     /// The result with the recorded settings.
@@ -20,7 +19,6 @@ pub struct Advice<'e> {
     pub verdict: Verdict<'e>,
 }
 
-/// The recommended settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict<'e> {
     /// The program fits only with these settings.
@@ -54,10 +52,7 @@ impl<'e> Advice<'e> {
         };
         Some(Self { own, is_complete, verdict })
     }
-}
 
-impl<'e> Advice<'e> {
-    /// The settings to use, if any are recommended.
     pub fn recommended(&self) -> Option<&'e str> {
         match self.verdict {
             Verdict::Fits(best) | Verdict::Saves(best) => Some(&best.configuration.name),
@@ -89,7 +84,6 @@ fn least(ending: &Ending) -> Bytes {
     ending.least.map_or(Bytes(ending.replayed.stats.reserved_bytes.all.peak), |least| least.enough)
 }
 
-/// The number of settings.
 fn simplicity(ending: &Ending) -> usize {
     ending.configuration.name.matches(':').count()
 }

@@ -39,33 +39,27 @@ impl ByteCause {
         (Self::FreeOrOthersHold, "free_or_others_hold", "not reserved: free, or in use by other processes"),
     ];
 
-    /// The name in JSON.
     pub const fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
-    /// A short description.
     pub const fn about(self) -> &'static str {
         Self::ALL[self as usize].2
     }
 }
 
-/// The memory of one cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CauseBytes {
     pub cause: ByteCause,
     pub bytes: Bytes,
-    /// The number of blocks.
     pub blocks: u64,
     /// The sites of live blocks, or of the blocks that pin free ones, largest first. They cover all bytes of the cause, except
     /// for free memory that nothing pins.
     pub sites: Vec<SiteBytes>,
 }
 
-/// The memory of one site and cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SiteBytes {
-    /// The site's name.
     pub site: String,
     /// The site's id in [`crate::causes::Explanation::sites`].
     pub id: SiteId,

@@ -39,7 +39,6 @@ use crate::view::View;
 pub use crate::view::{Refused, TotalKnown, Totals};
 use crate::waits;
 
-/// What to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The device's memory, if the user specifies it.
@@ -47,7 +46,6 @@ pub struct Options {
     pub at: At,
 }
 
-/// Why a moment cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExplainError {
     #[error(transparent)]
@@ -127,7 +125,6 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     Ok(explanation)
 }
 
-/// Describes a replay of the recording.
 fn replayed(fidelity: &Result<Fidelity, ProgramError>) -> String {
     match fidelity {
         Ok(fidelity) => match &fidelity.first_divergence {

@@ -11,18 +11,15 @@ use crate::bytes::ByteCause;
 use crate::explanation::Explanation;
 use crate::state::History;
 
-/// Statistics of a whole recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Whole {
     pub peak_allocated: Bytes,
     pub peak_reserved: Bytes,
-    /// The number of allocations.
     pub allocations: u64,
     /// Segments or page ranges reserved from the driver.
     pub driver_allocations: u64,
     /// Segments or page ranges returned to the driver.
     pub driver_frees: u64,
-    /// Out-of-memory errors.
     pub ooms: u64,
 }
 
@@ -41,7 +38,6 @@ impl Whole {
     }
 }
 
-/// One of the two snapshots.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
     /// At the compared moment.
@@ -50,10 +46,8 @@ pub struct Side<'a> {
     pub whole: Whole,
 }
 
-/// The differences between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Comparison {
-    /// A summary sentence.
     pub headline: String,
     pub before: Whole,
     pub after: Whole,
@@ -64,7 +58,6 @@ pub struct Comparison {
     pub sites: Vec<SiteChange>,
 }
 
-/// A cause in both snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CauseChange {
     pub cause: ByteCause,
@@ -72,7 +65,6 @@ pub struct CauseChange {
     pub after: Bytes,
 }
 
-/// A site in both snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SiteChange {
     pub site: String,

@@ -21,16 +21,12 @@ use crate::waits::Wait;
 /// The use of a device's memory at one moment, and why a request failed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
-    /// A summary sentence.
     pub headline: String,
     /// The sum of [`Self::causes`].
     pub device_total: Bytes,
-    /// The source of the total.
     pub device_total_is: TotalKnown,
-    /// The device's index in the snapshot.
     pub device: u32,
     pub moment: Moment,
-    /// The request that failed at this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<Refused>,
     /// The figures of PyTorch's own error message.
@@ -49,7 +45,6 @@ pub struct Explanation {
     pub growing: Vec<Growth>,
     /// Earlier requests that failed while the program continued.
     pub survived_ooms: usize,
-    /// Notes about the figures.
     pub notes: Vec<String>,
     /// True if a replay with the recorded settings matches the recording, so replays with other settings are reliable. `None`
     /// without events, or for another allocator than PyTorch's.

@@ -18,7 +18,6 @@ use serde::Serialize;
 /// How closely a replay matches the recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fidelity {
-    /// Allocations in the recording.
     pub allocations: u64,
     pub at_recorded_address: u64,
     /// Segments that the recording reserved; for expandable segments, mapped ranges.
@@ -31,7 +30,6 @@ pub struct Fidelity {
     pub first_divergence: Option<Divergence>,
 }
 
-/// The first difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Divergence {
     /// The index of the event in the snapshot. `None` if only the final state differs.
@@ -92,7 +90,6 @@ pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Resul
 
 struct Check<'a> {
     program: &'a RecordedProgram,
-    /// Recorded driver calls with their events.
     taken: Vec<(u32, DriverCall)>,
     given_back: Vec<(u32, DriverCall)>,
     takes: usize,
@@ -187,7 +184,6 @@ fn describe(DriverCall { action, range }: DriverCall) -> String {
     }
 }
 
-/// Describes a segment and its blocks.
 fn lines(segment: &Segment) -> Vec<String> {
     let PoolId(first, second) = segment.private_pool;
     let pool = if segment.private_pool == PoolId::DEFAULT { String::new() } else { format!(" in the private pool ({first}, {second})") };

@@ -10,16 +10,12 @@ use serde::Serialize;
 use crate::sites::SiteId;
 use crate::view::View;
 
-/// Maximum number of stretches.
 const MOST_STRETCHES: usize = 8;
 /// Minimum number of stretches, so the warm-up does not count as growth.
 const LEAST_STRETCHES: usize = 4;
-/// Minimum growth of a suspect.
 const LEAST_GROWTH: u64 = 1 << 20;
-/// Maximum number of reported sites.
 const LISTED: usize = 10;
 
-/// A site whose live bytes grow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Growth {
     pub site: String,

@@ -113,7 +113,7 @@ fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
 fn pinned(explanation: &Explanation) -> String {
     let is_own = |segment: &&PinnedSegment| match &explanation.request {
         Some(request) => (segment.pool, segment.stream, segment.private_pool) == (request.pool, request.stream, request.private_pool),
-        None => segment.private_pool.is_none(),
+        None => segment.private_pool.is_default(),
     };
     let own: Vec<&PinnedSegment> = explanation.pinned.iter().filter(is_own).collect();
     let count = own.len();

@@ -17,21 +17,17 @@ use crate::sites::{SiteId, SiteKind, Sites};
 
 /// Maximum number of sites to try changes for. The sites with the most live bytes are chosen.
 const SITES: usize = 8;
-/// Minimum saving in percent of memory.
 const WORTH_PERCENT: u64 = 2;
 /// Maximum number of `empty_cache` calls that a change may add.
 const MOST_TIMES_EMPTIED: usize = 1000;
 
-/// A tested change of the program.
 #[derive(Clone, Debug)]
 pub struct ProgramAdvice {
     /// The change and its saving, as a sentence without a full stop.
     pub sentence: String,
-    /// The least sufficient memory with the change.
     pub least: Least,
     /// The saving compared with the unchanged program.
     pub saves: Bytes,
-    /// The changed program.
     pub program: RecordedProgram,
 }
 
@@ -67,11 +63,9 @@ pub fn program_advice(
     Ok(advice)
 }
 
-/// A change to test.
 #[derive(Clone, Debug)]
 pub struct Change {
     what: String,
-    /// The number of added `empty_cache` calls.
     times_emptied: usize,
     program: RecordedProgram,
 }
@@ -99,7 +93,6 @@ pub fn fraction_advice(
     }))
 }
 
-/// The changes to test.
 pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
     let sites = Sites::new(snapshot, program.device);
     let by_site = BySite::new(program, &sites);
@@ -125,11 +118,8 @@ pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
     changes
 }
 
-/// Allocations by site.
 struct BySite {
-    /// In order.
     ids: BTreeMap<SiteId, Vec<u64>>,
-    /// The peak of the site's live bytes.
     peaks: BTreeMap<SiteId, Bytes>,
     /// For each id, the operations that allocate and free it.
     made: BTreeMap<u64, usize>,
@@ -221,7 +211,6 @@ fn changed(program: &RecordedProgram, mut write: impl FnMut(&mut Edit<'_>, usize
     edit.changed
 }
 
-/// A changed program.
 struct Edit<'a> {
     program: &'a RecordedProgram,
     changed: RecordedProgram,
@@ -238,7 +227,6 @@ impl<'a> Edit<'a> {
         self.changed.origin.push(self.program.origin[at]);
     }
 
-    /// Adds an original operation.
     fn keep(&mut self, kept: usize) {
         if let (Ended::Oom { operation: fatal, .. }, Ended::Oom { operation, .. }) = (self.program.ended, &mut self.changed.ended)
             && fatal == kept

@@ -11,7 +11,6 @@ use crate::state::MomentKind;
 
 /// Figures within one twentieth of the median count as equal.
 const ALIKE: u64 = 20;
-/// Maximum number of differences per rank.
 const TOLD: usize = 3;
 
 /// One snapshot, or one device of it.
@@ -22,10 +21,8 @@ pub struct Rank<'a> {
     pub explanation: &'a Explanation,
 }
 
-/// The comparison of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Overview {
-    /// In the given order.
     pub ranks: Vec<RankRow>,
     /// The names of ranks that explain an OOM. The first failure comes first if times are known.
     pub failed: Vec<String>,
@@ -33,7 +30,6 @@ pub struct Overview {
     pub differences: Vec<Difference>,
 }
 
-/// The figures of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RankRow {
     pub name: String,
@@ -52,14 +48,11 @@ pub struct Difference {
     /// The site, if most of the difference comes from one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub site: Option<String>,
-    /// The value of this rank.
     pub bytes: Bytes,
-    /// The value of the median rank.
     pub median: Bytes,
 }
 
 impl Difference {
-    /// Describes the difference.
     pub fn sentence(&self) -> String {
         let Self { rank, cause, site, bytes, median } = self;
         let site = site.as_ref().map_or_else(String::new, |site| format!(", by {site}"));

@@ -19,9 +19,7 @@ use crate::sites::is_of_program;
 #[derive(Clone, Debug)]
 pub struct Requests {
     events: Vec<TraceEvent>,
-    /// By event.
     places: Vec<Frame>,
-    /// The events of failed requests.
     refused: BTreeSet<usize>,
     notes: Vec<String>,
 }
@@ -123,7 +121,6 @@ impl Requests {
     }
 }
 
-/// An event with action, size and site only.
 fn told(event: &TraceEvent, stack: StackId) -> Event {
     let (action, size) = match *event {
         TraceEvent::Allocate { size, .. } => (Action::Alloc, size),

@@ -11,17 +11,14 @@ use harness_trace::snapshot::{Annotation, Event, ExtraId, Frame, Snapshot, Stack
 use indexmap::IndexMap;
 use serde::Serialize;
 
-/// Identifies a site in [`Sites`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct SiteId(pub u32);
 
-/// A place in a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Site {
     /// The name in reports, unique in the snapshot: `model.py:41 forward`.
     pub name: String,
-    /// How the site was determined.
     pub kind: SiteKind,
     /// The full path, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,11 +33,9 @@ pub struct Site {
     pub stack: Vec<String>,
 }
 
-/// How a site was determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SiteKind {
-    /// A frame of the program.
     Frame,
     /// No Python frame was recorded. The frame is that of the last earlier event that has one.
     After,
@@ -50,17 +45,14 @@ pub enum SiteKind {
     BeforeRecording,
 }
 
-/// The identity of a site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     kind: SiteKind,
-    /// The frame of the program, if known.
     frame: Option<Frame>,
     /// For [`SiteKind::NoFrames`]: the phase or size.
     words: String,
 }
 
-/// All sites of one device.
 #[derive(Clone, Debug)]
 pub struct Sites {
     list: Vec<Site>,
@@ -101,7 +93,6 @@ impl Sites {
         &self.list[id.0 as usize]
     }
 
-    /// Every site, indexed by [`SiteId`].
     pub fn all(&self) -> &[Site] {
         &self.list
     }
@@ -289,7 +280,6 @@ impl<'a> ShortFiles<'a> {
     }
 }
 
-/// The last parts of a path.
 fn ending(file: &str, parts: usize) -> &str {
     file.rmatch_indices(['/', '\\']).nth(parts - 1).map_or(file, |(at, _)| &file[at + 1..])
 }

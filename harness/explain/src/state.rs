@@ -17,29 +17,23 @@ use serde::Serialize;
 /// The largest remainder that is not split off a large block, as in [`Config`].
 const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 
-/// The moment to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum At {
     /// The OOM that ended the program, or else the end: see [`History::moment`].
     #[default]
     Automatic,
-    /// The last OOM.
     Oom,
-    /// The peak of allocated memory.
     Peak,
-    /// The end of the recording.
     End,
     /// Directly after this event of the device's trace, counted from 0.
     Event(usize),
 }
 
-/// A moment of a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moment {
     pub at: MomentKind,
     /// The last event before the moment, counted from 0. `None` before the first event.
     pub event: Option<usize>,
-    /// The number of events in the device's trace.
     pub events: usize,
     /// Microseconds since 1970 on the recording machine's clock, if recorded.
     pub time_us: Option<u64>,
@@ -48,13 +42,9 @@ pub struct Moment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MomentKind {
-    /// A request failed.
     Oom,
-    /// The peak of allocated memory.
     Peak,
-    /// The end of the recording.
     End,
-    /// A moment that the user chose.
     Event,
 }
 
@@ -66,7 +56,6 @@ pub struct State {
     origins: HashMap<u64, Origin>,
 }
 
-/// The events of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The event that allocated it. `None` if that was before the recording.
@@ -86,7 +75,6 @@ impl State {
     }
 }
 
-/// Why a moment does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MomentError {
     #[error(
@@ -103,7 +91,6 @@ pub enum MomentError {
     NoEvents { device: u32 },
 }
 
-/// The recording of one device.
 #[derive(Clone, Debug)]
 pub struct History<'a> {
     device: u32,
@@ -128,7 +115,6 @@ impl<'a> History<'a> {
         Self { device, events, last, config, freed, origins, unmapped_pools }
     }
 
-    /// The events, oldest first.
     pub const fn events(&self) -> &'a [Event] {
         self.events
     }
@@ -191,7 +177,6 @@ impl<'a> History<'a> {
         reserved
     }
 
-    /// The allocated memory after each event.
     pub fn allocated(&self) -> Vec<Bytes> {
         let sizes = self.sizes();
         let blocks = self.last.iter().flat_map(|segment| &segment.blocks);
@@ -264,12 +249,10 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The size of the block that an event allocated.
     pub fn allocated_by(&self, event: usize) -> Option<Bytes> {
         self.of_event.get(event).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
 
-    /// The size of a block from before the first event.
     pub fn before(&self, address: u64) -> Option<Bytes> {
         self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
@@ -292,7 +275,6 @@ struct Live {
     is_exact: bool,
 }
 
-/// Undoes events, last to first.
 struct Rewind<'h, 'a> {
     history: &'h History<'a>,
     sizes: Sizes,
@@ -365,7 +347,6 @@ impl<'h, 'a> Rewind<'h, 'a> {
         block.origin.freed = freed;
     }
 
-    /// Returns the sizes, including blocks from before the first event.
     fn sizes_at_start(mut self) -> Sizes {
         let before: Vec<(u64, u64)> = self
             .live

@@ -93,12 +93,10 @@ impl fmt::Display for Column {
     }
 }
 
-/// Why a trace cannot be replayed to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     #[error(transparent)]
     Prepare(#[from] PrepareError),
-    /// The trace misuses a private pool.
     #[error("operation {operation}: {source}")]
     PrivatePool {
         /// Counted from 1.
@@ -136,16 +134,13 @@ pub enum Front {
     Shared,
 }
 
-/// Statistics after one operation.
 struct State {
     outcome: Outcome,
     stats: MemoryStats,
     calls: DeviceCalls,
-    /// Free memory of the device.
     free: Bytes,
 }
 
-/// The result of a complete replay.
 struct End {
     stats: MemoryStats,
     /// The segments, in the format of a recording's last line.
@@ -261,7 +256,6 @@ pub fn write_stats(
     }
 }
 
-/// Why a recording cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     #[error("{}: cannot be read: {source}", path.display())]
@@ -273,30 +267,25 @@ pub enum RecordingError {
         line: usize,
         why: String,
     },
-    /// The recording's settings are not supported.
     #[error("{}: {source}", path.display())]
     Settings { path: PathBuf, source: ConfError },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// The number of compared operations.
     pub operations: usize,
     pub difference: Option<Difference>,
 }
 
-/// The first difference between a recording and its replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
     Row {
         /// Counted from 1.
         operation: usize,
-        /// The operation in trace format.
         event: String,
         /// Name, recorded value and replayed value of every column.
         figures: Vec<(String, i64, i64)>,
     },
-    /// The final segments differ.
     Snapshot {
         /// Counted from 0, in address order.
         segment: usize,

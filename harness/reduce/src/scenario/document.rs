@@ -20,7 +20,6 @@ pub(super) struct Document {
     pub(super) keys: Map,
 }
 
-/// Keys and values in file order.
 pub(super) type Map = Vec<(String, Node)>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +34,6 @@ pub(super) enum Node {
 /// A step with its comments. A step without fields is a single key without a value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StepNode {
-    /// The comment lines above it.
     pub(super) above: Vec<String>,
     pub(super) behind: Option<String>,
     /// The step's own key, then its other keys.
@@ -55,7 +53,6 @@ pub(super) fn set(map: &mut Map, key: &str, node: Node) {
 }
 
 impl Document {
-    /// Parses the text of a valid scenario.
     pub(super) fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let tree: Located<Tree> = yaml::parse(source, path, &SCENARIO).map_err(|problem| FileError::text(problem, path, source))?;
         let mut comments = Comments::of(source);

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use harness_record::{RunRecord, Verdict};
-use harness_scenario::Scenario;
 
 use super::document::{Document, Node, set};
 use super::engine::Engine;
@@ -50,8 +49,7 @@ fn about(failure: &Failure, origin: &str) -> String {
 }
 
 fn run(document: &Document, path: &Path, engine: &dyn Engine) -> Option<Vec<RunRecord>> {
-    let scenario = Scenario::parse(&Written::of(document).text, path).ok()?;
-    engine.run(&scenario, &mut |_| Flow::Continue(())).ok()
+    engine.run(&document.checked(path).1.ok()?, &mut |_| Flow::Continue(())).ok()
 }
 
 /// The documents that express the failure in the scenario language, most specific first.

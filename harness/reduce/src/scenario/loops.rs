@@ -57,9 +57,9 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// The checked loop of this number, with its values.
     fn loop_at(&self, number: usize) -> Option<Loop> {
-        let (scenario, written) = self.checked()?;
+        let (written, scenario) = self.best.checked(self.path);
+        let scenario = scenario.ok()?;
         let line = *written.lines.get(number)?;
         let step = step_at(&scenario.steps, line)?;
         match &step.action {

@@ -23,7 +23,6 @@ impl Quantity for Nothing {
 }
 
 impl Search<'_> {
-    /// Simplifies all values.
     pub(super) fn simplify_values(&mut self) -> Flow {
         self.compute_formulas()?;
         self.halve_everything()?;
@@ -137,7 +136,6 @@ impl Search<'_> {
     }
 }
 
-/// A copy with this device memory.
 fn with_memory(document: &Document, new: Bytes) -> Document {
     let mut changed = document.clone();
     if memory(document).is_some()

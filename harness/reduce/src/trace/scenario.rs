@@ -11,7 +11,6 @@ use harness_trace::trace::TraceEvent;
 
 use super::{Failure, Shrunk};
 
-/// The name of the failing request.
 const REQUEST: &str = "request";
 
 /// Why a trace cannot be converted. It can still be written as a trace.
@@ -84,14 +83,12 @@ fn streams(events: &[TraceEvent]) -> BTreeMap<StreamId, String> {
     named.into_iter().enumerate().map(|(index, stream)| (stream, format!("side{}", index + 1))).collect()
 }
 
-/// The written steps.
 struct Steps {
     text: String,
     streams: BTreeMap<StreamId, String>,
     pressure: Bytes,
     /// Open private pools, innermost last.
     open: Vec<u32>,
-    /// True if allocations are filled.
     fills: bool,
 }
 

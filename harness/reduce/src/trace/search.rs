@@ -96,7 +96,6 @@ impl<'a, 'w> Search<'a, 'w> {
         }
     }
 
-    /// Removes as many units as possible.
     fn leave_out_units(&mut self) -> Flow {
         let (mut unit_of, count) = self.units();
         delta::leave_out(count, &mut |range| {
@@ -212,7 +211,6 @@ impl<'a, 'w> Search<'a, 'w> {
         candidate
     }
 
-    /// Resets each setting to PyTorch's default.
     fn reset_settings(&mut self) -> Flow {
         for reset in SETTINGS {
             for is_other in [false, true] {

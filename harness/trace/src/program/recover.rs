@@ -28,7 +28,6 @@ use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
-    /// Recovers the program of one device.
     pub fn recover(snapshot: &Snapshot, device: u32) -> Result<Self, ProgramError> {
         Self::recover_with(snapshot, device, None)
     }
@@ -62,7 +61,6 @@ fn check_device(snapshot: &Snapshot, device: u32) -> Result<(), ProgramError> {
     if known.contains(&device) { Ok(()) } else { Err(ProgramError::NoSuchDevice { device, known }) }
 }
 
-/// Maps events to private pools.
 struct PrivatePools {
     /// The end and the pool of each segment, by its start address.
     of_segments: BTreeMap<u64, (u64, PrivatePoolId)>,
@@ -84,7 +82,6 @@ struct Recovery<'a> {
     /// Present while it matches the recording.
     shadow: Option<ShadowAllocator>,
     pending: PendingFrees,
-    /// The ids of live blocks by address.
     ids: HashMap<u64, u64>,
     private: PrivatePools,
     /// By failed request: the address of the next mapping for its pool and stream, because the request may already have reserved
@@ -92,7 +89,6 @@ struct Recovery<'a> {
     mapped_next: HashMap<usize, DevicePtr>,
     /// The last request event of each private pool.
     last_use: BTreeMap<PrivatePoolId, usize>,
-    /// The open private pool.
     open: Option<PrivatePoolId>,
     memory_is_known: bool,
     /// The last request event, successful or not.
@@ -108,9 +104,7 @@ struct Recovery<'a> {
 /// Driver calls and completed frees since the last operation.
 #[derive(Default)]
 struct Group {
-    /// Events that return memory to the driver.
     frees: Vec<usize>,
-    /// Events that take memory from the driver.
     takes: Vec<usize>,
     /// Synthetic streams that completed, each with its first event.
     completed: BTreeMap<StreamId, usize>,
@@ -119,9 +113,7 @@ struct Group {
 /// A hypothesis that explains a group.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    /// The frees completed before the request.
     seen_before: bool,
-    /// The program emptied its cache before the request.
     empty_cache: bool,
     /// The driver's first attempt failed, although its memory is unknown.
     refused: bool,
@@ -391,7 +383,6 @@ impl<'a> Recovery<'a> {
         Ok(likely)
     }
 
-    /// The total size of these events.
     fn bytes(&self, events: &[usize]) -> Bytes {
         events.iter().map(|&index| self.events[index].size).sum()
     }
@@ -412,7 +403,6 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The program emptied the cache.
     fn empty_cache(&mut self, frees: &[usize]) -> Result<(), ProgramError> {
         self.leave_pool(frees[0]);
         self.add(TraceEvent::EmptyCache, frees[0]);
@@ -486,7 +476,6 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The private pool of a request.
     fn pool_of(&self, index: usize) -> Option<PrivatePoolId> {
         let event = self.events[index];
         match event.action {

@@ -24,16 +24,13 @@ pub struct Prepared<'a> {
     start: Vec<SegmentInfo>,
 }
 
-/// The allocator and device of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     pub allocator: AllocatorSpec,
-    /// The memory available to the program.
     pub memory: Bytes,
     pub placement: Placement,
 }
 
-/// The addresses of new segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Rising addresses, without reuse.
@@ -42,7 +39,6 @@ pub enum Placement {
     Recorded,
 }
 
-/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replayed {
     /// The request that stopped the replay: it succeeded in the recording, or it is the recording's final OOM.
@@ -63,13 +59,11 @@ pub struct Replayed {
 pub struct Refused {
     /// Counted from 0.
     pub operation: usize,
-    /// The index of its event in the snapshot.
     pub event: u32,
     pub requested: Bytes,
 }
 
 impl RecordedProgram {
-    /// The setup of the recording.
     pub fn recorded_setup(&self) -> Setup {
         let allocator = AllocatorSpec::caching(self.config.clone());
         Setup { allocator, memory: self.device_memory(), placement: Placement::Recorded }
@@ -89,7 +83,6 @@ impl RecordedProgram {
         Ok(Prepared { program: self, executor, start: self.start_for_allocator() })
     }
 
-    /// The segments at the start, in the allocator's format.
     pub fn start_for_allocator(&self) -> Vec<SegmentInfo> {
         self.start.iter().map(|segment| self.for_allocator(segment)).collect()
     }
@@ -239,7 +232,6 @@ struct Follow<'a, F> {
     peak_unused: Bytes,
 }
 
-/// Ends a run.
 struct Stop;
 
 impl<T: Target, F: FnMut(usize, Outcome, &mut T) -> ControlFlow<()>> Observer<T> for Follow<'_, F> {

@@ -15,7 +15,6 @@ use harness_allocator::units::Bytes;
 
 use crate::snapshot::{Action, Event, PoolId, Segment};
 
-/// One pool on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct StreamPool {
     stream: u64,
@@ -23,7 +22,6 @@ struct StreamPool {
     pool: PoolId,
 }
 
-/// The reservations and their uncertainty.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     /// Reservations before the recording, in address order.
@@ -34,7 +32,6 @@ pub(super) struct Reservations {
     pub(super) unsure: usize,
 }
 
-/// The known part of a reservation.
 #[derive(Debug)]
 struct Reservation {
     pool: StreamPool,
@@ -44,11 +41,9 @@ struct Reservation {
     mapped: u64,
     /// True if it may start earlier.
     unsure: bool,
-    /// True if it existed before the recording.
     at_start: bool,
     /// The event that unmapped its last page and released the addresses.
     gone: usize,
-    /// The event that created it.
     made: usize,
 }
 
@@ -58,7 +53,6 @@ impl Reservation {
     }
 }
 
-/// Follows map and unmap events.
 struct Search<'a> {
     config: &'a Config,
     memory: Option<Bytes>,

@@ -25,18 +25,14 @@ pub(super) struct ShadowAllocator {
     pool: Option<PrivatePoolId>,
 }
 
-/// The recorded effects of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Recorded {
-    /// Driver calls in order.
     pub(super) driver: Vec<DriverCall>,
-    /// The address of the allocation.
     pub(super) address: Option<DevicePtr>,
     /// The addresses that a failed request reserved, if any.
     pub(super) mapped_next: Option<DevicePtr>,
 }
 
-/// A state that can be restored.
 pub(super) struct Checkpoint {
     device: Logged<SimDevice>,
     allocator: CachingAllocator,
@@ -61,7 +57,6 @@ impl ShadowAllocator {
         Checkpoint { device: self.device.clone(), allocator: self.allocator.clone(), pool: self.pool }
     }
 
-    /// Restores a state.
     pub(super) fn go_back(&mut self, to: Checkpoint) {
         Checkpoint { device: self.device, allocator: self.allocator, pool: self.pool } = to;
         self.log.take();

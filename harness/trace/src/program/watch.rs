@@ -12,12 +12,10 @@ use harness_allocator::units::Bytes;
 use crate::execute::{ByHandle, Outcome, Target};
 use crate::snapshot::{Action, Event};
 
-/// One operation of an observed replay.
 pub struct Step<'a> {
     /// Counted from 0.
     pub operation: usize,
     pub outcome: Outcome,
-    /// The address of the new allocation.
     pub address: Option<DevicePtr>,
     /// Driver calls of the operation, in order.
     pub driver: &'a [DriverCall],
@@ -27,7 +25,6 @@ pub struct Step<'a> {
 /// A driver call that changes the reserved memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverCall {
-    /// The event that records it.
     pub action: Action,
     pub range: MemoryRange,
 }
@@ -60,7 +57,6 @@ impl Log {
 pub(super) struct Logged<D> {
     inner: D,
     log: Log,
-    /// The sizes of live allocations.
     sizes: BTreeMap<DevicePtr, Bytes>,
     held: Bytes,
     /// The memory that would be reserved if the first failed call since the last reset had succeeded.
@@ -83,7 +79,6 @@ impl<D: Device> Logged<D> {
         self.log.push(action, range);
     }
 
-    /// Updates `refused` if a call fails for lack of memory.
     fn note_refusal<T>(&mut self, answer: Result<T, DeviceError>, size: Bytes) -> Result<T, DeviceError> {
         if answer.as_ref().is_err_and(DeviceError::is_out_of_memory) {
             self.refused.get_or_insert(self.held + size);

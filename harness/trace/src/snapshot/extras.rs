@@ -4,7 +4,6 @@
 
 use indexmap::IndexSet;
 
-/// A value of an unknown key in a pickle.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
     None,
@@ -78,7 +77,6 @@ impl Extras {
         self.0.len()
     }
 
-    /// Returns true if only the empty set exists.
     pub fn is_empty(&self) -> bool {
         self.len() == 1
     }

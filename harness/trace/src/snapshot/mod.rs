@@ -26,6 +26,7 @@ use harness_allocator::allocator::Allocator;
 use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
+use serde::Serialize;
 
 pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
@@ -47,7 +48,6 @@ pub struct Snapshot {
     pub settings: Option<Settings>,
     /// Phases that the program marked, in file order.
     pub annotations: Vec<Annotation>,
-    /// The call stacks of segments, blocks and events.
     pub stacks: Stacks,
     /// The unknown keys of the snapshot, its segments, blocks, events, frames and annotations.
     pub extras: Extras,
@@ -94,16 +94,19 @@ pub(crate) fn is_pending(allocator: &dyn Allocator, address: u64) -> bool {
     blocks.any(|block| block.address.0 == address && block.state == BlockState::PendingFree)
 }
 
-/// The states of blocks that are in use.
 const ACTIVE: [BlockState; 2] = [BlockState::Allocated, BlockState::PendingFree];
 
 /// The id of a private pool as PyTorch writes it. `(0, 0)` is the default pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct PoolId(pub u64, pub u64);
 
 impl PoolId {
     /// The pool of all other memory.
     pub const DEFAULT: Self = Self(0, 0);
+
+    pub const fn is_default(&self) -> bool {
+        matches!(self, Self(0, 0))
+    }
 }
 
 /// A contiguous range reserved from the driver. In expandable segments, one mapped range.
@@ -118,7 +121,6 @@ pub struct Segment {
     /// [`PoolId::DEFAULT`] if the file has no pool.
     pub private_pool: PoolId,
     pub expandable: bool,
-    /// The call stack of the allocation, if recorded.
     pub stack: StackId,
     /// In address order, without gaps.
     pub blocks: Vec<Block>,
@@ -155,7 +157,6 @@ impl Segment {
     }
 }
 
-/// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub address: u64,
@@ -196,20 +197,15 @@ pub struct Event {
 pub enum Action {
     /// The allocator returned a block to the program.
     Alloc,
-    /// The program freed a block.
     FreeRequested,
     /// The block can be reused: all its events are complete.
     FreeCompleted,
-    /// The driver allocated memory.
     SegmentAlloc,
-    /// Memory was returned to the driver.
     SegmentFree,
     /// Pages of an expandable segment were mapped.
     SegmentMap,
-    /// Pages of an expandable segment were unmapped.
     SegmentUnmap,
     Snapshot,
-    /// A request failed.
     Oom,
 }
 
@@ -232,12 +228,10 @@ impl Action {
         matches!(self, Self::SegmentAlloc | Self::SegmentMap)
     }
 
-    /// Returns true if memory was returned to the driver.
     pub const fn releases(self) -> bool {
         matches!(self, Self::SegmentFree | Self::SegmentUnmap)
     }
 
-    /// PyTorch's name.
     pub const fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }

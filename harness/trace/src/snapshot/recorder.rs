@@ -58,7 +58,6 @@ impl Recorder {
         self.log().stack
     }
 
-    /// Restores a call stack.
     pub fn go_back_to(&self, place: StackId) {
         self.log().stack = place;
     }
@@ -191,7 +190,6 @@ impl<A: Allocator> PrivatePools for Recorded<A> {
 }
 
 impl<A: Allocator> Recorded<A> {
-    /// The allocator's own extension, if it has one.
     fn pools(&mut self, pool: PrivatePoolId) -> Result<&mut dyn PrivatePools, PrivatePoolError> {
         self.allocator.private_pools().ok_or(PrivatePoolError::Unknown(pool))
     }
@@ -224,7 +222,6 @@ struct Live {
     stream: StreamId,
 }
 
-/// A range reserved from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     size: Bytes,
@@ -232,7 +229,6 @@ struct Range {
     private_pool: Option<u32>,
 }
 
-/// The allocation of a block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
     stack: StackId,
@@ -349,7 +345,6 @@ fn pool_key(private_pool: Option<u32>) -> (String, Value) {
     ("pool_id".to_owned(), Value::Tuple(vec![Value::Int(first.into()), Value::Int(second.into())]))
 }
 
-/// Memory reserved from the driver, by address.
 #[derive(Clone, Debug, Default)]
 struct Held {
     segments: BTreeMap<u64, Range>,
@@ -368,13 +363,11 @@ impl Held {
         held
     }
 
-    /// The segments that `other` lacks.
     fn segments_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let beyond = self.segments.iter().filter(|&(address, segment)| other.segments.get(address) != Some(segment));
         beyond.map(|(&address, &segment)| (address, segment)).collect()
     }
 
-    /// The mapped ranges that `other` lacks.
     fn mapped_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let mut beyond = Vec::new();
         for (&start, &range) in &self.mapped {

@@ -44,9 +44,7 @@ struct Seen {
     blocks: HashMap<u64, Life>,
     /// Sizes of segments that were allocated and not freed, by address.
     made: BTreeMap<u64, u64>,
-    /// Mapped ranges of expandable segments.
     mapped: Ranges,
-    /// Segments that were freed but never allocated.
     given_back: HashSet<u64>,
     /// Something was allocated before the trace begins.
     before: bool,

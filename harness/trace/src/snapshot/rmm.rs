@@ -14,13 +14,11 @@ use super::budget::{self, Budget};
 use super::error::SnapshotError;
 use super::{Action, Event, ExtraId, Snapshot, StackId, Value};
 
-/// The first line of every log.
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
 /// Maximum length of a line in bytes. RMM writes about 80.
 const MAX_LINE: u64 = 4096;
 
-/// Reads a log, including its header.
 pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
     let mut source = BufReader::new(source);
     let (mut snapshot, mut events, mut failures) = (Snapshot::default(), Vec::new(), 0_u64);
@@ -52,7 +50,6 @@ pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
     Ok(snapshot)
 }
 
-/// One line of the log.
 struct Row<'a> {
     thread: &'a str,
     time_us: Option<u64>,

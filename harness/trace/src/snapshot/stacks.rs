@@ -23,7 +23,6 @@ pub struct Frame {
     pub extra: ExtraId,
 }
 
-/// Identifies a frame in [`Stacks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
@@ -69,7 +68,6 @@ impl Stacks {
         self.stacks.len()
     }
 
-    /// Returns true if only the empty stack exists.
     pub fn is_empty(&self) -> bool {
         self.len() == 1
     }

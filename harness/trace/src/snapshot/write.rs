@@ -126,7 +126,6 @@ impl<'a> Pickle<'a> {
         });
     }
 
-    /// Writes the key `frames` and the stack.
     fn stack(&mut self, stack: StackId) {
         self.text("frames");
         match self.stacks.get(&stack) {
@@ -157,7 +156,6 @@ impl<'a> Pickle<'a> {
         self.frames.insert(id, number);
     }
 
-    /// Writes unknown keys and their values.
     fn extra(&mut self, extra: ExtraId) {
         self.pairs(self.snapshot.extras.get(extra));
     }

@@ -4,12 +4,10 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
 use super::super::error::SnapshotError;
 
-/// The number of bytes per read.
 const PIECE: usize = 1 << 16;
 
 pub(super) struct Input<R>(BufReader<Counted<R>>);
 
-/// Counts the bytes that were read.
 struct Counted<R> {
     source: R,
     count: u64,
@@ -28,7 +26,6 @@ impl<R: Read> Input<R> {
         Self(BufReader::with_capacity(PIECE, Counted { source, count: 0 }))
     }
 
-    /// The offset of the next byte.
     pub(super) fn offset(&self) -> u64 {
         self.0.get_ref().count - self.0.buffer().len() as u64
     }

@@ -32,10 +32,8 @@ struct Machine<R> {
     input: Input<R>,
     objects: Objects,
     stack: Vec<Item>,
-    /// The stack length at each MARK.
     marks: Vec<usize>,
     memo: Vec<Option<Item>>,
-    /// The bytes of the current text.
     scratch: Vec<u8>,
 }
 

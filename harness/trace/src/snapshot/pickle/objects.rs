@@ -134,14 +134,15 @@ pub(in super::super) struct Objects {
     lists: Vec<Vec<Item>>,
     /// Keys and values alternate.
     dicts: Vec<Vec<Item>>,
-    tuples: IndexSet<Vec<Item>>,
-    sets: Vec<Vec<Item>>,
-    numbers: Vec<i128>,
-    byte_strings: Vec<Box<[u8]>>,
-    events: Vec<Event>,
-    frames: IndexSet<RawFrame>,
-    stacks: IndexSet<Vec<u32>>,
-    extras: IndexSet<Vec<Item>>,
+    pub(in super::super) tuples: IndexSet<Vec<Item>>,
+    pub(in super::super) sets: Vec<Vec<Item>>,
+    pub(in super::super) numbers: Vec<i128>,
+    pub(in super::super) byte_strings: Vec<Box<[u8]>>,
+    pub(in super::super) events: Vec<Event>,
+    pub(in super::super) frames: IndexSet<RawFrame>,
+    pub(in super::super) stacks: IndexSet<Vec<u32>>,
+    /// Alternating keys and values.
+    pub(in super::super) extras: IndexSet<Vec<Item>>,
     /// The memory of all objects.
     pub(in super::super) budget: Budget,
 }
@@ -227,7 +228,6 @@ impl Objects {
         Ok(())
     }
 
-    /// Adds items to a list or a set.
     #[inline]
     pub(super) fn append(&mut self, list: u32, items: &[Item]) -> Result<(), &'static str> {
         match self.objects[list as usize] {
@@ -300,7 +300,6 @@ impl Objects {
         }
     }
 
-    /// Converts a dictionary to an event.
     pub(in super::super) fn event_of(&mut self, pairs: &[Item]) -> Result<Event, Wrong> {
         let (mut action, mut address, mut size, mut stream, mut time_us, mut stack) = (None, None, None, 0, None, StackId::EMPTY);
         let mut unknown = Vec::new();
@@ -338,7 +337,6 @@ impl Objects {
         known.map(|&(action, _)| action).ok_or_else(wrong)
     }
 
-    /// Converts a dictionary to a frame.
     fn frame_of(&mut self, pairs: &[Item]) -> Result<u32, Wrong> {
         let (mut name, mut file, mut line) = (None, None, None);
         let mut unknown = Vec::new();
@@ -428,7 +426,6 @@ impl Objects {
         }
     }
 
-    /// Reads one of several words.
     pub(in super::super) fn word<T: Copy>(&self, item: Item, words: &[(TextId, T)], expected: &'static str) -> Result<T, Wrong> {
         let found = words.iter().find(|(word, _)| item == Item::Text(*word));
         found.map(|&(_, value)| value).ok_or_else(|| self.wrong(item, expected))
@@ -457,10 +454,6 @@ impl Objects {
         }
     }
 
-    pub(in super::super) fn tuple(&self, index: u32) -> &[Item] {
-        &self.tuples[index as usize]
-    }
-
     /// The alternating keys and values of a dictionary, except for events and frames.
     pub(in super::super) fn dict(&self, item: Item) -> Option<&[Item]> {
         match self.object(item)? {
@@ -470,41 +463,12 @@ impl Objects {
         }
     }
 
-    pub(in super::super) fn set(&self, index: u32) -> &[Item] {
-        &self.sets[index as usize]
-    }
-
-    pub(in super::super) fn big(&self, index: u32) -> i128 {
-        self.numbers[index as usize]
-    }
-
-    pub(in super::super) fn byte_string(&self, index: u32) -> &[u8] {
-        &self.byte_strings[index as usize]
-    }
-
-    pub(in super::super) fn event(&self, index: u32) -> &Event {
-        &self.events[index as usize]
-    }
-
-    pub(in super::super) fn frame(&self, index: u32) -> RawFrame {
-        self.frames[index as usize]
-    }
-
-    pub(in super::super) fn stack_frames(&self, stack: StackId) -> &[u32] {
-        &self.stacks[stack.0 as usize]
-    }
-
-    /// The alternating unknown keys and values of an event or frame.
-    pub(in super::super) fn extra(&self, extra: ExtraId) -> &[Item] {
-        &self.extras[extra.0 as usize]
-    }
-
     pub(in super::super) fn wrong(&self, item: Item, expected: &'static str) -> Wrong {
         let found = match item {
             Item::None => "None".to_owned(),
             Item::Bool(value) => (if value { "True" } else { "False" }).to_owned(),
             Item::Int(number) => number.to_string(),
-            Item::Big(index) => self.big(index).to_string(),
+            Item::Big(index) => self.numbers[index as usize].to_string(),
             Item::Float(bits) => f64::from_bits(bits).to_string(),
             Item::Text(id) => format!("`{}`", self.texts.get(id).chars().take(60).collect::<String>()),
             Item::Bytes(_) => "bytes".to_owned(),

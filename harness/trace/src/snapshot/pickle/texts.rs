@@ -8,7 +8,6 @@ pub(in super::super) struct TextId(pub(in super::super) u32);
 
 macro_rules! words {
     ($($name:ident $text:literal)*) => {
-        /// Ordered by number.
         const WORDS: &[&str] = &[$($text),*];
 
         /// The keys and words that PyTorch writes.
@@ -42,7 +41,6 @@ words! {
     STAGE "stage" START "START" END "END"
 }
 
-/// The distinct texts.
 pub(super) struct Texts(IndexSet<String>);
 
 impl Default for Texts {

@@ -37,8 +37,7 @@ pub enum Verdict<'e> {
 }
 
 impl<'e> Advice<'e> {
-    /// Evaluates results on a device with `memory`. The first result is that of the recorded settings. Returns `None` without
-    /// results.
+    /// Evaluates results on a device with `memory`. The first is that of the recorded settings. Returns `None` without results.
     pub fn new(program: &RecordedProgram, endings: &'e [Ending], memory: Bytes) -> Option<Self> {
         let own = endings.first()?;
         let is_complete = is_complete(program);

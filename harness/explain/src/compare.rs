@@ -53,8 +53,7 @@ pub struct Comparison {
     pub after: Whole,
     /// Every cause in either snapshot, in display order.
     pub causes: Vec<CauseChange>,
-    /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is named by function and file,
-    /// without its line.
+    /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is named without its line.
     pub sites: Vec<SiteChange>,
 }
 

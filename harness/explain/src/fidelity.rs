@@ -76,8 +76,7 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, P
     Ok(check.finish())
 }
 
-/// Recovers the program of one device and checks it. `memory` is the assumed device memory of the recording, used only if a
-/// replay with it matches.
+/// Recovers the program of one device and checks it. Uses the device memory `memory` only if a replay with it matches.
 pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(RecordedProgram, Fidelity), ProgramError> {
     let recover = |memory: Option<Bytes>| {
         let program = RecordedProgram::recover_with(snapshot, device, memory)?;

@@ -61,8 +61,7 @@ impl Configuration {
         Self { name: kind.name().to_owned(), allocator: kind.into() }
     }
 
-    /// The configurations for a program: its recorded settings, then the settings of the grid that differ from them, then other
-    /// allocators.
+    /// A program's configurations: its recorded settings, the settings of the grid that differ, then other allocators.
     pub fn grid(recorded: &Config) -> Vec<Self> {
         let own = Self { name: recorded.to_string(), allocator: AllocatorSpec::caching(recorded.clone()) };
         let settings = SETTINGS.iter().filter_map(|conf| Self::of_settings(conf).ok());

@@ -274,8 +274,7 @@ fn before_all(program: &RecordedProgram, ids: &BTreeSet<u64>) -> RecordedProgram
     edit.changed
 }
 
-/// Empties the cache before the largest allocations of a site. Also returns the number of calls; `None` if there would be too
-/// many.
+/// Empties the cache before the largest allocations of a site, unless these are too many. Also returns the number of calls.
 fn emptied_before(program: &RecordedProgram, ids: &[u64]) -> Option<(RecordedProgram, usize)> {
     let requested = |id: &u64| program.allocations[*id as usize].requested;
     let largest = ids.iter().map(requested).max()?;

@@ -53,6 +53,10 @@ pub struct Difference {
 }
 
 impl Difference {
+    const fn size(&self) -> u64 {
+        self.bytes.get().abs_diff(self.median.get())
+    }
+
     pub fn sentence(&self) -> String {
         let Self { rank, cause, site, bytes, median } = self;
         let site = site.as_ref().map_or_else(String::new, |site| format!(", by {site}"));
@@ -101,29 +105,28 @@ fn differences(ranks: &[Rank<'_>]) -> Vec<Difference> {
     let mut all: Vec<Figure<'_>> = of_ranks.iter().flat_map(BTreeMap::keys).copied().collect();
     all.sort_unstable();
     all.dedup();
-    let mut differences: Vec<(u64, Difference)> = Vec::new();
+    let mut differences = Vec::new();
     for (cause, site) in all {
         let bytes_of = |figures: &BTreeMap<Figure<'_>, Bytes>| figures.get(&(cause, site)).copied().unwrap_or_default();
         let mut sorted: Vec<Bytes> = of_ranks.iter().map(bytes_of).collect();
         sorted.sort_unstable();
         let median = sorted[(sorted.len() - 1) / 2];
         for (rank, figures) in ranks.iter().zip(&of_ranks) {
-            let bytes = bytes_of(figures);
-            let by = bytes.get().abs_diff(median.get());
+            let difference =
+                Difference { rank: rank.name.to_owned(), cause, site: site.map(str::to_owned), bytes: bytes_of(figures), median };
+            let by = difference.size();
             // A difference must be large relative to the figure and to the device.
             if by > median.get() / ALIKE && by > rank.explanation.accounts.reserved.get() / ALIKE {
-                let site = site.map(str::to_owned);
-                differences.push((by, Difference { rank: rank.name.to_owned(), cause, site, bytes, median }));
+                differences.push(difference);
             }
         }
     }
-    differences.sort_by(|(a, left), (b, right)| b.cmp(a).then_with(|| left.rank.cmp(&right.rank)).then_with(|| left.site.cmp(&right.site)));
+    differences.sort_by(|a, b| b.size().cmp(&a.size()).then_with(|| (&a.rank, &a.site).cmp(&(&b.rank, &b.site))));
     let mut told: BTreeMap<String, usize> = BTreeMap::new();
-    let is_told = |difference: &Difference| {
+    differences.retain(|difference| {
         let count = told.entry(difference.rank.clone()).or_default();
         *count += 1;
         *count <= TOLD
-    };
-    let mut is_told = is_told;
-    differences.into_iter().map(|(_, difference)| difference).filter(|difference| is_told(difference)).collect()
+    });
+    differences
 }

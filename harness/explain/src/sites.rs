@@ -66,17 +66,14 @@ impl Sites {
     pub fn new(snapshot: &Snapshot, device: u32) -> Self {
         let events = snapshot.events_of(device);
         let mut finder = Finder::new(snapshot);
-        let of_stack: Vec<Option<SiteId>> = (0..snapshot.stacks.len()).map(|stack| finder.of_frames(stack_id(stack))).collect();
+        let of_stack: Vec<Option<SiteId>> = snapshot.stacks.all().map(|stack| finder.of_frames(stack)).collect();
         let of_event = finder.of_events(events, &of_stack, &phases(&snapshot.annotations, device));
         let before = Key { kind: SiteKind::BeforeRecording, frame: None, words: String::new() };
         let before_recording = finder.id(before, StackId::EMPTY);
         Self { list: finder.named(), of_event, of_stack, before_recording }
     }
 
-    /// The site of an event.
-    ///
-    /// # Panics
-    /// Panics if the device has no such event.
+    /// The site of an event. Panics if the device has no such event.
     pub fn of_event(&self, event: usize) -> SiteId {
         self.of_event[event]
     }
@@ -87,8 +84,6 @@ impl Sites {
         allocated_by.map(|event| self.of_event(event as usize)).or_else(by_stack).unwrap_or(self.before_recording)
     }
 
-    /// # Panics
-    /// Panics for an unknown id.
     pub fn get(&self, id: SiteId) -> &Site {
         &self.list[id.0 as usize]
     }
@@ -98,12 +93,7 @@ impl Sites {
     }
 }
 
-fn stack_id(index: usize) -> StackId {
-    StackId(u32::try_from(index).unwrap_or(u32::MAX))
-}
-
-/// Returns true if a frame belongs to the program, not to compiled code, PyTorch or Python's standard library. Harness runs have frames
-/// in scenarios.
+/// Returns true if a frame belongs to the program or a scenario, not to compiled code, PyTorch or Python's standard library.
 pub fn is_of_program(frame: &Frame) -> bool {
     // The last three are traces and RMM logs.
     const ENDINGS: [&str; 8] = [".py", ".pyx", ".ipynb", ".yaml", ".yml", ".trace", ".trace.gz", ".csv"];

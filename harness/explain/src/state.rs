@@ -11,7 +11,7 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_trace::program::{EarlierSegments, UnmappedPools};
-use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
+use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
 
 /// The largest remainder that is not split off a large block, as in [`Config`].
@@ -124,8 +124,7 @@ impl<'a> History<'a> {
         self.freed[event]
     }
 
-    /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example while cuDNN
-    /// searches a plan.
+    /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example of cuDNN.
     pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
         let (device, events) = (self.device, self.events.len());
         let last_oom = self.events.iter().rposition(|event| event.action == Action::Oom);
@@ -267,11 +266,9 @@ impl Sizes {
 
 #[derive(Clone, Copy)]
 struct Live {
-    size: Bytes,
-    requested: Bytes,
-    state: BlockState,
-    stack: StackId,
+    block: Block,
     origin: Origin,
+    /// True if the size of the block is known, false if it is the rounded request.
     is_exact: bool,
 }
 
@@ -288,8 +285,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
         let blocks = history.last.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state != BlockState::Inactive);
         let live = blocks.map(|block| {
             let origin = history.origins.get(&block.address).copied().unwrap_or_default();
-            let Block { size, requested, state, stack, .. } = *block;
-            (block.address, Live { size, requested, state, stack, origin, is_exact: true })
+            (block.address, Live { block: *block, origin, is_exact: true })
         });
         Self { history, sizes, earlier, live: live.collect() }
     }
@@ -305,13 +301,15 @@ impl<'h, 'a> Rewind<'h, 'a> {
     }
 
     fn undo_alloc(&mut self, index: usize, event: &Event) {
-        let Some(block) = self.live.remove(&event.address) else { return };
-        let size = if block.is_exact { block.size } else { block.size + self.unsplit_remainder(event.address, block.size) };
-        self.sizes.of_event[index] = size.get();
+        let Some(live) = self.live.remove(&event.address) else { return };
+        self.sizes.of_event[index] = self.size_of(&live).get();
     }
 
-    /// The small remainder after a block that the allocator did not split off. Uses the blocks that were live when the block was
-    /// allocated.
+    fn size_of(&self, Live { block, is_exact, .. }: &Live) -> Bytes {
+        if *is_exact { block.size } else { block.size + self.unsplit_remainder(block.address, block.size) }
+    }
+
+    /// The small remainder that the allocator did not split off a block, from the blocks that were live at its allocation.
     fn unsplit_remainder(&self, address: u64, size: Bytes) -> Bytes {
         let Some((&start, segment)) = self.earlier.by_address.range(..=address).next_back() else { return Bytes::ZERO };
         let end = address + size.get();
@@ -335,28 +333,17 @@ impl<'h, 'a> Rewind<'h, 'a> {
         let known = known.filter(|&size| size > 0).map(Bytes);
         let freed = freed.filter(|_| state == BlockState::PendingFree);
         let stack = allocated.map_or(StackId::EMPTY, |alloc| history.events[alloc as usize].stack);
-        let block = self.live.entry(event.address).or_insert_with(|| Live {
-            size: known.unwrap_or_else(|| history.rounded(event.size)),
-            requested: event.size,
-            state,
-            stack,
-            origin: Origin { allocated, freed },
-            is_exact: known.is_some(),
+        let live = self.live.entry(event.address).or_insert_with(|| {
+            let size = known.unwrap_or_else(|| history.rounded(event.size));
+            let block = Block { address: event.address, size, requested: event.size, state, stack, extra: ExtraId::NONE };
+            Live { block, origin: Origin { allocated, freed }, is_exact: known.is_some() }
         });
-        block.state = state;
-        block.origin.freed = freed;
+        live.block.state = state;
+        live.origin.freed = freed;
     }
 
     fn sizes_at_start(mut self) -> Sizes {
-        let before: Vec<(u64, u64)> = self
-            .live
-            .iter()
-            .map(|(&address, block)| {
-                let rest = if block.is_exact { Bytes::ZERO } else { self.unsplit_remainder(address, block.size) };
-                (address, (block.size + rest).get())
-            })
-            .collect();
-        self.sizes.before = before.into_iter().collect();
+        self.sizes.before = self.live.iter().map(|(&address, live)| (address, self.size_of(live).get())).collect();
         self.sizes
     }
 
@@ -366,11 +353,10 @@ impl<'h, 'a> Rewind<'h, 'a> {
         for segment in segments.values_mut() {
             let end = segment.address + segment.size.get();
             let mut at = segment.address;
-            for (&address, block) in live.range(segment.address..end) {
+            for (&address, Live { block, .. }) in live.range(segment.address..end) {
                 segment.blocks.extend(Block::free(at, address.min(end)));
                 let size = block.size.get().min(end - address);
-                let Live { requested, state, stack, .. } = *block;
-                segment.blocks.push(Block { address, size: Bytes(size), requested, state, stack, extra: Default::default() });
+                segment.blocks.push(Block { size: Bytes(size), extra: ExtraId::NONE, ..*block });
                 at = address + size;
             }
             segment.blocks.extend(Block::free(at, end));

@@ -31,8 +31,7 @@ pub struct Wait {
     pub time_us: Option<u64>,
 }
 
-/// Unfinished waits, then the longest finished ones by bytes times events. A free that completes with the next event did not
-/// wait.
+/// Unfinished waits, then the longest finished ones by bytes times events. Those that end with the next event do not count.
 pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
     let blocks = view.state.segments.iter().flat_map(|segment| &segment.blocks);
     let pending = blocks.filter(|block| block.state == BlockState::PendingFree);

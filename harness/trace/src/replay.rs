@@ -327,8 +327,7 @@ struct Header {
     trace: Vec<String>,
 }
 
-/// Replays a recording's own trace and compares every column of every row, then the final segments. A difference is a result, not
-/// an error.
+/// Replays a recording's own trace and compares every column of every row, then the final segments.
 pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let read_error = |source| RecordingError::Read { path: path.to_owned(), source };
     let malformed = |line: usize, why: String| RecordingError::Malformed { path: path.to_owned(), line, why };

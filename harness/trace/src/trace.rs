@@ -48,7 +48,8 @@ pub enum TraceEvent {
 }
 
 impl TraceEvent {
-    pub(crate) const fn stream_mut(&mut self) -> Option<&mut StreamId> {
+    /// The stream that the operation names.
+    pub const fn stream_mut(&mut self) -> Option<&mut StreamId> {
         match self {
             Self::Allocate { stream, .. } | Self::RecordStream { stream, .. } | Self::SynchronizeStream(stream) => Some(stream),
             _ => None,

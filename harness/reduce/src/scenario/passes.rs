@@ -81,9 +81,9 @@ impl Search<'_> {
         }
         for step in 0..self.best.steps().len() {
             for place in (1..self.best.steps()[step].keys.len()).rev() {
-                let mut candidate = self.best.clone();
-                candidate.step_mut(step).map(|step| step.keys.remove(place));
-                self.accept(candidate)?;
+                if let Some(candidate) = self.best.with_step(step, |keys| Some(keys.remove(place))) {
+                    self.accept(candidate)?;
+                }
             }
         }
         let is_map = |node: &Node| matches!(node, Node::Map(_));

@@ -53,8 +53,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// A copy without some steps and the steps that depend on them, such as the free of a removed allocation. The language's
-    /// checker reports these one by one.
+    /// Tries to remove steps and those that depend on them, such as a free. The language's checker reports these one by one.
     pub(super) fn accept_without(&mut self, gone: &BTreeSet<usize>) -> Flow<bool> {
         let mut candidate = self.best.without(gone);
         loop {

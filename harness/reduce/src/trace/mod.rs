@@ -35,8 +35,7 @@ pub struct Case {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Goal {
-    /// The last failed request keeps failing with the same [`Failure`]. Earlier requests succeed, unless they failed in the
-    /// original.
+    /// The last failed request keeps failing with the same [`Failure`]. Earlier ones succeed, unless they failed in the original.
     Oom,
     /// A request fails with the case's settings or with these, but not with both. The failing side stays the same.
     ConfDiffers(Config),

@@ -30,11 +30,10 @@ use crate::snapshot::{Block, PoolId, Segment, StackId};
 use crate::trace::TraceEvent;
 
 /// The requests of one program on one device. Stack ids refer to the snapshot.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedProgram {
     pub device: u32,
-    /// The segments and blocks reserved before the recording, in address order. Their live blocks have the ids from 0, in this
-    /// order.
+    /// The segments and blocks reserved before the recording, in address order. Their live blocks have the ids from 0.
     pub start: Vec<Segment>,
     /// The program's operations in order. New allocations continue the ids of `start`; no id is reused.
     pub operations: Vec<TraceEvent>,
@@ -105,9 +104,10 @@ pub struct DriverRange {
     pub event: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ended {
     /// Every request succeeded, or the program continued after the last OOM.
+    #[default]
     Well,
     Oom {
         operation: usize,

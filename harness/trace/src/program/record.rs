@@ -8,8 +8,7 @@ use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
 impl Prepared<'_> {
     /// Replays the program from an empty allocator with rising addresses and returns the snapshot that PyTorch would write. Stops
-    /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation, counted
-    /// from 0.
+    /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation.
     pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, ProgramError> {
         let setup = Setup { placement: Placement::Rising, ..setup.clone() };
         let settings = setup.allocator.effective().map(|config| Settings { conf: config.to_string(), all: Vec::new() });

@@ -84,8 +84,7 @@ struct Recovery<'a> {
     pending: PendingFrees,
     ids: HashMap<u64, u64>,
     private: PrivatePools,
-    /// By failed request: the address of the next mapping for its pool and stream, because the request may already have reserved
-    /// addresses.
+    /// By failed request, which may have reserved addresses: the address of the next mapping for its pool and stream.
     mapped_next: HashMap<usize, DevicePtr>,
     /// The last request event of each private pool.
     last_use: BTreeMap<PrivatePoolId, usize>,
@@ -143,17 +142,14 @@ impl<'a> Recovery<'a> {
             start: start.segments,
             operations: Vec::with_capacity(events.len()),
             origin: Vec::with_capacity(events.len()),
-            allocations: Vec::new(),
-            driver: Vec::new(),
             reserved_at_start: reservations.at_start,
-            reservations: Vec::new(),
             streams,
             pools,
             config,
             memory: known,
             memory_at_most: reservations.memory_at_most,
-            ended: Ended::Well,
             notes: (reservations.unsure > 0).then_some(Note::ReservationsUnknown { segments: reservations.unsure }).into_iter().collect(),
+            ..RecordedProgram::default()
         };
         let held = program.reserved_at_start();
         if let Some(memory) = known.filter(|&memory| memory < held) {

@@ -142,11 +142,10 @@ impl Prepared<'_> {
     /// Replays like [`Prepared::replay`] and shows each operation to `watch`, which can stop the replay.
     pub fn watch(&self, setup: &Setup, mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
-        let (mut allocator, live) = self.allocator(setup, &mut device)?;
-        let (mut device, log) = Logged::new(device, &self.start);
-        let mut target = Watched { target: ByHandle { device: &mut device, allocator: &mut *allocator }, address: None };
-        self.run(&mut target, live, |operation, outcome, Watched { target, address }| {
-            watch(&Step { operation, outcome, address: address.take(), driver: &log.take(), allocator: target.allocator })
+        let (allocator, live) = self.allocator(setup, &mut device)?;
+        let mut target = Watched { device: Logged::new(device, &self.start), allocator, address: None };
+        self.run(&mut target, live, |operation, outcome, Watched { device, allocator, address }| {
+            watch(&Step { operation, outcome, address: address.take(), driver: &device.take_log(), allocator: &**allocator })
         })
     }
 
@@ -203,8 +202,7 @@ impl Prepared<'_> {
     }
 }
 
-/// Reserves the memory of these segments on a device. Maps expandable segments in the smallest pages, which can be unmapped in
-/// any order.
+/// Reserves the memory of these segments on a device. Maps the smallest pages, which can be unmapped in any order.
 pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservations: &[MemoryRange]) -> Result<(), DeviceError> {
     device.place_allocations(segments.iter().filter(|segment| !segment.expandable).map(|segment| segment.address));
     device.place_reservations(reservations.iter().map(|range| range.start));

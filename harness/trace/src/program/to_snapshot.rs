@@ -216,8 +216,7 @@ impl<'a> EventWriter<'a> {
     }
 }
 
-/// Inserts the recorded `snapshot` events, which a replay does not produce. Each follows the same number of other events as in
-/// the recording.
+/// Inserts the recorded `snapshot` events, which a replay does not produce, after the same number of other events.
 fn with_moments(mut events: Vec<Event>, recorded: &[Event]) -> Vec<Event> {
     if events.iter().any(|event| event.time_us.is_none()) {
         // Times are only comparable if all events have one.

@@ -1,15 +1,15 @@
 //! Observes each operation of a replay: [`Step`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
+use harness_allocator::device::sim::SimDevice;
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
 use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
-use crate::execute::{ByHandle, Outcome, Target};
+use crate::execute::{Outcome, Target};
 use crate::snapshot::{Action, Event};
 
 pub struct Step<'a> {
@@ -37,26 +37,11 @@ impl DriverCall {
     }
 }
 
-/// The driver calls of a [`Logged`] device, readable while the device is in use.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Log(Arc<Mutex<Vec<DriverCall>>>);
-
-impl Log {
-    /// Returns the calls since the last `take`.
-    pub(super) fn take(&self) -> Vec<DriverCall> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn push(&self, action: Action, range: MemoryRange) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(DriverCall { action, range });
-    }
-}
-
 /// A device that logs driver calls for memory.
 #[derive(Clone, Debug)]
 pub(super) struct Logged<D> {
     inner: D,
-    log: Log,
+    log: Vec<DriverCall>,
     sizes: BTreeMap<DevicePtr, Bytes>,
     held: Bytes,
     /// The memory that would be reserved if the first failed call since the last reset had succeeded.
@@ -67,16 +52,20 @@ pub(super) struct Logged<D> {
 
 impl<D: Device> Logged<D> {
     /// Wraps a device that already holds these segments.
-    pub(super) fn new(inner: D, held: &[SegmentInfo]) -> (Self, Log) {
-        let log = Log::default();
+    pub(super) fn new(inner: D, held: &[SegmentInfo]) -> Self {
         let sizes = held.iter().map(|segment| (segment.address, segment.size)).collect();
         let held = held.iter().map(|segment| segment.size).sum();
-        (Self { inner, log: log.clone(), sizes, held, refused: None, reserved: Vec::new() }, log)
+        Self { inner, log: Vec::new(), sizes, held, refused: None, reserved: Vec::new() }
+    }
+
+    /// Returns the calls since the last `take_log`.
+    pub(super) fn take_log(&mut self) -> Vec<DriverCall> {
+        std::mem::take(&mut self.log)
     }
 
     fn note(&mut self, action: Action, range: MemoryRange) {
         self.held = if action.reserves() { self.held + range.len } else { self.held.saturating_sub(range.len) };
-        self.log.push(action, range);
+        self.log.push(DriverCall { action, range });
     }
 
     fn note_refusal<T>(&mut self, answer: Result<T, DeviceError>, size: Bytes) -> Result<T, DeviceError> {
@@ -153,30 +142,31 @@ impl<D: Device> Logged<D> {
 }
 
 /// An allocator on a device, with the address of its last allocation.
-pub(super) struct Watched<'a> {
-    pub(super) target: ByHandle<'a, dyn Allocator>,
+pub(super) struct Watched {
+    pub(super) device: Logged<SimDevice>,
+    pub(super) allocator: Box<dyn Allocator>,
     pub(super) address: Option<DevicePtr>,
 }
 
-impl Target for Watched<'_> {
+impl Target for Watched {
     type Live = Allocation;
     type Allocator = dyn Allocator;
 
     fn allocate(&mut self, request: Request) -> Result<Allocation, Box<AllocatorError>> {
-        let allocation = self.target.allocate(request)?;
+        let allocation = self.allocator.allocate(&mut self.device, request).map_err(Box::new)?;
         self.address = Some(allocation.ptr());
         Ok(allocation)
     }
 
     fn free(&mut self, live: Allocation) -> Result<(), DeviceError> {
-        self.target.free(live)
+        self.allocator.free(&mut self.device, live)
     }
 
     fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
-        self.target.record_stream(live, stream)
+        self.allocator.record_stream(live, stream)
     }
 
     fn with<R>(&mut self, call: impl FnOnce(&mut (dyn Allocator + 'static), &mut dyn TestDevice) -> R) -> R {
-        self.target.with(call)
+        call(&mut *self.allocator, &mut self.device)
     }
 }

@@ -72,15 +72,6 @@ impl Extras {
         self.get(id).iter().find_map(|(name, value)| (name == key).then_some(value))
     }
 
-    /// The number of distinct sets, including the empty one. Ids are smaller than this.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 1
-    }
-
     /// Stores a set of keys if it is new, and returns its id.
     pub fn intern(&mut self, set: Vec<(String, Value)>) -> ExtraId {
         ExtraId(self.0.insert_full(set).0 as u32)

@@ -77,13 +77,9 @@ impl Snapshot {
 
     /// The private pool of an event. Versions after PyTorch 2.11 record it.
     pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
-        match self.extras.value(event.extra, "pool_id")? {
-            Value::Tuple(parts) | Value::List(parts) => match parts[..] {
-                [ref first, ref second] => Some(PoolId(first.as_u64()?, second.as_u64()?)),
-                _ => None,
-            },
-            _ => None,
-        }
+        let (Value::Tuple(parts) | Value::List(parts)) = self.extras.value(event.extra, "pool_id")? else { return None };
+        let [first, second] = parts.as_slice() else { return None };
+        Some(PoolId(first.as_u64()?, second.as_u64()?))
     }
 }
 

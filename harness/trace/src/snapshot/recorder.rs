@@ -98,9 +98,11 @@ pub struct Recorded<A> {
 }
 
 impl<A: Allocator> Recorded<A> {
-    /// Records driver calls and completed frees of the last operation.
-    fn settle(&self) {
+    /// Calls the allocator, and records driver calls and completed frees.
+    fn settled<T>(&mut self, call: impl FnOnce(&mut A) -> T) -> T {
+        let answer = call(&mut self.allocator);
         self.recorder.log().settle(&self.allocator);
+        answer
     }
 }
 
@@ -116,8 +118,7 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        let allocated = self.allocator.allocate(device, request);
-        self.settle();
+        let allocated = self.settled(|allocator| allocator.allocate(device, request));
         let mut log = self.recorder.log();
         match &allocated {
             Ok(allocation) if allocation.is_null() => {}
@@ -142,20 +143,15 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
             log.freed(Action::FreeRequested, block);
             log.pending.push(block);
         }
-        self.settle();
-        freed
+        self.settled(|_| freed)
     }
 
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
-        let released = self.allocator.release_stream(device, stream);
-        self.settle();
-        released
+        self.settled(|allocator| allocator.release_stream(device, stream))
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let emptied = self.allocator.empty_cache(device);
-        self.settle();
-        emptied
+        self.settled(|allocator| allocator.empty_cache(device))
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -163,9 +159,7 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let closed = self.allocator.close(device);
-        self.settle();
-        closed
+        self.settled(|allocator| allocator.close(device))
     }
 }
 
@@ -184,8 +178,7 @@ impl<A: Allocator> PrivatePools for Recorded<A> {
 
     fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
         let released = self.pools(pool)?.release(device, pool);
-        self.settle();
-        released
+        self.settled(|_| released)
     }
 }
 

@@ -57,19 +57,13 @@ impl Stacks {
         self.stacks.get_index(stack.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// # Panics
-    /// Panics for an unknown id.
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
     }
 
-    /// The number of distinct stacks, including the empty one. Ids are smaller than this.
-    pub fn len(&self) -> usize {
-        self.stacks.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 1
+    /// The distinct stacks, including the empty one.
+    pub fn all(&self) -> impl Iterator<Item = StackId> {
+        (0..self.stacks.len() as u32).map(StackId)
     }
 
     /// The distinct frames in the order of their ids.

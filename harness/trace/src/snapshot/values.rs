@@ -10,8 +10,7 @@ use super::pickle::{Item, Object, Objects};
 const MAX_DEPTH: usize = 32;
 
 impl Objects {
-    /// Converts alternating keys and values. The last value of a repeated key wins. Keys that are not texts appear as Python
-    /// prints them.
+    /// Converts alternating keys and values. The last value of a repeated key wins. Other keys than texts appear as in Python.
     pub(super) fn values(&self, pairs: &[Item]) -> Result<Vec<(String, Value)>, SnapshotError> {
         let mut set = IndexMap::new();
         for &[key, value] in pairs.as_chunks().0 {

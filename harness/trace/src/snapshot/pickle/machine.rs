@@ -158,17 +158,15 @@ impl<R: Read> Machine<R> {
     fn called(&mut self, opcode: u8) -> String {
         let mut parts = Vec::new();
         if matches!(opcode, opcode::GLOBAL | opcode::INST) {
-            for _ in 0..2 {
-                if self.input.line(&mut self.scratch).is_ok() {
-                    parts.push(String::from_utf8_lossy(&self.scratch).chars().take(100).filter(|c| !c.is_control()).collect::<String>());
-                }
+            while parts.len() < 2 && self.input.line(&mut self.scratch).is_ok() {
+                parts.push(String::from_utf8_lossy(&self.scratch).into_owned());
             }
         } else {
             let names = self.stack.iter().rev().take(2).rev();
-            parts.extend(
-                names.filter_map(|item| self.objects.text(*item)).map(|text| text.chars().take(100).filter(|c| !c.is_control()).collect()),
-            );
+            parts.extend(names.filter_map(|item| self.objects.text(*item)).map(str::to_owned));
         }
+        let printable = |part: &String| part.chars().take(100).filter(|c| !c.is_control()).collect();
+        let parts: Vec<String> = parts.iter().map(printable).collect();
         if parts.is_empty() { String::new() } else { format!(" {}", parts.join(".")) }
     }
 

@@ -14,7 +14,7 @@ use super::super::error::SnapshotError;
 use super::super::extras::ExtraId;
 use super::super::stacks::StackId;
 use super::super::{Action, Event};
-use super::texts::{TextId, Texts};
+use super::texts::{TextId, WORDS};
 
 /// The approximate overhead of a table entry: a hash map slot and two pointers.
 const ENTRY: usize = 64;
@@ -129,7 +129,7 @@ impl Fields {
 /// All objects of a pickle. Events and frames refer to its tables of stacks and unknown keys.
 #[derive(Default)]
 pub(in super::super) struct Objects {
-    texts: Texts,
+    texts: IndexSet<String>,
     objects: Vec<Object>,
     lists: Vec<Vec<Item>>,
     /// Keys and values alternate.
@@ -156,15 +156,16 @@ impl Objects {
 
     pub(super) fn new() -> Self {
         // Number 0 is the empty stack and the empty set of keys.
-        Self { stacks: IndexSet::from([Vec::new()]), extras: IndexSet::from([Vec::new()]), ..Self::default() }
+        let (stacks, extras) = (IndexSet::from([Vec::new()]), IndexSet::from([Vec::new()]));
+        Self { texts: WORDS.iter().map(|&word| word.to_owned()).collect(), stacks, extras, ..Self::default() }
     }
 
+    /// Replaces invalid UTF-8: Python writes lone surrogates for such file names.
     pub(super) fn new_text(&mut self, bytes: &[u8]) -> Item {
-        let (id, is_new) = self.texts.add(bytes);
-        if is_new {
-            self.budget.add(self.texts.get(id).len() + ENTRY);
-        }
-        Item::Text(id)
+        let text = String::from_utf8_lossy(bytes);
+        let known = self.texts.get_index_of(&*text).map(|known| known as u32);
+        let bytes = text.len();
+        Item::Text(TextId(known.unwrap_or_else(|| intern(&mut self.texts, text.into_owned(), bytes, &self.budget))))
     }
 
     #[inline]
@@ -267,14 +268,9 @@ impl Objects {
     fn as_stack(&mut self, begin: &[u32], items: &[Item]) -> Option<StackId> {
         let mut frames = Vec::with_capacity(begin.len() + items.len());
         frames.extend_from_slice(begin);
-        for item in items {
-            match *item {
-                Item::Object(object) => match self.objects[object as usize] {
-                    Object::Frame(frame) => frames.push(frame),
-                    _ => return None,
-                },
-                _ => return None,
-            }
+        for &item in items {
+            let Some(Object::Frame(frame)) = self.object(item) else { return None };
+            frames.push(frame);
         }
         Some(self.stack_of(frames))
     }
@@ -370,33 +366,27 @@ impl Objects {
     /// Converts a list of frames.
     pub(in super::super) fn stack(&mut self, item: Item) -> Result<StackId, Wrong> {
         const EXPECTED: &str = "a list of frames with name, filename and line";
-        match item {
-            Item::None => return Ok(StackId::EMPTY),
-            Item::Object(object) => match self.objects[object as usize] {
-                Object::EmptyList => return Ok(StackId::EMPTY),
-                Object::Stack(stack) => return Ok(stack),
-                Object::List(list) => {
-                    let mut frames = Vec::new();
-                    for item in self.lists[list as usize].clone() {
-                        frames.push(match self.object(item) {
-                            Some(Object::Frame(frame)) => frame,
-                            Some(Object::Dict(dict)) => {
-                                let pairs = self.dicts[dict as usize].clone();
-                                self.frame_of(&pairs)?
-                            }
-                            _ => return Err(self.wrong(item, EXPECTED)),
-                        });
-                    }
-                    let stack = self.stack_of(frames);
-                    // Converts an object once, even if several events share it.
-                    self.objects[object as usize] = Object::Stack(stack);
-                    return Ok(stack);
+        let (object, list) = match (item, self.object(item)) {
+            (Item::None, _) | (_, Some(Object::EmptyList)) => return Ok(StackId::EMPTY),
+            (_, Some(Object::Stack(stack))) => return Ok(stack),
+            (Item::Object(object), Some(Object::List(list))) => (object, list),
+            _ => return Err(self.wrong(item, EXPECTED)),
+        };
+        let mut frames = Vec::new();
+        for item in self.lists[list as usize].clone() {
+            frames.push(match self.object(item) {
+                Some(Object::Frame(frame)) => frame,
+                Some(Object::Dict(dict)) => {
+                    let pairs = self.dicts[dict as usize].clone();
+                    self.frame_of(&pairs)?
                 }
-                _ => {}
-            },
-            _ => {}
+                _ => return Err(self.wrong(item, EXPECTED)),
+            });
         }
-        Err(self.wrong(item, EXPECTED))
+        let stack = self.stack_of(frames);
+        // Converts an object once, even if several events share it.
+        self.objects[object as usize] = Object::Stack(stack);
+        Ok(stack)
     }
 
     /// Reads an address or handle. C++ writes values from 2^63 as negative numbers.
@@ -433,7 +423,7 @@ impl Objects {
 
     pub(in super::super) fn text(&self, item: Item) -> Option<&str> {
         match item {
-            Item::Text(id) => Some(self.texts.get(id)),
+            Item::Text(id) => Some(&self.texts[id.0 as usize]),
             _ => None,
         }
     }
@@ -470,7 +460,7 @@ impl Objects {
             Item::Int(number) => number.to_string(),
             Item::Big(index) => self.numbers[index as usize].to_string(),
             Item::Float(bits) => f64::from_bits(bits).to_string(),
-            Item::Text(id) => format!("`{}`", self.texts.get(id).chars().take(60).collect::<String>()),
+            Item::Text(id) => format!("`{}`", self.texts[id.0 as usize].chars().take(60).collect::<String>()),
             Item::Bytes(_) => "bytes".to_owned(),
             Item::Tuple(_) => "a tuple".to_owned(),
             Item::Object(object) => match self.objects[object as usize] {

@@ -41,7 +41,7 @@ impl<'e> Advice<'e> {
     pub fn new(program: &RecordedProgram, endings: &'e [Ending], memory: Bytes) -> Option<Self> {
         let own = endings.first()?;
         let is_complete = is_complete(program);
-        let pytorchs = || endings.iter().skip(1).filter(|ending| ending.configuration.is_pytorchs());
+        let pytorchs = || endings.iter().skip(1).filter(|ending| ending.configuration.allocator.is_pytorch());
         let fitting = best(pytorchs().filter(|ending| ending.fits()));
         let verdict = if own.fits() {
             let limit = least(own).0 - least(own).0 / 100 * WORTH_PERCENT;

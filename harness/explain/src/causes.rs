@@ -26,10 +26,9 @@ use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Snapshot};
 
 use crate::attempts;
-pub use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
 use crate::consistency;
 pub use crate::consistency::Contradiction;
-pub use crate::explanation::Explanation;
+pub use crate::explanation::{ByteCause, CauseBytes, Explanation, SiteBytes};
 use crate::fidelity::{self, Fidelity};
 use crate::growth;
 use crate::pins;

@@ -7,8 +7,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::Action;
 use serde::Serialize;
 
-use crate::bytes::ByteCause;
-use crate::explanation::Explanation;
+use crate::explanation::{ByteCause, Explanation};
 use crate::state::History;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -74,10 +74,6 @@ impl Configuration {
         }
         all
     }
-
-    pub const fn is_pytorchs(&self) -> bool {
-        self.allocator.is_pytorch()
-    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

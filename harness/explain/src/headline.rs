@@ -3,8 +3,7 @@
 use harness_allocator::units::Bytes;
 
 use crate::attempts;
-use crate::bytes::ByteCause;
-use crate::explanation::Explanation;
+use crate::explanation::{ByteCause, Explanation};
 use crate::pins::{self, PinnedBySite, PinnedSegment};
 use crate::state::MomentKind;
 use crate::view::{Refused, TotalKnown};

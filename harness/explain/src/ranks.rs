@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use serde::Serialize;
 
-use crate::bytes::ByteCause;
-use crate::explanation::Explanation;
+use crate::explanation::{ByteCause, CauseBytes, Explanation};
 use crate::state::MomentKind;
 
 /// Figures within one twentieth of the median count as equal.
@@ -93,7 +92,7 @@ type Figure<'a> = (ByteCause, Option<&'a str>);
 
 /// The figures of a rank. Sites are identified by name, which ranks of the same program share.
 fn figures<'a>(explanation: &'a Explanation) -> BTreeMap<Figure<'a>, Bytes> {
-    let of_cause = |cause: &'a crate::bytes::CauseBytes| {
+    let of_cause = |cause: &'a CauseBytes| {
         let sites = cause.sites.iter().map(|site| ((cause.cause, Some(site.site.as_str())), site.bytes));
         std::iter::once(((cause.cause, None), cause.bytes)).chain(sites)
     };

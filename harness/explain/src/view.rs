@@ -6,7 +6,7 @@ use harness_allocator::units::Bytes;
 use harness_trace::snapshot::{Block, Event, PoolId, Segment, Snapshot};
 use serde::Serialize;
 
-use crate::bytes::{ByteCause, CauseBytes};
+use crate::explanation::{ByteCause, CauseBytes};
 use crate::sites::{SiteId, Sites};
 use crate::state::{History, Moment, MomentKind, State};
 

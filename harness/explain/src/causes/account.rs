@@ -11,7 +11,7 @@ use harness_trace::snapshot::{Action, PoolId, Segment};
 
 use super::ExplainError;
 use crate::attempts;
-use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
+use crate::explanation::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
 use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View, pool_mismatch};

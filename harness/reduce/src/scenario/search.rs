@@ -58,7 +58,7 @@ impl<'a> Search<'a> {
         let mut candidate = self.best.without(gone);
         loop {
             // With many dependent steps, the search for them takes longer than a run.
-            let memory = self.memory().unwrap_or_default();
+            let memory = memory(&self.best).unwrap_or_default();
             (self.watch)(&Progress { operations: candidate.steps().len(), memory, runs: self.runs })?;
             let step = match candidate.checked(self.path) {
                 (written, Ok(scenario)) => return self.accept_checked(candidate, written.text, &scenario),
@@ -104,11 +104,6 @@ impl<'a> Search<'a> {
     pub(super) fn most_written_out(&self) -> usize {
         let fewer = self.best.steps().len() - 1;
         if matches!(self.wanted.failure, Failure::Oom { .. }) { fewer.max(self.steps_before.min(FEW)) } else { fewer }
-    }
-
-    /// The device memory that the best scenario requests, if it is an amount and not a formula.
-    pub(super) fn memory(&self) -> Option<Bytes> {
-        memory(&self.best)
     }
 }
 

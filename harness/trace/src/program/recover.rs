@@ -351,7 +351,7 @@ impl<'a> Recovery<'a> {
         let event = self.events[index];
         let address = (event.action == Action::Alloc).then_some(DevicePtr(event.address));
         let (freed, taken) = (self.driver_calls(frees), self.driver_calls(&group.takes));
-        let size_taken = self.bytes(&group.takes);
+        let size_taken = group.takes.iter().map(|&index| self.events[index].size).sum();
         let mapped_next = self.mapped_next.get(&index).copied();
         for (number, &plan) in plans.iter().enumerate() {
             let Some(shadow) = &mut self.shadow else { return Ok(likely) };
@@ -377,10 +377,6 @@ impl<'a> Recovery<'a> {
         }
         self.shadow = None;
         Ok(likely)
-    }
-
-    fn bytes(&self, events: &[usize]) -> Bytes {
-        events.iter().map(|&index| self.events[index].size).sum()
     }
 
     /// Bounds of the program's memory, from requests that failed at first.

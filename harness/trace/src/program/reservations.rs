@@ -144,9 +144,8 @@ impl Search<'_> {
     fn map(&mut self, index: usize, event: &Event, pool: StreamPool, request: Option<u64>) {
         let (start, end) = (event.address, event.address + event.size.0);
         let size = self.size(pool.kind).unwrap_or(u64::MAX);
-        let open = |found: &Reservation| found.is_open();
-        let behind = self.found.iter().position(|found| open(found) && found.start > start).unwrap_or(self.found.len());
-        let before = self.found[..behind].iter().rposition(open);
+        let behind = self.found.iter().position(|found| found.is_open() && found.start > start).unwrap_or(self.found.len());
+        let before = self.found[..behind].iter().rposition(Reservation::is_open);
         if let Some(around) = before.filter(|&before| self.found[before].pool == pool && end - self.found[before].start <= size) {
             let fits_one_page = request.is_some_and(|request| request <= self.config.page(pool.kind));
             let found = &mut self.found[around];

@@ -10,7 +10,6 @@ const WORTH_PERCENT: u64 = 5;
 /// Savings that differ by at most this percentage of memory count as equal; then the simplest settings win.
 const ALIKE_PERCENT: u64 = 5;
 
-/// The recommendation for a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice<'e> {
     /// The result with the recorded settings.
@@ -20,7 +19,6 @@ pub struct Advice<'e> {
     pub verdict: Verdict<'e>,
 }
 
-/// The recommended settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict<'e> {
     /// The program fits only with these settings.
@@ -39,12 +37,11 @@ pub enum Verdict<'e> {
 }
 
 impl<'e> Advice<'e> {
-    /// Evaluates results on a device with `memory`. The first result is that of the recorded settings. Returns `None` without
-    /// results.
+    /// Evaluates results on a device with `memory`. The first is that of the recorded settings. Returns `None` without results.
     pub fn new(program: &RecordedProgram, endings: &'e [Ending], memory: Bytes) -> Option<Self> {
         let own = endings.first()?;
         let is_complete = is_complete(program);
-        let pytorchs = || endings.iter().skip(1).filter(|ending| ending.configuration.is_pytorchs());
+        let pytorchs = || endings.iter().skip(1).filter(|ending| ending.configuration.allocator.is_pytorch());
         let fitting = best(pytorchs().filter(|ending| ending.fits()));
         let verdict = if own.fits() {
             let limit = least(own).0 - least(own).0 / 100 * WORTH_PERCENT;
@@ -54,10 +51,7 @@ impl<'e> Advice<'e> {
         };
         Some(Self { own, is_complete, verdict })
     }
-}
 
-impl<'e> Advice<'e> {
-    /// The settings to use, if any are recommended.
     pub fn recommended(&self) -> Option<&'e str> {
         match self.verdict {
             Verdict::Fits(best) | Verdict::Saves(best) => Some(&best.configuration.name),
@@ -89,7 +83,6 @@ fn least(ending: &Ending) -> Bytes {
     ending.least.map_or(Bytes(ending.replayed.stats.reserved_bytes.all.peak), |least| least.enough)
 }
 
-/// The number of settings.
 fn simplicity(ending: &Ending) -> usize {
     ending.configuration.name.matches(':').count()
 }

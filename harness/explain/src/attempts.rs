@@ -4,22 +4,20 @@
 
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
 use harness_record::Pieces;
-use harness_trace::snapshot::{Action, Block, Segment};
+use harness_trace::snapshot::{Action, Block, PoolId, Segment};
 use serde::Serialize;
 
 use crate::pins;
 use crate::view::{DeviceSize, Refused, Totals, View, pool_mismatch};
 
-/// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FailedAttempt {
     pub way: AttemptKind,
-    /// The reason, in sentences.
     pub why: String,
 }
 
-/// An attempt to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptKind {
@@ -34,7 +32,6 @@ pub enum AttemptKind {
 }
 
 impl AttemptKind {
-    /// The name in reports.
     pub const fn about(self) -> &'static str {
         match self {
             Self::FreeBlock => "a free block",
@@ -45,7 +42,6 @@ impl AttemptKind {
     }
 }
 
-/// The memory that a request lacks.
 pub(crate) struct Missing {
     /// The part of the request that no free block covers.
     pub(crate) bytes: Bytes,
@@ -95,24 +91,22 @@ pub(crate) fn limit(view: &View<'_>, totals: Totals, size: &DeviceSize, asked: B
     (totals.reserved + asked > limit).then_some(limit)
 }
 
-/// Every attempt with its reason.
 pub(crate) fn of(view: &View<'_>, request: &Refused, totals: Totals, size: &DeviceSize) -> Vec<FailedAttempt> {
     let missing = missing(view, request);
-    let refused = refusal(view, totals, size, missing.from_driver);
     let mut ways = vec![FailedAttempt { way: AttemptKind::FreeBlock, why: free_block(view, request) }];
     ways.extend(pending(view, request).map(|why| FailedAttempt { way: AttemptKind::PendingFree, why }));
-    ways.push(FailedAttempt { way: AttemptKind::NewSegment, why: new_segment(view, request, &missing, &refused) });
+    ways.push(FailedAttempt { way: AttemptKind::NewSegment, why: new_segment(view, request, &missing, totals, size) });
     ways.push(FailedAttempt { way: AttemptKind::Retry, why: retry(view, request) });
     ways
 }
 
-/// Describes the request's pool and stream.
 fn lane(request: &Refused) -> String {
     let size = match request.pool {
         PoolKind::Small => "small",
         PoolKind::Large => "large",
     };
-    let private = request.private_pool.map_or_else(String::new, |(first, second)| format!(" of private pool ({first}, {second})"));
+    let PoolId(first, second) = request.private_pool;
+    let private = if request.private_pool.is_default() { String::new() } else { format!(" of private pool ({first}, {second})") };
     format!("the {size} pool{private} on {}", stream(request.stream))
 }
 
@@ -152,38 +146,20 @@ fn free_block(view: &View<'_>, request: &Refused) -> String {
 
 fn pending(view: &View<'_>, request: &Refused) -> Option<String> {
     let waiting = in_state(view, request, BlockState::PendingFree);
-    (!waiting.is_empty()).then(|| {
-        let count = if waiting.count == 1 { "1 block".to_owned() } else { format!("{} blocks", waiting.count) };
-        format!("{} in {count} were freed, but other streams still used them.", waiting.bytes)
-    })
+    let blocks = count(waiting.count, "block");
+    (!waiting.is_empty()).then(|| format!("{} in {blocks} were freed, but other streams still used them.", waiting.bytes))
 }
 
-/// The reason for which no memory was reserved.
-enum Refusal {
-    Fraction { limit: Bytes, reserved: Bytes },
-    Driver { free: Bytes },
-    Unknown { free: Bytes },
-}
-
-fn refusal(view: &View<'_>, totals: Totals, size: &DeviceSize, asked: Bytes) -> Refusal {
-    let free = totals.device_free.unwrap_or_default();
-    match limit(view, totals, size, asked) {
-        Some(limit) => Refusal::Fraction { limit, reserved: totals.reserved },
-        None if asked > free => Refusal::Driver { free },
-        None => Refusal::Unknown { free },
-    }
-}
-
-fn new_segment(view: &View<'_>, request: &Refused, missing: &Missing, refusal: &Refusal) -> String {
-    let Missing { from_driver: asked, bytes } = *missing;
-    let joins = view.config.expandable_segments && bytes < request.rounded;
+fn new_segment(view: &View<'_>, request: &Refused, missing: &Missing, totals: Totals, size: &DeviceSize) -> String {
+    let (asked, reserved, free) = (missing.from_driver, totals.reserved, totals.device_free.unwrap_or_default());
+    let joins = view.config.expandable_segments && missing.bytes < request.rounded;
     let what = if joins { format!("{asked} of new pages after free memory") } else { asked.to_string() };
-    match *refusal {
-        Refusal::Fraction { limit, reserved } => format!(
+    match limit(view, totals, size, asked) {
+        Some(limit) => format!(
             "The memory fraction allows {limit}, and {reserved} are already reserved. {what} would exceed it, so the driver was not asked."
         ),
-        Refusal::Driver { free } => format!("The driver was asked for {what}, but had only {free} free."),
-        Refusal::Unknown { free } => format!(
+        None if asked > free => format!("The driver was asked for {what}, but had only {free} free."),
+        None => format!(
             "{what} were needed, and the driver had {free} free. So either the program's own memory fraction refused the request, or the memory \
              became free after the driver was asked."
         ),
@@ -207,7 +183,7 @@ fn given_back(view: &View<'_>) -> Pieces {
 }
 
 fn retry(view: &View<'_>, request: &Refused) -> String {
-    if request.private_pool.is_some() {
+    if !request.private_pool.is_default() {
         return "A request for a private pool releases no cached memory.".to_owned();
     }
     let gone = given_back(view);

@@ -26,10 +26,9 @@ use harness_trace::program::ProgramError;
 use harness_trace::snapshot::{Action, Snapshot};
 
 use crate::attempts;
-pub use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
 use crate::consistency;
 pub use crate::consistency::Contradiction;
-pub use crate::explanation::Explanation;
+pub use crate::explanation::{ByteCause, CauseBytes, Explanation, SiteBytes};
 use crate::fidelity::{self, Fidelity};
 use crate::growth;
 use crate::pins;
@@ -39,7 +38,6 @@ use crate::view::View;
 pub use crate::view::{Refused, TotalKnown, Totals};
 use crate::waits;
 
-/// What to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The device's memory, if the user specifies it.
@@ -47,7 +45,6 @@ pub struct Options {
     pub at: At,
 }
 
-/// Why a moment cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExplainError {
     #[error(transparent)]
@@ -127,7 +124,6 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     Ok(explanation)
 }
 
-/// Describes a replay of the recording.
 fn replayed(fidelity: &Result<Fidelity, ProgramError>) -> String {
     match fidelity {
         Ok(fidelity) => match &fidelity.first_divergence {

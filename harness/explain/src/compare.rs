@@ -1,27 +1,24 @@
 //! Compares two snapshots of one program, for example before and after an upgrade, by site and by cause: [`compare`].
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use harness_allocator::units::Bytes;
 use harness_trace::snapshot::Action;
 use serde::Serialize;
 
-use crate::bytes::ByteCause;
-use crate::explanation::Explanation;
+use crate::explanation::{ByteCause, Explanation};
 use crate::state::History;
 
-/// Statistics of a whole recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Whole {
     pub peak_allocated: Bytes,
     pub peak_reserved: Bytes,
-    /// The number of allocations.
     pub allocations: u64,
     /// Segments or page ranges reserved from the driver.
     pub driver_allocations: u64,
     /// Segments or page ranges returned to the driver.
     pub driver_frees: u64,
-    /// Out-of-memory errors.
     pub ooms: u64,
 }
 
@@ -40,7 +37,6 @@ impl Whole {
     }
 }
 
-/// One of the two snapshots.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
     /// At the compared moment.
@@ -49,21 +45,17 @@ pub struct Side<'a> {
     pub whole: Whole,
 }
 
-/// The differences between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Comparison {
-    /// A summary sentence.
     pub headline: String,
     pub before: Whole,
     pub after: Whole,
     /// Every cause in either snapshot, in display order.
     pub causes: Vec<CauseChange>,
-    /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is named by function and file,
-    /// without its line.
+    /// Sites whose live bytes differ, largest difference first. A site in only one snapshot is named without its line.
     pub sites: Vec<SiteChange>,
 }
 
-/// A cause in both snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CauseChange {
     pub cause: ByteCause,
@@ -71,7 +63,6 @@ pub struct CauseChange {
     pub after: Bytes,
 }
 
-/// A site in both snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SiteChange {
     pub site: String,
@@ -83,19 +74,16 @@ pub struct SiteChange {
 
 /// Compares two snapshots. Takes `n log n` time for `n` sites.
 pub fn compare(before: Side<'_>, after: Side<'_>) -> Comparison {
-    let shown = |cause: &ByteCause| before.explanation.bytes(*cause) > Bytes::ZERO || after.explanation.bytes(*cause) > Bytes::ZERO;
-    let causes = ByteCause::ALL.into_iter().filter(shown).map(|cause| CauseChange {
+    let causes = ByteCause::ALL.into_iter().map(|(cause, ..)| CauseChange {
         cause,
         before: before.explanation.bytes(cause),
         after: after.explanation.bytes(cause),
     });
+    let causes = causes.filter(|change| change.before.max(change.after) > Bytes::ZERO);
     let sites = changed_sites(before.explanation, after.explanation);
     let headline = headline(before.whole, after.whole, &sites);
     Comparison { headline, before: before.whole, after: after.whole, causes: causes.collect(), sites }
 }
-
-/// Bytes and blocks of sites, by name.
-type BySite = BTreeMap<String, (Bytes, u64)>;
 
 /// Live memory by site name, and without the line for sites that the other snapshot lacks.
 fn live_by_site(explanation: &Explanation) -> BTreeMap<(String, String), (Bytes, u64)> {
@@ -115,41 +103,26 @@ fn live_by_site(explanation: &Explanation) -> BTreeMap<(String, String), (Bytes,
     sites
 }
 
-/// Names a site by function and file if only one snapshot has it, because lines move when code above them changes.
-fn names(own: BTreeMap<(String, String), (Bytes, u64)>, other: &BTreeMap<(String, String), (Bytes, u64)>) -> BySite {
-    let mut named = BySite::new();
-    for ((exact, without_line), (bytes, blocks)) in own {
-        let is_in_both = other.contains_key(&(exact.clone(), without_line.clone()));
-        let (sum, count) = named.entry(if is_in_both { exact } else { without_line }).or_default();
-        *sum += bytes;
-        *count += blocks;
-    }
-    named
-}
-
 fn changed_sites(before: &Explanation, after: &Explanation) -> Vec<SiteChange> {
-    let (before, after) = (live_by_site(before), live_by_site(after));
-    let (before, mut after) = (names(before.clone(), &after), names(after, &before));
-    let mut changes: Vec<SiteChange> = Vec::new();
-    for (site, (bytes, blocks)) in before {
-        let (bytes_after, blocks_after) = after.remove(&site).unwrap_or_default();
-        changes.push(SiteChange { site, before: bytes, after: bytes_after, blocks_before: blocks, blocks_after });
+    let sides = [live_by_site(before), live_by_site(after)];
+    let mut sites: BTreeMap<&str, [(Bytes, u64); 2]> = BTreeMap::new();
+    for (side, own) in sides.iter().enumerate() {
+        for (names, (bytes, blocks)) in own {
+            // Lines move when code above them changes, so a site in only one snapshot is named without its line.
+            let (exact, without_line) = names;
+            let is_in_both = sides[1 - side].contains_key(names);
+            let (sum, count) = &mut sites.entry(if is_in_both { exact } else { without_line }).or_default()[side];
+            *sum += *bytes;
+            *count += blocks;
+        }
     }
-    let new = after.into_iter().map(|(site, (bytes, blocks))| SiteChange {
-        site,
-        before: Bytes::ZERO,
-        after: bytes,
-        blocks_before: 0,
-        blocks_after: blocks,
-    });
-    changes.extend(new);
-    changes.retain(|change| change.before != change.after);
-    changes.sort_by(|a, b| difference(b).cmp(&difference(a)).then_with(|| a.site.cmp(&b.site)));
+    let change = |(site, [(before, blocks_before), (after, blocks_after)]): (&str, [(Bytes, u64); 2])| {
+        (before != after).then(|| SiteChange { site: site.to_owned(), before, after, blocks_before, blocks_after })
+    };
+    let mut changes: Vec<SiteChange> = sites.into_iter().filter_map(change).collect();
+    // The sort is stable, so equal differences are in the order of the names.
+    changes.sort_by_key(|change| Reverse(change.before.get().abs_diff(change.after.get())));
     changes
-}
-
-const fn difference(change: &SiteChange) -> u64 {
-    change.before.get().abs_diff(change.after.get())
 }
 
 /// For example `from 1 GiB to 2 GiB (+100.0 %)`, or `unchanged at 1 GiB`.

@@ -1,4 +1,4 @@
-//! The explanation of one moment as plain data: [`Explanation`].
+//! The explanation of one moment as plain data: [`Explanation`], with the uses of memory: [`ByteCause`].
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,6 @@ use harness_trace::snapshot::RunInfo;
 use serde::Serialize;
 
 use crate::attempts::FailedAttempt;
-use crate::bytes::{ByteCause, CauseBytes};
 use crate::fidelity::Fidelity;
 use crate::growth::Growth;
 use crate::pins::PinnedSegment;
@@ -21,16 +20,12 @@ use crate::waits::Wait;
 /// The use of a device's memory at one moment, and why a request failed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
-    /// A summary sentence.
     pub headline: String,
     /// The sum of [`Self::causes`].
     pub device_total: Bytes,
-    /// The source of the total.
     pub device_total_is: TotalKnown,
-    /// The device's index in the snapshot.
     pub device: u32,
     pub moment: Moment,
-    /// The request that failed at this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<Refused>,
     /// The figures of PyTorch's own error message.
@@ -49,7 +44,6 @@ pub struct Explanation {
     pub growing: Vec<Growth>,
     /// Earlier requests that failed while the program continued.
     pub survived_ooms: usize,
-    /// Notes about the figures.
     pub notes: Vec<String>,
     /// True if a replay with the recorded settings matches the recording, so replays with other settings are reliable. `None`
     /// without events, or for another allocator than PyTorch's.
@@ -88,4 +82,67 @@ impl Explanation {
         let others = self.pinned.iter().map(|segment| segment.by.id).chain(self.stalled_frees.iter().map(|wait| wait.id));
         of_causes.chain(others).chain(self.growing.iter().map(|growth| growth.id)).chain(self.request.iter().map(|request| request.id))
     }
+}
+
+/// A use of memory, or a reason why free memory is not usable. The names in JSON match those of [`harness_record::CauseKind`]
+/// where requests can fail for the same reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ByteCause {
+    Allocated,
+    Rounding,
+    PendingFree,
+    OtherStream,
+    OtherPool,
+    PrivatePool,
+    InactiveSplit,
+    WholeSegments,
+    OthersHold,
+    Free,
+    FreeOrOthersHold,
+}
+
+impl ByteCause {
+    /// All causes in display order, with their names in JSON and short descriptions.
+    pub(crate) const ALL: [(Self, &str, &str); 11] = [
+        (Self::Allocated, "allocated", "allocated, as requested"),
+        (Self::Rounding, "rounding", "rounding of allocated blocks"),
+        (Self::PendingFree, "pending_free", "freed, but other streams still use it"),
+        (Self::OtherStream, "other_stream", "cached for another stream"),
+        (Self::OtherPool, "other_pool", "cached for blocks of the other size"),
+        (Self::PrivatePool, "private_pool", "cached in a private pool"),
+        (Self::InactiveSplit, "inactive_split", "free, but pinned by live blocks"),
+        (Self::WholeSegments, "whole_segments", "free whole segments"),
+        (Self::OthersHold, "others_hold", "other processes and the CUDA context"),
+        (Self::Free, "free", "free on the device"),
+        (Self::FreeOrOthersHold, "free_or_others_hold", "not reserved: free, or in use by other processes"),
+    ];
+
+    pub const fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    pub const fn about(self) -> &'static str {
+        Self::ALL[self as usize].2
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CauseBytes {
+    pub cause: ByteCause,
+    pub bytes: Bytes,
+    pub blocks: u64,
+    /// The sites of live blocks, or of the blocks that pin free ones, largest first. They cover all bytes of the cause, except
+    /// for free memory that nothing pins.
+    pub sites: Vec<SiteBytes>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SiteBytes {
+    pub site: String,
+    /// The site's id in [`crate::causes::Explanation::sites`].
+    pub id: SiteId,
+    pub bytes: Bytes,
+    /// The number of live blocks or free blocks.
+    pub blocks: u64,
 }

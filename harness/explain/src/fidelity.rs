@@ -6,12 +6,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::{DevicePtr, MemoryRange};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_trace::execute::Outcome;
-use harness_trace::program::{DriverCall, Placement, Prepared, ProgramError, RecordedProgram, Setup, Step};
+use harness_trace::program::{DriverCall, Prepared, ProgramError, RecordedProgram, Step};
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot};
 use harness_trace::trace::TraceEvent;
 use serde::Serialize;
@@ -19,7 +18,6 @@ use serde::Serialize;
 /// How closely a replay matches the recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fidelity {
-    /// Allocations in the recording.
     pub allocations: u64,
     pub at_recorded_address: u64,
     /// Segments that the recording reserved; for expandable segments, mapped ranges.
@@ -32,7 +30,6 @@ pub struct Fidelity {
     pub first_divergence: Option<Divergence>,
 }
 
-/// The first difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Divergence {
     /// The index of the event in the snapshot. `None` if only the final state differs.
@@ -66,13 +63,8 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, P
     let program = prepared.program();
     let events = snapshot.events_of(program.device);
     let mut check = Check::new(program, events);
-    let setup = Setup {
-        allocator: AllocatorSpec::caching(program.config.clone()),
-        memory: program.device_memory(),
-        placement: Placement::Recorded,
-    };
     let mut last = None;
-    prepared.watch(&setup, |step| {
+    prepared.watch(&program.recorded_setup(), |step| {
         check.step(step);
         if step.operation + 1 == program.operations.len() {
             last = Some(step.allocator.snapshot());
@@ -84,8 +76,7 @@ pub fn check(prepared: &Prepared<'_>, snapshot: &Snapshot) -> Result<Fidelity, P
     Ok(check.finish())
 }
 
-/// Recovers the program of one device and checks it. `memory` is the assumed device memory of the recording, used only if a
-/// replay with it matches.
+/// Recovers the program of one device and checks it. Uses the device memory `memory` only if a replay with it matches.
 pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<(RecordedProgram, Fidelity), ProgramError> {
     let recover = |memory: Option<Bytes>| {
         let program = RecordedProgram::recover_with(snapshot, device, memory)?;
@@ -98,7 +89,6 @@ pub fn recover(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Resul
 
 struct Check<'a> {
     program: &'a RecordedProgram,
-    /// Recorded driver calls with their events.
     taken: Vec<(u32, DriverCall)>,
     given_back: Vec<(u32, DriverCall)>,
     takes: usize,
@@ -193,7 +183,6 @@ fn describe(DriverCall { action, range }: DriverCall) -> String {
     }
 }
 
-/// Describes a segment and its blocks.
 fn lines(segment: &Segment) -> Vec<String> {
     let PoolId(first, second) = segment.private_pool;
     let pool = if segment.private_pool == PoolId::DEFAULT { String::new() } else { format!(" in the private pool ({first}, {second})") };

@@ -42,11 +42,9 @@ pub const SETTINGS: [&str; 24] = [
     "max_split_size_mb:512,garbage_collection_threshold:0.8,per_process_memory_fraction:0.98",
 ];
 
-/// The tried allocators besides PyTorch's.
 pub const OTHER_ALLOCATORS: [AllocatorKind; 4] =
     [AllocatorKind::Bfc, AllocatorKind::RmmPool, AllocatorKind::AsyncPool, AllocatorKind::Direct];
 
-/// An allocator with settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
     /// The settings as given or recorded, or the name of another allocator.
@@ -55,18 +53,15 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// PyTorch's allocator with these settings.
     pub fn of_settings(conf: &str) -> Result<Self, ConfError> {
         Ok(Self { name: conf.to_owned(), allocator: AllocatorSpec::caching(Config::parse(conf)?) })
     }
 
-    /// Another allocator.
     pub fn of_allocator(kind: AllocatorKind) -> Self {
         Self { name: kind.name().to_owned(), allocator: kind.into() }
     }
 
-    /// The configurations for a program: its recorded settings, then the settings of the grid that differ from them, then other
-    /// allocators.
+    /// A program's configurations: its recorded settings, the settings of the grid that differ, then other allocators.
     pub fn grid(recorded: &Config) -> Vec<Self> {
         let own = Self { name: recorded.to_string(), allocator: AllocatorSpec::caching(recorded.clone()) };
         let settings = SETTINGS.iter().filter_map(|conf| Self::of_settings(conf).ok());
@@ -79,14 +74,8 @@ impl Configuration {
         }
         all
     }
-
-    /// Returns true if it is PyTorch's allocator.
-    pub const fn is_pytorchs(&self) -> bool {
-        self.allocator.is_pytorch()
-    }
 }
 
-/// The result of a program with one configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
     pub configuration: Configuration,
@@ -133,7 +122,6 @@ impl Ending {
         self.replayed.oom.is_none()
     }
 
-    /// Converts to the JSON form.
     pub fn record(&self, with_more: bool) -> EndingRecord {
         let Replayed { oom, stats, calls, driver_time, peak_unused, .. } = &self.replayed;
         let more = || MoreOfEnding {
@@ -156,7 +144,6 @@ impl Ending {
         }
     }
 
-    /// The number of driver calls and their modeled cost.
     pub fn price(&self) -> (u64, Nanos) {
         (self.replayed.calls.memory_calls(), self.replayed.driver_time)
     }
@@ -196,7 +183,6 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// Replays the program with one configuration.
     pub fn replay(&self, configuration: &Configuration, memory: Bytes) -> Result<Replayed, ProgramError> {
         self.prepared.replay(&Setup { allocator: configuration.allocator.clone(), memory, placement: Placement::Rising })
     }

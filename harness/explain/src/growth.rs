@@ -10,16 +10,12 @@ use serde::Serialize;
 use crate::sites::SiteId;
 use crate::view::View;
 
-/// Maximum number of stretches.
 const MOST_STRETCHES: usize = 8;
 /// Minimum number of stretches, so the warm-up does not count as growth.
 const LEAST_STRETCHES: usize = 4;
-/// Minimum growth of a suspect.
 const LEAST_GROWTH: u64 = 1 << 20;
-/// Maximum number of reported sites.
 const LISTED: usize = 10;
 
-/// A site whose live bytes grow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Growth {
     pub site: String,
@@ -31,15 +27,15 @@ pub struct Growth {
     pub held: Vec<Bytes>,
 }
 
-/// Sites whose live bytes rise from each low point to the next, most growth first. Empty if the recording has too few iterations.
-/// Linear in events and sites.
+/// Sites whose live bytes rise from each low point to the next, most growth first. Empty with too few iterations.
 pub(crate) fn list(view: &View<'_>) -> Vec<Growth> {
     let events = &view.history.events()[..view.moment.event.map_or(0, |event| event + 1)];
-    let stretches = stretches(events).min(MOST_STRETCHES);
+    let curve = curve(events);
+    let stretches = stretches(&curve).min(MOST_STRETCHES);
     if stretches < LEAST_STRETCHES {
         return Vec::new();
     }
-    let lowest = lowest_points(events, stretches);
+    let lowest = lowest_points(&curve, stretches);
     let held = held_at(view, events, &lowest);
     let ids = (0_u32..).map(SiteId);
     let mut growing: Vec<Growth> = ids
@@ -66,37 +62,34 @@ fn grown(held: &[Bytes]) -> Option<Bytes> {
 }
 
 /// Live bytes after each event, relative to the start of the recording.
-fn change(event: &Event) -> i64 {
-    let size = i64::try_from(event.size.get()).unwrap_or(i64::MAX);
-    match event.action {
-        Action::Alloc => size,
-        Action::FreeRequested => -size,
-        _ => 0,
-    }
+fn curve(events: &[Event]) -> Vec<i64> {
+    let mut current = 0_i64;
+    let live = events.iter().map(|event| {
+        let size = i64::try_from(event.size.get()).unwrap_or(i64::MAX);
+        current = match event.action {
+            Action::Alloc => current.saturating_add(size),
+            Action::FreeRequested => current.saturating_sub(size),
+            _ => current,
+        };
+        current
+    });
+    live.collect()
 }
 
 /// The number of full rises and falls: total freed bytes divided by the height of the curve.
-fn stretches(events: &[Event]) -> usize {
-    let (mut current, mut lowest, mut highest, mut freed) = (0_i64, 0_i64, 0_i64, 0_i64);
-    for change in events.iter().map(change) {
-        current = current.saturating_add(change);
+fn stretches(curve: &[i64]) -> usize {
+    let (mut before, mut lowest, mut highest, mut freed) = (0_i64, 0_i64, 0_i64, 0_i64);
+    for &current in curve {
         (lowest, highest) = (lowest.min(current), highest.max(current));
-        freed = freed.saturating_sub(change.min(0));
+        freed = freed.saturating_add(before.saturating_sub(current).max(0));
+        before = current;
     }
     usize::try_from(freed / (highest - lowest).max(1)).unwrap_or(0)
 }
 
 /// The index of the event with the least live bytes in each stretch.
-fn lowest_points(events: &[Event], stretches: usize) -> Vec<usize> {
-    let mut current = 0_i64;
-    let curve: Vec<i64> = events
-        .iter()
-        .map(|event| {
-            current = current.saturating_add(change(event));
-            current
-        })
-        .collect();
-    let bound = |stretch: usize| stretch * events.len() / stretches;
+fn lowest_points(curve: &[i64], stretches: usize) -> Vec<usize> {
+    let bound = |stretch: usize| stretch * curve.len() / stretches;
     let lowest = |stretch| (bound(stretch)..bound(stretch + 1)).min_by_key(|&index| curve[index]);
     (0..stretches).filter_map(lowest).collect()
 }

@@ -3,8 +3,7 @@
 use harness_allocator::units::Bytes;
 
 use crate::attempts;
-use crate::bytes::ByteCause;
-use crate::explanation::Explanation;
+use crate::explanation::{ByteCause, Explanation};
 use crate::pins::{self, PinnedBySite, PinnedSegment};
 use crate::state::MomentKind;
 use crate::view::{Refused, TotalKnown};
@@ -113,7 +112,7 @@ fn pinned_by(explanation: &Explanation, cause: ByteCause) -> String {
 fn pinned(explanation: &Explanation) -> String {
     let is_own = |segment: &&PinnedSegment| match &explanation.request {
         Some(request) => (segment.pool, segment.stream, segment.private_pool) == (request.pool, request.stream, request.private_pool),
-        None => segment.private_pool.is_none(),
+        None => segment.private_pool.is_default(),
     };
     let own: Vec<&PinnedSegment> = explanation.pinned.iter().filter(is_own).collect();
     let count = own.len();

@@ -2,7 +2,6 @@
 
 use harness_allocator::units::Bytes;
 
-/// The result of a bisection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Least {
     /// The least memory that was tested as sufficient.

@@ -27,10 +27,6 @@ pub mod sites;
 pub mod state;
 pub mod waits;
 
-mod bytes;
 mod explanation;
 mod headline;
 mod view;
-
-#[cfg(test)]
-mod examples;

@@ -16,17 +16,13 @@ use crate::view::View;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PinnedSegment {
     pub address: u64,
-    /// The length.
     pub size: Bytes,
     /// Free memory that cannot be released.
     pub free: Bytes,
     pub stream: u64,
-    /// The pool for small or large blocks.
     pub pool: PoolKind,
-    /// The private pool, if any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub private_pool: Option<(u64, u64)>,
-    /// True if it is part of an expandable segment.
+    #[serde(skip_serializing_if = "PoolId::is_default")]
+    pub private_pool: PoolId,
     pub expandable: bool,
     /// The number of blocks that are allocated or wait for other streams.
     pub live_blocks: u64,
@@ -35,11 +31,9 @@ pub struct PinnedSegment {
     pub by: Pin,
 }
 
-/// A block that keeps memory from being released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pin {
     pub address: u64,
-    /// The length.
     pub size: Bytes,
     pub site: String,
     /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
@@ -61,7 +55,6 @@ pub(crate) struct Piece<'a> {
     segment: &'a Segment,
 }
 
-/// The free blocks of a segment.
 pub(crate) fn pieces<'a>(segment: &'a Segment, config: &Config) -> impl Iterator<Item = Piece<'a>> {
     let page = if segment.expandable { config.page(segment.pool) } else { segment.size.get() }.max(1);
     let free = segment.blocks.iter().enumerate().filter(|(_, block)| block.state == BlockState::Inactive);
@@ -75,7 +68,6 @@ pub(crate) fn pieces<'a>(segment: &'a Segment, config: &Config) -> impl Iterator
 /// Finds the block that pins a free block of a segment.
 pub(crate) struct Pinner<'a> {
     view: &'a View<'a>,
-    /// The oldest live block.
     oldest: Option<&'a Block>,
 }
 
@@ -102,7 +94,6 @@ fn neighbours<'a>(piece: &Piece<'a>) -> impl Iterator<Item = &'a Block> + use<'a
 }
 
 impl View<'_> {
-    /// A sort key that puts the oldest block first.
     fn age_key(&self, block: &Block) -> (Option<u32>, u64) {
         (self.state.origin(block.address).allocated, block.address)
     }
@@ -138,7 +129,7 @@ fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
         free,
         stream: segment.stream,
         pool: segment.pool,
-        private_pool: (segment.private_pool != PoolId::DEFAULT).then_some((segment.private_pool.0, segment.private_pool.1)),
+        private_pool: segment.private_pool,
         expandable: segment.expandable,
         live_blocks: live.0,
         live_bytes: live.1,
@@ -159,19 +150,16 @@ fn of_segment(view: &View<'_>, segment: &Segment) -> Vec<PinnedSegment> {
     by.map(|by| entry(segment.address, segment.size, free, live, by)).into_iter().collect()
 }
 
-/// The memory that blocks of one site pin.
 #[derive(Clone, Debug)]
 pub struct PinnedBySite<'a> {
     /// The site's id in [`Explanation::sites`](crate::causes::Explanation::sites).
     pub id: SiteId,
-    /// Free bytes in the segments.
     pub free: Bytes,
     /// Never empty. Most free bytes first.
     pub segments: Vec<&'a PinnedSegment>,
 }
 
 impl PinnedBySite<'_> {
-    /// Returns true if a single block pins each segment.
     pub fn are_single(&self) -> bool {
         self.segments.iter().all(|segment| segment.live_blocks == 1)
     }

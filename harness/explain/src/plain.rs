@@ -19,7 +19,6 @@ pub enum PendingFrees {
     Late,
 }
 
-/// A plain trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plain {
     /// Blocks that were live before the recording are allocated first, in address order.

@@ -17,21 +17,17 @@ use crate::sites::{SiteId, SiteKind, Sites};
 
 /// Maximum number of sites to try changes for. The sites with the most live bytes are chosen.
 const SITES: usize = 8;
-/// Minimum saving in percent of memory.
 const WORTH_PERCENT: u64 = 2;
 /// Maximum number of `empty_cache` calls that a change may add.
 const MOST_TIMES_EMPTIED: usize = 1000;
 
-/// A tested change of the program.
 #[derive(Clone, Debug)]
 pub struct ProgramAdvice {
     /// The change and its saving, as a sentence without a full stop.
     pub sentence: String,
-    /// The least sufficient memory with the change.
     pub least: Least,
     /// The saving compared with the unchanged program.
     pub saves: Bytes,
-    /// The changed program.
     pub program: RecordedProgram,
 }
 
@@ -67,11 +63,9 @@ pub fn program_advice(
     Ok(advice)
 }
 
-/// A change to test.
 #[derive(Clone, Debug)]
 pub struct Change {
     what: String,
-    /// The number of added `empty_cache` calls.
     times_emptied: usize,
     program: RecordedProgram,
 }
@@ -86,10 +80,12 @@ pub fn fraction_advice(
 ) -> Result<Option<String>, ProgramError> {
     let share = (own_least.0 as f64 / memory.0 as f64 * 100.0).ceil() / 100.0;
     let Some(fraction) = MemoryFraction::new(share).filter(|_| share < 1.0) else { return Ok(None) };
-    let mut edit = Edit::default();
-    edit.add(TraceEvent::SetFraction(fraction), 0);
-    (0..program.operations.len()).for_each(|operation| edit.keep(program, operation));
-    let limited = edit.program(program);
+    let limited = changed(program, |edit, operation, _| {
+        if operation == 0 {
+            edit.add(TraceEvent::SetFraction(fraction), operation);
+        }
+        edit.keep(operation);
+    });
     let replayed = Grid::new(&limited.prepare()?, memory).replay(own, memory)?;
     let kept = fraction.limit(memory).unwrap_or(memory);
     Ok(replayed.oom.is_none().then(|| {
@@ -97,7 +93,6 @@ pub fn fraction_advice(
     }))
 }
 
-/// The changes to test.
 pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
     let sites = Sites::new(snapshot, program.device);
     let by_site = BySite::new(program, &sites);
@@ -123,11 +118,8 @@ pub fn changes(program: &RecordedProgram, snapshot: &Snapshot) -> Vec<Change> {
     changes
 }
 
-/// Allocations by site.
 struct BySite {
-    /// In order.
     ids: BTreeMap<SiteId, Vec<u64>>,
-    /// The peak of the site's live bytes.
     peaks: BTreeMap<SiteId, Bytes>,
     /// For each id, the operations that allocate and free it.
     made: BTreeMap<u64, usize>,
@@ -198,48 +190,50 @@ impl BySite {
             return None;
         }
         let gone: BTreeSet<u64> = moved.values().copied().collect();
-        let mut edit = Edit::default();
-        for (operation, &event) in program.operations.iter().enumerate() {
+        Some(changed(program, |edit, operation, event| {
             if let Some(&id) = moved.get(&operation) {
-                edit.add(TraceEvent::Free { id }, program.origin[operation]);
+                edit.add(TraceEvent::Free { id }, operation);
             }
             let is_moved = matches!(event, TraceEvent::Free { id } if gone.contains(&id));
             if !is_moved {
-                edit.keep(program, operation);
+                edit.keep(operation);
             }
+        }))
+    }
+}
+
+/// A copy of a program in which `write` writes the operations. It is called with each original operation in order.
+fn changed(program: &RecordedProgram, mut write: impl FnMut(&mut Edit<'_>, usize, TraceEvent)) -> RecordedProgram {
+    let mut edit = Edit::new(program);
+    for (operation, &event) in program.operations.iter().enumerate() {
+        write(&mut edit, operation, event);
+    }
+    edit.changed
+}
+
+struct Edit<'a> {
+    program: &'a RecordedProgram,
+    changed: RecordedProgram,
+}
+
+impl<'a> Edit<'a> {
+    fn new(program: &'a RecordedProgram) -> Self {
+        Self { program, changed: RecordedProgram { operations: Vec::new(), origin: Vec::new(), ..program.clone() } }
+    }
+
+    /// Adds an operation at an original one.
+    fn add(&mut self, event: TraceEvent, at: usize) {
+        self.changed.operations.push(event);
+        self.changed.origin.push(self.program.origin[at]);
+    }
+
+    fn keep(&mut self, kept: usize) {
+        if let (Ended::Oom { operation: fatal, .. }, Ended::Oom { operation, .. }) = (self.program.ended, &mut self.changed.ended)
+            && fatal == kept
+        {
+            *operation = self.changed.operations.len();
         }
-        Some(edit.program(program))
-    }
-}
-
-/// Builds the operations of a changed program.
-#[derive(Default)]
-struct Edit {
-    operations: Vec<TraceEvent>,
-    origin: Vec<u32>,
-    /// The new index of each kept operation.
-    place: BTreeMap<usize, usize>,
-}
-
-impl Edit {
-    fn add(&mut self, event: TraceEvent, origin: u32) {
-        self.operations.push(event);
-        self.origin.push(origin);
-    }
-
-    fn keep(&mut self, program: &RecordedProgram, operation: usize) {
-        self.place.insert(operation, self.operations.len());
-        self.add(program.operations[operation], program.origin[operation]);
-    }
-
-    fn program(self, program: &RecordedProgram) -> RecordedProgram {
-        let ended = match program.ended {
-            Ended::Oom { operation, event, requested, device_free } => {
-                Ended::Oom { operation: self.place.get(&operation).copied().unwrap_or(operation), event, requested, device_free }
-            }
-            Ended::Well => Ended::Well,
-        };
-        RecordedProgram { operations: self.operations, origin: self.origin, ended, ..program.clone() }
+        self.add(self.program.operations[kept], kept);
     }
 }
 
@@ -247,9 +241,8 @@ impl Edit {
 fn own_pool(program: &RecordedProgram, ids: &[u64]) -> RecordedProgram {
     let ids: BTreeSet<u64> = ids.iter().copied().collect();
     let pool = PrivatePoolId(program.pools.len() as u32);
-    let mut edit = Edit::default();
     let mut open = 0_usize;
-    for (operation, &event) in program.operations.iter().enumerate() {
+    let mut changed = changed(program, |edit, operation, event| {
         match event {
             TraceEvent::BeginPool(_) => open += 1,
             TraceEvent::EndPool(_) => open = open.saturating_sub(1),
@@ -257,37 +250,31 @@ fn own_pool(program: &RecordedProgram, ids: &[u64]) -> RecordedProgram {
         }
         let is_own = open == 0 && matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
         if is_own {
-            edit.add(TraceEvent::BeginPool(pool), program.origin[operation]);
+            edit.add(TraceEvent::BeginPool(pool), operation);
         }
-        edit.keep(program, operation);
+        edit.keep(operation);
         if is_own {
-            edit.add(TraceEvent::EndPool(pool), program.origin[operation]);
+            edit.add(TraceEvent::EndPool(pool), operation);
         }
-    }
-    let mut changed = edit.program(program);
+    });
     changed.pools.push(PoolId(0, u64::MAX));
     changed
 }
 
 /// Allocates these blocks first, largest first.
 fn before_all(program: &RecordedProgram, ids: &BTreeSet<u64>) -> RecordedProgram {
-    let is_first = |event: TraceEvent| matches!(event, TraceEvent::Allocate { id, .. } if ids.contains(&id));
-    let size = |operation: usize| match program.operations[operation] {
-        TraceEvent::Allocate { size, .. } => size,
-        _ => Bytes::ZERO,
-    };
-    let mut first: Vec<usize> = (0..program.operations.len()).filter(|&operation| is_first(program.operations[operation])).collect();
-    first.sort_by_key(|&operation| Reverse(size(operation)));
-    let mut edit = Edit::default();
-    first.into_iter().for_each(|operation| edit.keep(program, operation));
-    (0..program.operations.len())
-        .filter(|&operation| !is_first(program.operations[operation]))
-        .for_each(|operation| edit.keep(program, operation));
-    edit.program(program)
+    let mut order: Vec<usize> = (0..program.operations.len()).collect();
+    // The sort is stable, so the other operations keep their order.
+    order.sort_by_key(|&operation| match program.operations[operation] {
+        TraceEvent::Allocate { id, size, .. } if ids.contains(&id) => (0, Reverse(size)),
+        _ => (1, Reverse(Bytes::ZERO)),
+    });
+    let mut edit = Edit::new(program);
+    order.into_iter().for_each(|operation| edit.keep(operation));
+    edit.changed
 }
 
-/// Empties the cache before the largest allocations of a site. Also returns the number of calls; `None` if there would be too
-/// many.
+/// Empties the cache before the largest allocations of a site, unless these are too many. Also returns the number of calls.
 fn emptied_before(program: &RecordedProgram, ids: &[u64]) -> Option<(RecordedProgram, usize)> {
     let requested = |id: &u64| program.allocations[*id as usize].requested;
     let largest = ids.iter().map(requested).max()?;
@@ -295,12 +282,11 @@ fn emptied_before(program: &RecordedProgram, ids: &[u64]) -> Option<(RecordedPro
     if before.len() > MOST_TIMES_EMPTIED {
         return None;
     }
-    let mut edit = Edit::default();
-    for (operation, &event) in program.operations.iter().enumerate() {
+    let emptied = changed(program, |edit, operation, event| {
         if matches!(event, TraceEvent::Allocate { id, .. } if before.contains(&id)) {
-            edit.add(TraceEvent::EmptyCache, program.origin[operation]);
+            edit.add(TraceEvent::EmptyCache, operation);
         }
-        edit.keep(program, operation);
-    }
-    Some((edit.program(program), before.len()))
+        edit.keep(operation);
+    });
+    Some((emptied, before.len()))
 }

@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use harness_allocator::units::Bytes;
 use serde::Serialize;
 
-use crate::bytes::ByteCause;
-use crate::explanation::Explanation;
+use crate::explanation::{ByteCause, CauseBytes, Explanation};
 use crate::state::MomentKind;
 
 /// Figures within one twentieth of the median count as equal.
 const ALIKE: u64 = 20;
-/// Maximum number of differences per rank.
 const TOLD: usize = 3;
 
 /// One snapshot, or one device of it.
@@ -22,10 +20,8 @@ pub struct Rank<'a> {
     pub explanation: &'a Explanation,
 }
 
-/// The comparison of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Overview {
-    /// In the given order.
     pub ranks: Vec<RankRow>,
     /// The names of ranks that explain an OOM. The first failure comes first if times are known.
     pub failed: Vec<String>,
@@ -33,7 +29,6 @@ pub struct Overview {
     pub differences: Vec<Difference>,
 }
 
-/// The figures of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RankRow {
     pub name: String,
@@ -52,14 +47,15 @@ pub struct Difference {
     /// The site, if most of the difference comes from one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub site: Option<String>,
-    /// The value of this rank.
     pub bytes: Bytes,
-    /// The value of the median rank.
     pub median: Bytes,
 }
 
 impl Difference {
-    /// Describes the difference.
+    const fn size(&self) -> u64 {
+        self.bytes.get().abs_diff(self.median.get())
+    }
+
     pub fn sentence(&self) -> String {
         let Self { rank, cause, site, bytes, median } = self;
         let site = site.as_ref().map_or_else(String::new, |site| format!(", by {site}"));
@@ -96,7 +92,7 @@ type Figure<'a> = (ByteCause, Option<&'a str>);
 
 /// The figures of a rank. Sites are identified by name, which ranks of the same program share.
 fn figures<'a>(explanation: &'a Explanation) -> BTreeMap<Figure<'a>, Bytes> {
-    let of_cause = |cause: &'a crate::bytes::CauseBytes| {
+    let of_cause = |cause: &'a CauseBytes| {
         let sites = cause.sites.iter().map(|site| ((cause.cause, Some(site.site.as_str())), site.bytes));
         std::iter::once(((cause.cause, None), cause.bytes)).chain(sites)
     };
@@ -108,29 +104,28 @@ fn differences(ranks: &[Rank<'_>]) -> Vec<Difference> {
     let mut all: Vec<Figure<'_>> = of_ranks.iter().flat_map(BTreeMap::keys).copied().collect();
     all.sort_unstable();
     all.dedup();
-    let mut differences: Vec<(u64, Difference)> = Vec::new();
+    let mut differences = Vec::new();
     for (cause, site) in all {
         let bytes_of = |figures: &BTreeMap<Figure<'_>, Bytes>| figures.get(&(cause, site)).copied().unwrap_or_default();
         let mut sorted: Vec<Bytes> = of_ranks.iter().map(bytes_of).collect();
         sorted.sort_unstable();
         let median = sorted[(sorted.len() - 1) / 2];
         for (rank, figures) in ranks.iter().zip(&of_ranks) {
-            let bytes = bytes_of(figures);
-            let by = bytes.get().abs_diff(median.get());
+            let difference =
+                Difference { rank: rank.name.to_owned(), cause, site: site.map(str::to_owned), bytes: bytes_of(figures), median };
+            let by = difference.size();
             // A difference must be large relative to the figure and to the device.
             if by > median.get() / ALIKE && by > rank.explanation.accounts.reserved.get() / ALIKE {
-                let site = site.map(str::to_owned);
-                differences.push((by, Difference { rank: rank.name.to_owned(), cause, site, bytes, median }));
+                differences.push(difference);
             }
         }
     }
-    differences.sort_by(|(a, left), (b, right)| b.cmp(a).then_with(|| left.rank.cmp(&right.rank)).then_with(|| left.site.cmp(&right.site)));
+    differences.sort_by(|a, b| b.size().cmp(&a.size()).then_with(|| (&a.rank, &a.site).cmp(&(&b.rank, &b.site))));
     let mut told: BTreeMap<String, usize> = BTreeMap::new();
-    let is_told = |difference: &Difference| {
+    differences.retain(|difference| {
         let count = told.entry(difference.rank.clone()).or_default();
         *count += 1;
         *count <= TOLD
-    };
-    let mut is_told = is_told;
-    differences.into_iter().map(|(_, difference)| difference).filter(|difference| is_told(difference)).collect()
+    });
+    differences
 }

@@ -19,9 +19,7 @@ use crate::sites::is_of_program;
 #[derive(Clone, Debug)]
 pub struct Requests {
     events: Vec<TraceEvent>,
-    /// By event.
     places: Vec<Frame>,
-    /// The events of failed requests.
     refused: BTreeSet<usize>,
     notes: Vec<String>,
 }
@@ -49,35 +47,28 @@ impl Requests {
         let mut requests = Self { events: Vec::new(), places: Vec::new(), refused: BTreeSet::new(), notes };
         let mut live: BTreeMap<u64, u64> = BTreeMap::new();
         for (event, id) in events.iter().zip(0..) {
-            let operation = match event.action {
+            let thread = log.extras.value(event.extra, "thread").and_then(Value::as_text).unwrap_or("unknown");
+            let place = frame(name, 0, format!("thread {thread}, stream {:#x}", event.stream));
+            let index = requests.events.len();
+            let mut add = |operation| {
+                requests.places.push(place.clone());
+                requests.events.push(operation);
+            };
+            let request = TraceEvent::Allocate { id, size: event.size, stream: streams[&event.stream] };
+            match event.action {
                 Action::Alloc => {
                     live.insert(event.address, id);
-                    TraceEvent::Allocate { id, size: event.size, stream: streams[&event.stream] }
+                    add(request);
                 }
                 Action::Oom => {
-                    requests.refused.insert(requests.events.len());
-                    TraceEvent::Allocate { id, size: event.size, stream: streams[&event.stream] }
+                    requests.refused.insert(index);
+                    add(request);
+                    // The program continued without the block, so a replay frees it immediately.
+                    add(TraceEvent::Free { id });
                 }
-                Action::FreeRequested => match live.remove(&event.address) {
-                    Some(id) => TraceEvent::Free { id },
-                    // It was allocated before the log starts.
-                    None => continue,
-                },
-                _ => continue,
-            };
-            let thread = match log.extras.value(event.extra, "thread") {
-                Some(Value::Text(thread)) => thread.as_str(),
-                _ => "unknown",
-            };
-            let place = format!("thread {thread}, stream {:#x}", event.stream);
-            let place = frame(name, 0, place);
-            if event.action == Action::Oom {
-                // The program continued without the block, so a replay frees it immediately.
-                requests.places.extend([place.clone(), place]);
-                requests.events.extend([operation, TraceEvent::Free { id }]);
-            } else {
-                requests.places.push(place);
-                requests.events.push(operation);
+                // Other blocks were allocated before the log starts.
+                Action::FreeRequested => _ = live.remove(&event.address).map(|id| add(TraceEvent::Free { id })),
+                _ => {}
             }
         }
         requests
@@ -93,8 +84,7 @@ impl Requests {
         Ok(snapshot)
     }
 
-    /// Returns the program with PyTorch's default settings, and a snapshot that contains the sites: event N belongs to operation
-    /// N.
+    /// Returns the program with PyTorch's default settings, and a snapshot with the sites: event N belongs to operation N.
     pub fn program_with_places(&self) -> Result<(RecordedProgram, Snapshot), ProgramError> {
         let mut program = self.program()?;
         let mut snapshot = Snapshot { notes: self.notes.clone(), ..Snapshot::default() };
@@ -123,7 +113,6 @@ impl Requests {
     }
 }
 
-/// An event with action, size and site only.
 fn told(event: &TraceEvent, stack: StackId) -> Event {
     let (action, size) = match *event {
         TraceEvent::Allocate { size, .. } => (Action::Alloc, size),

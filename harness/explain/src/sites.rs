@@ -7,21 +7,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use harness_allocator::units::Bytes;
-use harness_trace::snapshot::{Annotation, Event, Frame, FrameId, Snapshot, StackId};
+use harness_trace::snapshot::{Annotation, Event, ExtraId, Frame, Snapshot, StackId};
+use indexmap::IndexMap;
 use serde::Serialize;
 
-/// Identifies a site in [`Sites`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct SiteId(pub u32);
 
-/// A place in a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Site {
     /// The name in reports, unique in the snapshot: `model.py:41 forward`.
     pub name: String,
-    /// How the site was determined.
     pub kind: SiteKind,
     /// The full path, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,11 +33,9 @@ pub struct Site {
     pub stack: Vec<String>,
 }
 
-/// How a site was determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SiteKind {
-    /// A frame of the program.
     Frame,
     /// No Python frame was recorded. The frame is that of the last earlier event that has one.
     After,
@@ -50,26 +45,14 @@ pub enum SiteKind {
     BeforeRecording,
 }
 
-/// The line of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Place {
-    file: String,
-    line: u32,
-    function: String,
+struct Key {
+    kind: SiteKind,
+    frame: Option<Frame>,
+    /// For [`SiteKind::NoFrames`]: the phase or size.
+    words: String,
 }
 
-/// The identity of a site.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Key {
-    Frame(Place),
-    After(Place),
-    Phase(String),
-    Size(Bytes),
-    NoFrames,
-    BeforeRecording,
-}
-
-/// All sites of one device.
 #[derive(Clone, Debug)]
 pub struct Sites {
     list: Vec<Site>,
@@ -83,16 +66,14 @@ impl Sites {
     pub fn new(snapshot: &Snapshot, device: u32) -> Self {
         let events = snapshot.events_of(device);
         let mut finder = Finder::new(snapshot);
-        let of_stack: Vec<Option<SiteId>> = (0..snapshot.stacks.len()).map(|stack| finder.of_frames(stack_id(stack))).collect();
+        let of_stack: Vec<Option<SiteId>> = snapshot.stacks.all().map(|stack| finder.of_frames(stack)).collect();
         let of_event = finder.of_events(events, &of_stack, &phases(&snapshot.annotations, device));
-        let before_recording = finder.id(Key::BeforeRecording, StackId::EMPTY);
+        let before = Key { kind: SiteKind::BeforeRecording, frame: None, words: String::new() };
+        let before_recording = finder.id(before, StackId::EMPTY);
         Self { list: finder.named(), of_event, of_stack, before_recording }
     }
 
-    /// The site of an event.
-    ///
-    /// # Panics
-    /// Panics if the device has no such event.
+    /// The site of an event. Panics if the device has no such event.
     pub fn of_event(&self, event: usize) -> SiteId {
         self.of_event[event]
     }
@@ -103,29 +84,16 @@ impl Sites {
         allocated_by.map(|event| self.of_event(event as usize)).or_else(by_stack).unwrap_or(self.before_recording)
     }
 
-    /// The site of a stack. `None` if it contains no frame of the program.
-    pub fn of_stack(&self, stack: StackId) -> Option<SiteId> {
-        self.of_stack.get(stack.0 as usize).copied().flatten()
-    }
-
-    /// # Panics
-    /// Panics for an unknown id.
     pub fn get(&self, id: SiteId) -> &Site {
         &self.list[id.0 as usize]
     }
 
-    /// Every site, indexed by [`SiteId`].
     pub fn all(&self) -> &[Site] {
         &self.list
     }
 }
 
-fn stack_id(index: usize) -> StackId {
-    StackId(u32::try_from(index).unwrap_or(u32::MAX))
-}
-
-/// Returns true if a frame belongs to the program, not to compiled code, PyTorch or Python's standard library. Harness runs have frames
-/// in scenarios.
+/// Returns true if a frame belongs to the program or a scenario, not to compiled code, PyTorch or Python's standard library.
 pub fn is_of_program(frame: &Frame) -> bool {
     // The last three are traces and RMM logs.
     const ENDINGS: [&str; 8] = [".py", ".pyx", ".ipynb", ".yaml", ".yml", ".trace", ".trace.gz", ".csv"];
@@ -165,45 +133,32 @@ fn phases(annotations: &[Annotation], device: u32) -> Vec<(u64, Option<&str>)> {
 
 struct Finder<'a> {
     snapshot: &'a Snapshot,
-    is_of_program: Vec<Option<bool>>,
-    ids: HashMap<Key, SiteId>,
-    found: Vec<(Key, StackId)>,
+    /// By the id of the frame.
+    is_of_program: Vec<bool>,
+    /// Sites in the order of their ids, with their first stacks.
+    found: IndexMap<Key, StackId>,
     /// Maps each site to the [`SiteKind::After`] site for events without frames that follow it.
     after: HashMap<SiteId, SiteId>,
 }
 
 impl<'a> Finder<'a> {
     fn new(snapshot: &'a Snapshot) -> Self {
-        Self {
-            snapshot,
-            is_of_program: vec![None; snapshot.stacks.frame_count()],
-            ids: HashMap::new(),
-            found: Vec::new(),
-            after: HashMap::new(),
-        }
+        let is_of_program = snapshot.stacks.all_frames().map(is_of_program).collect();
+        Self { snapshot, is_of_program, found: IndexMap::new(), after: HashMap::new() }
     }
 
     fn id(&mut self, key: Key, stack: StackId) -> SiteId {
-        if let Some(&id) = self.ids.get(&key) {
-            return id;
-        }
-        let id = SiteId(u32::try_from(self.found.len()).unwrap_or(u32::MAX));
-        self.ids.insert(key.clone(), id);
-        self.found.push((key, stack));
+        let entry = self.found.entry(key);
+        let id = SiteId(entry.index() as u32);
+        entry.or_insert(stack);
         id
     }
 
-    fn frame_of_program(&mut self, stack: StackId) -> Option<FrameId> {
-        let stacks = &self.snapshot.stacks;
-        let known = &mut self.is_of_program;
-        let mut is_own = |id: FrameId| *known[id.0 as usize].get_or_insert_with(|| is_of_program(stacks.frame(id)));
-        stacks.ids(stack).iter().copied().find(|&id| is_own(id))
-    }
-
     fn of_frames(&mut self, stack: StackId) -> Option<SiteId> {
-        let frame = self.frame_of_program(stack)?;
-        let Frame { file, line, name, .. } = self.snapshot.stacks.frame(frame).clone();
-        Some(self.id(Key::Frame(Place { file, line, function: name }), stack))
+        let stacks = &self.snapshot.stacks;
+        let frame = stacks.ids(stack).iter().find(|id| self.is_of_program[id.0 as usize])?;
+        let frame = Frame { extra: ExtraId::NONE, ..stacks.frame(*frame).clone() };
+        Some(self.id(Key { kind: SiteKind::Frame, frame: Some(frame), words: String::new() }, stack))
     }
 
     fn of_events(&mut self, events: &[Event], of_stack: &[Option<SiteId>], phases: &[(u64, Option<&str>)]) -> Vec<SiteId> {
@@ -225,9 +180,8 @@ impl<'a> Finder<'a> {
         if let Some(&after) = self.after.get(&site) {
             return after;
         }
-        let (key, stack) = self.found[site.0 as usize].clone();
-        let after = match key {
-            Key::Frame(place) => self.id(Key::After(place), stack),
+        let after = match self.found.get_index(site.0 as usize) {
+            Some((key, &stack)) if key.kind == SiteKind::Frame => self.id(Key { kind: SiteKind::After, ..key.clone() }, stack),
             _ => site,
         };
         self.after.insert(site, after);
@@ -239,27 +193,26 @@ impl<'a> Finder<'a> {
             let later = phases.partition_point(|&(begin, _)| begin <= time);
             phases[..later].last()?.1
         });
-        let key = match phase {
-            Some(name) => Key::Phase(name.to_owned()),
+        let words = match phase {
+            Some(name) => format!("in {name}"),
             // The name is unspecific if the stack has no frame of the program, or if there are very many sizes.
-            None if event.size.get() < 1 << 20 => Key::NoFrames,
-            None => Key::Size(event.size),
+            None if event.size.get() < 1 << 20 => "requests below 1 MiB".to_owned(),
+            None => format!("requests of {} ({} B)", event.size, event.size.get()),
         };
-        self.id(key, event.stack)
+        self.id(Key { kind: SiteKind::NoFrames, frame: None, words }, event.stack)
     }
 
     fn named(self) -> Vec<Site> {
-        let files = ShortFiles::new(self.found.iter().filter_map(|(key, _)| Some(&*key.place()?.file)));
-        let site = |&(ref key, stack): &(Key, StackId)| {
-            let kind = key.kind();
-            let frames = if kind == SiteKind::After { StackId::EMPTY } else { stack };
+        let files = ShortFiles::new(self.found.keys().filter_map(|key| Some(&*key.frame.as_ref()?.file)));
+        let site = |(key, &stack): (&Key, &StackId)| {
+            let frames = if key.kind == SiteKind::After { StackId::EMPTY } else { stack };
             let stack = self.snapshot.stacks.frames(frames).map(|frame| format!("{}:{} {}", frame.file, frame.line, frame.name));
             Site {
                 name: key.name(&files),
-                kind,
-                file: key.place().map(|place| place.file.clone()),
-                line: key.place().map(|place| place.line),
-                function: key.place().map(|place| place.function.clone()),
+                kind: key.kind,
+                file: key.frame.as_ref().map(|frame| frame.file.clone()),
+                line: key.frame.as_ref().map(|frame| frame.line),
+                function: key.frame.as_ref().map(|frame| frame.name.clone()),
                 stack: stack.collect(),
             }
         };
@@ -280,35 +233,17 @@ impl Site {
 }
 
 impl Key {
-    const fn kind(&self) -> SiteKind {
-        match self {
-            Self::Frame(_) => SiteKind::Frame,
-            Self::After(_) => SiteKind::After,
-            Self::Phase(_) | Self::Size(_) | Self::NoFrames => SiteKind::NoFrames,
-            Self::BeforeRecording => SiteKind::BeforeRecording,
-        }
-    }
-
-    const fn place(&self) -> Option<&Place> {
-        match self {
-            Self::Frame(place) | Self::After(place) => Some(place),
-            _ => None,
-        }
-    }
-
     fn name(&self, files: &ShortFiles<'_>) -> String {
-        let in_words = |Place { file, line, function }: &Place| {
-            let function = if function.is_empty() || function == "<module>" { String::new() } else { format!(" {function}") };
+        let place = self.frame.as_ref().map_or_else(String::new, |Frame { file, line, name, .. }| {
+            let function = if name.is_empty() || name == "<module>" { String::new() } else { format!(" {name}") };
             let line = if *line == 0 { String::new() } else { format!(":{line}") };
             format!("{}{line}{function}", files.short(file))
-        };
-        match self {
-            Self::Frame(place) => in_words(place),
-            Self::After(place) => format!("no Python frames, after {}", in_words(place)),
-            Self::Phase(name) => format!("no Python frames, in {name}"),
-            Self::Size(size) => format!("no Python frames, requests of {size} ({} B)", size.get()),
-            Self::NoFrames => "no Python frames, requests below 1 MiB".to_owned(),
-            Self::BeforeRecording => "before the recording".to_owned(),
+        });
+        match self.kind {
+            SiteKind::Frame => place,
+            SiteKind::After => format!("no Python frames, after {place}"),
+            SiteKind::NoFrames => format!("no Python frames, {}", self.words),
+            SiteKind::BeforeRecording => "before the recording".to_owned(),
         }
     }
 }
@@ -335,7 +270,6 @@ impl<'a> ShortFiles<'a> {
     }
 }
 
-/// The last parts of a path.
 fn ending(file: &str, parts: usize) -> &str {
     file.rmatch_indices(['/', '\\']).nth(parts - 1).map_or(file, |(at, _)| &file[at + 1..])
 }

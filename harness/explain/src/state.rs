@@ -11,35 +11,29 @@ use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
 use harness_trace::program::{EarlierSegments, UnmappedPools};
-use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
+use harness_trace::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, StackId};
 use serde::Serialize;
 
 /// The largest remainder that is not split off a large block, as in [`Config`].
 const LARGEST_UNSPLIT_REMAINDER: u64 = 1 << 20;
 
-/// The moment to explain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum At {
     /// The OOM that ended the program, or else the end: see [`History::moment`].
     #[default]
     Automatic,
-    /// The last OOM.
     Oom,
-    /// The peak of allocated memory.
     Peak,
-    /// The end of the recording.
     End,
     /// Directly after this event of the device's trace, counted from 0.
     Event(usize),
 }
 
-/// A moment of a recording.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moment {
     pub at: MomentKind,
     /// The last event before the moment, counted from 0. `None` before the first event.
     pub event: Option<usize>,
-    /// The number of events in the device's trace.
     pub events: usize,
     /// Microseconds since 1970 on the recording machine's clock, if recorded.
     pub time_us: Option<u64>,
@@ -48,13 +42,9 @@ pub struct Moment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MomentKind {
-    /// A request failed.
     Oom,
-    /// The peak of allocated memory.
     Peak,
-    /// The end of the recording.
     End,
-    /// A moment that the user chose.
     Event,
 }
 
@@ -66,7 +56,6 @@ pub struct State {
     origins: HashMap<u64, Origin>,
 }
 
-/// The events of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The event that allocated it. `None` if that was before the recording.
@@ -86,7 +75,6 @@ impl State {
     }
 }
 
-/// Why a moment does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MomentError {
     #[error(
@@ -103,7 +91,6 @@ pub enum MomentError {
     NoEvents { device: u32 },
 }
 
-/// The recording of one device.
 #[derive(Clone, Debug)]
 pub struct History<'a> {
     device: u32,
@@ -128,7 +115,6 @@ impl<'a> History<'a> {
         Self { device, events, last, config, freed, origins, unmapped_pools }
     }
 
-    /// The events, oldest first.
     pub const fn events(&self) -> &'a [Event] {
         self.events
     }
@@ -138,8 +124,7 @@ impl<'a> History<'a> {
         self.freed[event]
     }
 
-    /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example while cuDNN
-    /// searches a plan.
+    /// Finds a moment. An OOM ended the program if no allocation follows it. Programs catch many OOMs, for example of cuDNN.
     pub fn moment(&self, at: At) -> Result<Moment, MomentError> {
         let (device, events) = (self.device, self.events.len());
         let last_oom = self.events.iter().rposition(|event| event.action == Action::Oom);
@@ -191,7 +176,6 @@ impl<'a> History<'a> {
         reserved
     }
 
-    /// The allocated memory after each event.
     pub fn allocated(&self) -> Vec<Bytes> {
         let sizes = self.sizes();
         let blocks = self.last.iter().flat_map(|segment| &segment.blocks);
@@ -264,12 +248,10 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The size of the block that an event allocated.
     pub fn allocated_by(&self, event: usize) -> Option<Bytes> {
         self.of_event.get(event).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
 
-    /// The size of a block from before the first event.
     pub fn before(&self, address: u64) -> Option<Bytes> {
         self.before.get(&address).filter(|&&size| size > 0).map(|&size| Bytes(size))
     }
@@ -284,15 +266,12 @@ impl Sizes {
 
 #[derive(Clone, Copy)]
 struct Live {
-    size: Bytes,
-    requested: Bytes,
-    state: BlockState,
-    stack: StackId,
+    block: Block,
     origin: Origin,
+    /// True if the size of the block is known, false if it is the rounded request.
     is_exact: bool,
 }
 
-/// Undoes events, last to first.
 struct Rewind<'h, 'a> {
     history: &'h History<'a>,
     sizes: Sizes,
@@ -306,8 +285,7 @@ impl<'h, 'a> Rewind<'h, 'a> {
         let blocks = history.last.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state != BlockState::Inactive);
         let live = blocks.map(|block| {
             let origin = history.origins.get(&block.address).copied().unwrap_or_default();
-            let Block { size, requested, state, stack, .. } = *block;
-            (block.address, Live { size, requested, state, stack, origin, is_exact: true })
+            (block.address, Live { block: *block, origin, is_exact: true })
         });
         Self { history, sizes, earlier, live: live.collect() }
     }
@@ -323,13 +301,15 @@ impl<'h, 'a> Rewind<'h, 'a> {
     }
 
     fn undo_alloc(&mut self, index: usize, event: &Event) {
-        let Some(block) = self.live.remove(&event.address) else { return };
-        let size = if block.is_exact { block.size } else { block.size + self.unsplit_remainder(event.address, block.size) };
-        self.sizes.of_event[index] = size.get();
+        let Some(live) = self.live.remove(&event.address) else { return };
+        self.sizes.of_event[index] = self.size_of(&live).get();
     }
 
-    /// The small remainder after a block that the allocator did not split off. Uses the blocks that were live when the block was
-    /// allocated.
+    fn size_of(&self, Live { block, is_exact, .. }: &Live) -> Bytes {
+        if *is_exact { block.size } else { block.size + self.unsplit_remainder(block.address, block.size) }
+    }
+
+    /// The small remainder that the allocator did not split off a block, from the blocks that were live at its allocation.
     fn unsplit_remainder(&self, address: u64, size: Bytes) -> Bytes {
         let Some((&start, segment)) = self.earlier.by_address.range(..=address).next_back() else { return Bytes::ZERO };
         let end = address + size.get();
@@ -353,29 +333,17 @@ impl<'h, 'a> Rewind<'h, 'a> {
         let known = known.filter(|&size| size > 0).map(Bytes);
         let freed = freed.filter(|_| state == BlockState::PendingFree);
         let stack = allocated.map_or(StackId::EMPTY, |alloc| history.events[alloc as usize].stack);
-        let block = self.live.entry(event.address).or_insert_with(|| Live {
-            size: known.unwrap_or_else(|| history.rounded(event.size)),
-            requested: event.size,
-            state,
-            stack,
-            origin: Origin { allocated, freed },
-            is_exact: known.is_some(),
+        let live = self.live.entry(event.address).or_insert_with(|| {
+            let size = known.unwrap_or_else(|| history.rounded(event.size));
+            let block = Block { address: event.address, size, requested: event.size, state, stack, extra: ExtraId::NONE };
+            Live { block, origin: Origin { allocated, freed }, is_exact: known.is_some() }
         });
-        block.state = state;
-        block.origin.freed = freed;
+        live.block.state = state;
+        live.origin.freed = freed;
     }
 
-    /// Returns the sizes, including blocks from before the first event.
     fn sizes_at_start(mut self) -> Sizes {
-        let before: Vec<(u64, u64)> = self
-            .live
-            .iter()
-            .map(|(&address, block)| {
-                let rest = if block.is_exact { Bytes::ZERO } else { self.unsplit_remainder(address, block.size) };
-                (address, (block.size + rest).get())
-            })
-            .collect();
-        self.sizes.before = before.into_iter().collect();
+        self.sizes.before = self.live.iter().map(|(&address, live)| (address, self.size_of(live).get())).collect();
         self.sizes
     }
 
@@ -385,11 +353,10 @@ impl<'h, 'a> Rewind<'h, 'a> {
         for segment in segments.values_mut() {
             let end = segment.address + segment.size.get();
             let mut at = segment.address;
-            for (&address, block) in live.range(segment.address..end) {
+            for (&address, Live { block, .. }) in live.range(segment.address..end) {
                 segment.blocks.extend(Block::free(at, address.min(end)));
                 let size = block.size.get().min(end - address);
-                let Live { requested, state, stack, .. } = *block;
-                segment.blocks.push(Block { address, size: Bytes(size), requested, state, stack, extra: Default::default() });
+                segment.blocks.push(Block { size: Bytes(size), extra: ExtraId::NONE, ..*block });
                 at = address + size;
             }
             segment.blocks.extend(Block::free(at, end));

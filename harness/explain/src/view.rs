@@ -3,14 +3,13 @@
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
-use harness_trace::snapshot::{Block, Event, Segment, Snapshot};
+use harness_trace::snapshot::{Block, Event, PoolId, Segment, Snapshot};
 use serde::Serialize;
 
-use crate::bytes::{ByteCause, CauseBytes};
+use crate::explanation::{ByteCause, CauseBytes};
 use crate::sites::{SiteId, Sites};
 use crate::state::{History, Moment, MomentKind, State};
 
-/// The data about a moment.
 pub(crate) struct View<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) device: u32,
@@ -35,27 +34,22 @@ impl View<'_> {
     }
 }
 
-/// A failed request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
-    /// The requested size.
     pub requested: Bytes,
     /// The size of the block that it needs.
     pub rounded: Bytes,
     /// The memory to reserve for it, as in PyTorch's message "Tried to allocate".
     pub asked: Bytes,
     pub stream: u64,
-    /// The pool for small or large blocks.
     pub pool: PoolKind,
-    /// The request's private pool. `None` for the default pool.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub private_pool: Option<(u64, u64)>,
+    #[serde(skip_serializing_if = "PoolId::is_default")]
+    pub private_pool: PoolId,
     pub site: String,
     /// The site's id in [`crate::causes::Explanation::sites`].
     pub id: SiteId,
 }
 
-/// Sums over the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
     /// Requested bytes of allocated blocks.
@@ -63,18 +57,15 @@ pub struct Totals {
     pub allocated: Bytes,
     /// Requested bytes including pending frees.
     pub active: Bytes,
-    /// Reserved memory.
     pub reserved: Bytes,
     /// The driver's free memory, if an `oom` event contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_free: Option<Bytes>,
 }
 
-/// The source of the device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TotalKnown {
-    /// The user specified it.
     Given,
     /// The snapshot of a harness run contains it.
     Recorded,
@@ -84,25 +75,15 @@ pub enum TotalKnown {
     ReservedOnly,
 }
 
-/// The device's memory, as far as known.
 pub(crate) struct DeviceSize {
     pub(crate) total: Bytes,
     pub(crate) known: TotalKnown,
-    /// Memory that the allocator does not hold.
     pub(crate) outside: Vec<CauseBytes>,
-}
-
-impl View<'_> {
-    /// Like [`pool_mismatch`], but returns `None` for other allocators than PyTorch's.
-    pub(crate) fn closed_to(&self, request: &Refused, segment: &Segment) -> Option<ByteCause> {
-        if self.is_foreign { None } else { pool_mismatch(segment, request) }
-    }
 }
 
 /// Why a request cannot use free memory of a segment under PyTorch's rules, if it cannot.
 pub(crate) fn pool_mismatch(segment: &Segment, request: &Refused) -> Option<ByteCause> {
-    let own_pool = request.private_pool.unwrap_or_default();
-    if (segment.private_pool.0, segment.private_pool.1) != own_pool {
+    if segment.private_pool != request.private_pool {
         return Some(ByteCause::PrivatePool);
     }
     if segment.pool != request.pool {

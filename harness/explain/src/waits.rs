@@ -11,7 +11,6 @@ use crate::sites::SiteId;
 use crate::state::Origin;
 use crate::view::View;
 
-/// Maximum number of reported waits.
 const LISTED: usize = 20;
 
 /// The time between a block's free and its reuse.
@@ -27,14 +26,12 @@ pub struct Wait {
     pub freed_at: Option<u32>,
     /// The event that completed the free. `None` while the block waits.
     pub completed_at: Option<u32>,
-    /// Allocator events during the wait.
     pub events: u32,
     /// Microseconds of the wait, on the recording's clock.
     pub time_us: Option<u64>,
 }
 
-/// Unfinished waits, then the longest finished ones by bytes times events. A free that completes with the next event did not
-/// wait.
+/// Unfinished waits, then the longest finished ones by bytes times events. Those that end with the next event do not count.
 pub(crate) fn list(view: &View<'_>) -> Vec<Wait> {
     let blocks = view.state.segments.iter().flat_map(|segment| &segment.blocks);
     let pending = blocks.filter(|block| block.state == BlockState::PendingFree);

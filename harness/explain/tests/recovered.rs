@@ -1,6 +1,6 @@
 //! Runs random programs, records them like PyTorch, recovers them and replays them. The replay must match the recording.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
 use harness_allocator::allocator::AllocatorSpec;
@@ -61,8 +61,9 @@ fn recorded(program: &str, conf: &str) -> Snapshot {
         events.push(Event { action, address, size, stream, time_us, stack, extra });
     };
     let prepared = program.prepare().expect("it can run");
-    let (_, segments) = prepared.segments_after(&setup, usize::MAX).expect("it can run");
+    let mut segments = Vec::new();
     let watched = prepared.watch(&setup, |step| {
+        segments = step.allocator.snapshot().iter().map(|segment| program.for_snapshot(segment, &HashMap::new())).collect();
         let operation = program.operations[step.operation];
         for call in step.driver {
             let DriverCall { action, range } = *call;

@@ -18,13 +18,10 @@ use harness_allocator::units::Bytes;
 /// Receives the progress and may stop the reduction.
 pub type Watch<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
-/// The progress of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The remaining operations of a trace, or steps of a scenario.
     pub operations: usize,
-    /// The current device memory.
     pub memory: Bytes,
-    /// The number of runs so far.
     pub runs: u64,
 }

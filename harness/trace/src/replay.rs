@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io::{self, BufRead as _, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::PrivatePoolError;
@@ -92,12 +93,10 @@ impl fmt::Display for Column {
     }
 }
 
-/// Why a trace cannot be replayed to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     #[error(transparent)]
     Prepare(#[from] PrepareError),
-    /// The trace misuses a private pool.
     #[error("operation {operation}: {source}")]
     PrivatePool {
         /// Counted from 1.
@@ -135,71 +134,48 @@ pub enum Front {
     Shared,
 }
 
-/// Statistics after one operation.
 struct State {
     outcome: Outcome,
     stats: MemoryStats,
     calls: DeviceCalls,
-    /// Free memory of the device.
     free: Bytes,
 }
 
-/// The result of a complete replay.
 struct End {
     stats: MemoryStats,
     /// The segments, in the format of a recording's last line.
     snapshot: serde_json::Value,
 }
 
-/// Why a replay ended early.
-enum Early<E> {
-    Replay(ReplayError),
-    /// The callback stopped the replay.
-    Caller(E),
-}
-
-impl<E> From<PrepareError> for Early<E> {
-    fn from(error: PrepareError) -> Self {
-        Self::Replay(error.into())
-    }
-}
-
-impl<E> From<Stopped<Self>> for Early<E> {
-    fn from(stopped: Stopped<Self>) -> Self {
-        match stopped {
-            Stopped::Device { operation, source } => Self::Replay(ReplayError::Device { operation, source }),
-            Stopped::Observer(early) => early,
-        }
-    }
-}
-
 struct AfterEach<F> {
     each: F,
 }
 
-impl<T: Target, E, F: FnMut(usize, &State) -> Result<(), E>> Observer<T> for AfterEach<F> {
-    type Error = Early<E>;
+impl<T: Target, F: FnMut(usize, &State) -> ControlFlow<()>> Observer<T> for AfterEach<F> {
+    /// `None` if `each` stopped the replay.
+    type Error = Option<ReplayError>;
 
-    fn after(&mut self, index: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), Early<E>> {
+    fn after(&mut self, index: usize, _: Kind, outcome: Outcome, target: &mut T) -> Result<(), Self::Error> {
         // The simulated device never fails this query.
         let (calls, free) = target.with_device(|device| (device.calls(), device.memory().map_or(Bytes::ZERO, |memory| memory.free)));
-        (self.each)(index, &State { outcome, stats: target.stats(), calls, free }).map_err(Early::Caller)
+        let flow = (self.each)(index, &State { outcome, stats: target.stats(), calls, free });
+        if flow.is_break() { Err(None) } else { Ok(()) }
     }
 
-    fn pool_misused(&mut self, index: usize, source: PrivatePoolError) -> Result<(), Early<E>> {
-        Err(Early::Replay(ReplayError::PrivatePool { operation: index + 1, source }))
+    fn pool_misused(&mut self, index: usize, source: PrivatePoolError) -> Result<(), Self::Error> {
+        Err(Some(ReplayError::PrivatePool { operation: index + 1, source }))
     }
 }
 
 /// Replays a trace on an empty device with `capacity` memory. The allocator reproduces PyTorch's quirks. Calls `each` after each
-/// operation.
-fn replay<E>(
+/// operation. Returns `None` if `each` stopped the replay.
+fn replay(
     events: &[TraceEvent],
     config: Config,
     capacity: Bytes,
     front: Front,
-    each: impl FnMut(usize, &State) -> Result<(), E>,
-) -> Result<End, Early<E>> {
+    each: impl FnMut(usize, &State) -> ControlFlow<()>,
+) -> Result<Option<End>, ReplayError> {
     let config = Config { quirks: Quirks::Torch211, ..config };
     let mut device = SimDevice::new(SimConfig::replay(capacity));
     match front {
@@ -216,14 +192,19 @@ fn replay<E>(
     }
 }
 
-fn replay_on<T: Target, E>(
+fn replay_on<T: Target>(
     target: &mut T,
     mut executor: Executor<T::Live>,
-    each: impl FnMut(usize, &State) -> Result<(), E>,
-) -> Result<End, Early<E>> {
-    executor.run(target, &mut AfterEach { each })?;
+    each: impl FnMut(usize, &State) -> ControlFlow<()>,
+) -> Result<Option<End>, ReplayError> {
+    match executor.run(target, &mut AfterEach { each }) {
+        Ok(_) => {}
+        Err(Stopped::Device { operation, source }) => return Err(ReplayError::Device { operation, source }),
+        Err(Stopped::Observer(Some(error))) => return Err(error),
+        Err(Stopped::Observer(None)) => return Ok(None),
+    }
     let segments: Vec<_> = target.snapshot().iter().map(|segment| snapshot_segment(segment, executor.streams())).collect();
-    Ok(End { stats: target.stats(), snapshot: json!({ "snapshot": segments }) })
+    Ok(Some(End { stats: target.stats(), snapshot: json!({ "snapshot": segments }) }))
 }
 
 fn snapshot_segment(segment: &SegmentInfo, streams: &Streams) -> serde_json::Value {
@@ -257,22 +238,24 @@ pub fn write_stats(
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
     writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
+    let mut written = Ok(());
     let replayed = replay(events, config, capacity, front, |_, state| {
         let row: Vec<u64> = columns.iter().map(|column| column.figure(state)).collect();
-        writeln!(output, "{}", json!(row))
+        written = writeln!(output, "{}", json!(row));
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
+    written?;
     match replayed {
-        Ok(End { stats, snapshot }) => {
+        Ok(Some(End { stats, snapshot })) => {
             writeln!(output, "{snapshot}")?;
             output.flush()?;
             Ok(Ok(stats))
         }
-        Err(Early::Replay(error)) => Ok(Err(error)),
-        Err(Early::Caller(error)) => Err(error),
+        Ok(None) => unreachable!("only an error of `output` stops the replay"),
+        Err(error) => Ok(Err(error)),
     }
 }
 
-/// Why a recording cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     #[error("{}: cannot be read: {source}", path.display())]
@@ -284,30 +267,25 @@ pub enum RecordingError {
         line: usize,
         why: String,
     },
-    /// The recording's settings are not supported.
     #[error("{}: {source}", path.display())]
     Settings { path: PathBuf, source: ConfError },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// The number of compared operations.
     pub operations: usize,
     pub difference: Option<Difference>,
 }
 
-/// The first difference between a recording and its replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
     Row {
         /// Counted from 1.
         operation: usize,
-        /// The operation in trace format.
         event: String,
         /// Name, recorded value and replayed value of every column.
         figures: Vec<(String, i64, i64)>,
     },
-    /// The final segments differ.
     Snapshot {
         /// Counted from 0, in address order.
         segment: usize,
@@ -349,8 +327,7 @@ struct Header {
     trace: Vec<String>,
 }
 
-/// Replays a recording's own trace and compares every column of every row, then the final segments. A difference is a result, not
-/// an error.
+/// Replays a recording's own trace and compares every column of every row, then the final segments.
 pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let read_error = |source| RecordingError::Read { path: path.to_owned(), source };
     let malformed = |line: usize, why: String| RecordingError::Malformed { path: path.to_owned(), line, why };
@@ -362,32 +339,32 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let events = trace::parse_lines(header.trace.iter().map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
     let config = Config::parse(&header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
     let mut operations = 0;
-    // The inner result stops the replay: a difference, or an error in the file.
-    type Answer = Result<Comparison, RecordingError>;
-    let compare = |index: usize, state: &State| -> Result<(), Answer> {
+    let mut compare = |index: usize, state: &State| -> Result<Option<Difference>, RecordingError> {
         let line_number = index + 2;
-        let line = lines.next().ok_or_else(|| Err(malformed(line_number, "the recording ends before its trace".to_owned())))?;
-        let line = line.map_err(|error| Err(read_error(error)))?;
-        let recorded: Vec<i64> = serde_json::from_str(&line).map_err(|error| Err(malformed(line_number, format!("not a row: {error}"))))?;
+        let line = lines.next().ok_or_else(|| malformed(line_number, "the recording ends before its trace".to_owned()))?;
+        let recorded: Vec<i64> =
+            serde_json::from_str(&line.map_err(read_error)?).map_err(|error| malformed(line_number, format!("not a row: {error}")))?;
         if recorded.len() != columns.len() {
-            return Err(Err(malformed(line_number, format!("{} figures for {} columns", recorded.len(), columns.len()))));
+            return Err(malformed(line_number, format!("{} figures for {} columns", recorded.len(), columns.len())));
         }
         operations = index + 1;
         let replayed: Vec<i64> = columns.iter().map(|column| column.figure(state) as i64).collect();
         if recorded == replayed {
-            return Ok(());
+            return Ok(None);
         }
         let names = header.columns.iter().cloned();
         let figures = names.zip(recorded).zip(replayed).map(|((name, recorded), replayed)| (name, recorded, replayed)).collect();
-        let difference = Difference::Row { operation: operations, event: events[index].to_string(), figures };
-        Err(Ok(Comparison { operations, difference: Some(difference) }))
+        Ok(Some(Difference::Row { operation: operations, event: events[index].to_string(), figures }))
     };
-    let end = match replay(&events, config, Bytes(header.capacity), front, compare) {
-        Ok(end) => end,
-        Err(Early::Caller(answer)) => return answer,
-        Err(Early::Replay(error)) => {
-            return Ok(Comparison { operations, difference: Some(Difference::Stopped { why: error.to_string() }) });
-        }
+    let mut compared = Ok(None);
+    let replayed = replay(&events, config, Bytes(header.capacity), front, |index, state| {
+        compared = compare(index, state);
+        if matches!(compared, Ok(None)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    let end = match (compared?, replayed) {
+        (None, Ok(Some(end))) => end,
+        (difference, Ok(_)) => return Ok(Comparison { operations, difference }),
+        (_, Err(error)) => return Ok(Comparison { operations, difference: Some(Difference::Stopped { why: error.to_string() }) }),
     };
     let last = events.len() + 2;
     let line = lines.next().ok_or_else(|| malformed(last, "the snapshot is missing".to_owned()))?.map_err(read_error)?;

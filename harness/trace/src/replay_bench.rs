@@ -20,9 +20,7 @@ use crate::trace::TraceEvent;
 pub struct BenchResult {
     /// Operations per pass, including the frees of blocks that the trace leaves live.
     pub operations: u64,
-    /// Allocations per pass.
     pub allocations: u64,
-    /// Frees per pass.
     pub frees: u64,
     /// Out-of-memory errors per pass.
     pub ooms: u64,
@@ -30,7 +28,6 @@ pub struct BenchResult {
     pub repetitions: u32,
     /// Time per operation, loop included: the median over the passes.
     pub ns_per_op: f64,
-    /// Time per operation in the fastest pass.
     pub ns_per_op_min: f64,
     /// Time per allocation, from passes that time each operation. It is the mean over all allocations of each allocation's median
     /// over the passes. The cost of reading the clock is subtracted.
@@ -115,14 +112,12 @@ fn memory_calls(target: &mut impl Target) -> u64 {
 /// The median removes interruptions: one interruption lasts as long as a hundred thousand operations.
 #[derive(Default)]
 struct OperationTimes {
-    /// The number of the current pass.
     pass: usize,
     start: Option<Instant>,
     /// Indexed by operation of the trace.
     operations: Vec<Option<OperationTime>>,
 }
 
-/// The times of one operation in each pass.
 #[derive(Clone, Copy)]
 struct OperationTime {
     kind: Kind,

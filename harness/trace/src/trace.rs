@@ -15,7 +15,6 @@ use harness_allocator::allocator::{MemoryFraction, PrivatePoolId};
 use harness_allocator::device::StreamId;
 use harness_allocator::units::Bytes;
 
-/// One operation of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TraceEvent {
     /// After an out-of-memory error, the id is not live.
@@ -24,7 +23,6 @@ pub enum TraceEvent {
         id: u64,
         /// Zero returns a null pointer.
         size: Bytes,
-        /// The stream that uses the block.
         stream: StreamId,
     },
     Free {
@@ -41,9 +39,7 @@ pub enum TraceEvent {
     EmptyCache,
     /// Limits the allocator to a fraction of the device memory.
     SetFraction(MemoryFraction),
-    /// Resets the peak statistics to the current values.
     ResetPeaks,
-    /// Sends allocations to a private pool.
     BeginPool(PrivatePoolId),
     EndPool(PrivatePoolId),
     ReleasePool(PrivatePoolId),
@@ -52,15 +48,14 @@ pub enum TraceEvent {
 }
 
 impl TraceEvent {
-    /// The stream that the operation names, if any.
-    pub(crate) const fn stream_mut(&mut self) -> Option<&mut StreamId> {
+    /// The stream that the operation names.
+    pub const fn stream_mut(&mut self) -> Option<&mut StreamId> {
         match self {
             Self::Allocate { stream, .. } | Self::RecordStream { stream, .. } | Self::SynchronizeStream(stream) => Some(stream),
             _ => None,
         }
     }
 
-    /// The private pool that the operation names, if any.
     pub(crate) const fn pool_mut(&mut self) -> Option<&mut PrivatePoolId> {
         match self {
             Self::BeginPool(pool) | Self::EndPool(pool) | Self::ReleasePool(pool) => Some(pool),
@@ -95,7 +90,6 @@ pub struct TraceError {
     /// Counted from 1.
     pub line: usize,
     pub text: String,
-    /// A description of the accepted form.
     pub expected: &'static str,
 }
 
@@ -151,24 +145,4 @@ fn number<T: FromStr>(word: &str, expected: &'static str) -> Result<T, &'static 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn operations_survive_writing_and_reading() {
-        let text = "a 1 512 0\nf 1\nr 2 3\ns 1\nd\ne\nm 0.5\np\ng+ 7\ng- 7\ngr 7\nx 2097152\nx -5\n";
-        let events = parse(text).expect("all are operations");
-        let written: String = events.iter().map(|event| format!("{event}\n")).collect();
-        assert_eq!(written, text);
-    }
-
-    #[test]
-    fn comments_are_skipped_and_errors_name_their_line() {
-        assert_eq!(parse("# a trace\n\n d # wait\n").expect("one operation").len(), 1);
-        let error = parse("d\na 1 -5 0\n").expect_err("a negative size");
-        assert_eq!((error.line, error.expected), (2, "expected `a ID SIZE STREAM`, three whole numbers"));
-        for wrong in ["q", "a 1 2", "f x", "m 1.5", "m nan", "d 1", "a 1 99999999999999999999 0"] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
-    }
-}
+mod tests;

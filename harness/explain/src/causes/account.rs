@@ -11,10 +11,10 @@ use harness_trace::snapshot::{Action, PoolId, Segment};
 
 use super::ExplainError;
 use crate::attempts;
-use crate::bytes::{ByteCause, CauseBytes, SiteBytes};
+use crate::explanation::{ByteCause, CauseBytes, SiteBytes};
 use crate::pins::{self, Pinner};
 use crate::sites::{SiteId, Sites};
-use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View};
+use crate::view::{DeviceSize, Refused, TotalKnown, Totals, View, pool_mismatch};
 
 impl View<'_> {
     pub(super) fn request(&self) -> Option<Refused> {
@@ -32,7 +32,7 @@ impl View<'_> {
             asked: by_rule(Config::segment_size, rounded),
             stream: event.stream,
             pool,
-            private_pool: (private != PoolId::DEFAULT).then_some((private.0, private.1)),
+            private_pool: private,
             site: self.sites.get(id).name.clone(),
             id,
         })
@@ -71,7 +71,8 @@ impl View<'_> {
                     BlockState::Inactive => {}
                 }
             }
-            let closed_to_request = request.and_then(|request| self.closed_to(request, segment));
+            let request_of_pytorch = request.filter(|_| !self.is_foreign);
+            let closed_to_request = request_of_pytorch.and_then(|request| pool_mismatch(segment, request));
             let private = (request.is_none() && segment.private_pool != PoolId::DEFAULT).then_some(ByteCause::PrivatePool);
             let elsewhere = closed_to_request.or(private);
             let pinner = Pinner::new(self, segment);
@@ -135,9 +136,11 @@ impl View<'_> {
     /// The data about a failed request, in the form of a scenario's record.
     pub(super) fn shortage(&self, request: &Refused, totals: Totals, size: &DeviceSize) -> FailedRequest {
         let free = totals.device_free.unwrap_or_default();
-        let own_pool = request.private_pool.map_or(PoolId::DEFAULT, |(first, second)| PoolId(first, second));
-        let is_own = |segment: &&Segment| segment.private_pool == own_pool;
-        let streams = Streams::new(&self.state.segments, request.stream);
+        let is_own = |segment: &&Segment| segment.private_pool == request.private_pool;
+        let mut streams: Vec<u64> = self.state.segments.iter().map(|segment| segment.stream).chain([0, request.stream]).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        let stream_name = |handle: u64| if handle == 0 { "default".to_owned() } else { format!("{handle:#x}") };
         let closed = self.state.segments.iter().filter(|segment| !is_own(segment));
         let mut other_private_pools = Pieces::default();
         closed.flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Inactive).for_each(|block| {
@@ -158,7 +161,7 @@ impl View<'_> {
         };
         FailedRequest {
             requested: request.requested,
-            stream: streams.number(request.stream),
+            stream: number(&streams, request.stream),
             lacking: missing.bytes,
             asked: missing.from_driver,
             limit: attempts::limit(self, totals, size, missing.from_driver),
@@ -178,14 +181,13 @@ impl View<'_> {
             inactive_split,
             lanes: Some(lanes(self.state.segments.iter().filter(is_own), &streams)),
             other_private_pools,
-            streams: streams.names(),
+            streams: (0_u32..).zip(&streams).map(|(number, &handle)| (number, stream_name(handle))).collect(),
             pinned: Vec::new(),
             pinned_unlisted: UnlistedSegments::default(),
         }
     }
 }
 
-/// Bytes and blocks by cause and site.
 #[derive(Default)]
 pub(super) struct Held(BTreeMap<ByteCause, BTreeMap<Option<SiteId>, (Bytes, u64)>>);
 
@@ -211,32 +213,16 @@ impl Held {
     }
 }
 
-/// Small numbers for stream handles. The default stream is 0.
-struct Streams(Vec<u64>);
-
-impl Streams {
-    fn new(segments: &[Segment], wanted: u64) -> Self {
-        let mut handles: Vec<u64> = segments.iter().map(|segment| segment.stream).chain([0, wanted]).collect();
-        handles.sort_unstable();
-        handles.dedup();
-        Self(handles)
-    }
-
-    fn number(&self, handle: u64) -> u32 {
-        self.0.binary_search(&handle).ok().and_then(|index| u32::try_from(index).ok()).unwrap_or(u32::MAX)
-    }
-
-    fn names(&self) -> BTreeMap<u32, String> {
-        let name = |handle: u64| if handle == 0 { "default".to_owned() } else { format!("{handle:#x}") };
-        (0_u32..).zip(&self.0).map(|(number, &handle)| (number, name(handle))).collect()
-    }
+/// A small number for a stream's handle, one of the ascending `streams`. The default stream is 0.
+fn number(streams: &[u64], handle: u64) -> u32 {
+    streams.binary_search(&handle).map_or(u32::MAX, |index| index as u32)
 }
 
 /// Free and pending memory by pool and stream.
-fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &Streams) -> Vec<Lane> {
+fn lanes<'a>(segments: impl Iterator<Item = &'a Segment>, streams: &[u64]) -> Vec<Lane> {
     let mut lanes: BTreeMap<(PoolKind, u32), Lane> = BTreeMap::new();
     for segment in segments {
-        let stream = streams.number(segment.stream);
+        let stream = number(streams, segment.stream);
         let lane = lanes.entry((segment.pool, stream)).or_insert_with(|| Lane {
             pool: Some(segment.pool),
             stream,

@@ -1,8 +1,10 @@
+mod examples;
+
 use harness_allocator::stats::PoolKind;
 use harness_trace::snapshot::{PoolId, Segment};
 
+use self::examples::{Example, MIB};
 use super::*;
-use crate::examples::{Example, MIB};
 
 fn explained(example: &Example, memory: Option<u64>) -> Explanation {
     let explanation =

@@ -1,4 +1,5 @@
-use harness_trace::snapshot::Action;
+use harness_allocator::units::Bytes;
+use harness_trace::snapshot::{Action, FrameId};
 
 use super::*;
 

@@ -20,7 +20,6 @@ pub(super) struct Document {
     pub(super) keys: Map,
 }
 
-/// Keys and values in file order.
 pub(super) type Map = Vec<(String, Node)>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +34,6 @@ pub(super) enum Node {
 /// A step with its comments. A step without fields is a single key without a value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StepNode {
-    /// The comment lines above it.
     pub(super) above: Vec<String>,
     pub(super) behind: Option<String>,
     /// The step's own key, then its other keys.
@@ -55,7 +53,6 @@ pub(super) fn set(map: &mut Map, key: &str, node: Node) {
 }
 
 impl Document {
-    /// Parses the text of a valid scenario.
     pub(super) fn parse(source: &str, path: &Path) -> Result<Self, FileError> {
         let tree: Located<Tree> = yaml::parse(source, path, &SCENARIO).map_err(|problem| FileError::text(problem, path, source))?;
         let mut comments = Comments::of(source);
@@ -85,9 +82,16 @@ impl Document {
         all
     }
 
-    pub(super) fn step_mut(&mut self, number: usize) -> Option<&mut StepNode> {
-        let mut left = number;
-        self.keys.iter_mut().find_map(|(_, node)| step_of(node, &mut left))
+    /// A copy in which the keys of one step are changed. `None` if `change` returns `None`.
+    pub(super) fn with_step<T>(&self, number: usize, mut change: impl FnMut(&mut Map) -> Option<T>) -> Option<Self> {
+        let mut done = None;
+        let changed = self.replaced(&mut |other, mut step| {
+            if other == number {
+                done = change(&mut step.keys);
+            }
+            vec![step]
+        });
+        done.map(|_| changed)
     }
 
     /// A copy without the steps of some numbers and their nested steps. Blocks that become empty are removed.
@@ -178,20 +182,6 @@ fn steps_of<'a>(node: &'a Node, all: &mut Vec<&'a StepNode>) {
         all.push(step);
         step.keys.iter().for_each(|(_, node)| steps_of(node, all));
     }
-}
-
-fn step_of<'a>(node: &'a mut Node, left: &mut usize) -> Option<&'a mut StepNode> {
-    let Node::Steps(steps) = node else { return None };
-    for step in steps {
-        if *left == 0 {
-            return Some(step);
-        }
-        *left -= 1;
-        if let Some(found) = step.keys.iter_mut().find_map(|(_, node)| step_of(node, left)) {
-            return Some(found);
-        }
-    }
-    None
 }
 
 fn replaced_in(keys: &Map, next: &mut usize, by: &mut dyn FnMut(usize, StepNode) -> Vec<StepNode>) -> Map {

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use harness_record::{RunRecord, Verdict};
-use harness_scenario::Scenario;
 
 use super::document::{Document, Node, set};
 use super::engine::Engine;
@@ -11,8 +10,7 @@ use super::failure::{Failure, Wanted};
 use super::writer::Written;
 use crate::delta::Flow;
 
-/// Adds the expected end: the cause of the OOM, the violated invariant, or the reason of the failure. The result was run and
-/// passes. `None` if no declaration passes.
+/// Adds the expected end: a cause of the OOM, a violated invariant or a reason. The result was run. `None` if none passes.
 pub(super) fn stated(
     document: &Document,
     wanted: &Wanted,
@@ -50,8 +48,7 @@ fn about(failure: &Failure, origin: &str) -> String {
 }
 
 fn run(document: &Document, path: &Path, engine: &dyn Engine) -> Option<Vec<RunRecord>> {
-    let scenario = Scenario::parse(&Written::of(document).text, path).ok()?;
-    engine.run(&scenario, &mut |_| Flow::Continue(())).ok()
+    engine.run(&document.checked(path).1.ok()?, &mut |_| Flow::Continue(())).ok()
 }
 
 /// The documents that express the failure in the scenario language, most specific first.
@@ -75,12 +72,13 @@ fn exact(document: &Document, failure: &Failure, failed: &RunRecord) -> Vec<Docu
 fn with_expect(document: &Document, failed: &RunRecord, expect: Node) -> Option<Document> {
     let line = failed.steps.last()?.line;
     let number = Written::of(document).lines.iter().position(|&begins| begins == line)?;
-    let mut document = document.clone();
-    match document.step_mut(number)?.keys.first_mut()? {
-        (_, Node::Map(fields)) => set(fields, "expect", expect),
-        _ => return None,
-    }
-    Some(document)
+    document.with_step(number, |keys| match keys.first_mut()? {
+        (_, Node::Map(fields)) => {
+            set(fields, "expect", expect.clone());
+            Some(())
+        }
+        _ => None,
+    })
 }
 
 /// The document that declares its failure, for all configurations or for one of several.

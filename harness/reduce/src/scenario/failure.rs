@@ -4,12 +4,10 @@ use std::fmt;
 
 use harness_record::{Accounts, CauseKind, Invariant, Outcome, Rule, RunRecord, Verdict, Violation, causes};
 
-/// The kind of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// A request that should succeed failed.
     Oom {
-        /// The first cause, if the figures show one.
         cause: Option<CauseKind>,
         /// True if memory is fragmented and mostly in the allocator, not on the device.
         is_pinned: bool,
@@ -17,23 +15,13 @@ pub enum Failure {
     /// An always-checked invariant was violated. Contains its expectation without figures.
     Invariant(Invariant, String),
     /// A formula was false. Its figures are included, because otherwise the smallest program would often be accepted.
-    Formula {
-        /// As written in the scenario.
-        text: String,
-        /// The actual figures.
-        figures: String,
-    },
+    Formula { text: String, figures: String },
     /// A step did not meet its expectation. Contains the expectation without figures, and the cause of a failed request.
-    Step {
-        expected: String,
-        /// The cause of the failed request.
-        cause: Option<CauseKind>,
-    },
+    Step { expected: String, cause: Option<CauseKind> },
     /// The device or the allocator reported an error. Contains its words without figures.
     Device(String),
 }
 
-/// The failure to preserve.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) failure: Failure,
@@ -69,7 +57,6 @@ pub(super) enum NoFailure {
 }
 
 impl Failure {
-    /// Classifies a run.
     pub(super) fn of(record: &RunRecord) -> Result<Self, NoFailure> {
         match &record.verdict {
             Verdict::Passed => Err(NoFailure::Passed),

@@ -57,9 +57,9 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// The checked loop of this number, with its values.
     fn loop_at(&self, number: usize) -> Option<Loop> {
-        let (scenario, written) = self.checked()?;
+        let (written, scenario) = self.best.checked(self.path);
+        let scenario = scenario.ok()?;
         let line = *written.lines.get(number)?;
         let step = step_at(&scenario.steps, line)?;
         match &step.action {
@@ -88,22 +88,23 @@ fn value_in(of: &Loop, iteration: u64) -> Option<String> {
 
 /// A copy with only the iterations `from..to` of a loop.
 fn with_rounds(document: &Document, number: usize, of: &Loop, from: u64, to: u64) -> Option<Document> {
-    let mut changed = document.clone();
-    let (key, rounds) = changed.step_mut(number)?.keys.first_mut()?;
-    match (rounds, &of.rounds) {
-        (Node::Map(variables), Rounds::Over { values: Values::List(_), .. }) => {
-            let (_, Node::List(all)) = variables.first_mut()? else { return None };
-            *all = all.get(from as usize..to as usize)?.to_vec();
+    document.with_step(number, |keys| {
+        let (key, rounds) = keys.first_mut()?;
+        match (rounds, &of.rounds) {
+            (Node::Map(variables), Rounds::Over { values: Values::List(_), .. }) => {
+                let (_, Node::List(all)) = variables.first_mut()? else { return None };
+                *all = all.get(from as usize..to as usize)?.to_vec();
+            }
+            (Node::Map(variables), Rounds::Over { .. }) => {
+                let (_, Node::Scalar(range)) = variables.first_mut()? else { return None };
+                let by = range.split_once(" by ").map(|(_, by)| format!(" by {by}")).unwrap_or_default();
+                *range = format!("{}..{}{by}", value_in(of, from)?, value_in(of, to.checked_sub(1)?)?);
+            }
+            (Node::Scalar(times), Rounds::Times(_)) if key == "repeat" && times.parse::<u64>().is_ok() => *times = (to - from).to_string(),
+            _ => return None,
         }
-        (Node::Map(variables), Rounds::Over { .. }) => {
-            let (_, Node::Scalar(range)) = variables.first_mut()? else { return None };
-            let by = range.split_once(" by ").map(|(_, by)| format!(" by {by}")).unwrap_or_default();
-            *range = format!("{}..{}{by}", value_in(of, from)?, value_in(of, to.checked_sub(1)?)?);
-        }
-        (Node::Scalar(times), Rounds::Times(_)) if key == "repeat" && times.parse::<u64>().is_ok() => *times = (to - from).to_string(),
-        _ => return None,
-    }
-    Some(changed)
+        Some(())
+    })
 }
 
 /// A copy with a block replaced by its steps. `None` if the step is not a block or would give too many steps.

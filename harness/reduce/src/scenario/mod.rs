@@ -32,16 +32,13 @@ use self::search::Search;
 use crate::Progress;
 use crate::delta::Flow;
 
-/// The input of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// The scenario's text.
     pub source: &'a str,
     /// The scenario's path. It gives the name, and traces are relative to it.
     pub path: &'a Path,
     /// Considers only this configuration. By default, the first one that fails.
     pub arm: Option<&'a str>,
-    /// The failures to consider.
     pub goal: Goal,
     /// True if a violated formula may have other figures. If not, the steps that produce the figures stay.
     pub any_figures: bool,
@@ -49,65 +46,42 @@ pub struct Given<'a> {
     pub origin: Option<&'a str>,
 }
 
-/// The failures to consider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Goal {
     #[default]
     Any,
-    /// An OOM.
     Oom,
-    /// A violated always-checked invariant.
     Invariant,
 }
 
-/// A reduced scenario.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reduced {
     /// The scenario's text. It was run and ends as it declares.
     pub text: String,
     pub failure: Failure,
-    /// The failing configuration.
     pub arm: String,
     /// The failing values of the matrix parameters.
     pub point: Vec<(String, String)>,
-    /// The number of steps before the reduction.
     pub steps_before: usize,
-    /// The number of steps after the reduction.
     pub steps: usize,
-    /// The number of runs.
     pub runs: u64,
     /// True if the caller stopped it before it was finished.
     pub is_stopped: bool,
 }
 
-/// Why a scenario cannot be reduced.
 #[derive(Debug, thiserror::Error)]
 pub enum ReduceError {
-    /// The file is not a valid scenario.
     #[error(transparent)]
     Invalid(#[from] FileError),
-    /// The scenario has no failure to preserve.
     #[error("{}: {} on the simulated device, so there is nothing to reduce", .path.display(), passes_with(.arms, *.goal))]
-    Passes {
-        path: PathBuf,
-        /// The configurations that ran.
-        arms: Vec<String>,
-        /// The failures that were considered.
-        goal: Goal,
-    },
+    Passes { path: PathBuf, arms: Vec<String>, goal: Goal },
     #[error("{}: the scenario has no allocator `{arm}`", .path.display())]
-    NoSuchArm {
-        path: PathBuf,
-        /// The requested configuration.
-        arm: String,
-        arms: Vec<String>,
-    },
+    NoSuchArm { path: PathBuf, arm: String, arms: Vec<String> },
     #[error("{}: it does not run on the simulated device: {reason}", .path.display())]
     NotRun { path: PathBuf, reason: String },
     /// A time limit depends on this machine, so such a failure cannot be preserved. Raise the limit of the step.
     #[error("{}: a step exceeds its time limit, which depends on this machine", .path.display())]
     TimeLimit { path: PathBuf },
-    /// No device is available.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A bug in this program.
@@ -152,7 +126,6 @@ pub fn reduce(given: &Given<'_>, engine: &dyn Engine, watch: &mut dyn FnMut(&Pro
     Ok(Reduced { text, failure, arm, point, steps_before, steps, runs, is_stopped })
 }
 
-/// Finds the first failure of a scenario.
 struct Found {
     scenario: Scenario,
     record: RunRecord,
@@ -171,7 +144,7 @@ fn find(given: &Given<'_>, points: &[Scenario], engine: &dyn Engine) -> Result<F
     for point in points {
         let document = unstated(Document::parse(given.source, given.path)?, point);
         // The declared failure was removed, so a scenario that fails as declared counts as failing.
-        let scenario = Scenario::parse(&writer::Written::of(&document).text, given.path)?;
+        let scenario = document.checked(given.path).1?;
         for record in engine.run(&scenario, &mut |_| Flow::Continue(()))? {
             if given.arm.is_some_and(|arm| arm != record.allocator) {
                 continue;

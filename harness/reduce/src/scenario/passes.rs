@@ -10,7 +10,6 @@ use super::search::Search;
 use super::values::words;
 use crate::delta::{self, Flow};
 
-/// Keys that are never removed.
 const REQUIRED: [&str; 3] = ["about", "needs", "steps"];
 
 /// Maximum number of rounds. Two or three are usual; later ones only exchange one round size for another.
@@ -64,7 +63,6 @@ impl Search<'_> {
         })
     }
 
-    /// Removes steps.
     pub(super) fn leave_out_steps(&mut self) -> Flow {
         delta::leave_out(self.best.steps().len(), &mut |range: Range<usize>| {
             let is_taken = self.accept_without(&range.collect())?;
@@ -83,9 +81,9 @@ impl Search<'_> {
         }
         for step in 0..self.best.steps().len() {
             for place in (1..self.best.steps()[step].keys.len()).rev() {
-                let mut candidate = self.best.clone();
-                candidate.step_mut(step).map(|step| step.keys.remove(place));
-                self.accept(candidate)?;
+                if let Some(candidate) = self.best.with_step(step, |keys| Some(keys.remove(place))) {
+                    self.accept(candidate)?;
+                }
             }
         }
         let is_map = |node: &Node| matches!(node, Node::Map(_));
@@ -103,7 +101,6 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Removes parts of values of one kind.
     fn leave_out_of(&mut self, is_kind: &dyn Fn(&Node) -> bool) -> Flow {
         for number in (0..self.best.values().len()).rev() {
             let Some(node) = self.nth(number).filter(is_kind) else { continue };
@@ -116,7 +113,6 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// Replaces parameters by their values.
     fn name_no_parameters(&mut self) -> Flow {
         let Some(Node::Map(parameters)) = self.best.value("matrix").cloned() else { return Flow::Continue(()) };
         for (name, values) in &parameters {
@@ -155,12 +151,10 @@ impl Search<'_> {
         Flow::Continue(())
     }
 
-    /// The value of this number.
     fn nth(&self, number: usize) -> Option<Node> {
         self.best.values().into_iter().nth(number).map(|(_, node)| node)
     }
 
-    /// Tries another value for this number.
     pub(super) fn try_value(&mut self, number: usize, value: Node) -> Flow<bool> {
         self.accept(self.best.with_value(number, value))
     }
@@ -217,7 +211,6 @@ pub(super) fn replace_word(node: &mut Node, name: &str, value: &str) {
     }
 }
 
-/// The number of removable parts of a value.
 const fn parts(node: &Node) -> usize {
     match node {
         Node::List(all) => all.len(),
@@ -226,7 +219,6 @@ const fn parts(node: &Node) -> usize {
     }
 }
 
-/// A list or map without some of its parts.
 fn without(node: Node, gone: &Range<usize>) -> Node {
     match node {
         Node::List(mut all) => {

@@ -10,22 +10,19 @@ use harness_scenario::Scenario;
 use super::document::{Document, Node, value};
 use super::engine::Engine;
 use super::failure::{Failure, Wanted};
-use super::writer::Written;
 use crate::Progress;
 use crate::delta::Flow;
 
-/// The number of steps that is still easy to read.
 const FEW: usize = 12;
 
 pub(super) struct Search<'a> {
     engine: &'a dyn Engine,
-    path: &'a Path,
+    pub(super) path: &'a Path,
     wanted: Wanted,
     pub(super) best: Document,
     /// The number of steps that the best run executed. Smaller candidates may not exceed it, so the search takes time
     /// proportional to the first run.
     pub(super) most_steps: u32,
-    /// The number of steps in the file.
     pub(super) steps_before: usize,
     /// The requested device memory, if it is an amount.
     pub(super) memory_before: Option<Bytes>,
@@ -48,35 +45,26 @@ impl<'a> Search<'a> {
         Self { engine, path, wanted, best, most_steps, steps_before, memory_before, tried: BTreeSet::new(), runs: 0, watch }
     }
 
-    /// The best scenario after checking, with its text.
-    pub(super) fn checked(&self) -> Option<(Scenario, Written)> {
-        let written = Written::of(&self.best);
-        Scenario::parse(&written.text, self.path).ok().map(|scenario| (scenario, written))
-    }
-
     /// Replaces the best scenario if the candidate is valid and fails the same way. Returns whether it did.
     pub(super) fn accept(&mut self, candidate: Document) -> Flow<bool> {
-        let text = Written::of(&candidate).text;
-        match Scenario::parse(&text, self.path) {
-            Ok(scenario) => self.accept_checked(candidate, text, &scenario),
-            Err(_) => Flow::Continue(false),
+        match candidate.checked(self.path) {
+            (written, Ok(scenario)) => self.accept_checked(candidate, written.text, &scenario),
+            (_, Err(_)) => Flow::Continue(false),
         }
     }
 
-    /// A copy without some steps and the steps that depend on them, such as the free of a removed allocation. The language's
-    /// checker reports these one by one.
+    /// Tries to remove steps and those that depend on them, such as a free. The language's checker reports these one by one.
     pub(super) fn accept_without(&mut self, gone: &BTreeSet<usize>) -> Flow<bool> {
         let mut candidate = self.best.without(gone);
         loop {
             // With many dependent steps, the search for them takes longer than a run.
-            let memory = self.memory().unwrap_or_default();
+            let memory = memory(&self.best).unwrap_or_default();
             (self.watch)(&Progress { operations: candidate.steps().len(), memory, runs: self.runs })?;
-            let written = Written::of(&candidate);
-            let error = match Scenario::parse(&written.text, self.path) {
-                Ok(scenario) => return self.accept_checked(candidate, written.text, &scenario),
-                Err(error) => error,
+            let step = match candidate.checked(self.path) {
+                (written, Ok(scenario)) => return self.accept_checked(candidate, written.text, &scenario),
+                (written, Err(error)) => error.position().and_then(|at| written.step_at(at.line)),
             };
-            let Some(step) = error.position().and_then(|at| written.step_at(at.line)) else { return Flow::Continue(false) };
+            let Some(step) = step else { return Flow::Continue(false) };
             candidate = candidate.without(&BTreeSet::from([step]));
         }
     }
@@ -117,14 +105,8 @@ impl<'a> Search<'a> {
         let fewer = self.best.steps().len() - 1;
         if matches!(self.wanted.failure, Failure::Oom { .. }) { fewer.max(self.steps_before.min(FEW)) } else { fewer }
     }
-
-    /// The device memory that the best scenario requests, if it is an amount and not a formula.
-    pub(super) fn memory(&self) -> Option<Bytes> {
-        memory(&self.best)
-    }
 }
 
-/// The number of steps that a run executed.
 pub(super) fn steps_of(record: &RunRecord) -> u32 {
     record.steps.last().map_or(0, |step| step.number)
 }

@@ -23,7 +23,6 @@ impl Quantity for Nothing {
 }
 
 impl Search<'_> {
-    /// Simplifies all values.
     pub(super) fn simplify_values(&mut self) -> Flow {
         self.compute_formulas()?;
         self.halve_everything()?;
@@ -63,7 +62,8 @@ impl Search<'_> {
             let candidate = self.best.with_value(number, Node::Scalar(exact_size(new)));
             let less = Bytes(now.saturating_sub(new).0 / GRANULARITY.0 * GRANULARITY.0);
             let more = Bytes(new.saturating_sub(now).0.next_multiple_of(GRANULARITY.0));
-            let other = self.memory().map(|memory| memory.saturating_sub(less) + more).filter(|memory| Some(*memory) <= self.memory_before);
+            let other =
+                memory(&self.best).map(|memory| memory.saturating_sub(less) + more).filter(|memory| Some(*memory) <= self.memory_before);
             let other = other.map(|memory| with_memory(&candidate, memory));
             let is_taken = match other {
                 Some(smaller) if new < now => self.accept(smaller)? || self.accept(candidate)?,
@@ -77,7 +77,7 @@ impl Search<'_> {
 
     /// Halves all sizes and the device memory.
     fn halve_everything(&mut self) -> Flow {
-        while let Some(now) = self.memory().filter(|memory| *memory > GRANULARITY) {
+        while let Some(now) = memory(&self.best).filter(|memory| *memory > GRANULARITY) {
             let mut candidate = with_memory(&self.best, Bytes((now.0 / 2).next_multiple_of(GRANULARITY.0)));
             candidate.visit(&mut |key, node| {
                 if let Node::Scalar(text) = node
@@ -97,7 +97,7 @@ impl Search<'_> {
 
     /// Finds the least device memory, then a round one.
     fn less_memory(&mut self) -> Flow {
-        let Some(memory) = self.memory() else { return Flow::Continue(()) };
+        let Some(memory) = memory(&self.best) else { return Flow::Continue(()) };
         let units = delta::least(0, memory.0 / GRANULARITY.0, &mut |units| {
             let candidate = with_memory(&self.best, Bytes(units * GRANULARITY.0));
             self.accept(candidate)
@@ -137,7 +137,6 @@ impl Search<'_> {
     }
 }
 
-/// A copy with this device memory.
 fn with_memory(document: &Document, new: Bytes) -> Document {
     let mut changed = document.clone();
     if memory(document).is_some()

@@ -1,6 +1,11 @@
 //! Writes a [`Document`] as YAML. A YAML library cannot keep comments next to their steps, or write one step per line as the
 //! catalogue does. This writer costs 180 lines and keeps reduced scenarios readable.
 
+use std::path::Path;
+
+use harness_language::error::FileError;
+use harness_scenario::Scenario;
+
 use super::document::{Document, Map, Node, StepNode};
 
 /// Longer steps are written on several lines.
@@ -11,8 +16,16 @@ const WIDTH: usize = 140;
 pub(super) struct Written {
     pub(super) text: String,
     pub(super) lines: Vec<u32>,
-    /// The number of lines so far.
     count: u32,
+}
+
+impl Document {
+    /// Writes the document, and checks the text as a scenario.
+    pub(super) fn checked(&self, path: &Path) -> (Written, Result<Scenario, FileError>) {
+        let written = Written::of(self);
+        let scenario = Scenario::parse(&written.text, path);
+        (written, scenario)
+    }
 }
 
 impl Written {
@@ -24,7 +37,6 @@ impl Written {
         written
     }
 
-    /// The step that each line belongs to.
     pub(super) fn step_at(&self, line: u32) -> Option<usize> {
         self.lines.iter().rposition(|&begins| begins <= line)
     }

@@ -23,11 +23,9 @@ pub enum Failure {
     Rounding,
     /// Pending frees would have provided enough memory.
     PendingFree,
-    /// The memory fraction refused it.
     Fraction,
     /// Less memory was free than requested: the program is too large for the device.
     TooLarge,
-    /// The request is larger than the device.
     NeverFits,
     /// An always-checked invariant is violated when a scenario replays the trace.
     Violates(Invariant),
@@ -49,7 +47,6 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A failed request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refused {
     /// Counted from 0.
@@ -57,9 +54,7 @@ pub(super) struct Refused {
     pub(super) failure: Failure,
 }
 
-/// Why a replay ended early.
 pub(super) enum Early {
-    /// A request failed that must succeed.
     Refused,
     /// Why the trace cannot be replayed.
     Trace(String),
@@ -81,7 +76,6 @@ pub(super) fn run(case: &Case, config: &Config, may_fail: &dyn Fn(usize, u64) ->
     }
 }
 
-/// Records failed requests.
 struct Refusals<'a> {
     events: &'a [TraceEvent],
     fraction: MemoryFraction,
@@ -110,7 +104,6 @@ impl<T: Target> Observer<T> for Refusals<'_> {
     }
 }
 
-/// How the last request failed.
 fn failure(target: &mut impl Target, requested: Bytes, memory: Bytes, limit: Option<Bytes>) -> Failure {
     let stats = target.stats();
     // The simulated device never fails this query.

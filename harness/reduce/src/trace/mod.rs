@@ -26,7 +26,6 @@ use self::search::Search;
 use crate::Watch;
 use crate::scenario::{self as scenarios, Engine, Given, ReduceError, Reduced};
 
-/// A trace, its settings and its device memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     pub events: Vec<TraceEvent>,
@@ -34,24 +33,20 @@ pub struct Case {
     pub memory: Bytes,
 }
 
-/// The failure that a reduction preserves.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Goal {
-    /// The last failed request keeps failing with the same [`Failure`]. Earlier requests succeed, unless they failed in the
-    /// original.
+    /// The last failed request keeps failing with the same [`Failure`]. Earlier ones succeed, unless they failed in the original.
     Oom,
     /// A request fails with the case's settings or with these, but not with both. The failing side stays the same.
     ConfDiffers(Config),
 }
 
-/// A reduced trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shrunk {
     /// It ends with the failed request, if there is one.
     pub case: Case,
     /// The settings to compare with, if any.
     pub other: Option<Config>,
-    /// How the last request fails.
     pub failure: Failure,
     /// If `false`, the trace succeeds with the case's settings and fails with the others.
     pub fails_under_its_own: bool,
@@ -59,19 +54,16 @@ pub struct Shrunk {
     pub may_fail: BTreeSet<u64>,
     /// The index of each event in the original trace, counted from 0.
     pub origins: Vec<usize>,
-    /// The number of replays.
     pub replays: u64,
     /// True if the caller stopped it before it was finished.
     pub is_stopped: bool,
 }
 
-/// Why a trace cannot be reduced.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ShrinkError {
     /// Every request succeeds. Use less memory or other settings.
     #[error("the trace does not run out of memory: every request succeeds with {memory}")]
     Fits { memory: Bytes },
-    /// Both settings have the same outcome.
     #[error("both settings have the same outcome: {}", if *.both_fail { "the trace runs out of memory with either" } else { "every request succeeds with either" })]
     EndsAlike { both_fail: bool },
     #[error("no invariant is violated while the trace is replayed in {memory}")]

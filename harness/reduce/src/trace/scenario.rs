@@ -1,6 +1,6 @@
 //! Converts a reduced trace to a scenario with one step per operation: [`scenario`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use harness_allocator::allocator::caching::Config;
@@ -11,7 +11,6 @@ use harness_trace::trace::TraceEvent;
 
 use super::{Failure, Shrunk};
 
-/// The name of the failing request.
 const REQUEST: &str = "request";
 
 /// Why a trace cannot be converted. It can still be written as a trace.
@@ -74,24 +73,17 @@ fn arms(shrunk: &Shrunk) -> String {
 
 /// Names of the streams besides the default stream.
 fn streams(events: &[TraceEvent]) -> BTreeMap<StreamId, String> {
-    let stream = |event: &TraceEvent| match *event {
-        TraceEvent::Allocate { stream, .. } | TraceEvent::RecordStream { stream, .. } | TraceEvent::SynchronizeStream(stream) => {
-            Some(stream)
-        }
-        _ => None,
-    };
-    let named: std::collections::BTreeSet<_> = events.iter().filter_map(stream).filter(|&stream| stream != StreamId::DEFAULT).collect();
+    let used = events.iter().filter_map(|&(mut event)| event.stream_mut().copied());
+    let named: BTreeSet<StreamId> = used.filter(|&stream| stream != StreamId::DEFAULT).collect();
     named.into_iter().enumerate().map(|(index, stream)| (stream, format!("side{}", index + 1))).collect()
 }
 
-/// The written steps.
 struct Steps {
     text: String,
     streams: BTreeMap<StreamId, String>,
     pressure: Bytes,
     /// Open private pools, innermost last.
     open: Vec<u32>,
-    /// True if allocations are filled.
     fills: bool,
 }
 

@@ -96,7 +96,6 @@ impl<'a, 'w> Search<'a, 'w> {
         }
     }
 
-    /// Removes as many units as possible.
     fn leave_out_units(&mut self) -> Flow {
         let (mut unit_of, count) = self.units();
         delta::leave_out(count, &mut |range| {
@@ -212,7 +211,6 @@ impl<'a, 'w> Search<'a, 'w> {
         candidate
     }
 
-    /// Resets each setting to PyTorch's default.
     fn reset_settings(&mut self) -> Flow {
         for reset in SETTINGS {
             for is_other in [false, true] {
@@ -227,8 +225,7 @@ impl<'a, 'w> Search<'a, 'w> {
         Flow::Continue(())
     }
 
-    /// Accepts the candidate if it fails the same way, on the smallest device for which a replay shows it. Returns whether it
-    /// did.
+    /// Accepts the candidate if it fails the same way, on the smallest device for which a replay shows it.
     fn accept(&mut self, mut candidate: Shrunk) -> Flow<bool> {
         let (needed, live) = needed_and_live(&candidate.case.events);
         // A program that is too large for its device can have any device.
@@ -284,8 +281,7 @@ impl<'a, 'w> Search<'a, 'w> {
     }
 }
 
-/// Removes operations that have no effect: peak resets, and frees and uses of dead blocks. Also returns the original index of
-/// each event.
+/// Removes operations without effect: peak resets, and uses of dead blocks. Also returns the original index of each event.
 fn settled(case: Case) -> (Case, Vec<usize>) {
     let mut live = BTreeSet::new();
     let mut does_something = |event: &TraceEvent| match *event {

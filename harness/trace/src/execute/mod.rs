@@ -25,7 +25,6 @@ pub use self::target::{ByHandle, ByPointer, Target};
 #[derive(Debug)]
 pub struct Executor<L> {
     operations: Arc<[Operation]>,
-    /// Indexed by slot.
     live: Vec<Option<L>>,
     /// The slots of allocations that the trace never frees, in order of allocation.
     left: Arc<[u32]>,
@@ -54,7 +53,6 @@ enum Rare {
     Other(TraceEvent),
 }
 
-/// Why a trace cannot be prepared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrepareError {
     /// The second allocation needs another id.
@@ -69,12 +67,10 @@ pub enum PrepareError {
         /// The first operation beyond the limit, counted from 1.
         operation: usize,
     },
-    /// The device cannot create the trace's streams.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Why a run stopped early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped<E> {
     /// The device failed. An out-of-memory error does not count as a failure.
@@ -84,7 +80,6 @@ pub enum Stopped<E> {
         operation: usize,
         source: DeviceError,
     },
-    /// The observer stopped the run.
     #[error("{0}")]
     Observer(E),
 }
@@ -101,7 +96,6 @@ impl From<Stopped<Infallible>> for DeviceError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done = 0,
-    /// Out of memory.
     OutOfMemory = 1,
     /// Nothing was done, because the id or private pool is not live.
     Ignored = 2,
@@ -110,12 +104,10 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Allocate,
-    /// A free of a live id.
     Free,
     Other,
 }
 
-/// Counters of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Includes refused allocations.
@@ -133,10 +125,8 @@ impl Counts {
 
 /// Receives the operations of a run. [`Executor::pass`] does not show the frees that follow the trace.
 pub trait Observer<T: Target> {
-    /// The reason for which the observer stops a run.
     type Error;
 
-    /// Called directly before the target.
     #[inline(always)]
     fn before(&mut self, kind: Kind) {
         let _ = kind;
@@ -154,7 +144,6 @@ pub trait Observer<T: Target> {
     }
 }
 
-/// No observer.
 #[derive(Clone, Copy, Debug)]
 pub struct Unobserved;
 
@@ -292,26 +281,6 @@ fn refused(error: Box<AllocatorError>) -> Result<Outcome, DeviceError> {
     }
 }
 
-enum Failed {
-    Device(DeviceError),
-    Pool(PrivatePoolError),
-}
-
-impl From<DeviceError> for Failed {
-    fn from(error: DeviceError) -> Self {
-        Self::Device(error)
-    }
-}
-
-impl From<PrivatePoolError> for Failed {
-    fn from(error: PrivatePoolError) -> Self {
-        match error {
-            PrivatePoolError::Device(error) => Self::Device(error),
-            error => Self::Pool(error),
-        }
-    }
-}
-
 #[inline(never)]
 fn rare<T: Target, O: Observer<T>>(
     index: usize,
@@ -335,8 +304,8 @@ fn rare<T: Target, O: Observer<T>>(
             observer.before(Kind::Other);
             match target.with(|allocator, device| other(allocator, device, pressure, event)) {
                 Ok(outcome) => Ok(outcome),
-                Err(Failed::Device(source)) => Err(device_failed(source)),
-                Err(Failed::Pool(error)) => observer.pool_misused(index, error).map(|()| Outcome::Ignored).map_err(Stopped::Observer),
+                Err(PrivatePoolError::Device(source)) => Err(device_failed(source)),
+                Err(error) => observer.pool_misused(index, error).map(|()| Outcome::Ignored).map_err(Stopped::Observer),
             }
         }
     }
@@ -348,7 +317,7 @@ fn other(
     device: &mut dyn TestDevice,
     pressure: &mut Bytes,
     event: TraceEvent,
-) -> Result<Outcome, Failed> {
+) -> Result<Outcome, PrivatePoolError> {
     match event {
         TraceEvent::SynchronizeStream(stream) => device.synchronize_stream(stream)?,
         TraceEvent::Synchronize => device.synchronize()?,

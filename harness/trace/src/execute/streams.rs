@@ -1,6 +1,6 @@
 //! Maps the streams of a trace to streams of the device.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::PrepareError;
 use crate::trace::TraceEvent;
@@ -16,10 +16,7 @@ pub const MAX_STREAMS: usize = 1024;
 /// The streams are created in the order of the trace's numbers, because allocators visit streams in order. The default stream
 /// maps to itself.
 #[derive(Clone, Debug)]
-pub struct Streams {
-    /// Pairs of the trace's number and the device's stream, in ascending order.
-    streams: Vec<(StreamId, StreamId)>,
-}
+pub struct Streams(BTreeMap<StreamId, StreamId>);
 
 impl Streams {
     /// Creates the given streams and those of the trace. Numbers between them cost no time or memory.
@@ -31,11 +28,8 @@ impl Streams {
                 return Err(PrepareError::TooManyStreams { operation: index + 1 });
             }
         }
-        let mut streams = vec![(StreamId::DEFAULT, StreamId::DEFAULT)];
-        for stream in named {
-            streams.push((stream, device.create_stream()?));
-        }
-        Ok(Self { streams })
+        let created = named.into_iter().map(|stream| Ok((stream, device.create_stream()?)));
+        created.collect::<Result<_, DeviceError>>().map(Self).map_err(PrepareError::Device)
     }
 
     /// Creates the same streams on another device, which must number them the same way.
@@ -52,21 +46,18 @@ impl Streams {
     /// Replaces the event's stream by the device's. Streams that the trace does not name stay unchanged.
     #[must_use]
     pub fn on_device(&self, mut event: TraceEvent) -> TraceEvent {
-        if let Some(stream) = event.stream_mut()
-            && let Ok(place) = self.streams.binary_search_by_key(stream, |&(named, _)| named)
-        {
-            *stream = self.streams[place].1;
+        if let Some(stream) = event.stream_mut() {
+            *stream = self.0.get(stream).copied().unwrap_or(*stream);
         }
         event
     }
 
-    /// The created streams, without the default stream.
     pub fn made(&self) -> impl Iterator<Item = StreamId> + '_ {
-        self.streams.iter().skip(1).map(|&(_, made)| made)
+        self.0.values().copied()
     }
 
     /// Returns the trace's number for a device stream.
     pub fn in_trace(&self, made: StreamId) -> StreamId {
-        self.streams.iter().find(|&&(_, there)| there == made).map_or(made, |&(named, _)| named)
+        self.0.iter().find(|&(_, &there)| there == made).map_or(made, |(&named, _)| named)
     }
 }

@@ -6,16 +6,13 @@ use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Reques
 use harness_allocator::device::{DeviceError, DevicePtr, StreamId, TestDevice};
 use harness_allocator::stats::{MemoryStats, SegmentInfo};
 
-/// An allocator on a device.
 pub trait Target {
-    /// The handle that frees an allocation.
     type Live;
     type Allocator: Allocator + ?Sized;
 
     /// The error is boxed, so the result fits into registers.
     fn allocate(&mut self, request: Request) -> Result<Self::Live, Box<AllocatorError>>;
 
-    /// Fails only if the device fails.
     fn free(&mut self, live: Self::Live) -> Result<(), DeviceError>;
 
     /// Records the use of an allocation on another stream. Fails only if the device fails.
@@ -28,7 +25,6 @@ pub trait Target {
         self.with(|allocator, _| allocator.stats())
     }
 
-    /// All segments in address order.
     fn snapshot(&mut self) -> Vec<SegmentInfo> {
         self.with(|allocator, _| allocator.snapshot())
     }

@@ -6,14 +6,13 @@ use harness_allocator::allocator::PrivatePoolId;
 use harness_allocator::allocator::caching::Config;
 use harness_allocator::device::StreamId;
 
-use super::{Allocation, Ended, ProgramError, RecordedProgram};
+use super::{Allocation, ProgramError, RecordedProgram};
 use crate::execute::PrepareError;
 use crate::snapshot::{PoolId, StackId};
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
-    /// Converts an allocation trace. The program starts with no memory and has no addresses. Allocations, streams and private
-    /// pools are renumbered in order.
+    /// Converts an allocation trace to a program without addresses. Renumbers allocations, streams and private pools in order.
     pub fn from_trace(events: &[TraceEvent], config: Config) -> Result<Self, ProgramError> {
         let (streams, pools) = names(events);
         let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
@@ -33,13 +32,8 @@ impl RecordedProgram {
                         return Err(PrepareError::IdReused { operation: index + 1, id: *id }.into());
                     }
                     *id = number;
-                    allocations.push(Allocation {
-                        address: None,
-                        refused: false,
-                        requested: *size,
-                        stream: *stream,
-                        stack: StackId::EMPTY,
-                    });
+                    let (requested, stream, stack) = (*size, *stream, StackId::EMPTY);
+                    allocations.push(Allocation { address: None, refused: false, requested, stream, stack });
                 }
                 // An operation on an id that is not live has no effect.
                 TraceEvent::Free { id } => match ids.remove(id) {
@@ -55,23 +49,8 @@ impl RecordedProgram {
             operations.push(operation);
             origin.push(index as u32);
         }
-        Ok(Self {
-            device: 0,
-            start: Vec::new(),
-            operations,
-            origin,
-            allocations,
-            driver: Vec::new(),
-            reserved_at_start: Vec::new(),
-            reservations: Vec::new(),
-            streams,
-            pools: pools.into_iter().map(|pool| PoolId(0, u64::from(pool.0) + 1)).collect(),
-            config,
-            memory: None,
-            memory_at_most: None,
-            ended: Ended::Well,
-            notes: Vec::new(),
-        })
+        let pools = pools.into_iter().map(|pool| PoolId(0, u64::from(pool.0) + 1)).collect();
+        Ok(Self { operations, origin, allocations, streams, pools, config, ..Self::default() })
     }
 }
 

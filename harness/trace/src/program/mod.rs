@@ -30,18 +30,15 @@ use crate::snapshot::{Block, PoolId, Segment, StackId};
 use crate::trace::TraceEvent;
 
 /// The requests of one program on one device. Stack ids refer to the snapshot.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecordedProgram {
-    /// The device's index in the snapshot.
     pub device: u32,
-    /// The segments and blocks reserved before the recording, in address order. Their live blocks have the ids from 0, in this
-    /// order.
+    /// The segments and blocks reserved before the recording, in address order. Their live blocks have the ids from 0.
     pub start: Vec<Segment>,
     /// The program's operations in order. New allocations continue the ids of `start`; no id is reused.
     pub operations: Vec<TraceEvent>,
     /// For each operation, the index of the snapshot event that it comes from.
     pub origin: Vec<u32>,
-    /// Indexed by id.
     pub allocations: Vec<Allocation>,
     /// Driver allocations of the recording in order: segments, and mapped ranges of expandable segments.
     pub driver: Vec<DriverRange>,
@@ -54,7 +51,6 @@ pub struct RecordedProgram {
     pub streams: Vec<u64>,
     /// The private pools, indexed by the pool numbers in `operations`.
     pub pools: Vec<PoolId>,
-    /// The recorded settings.
     pub config: Config,
     /// The memory available to the program: its reserved memory plus the device's free memory. Known from an OOM, from the
     /// caller, or inferred ([`Note::MemoryInferred`]).
@@ -62,7 +58,6 @@ pub struct RecordedProgram {
     /// If `memory` is unknown: an upper bound from the reserved addresses, if they give one.
     pub memory_at_most: Option<Bytes>,
     pub ended: Ended,
-    /// Unknown facts and assumptions.
     pub notes: Vec<Note>,
 }
 
@@ -84,7 +79,6 @@ impl RecordedProgram {
         self.memory.or(self.memory_at_most).unwrap_or(UNKNOWN_MEMORY)
     }
 
-    /// The memory reserved before the recording.
     pub fn reserved_at_start(&self) -> Bytes {
         self.start.iter().map(|segment| segment.size).sum()
     }
@@ -97,36 +91,29 @@ const UNKNOWN_MEMORY: Bytes = Bytes::gib(1024);
 pub struct Allocation {
     /// The recorded address. `None` if the request failed or the address is unknown.
     pub address: Option<u64>,
-    /// True if the request failed in the recording.
     pub refused: bool,
     pub requested: Bytes,
     pub stream: StreamId,
     pub stack: StackId,
 }
 
-/// Memory that the driver allocated or mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverRange {
     pub address: u64,
     pub size: Bytes,
-    /// The index of its event in the snapshot.
     pub event: u32,
 }
 
-/// How a recording ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ended {
     /// Every request succeeded, or the program continued after the last OOM.
+    #[default]
     Well,
-    /// The last request failed.
     Oom {
-        /// The failed operation.
         operation: usize,
-        /// Its event in the snapshot.
         event: u32,
         /// The requested size, rounded with the recorded settings.
         requested: Bytes,
-        /// The device's free memory.
         device_free: Bytes,
     },
 }
@@ -160,7 +147,6 @@ pub enum Note {
     UnexplainedFree { event: u32 },
 }
 
-/// Why a program cannot be recovered or replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     #[error("the snapshot contains no data of device {device}, only {}", devices(.known))]
@@ -173,7 +159,6 @@ pub enum ProgramError {
     /// The snapshot describes a state that the allocator cannot reach.
     #[error("the state before the recording: {0}")]
     Start(#[from] RestoreError),
-    /// The program has more streams than a replay supports.
     #[error(transparent)]
     Prepare(#[from] PrepareError),
     /// The device or the allocator failed: a bug in this program.
@@ -183,7 +168,6 @@ pub enum ProgramError {
         operation: usize,
         source: DeviceError,
     },
-    /// This version does not support the recorded settings.
     #[error("the snapshot's settings `{conf}`: {source}")]
     Settings { conf: String, source: ConfError },
 }

@@ -3,12 +3,12 @@
 use std::ops::ControlFlow;
 
 use super::{Placement, Prepared, ProgramError, RecordedProgram, Setup};
+use crate::execute::{ByHandle, Outcome};
 use crate::snapshot::{Frame, Recorder, Settings, Snapshot};
 
 impl Prepared<'_> {
     /// Replays the program from an empty allocator with rising addresses and returns the snapshot that PyTorch would write. Stops
-    /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation, counted
-    /// from 0.
+    /// at the first request that fails but succeeded in the recording. `place` returns the call site of an operation.
     pub fn record(&self, setup: &Setup, place: impl Fn(usize) -> Option<Frame>) -> Result<Snapshot, ProgramError> {
         let setup = Setup { placement: Placement::Rising, ..setup.clone() };
         let settings = setup.allocator.effective().map(|config| Settings { conf: config.to_string(), all: Vec::new() });
@@ -18,9 +18,10 @@ impl Prepared<'_> {
         recorder.set_place(place(0));
         let mut snapshot = Snapshot::default();
         let last = self.program().operations.len().saturating_sub(1);
-        self.run(&mut device, &mut allocator, Vec::new(), |operation, outcome, allocator| {
-            if operation == last || outcome == crate::execute::Outcome::OutOfMemory {
-                snapshot = recorder.snapshot(allocator);
+        let mut target = ByHandle { device: &mut device, allocator: &mut allocator };
+        self.run(&mut target, Vec::new(), |operation, outcome, target| {
+            if operation == last || outcome == Outcome::OutOfMemory {
+                snapshot = recorder.snapshot(target.allocator);
             }
             recorder.set_place(place(operation + 1));
             ControlFlow::Continue(())

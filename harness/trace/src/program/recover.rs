@@ -28,7 +28,6 @@ use crate::snapshot::{Action, Event, PoolId, Segment, Snapshot};
 use crate::trace::TraceEvent;
 
 impl RecordedProgram {
-    /// Recovers the program of one device.
     pub fn recover(snapshot: &Snapshot, device: u32) -> Result<Self, ProgramError> {
         Self::recover_with(snapshot, device, None)
     }
@@ -62,7 +61,6 @@ fn check_device(snapshot: &Snapshot, device: u32) -> Result<(), ProgramError> {
     if known.contains(&device) { Ok(()) } else { Err(ProgramError::NoSuchDevice { device, known }) }
 }
 
-/// Maps events to private pools.
 struct PrivatePools {
     /// The end and the pool of each segment, by its start address.
     of_segments: BTreeMap<u64, (u64, PrivatePoolId)>,
@@ -84,15 +82,12 @@ struct Recovery<'a> {
     /// Present while it matches the recording.
     shadow: Option<ShadowAllocator>,
     pending: PendingFrees,
-    /// The ids of live blocks by address.
     ids: HashMap<u64, u64>,
     private: PrivatePools,
-    /// By failed request: the address of the next mapping for its pool and stream, because the request may already have reserved
-    /// addresses.
+    /// By failed request, which may have reserved addresses: the address of the next mapping for its pool and stream.
     mapped_next: HashMap<usize, DevicePtr>,
     /// The last request event of each private pool.
     last_use: BTreeMap<PrivatePoolId, usize>,
-    /// The open private pool.
     open: Option<PrivatePoolId>,
     memory_is_known: bool,
     /// The last request event, successful or not.
@@ -108,9 +103,7 @@ struct Recovery<'a> {
 /// Driver calls and completed frees since the last operation.
 #[derive(Default)]
 struct Group {
-    /// Events that return memory to the driver.
     frees: Vec<usize>,
-    /// Events that take memory from the driver.
     takes: Vec<usize>,
     /// Synthetic streams that completed, each with its first event.
     completed: BTreeMap<StreamId, usize>,
@@ -119,9 +112,7 @@ struct Group {
 /// A hypothesis that explains a group.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
-    /// The frees completed before the request.
     seen_before: bool,
-    /// The program emptied its cache before the request.
     empty_cache: bool,
     /// The driver's first attempt failed, although its memory is unknown.
     refused: bool,
@@ -151,17 +142,14 @@ impl<'a> Recovery<'a> {
             start: start.segments,
             operations: Vec::with_capacity(events.len()),
             origin: Vec::with_capacity(events.len()),
-            allocations: Vec::new(),
-            driver: Vec::new(),
             reserved_at_start: reservations.at_start,
-            reservations: Vec::new(),
             streams,
             pools,
             config,
             memory: known,
             memory_at_most: reservations.memory_at_most,
-            ended: Ended::Well,
             notes: (reservations.unsure > 0).then_some(Note::ReservationsUnknown { segments: reservations.unsure }).into_iter().collect(),
+            ..RecordedProgram::default()
         };
         let held = program.reserved_at_start();
         if let Some(memory) = known.filter(|&memory| memory < held) {
@@ -235,7 +223,7 @@ impl<'a> Recovery<'a> {
         for (id, stream) in waiting {
             self.add(TraceEvent::RecordStream { id, stream }, 0);
             self.add(TraceEvent::Free { id }, 0);
-            self.ask(|shadow| shadow.free(id, Some(stream)))?;
+            self.compare(|shadow| shadow.free(id, Some(stream)).map(|()| true))?;
             let address = self.program.allocations[id as usize].address;
             address.map(|address| self.ids.remove(&address));
         }
@@ -254,7 +242,7 @@ impl<'a> Recovery<'a> {
             self.add(TraceEvent::RecordStream { id, stream }, index);
         }
         self.add(TraceEvent::Free { id }, index);
-        self.ask(|shadow| shadow.free(id, waits_for))
+        self.compare(|shadow| shadow.free(id, waits_for).map(|()| true))
     }
 
     /// Explains driver frees and completed frees that no request follows.
@@ -363,7 +351,7 @@ impl<'a> Recovery<'a> {
         let event = self.events[index];
         let address = (event.action == Action::Alloc).then_some(DevicePtr(event.address));
         let (freed, taken) = (self.driver_calls(frees), self.driver_calls(&group.takes));
-        let size_taken = self.bytes(&group.takes);
+        let size_taken = group.takes.iter().map(|&index| self.events[index].size).sum();
         let mapped_next = self.mapped_next.get(&index).copied();
         for (number, &plan) in plans.iter().enumerate() {
             let Some(shadow) = &mut self.shadow else { return Ok(likely) };
@@ -391,11 +379,6 @@ impl<'a> Recovery<'a> {
         Ok(likely)
     }
 
-    /// The total size of these events.
-    fn bytes(&self, events: &[usize]) -> Bytes {
-        events.iter().map(|&index| self.events[index].size).sum()
-    }
-
     /// Bounds of the program's memory, from requests that failed at first.
     fn memory_between(&self) -> Option<(Bytes, Bytes)> {
         let at_most = self.refused_at?.saturating_sub(GRANULARITY);
@@ -412,7 +395,6 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The program emptied the cache.
     fn empty_cache(&mut self, frees: &[usize]) -> Result<(), ProgramError> {
         self.leave_pool(frees[0]);
         self.add(TraceEvent::EmptyCache, frees[0]);
@@ -446,18 +428,12 @@ impl<'a> Recovery<'a> {
 
     fn synchronize(&mut self, stream: StreamId, event: usize) -> Result<(), ProgramError> {
         self.add_synchronize(stream, event);
-        self.ask(|shadow| shadow.synchronize(stream))
+        self.compare(|shadow| shadow.synchronize(stream).map(|()| true))
     }
 
     fn add_synchronize(&mut self, stream: StreamId, event: usize) {
         self.leave_pool(event);
         self.add(TraceEvent::SynchronizeStream(stream), event);
-    }
-
-    /// Runs an action on the shadow allocator, if it still matches.
-    fn ask(&mut self, what: impl FnOnce(&mut ShadowAllocator) -> Result<(), DeviceError>) -> Result<(), ProgramError> {
-        let operation = self.program.operations.len();
-        self.shadow.as_mut().map_or(Ok(()), what).map_err(|source| ProgramError::Replay { operation, source })
     }
 
     /// Runs an action on the shadow allocator, and drops the allocator if the action does not match the recording.
@@ -492,7 +468,6 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// The private pool of a request.
     fn pool_of(&self, index: usize) -> Option<PrivatePoolId> {
         let event = self.events[index];
         match event.action {

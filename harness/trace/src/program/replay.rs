@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::caching::{CachingAllocator, Config};
+use harness_allocator::allocator::caching::CachingAllocator;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, AllocatorSpec, Request};
 use harness_allocator::device::sim::{CostModel, GRANULARITY, SimConfig, SimDevice};
-use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId, TestDevice};
+use harness_allocator::device::{Device as _, DeviceCalls, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, SegmentInfo};
 use harness_allocator::units::{Bytes, Nanos};
 
-use super::watch::{AddressLog, Logged, Step};
+use super::watch::{Logged, Step, Watched};
 use super::{Ended, ProgramError, RecordedProgram};
-use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped};
+use crate::execute::{ByHandle, Executor, Kind, Observer, Outcome, Stopped, Target};
 use crate::snapshot::{Segment, StackId};
 use crate::trace::TraceEvent;
 
@@ -24,16 +24,13 @@ pub struct Prepared<'a> {
     start: Vec<SegmentInfo>,
 }
 
-/// The allocator and device of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     pub allocator: AllocatorSpec,
-    /// The memory available to the program.
     pub memory: Bytes,
     pub placement: Placement,
 }
 
-/// The addresses of new segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Rising addresses, without reuse.
@@ -42,7 +39,6 @@ pub enum Placement {
     Recorded,
 }
 
-/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replayed {
     /// The request that stopped the replay: it succeeded in the recording, or it is the recording's final OOM.
@@ -63,12 +59,16 @@ pub struct Replayed {
 pub struct Refused {
     /// Counted from 0.
     pub operation: usize,
-    /// The index of its event in the snapshot.
     pub event: u32,
     pub requested: Bytes,
 }
 
 impl RecordedProgram {
+    pub fn recorded_setup(&self) -> Setup {
+        let allocator = AllocatorSpec::caching(self.config.clone());
+        Setup { allocator, memory: self.device_memory(), placement: Placement::Recorded }
+    }
+
     /// Prepares the program. Fails if it has more streams than a replay supports.
     pub fn prepare(&self) -> Result<Prepared<'_>, ProgramError> {
         let made_up = self.operations.iter().filter_map(|operation| match *operation {
@@ -83,7 +83,6 @@ impl RecordedProgram {
         Ok(Prepared { program: self, executor, start: self.start_for_allocator() })
     }
 
-    /// The segments at the start, in the allocator's format.
     pub fn start_for_allocator(&self) -> Vec<SegmentInfo> {
         self.start.iter().map(|segment| self.for_allocator(segment)).collect()
     }
@@ -135,60 +134,19 @@ impl Prepared<'_> {
     /// live, in address order.
     pub fn replay(&self, setup: &Setup) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
-        match setup.allocator.effective() {
-            Some(config) => {
-                let (mut allocator, live) = self.restore(config, &mut device, setup.placement)?;
-                self.run(&mut device, &mut allocator, live, |_, _, _| ControlFlow::Continue(()))
-            }
-            None => {
-                let mut allocator = setup.allocator.build();
-                let live = self.allocate_start(&mut *allocator, &mut device, setup)?;
-                self.run(&mut device, &mut allocator, live, |_, _, _| ControlFlow::Continue(()))
-            }
-        }
+        let (mut allocator, live) = self.allocator(setup, &mut device)?;
+        let mut target = ByHandle { device: &mut device, allocator: &mut *allocator };
+        self.run(&mut target, live, |_, _, _| ControlFlow::Continue(()))
     }
 
     /// Replays like [`Prepared::replay`] and shows each operation to `watch`, which can stop the replay.
     pub fn watch(&self, setup: &Setup, mut watch: impl FnMut(&Step<'_>) -> ControlFlow<()>) -> Result<Replayed, ProgramError> {
         let mut device = self.device(setup)?;
-        let (allocator, live): (Box<dyn Allocator>, _) = match setup.allocator.effective() {
-            Some(config) => {
-                let (allocator, live) = self.restore(config, &mut device, setup.placement)?;
-                (Box::new(allocator), live)
-            }
-            None => {
-                let mut allocator = setup.allocator.build();
-                let live = self.allocate_start(&mut *allocator, &mut device, setup)?;
-                (allocator, live)
-            }
-        };
-        let (mut device, log) = Logged::new(device, &self.start);
-        let mut allocator = AddressLog::new(allocator);
-        self.run(&mut device, &mut allocator, live, |operation, outcome, allocator| {
-            let driver = log.take();
-            let (address, allocator) = (allocator.take_address(), allocator.allocator());
-            watch(&Step { operation, outcome, address, driver: &driver, allocator })
+        let (allocator, live) = self.allocator(setup, &mut device)?;
+        let mut target = Watched { device: Logged::new(device, &self.start), allocator, address: None };
+        self.run(&mut target, live, |operation, outcome, Watched { device, allocator, address }| {
+            watch(&Step { operation, outcome, address: address.take(), driver: &device.take_log(), allocator: &**allocator })
         })
-    }
-
-    /// The segments after an operation, counted from 0, or after an earlier request that stops the replay. In address order, with
-    /// the stacks of the blocks.
-    pub fn segments_after(&self, setup: &Setup, operation: usize) -> Result<(Replayed, Vec<Segment>), ProgramError> {
-        let restored = setup.allocator.effective().is_some();
-        let at_start = self.program.allocations.iter().take(if restored { self.program.live_at_start() as usize } else { 0 });
-        let mut stacks: HashMap<u64, StackId> = at_start.filter_map(|allocation| Some((allocation.address?, allocation.stack))).collect();
-        let mut segments = if restored { self.start.clone() } else { Vec::new() };
-        let replayed = self.watch(setup, |step| {
-            if let (Some(address), TraceEvent::Allocate { id, .. }) = (step.address, self.program.operations[step.operation]) {
-                stacks.insert(address.0, self.program.allocations[id as usize].stack);
-            }
-            let stops = step.operation == operation || step.operation + 1 == self.program.operations.len();
-            if stops || step.outcome == Outcome::OutOfMemory {
-                segments = step.allocator.snapshot();
-            }
-            if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        Ok((replayed, segments.iter().map(|segment| self.program.for_snapshot(segment, &stacks)).collect()))
     }
 
     pub(super) fn device(&self, setup: &Setup) -> Result<SimDevice, ProgramError> {
@@ -199,66 +157,52 @@ impl Prepared<'_> {
         Ok(SimDevice::new(SimConfig { cost: CostModel::PUBLISHED, ..SimConfig::replay(setup.memory) }))
     }
 
-    /// Restores PyTorch's allocator in the recorded state and reserves its memory on the device.
-    fn restore(
-        &self,
-        config: Config,
-        device: &mut SimDevice,
-        placement: Placement,
-    ) -> Result<(CachingAllocator, Vec<Allocation>), ProgramError> {
-        hold(device, &self.start, &self.program.reserved_at_start).map_err(|source| ProgramError::Replay { operation: 0, source })?;
-        if placement == Placement::Recorded {
-            device.place_allocations(self.program.driver.iter().map(|range| DevicePtr(range.address)));
-            device.place_reservations(self.program.reservations.iter().map(|&start| DevicePtr(start)));
+    /// The allocator with the blocks that are live at the start.
+    fn allocator(&self, setup: &Setup, device: &mut SimDevice) -> Result<(Box<dyn Allocator>, Vec<Allocation>), ProgramError> {
+        if let Some(config) = setup.allocator.effective() {
+            let reservations = &self.program.reserved_at_start;
+            hold(device, &self.start, reservations).map_err(|source| ProgramError::Replay { operation: 0, source })?;
+            if setup.placement == Placement::Recorded {
+                device.place_allocations(self.program.driver.iter().map(|range| DevicePtr(range.address)));
+                device.place_reservations(self.program.reservations.iter().map(|&start| DevicePtr(start)));
+            }
+            let (allocator, live) = CachingAllocator::restore(config, &self.start, reservations)?;
+            return Ok((Box::new(allocator), live));
         }
-        Ok(CachingAllocator::restore(config, &self.start, &self.program.reserved_at_start)?)
-    }
-
-    /// Allocates the blocks that are live at the start.
-    fn allocate_start(
-        &self,
-        allocator: &mut dyn Allocator,
-        device: &mut SimDevice,
-        setup: &Setup,
-    ) -> Result<Vec<Allocation>, ProgramError> {
+        let mut allocator = setup.allocator.build();
         let live = self.start.iter().flat_map(|segment| &segment.blocks).filter(|block| block.state == BlockState::Allocated);
-        live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
+        let live = live.map(|block| match allocator.allocate(device, Request { size: block.requested, stream: block.stream }) {
             Ok(allocation) => Ok(allocation),
             Err(AllocatorError::Device(source)) => Err(ProgramError::Replay { operation: 0, source }),
             Err(_) => Err(ProgramError::TooLittleMemory { memory: setup.memory, held: self.program.reserved_at_start() }),
-        })
-        .collect()
+        });
+        let live = live.collect::<Result<_, _>>()?;
+        Ok((allocator, live))
     }
 
-    pub(super) fn run<A: Allocator>(
+    pub(super) fn run<T: Target<Live = Allocation>>(
         &self,
-        device: &mut dyn TestDevice,
-        allocator: &mut A,
+        target: &mut T,
         live: Vec<Allocation>,
-        each: impl FnMut(usize, Outcome, &mut A) -> ControlFlow<()>,
+        each: impl FnMut(usize, Outcome, &mut T) -> ControlFlow<()>,
     ) -> Result<Replayed, ProgramError> {
-        let (calls, start) = (device.calls(), device.now());
-        let mut executor = self.executor.for_device(device)?;
+        let (calls, start) = target.with_device(|device| (device.calls(), device.now()));
+        let mut executor = target.with_device(|device| self.executor.for_device(device))?;
         executor.start_with(live);
         let mut follow =
             Follow { program: self.program, each, calls: calls.memory_calls(), oom: None, survived_ooms: 0, peak_unused: Bytes::ZERO };
-        match executor.run(&mut ByHandle { device, allocator }, &mut follow) {
+        match executor.run(target, &mut follow) {
             Ok(_) | Err(Stopped::Observer(Stop)) => {}
             Err(Stopped::Device { operation, source }) => return Err(ProgramError::Replay { operation, source }),
         }
-        Ok(Replayed {
-            oom: follow.oom,
-            survived_ooms: follow.survived_ooms,
-            stats: allocator.stats(),
-            calls: device.calls().since(&calls),
-            driver_time: device.now().saturating_sub(start),
-            peak_unused: follow.peak_unused,
-        })
+        let Follow { oom, survived_ooms, peak_unused, .. } = follow;
+        let stats = target.stats();
+        let (calls, driver_time) = target.with_device(|device| (device.calls().since(&calls), device.now().saturating_sub(start)));
+        Ok(Replayed { oom, survived_ooms, stats, calls, driver_time, peak_unused })
     }
 }
 
-/// Reserves the memory of these segments on a device. Maps expandable segments in the smallest pages, which can be unmapped in
-/// any order.
+/// Reserves the memory of these segments on a device. Maps the smallest pages, which can be unmapped in any order.
 pub(super) fn hold(device: &mut SimDevice, segments: &[SegmentInfo], reservations: &[MemoryRange]) -> Result<(), DeviceError> {
     device.place_allocations(segments.iter().filter(|segment| !segment.expandable).map(|segment| segment.address));
     device.place_reservations(reservations.iter().map(|range| range.start));
@@ -286,36 +230,29 @@ struct Follow<'a, F> {
     peak_unused: Bytes,
 }
 
-/// Ends a run.
 struct Stop;
 
-impl<A: Allocator, F: FnMut(usize, Outcome, &mut A) -> ControlFlow<()>> Observer<ByHandle<'_, A>> for Follow<'_, F> {
+impl<T: Target, F: FnMut(usize, Outcome, &mut T) -> ControlFlow<()>> Observer<T> for Follow<'_, F> {
     type Error = Stop;
 
     #[inline]
-    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut ByHandle<'_, A>) -> Result<(), Stop> {
+    fn after(&mut self, index: usize, kind: Kind, outcome: Outcome, target: &mut T) -> Result<(), Stop> {
         if kind == Kind::Allocate {
-            let calls = target.device.calls().memory_calls();
+            let calls = target.with_device(|device| device.calls().memory_calls());
             if calls != self.calls {
                 self.calls = calls;
-                self.look_at_unused(target.allocator);
+                let stats = target.stats();
+                let unused = stats.reserved_bytes.all.current.saturating_sub(stats.allocated_bytes.all.current);
+                self.peak_unused = self.peak_unused.max(Bytes(unused));
             }
         }
-        let flow = (self.each)(index, outcome, target.allocator);
+        let flow = (self.each)(index, outcome, target);
         let goes_on = outcome != Outcome::OutOfMemory || self.goes_on_after(index);
         if flow.is_break() || !goes_on { Err(Stop) } else { Ok(()) }
     }
 }
 
 impl<F> Follow<'_, F> {
-    /// Updates the peak of unused memory after a driver call.
-    #[cold]
-    fn look_at_unused(&mut self, allocator: &impl Allocator) {
-        let stats = allocator.stats();
-        let unused = stats.reserved_bytes.all.current.saturating_sub(stats.allocated_bytes.all.current);
-        self.peak_unused = self.peak_unused.max(Bytes(unused));
-    }
-
     /// Records a failed request. Returns whether the recording shows how the program continued.
     #[cold]
     fn goes_on_after(&mut self, index: usize) -> bool {

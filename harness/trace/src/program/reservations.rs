@@ -15,7 +15,6 @@ use harness_allocator::units::Bytes;
 
 use crate::snapshot::{Action, Event, PoolId, Segment};
 
-/// One pool on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct StreamPool {
     stream: u64,
@@ -23,7 +22,6 @@ struct StreamPool {
     pool: PoolId,
 }
 
-/// The reservations and their uncertainty.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     /// Reservations before the recording, in address order.
@@ -34,7 +32,6 @@ pub(super) struct Reservations {
     pub(super) unsure: usize,
 }
 
-/// The known part of a reservation.
 #[derive(Debug)]
 struct Reservation {
     pool: StreamPool,
@@ -44,11 +41,9 @@ struct Reservation {
     mapped: u64,
     /// True if it may start earlier.
     unsure: bool,
-    /// True if it existed before the recording.
     at_start: bool,
     /// The event that unmapped its last page and released the addresses.
     gone: usize,
-    /// The event that created it.
     made: usize,
 }
 
@@ -58,7 +53,6 @@ impl Reservation {
     }
 }
 
-/// Follows map and unmap events.
 struct Search<'a> {
     config: &'a Config,
     memory: Option<Bytes>,
@@ -150,9 +144,8 @@ impl Search<'_> {
     fn map(&mut self, index: usize, event: &Event, pool: StreamPool, request: Option<u64>) {
         let (start, end) = (event.address, event.address + event.size.0);
         let size = self.size(pool.kind).unwrap_or(u64::MAX);
-        let open = |found: &Reservation| found.is_open();
-        let behind = self.found.iter().position(|found| open(found) && found.start > start).unwrap_or(self.found.len());
-        let before = self.found[..behind].iter().rposition(open);
+        let behind = self.found.iter().position(|found| found.is_open() && found.start > start).unwrap_or(self.found.len());
+        let before = self.found[..behind].iter().rposition(Reservation::is_open);
         if let Some(around) = before.filter(|&before| self.found[before].pool == pool && end - self.found[before].start <= size) {
             let fits_one_page = request.is_some_and(|request| request <= self.config.page(pool.kind));
             let found = &mut self.found[around];

@@ -12,31 +12,26 @@ use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
 use super::replay::hold;
-use super::watch::{DriverCall, Log, Logged};
+use super::watch::{DriverCall, Logged};
 use super::{ProgramError, RecordedProgram};
 use crate::snapshot::Action;
 
 /// PyTorch's allocator in the state that the recording has reached.
 pub(super) struct ShadowAllocator {
     device: Logged<SimDevice>,
-    log: Log,
     allocator: CachingAllocator,
     live: HashMap<u64, Allocation>,
     pool: Option<PrivatePoolId>,
 }
 
-/// The recorded effects of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Recorded {
-    /// Driver calls in order.
     pub(super) driver: Vec<DriverCall>,
-    /// The address of the allocation.
     pub(super) address: Option<DevicePtr>,
     /// The addresses that a failed request reserved, if any.
     pub(super) mapped_next: Option<DevicePtr>,
 }
 
-/// A state that can be restored.
 pub(super) struct Checkpoint {
     device: Logged<SimDevice>,
     allocator: CachingAllocator,
@@ -53,18 +48,16 @@ impl ShadowAllocator {
         }
         hold(&mut device, start, &program.reserved_at_start).map_err(failed)?;
         let (allocator, live) = CachingAllocator::restore(program.config.clone(), start, &program.reserved_at_start)?;
-        let (device, log) = Logged::new(device, start);
-        Ok(Self { device, log, allocator, live: (0..).zip(live).collect(), pool: None })
+        let device = Logged::new(device, start);
+        Ok(Self { device, allocator, live: (0..).zip(live).collect(), pool: None })
     }
 
     pub(super) fn checkpoint(&self) -> Checkpoint {
         Checkpoint { device: self.device.clone(), allocator: self.allocator.clone(), pool: self.pool }
     }
 
-    /// Restores a state.
     pub(super) fn go_back(&mut self, to: Checkpoint) {
         Checkpoint { device: self.device, allocator: self.allocator, pool: self.pool } = to;
-        self.log.take();
     }
 
     /// Leaves the driver slightly less than `wanted` for the next request, or all memory.
@@ -104,7 +97,7 @@ impl ShadowAllocator {
             Err(AllocatorError::Device(error)) => return Err(error),
             Err(_) => None,
         };
-        Ok(address == recorded.address && self.log.take() == recorded.driver)
+        Ok(address == recorded.address && self.device.take_log() == recorded.driver)
     }
 
     pub(super) fn free(&mut self, id: u64, waits_for: Option<StreamId>) -> Result<(), DeviceError> {
@@ -124,13 +117,13 @@ impl ShadowAllocator {
     pub(super) fn empty_cache(&mut self, recorded: &[DriverCall]) -> Result<bool, DeviceError> {
         self.enter(None);
         self.allocator.empty_cache(&mut self.device)?;
-        Ok(self.log.take() == recorded)
+        Ok(self.device.take_log() == recorded)
     }
 
     /// Releases a private pool. Returns whether the driver calls match the recording.
     pub(super) fn release_pool(&mut self, pool: PrivatePoolId, recorded: &[DriverCall]) -> bool {
         self.enter(None);
-        self.allocator.release(&mut self.device, pool).is_ok() && self.log.take() == recorded
+        self.allocator.release(&mut self.device, pool).is_ok() && self.device.take_log() == recorded
     }
 
     fn enter(&mut self, pool: Option<PrivatePoolId>) {

@@ -19,10 +19,8 @@ use crate::snapshot::{Action, Block, Event, ExtraId, PoolId, Segment, Snapshot, 
 
 /// The largest remainder that stays with a large block.
 const LARGEST_REMAINDER: u64 = 1 << 20;
-/// The size of segments in the small pool.
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
-/// The state before the recording.
 #[derive(Debug, Default)]
 pub(super) struct Start {
     /// In address order. Blocks are allocated or free.
@@ -31,7 +29,6 @@ pub(super) struct Start {
     pub(super) pending: HashSet<u64>,
 }
 
-/// A block that was live before the recording.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     size: u64,
@@ -136,12 +133,10 @@ impl UnmappedPools {
 /// The segments of a device at an earlier moment: the final ones, from which events are undone, last to first.
 pub struct EarlierSegments {
     device: u32,
-    /// Without blocks.
     pub by_address: BTreeMap<u64, Segment>,
 }
 
 impl EarlierSegments {
-    /// Starts with the final segments.
     pub fn new<'s>(device: u32, last: impl IntoIterator<Item = &'s Segment>) -> Self {
         let without_blocks = |segment: &Segment| {
             let Segment { device, address, size, stream, pool, private_pool, expandable, stack, extra, .. } = *segment;

@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::ControlFlow;
 
-use harness_allocator::allocator::{Allocator, AllocatorSpec};
+use harness_allocator::allocator::Allocator;
 use harness_allocator::device::{DevicePtr, MemoryRange, StreamId};
 use harness_allocator::stats::{BlockState, SegmentInfo};
 use harness_allocator::units::Bytes;
 
-use super::replay::{Placement, Setup};
 use super::watch::{DriverCall, Step};
 use super::{ProgramError, RecordedProgram};
 use crate::execute::Outcome;
@@ -20,8 +19,7 @@ impl RecordedProgram {
     /// Replays the program with its own settings and returns a snapshot. `recorded` is the original snapshot. Matching events and
     /// segments take their times, stacks and unknown keys from it; other devices are copied.
     pub fn to_snapshot(&self, recorded: &Snapshot) -> Result<Snapshot, ProgramError> {
-        let setup =
-            Setup { allocator: AllocatorSpec::caching(self.config.clone()), memory: self.device_memory(), placement: Placement::Recorded };
+        let setup = self.recorded_setup();
         let mut told = EventWriter::new(self, recorded, setup.memory);
         let mut last = None;
         self.prepare()?.watch(&setup, |step| {
@@ -44,33 +42,20 @@ struct Range {
     stream: u64,
 }
 
-/// The recorded data of the same event.
-#[derive(Clone, Copy, Default)]
-struct Known {
-    place: usize,
-    time_us: Option<u64>,
-    stack: StackId,
-    extra: ExtraId,
-}
-
-/// Identifies matching events.
 type Key = (Action, u64, Bytes, u64);
 
-/// Builds the events of a snapshot.
 struct EventWriter<'a> {
     program: &'a RecordedProgram,
     recorded: &'a Snapshot,
     memory: Bytes,
-    /// The recorded events, by identity, in order.
-    known: HashMap<Key, VecDeque<Known>>,
+    /// The recorded events with their positions, by identity, in order.
+    known: HashMap<Key, VecDeque<(usize, Event)>>,
     events: Vec<Event>,
-    /// Live blocks by id.
     live: HashMap<u64, Range>,
     /// Addresses of blocks that are live since before the recording.
     before: HashSet<u64>,
     /// Frees that wait for other streams, oldest first.
     pending: Vec<Range>,
-    /// The streams of segments, by address.
     segments: BTreeMap<u64, u64>,
     /// By address: the stack of the last allocation of a block or segment there.
     blocks_by: HashMap<u64, StackId>,
@@ -79,10 +64,9 @@ struct EventWriter<'a> {
 
 impl<'a> EventWriter<'a> {
     fn new(program: &'a RecordedProgram, recorded: &'a Snapshot, memory: Bytes) -> Self {
-        let mut known: HashMap<Key, VecDeque<Known>> = HashMap::new();
-        for (place, event) in recorded.events_of(program.device).iter().enumerate() {
-            let Event { action, address, size, stream, time_us, stack, extra } = *event;
-            known.entry((action, address, size, stream)).or_default().push_back(Known { place, time_us, stack, extra });
+        let mut known: HashMap<Key, VecDeque<(usize, Event)>> = HashMap::new();
+        for (place, &event) in recorded.events_of(program.device).iter().enumerate() {
+            known.entry((event.action, event.address, event.size, event.stream)).or_default().push_back((place, event));
         }
         let mut told = Self {
             program,
@@ -165,9 +149,8 @@ impl<'a> EventWriter<'a> {
         }
     }
 
-    /// The position of the same event in the recording.
     fn place_of(&self, action: Action, Range { address, size, stream }: &Range) -> Option<usize> {
-        self.known.get(&(action, *address, *size, *stream))?.front().map(|known| known.place)
+        self.known.get(&(action, *address, *size, *stream))?.front().map(|&(place, _)| place)
     }
 
     fn driver(&mut self, call: DriverCall, allocator: &dyn Allocator) {
@@ -188,9 +171,11 @@ impl<'a> EventWriter<'a> {
 
     /// Adds an event with the data of the same recorded event. Returns its stack, which is `stack` if given.
     fn add(&mut self, action: Action, Range { address, size, stream }: Range, stack: Option<StackId>) -> StackId {
-        let known = self.known.get_mut(&(action, address, size, stream)).and_then(VecDeque::pop_front).unwrap_or_default();
-        let stack = stack.unwrap_or(known.stack);
-        self.events.push(Event { action, address, size, stream, time_us: known.time_us, stack, extra: known.extra });
+        let known = self.known.get_mut(&(action, address, size, stream)).and_then(VecDeque::pop_front);
+        let unknown = Event { action, address, size, stream, time_us: None, stack: StackId::EMPTY, extra: ExtraId::NONE };
+        let event = known.map_or(unknown, |(_, event)| event);
+        let stack = stack.unwrap_or(event.stack);
+        self.events.push(Event { stack, ..event });
         stack
     }
 
@@ -231,8 +216,7 @@ impl<'a> EventWriter<'a> {
     }
 }
 
-/// Inserts the recorded `snapshot` events, which a replay does not produce. Each follows the same number of other events as in
-/// the recording.
+/// Inserts the recorded `snapshot` events, which a replay does not produce, after the same number of other events.
 fn with_moments(mut events: Vec<Event>, recorded: &[Event]) -> Vec<Event> {
     if events.iter().any(|event| event.time_us.is_none()) {
         // Times are only comparable if all events have one.

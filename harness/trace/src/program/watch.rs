@@ -1,24 +1,21 @@
 //! Observes each operation of a replay: [`Step`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use harness_allocator::allocator::wrapper::AllocatorWrapper;
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, Request};
+use harness_allocator::device::sim::SimDevice;
 use harness_allocator::device::wrapper::{DeviceWrapper, TestDeviceWrapper};
-use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, TestDevice};
+use harness_allocator::device::{Device, DeviceError, DevicePtr, MappedDevice, MemoryRange, StreamId, TestDevice};
 use harness_allocator::stats::SegmentInfo;
 use harness_allocator::units::Bytes;
 
-use crate::execute::Outcome;
+use crate::execute::{Outcome, Target};
 use crate::snapshot::{Action, Event};
 
-/// One operation of an observed replay.
 pub struct Step<'a> {
     /// Counted from 0.
     pub operation: usize,
     pub outcome: Outcome,
-    /// The address of the new allocation.
     pub address: Option<DevicePtr>,
     /// Driver calls of the operation, in order.
     pub driver: &'a [DriverCall],
@@ -28,7 +25,6 @@ pub struct Step<'a> {
 /// A driver call that changes the reserved memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverCall {
-    /// The event that records it.
     pub action: Action,
     pub range: MemoryRange,
 }
@@ -41,27 +37,11 @@ impl DriverCall {
     }
 }
 
-/// The driver calls of a [`Logged`] device, readable while the device is in use.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Log(Arc<Mutex<Vec<DriverCall>>>);
-
-impl Log {
-    /// Returns the calls since the last `take`.
-    pub(super) fn take(&self) -> Vec<DriverCall> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn push(&self, action: Action, range: MemoryRange) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(DriverCall { action, range });
-    }
-}
-
 /// A device that logs driver calls for memory.
 #[derive(Clone, Debug)]
 pub(super) struct Logged<D> {
     inner: D,
-    log: Log,
-    /// The sizes of live allocations.
+    log: Vec<DriverCall>,
     sizes: BTreeMap<DevicePtr, Bytes>,
     held: Bytes,
     /// The memory that would be reserved if the first failed call since the last reset had succeeded.
@@ -72,19 +52,22 @@ pub(super) struct Logged<D> {
 
 impl<D: Device> Logged<D> {
     /// Wraps a device that already holds these segments.
-    pub(super) fn new(inner: D, held: &[SegmentInfo]) -> (Self, Log) {
-        let log = Log::default();
+    pub(super) fn new(inner: D, held: &[SegmentInfo]) -> Self {
         let sizes = held.iter().map(|segment| (segment.address, segment.size)).collect();
         let held = held.iter().map(|segment| segment.size).sum();
-        (Self { inner, log: log.clone(), sizes, held, refused: None, reserved: Vec::new() }, log)
+        Self { inner, log: Vec::new(), sizes, held, refused: None, reserved: Vec::new() }
+    }
+
+    /// Returns the calls since the last `take_log`.
+    pub(super) fn take_log(&mut self) -> Vec<DriverCall> {
+        std::mem::take(&mut self.log)
     }
 
     fn note(&mut self, action: Action, range: MemoryRange) {
         self.held = if action.reserves() { self.held + range.len } else { self.held.saturating_sub(range.len) };
-        self.log.push(action, range);
+        self.log.push(DriverCall { action, range });
     }
 
-    /// Updates `refused` if a call fails for lack of memory.
     fn note_refusal<T>(&mut self, answer: Result<T, DeviceError>, size: Bytes) -> Result<T, DeviceError> {
         if answer.as_ref().is_err_and(DeviceError::is_out_of_memory) {
             self.refused.get_or_insert(self.held + size);
@@ -158,41 +141,32 @@ impl<D: Device> Logged<D> {
     }
 }
 
-/// An allocator that remembers the address of its last allocation.
-pub(super) struct AddressLog {
-    inner: Box<dyn Allocator>,
-    address: Option<DevicePtr>,
+/// An allocator on a device, with the address of its last allocation.
+pub(super) struct Watched {
+    pub(super) device: Logged<SimDevice>,
+    pub(super) allocator: Box<dyn Allocator>,
+    pub(super) address: Option<DevicePtr>,
 }
 
-impl AddressLog {
-    pub(super) const fn new(inner: Box<dyn Allocator>) -> Self {
-        Self { inner, address: None }
-    }
+impl Target for Watched {
+    type Live = Allocation;
+    type Allocator = dyn Allocator;
 
-    /// Returns the address of the last allocation since the last call.
-    pub(super) const fn take_address(&mut self) -> Option<DevicePtr> {
-        self.address.take()
-    }
-
-    pub(super) fn allocator(&self) -> &dyn Allocator {
-        &*self.inner
-    }
-}
-
-impl AllocatorWrapper for AddressLog {
-    type Inner = dyn Allocator;
-
-    fn inner(&self) -> &(dyn Allocator + 'static) {
-        &*self.inner
-    }
-
-    fn inner_mut(&mut self) -> &mut (dyn Allocator + 'static) {
-        &mut *self.inner
-    }
-
-    fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        let allocation = Allocator::allocate(&mut *self.inner, device, request)?;
+    fn allocate(&mut self, request: Request) -> Result<Allocation, Box<AllocatorError>> {
+        let allocation = self.allocator.allocate(&mut self.device, request).map_err(Box::new)?;
         self.address = Some(allocation.ptr());
         Ok(allocation)
+    }
+
+    fn free(&mut self, live: Allocation) -> Result<(), DeviceError> {
+        self.allocator.free(&mut self.device, live)
+    }
+
+    fn record_stream(&mut self, live: &Allocation, stream: StreamId) -> Result<(), DeviceError> {
+        self.allocator.record_stream(live, stream)
+    }
+
+    fn with<R>(&mut self, call: impl FnOnce(&mut (dyn Allocator + 'static), &mut dyn TestDevice) -> R) -> R {
+        call(&mut *self.allocator, &mut self.device)
     }
 }

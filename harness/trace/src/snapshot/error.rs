@@ -7,7 +7,6 @@ use harness_allocator::units::Bytes;
 /// Why a file cannot be read as a memory snapshot. The caller adds the file name.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// An error of the file system or of gzip.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     /// Another file format, recognized by its first bytes.
@@ -42,13 +41,7 @@ pub enum SnapshotError {
     )]
     TooMuchMemory { limit: Bytes },
     #[error("line {line} of the RMM log is `{text}`: expected {expected}")]
-    LogLine {
-        line: u64,
-        text: String,
-        /// A description of the accepted form.
-        expected: &'static str,
-    },
-    /// A pickle of something else.
+    LogLine { line: u64, text: String, expected: &'static str },
     #[error(
         "is a pickle, but not a memory snapshot: {what}. Use a file of torch.cuda.memory._dump_snapshot(), or a pickled list of \
          torch.cuda.memory_snapshot()"

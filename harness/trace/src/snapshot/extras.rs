@@ -4,7 +4,6 @@
 
 use indexmap::IndexSet;
 
-/// A value of an unknown key in a pickle.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
     None,
@@ -71,16 +70,6 @@ impl Extras {
 
     pub fn value(&self, id: ExtraId, key: &str) -> Option<&Value> {
         self.get(id).iter().find_map(|(name, value)| (name == key).then_some(value))
-    }
-
-    /// The number of distinct sets, including the empty one. Ids are smaller than this.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns true if only the empty set exists.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 1
     }
 
     /// Stores a set of keys if it is new, and returns its id.

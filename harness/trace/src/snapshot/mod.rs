@@ -26,6 +26,7 @@ use harness_allocator::allocator::Allocator;
 use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
+use serde::Serialize;
 
 pub use self::error::SnapshotError;
 pub use self::extras::{ExtraId, Extras, Value};
@@ -47,7 +48,6 @@ pub struct Snapshot {
     pub settings: Option<Settings>,
     /// Phases that the program marked, in file order.
     pub annotations: Vec<Annotation>,
-    /// The call stacks of segments, blocks and events.
     pub stacks: Stacks,
     /// The unknown keys of the snapshot, its segments, blocks, events, frames and annotations.
     pub extras: Extras,
@@ -77,13 +77,9 @@ impl Snapshot {
 
     /// The private pool of an event. Versions after PyTorch 2.11 record it.
     pub fn pool_of(&self, event: &Event) -> Option<PoolId> {
-        match self.extras.value(event.extra, "pool_id")? {
-            Value::Tuple(parts) | Value::List(parts) => match parts[..] {
-                [ref first, ref second] => Some(PoolId(first.as_u64()?, second.as_u64()?)),
-                _ => None,
-            },
-            _ => None,
-        }
+        let (Value::Tuple(parts) | Value::List(parts)) = self.extras.value(event.extra, "pool_id")? else { return None };
+        let [first, second] = parts.as_slice() else { return None };
+        Some(PoolId(first.as_u64()?, second.as_u64()?))
     }
 }
 
@@ -94,16 +90,19 @@ pub(crate) fn is_pending(allocator: &dyn Allocator, address: u64) -> bool {
     blocks.any(|block| block.address.0 == address && block.state == BlockState::PendingFree)
 }
 
-/// The states of blocks that are in use.
 const ACTIVE: [BlockState; 2] = [BlockState::Allocated, BlockState::PendingFree];
 
 /// The id of a private pool as PyTorch writes it. `(0, 0)` is the default pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct PoolId(pub u64, pub u64);
 
 impl PoolId {
     /// The pool of all other memory.
     pub const DEFAULT: Self = Self(0, 0);
+
+    pub const fn is_default(&self) -> bool {
+        matches!(self, Self(0, 0))
+    }
 }
 
 /// A contiguous range reserved from the driver. In expandable segments, one mapped range.
@@ -118,7 +117,6 @@ pub struct Segment {
     /// [`PoolId::DEFAULT`] if the file has no pool.
     pub private_pool: PoolId,
     pub expandable: bool,
-    /// The call stack of the allocation, if recorded.
     pub stack: StackId,
     /// In address order, without gaps.
     pub blocks: Vec<Block>,
@@ -155,7 +153,6 @@ impl Segment {
     }
 }
 
-/// A part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub address: u64,
@@ -196,34 +193,30 @@ pub struct Event {
 pub enum Action {
     /// The allocator returned a block to the program.
     Alloc,
-    /// The program freed a block.
     FreeRequested,
     /// The block can be reused: all its events are complete.
     FreeCompleted,
-    /// The driver allocated memory.
     SegmentAlloc,
-    /// Memory was returned to the driver.
     SegmentFree,
     /// Pages of an expandable segment were mapped.
     SegmentMap,
-    /// Pages of an expandable segment were unmapped.
     SegmentUnmap,
     Snapshot,
-    /// A request failed.
     Oom,
 }
 
 impl Action {
-    pub const ALL: [Self; 9] = [
-        Self::Alloc,
-        Self::FreeRequested,
-        Self::FreeCompleted,
-        Self::SegmentAlloc,
-        Self::SegmentFree,
-        Self::SegmentMap,
-        Self::SegmentUnmap,
-        Self::Snapshot,
-        Self::Oom,
+    /// All actions with PyTorch's names.
+    pub(crate) const ALL: [(Self, &str); 9] = [
+        (Self::Alloc, "alloc"),
+        (Self::FreeRequested, "free_requested"),
+        (Self::FreeCompleted, "free_completed"),
+        (Self::SegmentAlloc, "segment_alloc"),
+        (Self::SegmentFree, "segment_free"),
+        (Self::SegmentMap, "segment_map"),
+        (Self::SegmentUnmap, "segment_unmap"),
+        (Self::Snapshot, "snapshot"),
+        (Self::Oom, "oom"),
     ];
 
     /// Returns true if the driver allocated or mapped memory.
@@ -231,24 +224,12 @@ impl Action {
         matches!(self, Self::SegmentAlloc | Self::SegmentMap)
     }
 
-    /// Returns true if memory was returned to the driver.
     pub const fn releases(self) -> bool {
         matches!(self, Self::SegmentFree | Self::SegmentUnmap)
     }
 
-    /// PyTorch's name.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Alloc => "alloc",
-            Self::FreeRequested => "free_requested",
-            Self::FreeCompleted => "free_completed",
-            Self::SegmentAlloc => "segment_alloc",
-            Self::SegmentFree => "segment_free",
-            Self::SegmentMap => "segment_map",
-            Self::SegmentUnmap => "segment_unmap",
-            Self::Snapshot => "snapshot",
-            Self::Oom => "oom",
-        }
+        Self::ALL[self as usize].1
     }
 }
 

@@ -14,7 +14,6 @@ use super::error::SnapshotError;
 use super::pickle::{self, Fields, Item, Object, Objects, TextId, Wrong};
 use super::{ACTIVE, Action, Annotation, Block, Event, ExtraId, Frame, FrameId, PoolId, Segment, Settings, Snapshot, StackId, budget, rmm};
 
-/// Maximum size of a file after unpacking.
 const MAX_UNPACKED: u64 = 4 << 30;
 
 impl Snapshot {
@@ -24,7 +23,6 @@ impl Snapshot {
         Self::read_unpacked(unpack(File::open(path)?, MAX_UNPACKED)?)
     }
 
-    /// Reads a snapshot from the content of a file.
     pub fn parse(bytes: &[u8]) -> Result<Self, SnapshotError> {
         Self::read_unpacked(unpack(bytes, MAX_UNPACKED)?)
     }
@@ -110,7 +108,6 @@ impl Builder {
         Ok(())
     }
 
-    /// Copies the items of a list.
     fn list(&mut self, item: Item, expected: &'static str) -> Result<Vec<Item>, Wrong> {
         self.objects.list(item).map(<[Item]>::to_vec).ok_or_else(|| self.objects.wrong(item, expected))
     }
@@ -187,7 +184,7 @@ impl Builder {
     #[inline]
     fn event(&mut self, item: Item, device: usize, place: impl Fn() -> String) -> Result<Option<Event>, SnapshotError> {
         let raw = match self.objects.object(item) {
-            Some(Object::Event(index)) => *self.objects.event(index),
+            Some(Object::Event(index)) => self.objects.events[index as usize],
             _ => {
                 let mut fields = self.fields(item, "an event's dictionary", &place())?;
                 match self.objects.event_of(fields.rest.as_flattened()) {
@@ -207,7 +204,7 @@ impl Builder {
         // PyTorch versions of early 2024 store phase marks here: https://github.com/pytorch/pytorch/pull/124179
         if action == TextId::USER_DEFINED {
             let stack = self.objects.stack(fields.take(TextId::FRAMES).unwrap_or(Item::None)).map_err(|wrong| wrong.at("device_traces"))?;
-            let frame = self.objects.stack_frames(stack).first().map(|&frame| self.objects.frame(frame));
+            let frame = self.objects.stacks[stack.0 as usize].first().map(|&frame| self.objects.frames[frame as usize]);
             let time_us = fields.take(TextId::TIME_US).and_then(|time| self.objects.amount(time).ok());
             if let (Some(frame), Some(time_us)) = (frame, time_us) {
                 let name = self.objects.text(Item::Text(frame.file)).unwrap_or_default().to_owned();
@@ -246,7 +243,7 @@ impl Builder {
         if let Some(&known) = self.stacks.get(&raw) {
             return Ok(known);
         }
-        let frames = self.objects.stack_frames(raw).to_vec();
+        let frames = self.objects.stacks[raw.0 as usize].clone();
         let mut ids = Vec::with_capacity(frames.len());
         for frame in frames {
             ids.push(match self.frames.get(&frame) {
@@ -261,7 +258,7 @@ impl Builder {
     }
 
     fn frame(&mut self, raw: u32) -> Result<FrameId, SnapshotError> {
-        let frame = self.objects.frame(raw);
+        let frame = self.objects.frames[raw as usize];
         let extra = self.extra(frame.extra)?;
         let text = |id| self.objects.text(Item::Text(id)).unwrap_or_default().to_owned();
         let frame = Frame { name: text(frame.name), file: text(frame.file), line: frame.line, extra };
@@ -276,7 +273,7 @@ impl Builder {
         if let Some(&known) = self.extras.get(&raw) {
             return Ok(known);
         }
-        let set = self.objects.values(self.objects.extra(raw))?;
+        let set = self.objects.values(&self.objects.extras[raw.0 as usize])?;
         let id = self.snapshot.extras.intern(set);
         self.extras.insert(raw, id);
         Ok(id)
@@ -357,7 +354,7 @@ fn device(objects: &Objects, item: Item) -> Result<u32, Wrong> {
 
 fn private_pool(objects: &Objects, item: Item) -> Result<PoolId, Wrong> {
     let parts = match item {
-        Item::Tuple(tuple) => Some(objects.tuple(tuple)),
+        Item::Tuple(tuple) => Some(objects.tuples[tuple as usize].as_slice()),
         _ => objects.list(item),
     };
     let id = match parts {

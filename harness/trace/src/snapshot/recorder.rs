@@ -58,7 +58,6 @@ impl Recorder {
         self.log().stack
     }
 
-    /// Restores a call stack.
     pub fn go_back_to(&self, place: StackId) {
         self.log().stack = place;
     }
@@ -99,9 +98,11 @@ pub struct Recorded<A> {
 }
 
 impl<A: Allocator> Recorded<A> {
-    /// Records driver calls and completed frees of the last operation.
-    fn settle(&self) {
+    /// Calls the allocator, and records driver calls and completed frees.
+    fn settled<T>(&mut self, call: impl FnOnce(&mut A) -> T) -> T {
+        let answer = call(&mut self.allocator);
         self.recorder.log().settle(&self.allocator);
+        answer
     }
 }
 
@@ -117,8 +118,7 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
     }
 
     fn allocate(&mut self, device: &mut dyn Device, request: Request) -> Result<Allocation, AllocatorError> {
-        let allocated = self.allocator.allocate(device, request);
-        self.settle();
+        let allocated = self.settled(|allocator| allocator.allocate(device, request));
         let mut log = self.recorder.log();
         match &allocated {
             Ok(allocation) if allocation.is_null() => {}
@@ -143,20 +143,15 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
             log.freed(Action::FreeRequested, block);
             log.pending.push(block);
         }
-        self.settle();
-        freed
+        self.settled(|_| freed)
     }
 
     fn release_stream(&mut self, device: &mut dyn Device, stream: StreamId) -> Result<(), DeviceError> {
-        let released = self.allocator.release_stream(device, stream);
-        self.settle();
-        released
+        self.settled(|allocator| allocator.release_stream(device, stream))
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let emptied = self.allocator.empty_cache(device);
-        self.settle();
-        emptied
+        self.settled(|allocator| allocator.empty_cache(device))
     }
 
     fn private_pools(&mut self) -> Option<&mut dyn PrivatePools> {
@@ -164,9 +159,7 @@ impl<A: Allocator> AllocatorWrapper for Recorded<A> {
     }
 
     fn close(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        let closed = self.allocator.close(device);
-        self.settle();
-        closed
+        self.settled(|allocator| allocator.close(device))
     }
 }
 
@@ -185,13 +178,11 @@ impl<A: Allocator> PrivatePools for Recorded<A> {
 
     fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
         let released = self.pools(pool)?.release(device, pool);
-        self.settle();
-        released
+        self.settled(|_| released)
     }
 }
 
 impl<A: Allocator> Recorded<A> {
-    /// The allocator's own extension, if it has one.
     fn pools(&mut self, pool: PrivatePoolId) -> Result<&mut dyn PrivatePools, PrivatePoolError> {
         self.allocator.private_pools().ok_or(PrivatePoolError::Unknown(pool))
     }
@@ -224,7 +215,6 @@ struct Live {
     stream: StreamId,
 }
 
-/// A range reserved from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     size: Bytes,
@@ -232,7 +222,6 @@ struct Range {
     private_pool: Option<u32>,
 }
 
-/// The allocation of a block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owner {
     stack: StackId,
@@ -349,7 +338,6 @@ fn pool_key(private_pool: Option<u32>) -> (String, Value) {
     ("pool_id".to_owned(), Value::Tuple(vec![Value::Int(first.into()), Value::Int(second.into())]))
 }
 
-/// Memory reserved from the driver, by address.
 #[derive(Clone, Debug, Default)]
 struct Held {
     segments: BTreeMap<u64, Range>,
@@ -368,13 +356,11 @@ impl Held {
         held
     }
 
-    /// The segments that `other` lacks.
     fn segments_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let beyond = self.segments.iter().filter(|&(address, segment)| other.segments.get(address) != Some(segment));
         beyond.map(|(&address, &segment)| (address, segment)).collect()
     }
 
-    /// The mapped ranges that `other` lacks.
     fn mapped_beyond(&self, other: &Self) -> Vec<(u64, Range)> {
         let mut beyond = Vec::new();
         for (&start, &range) in &self.mapped {

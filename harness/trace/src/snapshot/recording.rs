@@ -1,6 +1,6 @@
 //! Finds which events a snapshot's trace lacks: [`Recording`].
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{ACTIVE, Action, Event, Ranges, Segment, Snapshot, StackId};
 
@@ -13,7 +13,7 @@ pub struct Recording {
     /// Earlier events are missing: a live block has an allocation stack but no event. Later events overwrote them
     /// (`max_entries`), or an earlier recording was stopped.
     pub events_lost: bool,
-    /// Actions that happened but were not recorded (`skip_actions`), in the order of [`Action::ALL`].
+    /// Actions that happened but were not recorded (`skip_actions`).
     pub missing: Vec<Action>,
 }
 
@@ -27,8 +27,7 @@ impl Snapshot {
         let mut seen = Seen::default();
         events.iter().for_each(|event| seen.event(event));
         seen.end(self.segments_of(device));
-        let missing = Action::ALL.into_iter().filter(|action| seen.missing.contains(action)).collect();
-        Some(Recording { from_start: !seen.before, events_lost: seen.events_lost, missing })
+        Some(Recording { from_start: !seen.before, events_lost: seen.events_lost, missing: seen.missing.into_iter().collect() })
     }
 }
 
@@ -45,14 +44,12 @@ struct Seen {
     blocks: HashMap<u64, Life>,
     /// Sizes of segments that were allocated and not freed, by address.
     made: BTreeMap<u64, u64>,
-    /// Mapped ranges of expandable segments.
     mapped: Ranges,
-    /// Segments that were freed but never allocated.
     given_back: HashSet<u64>,
     /// Something was allocated before the trace begins.
     before: bool,
     events_lost: bool,
-    missing: HashSet<Action>,
+    missing: BTreeSet<Action>,
 }
 
 impl Seen {

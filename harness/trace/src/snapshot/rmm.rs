@@ -14,17 +14,15 @@ use super::budget::{self, Budget};
 use super::error::SnapshotError;
 use super::{Action, Event, ExtraId, Snapshot, StackId, Value};
 
-/// The first line of every log.
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
 /// Maximum length of a line in bytes. RMM writes about 80.
 const MAX_LINE: u64 = 4096;
 
-/// Reads a log, including its header.
 pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
     let mut source = BufReader::new(source);
     let (mut snapshot, mut events, mut failures) = (Snapshot::default(), Vec::new(), 0_u64);
-    let (budget, mut text) = (Budget::default(), Vec::new());
+    let (budget, mut newest, mut text) = (Budget::default(), ExtraId::NONE, Vec::new());
     for line in 1.. {
         text.clear();
         if source.by_ref().take(MAX_LINE).read_until(b'\n', &mut text)? == 0 {
@@ -38,11 +36,13 @@ pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
         }
         let row = Row::parse(text).map_err(|expected| SnapshotError::LogLine { line, text: text.chars().take(120).collect(), expected })?;
         failures += u64::from(row.actions == [Action::Oom]);
-        let threads = snapshot.extras.len();
         let extra = snapshot.extras.intern(vec![("thread".to_owned(), Value::Text(row.thread.to_owned()))]);
-        budget.add(if snapshot.extras.len() > threads { 256 + 2 * row.thread.len() } else { 0 });
+        if extra > newest {
+            newest = extra;
+            budget.add(256 + 2 * row.thread.len());
+        }
         budget.take(row.actions.len() * size_of::<Event>())?;
-        events.extend(row.actions.iter().map(|&action| row.event(action, extra)));
+        events.extend(row.actions.iter().map(|&action| Event { action, extra, ..row.event }));
     }
     snapshot.notes.push("An RMM log contains no segments and no call stacks.".to_owned());
     if failures > 0 {
@@ -52,14 +52,11 @@ pub(super) fn read(source: impl Read) -> Result<Snapshot, SnapshotError> {
     Ok(snapshot)
 }
 
-/// One line of the log.
 struct Row<'a> {
     thread: &'a str,
-    time_us: Option<u64>,
     actions: &'static [Action],
-    address: u64,
-    size: u64,
-    stream: u64,
+    /// The event of the first action.
+    event: Event,
 }
 
 impl<'a> Row<'a> {
@@ -76,30 +73,17 @@ impl<'a> Row<'a> {
             _ => return Err("the action `allocate`, `free` or `allocate failure`"),
         };
         let is_oom = actions == [Action::Oom];
-        Ok(Self {
-            thread,
-            time_us: time_us(time),
-            actions,
+        let size = size.parse().ok().filter(|&size| is_oom || size <= budget::DEVICE.0);
+        let event = Event {
+            action: actions[0],
             address: if is_oom { 0 } else { number(pointer).ok_or("an address like 0x7f8a40000000 in the fourth field")? },
-            size: size
-                .parse()
-                .ok()
-                .filter(|&size| is_oom || size <= budget::DEVICE.0)
-                .ok_or("a size of at most 1 TiB, in bytes, in the fifth field")?,
+            size: size.map(Bytes).ok_or("a size of at most 1 TiB, in bytes, in the fifth field")?,
             stream: number(stream).ok_or("a stream like 0x2 or 0 in the sixth field")?,
-        })
-    }
-
-    fn event(&self, action: Action, extra: ExtraId) -> Event {
-        Event {
-            action,
-            address: self.address,
-            size: Bytes(self.size),
-            stream: self.stream,
-            time_us: self.time_us,
+            time_us: time_us(time),
             stack: StackId::EMPTY,
-            extra,
-        }
+            extra: ExtraId::NONE,
+        };
+        Ok(Self { thread, actions, event })
     }
 }
 

@@ -8,16 +8,12 @@ use super::{Snapshot, Value};
 
 const KEY: &str = "harness_run";
 
-/// The run that a snapshot was recorded from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunInfo {
-    /// The scenario's name.
     pub scenario: String,
-    /// The name of the configuration.
     pub allocator: String,
     /// True if the run used PyTorch's allocator, with any settings.
     pub is_pytorchs: bool,
-    /// The device's name.
     pub device: String,
     /// The device's total memory, including the CUDA context and other processes.
     pub memory: Bytes,

@@ -6,7 +6,6 @@ use super::extras::Value;
 pub struct Settings {
     /// The program's `PYTORCH_CUDA_ALLOC_CONF`. In old files, derived from the individual settings.
     pub conf: String,
-    /// All settings, in file order.
     pub all: Vec<(String, Value)>,
 }
 

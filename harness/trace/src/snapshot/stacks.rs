@@ -23,7 +23,6 @@ pub struct Frame {
     pub extra: ExtraId,
 }
 
-/// Identifies a frame in [`Stacks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
@@ -58,25 +57,18 @@ impl Stacks {
         self.stacks.get_index(stack.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// # Panics
-    /// Panics for an unknown id.
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
     }
 
-    /// The number of distinct stacks, including the empty one. Ids are smaller than this.
-    pub fn len(&self) -> usize {
-        self.stacks.len()
+    /// The distinct stacks, including the empty one.
+    pub fn all(&self) -> impl Iterator<Item = StackId> {
+        (0..self.stacks.len() as u32).map(StackId)
     }
 
-    /// Returns true if only the empty stack exists.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 1
-    }
-
-    /// The number of distinct frames. Ids are smaller than this.
-    pub fn frame_count(&self) -> usize {
-        self.frames.len()
+    /// The distinct frames in the order of their ids.
+    pub fn all_frames(&self) -> impl Iterator<Item = &Frame> {
+        self.frames.iter()
     }
 
     /// Stores a frame if it is new, and returns its id.

@@ -6,12 +6,11 @@ use super::error::SnapshotError;
 use super::extras::Value;
 use super::pickle::{Item, Object, Objects};
 
-/// Maximum nesting of lists and dictionaries; it also stops at circular self. PyTorch nests two levels.
+/// Maximum nesting of lists and dictionaries; it also stops at circular objects. PyTorch nests two levels.
 const MAX_DEPTH: usize = 32;
 
 impl Objects {
-    /// Converts alternating keys and values. The last value of a repeated key wins. Keys that are not texts appear as Python
-    /// prints them.
+    /// Converts alternating keys and values. The last value of a repeated key wins. Other keys than texts appear as in Python.
     pub(super) fn values(&self, pairs: &[Item]) -> Result<Vec<(String, Value)>, SnapshotError> {
         let mut set = IndexMap::new();
         for &[key, value] in pairs.as_chunks().0 {
@@ -44,18 +43,19 @@ impl Objects {
             Item::None => Value::None,
             Item::Bool(is_true) => Value::Bool(is_true),
             Item::Int(number) => Value::Int(number.into()),
-            Item::Big(index) => Value::Int(self.big(index)),
+            Item::Big(index) => Value::Int(self.numbers[index as usize]),
             Item::Float(bits) => Value::Float(bits),
             Item::Text(_) => Value::Text(self.copy(self.text(item).unwrap_or_default())?),
             Item::Bytes(index) => {
-                self.take(self.byte_string(index).len())?;
-                Value::Bytes(self.byte_string(index).to_vec())
+                let bytes = &self.byte_strings[index as usize];
+                self.take(bytes.len())?;
+                Value::Bytes(bytes.to_vec())
             }
-            Item::Tuple(index) => Value::Tuple(self.all(self.tuple(index), deeper)?),
+            Item::Tuple(index) => Value::Tuple(self.all(&self.tuples[index as usize], deeper)?),
             Item::Object(_) => match self.object(item) {
-                Some(Object::Set(index)) => Value::Set(self.all(self.set(index), deeper)?),
+                Some(Object::Set(index)) => Value::Set(self.all(&self.sets[index as usize], deeper)?),
                 Some(Object::Stack(stack)) => {
-                    let frames = self.stack_frames(stack).iter();
+                    let frames = self.stacks[stack.0 as usize].iter();
                     Value::List(frames.map(|&frame| self.frame_value(frame, deeper)).collect::<Result<_, _>>()?)
                 }
                 Some(Object::Frame(frame)) => self.frame_value(frame, deeper)?,
@@ -74,11 +74,11 @@ impl Objects {
     }
 
     fn frame_value(&self, frame: u32, depth: usize) -> Result<Value, SnapshotError> {
-        let frame = self.frame(frame);
+        let frame = self.frames[frame as usize];
         let mut pairs = vec![Value::Text("name".to_owned()), self.value(Item::Text(frame.name), depth)?];
         pairs.extend([Value::Text("filename".to_owned()), self.value(Item::Text(frame.file), depth)?]);
         pairs.extend([Value::Text("line".to_owned()), Value::Int(frame.line.into())]);
-        pairs.extend(self.all(self.extra(frame.extra), depth)?);
+        pairs.extend(self.all(&self.extras[frame.extra.0 as usize], depth)?);
         Ok(Value::Dict(in_pairs(pairs)))
     }
 }

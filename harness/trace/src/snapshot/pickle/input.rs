@@ -1,36 +1,41 @@
 //! Reads the bytes of a pickle in pieces, so the file need not fit into memory.
 
-use std::io::{ErrorKind, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
 use super::super::error::SnapshotError;
 
-/// The number of bytes per read.
 const PIECE: usize = 1 << 16;
 
-/// Buffered bytes and their offset.
-pub(super) struct Input<R> {
+pub(super) struct Input<R>(BufReader<Counted<R>>);
+
+struct Counted<R> {
     source: R,
-    buffer: Box<[u8]>,
-    at: usize,
-    end: usize,
-    /// The offset of the buffer's first byte.
-    start: u64,
+    count: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(into)?;
+        self.count += read as u64;
+        Ok(read)
+    }
 }
 
 impl<R: Read> Input<R> {
     pub(super) fn new(source: R) -> Self {
-        Self { source, buffer: vec![0; PIECE].into_boxed_slice(), at: 0, end: 0, start: 0 }
+        Self(BufReader::with_capacity(PIECE, Counted { source, count: 0 }))
     }
 
-    /// The offset of the next byte.
     pub(super) fn offset(&self) -> u64 {
-        self.start + self.at as u64
+        self.0.get_ref().count - self.0.buffer().len() as u64
     }
 
-    /// Returns up to 64 of the first bytes without consuming them.
+    /// Returns some of the first bytes without consuming them.
     pub(super) fn peek(&mut self) -> Result<&[u8], SnapshotError> {
-        while self.end < 64 && self.refill()? {}
-        Ok(&self.buffer[self.at..self.end.min(self.at + 64)])
+        match self.0.fill_buf() {
+            Ok(_) => Ok(self.0.buffer()),
+            Err(error) => Err(self.error(error)),
+        }
     }
 
     #[inline]
@@ -41,76 +46,42 @@ impl<R: Read> Input<R> {
 
     #[inline]
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], SnapshotError> {
-        while self.end - self.at < N {
-            if !self.refill()? {
-                return Err(SnapshotError::Truncated { offset: self.start + self.end as u64 });
-            }
-        }
         let mut bytes = [0; N];
-        bytes.copy_from_slice(&self.buffer[self.at..self.at + N]);
-        self.at += N;
-        Ok(bytes)
+        match self.0.read_exact(&mut bytes) {
+            Ok(()) => Ok(bytes),
+            Err(error) => Err(self.error(error)),
+        }
     }
 
     /// Reads `count` bytes into a buffer. A wrong length takes no more memory than the file.
     pub(super) fn bytes(&mut self, count: u64, into: &mut Vec<u8>) -> Result<(), SnapshotError> {
         into.clear();
-        let mut left = count;
-        while left > 0 {
-            if self.at == self.end && !self.refill()? {
-                return Err(SnapshotError::Truncated { offset: self.offset() });
-            }
-            let piece = (self.end - self.at).min(usize::try_from(left).unwrap_or(usize::MAX));
-            into.extend_from_slice(&self.buffer[self.at..self.at + piece]);
-            self.at += piece;
-            left -= piece as u64;
+        match self.0.by_ref().take(count).read_to_end(into) {
+            Ok(read) if read as u64 == count => Ok(()),
+            Ok(_) => Err(self.error(ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(self.error(error)),
         }
-        Ok(())
     }
 
     /// Reads the rest of the line into a buffer, without the line end.
     pub(super) fn line(&mut self, into: &mut Vec<u8>) -> Result<(), SnapshotError> {
         into.clear();
-        loop {
-            match self.byte()? {
-                b'\n' => break,
-                byte => into.push(byte),
-            }
-        }
-        if into.last() == Some(&b'\r') {
-            into.pop();
-        }
+        self.0.read_until(b'\n', into)?;
+        let line = into.strip_suffix(b"\n").ok_or(SnapshotError::Truncated { offset: self.offset() })?;
+        into.truncate(line.strip_suffix(b"\r").unwrap_or(line).len());
         Ok(())
     }
 
     /// Reads to the end, so the checksum of a packed file is verified.
     pub(super) fn finish(mut self) -> Result<(), SnapshotError> {
-        loop {
-            self.at = self.end;
-            if !self.refill()? {
-                return Ok(());
-            }
-        }
+        io::copy(&mut self.0, &mut io::sink()).map(drop).map_err(|error| self.error(error))
     }
 
-    /// Reads more bytes. Returns `false` at the end of the file.
-    fn refill(&mut self) -> Result<bool, SnapshotError> {
-        self.buffer.copy_within(self.at..self.end, 0);
-        self.start += self.at as u64;
-        self.end -= self.at;
-        self.at = 0;
-        loop {
-            match self.source.read(&mut self.buffer[self.end..]) {
-                Ok(read) => {
-                    self.end += read;
-                    return Ok(read > 0);
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                    return Err(SnapshotError::Truncated { offset: self.start + self.end as u64 });
-                }
-                Err(error) => return Err(error.into()),
-            }
+    #[cold]
+    fn error(&self, error: io::Error) -> SnapshotError {
+        match error.kind() {
+            ErrorKind::UnexpectedEof => SnapshotError::Truncated { offset: self.0.get_ref().count },
+            _ => error.into(),
         }
     }
 }

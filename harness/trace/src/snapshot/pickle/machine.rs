@@ -32,10 +32,8 @@ struct Machine<R> {
     input: Input<R>,
     objects: Objects,
     stack: Vec<Item>,
-    /// The stack length at each MARK.
     marks: Vec<usize>,
     memo: Vec<Option<Item>>,
-    /// The bytes of the current text.
     scratch: Vec<u8>,
 }
 
@@ -52,114 +50,95 @@ impl<R: Read> Machine<R> {
 
     #[inline]
     fn execute(&mut self, opcode: u8) -> Result<(), SnapshotError> {
-        match opcode {
+        let item = match opcode {
             opcode::BINGET => {
-                let index = u32::from(self.input.byte()?);
-                self.get(index)
+                let index = self.input.byte()?;
+                self.get(index.into())?
             }
             opcode::LONG_BINGET => {
                 let index = u32::from_le_bytes(self.input.array()?);
-                self.get(index)
+                self.get(index)?
             }
-            opcode::MEMOIZE => self.put(self.memo.len()),
+            opcode::MEMOIZE => return self.put(self.memo.len()),
             opcode::BINPUT => {
                 let index = self.input.byte()?;
-                self.put(usize::from(index))
+                return self.put(index.into());
             }
             opcode::LONG_BINPUT => {
                 let index = u32::from_le_bytes(self.input.array()?);
-                self.put(index as usize)
+                return self.put(index as usize);
             }
             opcode::MARK => {
                 self.marks.push(self.stack.len());
-                self.check_size()
+                return self.check_size();
             }
-            opcode::BININT1 => {
-                let number = self.input.byte()?;
-                self.push(Item::Int(number.into()))
-            }
-            opcode::BININT2 => {
-                let number = u16::from_le_bytes(self.input.array()?);
-                self.push(Item::Int(number.into()))
-            }
-            opcode::BININT => {
-                let number = i32::from_le_bytes(self.input.array()?);
-                self.push(Item::Int(number.into()))
-            }
+            opcode::BININT1 => Item::Int(self.input.byte()?.into()),
+            opcode::BININT2 => Item::Int(u16::from_le_bytes(self.input.array()?).into()),
+            opcode::BININT => Item::Int(i32::from_le_bytes(self.input.array()?).into()),
             opcode::LONG1 => {
                 let length = self.input.byte()?;
-                self.long(length.into())
+                self.long(length.into())?
             }
-            opcode::EMPTY_DICT => self.new_object(Object::EmptyDict),
-            opcode::EMPTY_LIST => self.new_object(Object::EmptyList),
-            opcode::SETITEMS => self.put_items(true),
-            opcode::APPENDS => self.put_items(false),
-            opcode::SETITEM => self.put_last(2, true),
-            opcode::APPEND => self.put_last(1, false),
+            opcode::EMPTY_DICT => self.objects.add(Object::EmptyDict),
+            opcode::EMPTY_LIST => self.objects.add(Object::EmptyList),
+            opcode::SETITEMS => return self.put_items(true),
+            opcode::APPENDS => return self.put_items(false),
+            opcode::SETITEM => return self.put_last(2, true),
+            opcode::APPEND => return self.put_last(1, false),
             opcode::SHORT_BINUNICODE | opcode::BINUNICODE | opcode::BINUNICODE8 | opcode::BINSTRING | opcode::SHORT_BINSTRING => {
-                self.text(opcode)
+                self.read_sized(opcode)?;
+                self.objects.new_text(&self.scratch)
             }
-            opcode::NONE => self.push(Item::None),
-            opcode::NEWTRUE => self.push(Item::Bool(true)),
-            opcode::NEWFALSE => self.push(Item::Bool(false)),
-            _ => self.execute_rare(opcode),
-        }
+            opcode::NONE => Item::None,
+            opcode::NEWTRUE => Item::Bool(true),
+            opcode::NEWFALSE => Item::Bool(false),
+            _ => return self.execute_rare(opcode),
+        };
+        self.push(item)
     }
 
     /// Executes opcodes that are rare in snapshots.
     fn execute_rare(&mut self, opcode: u8) -> Result<(), SnapshotError> {
-        match opcode {
+        let item = match opcode {
             opcode::PROTO => match self.input.byte()? {
-                0..=5 => Ok(()),
-                newer => Err(self.damaged(format!("pickle protocol {newer} is unknown (protocols 1 to 5 are supported)"))),
+                0..=5 => return Ok(()),
+                newer => return Err(self.damaged(format!("pickle protocol {newer} is unknown (protocols 1 to 5 are supported)"))),
             },
             // Frames do not change the meaning of a pickle.
-            opcode::FRAME => self.input.array::<8>().map(drop),
+            opcode::FRAME => return self.input.array::<8>().map(drop),
             opcode::LONG4 => {
                 let length = u32::from_le_bytes(self.input.array()?);
-                self.long(length)
+                self.long(length)?
             }
-            opcode::BINFLOAT => {
-                let bits = u64::from_be_bytes(self.input.array()?);
-                self.push(Item::Float(bits))
+            opcode::BINFLOAT => Item::Float(u64::from_be_bytes(self.input.array()?)),
+            opcode::BINBYTES | opcode::SHORT_BINBYTES | opcode::BINBYTES8 | opcode::BYTEARRAY8 => {
+                self.read_sized(opcode)?;
+                self.objects.bytes(&self.scratch)
             }
-            opcode::BINBYTES | opcode::SHORT_BINBYTES | opcode::BINBYTES8 | opcode::BYTEARRAY8 => self.bytes(opcode),
-            opcode::EMPTY_TUPLE => self.tuple(self.stack.len()),
-            opcode::TUPLE => {
+            opcode::EMPTY_TUPLE => self.objects.new_tuple(&[]),
+            opcode::TUPLE | opcode::FROZENSET => {
                 let start = self.pop_mark()?;
-                self.tuple(start)
+                self.collect(start, opcode == opcode::FROZENSET)
             }
             opcode::TUPLE1 | opcode::TUPLE2 | opcode::TUPLE3 => {
                 let start = self.below(usize::from(opcode - opcode::TUPLE1) + 1)?;
-                self.tuple(start)
+                self.collect(start, false)
             }
-            opcode::EMPTY_SET => {
-                let set = self.objects.new_set(&[]);
-                self.new_object(set)
-            }
-            opcode::FROZENSET => {
-                let start = self.pop_mark()?;
-                let set = self.objects.new_set(&self.stack[start..]);
-                self.stack.truncate(start);
-                self.new_object(set)
-            }
-            opcode::ADDITEMS => self.put_items(false),
+            opcode::EMPTY_SET => self.objects.new_set(&[]),
+            opcode::ADDITEMS => return self.put_items(false),
             opcode::POP => match self.marks.last() {
-                Some(&mark) if mark == self.stack.len() => self.pop_mark().map(drop),
-                _ => self.pop().map(drop),
+                Some(&mark) if mark == self.stack.len() => return self.pop_mark().map(drop),
+                _ => return self.pop().map(drop),
             },
             opcode::POP_MARK => {
                 let start = self.pop_mark()?;
                 self.stack.truncate(start);
-                Ok(())
+                return Ok(());
             }
-            opcode::DUP => {
-                let top = self.pop()?;
-                self.stack.push(top);
-                self.push(top)
-            }
-            _ => Err(self.refused(opcode)),
-        }
+            opcode::DUP => self.stack[self.below(1)?],
+            _ => return Err(self.refused(opcode)),
+        };
+        self.push(item)
     }
 
     fn refused(&mut self, opcode: u8) -> SnapshotError {
@@ -179,17 +158,15 @@ impl<R: Read> Machine<R> {
     fn called(&mut self, opcode: u8) -> String {
         let mut parts = Vec::new();
         if matches!(opcode, opcode::GLOBAL | opcode::INST) {
-            for _ in 0..2 {
-                if self.input.line(&mut self.scratch).is_ok() {
-                    parts.push(String::from_utf8_lossy(&self.scratch).chars().take(100).filter(|c| !c.is_control()).collect::<String>());
-                }
+            while parts.len() < 2 && self.input.line(&mut self.scratch).is_ok() {
+                parts.push(String::from_utf8_lossy(&self.scratch).into_owned());
             }
         } else {
             let names = self.stack.iter().rev().take(2).rev();
-            parts.extend(
-                names.filter_map(|item| self.objects.text(*item)).map(|text| text.chars().take(100).filter(|c| !c.is_control()).collect()),
-            );
+            parts.extend(names.filter_map(|item| self.objects.text(*item)).map(str::to_owned));
         }
+        let printable = |part: &String| part.chars().take(100).filter(|c| !c.is_control()).collect();
+        let parts: Vec<String> = parts.iter().map(printable).collect();
         if parts.is_empty() { String::new() } else { format!(" {}", parts.join(".")) }
     }
 
@@ -226,11 +203,9 @@ impl<R: Read> Machine<R> {
     }
 
     #[inline]
-    fn get(&mut self, index: u32) -> Result<(), SnapshotError> {
-        match self.memo.get(index as usize) {
-            Some(&Some(item)) => self.push(item),
-            _ => Err(self.damaged(format!("it refers to object {index}, which does not exist"))),
-        }
+    fn get(&self, index: u32) -> Result<Item, SnapshotError> {
+        let known = self.memo.get(index as usize).copied().flatten();
+        known.ok_or_else(|| self.damaged(format!("it refers to object {index}, which does not exist")))
     }
 
     #[inline]
@@ -251,12 +226,6 @@ impl<R: Read> Machine<R> {
         }
         self.memo[index] = Some(item);
         Ok(())
-    }
-
-    #[inline]
-    fn new_object(&mut self, object: Object) -> Result<(), SnapshotError> {
-        let item = self.objects.add(object);
-        self.push(item)
     }
 
     #[inline]
@@ -290,23 +259,12 @@ impl<R: Read> Machine<R> {
         self.put_items(into_dict)
     }
 
-    fn tuple(&mut self, start: usize) -> Result<(), SnapshotError> {
-        let item = self.objects.new_tuple(&self.stack[start..]);
+    /// Moves the items from `start` into a set or a tuple.
+    fn collect(&mut self, start: usize, into_set: bool) -> Item {
+        let items = &self.stack[start..];
+        let item = if into_set { self.objects.new_set(items) } else { self.objects.new_tuple(items) };
         self.stack.truncate(start);
-        self.push(item)
-    }
-
-    #[inline]
-    fn text(&mut self, opcode: u8) -> Result<(), SnapshotError> {
-        self.read_sized(opcode)?;
-        let item = self.objects.new_text(&self.scratch);
-        self.push(item)
-    }
-
-    fn bytes(&mut self, opcode: u8) -> Result<(), SnapshotError> {
-        self.read_sized(opcode)?;
-        let item = self.objects.bytes(&self.scratch);
-        self.push(item)
+        item
     }
 
     /// Reads the length of a text or byte string, and its bytes.
@@ -330,10 +288,9 @@ impl<R: Read> Machine<R> {
 
     /// Reads a little-endian two's complement number of `length` bytes.
     #[inline]
-    fn long(&mut self, length: u32) -> Result<(), SnapshotError> {
+    fn long(&mut self, length: u32) -> Result<Item, SnapshotError> {
         if length == 8 {
-            let number = i64::from_le_bytes(self.input.array()?);
-            return self.push(Item::Int(number));
+            return Ok(Item::Int(i64::from_le_bytes(self.input.array()?)));
         }
         self.read_text(length.into())?;
         if self.scratch.len() > 16 {
@@ -342,7 +299,6 @@ impl<R: Read> Machine<R> {
         let is_negative = self.scratch.last().is_some_and(|byte| byte & 0x80 != 0);
         let mut bytes = [if is_negative { 0xff } else { 0 }; 16];
         bytes[..self.scratch.len()].copy_from_slice(&self.scratch);
-        let item = self.objects.number(i128::from_le_bytes(bytes));
-        self.push(item)
+        Ok(self.objects.number(i128::from_le_bytes(bytes)))
     }
 }

@@ -14,7 +14,7 @@ use super::super::error::SnapshotError;
 use super::super::extras::ExtraId;
 use super::super::stacks::StackId;
 use super::super::{Action, Event};
-use super::texts::{TextId, Texts};
+use super::texts::{TextId, WORDS};
 
 /// The approximate overhead of a table entry: a hash map slot and two pointers.
 const ENTRY: usize = 64;
@@ -129,19 +129,20 @@ impl Fields {
 /// All objects of a pickle. Events and frames refer to its tables of stacks and unknown keys.
 #[derive(Default)]
 pub(in super::super) struct Objects {
-    texts: Texts,
+    texts: IndexSet<String>,
     objects: Vec<Object>,
     lists: Vec<Vec<Item>>,
     /// Keys and values alternate.
     dicts: Vec<Vec<Item>>,
-    tuples: IndexSet<Vec<Item>>,
-    sets: Vec<Vec<Item>>,
-    numbers: Vec<i128>,
-    byte_strings: Vec<Box<[u8]>>,
-    events: Vec<Event>,
-    frames: IndexSet<RawFrame>,
-    stacks: IndexSet<Vec<u32>>,
-    extras: IndexSet<Vec<Item>>,
+    pub(in super::super) tuples: IndexSet<Vec<Item>>,
+    pub(in super::super) sets: Vec<Vec<Item>>,
+    pub(in super::super) numbers: Vec<i128>,
+    pub(in super::super) byte_strings: Vec<Box<[u8]>>,
+    pub(in super::super) events: Vec<Event>,
+    pub(in super::super) frames: IndexSet<RawFrame>,
+    pub(in super::super) stacks: IndexSet<Vec<u32>>,
+    /// Alternating keys and values.
+    pub(in super::super) extras: IndexSet<Vec<Item>>,
     /// The memory of all objects.
     pub(in super::super) budget: Budget,
 }
@@ -155,15 +156,16 @@ impl Objects {
 
     pub(super) fn new() -> Self {
         // Number 0 is the empty stack and the empty set of keys.
-        Self { stacks: IndexSet::from([Vec::new()]), extras: IndexSet::from([Vec::new()]), ..Self::default() }
+        let (stacks, extras) = (IndexSet::from([Vec::new()]), IndexSet::from([Vec::new()]));
+        Self { texts: WORDS.iter().map(|&word| word.to_owned()).collect(), stacks, extras, ..Self::default() }
     }
 
+    /// Replaces invalid UTF-8: Python writes lone surrogates for such file names.
     pub(super) fn new_text(&mut self, bytes: &[u8]) -> Item {
-        let (id, is_new) = self.texts.add(bytes);
-        if is_new {
-            self.budget.add(self.texts.get(id).len() + ENTRY);
-        }
-        Item::Text(id)
+        let text = String::from_utf8_lossy(bytes);
+        let known = self.texts.get_index_of(&*text).map(|known| known as u32);
+        let bytes = text.len();
+        Item::Text(TextId(known.unwrap_or_else(|| intern(&mut self.texts, text.into_owned(), bytes, &self.budget))))
     }
 
     #[inline]
@@ -174,11 +176,11 @@ impl Objects {
         Item::Object(id)
     }
 
-    pub(super) fn new_set(&mut self, items: &[Item]) -> Object {
+    pub(super) fn new_set(&mut self, items: &[Item]) -> Item {
         self.budget.add(ENTRY);
         self.count_items(items.len());
         self.sets.push(items.to_vec());
-        Object::Set(self.sets.len() as u32 - 1)
+        self.add(Object::Set(self.sets.len() as u32 - 1))
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> Item {
@@ -227,7 +229,6 @@ impl Objects {
         Ok(())
     }
 
-    /// Adds items to a list or a set.
     #[inline]
     pub(super) fn append(&mut self, list: u32, items: &[Item]) -> Result<(), &'static str> {
         match self.objects[list as usize] {
@@ -267,14 +268,9 @@ impl Objects {
     fn as_stack(&mut self, begin: &[u32], items: &[Item]) -> Option<StackId> {
         let mut frames = Vec::with_capacity(begin.len() + items.len());
         frames.extend_from_slice(begin);
-        for item in items {
-            match *item {
-                Item::Object(object) => match self.objects[object as usize] {
-                    Object::Frame(frame) => frames.push(frame),
-                    _ => return None,
-                },
-                _ => return None,
-            }
+        for &item in items {
+            let Some(Object::Frame(frame)) = self.object(item) else { return None };
+            frames.push(frame);
         }
         Some(self.stack_of(frames))
     }
@@ -300,7 +296,6 @@ impl Objects {
         }
     }
 
-    /// Converts a dictionary to an event.
     pub(in super::super) fn event_of(&mut self, pairs: &[Item]) -> Result<Event, Wrong> {
         let (mut action, mut address, mut size, mut stream, mut time_us, mut stack) = (None, None, None, 0, None, StackId::EMPTY);
         let mut unknown = Vec::new();
@@ -335,10 +330,9 @@ impl Objects {
             _ => None,
         };
         let wrong = || self.wrong(item, "one of PyTorch's actions, such as alloc, free_requested or segment_alloc").at("action");
-        known.copied().ok_or_else(wrong)
+        known.map(|&(action, _)| action).ok_or_else(wrong)
     }
 
-    /// Converts a dictionary to a frame.
     fn frame_of(&mut self, pairs: &[Item]) -> Result<u32, Wrong> {
         let (mut name, mut file, mut line) = (None, None, None);
         let mut unknown = Vec::new();
@@ -372,33 +366,27 @@ impl Objects {
     /// Converts a list of frames.
     pub(in super::super) fn stack(&mut self, item: Item) -> Result<StackId, Wrong> {
         const EXPECTED: &str = "a list of frames with name, filename and line";
-        match item {
-            Item::None => return Ok(StackId::EMPTY),
-            Item::Object(object) => match self.objects[object as usize] {
-                Object::EmptyList => return Ok(StackId::EMPTY),
-                Object::Stack(stack) => return Ok(stack),
-                Object::List(list) => {
-                    let mut frames = Vec::new();
-                    for item in self.lists[list as usize].clone() {
-                        frames.push(match self.object(item) {
-                            Some(Object::Frame(frame)) => frame,
-                            Some(Object::Dict(dict)) => {
-                                let pairs = self.dicts[dict as usize].clone();
-                                self.frame_of(&pairs)?
-                            }
-                            _ => return Err(self.wrong(item, EXPECTED)),
-                        });
-                    }
-                    let stack = self.stack_of(frames);
-                    // Converts an object once, even if several events share it.
-                    self.objects[object as usize] = Object::Stack(stack);
-                    return Ok(stack);
+        let (object, list) = match (item, self.object(item)) {
+            (Item::None, _) | (_, Some(Object::EmptyList)) => return Ok(StackId::EMPTY),
+            (_, Some(Object::Stack(stack))) => return Ok(stack),
+            (Item::Object(object), Some(Object::List(list))) => (object, list),
+            _ => return Err(self.wrong(item, EXPECTED)),
+        };
+        let mut frames = Vec::new();
+        for item in self.lists[list as usize].clone() {
+            frames.push(match self.object(item) {
+                Some(Object::Frame(frame)) => frame,
+                Some(Object::Dict(dict)) => {
+                    let pairs = self.dicts[dict as usize].clone();
+                    self.frame_of(&pairs)?
                 }
-                _ => {}
-            },
-            _ => {}
+                _ => return Err(self.wrong(item, EXPECTED)),
+            });
         }
-        Err(self.wrong(item, EXPECTED))
+        let stack = self.stack_of(frames);
+        // Converts an object once, even if several events share it.
+        self.objects[object as usize] = Object::Stack(stack);
+        Ok(stack)
     }
 
     /// Reads an address or handle. C++ writes values from 2^63 as negative numbers.
@@ -428,7 +416,6 @@ impl Objects {
         }
     }
 
-    /// Reads one of several words.
     pub(in super::super) fn word<T: Copy>(&self, item: Item, words: &[(TextId, T)], expected: &'static str) -> Result<T, Wrong> {
         let found = words.iter().find(|(word, _)| item == Item::Text(*word));
         found.map(|&(_, value)| value).ok_or_else(|| self.wrong(item, expected))
@@ -436,7 +423,7 @@ impl Objects {
 
     pub(in super::super) fn text(&self, item: Item) -> Option<&str> {
         match item {
-            Item::Text(id) => Some(self.texts.get(id)),
+            Item::Text(id) => Some(&self.texts[id.0 as usize]),
             _ => None,
         }
     }
@@ -457,10 +444,6 @@ impl Objects {
         }
     }
 
-    pub(in super::super) fn tuple(&self, index: u32) -> &[Item] {
-        &self.tuples[index as usize]
-    }
-
     /// The alternating keys and values of a dictionary, except for events and frames.
     pub(in super::super) fn dict(&self, item: Item) -> Option<&[Item]> {
         match self.object(item)? {
@@ -470,43 +453,14 @@ impl Objects {
         }
     }
 
-    pub(in super::super) fn set(&self, index: u32) -> &[Item] {
-        &self.sets[index as usize]
-    }
-
-    pub(in super::super) fn big(&self, index: u32) -> i128 {
-        self.numbers[index as usize]
-    }
-
-    pub(in super::super) fn byte_string(&self, index: u32) -> &[u8] {
-        &self.byte_strings[index as usize]
-    }
-
-    pub(in super::super) fn event(&self, index: u32) -> &Event {
-        &self.events[index as usize]
-    }
-
-    pub(in super::super) fn frame(&self, index: u32) -> RawFrame {
-        self.frames[index as usize]
-    }
-
-    pub(in super::super) fn stack_frames(&self, stack: StackId) -> &[u32] {
-        &self.stacks[stack.0 as usize]
-    }
-
-    /// The alternating unknown keys and values of an event or frame.
-    pub(in super::super) fn extra(&self, extra: ExtraId) -> &[Item] {
-        &self.extras[extra.0 as usize]
-    }
-
     pub(in super::super) fn wrong(&self, item: Item, expected: &'static str) -> Wrong {
         let found = match item {
             Item::None => "None".to_owned(),
             Item::Bool(value) => (if value { "True" } else { "False" }).to_owned(),
             Item::Int(number) => number.to_string(),
-            Item::Big(index) => self.big(index).to_string(),
+            Item::Big(index) => self.numbers[index as usize].to_string(),
             Item::Float(bits) => f64::from_bits(bits).to_string(),
-            Item::Text(id) => format!("`{}`", self.texts.get(id).chars().take(60).collect::<String>()),
+            Item::Text(id) => format!("`{}`", self.texts[id.0 as usize].chars().take(60).collect::<String>()),
             Item::Bytes(_) => "bytes".to_owned(),
             Item::Tuple(_) => "a tuple".to_owned(),
             Item::Object(object) => match self.objects[object as usize] {

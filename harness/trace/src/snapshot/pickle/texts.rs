@@ -1,20 +1,22 @@
-//! The distinct texts of a pickle. The first ones are known keys and words, so keys are recognized by number.
+//! Numbers of the distinct texts of a pickle. The first ones are known keys and words, so keys are recognized by number.
 
-use indexmap::IndexSet;
-
-/// Identifies a text of [`Texts`].
+/// The number of a text of a pickle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct TextId(pub(in super::super) u32);
 
 macro_rules! words {
     ($($name:ident $text:literal)*) => {
-        /// Ordered by number.
-        const WORDS: &[&str] = &[$($text),*];
+        /// The first texts of every pickle: the keys and words that PyTorch writes.
+        pub(super) const WORDS: &[&str] = &[$($text),*];
 
-        /// The keys and words that PyTorch writes.
+        #[allow(clippy::upper_case_acronyms, non_camel_case_types, reason = "they only number the constants")]
+        enum Word {
+            $($name),*
+        }
+
         #[allow(dead_code, reason = "actions are recognized by their position")]
         impl TextId {
-            words!(@ 0, $($name)*);
+            $(pub(in super::super) const $name: Self = Self(Word::$name as u32);)*
 
             /// The text of one of these constants.
             pub(super) fn name(self) -> &'static str {
@@ -22,11 +24,6 @@ macro_rules! words {
             }
         }
     };
-    (@ $number:expr, $name:ident $($rest:ident)*) => {
-        pub(in super::super) const $name: Self = Self($number);
-        words!(@ $number + 1, $($rest)*);
-    };
-    (@ $number:expr,) => {};
 }
 
 words! {
@@ -40,27 +37,4 @@ words! {
     LARGE "large" SMALL "small" STATE "state" HISTORY "history" REAL_SIZE "real_size"
     ACTIVE_ALLOCATED "active_allocated" ACTIVE_PENDING_FREE "active_pending_free" ACTIVE_AWAITING_FREE "active_awaiting_free" INACTIVE "inactive"
     STAGE "stage" START "START" END "END"
-}
-
-/// The distinct texts.
-pub(super) struct Texts(IndexSet<String>);
-
-impl Default for Texts {
-    fn default() -> Self {
-        Self(WORDS.iter().map(|&word| word.to_owned()).collect())
-    }
-}
-
-impl Texts {
-    /// The number of a text, and whether the text is new. Replaces invalid UTF-8: Python writes lone surrogates for such file names.
-    pub(super) fn add(&mut self, bytes: &[u8]) -> (TextId, bool) {
-        let text = String::from_utf8_lossy(bytes);
-        let known = self.0.get_index_of(&*text);
-        let id = known.unwrap_or_else(|| self.0.insert_full(text.into_owned()).0);
-        (TextId(id as u32), known.is_none())
-    }
-
-    pub(super) fn get(&self, id: TextId) -> &str {
-        &self.0[id.0 as usize]
-    }
 }

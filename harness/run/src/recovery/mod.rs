@@ -270,11 +270,8 @@ impl<'p> Recovery<'p> {
         let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
         self.left_behind(after.saturating_sub(before));
         if after != before {
-            ctx.rig.note(Finding {
-                invariant: Invariant::OomChangesOnlyTheCache,
-                expected: format!("{} B allocated after a failed attempt, as before it", before.0),
-                seen: format!("{} B", after.0),
-            });
+            let expected = format!("{} B allocated after a failed attempt, as before it", before.0);
+            ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{} B", after.0)));
         }
     }
 
@@ -282,11 +279,8 @@ impl<'p> Recovery<'p> {
     fn check_bound(&self, ctx: &mut RunContext, retries: u64) {
         let most = self.chain.map_or(1, Chain::most_attempts);
         if retries >= most {
-            ctx.rig.note(Finding {
-                invariant: Invariant::AttemptsAreBounded,
-                expected: format!("at most {} at one request or iteration", count(most, "attempt")),
-                seen: format!("attempt {}", retries + 1),
-            });
+            let expected = format!("at most {} at one request or iteration", count(most, "attempt"));
+            ctx.rig.note(Finding::new(Invariant::AttemptsAreBounded, expected, format!("attempt {}", retries + 1)));
         }
     }
 
@@ -394,13 +388,9 @@ fn others_may_change_memory(ctx: &RunContext, between: &Between<'_>) -> bool {
 /// Returns a finding if a retry asks for no less and the memory state has not changed since the failed attempt.
 fn same_memory(ctx: &mut RunContext, met: &MemoryState, kind: AttemptKind, plan: &Plan) -> Result<Option<Finding>, Stop> {
     let now = ctx.rig.memory_state()?;
-    Ok((now == *met).then(|| Finding {
-        invariant: Invariant::RetryMakesProgress,
-        expected: "the retry to succeed, to ask for less, or to find memory changed since the failed attempt".to_owned(),
-        seen: format!(
-            "it asked for {} again and failed again: the allocator's blocks and the {} free on the device were the same",
-            kind.describe(plan),
-            now.device_free
-        ),
-    }))
+    let expected = "the retry to succeed, to ask for less, or to find memory changed since the failed attempt";
+    let (asked, free) = (kind.describe(plan), now.device_free);
+    let seen =
+        format!("it asked for {asked} again and failed again: the allocator's blocks and the {free} free on the device were the same");
+    Ok((now == *met).then(|| Finding::new(Invariant::RetryMakesProgress, expected, seen)))
 }

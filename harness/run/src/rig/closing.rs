@@ -68,9 +68,7 @@ impl Rig {
     }
 
     /// Releases everything of all programs, however the run ended.
-    ///
-    /// # Errors
-    /// [`Stop`]: something could not be released, or leaked.
+    /// Fails if something could not be released, or leaked.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
         // The end of the run may already have made the same calls.
         self.faults.iter().for_each(Injector::state_changed);
@@ -86,11 +84,11 @@ impl Rig {
         if leaks.is_empty() {
             return Ok(());
         }
-        let (expected, seen) = ("no memory or handles left on the device".to_owned(), leaks.to_string());
-        Err(Stop::Violated(vec![Finding { invariant: Invariant::NothingLeaks, expected, seen }]))
+        let expected = "no memory or handles left on the device";
+        Err(Stop::Violated(vec![Finding::new(Invariant::NothingLeaks, expected, leaks.to_string())]))
     }
 
     fn violated(&self, invariant: Invariant, expected: impl Into<String>, seen: String) -> Result<(), Stop> {
-        Err(Stop::Violated(self.name_program(vec![Finding { invariant, expected: expected.into(), seen }])))
+        Err(Stop::Violated(self.name_program(vec![Finding::new(invariant, expected, seen)])))
     }
 }

@@ -91,11 +91,10 @@ impl From<DeviceError> for Stop {
     /// Wrong contents and races are violations: the allocator handed out memory that was still in use.
     fn from(error: DeviceError) -> Self {
         match error {
-            DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => Self::Violated(vec![Finding {
-                invariant: Invariant::ContentsAreIntact,
-                expected: "the contents that were written last, ordered after earlier writes".to_owned(),
-                seen: error.to_string(),
-            }]),
+            DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => {
+                let expected = "the contents that were written last, ordered after earlier writes";
+                Self::Violated(vec![Finding::new(Invariant::ContentsAreIntact, expected, error.to_string())])
+            }
             error => Self::Device(error),
         }
     }
@@ -247,12 +246,10 @@ impl Rig {
     }
 
     /// The fault injector of the device, if any.
-    #[must_use]
     pub const fn faults(&self) -> Option<&Injector> {
         self.faults.as_ref()
     }
 
-    #[must_use]
     pub fn is_timed(&self) -> bool {
         self.checks == Checks::Timing
     }
@@ -343,7 +340,6 @@ impl Rig {
     }
 
     /// Returns whether the user interrupted the run, or a step exceeded its time limit.
-    #[must_use]
     pub fn is_interrupted(&self) -> bool {
         self.control.should_stop()
     }
@@ -366,13 +362,11 @@ impl Rig {
     }
 
     /// Describes what other processes did on the device, if that invalidates the accounts of this run.
-    #[must_use]
     pub fn contention(&self) -> Option<&str> {
         self.programs.iter().find_map(|program| program.audit.as_ref()?.contention())
     }
 
     /// The device's ordinal for other processes; `None` if only this process has the device.
-    #[must_use]
     pub fn ordinal(&self) -> Option<u32> {
         self.device.ordinal()
     }
@@ -389,7 +383,6 @@ impl Rig {
     }
 
     /// The number of running external programs.
-    #[must_use]
     pub const fn running_programs(&self) -> u32 {
         self.running
     }

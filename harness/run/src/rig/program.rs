@@ -75,7 +75,6 @@ impl Rig {
     }
 
     /// The current program.
-    #[must_use]
     pub const fn entered(&self) -> ProgramId {
         self.entered
     }
@@ -104,7 +103,6 @@ impl Rig {
         (0..self.programs.len() as u32).map(ProgramId)
     }
 
-    #[must_use]
     pub fn stats_of(&self, program: ProgramId) -> MemoryStats {
         self.programs[program.index()].allocator.stats()
     }

@@ -86,13 +86,11 @@ impl Rig {
     }
 
     /// The allocated bytes of all sites by number; `None` if sites are not tracked. Later sites have higher numbers.
-    #[must_use]
     pub fn site_bytes(&self) -> Option<&[u64]> {
         self.sites.as_ref().map(|sites| sites.bytes.as_slice())
     }
 
     /// The sites by number.
-    #[must_use]
     pub fn sites(&self) -> Vec<&Site> {
         let Some(sites) = &self.sites else { return Vec::new() };
         let mut all: Vec<(&Site, usize)> = sites.numbers.iter().map(|(site, number)| (site, *number)).collect();

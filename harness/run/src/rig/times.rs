@@ -49,13 +49,11 @@ impl Rig {
     }
 
     /// The time lost to failed requests so far.
-    #[must_use]
     pub const fn lost_to_retry(&self) -> Nanos {
         self.times.lost_to_retry
     }
 
     /// The durations; zero except in a timed run.
-    #[must_use]
     pub fn take_timings(&mut self) -> Timings {
         let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).into_samples();
         if !self.is_timed() {
@@ -71,7 +69,6 @@ impl Rig {
     }
 
     /// Reserved but unallocated bytes at the first program's first peak of reserved memory. Zero except in a timed run.
-    #[must_use]
     pub const fn unused_at_peak(&self) -> Bytes {
         self.times.unused_at_peak
     }

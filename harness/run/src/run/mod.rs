@@ -94,25 +94,21 @@ pub struct Run<'a, 'o> {
 
 impl<'a, 'o> Run<'a, 'o> {
     /// A run on a device with the memory that the scenario needs.
-    #[must_use]
     pub fn new(request: &'a RunRequest<'a>, device: Box<dyn TestDevice>) -> Self {
         Self { request, device, allocator: None, observer: None, group: None }
     }
 
     /// Replaces the allocator that the request names.
-    #[must_use]
     pub fn with_allocator(self, allocator: Box<dyn Allocator>) -> Self {
         Self { allocator: Some(allocator), ..self }
     }
 
     /// Timed and traced runs emit no events.
-    #[must_use]
     pub fn observed(self, observer: Observer<'o>) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
     /// Adds the scenario's other processes.
-    #[must_use]
     pub fn with_processes(self, group: Option<ProcessGroup>) -> Self {
         Self { group, ..self }
     }

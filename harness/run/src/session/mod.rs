@@ -79,14 +79,12 @@ pub struct Selection {
 
 impl Selection {
     /// Selects allocators by name.
-    #[must_use]
     pub fn only(names: impl IntoIterator<Item = impl ToString>) -> Self {
         Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), ..Self::default() }
     }
 
     /// The allocators of a scenario in its order, then the added ones. An added allocator that the scenario also lists
     /// runs once, as listed.
-    #[must_use]
     pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
         let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
         let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
@@ -104,13 +102,11 @@ impl Selection {
 }
 
 /// The allocator of the scenario that is equivalent to this one.
-#[must_use]
 pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'a AllocatorSpec> {
     scenario.allocators.iter().find(|listed| listed.is_equivalent_to(added))
 }
 
 /// Returns whether the scenario lists PyTorch's allocator.
-#[must_use]
 pub fn has_pytorchs(scenario: &Scenario) -> bool {
     scenario.allocators.iter().any(|arm| arm.is_pytorch())
 }
@@ -125,7 +121,6 @@ pub struct ArmRun<'a> {
 
 impl ArmRun<'_> {
     /// Returns whether the user added this allocator. The scenario's expectations are then noted, not judged.
-    #[must_use]
     pub fn only_observed(&self) -> bool {
         !self.scenario.allocators.contains(self.allocator)
     }
@@ -151,7 +146,6 @@ impl Plan {
         (0..self.repetitions).flat_map(arms)
     }
 
-    #[must_use]
     pub fn planned(&self) -> Vec<PlannedRun> {
         let planned = |arm: ArmRun<'_>| PlannedRun {
             scenario: arm.scenario.name.clone(),

@@ -20,7 +20,6 @@ impl Held {
     pub const NOTHING: Self = Self { reserved: 0, charged: Some(0) };
 
     /// The sum of two programs.
-    #[must_use]
     pub fn and(self, other: Self) -> Self {
         let charged = self.charged.zip(other.charged).map(|(one, other)| one.saturating_add(other));
         Self { reserved: self.reserved.saturating_add(other.reserved), charged }

@@ -18,7 +18,7 @@ use harness_exec::large_pages::use_for_code;
 use serde::{Deserialize, Serialize};
 
 use super::{ArmRun, Attempt, CallResult, Engine, Outcome, RunSetup};
-use crate::branches::{Branches, Ended, Failing, Point};
+use crate::branches::{Branches, Failing, Point};
 use crate::faults::Faults;
 use crate::processes::StartedBy;
 use crate::rig::CheckedFrom;
@@ -201,7 +201,7 @@ fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut 
     };
     let Some((_, Outcome { wants_one_more, .. })) = outcome else { leave(1) };
     match send(socket, &outcome) {
-        Some(()) => Branches::end(if wants_one_more { Ended::OneMore } else { Ended::Enough }),
+        Some(()) => Branches::end(wants_one_more),
         None => leave(1),
     }
 }

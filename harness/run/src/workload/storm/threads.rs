@@ -242,7 +242,7 @@ fn note_handed_out(handed_out: &mut BTreeMap<DevicePtr, Bytes>, allocation: &All
     if let Some((address, size)) = handed_out.range(..end).next_back().filter(|(address, size)| address.offset(**size) > start) {
         let expected = format!("{start} to be free before {} are allocated there", allocation.requested());
         let seen = format!("{size} are still in use at {address}, by one of the threads");
-        return Err(Stop::Violated(vec![Finding { invariant: Invariant::AllocationsAreDisjoint, expected, seen }]));
+        return Err(Stop::Violated(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]));
     }
     handed_out.insert(start, allocation.size());
     Ok(())
@@ -258,10 +258,8 @@ fn check_counters(counts: &Counts, live: Bytes, stats: &MemoryStats) -> Vec<Find
         ("num_ooms", ooms, stats.num_ooms),
     ];
     let wrong = figures.into_iter().filter(|(_, did, counted)| did != counted);
-    let finding = |(name, did, counted): (&str, u64, u64)| Finding {
-        invariant: Invariant::CountersEqualStructure,
-        expected: format!("{name} = {did}, the sum over all threads"),
-        seen: counted.to_string(),
+    let finding = |(name, did, counted): (&str, u64, u64)| {
+        Finding::new(Invariant::CountersEqualStructure, format!("{name} = {did}, the sum over all threads"), counted.to_string())
     };
     wrong.map(finding).collect()
 }
@@ -269,9 +267,9 @@ fn check_counters(counts: &Counts, live: Bytes, stats: &MemoryStats) -> Vec<Find
 /// Checks that nothing is reserved after the last free and `empty_cache`.
 fn check_all_went_back(stats: &MemoryStats) -> Vec<Finding> {
     let reserved = stats.reserved_bytes.all.current;
-    let (expected, seen) = ("0 B reserved after the last free and empty_cache".to_owned(), format!("{reserved} B ({})", Bytes(reserved)));
-    let finding = Finding { invariant: Invariant::EverythingGoesBack, expected, seen };
-    (reserved != 0).then_some(finding).into_iter().collect()
+    let expected = "0 B reserved after the last free and empty_cache";
+    let finding = || Finding::new(Invariant::EverythingGoesBack, expected, format!("{reserved} B ({})", Bytes(reserved)));
+    (reserved != 0).then(finding).into_iter().collect()
 }
 
 #[cfg(test)]

@@ -206,11 +206,8 @@ impl<'a> Training<'a> {
             }
         }
         if after != before {
-            ctx.rig.note(Finding {
-                invariant: Invariant::OomChangesOnlyTheCache,
-                expected: format!("{before} B allocated after an iteration, as before it, apart from the training's own memory"),
-                seen: format!("{after} B"),
-            });
+            let expected = format!("{before} B allocated after an iteration, as before it, apart from the training's own memory");
+            ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{after} B")));
         }
         Ok(())
     }

@@ -76,8 +76,8 @@ pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: 
         result.outcome = Outcome::Failed;
         let seen = mismatch.to_string();
         result.notes.extend(seen.lines().map(str::to_owned));
-        let expected = "the same collectives in the same order from every rank".to_owned();
-        ctx.rig.note(Finding { invariant: Invariant::CollectivesMatch, expected, seen });
+        let expected = "the same collectives in the same order from every rank";
+        ctx.rig.note(Finding::new(Invariant::CollectivesMatch, expected, seen));
     } else {
         let retries = result.reports[&ReportKey::Retries];
         let became = batch_became(train, result.reports[&ReportKey::FinalBatch]);

@@ -231,7 +231,7 @@ fn time_left(ctx: &mut RunContext, growing: &[Growing]) -> Result<String, Stop> 
 /// A table of the sites that have grown since a measure; empty in a timed run.
 pub(crate) fn compare(ctx: &RunContext, since: &MeasureName) -> StepResult {
     let Some(now) = ctx.rig.site_bytes() else { return StepResult::default() };
-    let before = ctx.sites_at(since);
+    let before = ctx.sites_at.get(since).map_or(&[][..], Vec::as_slice);
     let names: Vec<String> = ctx.rig.sites().iter().map(ToString::to_string).collect();
     let sites = names.into_iter().zip(now).enumerate().map(|(number, (name, now))| (name, before.get(number).copied().unwrap_or(0), *now));
     let mut grown: Vec<(String, u64, u64)> = sites.filter(|(_, before, now)| now > before).collect();

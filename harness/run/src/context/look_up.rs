@@ -47,7 +47,7 @@ impl RunContext {
                 return value.map(whole).ok_or_else(not_reported);
             }
             Metric::Process(process, account) => {
-                let readings = self.processes.as_ref().and_then(|processes| processes.readings(process));
+                let readings = self.processes.readings(process);
                 readings.ok_or_else(not_reported)?.get(*account)
             }
             Metric::Growth(site, account) => {

@@ -28,8 +28,8 @@ impl Rig {
             Ok(allocation) => {
                 self.timed_allocate(duration);
                 if !self.is_timed() && !allocation.is_null() {
-                    self.names.handed_out(allocation.ptr());
-                    self.sites.iter_mut().for_each(|sites| sites.handed_out(allocation.ptr(), allocation.size()));
+                    self.names.allocated(allocation.ptr());
+                    self.sites.iter_mut().for_each(|sites| sites.allocated(allocation.ptr(), allocation.size()));
                 }
                 self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer::new(allocation, self.entered)))
@@ -62,7 +62,7 @@ impl Rig {
         if let Some((tag, writer)) = buffer.content
             && !self.is_timed()
             && !buffer.shared
-            && ![writer, buffer.stream()].iter().any(|stream| self.queued.is_working(*stream))
+            && ![writer, buffer.stream()].iter().any(|stream| self.queued.working.contains(stream))
         {
             self.control.calls(Call::Verify);
             self.unstruck(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
@@ -88,8 +88,8 @@ impl Rig {
         if self.is_timed() {
             self.times.free.push(duration);
         } else {
-            self.names.taken_back(address);
-            self.sites.iter_mut().for_each(|sites| sites.taken_back(address));
+            self.names.freed(address);
+            self.sites.iter_mut().for_each(|sites| sites.freed(address));
         }
         self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
     }
@@ -128,7 +128,7 @@ impl Rig {
         self.control.calls(Call::Verify);
         self.begin_launch();
         self.device.verify_later(stream, buffer.range(), tag)?;
-        self.queued.reads(stream);
+        self.queued.reading.insert(stream);
         Ok(())
     }
 

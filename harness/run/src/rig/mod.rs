@@ -297,8 +297,8 @@ impl Rig {
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
         let place = self.recorder.as_ref().map(Recorder::place);
-        let site = self.sites.as_ref().and_then(Sites::current);
-        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner(), site, place }
+        let site = self.sites.as_ref().and_then(|sites| sites.current.clone());
+        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner.clone(), site, place }
     }
 
     /// Resumes a paused step.
@@ -306,8 +306,10 @@ impl Rig {
         self.times.paused -= 1;
         self.times.step_began = began;
         self.go_back_in_recording(owner.as_deref(), place);
-        self.names.go_back_to(owner);
-        self.sites.iter_mut().for_each(|sites| sites.go_back_to(site.clone()));
+        self.names.owner = owner;
+        if let Some(sites) = &mut self.sites {
+            sites.current = site;
+        }
         self.step = number;
         self.enter(program);
         self.device.set_call_site(CallSite(number));

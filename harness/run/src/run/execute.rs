@@ -11,7 +11,6 @@ use crate::context::look_up::LookUpError;
 use crate::context::needs::asks_for_memory;
 use crate::context::{BufferKey, RunContext};
 use crate::leaks;
-use crate::processes;
 use crate::recovery::{AttemptKind, Recovered, Recovery};
 use crate::rig::{Buffer, Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
@@ -90,7 +89,7 @@ pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
             let begun = ctx.rig.begin_private_pool(pool)?;
             return Ok(refused(step, "requests to be served from the pool", begun.err()));
         }
-        Action::Kill(kill) => return processes::kill(&mut ctx.processes, &mut ctx.rig, step, kill),
+        Action::Kill(kill) => return ctx.processes.kill(&mut ctx.rig, step, kill),
         Action::For(_) | Action::Repeat(_) | Action::Program(_) | Action::Process(_) => {}
     }
     Ok(StepResult::default())
@@ -211,7 +210,7 @@ fn keep_figures(ctx: &mut RunContext, number: usize, expectation: &Expectation) 
         if !is_for_the_other_run(ctx, std::iter::once(&metric))
             && let Ok(figure) = ctx.look_up(&metric, &now)
         {
-            ctx.keep_figure(number, place, figure);
+            ctx.figures.insert((number, place), figure);
         }
     }
     Ok(())

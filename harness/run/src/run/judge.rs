@@ -5,7 +5,7 @@ use harness_allocator::device::faulty::InjectedFault;
 use harness_base::words::count;
 use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Expectation, Located, PlannedFault, ProcessName};
+use harness_scenario::{Expectation, Located, PlannedFault, Position, ProcessName};
 
 use super::execute;
 use super::runner::Runner;
@@ -14,15 +14,11 @@ use crate::faults::{Faults, planned_of};
 use crate::rig::{Checks, Finding, Stop};
 use crate::step_result::Unmet;
 
-/// The rule that a device error violates, and the expectation that goes with it.
+/// The rule that a device error violates, and the expectation that goes with it. It shows whether to suspect the
+/// allocator or the machine.
 pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
     let rule = if matches!(error, DeviceError::NeverReturns { .. }) { Rule::TimeLimit } else { Rule::DeviceFailure };
-    (rule, expected_of_device(error))
-}
-
-/// The expectation that a device error violates. It shows whether to suspect the allocator or the machine.
-const fn expected_of_device(error: &DeviceError) -> &'static str {
-    match error {
+    let expected = match error {
         DeviceError::DoubleFree { .. } | DeviceError::InvalidFree { .. } | DeviceError::InvalidAccess { .. } => {
             "the allocator to hand out and free only memory that is allocated on the device"
         }
@@ -34,7 +30,8 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
         DeviceError::NeverReturns { .. } => "every wait to end",
         DeviceError::Library { .. } => "the library call to succeed",
         DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver call to succeed",
-    }
+    };
+    (rule, expected)
 }
 
 /// Explains why a fault failed no call.
@@ -57,14 +54,13 @@ impl Runner<'_, '_> {
             && !self.interrupted
             && let Some(overrun) = self.observer.control.overrun()
         {
-            self.violations.push(Violation {
-                step: self.number,
-                at: step.map(|step| self.request.scenario.place(step.position)),
-                rule: Rule::TimeLimit,
-                expected: overrun.expected(),
-                seen: overrun.seen(),
-            });
+            self.violate(step.map(|step| step.position), Rule::TimeLimit, overrun.expected(), overrun.seen());
         }
+    }
+
+    fn violate(&mut self, at: Option<Position>, rule: Rule, expected: String, seen: String) {
+        let at = at.map(|at| self.request.scenario.place(at));
+        self.violations.push(Violation { step: self.number, at, rule, expected, seen });
     }
 
     /// Checks the pending `eventually` expectations and drops those that hold. An `eventually` step adds its own first.
@@ -123,8 +119,7 @@ impl Runner<'_, '_> {
     fn failed(&mut self, step: Option<&Step>, rule: Rule, expected: String, seen: String, fault: Option<(Option<&ProcessName>, usize)>) {
         let planned = fault.and_then(|(process, fault)| planned_of(self.request.scenario, process).nth(fault));
         self.ended_by = self.ended_by.or(planned.map(|(place, _)| place));
-        let at = step.map(|step| self.request.scenario.place(step.position));
-        self.violations.push(Violation { step: self.number, at, rule, expected, seen });
+        self.violate(step.map(|step| step.position), rule, expected, seen);
     }
 
     /// Describes the calls that faults have failed since the last call of this function.
@@ -166,16 +161,14 @@ impl Runner<'_, '_> {
                 } else {
                     continue;
                 };
-                let at = planned.position().map(|position| scenario.place(position));
-                self.violations.push(Violation { step: self.number, at, rule: Rule::Fault, expected, seen });
+                self.violate(planned.position(), Rule::Fault, expected, seen);
             }
         }
     }
 
     pub(super) fn find(&mut self, finding: Finding, step: Option<&Step>) {
         let Finding { invariant, expected, seen } = finding;
-        let at = step.map(|step| self.request.scenario.place(step.position));
-        self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
+        self.violate(step.map(|step| step.position), Rule::Invariant(invariant), expected, seen);
     }
 
     /// Records a failed expectation: a violation, or only a note on the step if the run is observed.
@@ -184,8 +177,7 @@ impl Runner<'_, '_> {
         if self.observer.only_observed {
             return notes.push(format!("{NOT_JUDGED}line {} expects {expected}; seen: {seen}", at.line));
         }
-        let at = Some(self.request.scenario.place(at));
-        self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
+        self.violate(Some(at), Rule::Expectation, expected, seen);
     }
 
     /// Returns whether all violations so far are expected by `expect_violation:`.
@@ -202,9 +194,7 @@ impl Runner<'_, '_> {
                 invariant,
                 Invariant::AccountsAreOrdered | Invariant::DeviceUsedFollowsReserved | Invariant::WholeLimitFitsAtTheEnd
             ),
-            Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit | Rule::Fault => {
-                false
-            }
+            _ => false,
         })
     }
 
@@ -225,13 +215,7 @@ impl Runner<'_, '_> {
             // A timed run does not look for violations.
             if self.violations.is_empty() && self.checks != Checks::Timing && !self.observer.only_observed {
                 let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
-                self.violations.push(Violation {
-                    step: self.number,
-                    at: Some(self.request.scenario.place(violates.position())),
-                    rule: Rule::ExpectedViolation,
-                    expected,
-                    seen: "it was never violated".to_owned(),
-                });
+                self.violate(Some(violates.position()), Rule::ExpectedViolation, expected, "it was never violated".to_owned());
             } else if self.only_expected_violations() {
                 return Verdict::Passed;
             }

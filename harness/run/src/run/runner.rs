@@ -18,7 +18,7 @@ use crate::context::RunContext;
 use crate::control::{DEFAULT_TIME_LIMIT, Phase};
 use crate::faults::Faults;
 use crate::leaks::Watch;
-use crate::processes::{self, Inside};
+use crate::processes::Inside;
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
 
@@ -247,7 +247,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             && let Some(step_number) = self.request.scenario.step_number(step)
         {
             return self.run_as_step(ctx, step, iteration, |runner, ctx| {
-                processes::run(&mut ctx.processes, &mut ctx.rig, &inside, step, (runner.number, step_number))
+                ctx.processes.run(&mut ctx.rig, &inside, step, (runner.number, step_number))
             });
         }
         let waits = step.action.on_oom().is_some_and(Chain::waits);
@@ -351,7 +351,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         // Only named steps report figures.
         let named = over.step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
         if let Some(id) = &over.step.id {
-            ctx.report(id.clone(), reports);
+            ctx.reports.insert(id.clone(), reports);
         }
         if let Some(duration) = duration {
             self.times.push((over.number, StepTimes { duration, reports: named, recovery: over.result.recovery }));
@@ -385,8 +385,10 @@ impl<'a, 'o> Runner<'a, 'o> {
             failed_request: result.failed_request,
             recovery: result.recovery,
         };
-        if self.steps.has_room_in_front() {
-            (self.observer.emit)(Event::StepEnded(Box::new(step.clone())));
+        if self.steps.has_room_in_front()
+            && let Some(emit) = &mut self.observer.emit
+        {
+            emit(Event::StepEnded(Box::new(step.clone())));
         }
         self.steps.push(step);
     }
@@ -396,16 +398,15 @@ impl<'a, 'o> Runner<'a, 'o> {
         let mut clean = completed;
         if completed {
             ctx.rig.begin_step(self.number + 1);
-            let ended = processes::finish(&mut ctx.processes, &mut ctx.rig, self.number + 1)
-                .and_then(|()| ctx.free_everything())
-                .and_then(|()| ctx.rig.finish());
+            let finished = ctx.processes.finish(&mut ctx.rig, self.number + 1);
+            let ended = finished.and_then(|()| ctx.free_everything()).and_then(|()| ctx.rig.finish());
             if let Err(stop) = ended {
                 clean = false;
                 self.stop(stop, None);
             }
         }
         self.contention = ctx.rig.contention().map(str::to_owned);
-        processes::close(&mut ctx.processes, &mut ctx.rig).into_iter().for_each(|stop| self.stop(stop, None));
+        ctx.processes.close(&mut ctx.rig).into_iter().for_each(|stop| self.stop(stop, None));
         if let Err(stop) = ctx.close()
             && (clean || self.closing_is_judged())
         {

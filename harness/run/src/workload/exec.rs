@@ -91,7 +91,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
         && let Some(why) = not_applicable(exec, ctx.rig.info(), ctx.alloc_conf.is_some()).or_else(|| cannot_start(exec, ctx.rig.info()))
     {
         ctx.not_run.extend(step.id.clone());
-        return Ok(StepResult { notes: vec![format!("not run: {why}")], ..StepResult::default() });
+        return Ok(StepResult::with_note(format!("not run: {why}")));
     }
     let stop = unavailable(exec);
     let setup = setup(exec, ctx.rig.info()).map_err(|error| stop(&error))?;

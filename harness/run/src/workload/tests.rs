@@ -46,7 +46,7 @@ pub(super) fn simulated(scenario: &Scenario) -> SimDevice {
 pub(super) fn world_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> RunContext {
     let rig = Rig::new(device, AllocatorKind::Caching.build(), options).unwrap();
     let ctx = RunContext::new(rig, scenario, &AllocatorKind::Caching.into(), 1);
-    ctx.unwrap_or_else(|failed| panic!("{:?}", failed.2))
+    ctx.unwrap_or_else(|failed| panic!("{failed:?}"))
 }
 
 fn run(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {

@@ -84,8 +84,7 @@ struct Shared<'a, 'd> {
 /// Runs the storm in this many threads, then frees and releases everything.
 pub(super) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, threads: u64) -> Result<StepResult, Stop> {
     let Some(config) = ctx.alloc_conf.clone() else {
-        let unmet = Unmet::at(step, "an allocator that supports threads", format!("`{}` does not", ctx.arm));
-        return Ok(StepResult { unmet: vec![unmet], ..StepResult::default() });
+        return Ok(Unmet::at(step, "an allocator that supports threads", format!("`{}` does not", ctx.arm)).into());
     };
     let requests: Vec<Requests<'_>> = (0..threads).map(|thread| Requests::new(ctx, storm, thread)).collect();
     let control = ctx.rig.control();

@@ -49,7 +49,7 @@ struct Group<'a> {
 
 pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Ranks, mut between: Between<'_>) -> Result<StepResult, Stop> {
     let home = ctx.rig.entered();
-    let programs = std::iter::once(home).chain(ctx.programs_of_ranks(&train.id)).collect::<Vec<_>>();
+    let programs = std::iter::once(home).chain(ctx.ranks.get(&train.id).into_iter().flatten().copied()).collect::<Vec<_>>();
     let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, ctx);
     let mut group = Group {
         train,

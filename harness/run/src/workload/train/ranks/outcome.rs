@@ -71,7 +71,7 @@ pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: 
     let recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
     result.recovery = recovery.map(|record| Recovery { workload: Some(workload(train)), ..record });
     let failed = first_failure(&mut ends);
-    ctx.report_ranks(train.id.clone(), ends.iter().map(figures).collect());
+    ctx.rank_figures.insert(train.id.clone(), ends.iter().map(figures).collect());
     if let Some(mismatch) = mismatch {
         result.outcome = Outcome::Failed;
         let seen = mismatch.to_string();

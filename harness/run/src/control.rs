@@ -45,7 +45,6 @@ calls! {
     Pressure = "an allocation on behalf of other programs",
 }
 
-/// The phase of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     Opening,
@@ -53,7 +52,6 @@ pub enum Phase {
         /// Counted from 1 over the whole run.
         number: u32,
         line: u32,
-        /// A short description of the step.
         text: String,
     },
     Closing,
@@ -69,7 +67,6 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A time limit that was exceeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overrun {
     pub phase: Phase,
@@ -136,7 +133,6 @@ impl Control {
         self.interrupt.load(Ordering::Relaxed)
     }
 
-    /// Starts a phase with this time limit.
     pub(crate) fn enter(&self, phase: Phase, limit: Duration) {
         self.call.store(0, Ordering::Relaxed);
         let mut present = self.present();
@@ -144,7 +140,6 @@ impl Control {
         *present = Some(Present { phase, began: Instant::now(), limit });
     }
 
-    /// Ends the last phase.
     pub(crate) fn leave(&self) {
         let mut present = self.present();
         self.expired.store(false, Ordering::Relaxed);

@@ -32,6 +32,13 @@ impl StepResult {
         Self { notes: vec![note], ..Self::default() }
     }
 
+    /// Adds the notes, tables and failed expectations of another result.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.notes.extend(other.notes);
+        self.tables.extend(other.tables);
+        self.unmet.extend(other.unmet);
+    }
+
     /// The figures that the step reports. Only timed runs report times: in a checked run they include the checks.
     pub(crate) fn reports_with(&self, duration: Option<Nanos>) -> BTreeMap<ReportKey, u64> {
         let mut reports = self.reports.clone();
@@ -69,7 +76,6 @@ impl StepResult {
     }
 }
 
-/// An expectation that was not met.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Unmet {
     pub(crate) at: Position,

@@ -93,6 +93,11 @@ pub(crate) struct RankFigures {
 /// A buffer's name and, for a numbered one, its number.
 pub(crate) type BufferKey = (BufferName, Option<i64>);
 
+/// A buffer's name in reports.
+pub(crate) fn buffer_name((name, index): &BufferKey) -> String {
+    index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
+}
+
 /// The figures of one allocator for the scenario's [comparisons](Scenario::comparisons), by comparison and by index
 /// within it.
 pub(crate) type Figures = BTreeMap<(usize, usize), Number>;
@@ -182,7 +187,6 @@ impl RunContext {
         pool
     }
 
-    /// Sets the loop variables.
     pub(crate) fn set_variables<'v>(&mut self, variables: impl Iterator<Item = (&'v VariableName, Number)>) {
         self.variables.clear();
         self.variables.extend(variables.map(|(name, value)| (name.clone(), value)));

@@ -133,7 +133,7 @@ pub(crate) struct Processes {
     /// The readings in the last answer of each process.
     readings: BTreeMap<ProcessName, Readings>,
     /// OOMs of all these processes.
-    ooms: u64,
+    pub(crate) ooms: u64,
     faults: Option<Faults>,
 }
 
@@ -248,11 +248,6 @@ impl Processes {
     /// The readings in the last answer of a process.
     pub(crate) fn readings(&self, process: &ProcessName) -> Option<&Readings> {
         self.readings.get(process)
-    }
-
-    /// The OOMs of all these processes.
-    pub(crate) const fn ooms(&self) -> u64 {
-        self.ooms
     }
 
     fn faults_of(&self, process: &ProcessName) -> Option<&Injector> {

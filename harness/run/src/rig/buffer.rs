@@ -23,7 +23,6 @@ impl Buffer {
         Self { allocation, program, content: None, shared: false }
     }
 
-    /// The program whose allocator returned the buffer.
     pub const fn program(&self) -> ProgramId {
         self.program
     }
@@ -37,7 +36,6 @@ impl Buffer {
         self.allocation.size()
     }
 
-    /// The stream for which it was allocated.
     pub const fn stream(&self) -> StreamId {
         self.allocation.stream()
     }

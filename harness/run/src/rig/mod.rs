@@ -30,7 +30,6 @@ mod names;
 mod private_pools;
 mod program;
 mod recording;
-mod samples;
 mod sites;
 mod streams;
 mod times;
@@ -135,7 +134,6 @@ pub struct RigOptions {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepEnd {
     pub duration: Option<Nanos>,
-    /// The accounts at the end of the step.
     pub accounts: Option<Accounts>,
 }
 
@@ -194,8 +192,9 @@ pub struct Rig {
     last_calls: DeviceCalls,
     calls_at_start: DeviceCalls,
     times: Times,
-    /// External programs that currently run.
-    running: u32,
+    /// The number of running external programs. Audits pause until all of them have ended: the scenario's allocators are
+    /// idle, and the programs change the device's figures.
+    pub running_programs: u32,
 }
 
 impl Rig {
@@ -235,7 +234,7 @@ impl Rig {
             last_calls: calls,
             calls_at_start: calls,
             times: Times::new(options.seed, calls),
-            running: 0,
+            running_programs: 0,
         })
     }
 
@@ -245,7 +244,6 @@ impl Rig {
         unstruck(faults.as_ref(), || act(self))
     }
 
-    /// The fault injector of the device, if any.
     pub const fn faults(&self) -> Option<&Injector> {
         self.faults.as_ref()
     }
@@ -286,7 +284,6 @@ impl Rig {
         }
     }
 
-    /// Reports the main program's memory to the tracer.
     fn trace_memory(&mut self) {
         if let Some(tracer) = &self.tracer {
             tracer.memory(&self.programs[ProgramId::FIRST.index()].allocator.stats(), self.device.now());
@@ -301,7 +298,6 @@ impl Rig {
         PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner.clone(), site, place }
     }
 
-    /// Resumes a paused step.
     pub fn resume_step(&mut self, PausedStep { number, program, began, owner, site, place }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
@@ -373,22 +369,6 @@ impl Rig {
         self.device.ordinal()
     }
 
-    /// Notes that an external program started. Audits pause until all of them have ended: the scenario's allocators are
-    /// idle, and the programs change the device's figures.
-    pub const fn program_started(&mut self) {
-        self.running += 1;
-    }
-
-    /// Notes that an external program ended.
-    pub const fn program_ended(&mut self) {
-        self.running -= 1;
-    }
-
-    /// The number of running external programs.
-    pub const fn running_programs(&self) -> u32 {
-        self.running
-    }
-
     /// Passes a hash of all programs' state to the injector.
     fn tell_how_it_stands(&self) {
         let Some(faults) = &self.faults else { return };
@@ -403,7 +383,7 @@ impl Rig {
         &mut self,
         check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
     ) -> Result<(), Stop> {
-        if self.is_timed() || self.running > 0 {
+        if self.is_timed() || self.running_programs > 0 {
             return Ok(());
         }
         if self.calls_are_noted {

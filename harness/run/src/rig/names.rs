@@ -10,9 +10,7 @@ use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_record::{Holder, PinnedSegment, UnlistedSegments};
 
-/// The number of pinned segments to list.
 const MOST_SEGMENTS: usize = 10;
-/// The number of holders to list per segment.
 const MOST_HOLDERS: usize = 10;
 
 /// The page size of expandable segments for small blocks: `kSmallBuffer` in PyTorch's allocator.
@@ -35,7 +33,6 @@ pub(super) struct Names {
 }
 
 impl Rig {
-    /// Names a stream for reports.
     pub fn name_stream(&mut self, stream: StreamId, name: &str) {
         self.names.streams.insert(stream.0, name.to_owned());
         if let Some(tracer) = &self.tracer {

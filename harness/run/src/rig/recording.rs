@@ -57,7 +57,6 @@ impl Rig {
         }
     }
 
-    /// Labels the next blocks in the recording.
     pub(super) fn label_in_recording(&self, name: &str) {
         if let Some(recorder) = &self.recorder {
             recorder.set_label(Some(name));

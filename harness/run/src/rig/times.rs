@@ -2,10 +2,44 @@
 
 use harness_allocator::device::DeviceCalls;
 use harness_allocator::units::{Bytes, Nanos};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
-use super::samples::Reservoir;
 use super::{ProgramId, Rig};
-use harness_record::Timings;
+use harness_record::{Samples, Timings};
+
+/// Enough for a p99 that rests on a hundred samples.
+const MOST_SAMPLES: usize = 10_000;
+
+/// Keeps all samples up to a bound, then a uniform selection (Vitter's algorithm R,
+/// <https://doi.org/10.1145/3147.3165>).
+#[derive(Clone, Debug)]
+pub(super) struct Reservoir {
+    samples: Samples,
+    rng: ChaCha8Rng,
+}
+
+impl Reservoir {
+    fn new(seed: u64) -> Self {
+        Self { samples: Samples::default(), rng: ChaCha8Rng::seed_from_u64(seed) }
+    }
+
+    pub(super) fn push(&mut self, duration: Nanos) {
+        self.samples.count += 1;
+        if self.samples.kept.len() < MOST_SAMPLES {
+            self.samples.kept.push(duration);
+            return;
+        }
+        let index = self.rng.random_range(0..self.samples.count);
+        if let Some(slot) = self.samples.kept.get_mut(index as usize) {
+            *slot = duration;
+        }
+    }
+
+    fn into_samples(self) -> Samples {
+        self.samples
+    }
+}
 
 /// The measurements of a timed run, over all programs. Unused in a checked run.
 pub(super) struct Times {

@@ -9,7 +9,7 @@ use harness_allocator::units::Bytes;
 use crate::between::Between;
 use crate::context::look_up::LookUpError;
 use crate::context::needs::asks_for_memory;
-use crate::context::{BufferKey, RunContext};
+use crate::context::{BufferKey, RunContext, buffer_name};
 use crate::leaks;
 use crate::recovery::{AttemptKind, Recovered, Recovery};
 use crate::rig::{Buffer, Rig, Stop};
@@ -24,14 +24,9 @@ use harness_scenario::steps::streams::Synchronize;
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey, Unit, Value};
 
-/// Runs one step without inner steps and without work between its operations.
-pub(crate) fn execute_step(ctx: &mut RunContext, step: &Step) -> Result<StepResult, Stop> {
-    execute(ctx, step, None)
-}
-
 /// Runs one step without inner steps. `between` runs between the operations of a storm or a replay, between the
 /// iterations of a training, and while a recovery policy waits.
-pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(ctx, step, alloc, between),
         Action::Free(free) => return free_some(ctx, step, free),
@@ -101,7 +96,6 @@ fn refused(step: &Step, expected: &str, why: Option<impl ToString>) -> StepResul
     StepResult { unmet: unmet.into_iter().collect(), ..StepResult::default() }
 }
 
-/// Calls `act` with each of the buffers.
 fn use_buffers(
     ctx: &mut RunContext,
     step: &Step,
@@ -250,11 +244,6 @@ fn allocate(ctx: &mut RunContext, step: &Step, alloc: &Alloc, mut between: Betwe
         }
     }
     Ok(result)
-}
-
-/// A buffer's name in reports.
-fn buffer_name((name, index): &BufferKey) -> String {
-    index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
 }
 
 /// The current value of an amount. The inner error explains why it has none.

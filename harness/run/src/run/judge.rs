@@ -47,6 +47,22 @@ fn not_struck(planned: &PlannedFault, matching: u64) -> String {
 }
 
 impl Runner<'_, '_> {
+    pub(super) fn has_health_checks(&self) -> bool {
+        self.checks != Checks::Timing && self.request.scenario.health_check.is_some()
+    }
+
+    /// Counts a finished step or operation, and runs a full check every N of them.
+    pub(super) fn check_health(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
+        let Some(every) = self.request.scenario.health_check.filter(|_| self.has_health_checks()) else { return Ok(()) };
+        self.operations += 1;
+        if !self.operations.is_multiple_of(every) {
+            return Ok(());
+        }
+        ctx.verify_live()?;
+        ctx.verify_storms()?;
+        ctx.rig.check_health()
+    }
+
     /// Records an exceeded time limit, unless the run has failed for another reason. `None` is the cleanup after the
     /// last step.
     pub(super) fn check_time(&mut self, step: Option<&Step>) {

@@ -2,15 +2,14 @@
 //! data in the record.
 //!
 //! * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
-//! * `health`: periodic full checks; `loops`: leak checks of loops;
-//! * `judge`: failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
+//! * `loops`: leak checks of loops;
+//! * `judge`: periodic full checks, failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
 //! * `frames`: names steps in a recording.
 
 mod claim;
 mod cursor;
 mod execute;
 mod frames;
-mod health;
 mod judge;
 mod kept;
 mod loops;
@@ -35,7 +34,7 @@ use crate::processes::{ProcessGroup, Processes};
 use crate::rig::{CheckedFrom, Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::timeline::{TracedDevice, Tracer};
 
-pub(crate) use execute::{describe_unmet, execute_step};
+pub(crate) use execute::{describe_unmet, execute};
 use harness_record::timeline::Timeline;
 use harness_record::{Event, Recovery, RunRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario};
@@ -47,15 +46,12 @@ pub(crate) use judge::of_device;
 pub struct RunRequest<'a> {
     pub scenario: &'a Scenario,
     pub allocator: &'a AllocatorSpec,
-    /// The seed of every random choice.
     pub seed: u64,
     /// Counted from 0.
     pub repetition: u32,
-    /// A command that repeats this run.
     pub reproduce: String,
     /// True if a checked run audits every operation.
     pub audit: bool,
-    /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
 }
 
@@ -72,7 +68,6 @@ pub struct Observer<'a> {
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
-/// The result of a run with injected faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FaultedRun {
     /// The record of the main process.
@@ -110,7 +105,6 @@ impl<'a, 'o> Run<'a, 'o> {
         Self { observer, ..self }
     }
 
-    /// Adds the scenario's other processes.
     pub fn with_processes(self, group: Option<ProcessGroup>) -> Self {
         Self { group, ..self }
     }
@@ -210,7 +204,7 @@ impl<'a, 'o> Run<'a, 'o> {
         let (figures, unused_at_peak) = (std::mem::take(&mut ctx.figures), ctx.rig.unused_at_peak());
         (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
         (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
-        let ooms_of_processes = ctx.processes.ooms();
+        let ooms_of_processes = ctx.processes.ooms;
         runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
         if let Some(receive) = &mut runner.observer.record
             && let Some(snapshot) = ctx.rig.recorded(&request.scenario.name, &ctx.arm, request.allocator.is_pytorch())
@@ -321,7 +315,6 @@ impl TimedRun {
     }
 }
 
-/// The result of any run.
 struct Executed {
     record: RunRecord,
     times: Vec<(u32, StepTimes)>,

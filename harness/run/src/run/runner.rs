@@ -22,7 +22,6 @@ use crate::processes::Inside;
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
 
-/// The state of one run.
 pub(super) struct Runner<'a, 'o> {
     pub(super) request: &'a RunRequest<'a>,
     pub(super) checks: Checks,
@@ -66,7 +65,6 @@ impl<'s> Task<'s> {
     }
 }
 
-/// A finished step and its result.
 struct StepOver<'s> {
     step: &'s Step,
     number: u32,
@@ -154,7 +152,6 @@ impl<'a, 'o> Runner<'a, 'o> {
         ControlFlow::Continue(false)
     }
 
-    /// Runs one step of each task.
     fn advance_meanwhile(&mut self, ctx: &mut RunContext, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
         tasks.iter_mut().try_for_each(|(_, task)| self.advance(ctx, task).map_continue(drop))
     }

@@ -24,7 +24,7 @@ use crate::processes::Inherited;
 use crate::processes::shared::{Shared, unavailable};
 use crate::processes::wire::{self, Answer, Do, Done, Failed, Order, Reply, Start};
 use crate::rig::{Checks, Rig, RigOptions, Stop};
-use crate::run::{execute_step, of_device};
+use crate::run::{execute, of_device};
 use crate::step_result::StepResult;
 
 /// The exit code of a program that panicked.
@@ -113,7 +113,7 @@ impl Process {
         let loops = order.loops.iter().filter_map(|(number, iterations)| value(self.scenario.step_with_number(*number)?, *iterations));
         self.ctx.set_variables(loops);
         self.ctx.rig.begin_step(order.number);
-        let result = execute_step(&mut self.ctx, step);
+        let result = execute(&mut self.ctx, step, None);
         let ended = self.ctx.rig.end_step(result.is_err());
         if let (Ok(result), Some(id)) = (&result, &step.id) {
             self.ctx.reports.insert(id.clone(), result.reports_with(None));

@@ -41,25 +41,16 @@ pub(super) struct DeviceAccount {
     tolerance: Bytes,
     /// True if no other process can use the device.
     simulated: bool,
-    contention: Option<String>,
-    /// The device's memory before the first allocation.
-    start: DeviceMemory,
+    /// Describes how other processes changed the device's figures, if they did.
+    pub(super) contention: Option<String>,
+    /// The device's memory when the scenario began. Memory used until then is not counted.
+    pub(super) start: DeviceMemory,
 }
 
 impl DeviceAccount {
     pub(super) fn new(info: &DeviceInfo, start: DeviceMemory) -> Self {
         let simulated = info.clock == Clock::Simulated;
         Self { tolerance: info.used_tolerance, simulated, contention: None, start }
-    }
-
-    /// Starts the scenario: memory used until now is not counted.
-    pub(super) fn begin(&mut self, start: DeviceMemory) {
-        self.start = start;
-    }
-
-    /// Describes how other processes changed the device's figures, if they did.
-    pub(super) fn contention(&self) -> Option<&str> {
-        self.contention.as_deref()
     }
 
     /// Compares the accounts with the device. A mismatch is read twice, because NVML's figures follow driver calls with

@@ -124,7 +124,7 @@ impl Audit {
 
     /// Starts the scenario: memory used until now does not belong to the allocator.
     pub fn begin(&mut self, start: DeviceMemory) {
-        self.device.begin(start);
+        self.device.start = start;
     }
 
     /// Continues after other programs ran, whose memory is now `others`. The driver calls since then were theirs.
@@ -151,7 +151,7 @@ impl Audit {
 
     /// Describes how other processes changed the device's figures during the run.
     pub fn contention(&self) -> Option<&str> {
-        self.device.contention()
+        self.device.contention.as_deref()
     }
 
     /// Tracks a new allocation, and checks that it matches the request and what it touched.

@@ -159,7 +159,7 @@ impl<'a> Training<'a> {
         let mut begun = self.begin(ctx);
         let spilled = self.spill_state(ctx, plan);
         begun.state = self.state.len();
-        begun.on_host = (self.host.retained(), self.state_on_host.len());
+        begun.on_host = (self.host.retained.len(), self.state_on_host.len());
         let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(ctx, plan, (part, length), &mut begun)));
         let done = done.and_then(|()| match &plan.spilled.optimizer_state {
             Some(memory) => self.update_on_host(ctx, memory),
@@ -176,7 +176,7 @@ impl<'a> Training<'a> {
             allocated,
             retained: self.retained.len(),
             state: self.state.len(),
-            on_host: (self.host.retained(), self.state_on_host.len()),
+            on_host: (self.host.retained.len(), self.state_on_host.len()),
             made: Vec::new(),
             arrived: Vec::new(),
         }

@@ -10,8 +10,7 @@ use super::rank::{End, Rank, RankEnd};
 use crate::context::{RankFigures, RunContext};
 use crate::rig::Finding;
 use crate::step_result::StepResult;
-use crate::workload::train::judge::{batch_became, judge};
-use crate::workload::train::workload;
+use crate::workload::train::{batch_became, judge, workload};
 use harness_record::{Attempt, FailedRequest, Invariant, Outcome, Recovery, Table, Trained};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{ReportKey, Step};
@@ -54,13 +53,11 @@ impl Outcomes {
     }
 }
 
-/// A finished training.
 pub(super) struct Ended {
     pub(super) ends: Vec<RankEnd>,
     /// The number of collectives that all ranks joined.
     pub(super) matched: u64,
     pub(super) outcomes: Outcomes,
-    /// The mismatch that stopped the ranks, if any.
     pub(super) mismatch: Option<Mismatch>,
 }
 
@@ -122,7 +119,6 @@ fn reports(train: &Train, ends: &[RankEnd], matched: u64, outcomes: &Outcomes) -
     ])
 }
 
-/// The figures of one rank.
 fn figures(end: &RankEnd) -> RankFigures {
     let mut reports = end.recovery.clone();
     let own = [

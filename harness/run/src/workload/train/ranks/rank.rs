@@ -37,7 +37,7 @@ pub(super) enum End {
 }
 
 pub(super) struct Rank<'a> {
-    number: usize,
+    pub(super) number: usize,
     program: ProgramId,
     limit: Bytes,
     /// The name in reports.
@@ -116,10 +116,6 @@ impl<'a> Rank<'a> {
             in_attempt: Nanos::ZERO,
             waited: Nanos::ZERO,
         }
-    }
-
-    pub(super) const fn number(&self) -> usize {
-        self.number
     }
 
     /// Returns whether it takes part in the next iteration.
@@ -340,7 +336,6 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// The final state of a rank.
 pub(super) struct RankEnd {
     pub(super) limit: Bytes,
     pub(super) stats: MemoryStats,

@@ -20,7 +20,7 @@ use self::live_blocks::LiveBlocks;
 use self::needs::{asks_for_memory, evicts, looks_at_sites, sizes_use_measured_memory};
 use self::requests::Requests;
 use crate::processes::{Inside, Processes};
-use crate::rig::{Buffer, ProgramId, Rig, Stop, unstruck};
+use crate::rig::{Buffer, ProgramId, Rig, Stop, without_faults};
 use crate::shared_memory::SharedMemory;
 use harness_scenario::steps::Action;
 use harness_scenario::{
@@ -107,7 +107,8 @@ impl RunContext {
     /// Closes the rig if that fails.
     pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Stop> {
         let mut streams = vec![StreamId::DEFAULT];
-        if let Err(stop) = create_streams(&mut rig, &scenario.streams, &mut streams).and_then(|()| rig.unstruck(Rig::begin_scenario)) {
+        if let Err(stop) = create_streams(&mut rig, &scenario.streams, &mut streams).and_then(|()| rig.without_faults(Rig::begin_scenario))
+        {
             return Err(close_failed(rig, streams, stop));
         }
         if scenario.all_steps().iter().any(|step| looks_at_sites(&step.action)) {
@@ -148,7 +149,7 @@ impl RunContext {
             inside: None,
         };
         let faults = ctx.rig.faults().cloned();
-        match unstruck(faults.as_ref(), || ctx.readings(true)) {
+        match without_faults(faults.as_ref(), || ctx.readings(true)) {
             Ok(readings) => {
                 ctx.measures.insert(MeasureName::start(), readings);
                 Ok(ctx)

@@ -47,7 +47,7 @@ impl Rig {
 
     /// The memory state that a request of the current program would meet. Linear in blocks.
     pub fn memory_state(&mut self) -> Result<MemoryState, Stop> {
-        let device_free = self.unstruck(|rig| rig.device.free_memory())?;
+        let device_free = self.without_faults(|rig| rig.device.free_memory())?;
         let segments = self.snapshot();
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
         Ok(MemoryState { blocks: blocks.map(|block| (block.address, block.size, block.stream, block.state)).collect(), device_free })

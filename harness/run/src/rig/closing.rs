@@ -20,16 +20,16 @@ impl Rig {
         self.synchronize()?;
         self.control.calls(Call::Pressure);
         self.device.set_external_memory(Bytes::ZERO)?;
-        self.in_each_program(Self::give_cache_back)?;
+        self.in_each_program(Self::release_cache)?;
         if !self.host.is_empty() {
             let seen = format!("{} of host memory", count(self.host.len(), "allocation"));
             return self.violated(Invariant::EverythingGoesBack, "no host memory held after the last free", seen);
         }
-        if self.is_timed() { Ok(()) } else { self.unstruck(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
+        if self.is_timed() { Ok(()) } else { self.without_faults(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
     }
 
     /// Releases the current program's cache, and checks that nothing stays reserved.
-    fn give_cache_back(&mut self) -> Result<(), Stop> {
+    fn release_cache(&mut self) -> Result<(), Stop> {
         self.release_private_pools()?;
         self.set_memory_fraction(MemoryFraction::ALL);
         self.control.calls(Call::EmptyCache);

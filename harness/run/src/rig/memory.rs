@@ -42,7 +42,7 @@ impl Rig {
                     self.names.allocated(allocation.ptr());
                     self.sites.iter_mut().for_each(|sites| sites.allocated(allocation.ptr(), allocation.size()));
                 }
-                self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
+                self.check(|audit, allocator, device| audit.allocated(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer::new(allocation, self.entered)))
             }
             Err(AllocatorError::Device(error)) => Err(error.into()),
@@ -76,7 +76,7 @@ impl Rig {
             && ![writer, buffer.stream()].iter().any(|stream| self.queued.working.contains(stream))
         {
             self.control.calls(Call::Verify);
-            self.unstruck(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
+            self.without_faults(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
         }
         Ok(())
     }
@@ -96,7 +96,7 @@ impl Rig {
             self.names.freed(address);
             self.sites.iter_mut().for_each(|sites| sites.freed(address));
         }
-        self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
+        self.check(|audit, allocator, device| audit.freed(allocator, device, address))
     }
 
     /// Fills a buffer with a new tag.

@@ -5,10 +5,9 @@
 //! continues on the device. Subtracting their time would lose that work; keeping it would count the checks. So a timed
 //! run makes only the scenario's own device calls, from its first step to its last.
 //!
-//! * `program`: the programs that allocate; most runs have only one;
+//! * `program`: the programs that allocate; most runs have only one. It also lends the device to other allocators;
 //! * `memory`: requests, frees, contents; `private_pools`: private memory pools;
 //! * `host`: host memory and copies;
-//! * `lent`: lends the device to an allocator outside of the programs;
 //! * `streams`: streams, events and queued work;
 //! * `audit`: checks after each operation; `checking`: selects the operations to check if calls fail;
 //! * `sites`: bytes per allocation site;
@@ -24,7 +23,6 @@ mod closing;
 mod curve;
 mod failed_request;
 mod host;
-mod lent;
 mod memory;
 mod names;
 mod private_pools;
@@ -151,8 +149,8 @@ pub struct PausedStep {
     place: Option<StackId>,
 }
 
-/// Like [`Rig::unstruck`], for callers without a rig.
-pub(crate) fn unstruck<T>(faults: Option<&Injector>, act: impl FnOnce() -> T) -> T {
+/// Like [`Rig::without_faults`], for callers without a rig.
+pub(crate) fn without_faults<T>(faults: Option<&Injector>, act: impl FnOnce() -> T) -> T {
     faults.iter().for_each(|faults| faults.pause());
     let answer = act();
     faults.iter().for_each(|faults| faults.resume());
@@ -170,7 +168,7 @@ pub struct Rig {
     recorder: Option<Recorder>,
     faults: Option<Injector>,
     /// True if the injector wants a state hash before each call.
-    calls_are_noted: bool,
+    logs_calls: bool,
     checking: Checking,
     tracer: Option<Tracer>,
     ranges: Option<Ranges>,
@@ -201,7 +199,7 @@ impl Rig {
     /// Takes a device before its first allocation, with one program.
     /// Fails with [`DeviceError`] if the device cannot report its memory.
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
-        let memory = unstruck(options.faults.as_ref(), || device.memory())?;
+        let memory = without_faults(options.faults.as_ref(), || device.memory())?;
         let calls = device.calls();
         let allocator = match &options.recorder {
             Some(recorder) => Box::new(recorder.around(allocator)),
@@ -217,7 +215,7 @@ impl Rig {
             control: Arc::clone(&options.control),
             recorder: options.recorder.clone(),
             faults: options.faults.clone(),
-            calls_are_noted: options.faults.as_ref().is_some_and(Injector::is_logging),
+            logs_calls: options.faults.as_ref().is_some_and(Injector::is_logging),
             checking: later.map_or(Checking::Operations { until: None }, Checking::From),
             tracer: options.tracer.clone(),
             ranges: Ranges::of_profiler(),
@@ -239,9 +237,9 @@ impl Rig {
     }
 
     /// Runs the harness's own device calls: injected faults neither count nor fail them.
-    pub(crate) fn unstruck<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+    pub(crate) fn without_faults<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         let faults = self.faults.clone();
-        unstruck(faults.as_ref(), || act(self))
+        without_faults(faults.as_ref(), || act(self))
     }
 
     pub const fn faults(&self) -> Option<&Injector> {
@@ -337,6 +335,11 @@ impl Rig {
         Ok(StepEnd { duration: None, accounts: Some(accounts) })
     }
 
+    /// The control of the run, for threads that must stop with it.
+    pub(crate) fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control)
+    }
+
     /// Returns whether the user interrupted the run, or a step exceeded its time limit.
     pub fn is_interrupted(&self) -> bool {
         self.control.should_stop()
@@ -370,7 +373,7 @@ impl Rig {
     }
 
     /// Passes a hash of all programs' state to the injector.
-    fn tell_how_it_stands(&self) {
+    fn report_state_hash(&self) {
         let Some(faults) = &self.faults else { return };
         let mut hasher = Mixer::default();
         self.programs.iter().for_each(|program| program.allocator.snapshot().hash(&mut hasher));
@@ -386,8 +389,8 @@ impl Rig {
         if self.is_timed() || self.running_programs > 0 {
             return Ok(());
         }
-        if self.calls_are_noted {
-            self.tell_how_it_stands();
+        if self.logs_calls {
+            self.report_state_hash();
         }
         let (Program { allocator, audit, .. }, device) = self.program_on_device();
         if let Some(audit) = audit {

@@ -43,14 +43,14 @@ struct Frame<'s> {
     /// The completed iterations of a loop.
     iterations: u64,
     /// True if [`Next::Iterated`] was returned for the current iteration.
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl<'s> Frame<'s> {
     /// Returns the loop the first time that it is called at the end of an iteration, if the loop has a leak check.
     fn ends_watched_iteration(&mut self) -> Option<&'s Step> {
-        let step = self.block.filter(|step| step.action.leak_check().is_some() && !self.is_told)?;
-        self.is_told = true;
+        let step = self.block.filter(|step| step.action.leak_check().is_some() && !self.is_reported)?;
+        self.is_reported = true;
         Some(step)
     }
 
@@ -65,7 +65,11 @@ impl<'s> Frame<'s> {
 
 impl<'s> Cursor<'s> {
     pub(super) fn new(steps: &'s [Step]) -> Self {
-        Self { around: Vec::new(), frames: vec![Frame { block: None, steps, next: 0, iterations: 0, is_told: false }], left: Vec::new() }
+        Self {
+            around: Vec::new(),
+            frames: vec![Frame { block: None, steps, next: 0, iterations: 0, is_reported: false }],
+            left: Vec::new(),
+        }
     }
 
     /// A cursor for the `meanwhile` steps of the step that [`Self::advance`] returned last.
@@ -90,13 +94,13 @@ impl<'s> Cursor<'s> {
             if !step.action.is_block() {
                 return Some(Next::Do(step));
             }
-            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0, is_told: false });
+            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0, is_reported: false });
             return Some(Next::Enter(step));
         }
         if let Some(step) = frame.ends_watched_iteration() {
             return Some(Next::Iterated(step));
         }
-        frame.is_told = false;
+        frame.is_reported = false;
         frame.iterations += 1;
         if frame.iterations < frame.as_loop().map_or(1, |steps| steps.rounds.count()) {
             frame.next = 0;

@@ -35,7 +35,7 @@ pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
 }
 
 /// Explains why a fault failed no call.
-fn not_struck(planned: &PlannedFault, matching: u64) -> String {
+fn not_injected(planned: &PlannedFault, matching: u64) -> String {
     match (matching, planned.fault.skip) {
         (0, _) => "it was not reached: the run made no matching call".to_owned(),
         (made, skip) if made <= skip => {
@@ -139,15 +139,16 @@ impl Runner<'_, '_> {
     }
 
     /// Describes the calls that faults have failed since the last call of this function.
-    pub(super) fn struck_calls(&self) -> Vec<String> {
-        let words = |process: Option<&ProcessName>, struck: &InjectedFault| {
-            let planned = planned_of(self.request.scenario, process).nth(struck.fault);
+    pub(super) fn injected_calls(&self) -> Vec<String> {
+        let words = |process: Option<&ProcessName>, injected: &InjectedFault| {
+            let planned = planned_of(self.request.scenario, process).nth(injected.fault);
             let whose = planned.map_or_else(|| "injected".to_owned(), |(_, planned)| planned.to_string());
             let inside = process.map_or_else(String::new, |process| format!("in the process `{process}` "));
-            format!("{whose}: {inside}{struck}")
+            format!("{whose}: {inside}{injected}")
         };
         let all = self.faults.iter().flat_map(Faults::all);
-        all.flat_map(|(process, faults)| faults.take_injected().iter().map(|struck| words(process, struck)).collect::<Vec<_>>()).collect()
+        all.flat_map(|(process, faults)| faults.take_injected().iter().map(|injected| words(process, injected)).collect::<Vec<_>>())
+            .collect()
     }
 
     /// Returns whether to check that the main process released everything, although the run failed. That is so if the failure
@@ -169,9 +170,9 @@ impl Runner<'_, '_> {
         let scenario = self.request.scenario;
         for (process, faults) in faults.all() {
             for (fault, (place, planned)) in planned_of(scenario, process).enumerate() {
-                let (struck, matching) = faults.injected_by(fault);
-                let (expected, seen) = if struck == 0 {
-                    (format!("{planned} to strike a call of {}", planned.fault.calls), not_struck(planned, matching))
+                let (injected, matching) = faults.injected_by(fault);
+                let (expected, seen) = if injected == 0 {
+                    (format!("{planned} to strike a call of {}", planned.fault.calls), not_injected(planned, matching))
                 } else if planned.ends_run && self.ended_by != Some(place) {
                     (format!("the run to end with the error of {planned}"), "it continued to its end".to_owned())
                 } else {

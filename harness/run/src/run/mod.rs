@@ -194,7 +194,22 @@ impl<'a, 'o> Run<'a, 'o> {
             tracer,
         };
         let rig = Rig::new(device, allocator, &options)?;
-        let mut runner = Runner::new(request, checks, observer, faults.clone(), if counts_steps { Steps::counted() } else { Steps::new() });
+        let mut runner = Runner {
+            request,
+            checks,
+            observer,
+            steps: if counts_steps { Steps::counted() } else { Steps::new() },
+            times: Steps::new(),
+            number: 0,
+            operations: 0,
+            watches: Vec::new(),
+            awaited: Vec::new(),
+            violations: Vec::new(),
+            contention: None,
+            interrupted: false,
+            faults: faults.clone(),
+            ended_by: None,
+        };
         let mut ctx = RunContext::new(rig, request.scenario, request.allocator, request.seed).map_err(device_error)?;
         ctx.processes = Processes::new(group, faults);
         let completed = runner.run_all(&mut ctx, &request.scenario.steps).is_continue();

@@ -87,32 +87,7 @@ fn phase_of(number: u32, step: &Step) -> Phase {
     Phase::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
 }
 
-impl<'a, 'o> Runner<'a, 'o> {
-    pub(super) fn new(
-        request: &'a RunRequest<'a>,
-        checks: Checks,
-        observer: Observer<'o>,
-        faults: Option<Faults>,
-        steps: Steps<StepRecord>,
-    ) -> Self {
-        Self {
-            request,
-            checks,
-            observer,
-            steps,
-            times: Steps::new(),
-            number: 0,
-            operations: 0,
-            watches: Vec::new(),
-            awaited: Vec::new(),
-            violations: Vec::new(),
-            contention: None,
-            interrupted: false,
-            faults,
-            ended_by: None,
-        }
-    }
-
+impl Runner<'_, '_> {
     /// Runs all steps, or stops early if the run cannot continue.
     pub(super) fn run_all(&mut self, ctx: &mut RunContext, steps: &[Step]) -> Flow {
         let mut task = Task::new(steps);
@@ -334,7 +309,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         // An interrupted step has neither succeeded nor failed.
         if !self.interrupted {
             let mut result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
-            result.notes.extend(self.struck_calls());
+            result.notes.extend(self.injected_calls());
             self.record(ctx, StepOver { step, number, iteration, result, failed }, ended);
         }
         let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());

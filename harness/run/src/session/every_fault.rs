@@ -229,10 +229,7 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
         // If the run continued after the first of several equal calls failed, the others may end differently, so they
         // run too.
         engine.try_places(servers, &baselines, &mut tried, |ran, ends| {
-            let is_open = |place: &usize| {
-                let first = ran.firsts[*place];
-                first != *place && ends.get(&first).is_none_or(|tried| tried.as_ref().is_none_or(|tried| !tried.ended_at_once))
-            };
+            let is_open = |place: &usize| ran.firsts[*place] != *place && !ended_at_once(ends, ran.firsts[*place]);
             (0..ran.calls.len()).filter(is_open).collect()
         })?;
     }
@@ -246,6 +243,10 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
 
 /// The results of one allocator's calls, by the index of the call; `None` for calls skipped by an interrupt.
 type Results = BTreeMap<usize, Option<CallResult>>;
+
+fn ended_at_once(results: &Results, place: usize) -> bool {
+    results.get(&place).and_then(Option::as_ref).is_some_and(|result| result.ended_at_once)
+}
 
 impl<'a> Engine<'a> {
     fn baseline(&self, arm: ArmRun<'a>) -> Result<Baseline<'a>, DeviceError> {
@@ -346,9 +347,8 @@ impl<'a> Engine<'a> {
         let (calls, repeats, different) = match &baseline.ran {
             Err(_) => (0, 0, 0),
             Ok(ran) => {
-                let ended_at_once =
-                    |place: &usize| ends.get(place).is_some_and(|end| end.as_ref().is_some_and(|tried| tried.ended_at_once));
-                let repeats = (0..ran.calls.len()).filter(|place| !ends.contains_key(place) && ended_at_once(&ran.firsts[*place]));
+                let is_repeat = |place: &usize| !ends.contains_key(place) && ended_at_once(&ends, ran.firsts[*place]);
+                let repeats = (0..ran.calls.len()).filter(is_repeat);
                 (ran.calls.len(), repeats.count(), ran.different().len())
             }
         };

@@ -27,7 +27,7 @@ impl Held {
 }
 
 /// The figures to compare with the device.
-pub(super) struct Look<'a> {
+pub(super) struct Figures<'a> {
     pub(super) stats: &'a MemoryStats,
     pub(super) pool: Option<PoolMemory>,
     /// The allocator's memory, taken from the structure if that is up to date.
@@ -55,7 +55,7 @@ impl DeviceAccount {
 
     /// Compares the accounts with the device. A mismatch is read twice, because NVML's figures follow driver calls with
     /// a delay and do not change simultaneously.
-    pub(super) fn check(&mut self, look: &Look<'_>, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
+    pub(super) fn check(&mut self, look: &Figures<'_>, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let stats = look.stats;
         let mut pairs = account_pairs(stats);
         if let Some(pool) = look.pool {
@@ -81,7 +81,7 @@ impl DeviceAccount {
     }
 
     /// Returns whether a reading must be repeated.
-    fn is_unexpected(&self, look: &Look<'_>, memory: DeviceMemory) -> bool {
+    fn is_unexpected(&self, look: &Figures<'_>, memory: DeviceMemory) -> bool {
         let others_moved = self.contention.is_none() && self.others_moved(memory).is_some();
         others_moved || !self.differences(look, memory).is_empty()
     }
@@ -108,7 +108,7 @@ impl DeviceAccount {
 
     /// The differences between the accounts and the device. If their origin is unknown, they count as contention
     /// instead.
-    fn compare(&mut self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
+    fn compare(&mut self, look: &Figures<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let findings = self.differences(look, memory);
         let is_known = self.simulated || (memory.process.is_some() && self.start.process.is_some());
         if is_known || findings.is_empty() {
@@ -123,7 +123,7 @@ impl DeviceAccount {
     }
 
     /// Compares the memory of all programs with the change of the device's figures.
-    fn differences(&self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
+    fn differences(&self, look: &Figures<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let mut findings = Vec::new();
         let (moved, tolerance) = (self.moved(memory), i128::from(self.tolerance.0));
         let held = u64::try_from(moved + tolerance).unwrap_or(0);

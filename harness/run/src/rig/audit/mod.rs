@@ -1,7 +1,7 @@
 //! The audit: independent accounts of an allocator's operations, compared with the allocator's own counters and with
 //! the device.
 //!
-//! It tracks live allocations ([`Audit::handed_out`], [`Audit::taken_back`]) and compares the counters with them
+//! It tracks live allocations ([`Audit::allocated`], [`Audit::freed`]) and compares the counters with them
 //! after each operation. Usually it reads only the segment that an operation touched. It reads the whole structure if
 //! counters or driver calls changed in a way that the operation does not explain.
 //!
@@ -22,8 +22,8 @@ use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::Bytes;
 
 pub use self::device::Held;
-use self::device::{DeviceAccount, Look, account_pairs, check_order};
-use self::structure::{HandedOut, Live, Structure};
+use self::device::{DeviceAccount, Figures, account_pairs, check_order};
+use self::structure::{Live, LiveAllocation, Structure};
 use harness_record::Invariant;
 use serde::{Deserialize, Serialize};
 
@@ -52,10 +52,10 @@ pub(crate) fn check_structure<'a>(
     handed_out: impl Iterator<Item = &'a Allocation>,
     stats: &MemoryStats,
 ) -> Vec<Finding> {
-    let live: Live = handed_out.map(|allocation| (allocation.ptr(), HandedOut::of(allocation))).collect();
+    let live: Live = handed_out.map(|allocation| (allocation.ptr(), LiveAllocation::of(allocation))).collect();
     let (mut structure, mut findings) = (Structure::new(granularity), Vec::new());
     structure.read_all(segments, &live, &mut findings);
-    findings.extend(structure.lacks(&live));
+    findings.extend(structure.missing_allocations(&live));
     structure.check_counters(stats, None, &mut findings);
     check_order(&account_pairs(stats), &mut findings);
     findings
@@ -155,7 +155,7 @@ impl Audit {
     }
 
     /// Tracks a new allocation, and checks that it matches the request and what it touched.
-    pub fn handed_out(
+    pub fn allocated(
         &mut self,
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
@@ -171,7 +171,7 @@ impl Audit {
         if allocation.is_null() {
             return Ok(());
         }
-        let entry = HandedOut::of(allocation);
+        let entry = LiveAllocation::of(allocation);
         let (start, end) = (allocation.ptr(), allocation.ptr().offset(allocation.size()));
         let before = self.live.range(..end).next_back();
         if let Some((address, other)) = before.filter(|(address, other)| address.offset(other.size) > start) {
@@ -185,7 +185,7 @@ impl Audit {
     }
 
     /// Forgets a freed allocation and checks what it touched.
-    pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
+    pub fn freed(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
         let Some(entry) = self.live.remove(&address) else { return Ok(()) };
         self.live_bytes -= entry.size.0;
         self.after_operation(allocator, device, address, -1)
@@ -241,7 +241,7 @@ impl Audit {
         self.ask_pool(allocator, device, &mut findings);
         self.outdated = false;
         self.structure.read_all(allocator.snapshot(), &self.live, &mut findings);
-        findings.extend(self.structure.lacks(&self.live));
+        findings.extend(self.structure.missing_allocations(&self.live));
         let stats = allocator.stats();
         self.structure.check_counters(&stats, self.pool, &mut findings);
         self.check_device(&stats, device, &mut findings);
@@ -355,7 +355,7 @@ impl Audit {
     }
 
     fn check_device(&mut self, stats: &MemoryStats, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
-        let look = Look { stats, pool: self.pool, held: self.held_now(stats), others: self.others };
+        let look = Figures { stats, pool: self.pool, held: self.held_now(stats), others: self.others };
         self.device.check(&look, device, findings);
     }
 

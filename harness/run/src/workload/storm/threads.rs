@@ -226,7 +226,7 @@ impl Shared<'_, '_> {
         left.into_iter().try_for_each(|held| self.free(held))?;
         self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache()?;
-        violated(check_all_went_back(&self.allocator.stats()))?;
+        violated(check_everything_released(&self.allocator.stats()))?;
         Ok(counts)
     }
 }
@@ -264,7 +264,7 @@ fn check_counters(counts: &Counts, live: Bytes, stats: &MemoryStats) -> Vec<Find
 }
 
 /// Checks that nothing is reserved after the last free and `empty_cache`.
-fn check_all_went_back(stats: &MemoryStats) -> Vec<Finding> {
+fn check_everything_released(stats: &MemoryStats) -> Vec<Finding> {
     let reserved = stats.reserved_bytes.all.current;
     let expected = "0 B reserved after the last free and empty_cache";
     let finding = || Finding::new(Invariant::EverythingGoesBack, expected, format!("{reserved} B ({})", Bytes(reserved)));

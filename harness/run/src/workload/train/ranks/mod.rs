@@ -75,7 +75,7 @@ pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Rank
         ctx.rig.enter(home);
         pause(&mut between, ctx)?;
     }
-    for rank in group.ranks.iter_mut().filter(|rank| rank.ended.is_none() && !rank.is_astray) {
+    for rank in group.ranks.iter_mut().filter(|rank| rank.totals.ended.is_none() && !rank.is_astray) {
         rank.end(End::Finished, &mut group.matcher);
     }
     let mismatch = mismatch.or_else(|| group.matcher.advance());
@@ -235,7 +235,7 @@ fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
     let slowest = ranks.iter().map(|rank| rank.busy).max().unwrap_or_default();
     outcomes.time += slowest;
     for rank in ranks {
-        rank.waited += slowest.saturating_sub(std::mem::take(&mut rank.busy));
+        rank.totals.waited += slowest.saturating_sub(std::mem::take(&mut rank.busy));
     }
 }
 

@@ -211,7 +211,9 @@ impl Runner<'_, '_> {
                 invariant,
                 Invariant::AccountsAreOrdered | Invariant::DeviceUsedFollowsReserved | Invariant::WholeLimitFitsAtTheEnd
             ),
-            _ => false,
+            Rule::BetweenArms | Rule::ExpectedFailure | Rule::ExpectedViolation | Rule::DeviceFailure | Rule::TimeLimit | Rule::Fault => {
+                false
+            }
         })
     }
 

@@ -9,7 +9,7 @@
 //! Three optimizations make this fast:
 //!
 //! * A run equals the run without failures up to the operation that makes the call, so checks start there. If
-//! another process makes the call, the whole run is checked.
+//!   another process makes the call, the whole run is checked.
 //! * On the simulated device, the steps before that operation run only once for many calls, unless the scenario has
 //!   processes (`copies`).
 //! * A call that *repeats* another one is skipped, unless [`Chosen::Each`] asks for it. A repeat is the same call in

@@ -5,7 +5,7 @@
 //! There is one implementation of an iteration ([`Training::iterate`]). It follows every part of its [`Plan`].
 //!
 //! * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`: memory on the
-//! host;
+//!   host;
 //! * `ranks`: training on several ranks.
 
 mod pass;

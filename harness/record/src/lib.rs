@@ -462,10 +462,11 @@ impl Pieces {
 }
 
 /// The outcome of a step. Running out of memory is a result, not an error of the harness.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The step is complete.
+    #[default]
     Done,
     /// The request succeeded.
     Fits {

@@ -46,15 +46,7 @@ enum Due {
     Missed,
 }
 
-/// True if a copy asks for another copy, in which one more call fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    Enough,
-    /// The next copy fails one more call.
-    OneMore,
-}
-
-/// The exit code of a copy that asks for [`Ended::OneMore`].
+/// The exit code of a copy that asks for another copy, in which one more call fails.
 const ONE_MORE: u8 = 2;
 
 /// See the module. Clones share their state.
@@ -72,7 +64,6 @@ struct State {
 
 impl Branches {
     /// `injector` belongs to the run's device and has no faults yet.
-    #[must_use]
     pub fn new(points: impl IntoIterator<Item = Point>, injector: Injector) -> Self {
         let mut points: Vec<Point> = points.into_iter().collect();
         points.sort_by_key(|point| (point.operation, point.is_launch()));
@@ -80,7 +71,6 @@ impl Branches {
     }
 
     /// The failing calls of this process; `None` if it is the original.
-    #[must_use]
     pub fn failing(&self) -> Option<Failing> {
         self.state().failing
     }
@@ -109,11 +99,9 @@ impl Branches {
         state.make(|point| if point.is_launch() && point.made.number == launches + 1 { Due::Now } else { Due::Later });
     }
 
-    pub fn end(ended: Ended) -> ! {
-        leave(match ended {
-            Ended::Enough => 0,
-            Ended::OneMore => ONE_MORE,
-        })
+    /// Ends a copy. `wants_one_more` asks for another copy, in which one more call fails.
+    pub fn end(wants_one_more: bool) -> ! {
+        leave(if wants_one_more { ONE_MORE } else { 0 })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -23,7 +23,6 @@ macro_rules! calls {
         impl Call {
             const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
@@ -46,7 +45,6 @@ calls! {
     Pressure = "an allocation on behalf of other programs",
 }
 
-/// The phase of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     Opening,
@@ -54,7 +52,6 @@ pub enum Phase {
         /// Counted from 1 over the whole run.
         number: u32,
         line: u32,
-        /// A short description of the step.
         text: String,
     },
     Closing,
@@ -70,7 +67,6 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A time limit that was exceeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overrun {
     pub phase: Phase,
@@ -81,19 +77,16 @@ pub struct Overrun {
 }
 
 impl Overrun {
-    #[must_use]
     pub fn expected(&self) -> String {
         format!("{} to take at most {}", self.phase, duration(self.limit))
     }
 
     /// The result for a run that has stopped since.
-    #[must_use]
     pub fn seen(&self) -> String {
         format!("it was stopped after {}{}", duration(self.taken), self.last_call())
     }
 
     /// The result for a run that does not respond.
-    #[must_use]
     pub fn seen_stuck(&self) -> String {
         format!("it has not ended after {} and does not stop{}", duration(self.taken), self.last_call())
     }
@@ -105,15 +98,6 @@ impl Overrun {
 
 fn duration(duration: Duration) -> String {
     Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)).to_string()
-}
-
-/// The state of a run, as the watching thread sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Watched {
-    /// The run is within its time limit, or still has time to stop.
-    Running,
-    /// The run was asked to stop and did not.
-    Stuck(Overrun),
 }
 
 /// See the module. It uses the host's clock, only to decide whether a run exceeds its limit.
@@ -136,23 +120,19 @@ struct Present {
 
 impl Control {
     /// `interrupt` is set from outside to stop everything, for example by Ctrl-C.
-    #[must_use]
     pub fn new(interrupt: Arc<AtomicBool>) -> Self {
         Self { interrupt, ..Self::default() }
     }
 
     /// Returns whether the user interrupted the run or a time limit has passed.
-    #[must_use]
     pub fn should_stop(&self) -> bool {
         self.is_interrupted() || self.expired.load(Ordering::Relaxed)
     }
 
-    #[must_use]
     pub fn is_interrupted(&self) -> bool {
         self.interrupt.load(Ordering::Relaxed)
     }
 
-    /// Starts a phase with this time limit.
     pub(crate) fn enter(&self, phase: Phase, limit: Duration) {
         self.call.store(0, Ordering::Relaxed);
         let mut present = self.present();
@@ -160,7 +140,6 @@ impl Control {
         *present = Some(Present { phase, began: Instant::now(), limit });
     }
 
-    /// Ends the last phase.
     pub(crate) fn leave(&self) {
         let mut present = self.present();
         self.expired.store(false, Ordering::Relaxed);
@@ -173,7 +152,6 @@ impl Control {
     }
 
     /// Returns the current phase if it has exceeded its time limit.
-    #[must_use]
     pub fn overrun(&self) -> Option<Overrun> {
         let Present { phase, began, limit } = self.present().clone()?;
         let taken = began.elapsed();
@@ -181,17 +159,17 @@ impl Control {
         (taken > limit).then_some(Overrun { phase, limit, taken, call })
     }
 
-    /// Asks the run to stop if it has exceeded its time limit. The watching thread calls it repeatedly.
-    #[must_use]
-    pub fn watch(&self) -> Watched {
-        let Some(overrun) = self.overrun() else { return Watched::Running };
+    /// Asks the run to stop if it has exceeded its time limit. The watching thread calls it repeatedly. Returns the
+    /// overrun if the run was asked to stop and did not.
+    pub fn watch(&self) -> Option<Overrun> {
+        let overrun = self.overrun()?;
         let present = self.present();
         // The run may have entered another phase in the meantime.
         if present.as_ref().is_some_and(|present| present.phase == overrun.phase) {
             self.expired.store(true, Ordering::Relaxed);
         }
         drop(present);
-        if overrun.taken > overrun.limit + GRACE { Watched::Stuck(overrun) } else { Watched::Running }
+        (overrun.taken > overrun.limit + GRACE).then_some(overrun)
     }
 
     fn present(&self) -> MutexGuard<'_, Option<Present>> {

@@ -22,7 +22,6 @@ impl Faults {
     }
 
     /// The faults that the scenario declares, if any, for one run.
-    #[must_use]
     pub fn planned(scenario: &Scenario, seed: u64) -> Option<Self> {
         let injector = |process: Option<&ProcessName>| {
             let faults: Vec<Fault> = planned_of(scenario, process).map(|(_, planned)| planned.fault).collect();
@@ -31,13 +30,11 @@ impl Faults {
         (!scenario.faults.is_empty()).then(|| Self::each_by(scenario, injector))
     }
 
-    #[must_use]
     pub const fn main(&self) -> &Injector {
         &self.main
     }
 
     /// The injector of a process; `None` is the main one.
-    #[must_use]
     pub fn of(&self, process: Option<&ProcessName>) -> Option<&Injector> {
         process.map_or(Some(&self.main), |process| self.processes.get(process))
     }

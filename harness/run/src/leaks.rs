@@ -80,7 +80,6 @@ fn least(one: &[u64], other: &[u64]) -> Vec<u64> {
     one.iter().zip(other).map(|(one, other)| *one.min(other)).collect()
 }
 
-/// One site that grows.
 struct Growing {
     name: String,
     first: Bytes,
@@ -89,27 +88,6 @@ struct Growing {
     per_iteration: Bytes,
     /// True if the site exceeds a limit.
     violates: bool,
-}
-
-/// The result of the leak check of one loop or training.
-#[derive(Debug, Default)]
-pub(crate) struct Found {
-    notes: Vec<String>,
-    tables: Vec<Table>,
-    unmet: Option<Unmet>,
-}
-
-impl Found {
-    pub(crate) fn add_to(self, result: &mut StepResult) {
-        result.notes.extend(self.notes);
-        result.tables.extend(self.tables);
-        result.unmet.extend(self.unmet);
-    }
-
-    /// The failed expectation, if any.
-    pub(crate) fn into_unmet(self) -> Option<Unmet> {
-        self.unmet
-    }
 }
 
 impl Watch {
@@ -134,15 +112,12 @@ impl Watch {
         }
     }
 
-    /// Judges the iterations so far.
-    pub(crate) fn judge(&self, ctx: &mut RunContext) -> Result<Found, Stop> {
+    /// Judges the iterations so far. The result contains notes, a table and the failed expectation, if any.
+    pub(crate) fn judge(&self, ctx: &mut RunContext) -> Result<StepResult, Stop> {
         let Some((growth, looks)) = self.lows.growth(self.last.len()) else {
-            let note = format!(
-                "leaks were not checked: only {} ended, with a warm-up of {}",
-                count(self.iterations, "iteration"),
-                self.check.warmup
-            );
-            return Ok(Found { notes: vec![note], ..Found::default() });
+            let ended = count(self.iterations, "iteration");
+            let note = format!("leaks were not checked: only {ended} ended, with a warm-up of {}", self.check.warmup);
+            return Ok(StepResult::with_note(note));
         };
         let iterations = looks * self.check.every;
         let names: Vec<String> = ctx.rig.sites().iter().map(ToString::to_string).collect();
@@ -161,16 +136,18 @@ impl Watch {
         };
         let mut growing: Vec<Growing> = growth.into_iter().enumerate().filter_map(site).collect();
         growing.sort_by(|one, other| other.per_iteration.cmp(&one.per_iteration).then_with(|| one.name.cmp(&other.name)));
-        let looked_at = self.iterations - self.check.warmup;
+        let checked = format!("in {} after a warm-up of {}", count(self.iterations - self.check.warmup, "iteration"), self.check.warmup);
         if growing.is_empty() {
-            let note = format!("no site grows in {} after a warm-up of {}", count(looked_at, "iteration"), self.check.warmup);
-            return Ok(Found { notes: vec![note], ..Found::default() });
+            return Ok(StepResult::with_note(format!("no site grows {checked}")));
         }
-        let mut found = Found { tables: vec![self.table(&growing, looked_at)], ..Found::default() };
+        let columns = ["site", "after the warm-up", "at the end", "per iteration"];
+        let row = |site: &Growing| [site.name.clone(), site.first.to_string(), site.last.to_string(), site.per_iteration.to_string()];
+        let table = table(&format!("Sites that grow, {checked}"), columns, growing.iter().map(row));
+        let mut found = StepResult { tables: vec![table], ..StepResult::default() };
         let violating: Vec<&Growing> = growing.iter().filter(|site| site.violates).collect();
         if !violating.is_empty() {
             let seen = format!("{}; {}", named(&violating), time_left(ctx, &growing)?);
-            found.unmet = Some(Unmet { at: self.at, expected: self.expected(), seen });
+            found.unmet.push(Unmet { at: self.at, expected: self.expected(), seen });
         }
         Ok(found)
     }
@@ -181,25 +158,16 @@ impl Watch {
         let most: Vec<String> = per_iteration.into_iter().chain(total).collect();
         format!("no site to grow by more than {}, after a warm-up of {}", most.join(" or "), count(self.check.warmup, "iteration"))
     }
-
-    fn table(&self, growing: &[Growing], looked_at: u64) -> Table {
-        let row =
-            |site: &Growing| [site.name.clone(), site.first.to_string(), site.last.to_string(), site.per_iteration.to_string()].to_vec();
-        Table {
-            title: format!(
-                "Sites that grow, in {} after a warm-up of {}{}",
-                count(looked_at, "iteration"),
-                self.check.warmup,
-                unlisted(growing.len())
-            ),
-            columns: ["site", "after the warm-up", "at the end", "per iteration"].map(str::to_owned).to_vec(),
-            rows: growing.iter().take(MOST_ROWS).map(row).collect(),
-        }
-    }
 }
 
-fn unlisted(rows: usize) -> String {
-    if rows > MOST_ROWS { format!(", the first {MOST_ROWS} of {rows}") } else { String::new() }
+/// A table of the first sites. Its title reports how many there are if it does not list all.
+fn table(title: &str, columns: [&str; 4], sites: impl ExactSizeIterator<Item = [String; 4]>) -> Table {
+    let unlisted = if sites.len() > MOST_ROWS { format!(", the first {MOST_ROWS} of {}", sites.len()) } else { String::new() };
+    Table {
+        title: format!("{title}{unlisted}"),
+        columns: columns.map(str::to_owned).to_vec(),
+        rows: sites.take(MOST_ROWS).map(Vec::from).collect(),
+    }
 }
 
 /// Describes the sites that grow fastest.
@@ -231,7 +199,7 @@ fn time_left(ctx: &mut RunContext, growing: &[Growing]) -> Result<String, Stop> 
 /// A table of the sites that have grown since a measure; empty in a timed run.
 pub(crate) fn compare(ctx: &RunContext, since: &MeasureName) -> StepResult {
     let Some(now) = ctx.rig.site_bytes() else { return StepResult::default() };
-    let before = ctx.sites_at(since);
+    let before = ctx.sites_at.get(since).map_or(&[][..], Vec::as_slice);
     let names: Vec<String> = ctx.rig.sites().iter().map(ToString::to_string).collect();
     let sites = names.into_iter().zip(now).enumerate().map(|(number, (name, now))| (name, before.get(number).copied().unwrap_or(0), *now));
     let mut grown: Vec<(String, u64, u64)> = sites.filter(|(_, before, now)| now > before).collect();
@@ -244,13 +212,10 @@ pub(crate) fn compare(ctx: &RunContext, since: &MeasureName) -> StepResult {
         return result;
     }
     let row = |(name, before, now): &(String, u64, u64)| {
-        [name.clone(), Bytes(*before).to_string(), Bytes(*now).to_string(), Bytes(now - before).to_string()].to_vec()
+        [name.clone(), Bytes(*before).to_string(), Bytes(*now).to_string(), Bytes(now - before).to_string()]
     };
-    result.tables.push(Table {
-        title: format!("Sites that hold more than at {since}{}", unlisted(grown.len())),
-        columns: ["site", "then", "now", "growth"].map(str::to_owned).to_vec(),
-        rows: grown.iter().take(MOST_ROWS).map(row).collect(),
-    });
+    let title = format!("Sites that hold more than at {since}");
+    result.tables.push(table(&title, ["site", "then", "now", "growth"], grown.iter().map(row)));
     result
 }
 

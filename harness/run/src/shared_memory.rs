@@ -22,7 +22,6 @@ pub(crate) struct SharedMemory {
 
 impl SharedMemory {
     /// Creates an empty ledger.
-    /// Fails if its file cannot be created.
     pub(crate) fn new() -> io::Result<Self> {
         let folder = RunFolder::new()?;
         let account = Account::new(Some(Ledger::create(&folder.path().join(LEDGER))?));

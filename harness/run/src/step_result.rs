@@ -7,7 +7,7 @@ use harness_record::{Cause, CauseKind, FailedRequest, Outcome, Recovery, Table, 
 use harness_scenario::{Expected, Position, ReportKey, Step};
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StepResult {
     pub(crate) outcome: Outcome,
     pub(crate) reports: BTreeMap<ReportKey, u64>,
@@ -21,14 +21,24 @@ pub(crate) struct StepResult {
     pub(crate) recovery: Option<Recovery>,
 }
 
-impl Default for StepResult {
-    fn default() -> Self {
-        let (reports, notes, tables, unmet, failed_request, size, recovery) = Default::default();
-        Self { outcome: Outcome::Done, reports, notes, tables, unmet, failed_request, size, recovery }
+impl From<Unmet> for StepResult {
+    fn from(unmet: Unmet) -> Self {
+        Self { unmet: vec![unmet], ..Self::default() }
     }
 }
 
 impl StepResult {
+    pub(crate) fn with_note(note: String) -> Self {
+        Self { notes: vec![note], ..Self::default() }
+    }
+
+    /// Adds the notes, tables and failed expectations of another result.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.notes.extend(other.notes);
+        self.tables.extend(other.tables);
+        self.unmet.extend(other.unmet);
+    }
+
     /// The figures that the step reports. Only timed runs report times: in a checked run they include the checks.
     pub(crate) fn reports_with(&self, duration: Option<Nanos>) -> BTreeMap<ReportKey, u64> {
         let mut reports = self.reports.clone();
@@ -38,9 +48,7 @@ impl StepResult {
         }
         reports
     }
-}
 
-impl StepResult {
     /// Judges a request or workload that was served. `request` names it.
     pub(crate) fn fits(&mut self, step: &Step, expected: Expected, request: impl Into<String>, seen: impl Into<String>) {
         if let Expected::Oom(_) = expected {
@@ -68,7 +76,6 @@ impl StepResult {
     }
 }
 
-/// An expectation that was not met.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Unmet {
     pub(crate) at: Position,

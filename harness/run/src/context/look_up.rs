@@ -11,18 +11,14 @@ pub(crate) enum LookUpError {
     Unknown(String),
     #[error("{0} was not reported")]
     NotReported(String),
-    /// No process of a program reported it.
     #[error(
         "{0} is unknown: no process of the program reported counters of torch; either none imported torch, or it was killed before it could"
     )]
     NotTold(String),
-    /// The program was skipped: it cannot run here.
     #[error("{0} is unknown: the program was not run")]
     NotRun(String),
-    /// There is no earlier value to compare with.
     #[error("{0} has no earlier value to compare with")]
     FirstTime(String),
-    /// It belongs to another allocator.
     #[error("{0} is known only after all allocators have run")]
     OtherArm(String),
 }
@@ -47,7 +43,7 @@ impl RunContext {
                 return value.map(whole).ok_or_else(not_reported);
             }
             Metric::Process(process, account) => {
-                let readings = self.processes.as_ref().and_then(|processes| processes.readings(process));
+                let readings = self.processes.readings(process);
                 readings.ok_or_else(not_reported)?.get(*account)
             }
             Metric::Growth(site, account) => {

@@ -20,7 +20,7 @@ use self::live_blocks::LiveBlocks;
 use self::needs::{asks_for_memory, evicts, looks_at_sites, sizes_use_measured_memory};
 use self::requests::Requests;
 use crate::processes::{Inside, Processes};
-use crate::rig::{Buffer, ProgramId, Rig, Stop, unstruck};
+use crate::rig::{Buffer, ProgramId, Rig, Stop, without_faults};
 use crate::shared_memory::SharedMemory;
 use harness_scenario::steps::Action;
 use harness_scenario::{
@@ -48,8 +48,8 @@ pub(crate) struct RunContext {
     /// By index of the name.
     programs: Vec<ProgramId>,
     /// The programs of the ranks of each data-parallel training, without the first rank.
-    ranks: BTreeMap<StepName, Vec<ProgramId>>,
-    rank_figures: BTreeMap<StepName, Vec<RankFigures>>,
+    pub(crate) ranks: BTreeMap<StepName, Vec<ProgramId>>,
+    pub(crate) rank_figures: BTreeMap<StepName, Vec<RankFigures>>,
     /// Each program numbers its own private pools.
     pools: BTreeMap<(ProgramId, PoolName), PrivatePoolId>,
     /// The loop variables of the current step.
@@ -57,14 +57,14 @@ pub(crate) struct RunContext {
     /// The last value of each `growth(…)`, by its position.
     last_seen: BTreeMap<GrowthSite, u64>,
     /// The figures for comparisons between allocators.
-    figures: Figures,
+    pub(crate) figures: Figures,
     /// By index of the name; index 0 is the default stream.
     streams: Vec<StreamId>,
     events: BTreeMap<EventName, EventId>,
     measures: BTreeMap<MeasureName, Readings>,
-    /// The bytes of each site at a measure, if sites are tracked.
-    sites_at: BTreeMap<MeasureName, Vec<u64>>,
-    reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
+    /// The bytes of each site at a measure, if sites are tracked. Nothing for the measure `start`.
+    pub(crate) sites_at: BTreeMap<MeasureName, Vec<u64>>,
+    pub(crate) reports: BTreeMap<StepName, BTreeMap<ReportKey, u64>>,
     storms: BTreeMap<StepName, LiveBlocks>,
     /// The requests of the running inference.
     pub(crate) requests: Requests,
@@ -76,9 +76,9 @@ pub(crate) struct RunContext {
     pub(crate) not_run: BTreeSet<StepName>,
     /// Device memory shared by the programs, created with the first one.
     pub(crate) shared_memory: Option<SharedMemory>,
-    /// The scenario's other processes, if any.
-    pub(crate) processes: Option<Processes>,
-    /// The process that runs the current step; `None` for this one.
+    /// The scenario's other processes.
+    pub(crate) processes: Processes,
+    /// The process that runs the current step, and the loops around the step; `None` for this process.
     pub(crate) inside: Option<Inside>,
 }
 
@@ -93,16 +93,23 @@ pub(crate) struct RankFigures {
 /// A buffer's name and, for a numbered one, its number.
 pub(crate) type BufferKey = (BufferName, Option<i64>);
 
+/// A buffer's name in reports.
+pub(crate) fn buffer_name((name, index): &BufferKey) -> String {
+    index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
+}
+
 /// The figures of one allocator for the scenario's [comparisons](Scenario::comparisons), by comparison and by index
 /// within it.
 pub(crate) type Figures = BTreeMap<(usize, usize), Number>;
 
 impl RunContext {
     /// Creates the scenario's streams and takes the measure `start`.
-    pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Box<(Rig, Vec<StreamId>, Stop)>> {
+    /// Closes the rig if that fails.
+    pub(crate) fn new(mut rig: Rig, scenario: &Scenario, arm: &AllocatorSpec, seed: u64) -> Result<Self, Stop> {
         let mut streams = vec![StreamId::DEFAULT];
-        if let Err(stop) = create_streams(&mut rig, &scenario.streams, &mut streams).and_then(|()| rig.unstruck(Rig::begin_scenario)) {
-            return Err(Box::new((rig, streams, stop)));
+        if let Err(stop) = create_streams(&mut rig, &scenario.streams, &mut streams).and_then(|()| rig.without_faults(Rig::begin_scenario))
+        {
+            return Err(close_failed(rig, streams, stop));
         }
         if scenario.all_steps().iter().any(|step| looks_at_sites(&step.action)) {
             rig.watch_sites();
@@ -138,16 +145,16 @@ impl RunContext {
             torch_stats: BTreeMap::new(),
             not_run: BTreeSet::new(),
             shared_memory: None,
-            processes: None,
+            processes: Processes::default(),
             inside: None,
         };
         let faults = ctx.rig.faults().cloned();
-        match unstruck(faults.as_ref(), || ctx.readings(true)) {
+        match without_faults(faults.as_ref(), || ctx.readings(true)) {
             Ok(readings) => {
                 ctx.measures.insert(MeasureName::start(), readings);
                 Ok(ctx)
             }
-            Err(stop) => Err(Box::new((ctx.rig, ctx.streams, stop))),
+            Err(stop) => Err(close_failed(ctx.rig, ctx.streams, stop)),
         }
     }
 
@@ -181,7 +188,6 @@ impl RunContext {
         pool
     }
 
-    /// Sets the loop variables.
     pub(crate) fn set_variables<'v>(&mut self, variables: impl Iterator<Item = (&'v VariableName, Number)>) {
         self.variables.clear();
         self.variables.extend(variables.map(|(name, value)| (name.clone(), value)));
@@ -278,39 +284,12 @@ impl RunContext {
         Ok(())
     }
 
-    /// The bytes of each site at a measure; empty for the measure `start`.
-    pub(crate) fn sites_at(&self, measure: &MeasureName) -> &[u64] {
-        self.sites_at.get(measure).map_or(&[], Vec::as_slice)
-    }
-
-    pub(crate) fn report(&mut self, id: StepName, reports: BTreeMap<ReportKey, u64>) {
-        self.reports.insert(id, reports);
-    }
-
-    /// The programs of a data-parallel training's ranks, without the first rank.
-    pub(crate) fn programs_of_ranks(&self, id: &StepName) -> Vec<ProgramId> {
-        self.ranks.get(id).cloned().unwrap_or_default()
-    }
-
-    pub(crate) fn report_ranks(&mut self, id: StepName, figures: Vec<RankFigures>) {
-        self.rank_figures.insert(id, figures);
-    }
-
     /// Takes all readings. `memory` requests the device's memory too, which may take milliseconds. The clock is read
     /// last, so a duration since these readings excludes that query.
     pub(crate) fn readings(&mut self, memory: bool) -> Result<Readings, Stop> {
         let (stats, calls) = (self.rig.stats(), self.rig.calls());
         let memory = if memory { Some(self.rig.memory()?) } else { None };
         Ok(Readings { stats, memory, calls, now: self.rig.now() })
-    }
-
-    /// Stores a figure for a comparison between allocators.
-    pub(crate) fn keep_figure(&mut self, comparison: usize, place: usize, figure: Number) {
-        self.figures.insert((comparison, place), figure);
-    }
-
-    pub(crate) fn take_figures(&mut self) -> Figures {
-        std::mem::take(&mut self.figures)
     }
 
     pub(crate) fn free_everything(&mut self) -> Result<(), Stop> {
@@ -332,6 +311,13 @@ impl RunContext {
         let streams = self.streams.into_iter().skip(1).collect();
         self.rig.close(streams, self.events.into_values().collect())
     }
+}
+
+/// Closes the rig of a run that could not begin, and returns the reason.
+fn close_failed(rig: Rig, streams: Vec<StreamId>, stop: Stop) -> Stop {
+    // Errors of closing would hide the reason.
+    let _ = rig.close(streams.into_iter().skip(1).collect(), Vec::new());
+    stop
 }
 
 /// Creates the scenario's streams after the default one. On failure, `streams` still contains those already created.

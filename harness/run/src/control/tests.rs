@@ -3,9 +3,9 @@ use super::*;
 #[test]
 fn a_step_within_its_limit_is_left_alone() {
     let control = Control::default();
-    assert_eq!((control.watch(), control.overrun()), (Watched::Running, None));
+    assert_eq!((control.watch(), control.overrun()), (None, None));
     control.enter(Phase::Opening, Duration::from_secs(3600));
-    assert_eq!((control.watch(), control.should_stop()), (Watched::Running, false));
+    assert_eq!((control.watch(), control.should_stop()), (None, false));
 }
 
 #[test]
@@ -13,7 +13,7 @@ fn only_the_step_that_exceeds_its_limit_is_asked_to_stop() {
     let control = Control::default();
     control.enter(Phase::Closing, Duration::ZERO);
     control.calls(Call::Free);
-    assert_eq!(control.watch(), Watched::Running, "it has some time to stop");
+    assert_eq!(control.watch(), None, "it has some time to stop");
     assert!(control.should_stop() && !control.is_interrupted());
     let overrun = control.overrun().expect("the limit is exceeded");
     assert_eq!((overrun.phase, overrun.call), (Phase::Closing, Some(Call::Free)));

@@ -125,13 +125,15 @@ impl ProcessGroup {
 }
 
 /// The processes of a run, as the main one manages them. They are killed on drop.
+#[derive(Default)]
 pub(crate) struct Processes {
-    group: ProcessGroup,
+    /// `None` if the scenario has no processes.
+    group: Option<ProcessGroup>,
     running: BTreeMap<ProcessName, Process>,
     /// The readings in the last answer of each process.
     readings: BTreeMap<ProcessName, Readings>,
     /// OOMs of all these processes.
-    ooms: u64,
+    pub(crate) ooms: u64,
     faults: Option<Faults>,
 }
 
@@ -239,18 +241,13 @@ impl Process {
 }
 
 impl Processes {
-    pub(crate) const fn new(group: ProcessGroup, faults: Option<Faults>) -> Self {
+    pub(crate) const fn new(group: Option<ProcessGroup>, faults: Option<Faults>) -> Self {
         Self { group, running: BTreeMap::new(), readings: BTreeMap::new(), ooms: 0, faults }
     }
 
     /// The readings in the last answer of a process.
     pub(crate) fn readings(&self, process: &ProcessName) -> Option<&Readings> {
         self.readings.get(process)
-    }
-
-    /// The OOMs of all these processes.
-    pub(crate) const fn ooms(&self) -> u64 {
-        self.ooms
     }
 
     fn faults_of(&self, process: &ProcessName) -> Option<&Injector> {
@@ -260,11 +257,14 @@ impl Processes {
     /// Sends an order to a process and waits for the answer. Starts the process first if it is not running, as part of
     /// the step with this number.
     fn order(&mut self, name: &ProcessName, order: &Order, step: u32, give_up: &mut dyn FnMut() -> bool) -> Result<Heard, Stop> {
+        let Some(group) = &self.group else {
+            return Err(cannot_start(name, "only `harness run` and its tests start the processes of a scenario"));
+        };
         if !self.running.contains_key(name) {
-            let process = Process::start(self.group.forks.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
-            self.running.insert(name.clone(), process);
+            let process = Process::start(group.forks.as_ref()).map_err(|error| cannot_start(name, &error.to_string()))?;
             let faults = self.faults_of(name).map(Injector::state_of_new_process);
-            let start = Start { process: name.to_string(), step, faults, ..self.group.start.clone() };
+            let start = Start { process: name.to_string(), step, faults, ..group.start.clone() };
+            self.running.insert(name.clone(), process);
             match self.tell(name, &Order::Start(Box::new(start)), give_up) {
                 Heard::Reply(Reply::Done(_)) => {}
                 Heard::Gone(end) => return Err(cannot_start(name, &how(end))),
@@ -304,7 +304,7 @@ impl Processes {
     /// Ends a process, if it runs, with the given function, and releases its memory in the ledger.
     fn end<T>(&mut self, name: &ProcessName, end: impl FnOnce(Process) -> T) -> Option<T> {
         let ended = self.running.remove(name).map(end);
-        self.group.ledger.release_ended();
+        self.group.iter().for_each(|group| group.ledger.release_ended());
         ended
     }
 
@@ -314,62 +314,109 @@ impl Processes {
         // The counter of a restarted process starts at zero.
         self.ooms += now.stats.num_ooms.saturating_sub(before);
     }
-}
 
-/// Runs a step in another process.
-pub(crate) fn run(
-    processes: &mut Option<Processes>,
-    rig: &mut Rig,
-    inside: &Inside,
-    step: &Step,
-    (number, step_number): (u32, usize),
-) -> Result<StepResult, Stop> {
-    let order = Order::Do(wire::Do { number, step: step_number, loops: inside.loops.clone() });
-    let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
-    let doing = format!("it ran step {number} (line {}: {} {})", step.position.line, step.action.kind(), step.action);
-    match hear(processes, rig, &inside.process, &order, (number, limit), &doing)? {
-        Some(result) => Ok(result),
-        None => {
-            let time = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
-            let expected = format!("the process `{}` to do the step in {time}", inside.process);
-            Ok(StepResult { unmet: vec![Unmet::at(step, expected, "it continued and was killed")], ..StepResult::default() })
+    /// Runs a step in another process.
+    pub(crate) fn run(
+        &mut self,
+        rig: &mut Rig,
+        inside: &Inside,
+        step: &Step,
+        (number, step_number): (u32, usize),
+    ) -> Result<StepResult, Stop> {
+        let order = Order::Do(wire::Do { number, step: step_number, loops: inside.loops.clone() });
+        let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
+        let doing = format!("it ran step {number} (line {}: {} {})", step.position.line, step.action.kind(), step.action);
+        match self.hear(rig, &inside.process, &order, (number, limit), &doing)? {
+            Some(result) => Ok(result),
+            None => {
+                let time = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+                let expected = format!("the process `{}` to do the step in {time}", inside.process);
+                Ok(Unmet::at(step, expected, "it continued and was killed").into())
+            }
         }
     }
-}
 
-/// Sends an order and converts the answer. `None` if the process exceeded the limit and was killed.
-fn hear(
-    processes: &mut Option<Processes>,
-    rig: &mut Rig,
-    name: &ProcessName,
-    order: &Order,
-    (step, limit): (u32, Duration),
-    doing: &str,
-) -> Result<Option<StepResult>, Stop> {
-    let Some(processes) = processes else {
-        return Err(cannot_start(name, "only `harness run` and its tests start the processes of a scenario"));
-    };
-    let began = Instant::now();
-    let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
-    match processes.order(name, order, step, &mut give_up)? {
-        Heard::Reply(Reply::Done(done)) => {
-            let Done { mut result, findings, .. } = *done;
-            findings.into_iter().for_each(|finding| rig.note(named(name, finding)));
-            let injected = result.failed_request.iter_mut().flat_map(|failed_request| &mut failed_request.injected);
-            injected.for_each(|refused| refused.process = Some(name.to_string()));
-            Ok(Some(result))
-        }
-        Heard::Reply(Reply::Closed) => Ok(Some(StepResult::default())),
-        Heard::Reply(Reply::Stopped { findings, failed }) => Err(match failed {
-            Some(Failed { rule, expected, seen, fault }) => {
-                Stop::Process { rule, expected: in_process(name, &expected), seen, fault: fault.map(|fault| (name.clone(), fault)) }
+    /// Sends an order and converts the answer. `None` if the process exceeded the limit and was killed.
+    fn hear(
+        &mut self,
+        rig: &mut Rig,
+        name: &ProcessName,
+        order: &Order,
+        (step, limit): (u32, Duration),
+        doing: &str,
+    ) -> Result<Option<StepResult>, Stop> {
+        let began = Instant::now();
+        let mut give_up = || rig.is_interrupted() || began.elapsed() > limit;
+        match self.order(name, order, step, &mut give_up)? {
+            Heard::Reply(Reply::Done(done)) => {
+                let Done { mut result, findings, .. } = *done;
+                findings.into_iter().for_each(|finding| rig.note(named(name, finding)));
+                let injected = result.failed_request.iter_mut().flat_map(|failed_request| &mut failed_request.injected);
+                injected.for_each(|refused| refused.process = Some(name.to_string()));
+                Ok(Some(result))
             }
-            None => Stop::Violated(findings.into_iter().map(|finding| named(name, finding)).collect()),
-        }),
-        Heard::Reply(Reply::Refused(why)) => Err(cannot_start(name, &why)),
-        Heard::Gone(end) => Err(failed(format!("the process `{name}` to run its steps"), format!("{} while {doing}", how(end)))),
-        Heard::GivenUp if rig.is_interrupted() => Err(Stop::Interrupted),
-        Heard::GivenUp => Ok(None),
+            Heard::Reply(Reply::Closed) => Ok(Some(StepResult::default())),
+            Heard::Reply(Reply::Violated(findings)) => {
+                Err(Stop::Violated(findings.into_iter().map(|finding| named(name, finding)).collect()))
+            }
+            Heard::Reply(Reply::Failed(Failed { rule, expected, seen, fault })) => {
+                let (expected, fault) = (in_process(name, &expected), fault.map(|fault| (name.clone(), fault)));
+                Err(Stop::Process { rule, expected, seen, fault })
+            }
+            Heard::Reply(Reply::Refused(why)) => Err(cannot_start(name, &why)),
+            Heard::Gone(end) => Err(failed(format!("the process `{name}` to run its steps"), format!("{} while {doing}", how(end)))),
+            Heard::GivenUp if rig.is_interrupted() => Err(Stop::Interrupted),
+            Heard::GivenUp => Ok(None),
+        }
+    }
+
+    /// Kills a process with SIGKILL and waits until the device has released its memory.
+    pub(crate) fn kill(&mut self, rig: &mut Rig, step: &Step, name: &ProcessName) -> Result<StepResult, Stop> {
+        if !self.running.contains_key(name) {
+            return Ok(Unmet::at(step, format!("the process `{name}` to be running"), "it is not").into());
+        }
+        let before = rig.memory()?;
+        let readings = self.readings(name);
+        let reserved = readings.map_or(Bytes::ZERO, |readings| Bytes(readings.stats.reserved_bytes.all.current));
+        let attributed = readings.and_then(|readings| readings.memory?.process);
+        let killed = self.end(name, |process| process.running.kill()).transpose();
+        killed.map_err(|error| failed(format!("the process `{name}` to be killed"), error.to_string()))?;
+        await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
+        let released = before.used.saturating_sub(rig.memory()?.used);
+        let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of device memory were attributed to it"));
+        let note = format!("SIGKILL ended it: {reserved} were reserved in it{told}, and {released} were released");
+        Ok(StepResult::with_note(note))
+    }
+
+    /// Finishes all running processes: each frees everything, checks its final state and exits.
+    pub(crate) fn finish(&mut self, rig: &mut Rig, number: u32) -> Result<(), Stop> {
+        for name in self.running.keys().cloned().collect::<Vec<_>>() {
+            self.order_to_end(rig, &name, &Order::Finish(number), "it freed all memory")?;
+            self.close_one(rig, &name)?;
+        }
+        Ok(())
+    }
+
+    /// Closes the processes that still run after an injected failure, if their devices still work. Returns the errors.
+    pub(crate) fn close(&mut self, rig: &mut Rig) -> Vec<Stop> {
+        let works = |name: &&ProcessName| self.faults_of(name).is_some_and(|faults| !faults.is_broken());
+        let names: Vec<ProcessName> = self.running.keys().filter(works).cloned().collect();
+        names.iter().map(|name| self.close_one(rig, name)).filter_map(Result::err).collect()
+    }
+
+    fn order_to_end(&mut self, rig: &mut Rig, name: &ProcessName, order: &Order, doing: &str) -> Result<(), Stop> {
+        let done = self.hear(rig, name, order, (0, DEFAULT_TIME_LIMIT), doing)?;
+        done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it continued and was killed".to_owned()))
+    }
+
+    /// Closes a process, which exits even if it cannot release everything.
+    fn close_one(&mut self, rig: &mut Rig, name: &ProcessName) -> Result<(), Stop> {
+        let closed = self.order_to_end(rig, name, &Order::Close, "it released everything");
+        let end = self.end(name, Process::end);
+        closed.and_then(|()| match end.flatten() {
+            Some(End::Code(0)) => Ok(()),
+            end => Err(failed(format!("the process `{name}` to exit with code 0"), how(end))),
+        })
     }
 }
 
@@ -400,30 +447,6 @@ fn how(end: Option<End>) -> String {
     }
 }
 
-/// Kills a process with SIGKILL and waits until the device has released its memory.
-pub(crate) fn kill(processes: &mut Option<Processes>, rig: &mut Rig, step: &Step, name: &ProcessName) -> Result<StepResult, Stop> {
-    let Some(processes) = processes.as_mut().filter(|processes| processes.running.contains_key(name)) else {
-        return Ok(StepResult {
-            unmet: vec![Unmet::at(step, format!("the process `{name}` to be running"), "it is not")],
-            ..StepResult::default()
-        });
-    };
-    let before = rig.memory()?;
-    let readings = processes.readings(name);
-    let reserved = readings.map_or(Bytes::ZERO, |readings| Bytes(readings.stats.reserved_bytes.all.current));
-    let attributed = readings.and_then(|readings| readings.memory?.process);
-    processes.end(name, |process| process.running.kill()).transpose().map_err(|error| cannot_kill(name, &error))?;
-    await_memory(rig, before.used.saturating_sub(attributed.unwrap_or(reserved)))?;
-    let released = before.used.saturating_sub(rig.memory()?.used);
-    let told = attributed.map_or_else(String::new, |bytes| format!(", {bytes} of device memory were attributed to it"));
-    let note = format!("SIGKILL ended it: {reserved} were reserved in it{told}, and {released} were released");
-    Ok(StepResult { notes: vec![note], ..StepResult::default() })
-}
-
-fn cannot_kill(name: &ProcessName, error: &io::Error) -> Stop {
-    failed(format!("the process `{name}` to be killed"), error.to_string())
-}
-
 /// Waits on a real GPU until at most `used` is in use, within its tolerance. If it stays higher, the scenario's
 /// expectations report that.
 pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
@@ -435,42 +458,4 @@ pub(crate) fn await_memory(rig: &mut Rig, used: Bytes) -> Result<(), Stop> {
         std::thread::sleep(LOOK.0);
     }
     Ok(())
-}
-
-/// Finishes all running processes: each frees everything, checks its final state and exits.
-pub(crate) fn finish(processes: &mut Option<Processes>, rig: &mut Rig, number: u32) -> Result<(), Stop> {
-    for name in running(processes) {
-        order_to_end(processes, rig, &name, &Order::Finish(number), "it freed all memory")?;
-        close_one(processes, rig, &name)?;
-    }
-    Ok(())
-}
-
-/// Closes the processes that still run after an injected failure, if their devices still work. Returns the errors.
-pub(crate) fn close(processes: &mut Option<Processes>, rig: &mut Rig) -> Vec<Stop> {
-    let is_in_order = |name: &ProcessName| {
-        let faults = processes.as_ref().and_then(|processes| processes.faults_of(name));
-        faults.is_some_and(|faults| !faults.is_broken())
-    };
-    let names: Vec<ProcessName> = running(processes).into_iter().filter(is_in_order).collect();
-    names.iter().map(|name| close_one(processes, rig, name)).filter_map(Result::err).collect()
-}
-
-fn running(processes: &Option<Processes>) -> Vec<ProcessName> {
-    processes.iter().flat_map(|processes| processes.running.keys().cloned()).collect()
-}
-
-fn order_to_end(processes: &mut Option<Processes>, rig: &mut Rig, name: &ProcessName, order: &Order, doing: &str) -> Result<(), Stop> {
-    let done = hear(processes, rig, name, order, (0, DEFAULT_TIME_LIMIT), doing)?;
-    done.map(drop).ok_or_else(|| failed(format!("the process `{name}` to end"), "it continued and was killed".to_owned()))
-}
-
-/// Closes a process, which exits even if it cannot release everything.
-fn close_one(processes: &mut Option<Processes>, rig: &mut Rig, name: &ProcessName) -> Result<(), Stop> {
-    let closed = order_to_end(processes, rig, name, &Order::Close, "it released everything");
-    let end = processes.as_mut().and_then(|processes| processes.end(name, Process::end));
-    closed.and_then(|()| match end.flatten() {
-        Some(End::Code(0)) => Ok(()),
-        end => Err(failed(format!("the process `{name}` to exit with code 0"), how(end))),
-    })
 }

@@ -76,11 +76,10 @@ pub(crate) enum Reply {
     /// The process cannot start.
     Refused(String),
     Done(Box<Done>),
-    /// The process cannot continue because of violated invariants or a failure.
-    Stopped {
-        findings: Vec<Finding>,
-        failed: Option<Failed>,
-    },
+    /// The process cannot continue because of violated invariants.
+    Violated(Vec<Finding>),
+    /// The process cannot continue because of a failure.
+    Failed(Failed),
     /// Everything was released.
     Closed,
 }

@@ -4,13 +4,12 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_scenario::{BufferName, Plan};
 
 use crate::between::{Between, pause};
-use crate::context::RunContext;
+use crate::context::{RunContext, buffer_name};
 use crate::rig::Stop;
 
 /// The longest wait, which equals the longest duration that a scenario may contain.
 const LONGEST: Nanos = Nanos(3_600 * 1_000_000_000);
 
-/// The effect of a policy.
 pub(super) struct Applied {
     /// The plan of the next attempt.
     pub(super) plan: Plan,
@@ -38,7 +37,6 @@ pub(super) fn empty_cache(ctx: &mut RunContext, plan: &Plan) -> Result<Applied, 
     Ok(Applied { plan: plan.clone(), did_something: freed > Bytes::ZERO, given_back: freed, then: None })
 }
 
-/// Frees live buffers of the scenario.
 pub(super) fn free(ctx: &mut RunContext, plan: &Plan, buffers: &[BufferName]) -> Result<Applied, Stop> {
     let mut freed = Vec::new();
     for name in buffers {
@@ -62,9 +60,7 @@ pub(super) fn evict(ctx: &mut RunContext, plan: &Plan, buffers: &[BufferName]) -
     if let Some(buffer) = ctx.take(&key) {
         ctx.rig.free(buffer)?;
     }
-    let (name, index) = key;
-    let buffer = index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"));
-    Ok(Applied { then: Some(format!("evict {buffer}")), ..Applied::changed(plan.clone()) })
+    Ok(Applied { then: Some(format!("evict {}", buffer_name(&key))), ..Applied::changed(plan.clone()) })
 }
 
 /// Waits for all work of the device, so that blocks that wait for events can be reused. The effect is unknown until the

@@ -104,13 +104,6 @@ struct Turn {
     used: u32,
 }
 
-/// The next attempt.
-struct Next {
-    plan: Plan,
-    policy: PolicyKind,
-    then: String,
-}
-
 impl<'p> Recovery<'p> {
     pub(crate) fn new(chain: Option<&'p Chain>) -> Self {
         let policies = chain.map(Chain::to_string).unwrap_or_default();
@@ -156,7 +149,6 @@ impl<'p> Recovery<'p> {
         self.chain.is_some() && !ctx.rig.is_timed()
     }
 
-    /// Starts an attempt.
     pub(crate) fn begin(&self, ctx: &mut RunContext, kind: AttemptKind) -> Result<AttemptStart, Stop> {
         let looks = self.checks_progress(ctx) && matches!(kind, AttemptKind::Iteration);
         Ok(AttemptStart {
@@ -196,20 +188,20 @@ impl<'p> Recovery<'p> {
         let next = self.prepare(ctx, &mut attempts.turn, &plan, between)?;
         let spent = ctx.rig.now().saturating_sub(begun.began);
         self.lost += spent;
-        let then = next.as_ref().map(|next| next.then.clone());
+        let then = next.as_ref().map(|(policy, applied)| applied.then.clone().unwrap_or_else(|| policy.to_string()));
         self.list(kind, &plan, Some(error.to_string()), then, ctx.rig.is_timed().then_some(spent));
-        let Some(next) = next else {
+        let Some((policy, Applied { plan: next, .. })) = next else {
             self.verify_live(ctx)?;
             return Ok(false);
         };
         // Requests that the allocator itself retried are already counted.
         let of_these = ctx.rig.lost_to_retry().saturating_sub(begun.counted);
         ctx.rig.add_lost_time(spent.saturating_sub(of_these));
-        let waited_for_others = next.policy == PolicyKind::Wait && others;
-        if let Some(met) = met.filter(|_| !waited_for_others && !next.plan.asks_for_less_than(&plan)) {
-            attempts.same_again = same_memory(ctx, &met, kind, &next.plan)?;
+        let waited_for_others = policy == PolicyKind::Wait && others;
+        if let Some(met) = met.filter(|_| !waited_for_others && !next.asks_for_less_than(&plan)) {
+            attempts.same_again = same_memory(ctx, &met, kind, &next)?;
         }
-        attempts.plan = next.plan;
+        attempts.plan = next;
         attempts.retries += 1;
         self.record.retries += 1;
         self.check_bound(ctx, attempts.retries);
@@ -270,11 +262,8 @@ impl<'p> Recovery<'p> {
         let after = Bytes(ctx.rig.stats().allocated_bytes.all.current);
         self.left_behind(after.saturating_sub(before));
         if after != before {
-            ctx.rig.note(Finding {
-                invariant: Invariant::OomChangesOnlyTheCache,
-                expected: format!("{} B allocated after a failed attempt, as before it", before.0),
-                seen: format!("{} B", after.0),
-            });
+            let expected = format!("{} B allocated after a failed attempt, as before it", before.0);
+            ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{} B", after.0)));
         }
     }
 
@@ -282,11 +271,8 @@ impl<'p> Recovery<'p> {
     fn check_bound(&self, ctx: &mut RunContext, retries: u64) {
         let most = self.chain.map_or(1, Chain::most_attempts);
         if retries >= most {
-            ctx.rig.note(Finding {
-                invariant: Invariant::AttemptsAreBounded,
-                expected: format!("at most {} at one request or iteration", count(most, "attempt")),
-                seen: format!("attempt {}", retries + 1),
-            });
+            let expected = format!("at most {} at one request or iteration", count(most, "attempt"));
+            ctx.rig.note(Finding::new(Invariant::AttemptsAreBounded, expected, format!("attempt {}", retries + 1)));
         }
     }
 
@@ -296,7 +282,13 @@ impl<'p> Recovery<'p> {
     }
 
     /// Finds the next policy with a retry left and something to do, and applies it. `None`: the policies give up.
-    fn prepare(&mut self, ctx: &mut RunContext, turn: &mut Turn, plan: &Plan, between: &mut Between<'_>) -> Result<Option<Next>, Stop> {
+    fn prepare(
+        &mut self,
+        ctx: &mut RunContext,
+        turn: &mut Turn,
+        plan: &Plan,
+        between: &mut Between<'_>,
+    ) -> Result<Option<(PolicyKind, Applied)>, Stop> {
         let Some(chain) = self.chain else { return Ok(None) };
         let is_alone = chain.policies().len() == 1;
         while let Some(policy) = chain.policies().get(turn.policy) {
@@ -305,8 +297,7 @@ impl<'p> Recovery<'p> {
                 self.record.given_back += applied.given_back;
                 if applied.did_something || (is_alone && retries_regardless(policy)) {
                     turn.used += 1;
-                    let then = applied.then.unwrap_or_else(|| policy.kind().to_string());
-                    return Ok(Some(Next { plan: applied.plan, policy: policy.kind(), then }));
+                    return Ok(Some((policy.kind(), applied)));
                 }
             }
             *turn = Turn { policy: turn.policy + 1, used: 0 };
@@ -314,7 +305,6 @@ impl<'p> Recovery<'p> {
         Ok(None)
     }
 
-    /// Applies a policy before the next attempt.
     fn apply(
         &self,
         ctx: &mut RunContext,
@@ -394,13 +384,9 @@ fn others_may_change_memory(ctx: &RunContext, between: &Between<'_>) -> bool {
 /// Returns a finding if a retry asks for no less and the memory state has not changed since the failed attempt.
 fn same_memory(ctx: &mut RunContext, met: &MemoryState, kind: AttemptKind, plan: &Plan) -> Result<Option<Finding>, Stop> {
     let now = ctx.rig.memory_state()?;
-    Ok((now == *met).then(|| Finding {
-        invariant: Invariant::RetryMakesProgress,
-        expected: "the retry to succeed, to ask for less, or to find memory changed since the failed attempt".to_owned(),
-        seen: format!(
-            "it asked for {} again and failed again: the allocator's blocks and the {} free on the device were the same",
-            kind.describe(plan),
-            now.device_free
-        ),
-    }))
+    let expected = "the retry to succeed, to ask for less, or to find memory changed since the failed attempt";
+    let (asked, free) = (kind.describe(plan), now.device_free);
+    let seen =
+        format!("it asked for {asked} again and failed again: the allocator's blocks and the {free} free on the device were the same");
+    Ok((now == *met).then(|| Finding::new(Invariant::RetryMakesProgress, expected, seen)))
 }

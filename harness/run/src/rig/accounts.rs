@@ -24,13 +24,11 @@ impl Rig {
     }
 
     /// The counters of the current program's allocator.
-    #[must_use]
     pub fn stats(&self) -> MemoryStats {
         self.program().allocator.stats()
     }
 
     /// The structure of the current program's allocator. Linear in blocks.
-    #[must_use]
     pub fn snapshot(&self) -> Vec<SegmentInfo> {
         self.program().allocator.snapshot()
     }
@@ -49,25 +47,22 @@ impl Rig {
 
     /// The memory state that a request of the current program would meet. Linear in blocks.
     pub fn memory_state(&mut self) -> Result<MemoryState, Stop> {
-        let device_free = self.unstruck(|rig| rig.device.free_memory())?;
+        let device_free = self.without_faults(|rig| rig.device.free_memory())?;
         let segments = self.snapshot();
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
         Ok(MemoryState { blocks: blocks.map(|block| (block.address, block.size, block.stream, block.state)).collect(), device_free })
     }
 
-    #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         self.device.info()
     }
 
     /// The current program's allocator reserves memory for large requests in multiples of this size.
-    #[must_use]
     pub fn reserve_unit(&self) -> Bytes {
         self.program().allocator.reserve_unit(&*self.device)
     }
 
     /// All programs' device calls since the rig took the device.
-    #[must_use]
     pub fn calls(&self) -> DeviceCalls {
         self.device.calls().since(&self.calls_at_start)
     }
@@ -94,7 +89,6 @@ impl Rig {
     }
 
     /// The points of the memory curve; empty for a timed run.
-    #[must_use]
     pub fn take_curve(&mut self) -> Vec<CurvePoint> {
         std::mem::take(&mut self.curve).into_points()
     }

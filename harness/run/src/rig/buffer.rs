@@ -23,37 +23,29 @@ impl Buffer {
         Self { allocation, program, content: None, shared: false }
     }
 
-    /// The program whose allocator returned the buffer.
-    #[must_use]
     pub const fn program(&self) -> ProgramId {
         self.program
     }
 
-    #[must_use]
     pub const fn requested(&self) -> Bytes {
         self.allocation.requested()
     }
 
     /// The size that the allocator counts, at least the requested size.
-    #[must_use]
     pub const fn size(&self) -> Bytes {
         self.allocation.size()
     }
 
-    /// The stream for which it was allocated.
-    #[must_use]
     pub const fn stream(&self) -> StreamId {
         self.allocation.stream()
     }
 
     /// Returns whether its own stream wrote its contents.
-    #[must_use]
     pub fn is_own_work(&self) -> bool {
         self.content.is_some_and(|(_, writer)| writer == self.stream())
     }
 
     /// The usable bytes.
-    #[must_use]
     pub const fn range(&self) -> MemoryRange {
         self.allocation.range()
     }

@@ -70,14 +70,12 @@ impl Rig {
         }
     }
 
-    /// Called before each launch on a stream.
     pub(super) fn begin_launch(&self) {
         if let Checking::From(CheckedFrom::Branches(branches)) = &self.checking {
             branches.reach_launch();
         }
     }
 
-    /// Runs the checks at the end of a step.
     pub(super) fn check_step(&mut self) -> Result<(), Stop> {
         if matches!(self.checking, Checking::Steps) {
             let mut audits = self.programs.iter_mut().filter_map(|program| program.audit.as_mut());

@@ -20,16 +20,16 @@ impl Rig {
         self.synchronize()?;
         self.control.calls(Call::Pressure);
         self.device.set_external_memory(Bytes::ZERO)?;
-        self.in_each_program(Self::give_cache_back)?;
+        self.in_each_program(Self::release_cache)?;
         if !self.host.is_empty() {
             let seen = format!("{} of host memory", count(self.host.len(), "allocation"));
             return self.violated(Invariant::EverythingGoesBack, "no host memory held after the last free", seen);
         }
-        if self.is_timed() { Ok(()) } else { self.unstruck(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
+        if self.is_timed() { Ok(()) } else { self.without_faults(|rig| rig.in_each_program(Self::check_whole_limit_fits)) }
     }
 
     /// Releases the current program's cache, and checks that nothing stays reserved.
-    fn give_cache_back(&mut self) -> Result<(), Stop> {
+    fn release_cache(&mut self) -> Result<(), Stop> {
         self.release_private_pools()?;
         self.set_memory_fraction(MemoryFraction::ALL);
         self.control.calls(Call::EmptyCache);
@@ -68,9 +68,7 @@ impl Rig {
     }
 
     /// Releases everything of all programs, however the run ended.
-    ///
-    /// # Errors
-    /// [`Stop`]: something could not be released, or leaked.
+    /// Fails if something could not be released, or leaked.
     pub fn close(mut self, streams: Vec<StreamId>, events: Vec<EventId>) -> Result<(), Stop> {
         // The end of the run may already have made the same calls.
         self.faults.iter().for_each(Injector::state_changed);
@@ -86,11 +84,11 @@ impl Rig {
         if leaks.is_empty() {
             return Ok(());
         }
-        let (expected, seen) = ("no memory or handles left on the device".to_owned(), leaks.to_string());
-        Err(Stop::Violated(vec![Finding { invariant: Invariant::NothingLeaks, expected, seen }]))
+        let expected = "no memory or handles left on the device";
+        Err(Stop::Violated(vec![Finding::new(Invariant::NothingLeaks, expected, leaks.to_string())]))
     }
 
     fn violated(&self, invariant: Invariant, expected: impl Into<String>, seen: String) -> Result<(), Stop> {
-        Err(Stop::Violated(self.name_program(vec![Finding { invariant, expected: expected.into(), seen }])))
+        Err(Stop::Violated(self.name_program(vec![Finding::new(invariant, expected, seen)])))
     }
 }

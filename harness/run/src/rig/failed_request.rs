@@ -33,7 +33,7 @@ impl Rig {
         let segments = self.program().allocator.driver_pool().is_none().then_some(segments);
         let lanes = segments.as_deref().map(lanes);
         let (pinned, pinned_unlisted) = self.names.pinned(&segments.unwrap_or_default(), self.reserve_unit());
-        let streams = self.names.streams();
+        let streams = self.names.streams.clone();
         let inactive_split = Bytes(self.stats().inactive_split_bytes.all.current);
         let Request { size: requested, stream: StreamId(stream) } = request;
         let refused = self.faults.as_ref().and_then(Injector::refused);

@@ -18,12 +18,10 @@ pub struct HostBuffer {
 }
 
 impl HostBuffer {
-    #[must_use]
     pub const fn size(&self) -> Bytes {
         self.size
     }
 
-    #[must_use]
     pub const fn memory(&self) -> &HostMemory {
         &self.memory
     }

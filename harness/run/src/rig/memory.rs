@@ -2,36 +2,47 @@
 
 use harness_allocator::allocator::{AllocatorError, MemoryFraction, Request};
 use harness_allocator::device::faulty::Injector;
-use harness_allocator::device::{StreamId, Tag};
-use harness_allocator::units::Bytes;
+use harness_allocator::device::{StreamId, Tag, TestDevice};
+use harness_allocator::units::{Bytes, Nanos};
 
+use super::program::Program;
 use super::{Audit, Buffer, Rig, Stop};
 use crate::control::Call;
 
 impl Rig {
+    /// Runs an operation of the current program, and returns its duration in a timed run.
+    fn operate<T>(&mut self, call: Call, act: impl FnOnce(&mut Program, &mut dyn TestDevice) -> T) -> Result<(T, Nanos), Stop> {
+        self.begin_operation()?;
+        self.record_time();
+        let start = self.start();
+        self.control.calls(call);
+        let (program, device) = self.program_on_device();
+        let answer = act(program, device);
+        let duration = self.since(start);
+        self.trace_memory();
+        Ok((answer, duration))
+    }
+
     /// Allocates memory. The inner error means that the allocator refused the request.
     pub fn allocate(&mut self, request: Request) -> Result<Result<Buffer, AllocatorError>, Stop> {
         if self.is_interrupted() {
             return Err(Stop::Interrupted);
         }
-        self.begin_operation()?;
-        self.record_time();
-        let start = self.start();
-        self.control.calls(Call::Allocate);
-        self.faults.iter().for_each(|faults| faults.set_request(Some(request)));
-        let (program, device) = self.program_on_device();
-        let answer = program.allocator.allocate(device, request);
-        self.faults.iter().for_each(|faults| faults.set_request(None));
-        let duration = self.since(start);
-        self.trace_memory();
+        let faults = self.faults.clone();
+        let (answer, duration) = self.operate(Call::Allocate, |program, device| {
+            faults.iter().for_each(|faults| faults.set_request(Some(request)));
+            let answer = program.allocator.allocate(device, request);
+            faults.iter().for_each(|faults| faults.set_request(None));
+            answer
+        })?;
         match answer {
             Ok(allocation) => {
                 self.timed_allocate(duration);
                 if !self.is_timed() && !allocation.is_null() {
-                    self.names.handed_out(allocation.ptr());
-                    self.sites.iter_mut().for_each(|sites| sites.handed_out(allocation.ptr(), allocation.size()));
+                    self.names.allocated(allocation.ptr());
+                    self.sites.iter_mut().for_each(|sites| sites.allocated(allocation.ptr(), allocation.size()));
                 }
-                self.check(|audit, allocator, device| audit.handed_out(allocator, device, request, &allocation))?;
+                self.check(|audit, allocator, device| audit.allocated(allocator, device, request, &allocation))?;
                 Ok(Ok(Buffer::new(allocation, self.entered)))
             }
             Err(AllocatorError::Device(error)) => Err(error.into()),
@@ -62,10 +73,10 @@ impl Rig {
         if let Some((tag, writer)) = buffer.content
             && !self.is_timed()
             && !buffer.shared
-            && ![writer, buffer.stream()].iter().any(|stream| self.queued.is_working(*stream))
+            && ![writer, buffer.stream()].iter().any(|stream| self.queued.working.contains(stream))
         {
             self.control.calls(Call::Verify);
-            self.unstruck(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
+            self.without_faults(|rig| rig.device.verify(buffer.stream(), buffer.range(), tag))?;
         }
         Ok(())
     }
@@ -73,25 +84,19 @@ impl Rig {
     fn free_here(&mut self, buffer: Buffer) -> Result<(), Stop> {
         self.verify_at_rest(&buffer)?;
         let address = buffer.allocation.ptr();
-        self.begin_operation()?;
-        self.record_time();
-        let start = self.start();
-        self.control.calls(Call::Free);
-        let (program, device) = self.program_on_device();
-        if let Err(error) = program.allocator.free(device, buffer.allocation) {
+        let (freed, duration) = self.operate(Call::Free, |program, device| program.allocator.free(device, buffer.allocation))?;
+        if let Err(error) = freed {
             // It is unknown whether the allocator still holds the block, so later audit findings would mean nothing.
-            program.audit = None;
+            self.program_on_device().0.audit = None;
             return Err(error.into());
         }
-        let duration = self.since(start);
-        self.trace_memory();
         if self.is_timed() {
             self.times.free.push(duration);
         } else {
-            self.names.taken_back(address);
-            self.sites.iter_mut().for_each(|sites| sites.taken_back(address));
+            self.names.freed(address);
+            self.sites.iter_mut().for_each(|sites| sites.freed(address));
         }
-        self.check(|audit, allocator, device| audit.taken_back(allocator, device, address))
+        self.check(|audit, allocator, device| audit.freed(allocator, device, address))
     }
 
     /// Fills a buffer with a new tag.
@@ -128,7 +133,7 @@ impl Rig {
         self.control.calls(Call::Verify);
         self.begin_launch();
         self.device.verify_later(stream, buffer.range(), tag)?;
-        self.queued.reads(stream);
+        self.queued.reading.insert(stream);
         Ok(())
     }
 
@@ -142,15 +147,9 @@ impl Rig {
 
     /// Releases the cache to the driver and returns the number of released bytes.
     pub fn empty_cache(&mut self) -> Result<Bytes, Stop> {
-        self.begin_operation()?;
         let before = self.stats().reserved_bytes.all.current;
-        self.record_time();
-        let start = self.start();
-        self.control.calls(Call::EmptyCache);
-        let (program, device) = self.program_on_device();
-        program.allocator.empty_cache(device)?;
-        let duration = self.since(start);
-        self.trace_memory();
+        let (emptied, duration) = self.operate(Call::EmptyCache, |program, device| program.allocator.empty_cache(device))?;
+        emptied?;
         if self.is_timed() {
             self.times.empty_cache.push(duration);
         } else {
@@ -162,7 +161,6 @@ impl Rig {
         Ok(Bytes(before.saturating_sub(self.stats().reserved_bytes.all.current)))
     }
 
-    /// Resets the peaks to the current values.
     pub fn reset_peaks(&mut self) {
         self.faults.iter().for_each(Injector::state_changed);
         self.program_on_device().0.allocator.reset_peaks();

@@ -5,10 +5,9 @@
 //! continues on the device. Subtracting their time would lose that work; keeping it would count the checks. So a timed
 //! run makes only the scenario's own device calls, from its first step to its last.
 //!
-//! * `program`: the programs that allocate; most runs have only one;
+//! * `program`: the programs that allocate; most runs have only one. It also lends the device to other allocators;
 //! * `memory`: requests, frees, contents; `private_pools`: private memory pools;
 //! * `host`: host memory and copies;
-//! * `lent`: lends the device to an allocator outside of the programs;
 //! * `streams`: streams, events and queued work;
 //! * `audit`: checks after each operation; `checking`: selects the operations to check if calls fail;
 //! * `sites`: bytes per allocation site;
@@ -24,13 +23,11 @@ mod closing;
 mod curve;
 mod failed_request;
 mod host;
-mod lent;
 mod memory;
 mod names;
 mod private_pools;
 mod program;
 mod recording;
-mod samples;
 mod sites;
 mod streams;
 mod times;
@@ -91,11 +88,10 @@ impl From<DeviceError> for Stop {
     /// Wrong contents and races are violations: the allocator handed out memory that was still in use.
     fn from(error: DeviceError) -> Self {
         match error {
-            DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => Self::Violated(vec![Finding {
-                invariant: Invariant::ContentsAreIntact,
-                expected: "the contents that were written last, ordered after earlier writes".to_owned(),
-                seen: error.to_string(),
-            }]),
+            DeviceError::Corrupted { .. } | DeviceError::Race { .. } | DeviceError::InUse { .. } => {
+                let expected = "the contents that were written last, ordered after earlier writes";
+                Self::Violated(vec![Finding::new(Invariant::ContentsAreIntact, expected, error.to_string())])
+            }
             error => Self::Device(error),
         }
     }
@@ -136,7 +132,6 @@ pub struct RigOptions {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepEnd {
     pub duration: Option<Nanos>,
-    /// The accounts at the end of the step.
     pub accounts: Option<Accounts>,
 }
 
@@ -154,8 +149,8 @@ pub struct PausedStep {
     place: Option<StackId>,
 }
 
-/// Like [`Rig::unstruck`], for callers without a rig.
-pub(crate) fn unstruck<T>(faults: Option<&Injector>, act: impl FnOnce() -> T) -> T {
+/// Like [`Rig::without_faults`], for callers without a rig.
+pub(crate) fn without_faults<T>(faults: Option<&Injector>, act: impl FnOnce() -> T) -> T {
     faults.iter().for_each(|faults| faults.pause());
     let answer = act();
     faults.iter().for_each(|faults| faults.resume());
@@ -173,7 +168,7 @@ pub struct Rig {
     recorder: Option<Recorder>,
     faults: Option<Injector>,
     /// True if the injector wants a state hash before each call.
-    calls_are_noted: bool,
+    logs_calls: bool,
     checking: Checking,
     tracer: Option<Tracer>,
     ranges: Option<Ranges>,
@@ -195,15 +190,16 @@ pub struct Rig {
     last_calls: DeviceCalls,
     calls_at_start: DeviceCalls,
     times: Times,
-    /// External programs that currently run.
-    running: u32,
+    /// The number of running external programs. Audits pause until all of them have ended: the scenario's allocators are
+    /// idle, and the programs change the device's figures.
+    pub running_programs: u32,
 }
 
 impl Rig {
     /// Takes a device before its first allocation, with one program.
     /// Fails with [`DeviceError`] if the device cannot report its memory.
     pub fn new(mut device: Box<dyn TestDevice>, allocator: Box<dyn Allocator>, options: &RigOptions) -> Result<Self, DeviceError> {
-        let memory = unstruck(options.faults.as_ref(), || device.memory())?;
+        let memory = without_faults(options.faults.as_ref(), || device.memory())?;
         let calls = device.calls();
         let allocator = match &options.recorder {
             Some(recorder) => Box::new(recorder.around(allocator)),
@@ -219,7 +215,7 @@ impl Rig {
             control: Arc::clone(&options.control),
             recorder: options.recorder.clone(),
             faults: options.faults.clone(),
-            calls_are_noted: options.faults.as_ref().is_some_and(Injector::is_logging),
+            logs_calls: options.faults.as_ref().is_some_and(Injector::is_logging),
             checking: later.map_or(Checking::Operations { until: None }, Checking::From),
             tracer: options.tracer.clone(),
             ranges: Ranges::of_profiler(),
@@ -236,23 +232,20 @@ impl Rig {
             last_calls: calls,
             calls_at_start: calls,
             times: Times::new(options.seed, calls),
-            running: 0,
+            running_programs: 0,
         })
     }
 
     /// Runs the harness's own device calls: injected faults neither count nor fail them.
-    pub(crate) fn unstruck<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+    pub(crate) fn without_faults<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         let faults = self.faults.clone();
-        unstruck(faults.as_ref(), || act(self))
+        without_faults(faults.as_ref(), || act(self))
     }
 
-    /// The fault injector of the device, if any.
-    #[must_use]
     pub const fn faults(&self) -> Option<&Injector> {
         self.faults.as_ref()
     }
 
-    #[must_use]
     pub fn is_timed(&self) -> bool {
         self.checks == Checks::Timing
     }
@@ -289,7 +282,6 @@ impl Rig {
         }
     }
 
-    /// Reports the main program's memory to the tracer.
     fn trace_memory(&mut self) {
         if let Some(tracer) = &self.tracer {
             tracer.memory(&self.programs[ProgramId::FIRST.index()].allocator.stats(), self.device.now());
@@ -300,17 +292,18 @@ impl Rig {
     pub fn pause_step(&mut self) -> PausedStep {
         self.times.paused += 1;
         let place = self.recorder.as_ref().map(Recorder::place);
-        let site = self.sites.as_ref().and_then(Sites::current);
-        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner(), site, place }
+        let site = self.sites.as_ref().and_then(|sites| sites.current.clone());
+        PausedStep { number: self.step, program: self.entered, began: self.times.step_began, owner: self.names.owner.clone(), site, place }
     }
 
-    /// Resumes a paused step.
     pub fn resume_step(&mut self, PausedStep { number, program, began, owner, site, place }: PausedStep) {
         self.times.paused -= 1;
         self.times.step_began = began;
         self.go_back_in_recording(owner.as_deref(), place);
-        self.names.go_back_to(owner);
-        self.sites.iter_mut().for_each(|sites| sites.go_back_to(site.clone()));
+        self.names.owner = owner;
+        if let Some(sites) = &mut self.sites {
+            sites.current = site;
+        }
         self.step = number;
         self.enter(program);
         self.device.set_call_site(CallSite(number));
@@ -342,8 +335,12 @@ impl Rig {
         Ok(StepEnd { duration: None, accounts: Some(accounts) })
     }
 
+    /// The control of the run, for threads that must stop with it.
+    pub(crate) fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control)
+    }
+
     /// Returns whether the user interrupted the run, or a step exceeded its time limit.
-    #[must_use]
     pub fn is_interrupted(&self) -> bool {
         self.control.should_stop()
     }
@@ -366,36 +363,17 @@ impl Rig {
     }
 
     /// Describes what other processes did on the device, if that invalidates the accounts of this run.
-    #[must_use]
     pub fn contention(&self) -> Option<&str> {
         self.programs.iter().find_map(|program| program.audit.as_ref()?.contention())
     }
 
     /// The device's ordinal for other processes; `None` if only this process has the device.
-    #[must_use]
     pub fn ordinal(&self) -> Option<u32> {
         self.device.ordinal()
     }
 
-    /// Notes that an external program started. Audits pause until all of them have ended: the scenario's allocators are
-    /// idle, and the programs change the device's figures.
-    pub const fn program_started(&mut self) {
-        self.running += 1;
-    }
-
-    /// Notes that an external program ended.
-    pub const fn program_ended(&mut self) {
-        self.running -= 1;
-    }
-
-    /// The number of running external programs.
-    #[must_use]
-    pub const fn running_programs(&self) -> u32 {
-        self.running
-    }
-
     /// Passes a hash of all programs' state to the injector.
-    fn tell_how_it_stands(&self) {
+    fn report_state_hash(&self) {
         let Some(faults) = &self.faults else { return };
         let mut hasher = Mixer::default();
         self.programs.iter().for_each(|program| program.allocator.snapshot().hash(&mut hasher));
@@ -408,11 +386,11 @@ impl Rig {
         &mut self,
         check: impl FnOnce(&mut Audit, &dyn Allocator, &mut dyn TestDevice) -> Result<(), Vec<Finding>>,
     ) -> Result<(), Stop> {
-        if self.is_timed() || self.running > 0 {
+        if self.is_timed() || self.running_programs > 0 {
             return Ok(());
         }
-        if self.calls_are_noted {
-            self.tell_how_it_stands();
+        if self.logs_calls {
+            self.report_state_hash();
         }
         let (Program { allocator, audit, .. }, device) = self.program_on_device();
         if let Some(audit) = audit {

@@ -10,9 +10,7 @@ use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
 use harness_record::{Holder, PinnedSegment, UnlistedSegments};
 
-/// The number of pinned segments to list.
 const MOST_SEGMENTS: usize = 10;
-/// The number of holders to list per segment.
 const MOST_HOLDERS: usize = 10;
 
 /// The page size of expandable segments for small blocks: `kSmallBuffer` in PyTorch's allocator.
@@ -28,16 +26,15 @@ pub(super) struct Owner {
 /// The owners of live memory. Empty in a timed run.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    streams: BTreeMap<u32, String>,
+    pub(super) streams: BTreeMap<u32, String>,
     /// The owner of the next allocations.
-    owner: Option<Arc<Owner>>,
+    pub(super) owner: Option<Arc<Owner>>,
     live: BTreeMap<DevicePtr, Arc<Owner>>,
 }
 
 impl Rig {
-    /// Names a stream for reports.
     pub fn name_stream(&mut self, stream: StreamId, name: &str) {
-        self.names.name_stream(stream, name);
+        self.names.streams.insert(stream.0, name.to_owned());
         if let Some(tracer) = &self.tracer {
             tracer.name_stream(stream, name);
         }
@@ -50,40 +47,19 @@ impl Rig {
             let name = name.to_string();
             self.label_in_recording(&name);
             self.sites.iter_mut().for_each(|sites| sites.begin(&name, line));
-            self.names.set_owner(name, line);
+            self.names.owner = Some(Arc::new(Owner { name, line }));
         }
     }
 }
 
 impl Names {
-    /// The owner of the next allocations, for [`Self::go_back_to`].
-    pub(super) fn owner(&self) -> Option<Arc<Owner>> {
-        self.owner.clone()
-    }
-
-    pub(super) fn go_back_to(&mut self, owner: Option<Arc<Owner>>) {
-        self.owner = owner;
-    }
-
-    pub(super) fn name_stream(&mut self, stream: StreamId, name: &str) {
-        self.streams.insert(stream.0, name.to_owned());
-    }
-
-    pub(super) fn streams(&self) -> BTreeMap<u32, String> {
-        self.streams.clone()
-    }
-
-    pub(super) fn set_owner(&mut self, name: String, line: u32) {
-        self.owner = Some(Arc::new(Owner { name, line }));
-    }
-
-    pub(super) fn handed_out(&mut self, address: DevicePtr) {
+    pub(super) fn allocated(&mut self, address: DevicePtr) {
         if let Some(owner) = &self.owner {
             self.live.insert(address, Arc::clone(owner));
         }
     }
 
-    pub(super) fn taken_back(&mut self, address: DevicePtr) {
+    pub(super) fn freed(&mut self, address: DevicePtr) {
         self.live.remove(&address);
     }
 

@@ -75,7 +75,6 @@ impl Rig {
     }
 
     /// The current program.
-    #[must_use]
     pub const fn entered(&self) -> ProgramId {
         self.entered
     }
@@ -104,7 +103,6 @@ impl Rig {
         (0..self.programs.len() as u32).map(ProgramId)
     }
 
-    #[must_use]
     pub fn stats_of(&self, program: ProgramId) -> MemoryStats {
         self.programs[program.index()].allocator.stats()
     }
@@ -147,6 +145,23 @@ impl Rig {
     pub(super) fn charged_to_other_programs(&mut self) -> Bytes {
         let others = self.programs.iter().enumerate().filter(|(index, _)| *index != self.entered.index());
         others.map(|(_, program)| program.charged(&mut *self.device)).sum()
+    }
+
+    /// Lends the device, synchronized before and after. The borrower must release everything it allocates; the audit
+    /// detects a leak. Its calls are not counted and do not fail by injected faults.
+    pub(crate) fn lend<T>(&mut self, act: impl FnOnce(&mut dyn TestDevice) -> Result<T, Stop>) -> Result<T, Stop> {
+        self.synchronize()?;
+        let counted = self.calls();
+        let done = self.without_faults(|rig| act(&mut *rig.device));
+        self.calls_at_start = self.device.calls().since(&counted);
+        self.last_calls = self.device.calls();
+        let others = self.held_by_other_programs();
+        if let Some(audit) = &mut self.programs[self.entered.index()].audit {
+            audit.resume(&*self.device, others);
+        }
+        let done = done?;
+        self.synchronize()?;
+        Ok(done)
     }
 
     /// Adds the number of the program to findings if there are several programs.

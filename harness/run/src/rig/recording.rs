@@ -23,7 +23,6 @@ impl Rig {
     }
 
     /// The scenario's current call stack in the recording; `None` without a recording.
-    #[must_use]
     pub fn place(&self) -> Option<StackId> {
         self.recorder.as_ref().map(Recorder::place)
     }
@@ -36,7 +35,6 @@ impl Rig {
     }
 
     /// The recording so far with the main program's current memory. `None` without a recording.
-    #[must_use]
     pub fn recorded(&self, scenario: &str, arm: &str, is_pytorchs: bool) -> Option<Snapshot> {
         let recorder = self.recorder.as_ref()?;
         let mut snapshot = recorder.snapshot(&*self.programs[ProgramId::FIRST.index()].allocator);
@@ -59,7 +57,6 @@ impl Rig {
         }
     }
 
-    /// Labels the next blocks in the recording.
     pub(super) fn label_in_recording(&self, name: &str) {
         if let Some(recorder) = &self.recorder {
             recorder.set_label(Some(name));

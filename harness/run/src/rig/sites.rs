@@ -37,26 +37,17 @@ pub(super) struct Sites {
     /// The site number and size of each live block.
     live: BTreeMap<DevicePtr, (usize, Bytes)>,
     /// The site of the next blocks.
-    current: Option<Site>,
+    pub(super) current: Option<Site>,
 }
 
 impl Sites {
-    /// The site of the next allocations, for [`Self::go_back_to`].
-    pub(super) fn current(&self) -> Option<Site> {
-        self.current.clone()
-    }
-
-    pub(super) fn go_back_to(&mut self, site: Option<Site>) {
-        self.current = site;
-    }
-
     /// Starts the site of a buffer or workload.
     pub(super) fn begin(&mut self, name: &str, line: u32) {
         let name = name.split('[').next().unwrap_or_default().to_owned();
         self.current = Some(Site { line, name, purpose: "" });
     }
 
-    pub(super) fn handed_out(&mut self, address: DevicePtr, size: Bytes) {
+    pub(super) fn allocated(&mut self, address: DevicePtr, size: Bytes) {
         let Some(site) = &self.current else { return };
         let number = match self.numbers.get(site) {
             Some(number) => *number,
@@ -70,7 +61,7 @@ impl Sites {
         self.live.insert(address, (number, size));
     }
 
-    pub(super) fn taken_back(&mut self, address: DevicePtr) {
+    pub(super) fn freed(&mut self, address: DevicePtr) {
         if let Some((number, size)) = self.live.remove(&address) {
             self.bytes[number] -= size.0;
         }
@@ -86,13 +77,11 @@ impl Rig {
     }
 
     /// The allocated bytes of all sites by number; `None` if sites are not tracked. Later sites have higher numbers.
-    #[must_use]
     pub fn site_bytes(&self) -> Option<&[u64]> {
         self.sites.as_ref().map(|sites| sites.bytes.as_slice())
     }
 
     /// The sites by number.
-    #[must_use]
     pub fn sites(&self) -> Vec<&Site> {
         let Some(sites) = &self.sites else { return Vec::new() };
         let mut all: Vec<(&Site, usize)> = sites.numbers.iter().map(|(site, number)| (site, *number)).collect();

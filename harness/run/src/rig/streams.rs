@@ -12,22 +12,11 @@ use crate::control::Call;
 #[derive(Debug, Default)]
 pub(super) struct Queued {
     /// Streams with queued `work`, or that wait for a stream with queued `work`.
-    working: BTreeSet<StreamId>,
+    pub(super) working: BTreeSet<StreamId>,
     /// Events recorded after such work, with their streams.
     behind_work: BTreeMap<EventId, StreamId>,
     /// Streams with reads that have not been compared yet.
-    reading: BTreeSet<StreamId>,
-}
-
-impl Queued {
-    /// Returns whether the stream has `work` that the host has not waited for.
-    pub(super) fn is_working(&self, stream: StreamId) -> bool {
-        self.working.contains(&stream)
-    }
-
-    pub(super) fn reads(&mut self, stream: StreamId) {
-        self.reading.insert(stream);
-    }
+    pub(super) reading: BTreeSet<StreamId>,
 }
 
 impl Rig {

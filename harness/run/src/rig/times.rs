@@ -2,10 +2,44 @@
 
 use harness_allocator::device::DeviceCalls;
 use harness_allocator::units::{Bytes, Nanos};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
-use super::samples::Reservoir;
 use super::{ProgramId, Rig};
-use harness_record::Timings;
+use harness_record::{Samples, Timings};
+
+/// Enough for a p99 that rests on a hundred samples.
+const MOST_SAMPLES: usize = 10_000;
+
+/// Keeps all samples up to a bound, then a uniform selection (Vitter's algorithm R,
+/// <https://doi.org/10.1145/3147.3165>).
+#[derive(Clone, Debug)]
+pub(super) struct Reservoir {
+    samples: Samples,
+    rng: ChaCha8Rng,
+}
+
+impl Reservoir {
+    fn new(seed: u64) -> Self {
+        Self { samples: Samples::default(), rng: ChaCha8Rng::seed_from_u64(seed) }
+    }
+
+    pub(super) fn push(&mut self, duration: Nanos) {
+        self.samples.count += 1;
+        if self.samples.kept.len() < MOST_SAMPLES {
+            self.samples.kept.push(duration);
+            return;
+        }
+        let index = self.rng.random_range(0..self.samples.count);
+        if let Some(slot) = self.samples.kept.get_mut(index as usize) {
+            *slot = duration;
+        }
+    }
+
+    fn into_samples(self) -> Samples {
+        self.samples
+    }
+}
 
 /// The measurements of a timed run, over all programs. Unused in a checked run.
 pub(super) struct Times {
@@ -49,13 +83,11 @@ impl Rig {
     }
 
     /// The time lost to failed requests so far.
-    #[must_use]
     pub const fn lost_to_retry(&self) -> Nanos {
         self.times.lost_to_retry
     }
 
     /// The durations; zero except in a timed run.
-    #[must_use]
     pub fn take_timings(&mut self) -> Timings {
         let take = |reservoir: &mut Reservoir| std::mem::replace(reservoir, Reservoir::new(0)).into_samples();
         if !self.is_timed() {
@@ -71,7 +103,6 @@ impl Rig {
     }
 
     /// Reserved but unallocated bytes at the first program's first peak of reserved memory. Zero except in a timed run.
-    #[must_use]
     pub const fn unused_at_peak(&self) -> Bytes {
         self.times.unused_at_peak
     }

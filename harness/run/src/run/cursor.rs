@@ -2,6 +2,7 @@
 //! length.
 
 use harness_scenario::Number;
+use harness_scenario::steps::loops::Loop;
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{ProcessName, ProgramName, VariableName};
 
@@ -14,7 +15,6 @@ pub(super) enum Next<'s> {
     /// A step with inner steps has ended.
     Leave {
         step: &'s Step,
-        /// The number of completed iterations.
         iterations: u64,
         /// True if an OOM ended it.
         ran_out: bool,
@@ -43,32 +43,33 @@ struct Frame<'s> {
     /// The completed iterations of a loop.
     iterations: u64,
     /// True if [`Next::Iterated`] was returned for the current iteration.
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl<'s> Frame<'s> {
     /// Returns the loop the first time that it is called at the end of an iteration, if the loop has a leak check.
     fn ends_watched_iteration(&mut self) -> Option<&'s Step> {
-        let step = self.block.filter(|step| step.action.leak_check().is_some() && !self.is_told)?;
-        self.is_told = true;
+        let step = self.block.filter(|step| step.action.leak_check().is_some() && !self.is_reported)?;
+        self.is_reported = true;
         Some(step)
     }
 
-    fn rounds(&self) -> u64 {
-        match self.block.map(|block| &block.action) {
-            Some(Action::For(steps) | Action::Repeat(steps)) => steps.rounds.count(),
-            _ => 1,
+    /// The loop that contains the steps, if any.
+    fn as_loop(&self) -> Option<&'s Loop> {
+        match &self.block?.action {
+            Action::For(steps) | Action::Repeat(steps) => Some(steps),
+            _ => None,
         }
-    }
-
-    fn is_until_oom(&self) -> bool {
-        matches!(self.block.map(|block| &block.action), Some(Action::For(steps) | Action::Repeat(steps)) if steps.until_oom)
     }
 }
 
 impl<'s> Cursor<'s> {
     pub(super) fn new(steps: &'s [Step]) -> Self {
-        Self { around: Vec::new(), frames: vec![Frame { block: None, steps, next: 0, iterations: 0, is_told: false }], left: Vec::new() }
+        Self {
+            around: Vec::new(),
+            frames: vec![Frame { block: None, steps, next: 0, iterations: 0, is_reported: false }],
+            left: Vec::new(),
+        }
     }
 
     /// A cursor for the `meanwhile` steps of the step that [`Self::advance`] returned last.
@@ -93,15 +94,15 @@ impl<'s> Cursor<'s> {
             if !step.action.is_block() {
                 return Some(Next::Do(step));
             }
-            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0, is_told: false });
+            self.frames.push(Frame { block: Some(step), steps: step.action.steps(), next: 0, iterations: 0, is_reported: false });
             return Some(Next::Enter(step));
         }
         if let Some(step) = frame.ends_watched_iteration() {
             return Some(Next::Iterated(step));
         }
-        frame.is_told = false;
+        frame.is_reported = false;
         frame.iterations += 1;
-        if frame.iterations < frame.rounds() {
+        if frame.iterations < frame.as_loop().map_or(1, |steps| steps.rounds.count()) {
             frame.next = 0;
             return self.advance();
         }
@@ -113,7 +114,7 @@ impl<'s> Cursor<'s> {
     /// Handles an OOM that ends a loop: leaves all blocks up to and including the innermost loop with `until_oom`.
     pub(super) fn leave_loop(&mut self) {
         while let Some(frame) = self.frames.pop() {
-            let ran_out = frame.is_until_oom();
+            let ran_out = frame.as_loop().is_some_and(|steps| steps.until_oom);
             let iterations = frame.iterations;
             self.left.extend(frame.block.map(|step| Next::Leave { step, iterations, ran_out }));
             if ran_out {
@@ -129,10 +130,7 @@ impl<'s> Cursor<'s> {
 
     /// The variables of the loops around the next step, the outermost first.
     pub(super) fn variables(&self) -> impl Iterator<Item = (&'s VariableName, Number)> {
-        self.blocks().filter_map(|frame| match &frame.block?.action {
-            Action::For(steps) | Action::Repeat(steps) => steps.rounds.value(frame.iterations),
-            _ => None,
-        })
+        self.blocks().filter_map(|frame| frame.as_loop()?.rounds.value(frame.iterations))
     }
 
     /// Describes the process of the next step and the iterations of the loops around it, the outermost first: `i = 3`,
@@ -162,10 +160,7 @@ impl<'s> Cursor<'s> {
 
     /// The loops around the next step with their completed iterations, the outermost first.
     pub(super) fn loops(&self) -> impl Iterator<Item = (&'s Step, u64)> {
-        self.blocks().filter_map(|frame| {
-            let block = frame.block?;
-            matches!(block.action, Action::For(_) | Action::Repeat(_)).then_some((block, frame.iterations))
-        })
+        self.blocks().filter_map(|frame| frame.as_loop().and(frame.block).map(|block| (block, frame.iterations)))
     }
 
     /// The program of the next step; `None` for the main one.

@@ -9,9 +9,8 @@ use harness_allocator::units::Bytes;
 use crate::between::Between;
 use crate::context::look_up::LookUpError;
 use crate::context::needs::asks_for_memory;
-use crate::context::{BufferKey, RunContext};
+use crate::context::{BufferKey, RunContext, buffer_name};
 use crate::leaks;
-use crate::processes;
 use crate::recovery::{AttemptKind, Recovered, Recovery};
 use crate::rig::{Buffer, Rig, Stop};
 use crate::step_result::{StepResult, Unmet};
@@ -25,14 +24,9 @@ use harness_scenario::steps::streams::Synchronize;
 use harness_scenario::steps::{Action, Step};
 use harness_scenario::{Amount, BufferRef, EvaluateError, Evaluation, Expectation, Located, Metric, Plan, ReportKey, Unit, Value};
 
-/// Runs one step without inner steps and without work between its operations.
-pub(crate) fn execute_step(ctx: &mut RunContext, step: &Step) -> Result<StepResult, Stop> {
-    execute(ctx, step, None)
-}
-
 /// Runs one step without inner steps. `between` runs between the operations of a storm or a replay, between the
 /// iterations of a training, and while a recovery policy waits.
-pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
+pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {
     match &step.action {
         Action::Alloc(alloc) => return allocate(ctx, step, alloc, between),
         Action::Free(free) => return free_some(ctx, step, free),
@@ -90,7 +84,7 @@ pub(super) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
             let begun = ctx.rig.begin_private_pool(pool)?;
             return Ok(refused(step, "requests to be served from the pool", begun.err()));
         }
-        Action::Kill(kill) => return processes::kill(&mut ctx.processes, &mut ctx.rig, step, kill),
+        Action::Kill(kill) => return ctx.processes.kill(&mut ctx.rig, step, kill),
         Action::For(_) | Action::Repeat(_) | Action::Program(_) | Action::Process(_) => {}
     }
     Ok(StepResult::default())
@@ -102,7 +96,6 @@ fn refused(step: &Step, expected: &str, why: Option<impl ToString>) -> StepResul
     StepResult { unmet: unmet.into_iter().collect(), ..StepResult::default() }
 }
 
-/// Calls `act` with each of the buffers.
 fn use_buffers(
     ctx: &mut RunContext,
     step: &Step,
@@ -211,7 +204,7 @@ fn keep_figures(ctx: &mut RunContext, number: usize, expectation: &Expectation) 
         if !is_for_the_other_run(ctx, std::iter::once(&metric))
             && let Ok(figure) = ctx.look_up(&metric, &now)
         {
-            ctx.keep_figure(number, place, figure);
+            ctx.figures.insert((number, place), figure);
         }
     }
     Ok(())
@@ -251,11 +244,6 @@ fn allocate(ctx: &mut RunContext, step: &Step, alloc: &Alloc, mut between: Betwe
         }
     }
     Ok(result)
-}
-
-/// A buffer's name in reports.
-fn buffer_name((name, index): &BufferKey) -> String {
-    index.map_or_else(|| name.to_string(), |index| format!("{name}[{index}]"))
 }
 
 /// The current value of an amount. The inner error explains why it has none.

@@ -5,7 +5,7 @@ use harness_allocator::device::faulty::InjectedFault;
 use harness_base::words::count;
 use harness_record::{Invariant, NOT_JUDGED, Rule, Verdict, Violation};
 use harness_scenario::steps::{Action, Step};
-use harness_scenario::{Expectation, Located, PlannedFault, ProcessName};
+use harness_scenario::{Expectation, Located, PlannedFault, Position, ProcessName};
 
 use super::execute;
 use super::runner::Runner;
@@ -14,15 +14,11 @@ use crate::faults::{Faults, planned_of};
 use crate::rig::{Checks, Finding, Stop};
 use crate::step_result::Unmet;
 
-/// The rule that a device error violates, and the expectation that goes with it.
+/// The rule that a device error violates, and the expectation that goes with it. It shows whether to suspect the
+/// allocator or the machine.
 pub(crate) const fn of_device(error: &DeviceError) -> (Rule, &'static str) {
     let rule = if matches!(error, DeviceError::NeverReturns { .. }) { Rule::TimeLimit } else { Rule::DeviceFailure };
-    (rule, expected_of_device(error))
-}
-
-/// The expectation that a device error violates. It shows whether to suspect the allocator or the machine.
-const fn expected_of_device(error: &DeviceError) -> &'static str {
-    match error {
+    let expected = match error {
         DeviceError::DoubleFree { .. } | DeviceError::InvalidFree { .. } | DeviceError::InvalidAccess { .. } => {
             "the allocator to hand out and free only memory that is allocated on the device"
         }
@@ -34,11 +30,12 @@ const fn expected_of_device(error: &DeviceError) -> &'static str {
         DeviceError::NeverReturns { .. } => "every wait to end",
         DeviceError::Library { .. } => "the library call to succeed",
         DeviceError::Driver { .. } | DeviceError::Unavailable { .. } => "the driver call to succeed",
-    }
+    };
+    (rule, expected)
 }
 
 /// Explains why a fault failed no call.
-fn not_struck(planned: &PlannedFault, matching: u64) -> String {
+fn not_injected(planned: &PlannedFault, matching: u64) -> String {
     match (matching, planned.fault.skip) {
         (0, _) => "it was not reached: the run made no matching call".to_owned(),
         (made, skip) if made <= skip => {
@@ -50,6 +47,22 @@ fn not_struck(planned: &PlannedFault, matching: u64) -> String {
 }
 
 impl Runner<'_, '_> {
+    pub(super) fn has_health_checks(&self) -> bool {
+        self.checks != Checks::Timing && self.request.scenario.health_check.is_some()
+    }
+
+    /// Counts a finished step or operation, and runs a full check every N of them.
+    pub(super) fn check_health(&mut self, ctx: &mut RunContext) -> Result<(), Stop> {
+        let Some(every) = self.request.scenario.health_check.filter(|_| self.has_health_checks()) else { return Ok(()) };
+        self.operations += 1;
+        if !self.operations.is_multiple_of(every) {
+            return Ok(());
+        }
+        ctx.verify_live()?;
+        ctx.verify_storms()?;
+        ctx.rig.check_health()
+    }
+
     /// Records an exceeded time limit, unless the run has failed for another reason. `None` is the cleanup after the
     /// last step.
     pub(super) fn check_time(&mut self, step: Option<&Step>) {
@@ -57,14 +70,13 @@ impl Runner<'_, '_> {
             && !self.interrupted
             && let Some(overrun) = self.observer.control.overrun()
         {
-            self.violations.push(Violation {
-                step: self.number,
-                at: step.map(|step| self.request.scenario.place(step.position)),
-                rule: Rule::TimeLimit,
-                expected: overrun.expected(),
-                seen: overrun.seen(),
-            });
+            self.violate(step.map(|step| step.position), Rule::TimeLimit, overrun.expected(), overrun.seen());
         }
+    }
+
+    fn violate(&mut self, at: Option<Position>, rule: Rule, expected: String, seen: String) {
+        let at = at.map(|at| self.request.scenario.place(at));
+        self.violations.push(Violation { step: self.number, at, rule, expected, seen });
     }
 
     /// Checks the pending `eventually` expectations and drops those that hold. An `eventually` step adds its own first.
@@ -123,20 +135,20 @@ impl Runner<'_, '_> {
     fn failed(&mut self, step: Option<&Step>, rule: Rule, expected: String, seen: String, fault: Option<(Option<&ProcessName>, usize)>) {
         let planned = fault.and_then(|(process, fault)| planned_of(self.request.scenario, process).nth(fault));
         self.ended_by = self.ended_by.or(planned.map(|(place, _)| place));
-        let at = step.map(|step| self.request.scenario.place(step.position));
-        self.violations.push(Violation { step: self.number, at, rule, expected, seen });
+        self.violate(step.map(|step| step.position), rule, expected, seen);
     }
 
     /// Describes the calls that faults have failed since the last call of this function.
-    pub(super) fn struck_calls(&self) -> Vec<String> {
-        let words = |process: Option<&ProcessName>, struck: &InjectedFault| {
-            let planned = planned_of(self.request.scenario, process).nth(struck.fault);
+    pub(super) fn injected_calls(&self) -> Vec<String> {
+        let words = |process: Option<&ProcessName>, injected: &InjectedFault| {
+            let planned = planned_of(self.request.scenario, process).nth(injected.fault);
             let whose = planned.map_or_else(|| "injected".to_owned(), |(_, planned)| planned.to_string());
             let inside = process.map_or_else(String::new, |process| format!("in the process `{process}` "));
-            format!("{whose}: {inside}{struck}")
+            format!("{whose}: {inside}{injected}")
         };
         let all = self.faults.iter().flat_map(Faults::all);
-        all.flat_map(|(process, faults)| faults.take_injected().iter().map(|struck| words(process, struck)).collect::<Vec<_>>()).collect()
+        all.flat_map(|(process, faults)| faults.take_injected().iter().map(|injected| words(process, injected)).collect::<Vec<_>>())
+            .collect()
     }
 
     /// Returns whether to check that the main process released everything, although the run failed. That is so if the failure
@@ -158,24 +170,22 @@ impl Runner<'_, '_> {
         let scenario = self.request.scenario;
         for (process, faults) in faults.all() {
             for (fault, (place, planned)) in planned_of(scenario, process).enumerate() {
-                let (struck, matching) = faults.injected_by(fault);
-                let (expected, seen) = if struck == 0 {
-                    (format!("{planned} to strike a call of {}", planned.fault.calls), not_struck(planned, matching))
+                let (injected, matching) = faults.injected_by(fault);
+                let (expected, seen) = if injected == 0 {
+                    (format!("{planned} to strike a call of {}", planned.fault.calls), not_injected(planned, matching))
                 } else if planned.ends_run && self.ended_by != Some(place) {
                     (format!("the run to end with the error of {planned}"), "it continued to its end".to_owned())
                 } else {
                     continue;
                 };
-                let at = planned.position().map(|position| scenario.place(position));
-                self.violations.push(Violation { step: self.number, at, rule: Rule::Fault, expected, seen });
+                self.violate(planned.position(), Rule::Fault, expected, seen);
             }
         }
     }
 
     pub(super) fn find(&mut self, finding: Finding, step: Option<&Step>) {
         let Finding { invariant, expected, seen } = finding;
-        let at = step.map(|step| self.request.scenario.place(step.position));
-        self.violations.push(Violation { step: self.number, at, rule: Rule::Invariant(invariant), expected, seen });
+        self.violate(step.map(|step| step.position), Rule::Invariant(invariant), expected, seen);
     }
 
     /// Records a failed expectation: a violation, or only a note on the step if the run is observed.
@@ -184,8 +194,7 @@ impl Runner<'_, '_> {
         if self.observer.only_observed {
             return notes.push(format!("{NOT_JUDGED}line {} expects {expected}; seen: {seen}", at.line));
         }
-        let at = Some(self.request.scenario.place(at));
-        self.violations.push(Violation { step: self.number, at, rule: Rule::Expectation, expected, seen });
+        self.violate(Some(at), Rule::Expectation, expected, seen);
     }
 
     /// Returns whether all violations so far are expected by `expect_violation:`.
@@ -225,13 +234,7 @@ impl Runner<'_, '_> {
             // A timed run does not look for violations.
             if self.violations.is_empty() && self.checks != Checks::Timing && !self.observer.only_observed {
                 let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
-                self.violations.push(Violation {
-                    step: self.number,
-                    at: Some(self.request.scenario.place(violates.position())),
-                    rule: Rule::ExpectedViolation,
-                    expected,
-                    seen: "it was never violated".to_owned(),
-                });
+                self.violate(Some(violates.position()), Rule::ExpectedViolation, expected, "it was never violated".to_owned());
             } else if self.only_expected_violations() {
                 return Verdict::Passed;
             }

@@ -25,7 +25,7 @@ impl Runner<'_, '_> {
     pub(super) fn end_watch(&mut self, ctx: &mut RunContext, step: &Step, result: &mut StepResult) -> Result<(), Stop> {
         let Some(index) = self.watches.iter().position(|(at, _)| *at == step.position) else { return Ok(()) };
         let (_, watch) = self.watches.remove(index);
-        watch.judge(ctx)?.add_to(result);
+        result.append(watch.judge(ctx)?);
         Ok(())
     }
 
@@ -36,9 +36,8 @@ impl Runner<'_, '_> {
             return;
         }
         for (_, watch) in std::mem::take(&mut self.watches) {
-            if let Some(unmet) = watch.judge(ctx).ok().and_then(|found| found.into_unmet()) {
-                self.unmet(unmet, &mut Vec::new());
-            }
+            let unmet = watch.judge(ctx).map(|found| found.unmet).unwrap_or_default();
+            unmet.into_iter().for_each(|unmet| self.unmet(unmet, &mut Vec::new()));
         }
     }
 }

@@ -2,15 +2,14 @@
 //! data in the record.
 //!
 //! * `runner`: runs steps in order; `cursor`: the position in a list of steps; `execute`: runs one step;
-//! * `health`: periodic full checks; `loops`: leak checks of loops;
-//! * `judge`: failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
+//! * `loops`: leak checks of loops;
+//! * `judge`: periodic full checks, failures and the verdict; `claim`: the figures of a claim; `kept`: limits the record of a long run;
 //! * `frames`: names steps in a recording.
 
 mod claim;
 mod cursor;
 mod execute;
 mod frames;
-mod health;
 mod judge;
 mod kept;
 mod loops;
@@ -35,7 +34,7 @@ use crate::processes::{ProcessGroup, Processes};
 use crate::rig::{CheckedFrom, Checks, ProgramId, Rig, RigOptions, Stop};
 use crate::timeline::{TracedDevice, Tracer};
 
-pub(crate) use execute::{describe_unmet, execute_step};
+pub(crate) use execute::{describe_unmet, execute};
 use harness_record::timeline::Timeline;
 use harness_record::{Event, Recovery, RunRecord, Timings, Verdict, Violation};
 use harness_scenario::{ReportKey, Scenario};
@@ -47,15 +46,12 @@ pub(crate) use judge::of_device;
 pub struct RunRequest<'a> {
     pub scenario: &'a Scenario,
     pub allocator: &'a AllocatorSpec,
-    /// The seed of every random choice.
     pub seed: u64,
     /// Counted from 0.
     pub repetition: u32,
-    /// A command that repeats this run.
     pub reproduce: String,
     /// True if a checked run audits every operation.
     pub audit: bool,
-    /// Set from outside to stop the run.
     pub interrupt: Arc<AtomicBool>,
 }
 
@@ -66,13 +62,12 @@ pub struct Observer<'a> {
     /// True if failed expectations become notes instead of failures. Invariants that always hold are still checked.
     pub only_observed: bool,
     /// Receives [`Event::RunStarted`], and [`Event::StepEnded`] for the first recorded steps.
-    pub emit: &'a mut dyn FnMut(Event),
+    pub emit: Option<&'a mut dyn FnMut(Event)>,
     /// Receives a PyTorch memory snapshot after the last step, before the remaining blocks are freed. `None` costs
     /// nothing.
     pub record: Option<&'a mut dyn FnMut(Snapshot)>,
 }
 
-/// The result of a run with injected faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FaultedRun {
     /// The record of the main process.
@@ -88,31 +83,28 @@ pub struct Run<'a, 'o> {
     request: &'a RunRequest<'a>,
     device: Box<dyn TestDevice>,
     allocator: Option<Box<dyn Allocator>>,
-    observer: Option<Observer<'o>>,
+    observer: Observer<'o>,
     group: Option<ProcessGroup>,
 }
 
 impl<'a, 'o> Run<'a, 'o> {
     /// A run on a device with the memory that the scenario needs.
-    #[must_use]
     pub fn new(request: &'a RunRequest<'a>, device: Box<dyn TestDevice>) -> Self {
-        Self { request, device, allocator: None, observer: None, group: None }
+        let control = Arc::new(Control::new(Arc::clone(&request.interrupt)));
+        let observer = Observer { control, only_observed: false, emit: None, record: None };
+        Self { request, device, allocator: None, observer, group: None }
     }
 
     /// Replaces the allocator that the request names.
-    #[must_use]
     pub fn with_allocator(self, allocator: Box<dyn Allocator>) -> Self {
         Self { allocator: Some(allocator), ..self }
     }
 
     /// Timed and traced runs emit no events.
-    #[must_use]
     pub fn observed(self, observer: Observer<'o>) -> Self {
-        Self { observer: Some(observer), ..self }
+        Self { observer, ..self }
     }
 
-    /// Adds the scenario's other processes.
-    #[must_use]
     pub fn with_processes(self, group: Option<ProcessGroup>) -> Self {
         Self { group, ..self }
     }
@@ -169,13 +161,76 @@ impl<'a, 'o> Run<'a, 'o> {
         Faults::planned(self.request.scenario, self.request.seed)
     }
 
+    /// Runs all steps, releases everything, and judges the run.
     fn execute(self, checks: Checks, setup: Setup) -> Result<Executed, DeviceError> {
-        let Self { request, device, allocator, observer, group } = self;
+        let Self { request, device, allocator, mut observer, group } = self;
+        let Setup { faults, checked_from, tracer, counts_steps } = setup;
         let allocator = allocator.unwrap_or_else(|| request.allocator.build());
-        match observer {
-            Some(observer) => execute_all(request, device, allocator, checks, observer, group, setup),
-            None => execute_all(request, device, allocator, checks, unobserved(request, &mut |_| {}), group, setup),
+        let mut record = request.record(device.info().clone(), observer.only_observed, Verdict::Interrupted);
+        (record.audited, record.cost_figures) = (Some(request.audit), device.cost_figures());
+        if checks != Checks::Timing
+            && let Some(emit) = &mut observer.emit
+        {
+            emit(Event::RunStarted(Box::new(record.clone())));
         }
+        let device = match &faults {
+            None => device,
+            Some(faults) => {
+                let control = Arc::clone(&observer.control);
+                faults.main().abandon_waits_when(move || control.should_stop() || control.overrun().is_some());
+                Box::new(Faulty::new(device, faults.main().clone()))
+            }
+        };
+        let recorder =
+            observer.record.is_some().then(|| Recorder::new(request.allocator.effective().map(|config| settings(config.to_string()))));
+        let control = Arc::clone(&observer.control);
+        let options = RigOptions {
+            checks,
+            seed: request.seed,
+            control,
+            recorder,
+            faults: faults.as_ref().map(Faults::main).cloned(),
+            checked_from,
+            tracer,
+        };
+        let rig = Rig::new(device, allocator, &options)?;
+        let mut runner = Runner {
+            request,
+            checks,
+            observer,
+            steps: if counts_steps { Steps::counted() } else { Steps::new() },
+            times: Steps::new(),
+            number: 0,
+            operations: 0,
+            watches: Vec::new(),
+            awaited: Vec::new(),
+            violations: Vec::new(),
+            contention: None,
+            interrupted: false,
+            faults: faults.clone(),
+            ended_by: None,
+        };
+        let mut ctx = RunContext::new(rig, request.scenario, request.allocator, request.seed).map_err(device_error)?;
+        ctx.processes = Processes::new(group, faults);
+        let completed = runner.run_all(&mut ctx, &request.scenario.steps).is_continue();
+        if completed {
+            record.figures = claim::figures(&mut ctx, &request.scenario.figures);
+        }
+        let (figures, unused_at_peak) = (std::mem::take(&mut ctx.figures), ctx.rig.unused_at_peak());
+        (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
+        (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
+        let ooms_of_processes = ctx.processes.ooms;
+        runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
+        if let Some(receive) = &mut runner.observer.record
+            && let Some(snapshot) = ctx.rig.recorded(&request.scenario.name, &ctx.arm, request.allocator.is_pytorch())
+        {
+            receive(snapshot);
+        }
+        runner.finish(ctx, completed);
+        record.verdict = runner.verdict();
+        let (times, _) = runner.times.into_parts();
+        (record.steps, record.unrecorded_steps) = runner.steps.into_parts();
+        Ok(Executed { record, times, ooms_of_processes, unused_at_peak, figures })
     }
 }
 
@@ -223,10 +278,6 @@ struct Setup {
     tracer: Option<Tracer>,
     /// Steps are counted, not recorded.
     counts_steps: bool,
-}
-
-fn unobserved<'a>(request: &RunRequest<'_>, emit: &'a mut dyn FnMut(Event)) -> Observer<'a> {
-    Observer { control: Arc::new(Control::new(Arc::clone(&request.interrupt))), only_observed: false, emit, record: None }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -279,81 +330,12 @@ impl TimedRun {
     }
 }
 
-/// The result of any run.
 struct Executed {
     record: RunRecord,
     times: Vec<(u32, StepTimes)>,
     ooms_of_processes: u64,
     unused_at_peak: Bytes,
     figures: Figures,
-}
-
-/// Runs all steps, releases everything, and judges the run.
-fn execute_all(
-    request: &RunRequest<'_>,
-    device: Box<dyn TestDevice>,
-    allocator: Box<dyn Allocator>,
-    checks: Checks,
-    observer: Observer<'_>,
-    group: Option<ProcessGroup>,
-    Setup { faults, checked_from, tracer, counts_steps }: Setup,
-) -> Result<Executed, DeviceError> {
-    let mut record = request.record(device.info().clone(), observer.only_observed, Verdict::Interrupted);
-    (record.audited, record.cost_figures) = (Some(request.audit), device.cost_figures());
-    if checks != Checks::Timing {
-        (observer.emit)(Event::RunStarted(Box::new(record.clone())));
-    }
-    let device = match &faults {
-        None => device,
-        Some(faults) => {
-            let control = Arc::clone(&observer.control);
-            faults.main().abandon_waits_when(move || control.should_stop() || control.overrun().is_some());
-            Box::new(Faulty::new(device, faults.main().clone()))
-        }
-    };
-    let recorder =
-        observer.record.is_some().then(|| Recorder::new(request.allocator.effective().map(|config| settings(config.to_string()))));
-    let control = Arc::clone(&observer.control);
-    let options = RigOptions {
-        checks,
-        seed: request.seed,
-        control,
-        recorder,
-        faults: faults.as_ref().map(Faults::main).cloned(),
-        checked_from,
-        tracer,
-    };
-    let rig = Rig::new(device, allocator, &options)?;
-    let mut runner = Runner::new(request, checks, observer, faults.clone(), if counts_steps { Steps::counted() } else { Steps::new() });
-    let mut ctx = match RunContext::new(rig, request.scenario, request.allocator, request.seed) {
-        Ok(ctx) => ctx,
-        Err(failed) => {
-            let (rig, streams, stop) = *failed;
-            // The run has already failed; errors of closing would hide the reason.
-            let _ = rig.close(streams.into_iter().skip(1).collect(), Vec::new());
-            return Err(device_error(stop));
-        }
-    };
-    ctx.processes = group.map(|group| Processes::new(group, faults));
-    let completed = runner.run_all(&mut ctx, &request.scenario.steps).is_continue();
-    if completed {
-        record.figures = claim::figures(&mut ctx, &request.scenario.figures);
-    }
-    let (figures, unused_at_peak) = (ctx.take_figures(), ctx.rig.unused_at_peak());
-    (record.stats, record.calls) = (ctx.rig.stats_of(ProgramId::FIRST), ctx.rig.calls());
-    (record.timings, record.curve) = (ctx.rig.take_timings(), ctx.rig.take_curve());
-    let ooms_of_processes = ctx.processes.as_ref().map_or(0, Processes::ooms);
-    runner.observer.control.enter(Phase::Closing, DEFAULT_TIME_LIMIT);
-    if let Some(receive) = &mut runner.observer.record
-        && let Some(snapshot) = ctx.rig.recorded(&request.scenario.name, &ctx.arm, request.allocator.is_pytorch())
-    {
-        receive(snapshot);
-    }
-    runner.finish(ctx, completed);
-    record.verdict = runner.verdict();
-    let (times, _) = runner.times.into_parts();
-    (record.steps, record.unrecorded_steps) = runner.steps.into_parts();
-    Ok(Executed { record, times, ooms_of_processes, unused_at_peak, figures })
 }
 
 /// The allocator settings as a PyTorch snapshot stores them.

@@ -18,11 +18,10 @@ use crate::context::RunContext;
 use crate::control::{DEFAULT_TIME_LIMIT, Phase};
 use crate::faults::Faults;
 use crate::leaks::Watch;
-use crate::processes::{self, Inside};
+use crate::processes::Inside;
 use crate::rig::{Checks, StepEnd, Stop};
 use crate::step_result::{StepResult, Unmet};
 
-/// The state of one run.
 pub(super) struct Runner<'a, 'o> {
     pub(super) request: &'a RunRequest<'a>,
     pub(super) checks: Checks,
@@ -66,7 +65,6 @@ impl<'s> Task<'s> {
     }
 }
 
-/// A finished step and its result.
 struct StepOver<'s> {
     step: &'s Step,
     number: u32,
@@ -89,32 +87,7 @@ fn phase_of(number: u32, step: &Step) -> Phase {
     Phase::Step { number, line: step.position.line, text: format!("{} {}", step.action.kind(), step.action).trim_end().to_owned() }
 }
 
-impl<'a, 'o> Runner<'a, 'o> {
-    pub(super) fn new(
-        request: &'a RunRequest<'a>,
-        checks: Checks,
-        observer: Observer<'o>,
-        faults: Option<Faults>,
-        steps: Steps<StepRecord>,
-    ) -> Self {
-        Self {
-            request,
-            checks,
-            observer,
-            steps,
-            times: Steps::new(),
-            number: 0,
-            operations: 0,
-            watches: Vec::new(),
-            awaited: Vec::new(),
-            violations: Vec::new(),
-            contention: None,
-            interrupted: false,
-            faults,
-            ended_by: None,
-        }
-    }
-
+impl Runner<'_, '_> {
     /// Runs all steps, or stops early if the run cannot continue.
     pub(super) fn run_all(&mut self, ctx: &mut RunContext, steps: &[Step]) -> Flow {
         let mut task = Task::new(steps);
@@ -154,7 +127,6 @@ impl<'a, 'o> Runner<'a, 'o> {
         ControlFlow::Continue(false)
     }
 
-    /// Runs one step of each task.
     fn advance_meanwhile(&mut self, ctx: &mut RunContext, tasks: &mut [(&Step, Task<'_>)]) -> Flow {
         tasks.iter_mut().try_for_each(|(_, task)| self.advance(ctx, task).map_continue(drop))
     }
@@ -247,7 +219,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             && let Some(step_number) = self.request.scenario.step_number(step)
         {
             return self.run_as_step(ctx, step, iteration, |runner, ctx| {
-                processes::run(&mut ctx.processes, &mut ctx.rig, &inside, step, (runner.number, step_number))
+                ctx.processes.run(&mut ctx.rig, &inside, step, (runner.number, step_number))
             });
         }
         let waits = step.action.on_oom().is_some_and(Chain::waits);
@@ -337,7 +309,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         // An interrupted step has neither succeeded nor failed.
         if !self.interrupted {
             let mut result = result.unwrap_or_else(|| StepResult { outcome: Outcome::Failed, ..StepResult::default() });
-            result.notes.extend(self.struck_calls());
+            result.notes.extend(self.injected_calls());
             self.record(ctx, StepOver { step, number, iteration, result, failed }, ended);
         }
         let stops = self.interrupted || cut_short || (failed && !self.only_expected_violations());
@@ -351,7 +323,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         // Only named steps report figures.
         let named = over.step.id.iter().flat_map(|_| &reports).map(|(key, value)| (key.name().to_owned(), *value)).collect();
         if let Some(id) = &over.step.id {
-            ctx.report(id.clone(), reports);
+            ctx.reports.insert(id.clone(), reports);
         }
         if let Some(duration) = duration {
             self.times.push((over.number, StepTimes { duration, reports: named, recovery: over.result.recovery }));
@@ -385,8 +357,10 @@ impl<'a, 'o> Runner<'a, 'o> {
             failed_request: result.failed_request,
             recovery: result.recovery,
         };
-        if self.steps.has_room_in_front() {
-            (self.observer.emit)(Event::StepEnded(Box::new(step.clone())));
+        if self.steps.has_room_in_front()
+            && let Some(emit) = &mut self.observer.emit
+        {
+            emit(Event::StepEnded(Box::new(step.clone())));
         }
         self.steps.push(step);
     }
@@ -396,16 +370,15 @@ impl<'a, 'o> Runner<'a, 'o> {
         let mut clean = completed;
         if completed {
             ctx.rig.begin_step(self.number + 1);
-            let ended = processes::finish(&mut ctx.processes, &mut ctx.rig, self.number + 1)
-                .and_then(|()| ctx.free_everything())
-                .and_then(|()| ctx.rig.finish());
+            let finished = ctx.processes.finish(&mut ctx.rig, self.number + 1);
+            let ended = finished.and_then(|()| ctx.free_everything()).and_then(|()| ctx.rig.finish());
             if let Err(stop) = ended {
                 clean = false;
                 self.stop(stop, None);
             }
         }
         self.contention = ctx.rig.contention().map(str::to_owned);
-        processes::close(&mut ctx.processes, &mut ctx.rig).into_iter().for_each(|stop| self.stop(stop, None));
+        ctx.processes.close(&mut ctx.rig).into_iter().for_each(|stop| self.stop(stop, None));
         if let Err(stop) = ctx.close()
             && (clean || self.closing_is_judged())
         {

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harness_allocator::device::DeviceError;
-use harness_allocator::device::faulty::{CallRecord, Calls, DeviceCall, Fault, Injector, LoggedCall, Numbered};
+use harness_allocator::device::faulty::{Calls, DeviceCall, Fault, Injector, LoggedCall, Numbered};
 use harness_allocator::units::Bytes;
 use harness_devices::DeviceSource;
 use harness_exec::trials::each;
@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 
 use self::copies::{Order, Servers};
 use super::{ArmRun, Plan, open};
-use crate::branches::Point;
+use crate::branches::{Failing, Point};
 use crate::context::kind_of;
 use crate::faults::Faults;
 use crate::processes::{ProcessGroup, StartedBy};
@@ -107,39 +107,28 @@ struct Baseline<'a> {
 struct Ran {
     ooms: u64,
     /// The calls of each process, the main process first.
-    calls: Vec<Call>,
+    calls: Vec<Point>,
     /// For each call, the index of the first call in the same state, which may be the call itself.
     firsts: Vec<usize>,
     total: u64,
 }
 
-#[derive(Clone)]
-struct Call {
-    /// The process that made the call; `None` for the main one.
-    process: Option<ProcessName>,
-    noted: LoggedCall,
-}
-
 impl Ran {
     fn new(ooms: u64, faults: &Faults, chosen: Chosen) -> Self {
-        let of_process = |(process, injector): (Option<&ProcessName>, &Injector)| {
-            let process = process.cloned();
-            injector.calls_made().into_iter().map(move |noted| Call { process: process.clone(), noted })
-        };
-        let calls: Vec<Call> = faults.all().flat_map(of_process).filter(|call| !call.noted.made.call.is_of_checks()).collect();
-        let mut seen = BTreeMap::new();
-        let first = |(place, Call { process, noted }): (usize, &Call)| match chosen {
-            Chosen::Each => place,
-            Chosen::Different(_) => *seen.entry((process.clone(), noted.state)).or_insert(place),
-        };
-        let firsts = calls.iter().enumerate().map(first).collect();
+        let (mut calls, mut firsts, mut by_state) = (Vec::new(), Vec::new(), BTreeMap::new());
+        for (process, injector) in faults.all() {
+            let process = process.map(ProcessName::index);
+            let logged = injector.calls_made().into_iter().filter(|logged| !logged.made.call.is_of_checks());
+            for (place, LoggedCall { made, operation, state }) in (calls.len()..).zip(logged) {
+                calls.push(Point { place, process, made, operation });
+                firsts.push(match chosen {
+                    Chosen::Each => place,
+                    Chosen::Different(_) => *by_state.entry((process, state)).or_insert(place),
+                });
+            }
+        }
         let total = faults.all().map(|(_, injector)| injector.total_calls()).sum();
         Self { ooms, calls, firsts, total }
-    }
-
-    /// The maximum number of calls in a run with a failure.
-    const fn budget(&self) -> u64 {
-        self.total * TIMES_THE_CALLS + MORE_CALLS
     }
 
     /// The indexes of the calls that repeat no other call.
@@ -151,34 +140,16 @@ impl Ran {
     fn chosen(&self, chosen: Chosen) -> Vec<usize> {
         let different = self.different();
         let Chosen::Different(which) = chosen else { return different };
-        let sizes: Vec<Bytes> = different.iter().map(|place| self.calls[*place].noted.made.size.unwrap_or_default()).collect();
+        let sizes: Vec<Bytes> = different.iter().map(|place| self.calls[*place].made.size.unwrap_or_default()).collect();
         which.choose(&sizes).into_iter().filter_map(|number| different.get(number as usize - 1).copied()).collect()
     }
 }
 
-/// A call to fail.
-struct Case<'a> {
-    baseline: &'a Baseline<'a>,
-    ran: &'a Ran,
-    /// The index of the call.
-    place: usize,
-    call: Call,
-}
-
-impl Case<'_> {
-    /// The first run, in which only this call fails.
-    fn attempt(&self) -> Attempt<'_> {
-        let Case { baseline, ran, call: Call { process, noted: LoggedCall { made, operation, .. } }, .. } = self;
-        Attempt {
-            arm: &baseline.arm,
-            seed: baseline.seed,
-            process: process.as_ref(),
-            made: *made,
-            count: 1,
-            operation: *operation,
-            ooms_without: ran.ooms,
-            budget: ran.budget(),
-        }
+impl Baseline<'_> {
+    /// The first run for a call, in which only this call fails.
+    const fn attempt(&self, ran: &Ran, point: Point) -> Attempt<'_> {
+        let budget = ran.total * TIMES_THE_CALLS + MORE_CALLS;
+        Attempt { arm: &self.arm, seed: self.seed, failing: Failing { point, count: 1 }, ooms_without: ran.ooms, budget }
     }
 }
 
@@ -194,24 +165,24 @@ struct RunSetup {
 struct Attempt<'a> {
     arm: &'a ArmRun<'a>,
     seed: u64,
-    /// The process that makes the calls; `None` for the main one.
-    process: Option<&'a ProcessName>,
-    /// The first failing call; `count` is the number of failing calls.
-    made: CallRecord,
-    count: u64,
-    /// The operation that makes the first failing call.
-    operation: u64,
+    failing: Failing,
     /// OOMs of the run without failures.
     ooms_without: u64,
     /// The maximum number of calls.
     budget: u64,
 }
 
-impl Attempt<'_> {
+impl<'a> Attempt<'a> {
     /// Where checks start. Another process's calls have no place in this one's sequence of operations, so then the
     /// whole run is checked.
     const fn checked_from(&self) -> CheckedFrom {
-        if self.process.is_none() { CheckedFrom::Operation(self.operation) } else { CheckedFrom::Start }
+        let Point { process, operation, .. } = self.failing.point;
+        if process.is_none() { CheckedFrom::Operation(operation) } else { CheckedFrom::Start }
+    }
+
+    /// The process that makes the calls; `None` for the main one.
+    fn process(&self) -> Option<&'a ProcessName> {
+        self.failing.point.process.map(|process| &self.arm.scenario.processes[process].name)
     }
 }
 
@@ -236,6 +207,8 @@ enum RunEnd {
     /// It completed or recorded a violation.
     Run(Box<FaultedRun>),
     NotBegun(DeviceError),
+    /// The device does not suit the scenario, for this reason.
+    Skipped(String),
     /// It panicked with this message.
     Panicked(String),
 }
@@ -256,10 +229,7 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
         // If the run continued after the first of several equal calls failed, the others may end differently, so they
         // run too.
         engine.try_places(servers, &baselines, &mut tried, |ran, ends| {
-            let is_open = |place: &usize| {
-                let first = ran.firsts[*place];
-                first != *place && ends.get(&first).is_none_or(|tried| tried.as_ref().is_none_or(|tried| !tried.ended_at_once))
-            };
+            let is_open = |place: &usize| ran.firsts[*place] != *place && !ended_at_once(ends, ran.firsts[*place]);
             (0..ran.calls.len()).filter(is_open).collect()
         })?;
     }
@@ -274,6 +244,10 @@ fn try_all(engine: &Engine<'_>, arms: &[ArmRun<'_>], servers: &Servers) -> Resul
 /// The results of one allocator's calls, by the index of the call; `None` for calls skipped by an interrupt.
 type Results = BTreeMap<usize, Option<CallResult>>;
 
+fn ended_at_once(results: &Results, place: usize) -> bool {
+    results.get(&place).and_then(Option::as_ref).is_some_and(|result| result.ended_at_once)
+}
+
 impl<'a> Engine<'a> {
     fn baseline(&self, arm: ArmRun<'a>) -> Result<Baseline<'a>, DeviceError> {
         let seed = self.plan.seed_of(&arm);
@@ -287,12 +261,13 @@ impl<'a> Engine<'a> {
     fn run_without(&self, arm: &ArmRun<'_>, seed: u64) -> Result<Result<Ran, NotTried>, DeviceError> {
         let faults = Faults::each_by(arm.scenario, |_| Injector::new(&[], seed).logging());
         let setup = RunSetup { faults: faults.clone(), checked_from: CheckedFrom::Start, started_by: StartedBy::Exec };
+        let not_tried = |why: String, failed| Ok(Err(NotTried { why, failed }));
         let run = match self.run_with(arm, seed, setup)? {
-            Ok(run) => run?,
-            Err(why) => return Ok(Err(NotTried { why, failed: false })),
+            RunEnd::Run(run) => run,
+            RunEnd::NotBegun(error) => return Err(error),
+            RunEnd::Skipped(why) | RunEnd::Panicked(why) => return not_tried(why, false),
         };
         let record = &run.record;
-        let not_tried = |why: String, failed| Ok(Err(NotTried { why, failed }));
         match &record.verdict {
             Verdict::Passed => {}
             Verdict::Failed { first, .. } => {
@@ -307,19 +282,15 @@ impl<'a> Engine<'a> {
         Ok(Ok(Ran::new(run.ooms, &faults, self.chosen)))
     }
 
-    /// Runs an arm on a fresh device. The inner errors are the reason to skip it and the reason that it did not begin.
-    fn run_with(
-        &self,
-        arm: &ArmRun<'_>,
-        seed: u64,
-        setup: RunSetup,
-    ) -> Result<Result<Result<FaultedRun, DeviceError>, String>, DeviceError> {
+    /// Runs an arm on a fresh device.
+    /// Fails with [`DeviceError`] if no device can be opened.
+    fn run_with(&self, arm: &ArmRun<'_>, seed: u64, setup: RunSetup) -> Result<RunEnd, DeviceError> {
         let RunSetup { faults, checked_from, started_by } = setup;
         let scenario = self.plan.sized(arm.scenario);
         let group = ProcessGroup::of(&scenario, arm.allocator, (seed, self.plan.audit), self.source, started_by)?;
         let device = match open(self.source, &scenario, arm.allocator, group.as_ref())? {
             Ok(device) => device,
-            Err((.., why)) => return Ok(Err(why)),
+            Err((.., why)) => return Ok(RunEnd::Skipped(why)),
         };
         let request = RunRequest {
             scenario: &scenario,
@@ -330,7 +301,8 @@ impl<'a> Engine<'a> {
             audit: self.plan.audit,
             interrupt: Arc::default(),
         };
-        Ok(Ok(Run::new(&request, device).with_processes(group).faulted(faults, checked_from)))
+        let run = Run::new(&request, device).with_processes(group).faulted(faults, checked_from);
+        Ok(run.map_or_else(RunEnd::NotBegun, |run| RunEnd::Run(Box::new(run))))
     }
 
     /// Fails the calls at some indexes of each arm: in forked copies if possible, otherwise in separate runs.
@@ -341,40 +313,33 @@ impl<'a> Engine<'a> {
         tried: &mut [Results],
         places: impl Fn(&Ran, &Results) -> Vec<usize>,
     ) -> Result<(), DeviceError> {
-        let mut cases = Vec::new();
+        let mut attempts: Vec<(usize, Attempt<'_>)> = Vec::new();
         for (arm, (baseline, ends)) in baselines.iter().zip(&*tried).enumerate() {
             let Ok(ran) = &baseline.ran else { continue };
-            cases.extend(places(ran, ends).into_iter().map(|place| (arm, Case { baseline, ran, place, call: ran.calls[place].clone() })));
+            attempts.extend(places(ran, ends).into_iter().map(|place| (arm, baseline.attempt(ran, ran.calls[place]))));
         }
-        (self.begun)(cases.len());
-        let orders: Vec<Order> = cases.chunk_by(|one, other| one.0 == other.0).flat_map(|of_arm| self.orders(of_arm)).collect();
-        let told = each::<_, _, DeviceError>(self.jobs, &orders, &|| (), |order| Ok(servers.ask(order, self.stop, self.progress)))?;
-        for (order, told) in orders.iter().zip(told) {
-            tried[order.arm].extend(told.into_iter().map(|(place, end)| (place, Some(end))));
+        (self.begun)(attempts.len());
+        let orders: Vec<Order> = attempts.chunk_by(|one, other| one.0 == other.0).flat_map(|of_arm| self.orders(of_arm)).collect();
+        let results = each::<_, _, DeviceError>(self.jobs, &orders, &|| (), |order| Ok(servers.ask(order, self.stop, self.progress)))?;
+        for (order, results) in orders.iter().zip(results) {
+            tried[order.arm].extend(results.into_iter().map(|(place, result)| (place, Some(result))));
         }
-        let untold: Vec<_> = cases.iter().filter(|(arm, case)| !tried[*arm].contains_key(&case.place)).collect();
-        let ends = each(self.jobs, &untold, self.progress, |(_, case)| self.try_case(case))?;
-        for ((arm, case), end) in untold.iter().zip(ends) {
-            tried[*arm].insert(case.place, end);
+        attempts.retain(|(arm, attempt)| !tried[*arm].contains_key(&attempt.failing.point.place));
+        let results = each(self.jobs, &attempts, self.progress, |(_, attempt)| self.try_call(*attempt))?;
+        for ((arm, attempt), result) in attempts.iter().zip(results) {
+            tried[*arm].insert(attempt.failing.point.place, result);
         }
         Ok(())
     }
 
-    /// The cases of an arm as orders for servers; empty if the arm cannot run in forked copies.
-    fn orders(&self, cases: &[(usize, Case<'_>)]) -> Vec<Order> {
-        let is_copied = |(_, case): &&(usize, Case<'_>)| copies::can_run(self.source, &case.baseline.arm);
-        let cases: Vec<_> = cases.iter().filter(is_copied).collect();
-        let order = |cases: &[&(usize, Case<'_>)]| {
-            let (arm, Case { ran, .. }) = cases.first()?;
-            let point = |(_, case): &&(usize, Case<'_>)| {
-                let Call { process, noted: LoggedCall { made, operation, .. } } = &case.call;
-                let names = || case.baseline.arm.scenario.processes.iter().map(|process| &process.name);
-                let process = process.as_ref().and_then(|process| names().position(|name| name == process));
-                Point { place: case.place, process, made: *made, operation: *operation }
-            };
-            Some(Order { arm: *arm, ooms_without: ran.ooms, budget: ran.budget(), points: cases.iter().map(point).collect() })
+    /// The attempts of an arm as orders for servers; empty if the arm cannot run in forked copies.
+    fn orders(&self, attempts: &[(usize, Attempt<'_>)]) -> Vec<Order> {
+        let can_run = attempts.first().is_some_and(|(_, attempt)| copies::can_run(self.source, attempt.arm));
+        let order = |attempts: &[(usize, Attempt<'_>)]| {
+            let (arm, Attempt { ooms_without, budget, .. }) = attempts[0];
+            Order { arm, ooms_without, budget, points: attempts.iter().map(|(_, attempt)| attempt.failing.point).collect() }
         };
-        cases.chunks(copies::MOST_POINTS).filter_map(order).collect()
+        attempts.chunks(copies::MOST_POINTS).filter(|_| can_run).map(order).collect()
     }
 
     /// Summarizes the results of an arm.
@@ -382,9 +347,8 @@ impl<'a> Engine<'a> {
         let (calls, repeats, different) = match &baseline.ran {
             Err(_) => (0, 0, 0),
             Ok(ran) => {
-                let ended_at_once =
-                    |place: &usize| ends.get(place).is_some_and(|end| end.as_ref().is_some_and(|tried| tried.ended_at_once));
-                let repeats = (0..ran.calls.len()).filter(|place| !ends.contains_key(place) && ended_at_once(&ran.firsts[*place]));
+                let is_repeat = |place: &usize| !ends.contains_key(place) && ended_at_once(&ends, ran.firsts[*place]);
+                let repeats = (0..ran.calls.len()).filter(is_repeat);
                 (ran.calls.len(), repeats.count(), ran.different().len())
             }
         };
@@ -404,15 +368,14 @@ impl<'a> Engine<'a> {
 
     /// Fails one call, and if the allocator still got memory, also the next call of its kind. `None` after an
     /// interrupt.
-    fn try_case(&self, case: &Case<'_>) -> Result<Option<CallResult>, DeviceError> {
+    fn try_call(&self, attempt: Attempt<'_>) -> Result<Option<CallResult>, DeviceError> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let attempt = case.attempt();
         let Outcome { case, ended_at_once, wants_one_more } = self.attempt(attempt, attempt.checked_from(), StartedBy::Exec)?;
         let mut cases = vec![case];
         if wants_one_more {
-            let both = Attempt { count: 2, ..attempt };
+            let both = Attempt { failing: Failing { count: 2, ..attempt.failing }, ..attempt };
             cases.push(self.attempt(both, both.checked_from(), StartedBy::Exec)?.case);
         }
         Ok(Some(CallResult { cases, ended_at_once }))
@@ -420,35 +383,30 @@ impl<'a> Engine<'a> {
 
     /// Fails calls in a separate run with checks from `checked_from`.
     fn attempt(&self, attempt: Attempt<'_>, checked_from: CheckedFrom, started_by: StartedBy) -> Result<Outcome, DeviceError> {
-        let Attempt { arm, seed, process, made, count, budget, .. } = attempt;
+        let Attempt { arm, seed, failing: Failing { point: Point { made, .. }, count }, budget, .. } = attempt;
         let fault = Fault::failing(Calls::Of(made.call), Numbered { first: made.number, count, min_size: Bytes::ZERO });
-        let faults = Faults::each_by(arm.scenario, |other| {
-            let own = if other == process { &[fault][..] } else { &[] };
+        let faults = Faults::each_by(arm.scenario, |process| {
+            let own = if process == attempt.process() { &[fault][..] } else { &[] };
             Injector::new(own, seed).with_budget(budget)
         });
-        let seen = self.run_catching(arm, seed, RunSetup { faults: faults.clone(), checked_from, started_by })?;
-        Ok(self.outcome(attempt, &faults, &seen))
+        let end = self.run_catching(arm, seed, RunSetup { faults: faults.clone(), checked_from, started_by })?;
+        Ok(self.outcome(attempt, &faults, &end))
     }
 
     /// Runs an arm and catches panics.
     fn run_catching(&self, arm: &ArmRun<'_>, seed: u64, setup: RunSetup) -> Result<RunEnd, DeviceError> {
-        match catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, setup))) {
-            Err(panic) => Ok(RunEnd::Panicked(message(&*panic))),
-            Ok(run) => Ok(match run? {
-                Ok(Ok(run)) => RunEnd::Run(Box::new(run)),
-                Ok(Err(error)) => RunEnd::NotBegun(error),
-                Err(why) => RunEnd::NotBegun(DeviceError::Unavailable { what: "the device".to_owned(), why }),
-            }),
-        }
+        let run = catch_unwind(AssertUnwindSafe(|| self.run_with(arm, seed, setup)));
+        run.unwrap_or_else(|panic| Ok(RunEnd::Panicked(message(&*panic))))
     }
 
     /// Judges a run with failing calls.
-    fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, seen: &RunEnd) -> Outcome {
-        let Attempt { arm, seed, process, made, count, operation, ooms_without, .. } = attempt;
-        let (struck, operations) = faults.of(process).map_or((0, 0), |faults| (faults.injected_by(0).0, faults.operations()));
-        let end = match struck {
-            0 if !matches!(seen, RunEnd::Panicked(_)) => defect("the call was not made again: two runs of the scenario differ"),
-            _ => judge((process, made.call), arm.scenario, ooms_without, seen),
+    fn outcome(&self, attempt: Attempt<'_>, faults: &Faults, run_end: &RunEnd) -> Outcome {
+        let Attempt { arm, seed, failing: Failing { point: Point { made, operation, .. }, count }, ooms_without, .. } = attempt;
+        let process = attempt.process();
+        let (injected, operations) = faults.of(process).map_or((0, 0), |faults| (faults.injected_by(0).0, faults.operations()));
+        let end = match injected {
+            0 if !matches!(run_end, RunEnd::Panicked(_)) => defect("the call was not made again: two runs of the scenario differ"),
+            _ => judge((process, made.call), arm.scenario, ooms_without, run_end),
         };
         let times = if count == 1 { String::new() } else { format!(":{count}") };
         let reproduce = self.plan.reproduce(arm, self.source, seed);
@@ -490,14 +448,12 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// A call and its process; `None` is the main one.
-type Failing<'a> = (Option<&'a ProcessName>, DeviceCall);
-
-/// Judges a call's failure from the result of the run and the OOMs of the run without failures.
-fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &RunEnd) -> FaultedEnd {
-    let run = match seen {
+/// Judges the failure of a call, which the given process made, from the result of the run and the OOMs of the run without failures.
+fn judge(call: (Option<&ProcessName>, DeviceCall), scenario: &Scenario, ooms_without: u64, run_end: &RunEnd) -> FaultedEnd {
+    let run = match run_end {
         RunEnd::Panicked(message) => return defect(format!("a panic: {message}")),
         RunEnd::NotBegun(error) => return reported(call, "", &error.to_string()),
+        RunEnd::Skipped(why) => return defect(format!("it did not run: {why}")),
         RunEnd::Run(run) => run,
     };
     let is_out_of_memory = run.ooms > ooms_without;
@@ -521,7 +477,7 @@ fn judge(call: Failing<'_>, scenario: &Scenario, ooms_without: u64, seen: &RunEn
 }
 
 /// Checks that an error names the call, and in another process that the violation names the process.
-fn reported((process, call): Failing<'_>, expected: &str, error: &str) -> FaultedEnd {
+fn reported((process, call): (Option<&ProcessName>, DeviceCall), expected: &str, error: &str) -> FaultedEnd {
     match process {
         _ if !error.contains(call.name()) => defect(format!("an error that does not name the call: {error}")),
         Some(process) if !expected.contains(&format!("the process `{process}`")) => {

@@ -79,14 +79,12 @@ pub struct Selection {
 
 impl Selection {
     /// Selects allocators by name.
-    #[must_use]
     pub fn only(names: impl IntoIterator<Item = impl ToString>) -> Self {
         Self { only: Some(names.into_iter().map(|name| name.to_string()).collect()), ..Self::default() }
     }
 
     /// The allocators of a scenario in its order, then the added ones. An added allocator that the scenario also lists
     /// runs once, as listed.
-    #[must_use]
     pub fn of<'a>(&'a self, scenario: &'a Scenario) -> Vec<&'a AllocatorSpec> {
         let wanted = |arm: &&AllocatorSpec| self.only.as_ref().is_none_or(|only| only.contains(&arm.to_string()));
         let mut arms: Vec<&AllocatorSpec> = scenario.allocators.iter().filter(wanted).collect();
@@ -104,13 +102,11 @@ impl Selection {
 }
 
 /// The allocator of the scenario that is equivalent to this one.
-#[must_use]
 pub fn listed_as<'a>(scenario: &'a Scenario, added: &AllocatorSpec) -> Option<&'a AllocatorSpec> {
     scenario.allocators.iter().find(|listed| listed.is_equivalent_to(added))
 }
 
 /// Returns whether the scenario lists PyTorch's allocator.
-#[must_use]
 pub fn has_pytorchs(scenario: &Scenario) -> bool {
     scenario.allocators.iter().any(|arm| arm.is_pytorch())
 }
@@ -125,7 +121,6 @@ pub struct ArmRun<'a> {
 
 impl ArmRun<'_> {
     /// Returns whether the user added this allocator. The scenario's expectations are then noted, not judged.
-    #[must_use]
     pub fn only_observed(&self) -> bool {
         !self.scenario.allocators.contains(self.allocator)
     }
@@ -133,7 +128,7 @@ impl ArmRun<'_> {
     fn observer<'o>(
         &self,
         control: &Arc<Control>,
-        emit: &'o mut dyn FnMut(Event),
+        emit: Option<&'o mut dyn FnMut(Event)>,
         record: Option<&'o mut dyn FnMut(Snapshot)>,
     ) -> Observer<'o> {
         Observer { control: Arc::clone(control), only_observed: self.only_observed(), emit, record }
@@ -151,7 +146,6 @@ impl Plan {
         (0..self.repetitions).flat_map(arms)
     }
 
-    #[must_use]
     pub fn planned(&self) -> Vec<PlannedRun> {
         let planned = |arm: ArmRun<'_>| PlannedRun {
             scenario: arm.scenario.name.clone(),
@@ -221,15 +215,16 @@ impl Plan {
     pub fn run_arm(&self, arm: &ArmRun<'_>, source: &DeviceSource, interrupt: &Arc<AtomicBool>) -> Result<RunRecord, DeviceError> {
         let control = Arc::new(Control::new(Arc::clone(interrupt)));
         let mut comparisons = Comparisons::default();
-        for needed in comparisons::needed_for(arm.scenario, &arm.allocator.to_string()) {
-            if let Some(allocator) = arm.scenario.allocators.iter().find(|allocator| allocator.to_string() == needed) {
-                let (mut record, figures) =
-                    self.observe_arm(&ArmRun { allocator, ..*arm }, source, &control, &Sinks::default(), &mut |_| {})?;
-                comparisons.add(arm.scenario, &mut record, figures);
-            }
+        let mut run = |arm: &ArmRun<'_>| -> Result<RunRecord, DeviceError> {
+            let (mut record, figures) = self.observe_arm(arm, source, &control, &Sinks::default(), &mut |_| {})?;
+            comparisons.add(arm.scenario, &mut record, figures);
+            Ok(record)
+        };
+        let needed = comparisons::needed_for(arm.scenario, &arm.allocator.to_string());
+        for allocator in arm.scenario.allocators.iter().filter(|allocator| needed.contains(&allocator.to_string())) {
+            run(&ArmRun { allocator, ..*arm })?;
         }
-        let (mut record, figures) = self.observe_arm(arm, source, &control, &Sinks::default(), &mut |_| {})?;
-        comparisons.add(arm.scenario, &mut record, figures);
+        let mut record = run(arm)?;
         judge_expected_failure(arm, &mut record);
         Ok(record)
     }
@@ -254,7 +249,10 @@ impl Plan {
         let group = ProcessGroup::of(scenario, arm.allocator, (request.seed, self.audit), source, StartedBy::Exec)?;
         let (mut record, mut figures) = match open(source, scenario, arm.allocator, group.as_ref())? {
             Ok(device) => {
-                match Run::new(&request, device).observed(arm.observer(control, emit, record)).with_processes(group).checked_with_figures()
+                match Run::new(&request, device)
+                    .observed(arm.observer(control, Some(emit), record))
+                    .with_processes(group)
+                    .checked_with_figures()
                 {
                     // If an injected fault prevents the start, the run has failed; the device is not lost.
                     Err(error) if !scenario.faults.is_empty() => {
@@ -267,33 +265,37 @@ impl Plan {
             }
             Err((info, kind, reason)) => return Ok((self.not_run(arm, source, info, Verdict::Skipped { reason, kind }), Figures::new())),
         };
+        // Another run on a fresh device, if one can still be opened.
+        let again = || -> Result<Option<Run<'_, '_>>, DeviceError> {
+            control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
+            let device = open(source, scenario, arm.allocator, None)?.ok();
+            Ok(device.map(|device| Run::new(&request, device).observed(arm.observer(control, None, None))))
+        };
         // Programs and processes run only once, because their times mean nothing.
         let is_alone = scenario.execs().is_empty() && scenario.processes.is_empty();
-        if record.verdict == Verdict::Passed && is_alone && can_be_repeated(scenario, &record) {
-            control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
-            if let Ok(device) = open(source, scenario, arm.allocator, None)? {
-                let again = Run::new(&request, device).observed(arm.observer(control, &mut |_| {}, None)).checked()?;
-                repeated::judge(&mut record, &again);
-            }
+        if record.verdict == Verdict::Passed
+            && is_alone
+            && can_be_repeated(scenario, &record)
+            && let Some(run) = again()?
+        {
+            repeated::judge(&mut record, &run.checked()?);
         }
         // Thread interleaving differs from run to run, so times would too.
         let has_times =
             is_alone && !scenario.has_threads() && (record.device.clock == Clock::Simulated || arm.allocator.not_timed().is_none());
-        if record.verdict == Verdict::Passed && has_times {
-            control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
-            if let Ok(device) = open(source, scenario, arm.allocator, None)? {
-                let timed = Run::new(&request, device).observed(arm.observer(control, &mut |_| {}, None)).timed()?;
-                figures.extend(timed.figures.clone());
-                timed.add_to(&mut record);
-            }
+        if record.verdict == Verdict::Passed
+            && has_times
+            && let Some(run) = again()?
+        {
+            let timed = run.timed()?;
+            figures.extend(timed.figures.clone());
+            timed.add_to(&mut record);
         }
-        if let Some(timelines) = sinks.timelines.as_ref().filter(|_| has_times) {
-            control.enter(Phase::Opening, DEFAULT_TIME_LIMIT);
-            if let Ok(device) = open(source, scenario, arm.allocator, None)? {
-                let timeline = Run::new(&request, device).observed(arm.observer(control, &mut |_| {}, None)).traced()?;
-                // The receiver is gone if the session was aborted.
-                drop(timelines.send(timeline));
-            }
+        if let Some(timelines) = sinks.timelines.as_ref().filter(|_| has_times)
+            && let Some(run) = again()?
+        {
+            // The receiver is gone if the session was aborted.
+            drop(timelines.send(run.traced()?));
         }
         Ok((record, figures))
     }

@@ -24,7 +24,7 @@ use crate::processes::Inherited;
 use crate::processes::shared::{Shared, unavailable};
 use crate::processes::wire::{self, Answer, Do, Done, Failed, Order, Reply, Start};
 use crate::rig::{Checks, Rig, RigOptions, Stop};
-use crate::run::{execute_step, of_device};
+use crate::run::{execute, of_device};
 use crate::step_result::StepResult;
 
 /// The exit code of a program that panicked.
@@ -101,7 +101,7 @@ impl Process {
         let checks = if start.audit { Checks::Audit } else { Checks::Accounts };
         let options = RigOptions { checks, seed: start.seed, faults: faults.cloned(), ..RigOptions::default() };
         let rig = Rig::new(device, arm.build(), &options).map_err(|error| Reply::Refused(error.to_string()))?;
-        let ctx = RunContext::new(rig, &scenario, &arm, start.seed).map_err(|failed| stopped(failed.2, faults))?;
+        let ctx = RunContext::new(rig, &scenario, &arm, start.seed).map_err(|stop| stopped(stop, faults))?;
         Ok(Self { scenario, ctx, faults: faults.cloned() })
     }
 
@@ -113,10 +113,10 @@ impl Process {
         let loops = order.loops.iter().filter_map(|(number, iterations)| value(self.scenario.step_with_number(*number)?, *iterations));
         self.ctx.set_variables(loops);
         self.ctx.rig.begin_step(order.number);
-        let result = execute_step(&mut self.ctx, step);
+        let result = execute(&mut self.ctx, step, None);
         let ended = self.ctx.rig.end_step(result.is_err());
         if let (Ok(result), Some(id)) = (&result, &step.id) {
-            self.ctx.report(id.clone(), result.reports_with(None));
+            self.ctx.reports.insert(id.clone(), result.reports_with(None));
         }
         self.done(result.and_then(|result| ended.map(|_| result)))
     }
@@ -148,20 +148,19 @@ impl Process {
 }
 
 fn stopped(stop: Stop, faults: Option<&Injector>) -> Reply {
-    let (findings, failed) = match stop {
-        Stop::Violated(findings) => (findings, None),
+    match stop {
+        Stop::Violated(findings) => Reply::Violated(findings),
         Stop::Device(error) => {
             let (rule, expected) = of_device(&error);
             let fault = faults.and_then(|faults| faults.cause_of(&error));
-            (Vec::new(), Some(Failed { rule, expected: expected.to_owned(), seen: error.to_string(), fault }))
+            Reply::Failed(Failed { rule, expected: expected.to_owned(), seen: error.to_string(), fault })
         }
-        Stop::Process { rule, expected, seen, .. } => (Vec::new(), Some(Failed { rule, expected, seen, fault: None })),
+        Stop::Process { rule, expected, seen, .. } => Reply::Failed(Failed { rule, expected, seen, fault: None }),
         Stop::Interrupted => {
             let (expected, seen) = ("it to go on".to_owned(), "it was interrupted".to_owned());
-            (Vec::new(), Some(Failed { rule: Rule::DeviceFailure, expected, seen, fault: None }))
+            Reply::Failed(Failed { rule: Rule::DeviceFailure, expected, seen, fault: None })
         }
-    };
-    Reply::Stopped { findings, failed }
+    }
 }
 
 /// Reads the scenario again.

@@ -12,7 +12,7 @@ use harness_devices::DeviceSource;
 use harness_record::{Event, Rule, RunRecord, SourceLine, StepRecord, Violation};
 
 use super::{Plan, Sinks};
-use crate::control::{Control, Overrun, Phase, Watched};
+use crate::control::{Control, Overrun, Phase};
 
 /// The interval between checks of the time limits.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -60,7 +60,7 @@ pub fn supervise(plan: Plan, source: DeviceSource, interrupt: Arc<AtomicBool>, s
                 on_event(event);
             }
             Err(RecvTimeoutError::Timeout) => {
-                if let Watched::Stuck(overrun) = control.watch() {
+                if let Some(overrun) = control.watch() {
                     running.into_iter().for_each(|run| on_event(Event::RunEnded(Box::new(stuck(run, &overrun)))));
                     return End::Stuck(overrun);
                 }

@@ -30,7 +30,6 @@ struct State {
 
 impl Tracer {
     /// Adds to this timeline, which names its run.
-    #[must_use]
     pub fn new(timeline: Timeline) -> Self {
         Self(Arc::new(Mutex::new(State { timeline, open: Vec::new(), last: None })))
     }
@@ -78,7 +77,6 @@ impl Tracer {
     }
 
     /// The timeline so far, without unfinished steps.
-    #[must_use]
     pub fn timeline(&self) -> Timeline {
         self.state().timeline.clone()
     }

@@ -91,7 +91,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
         && let Some(why) = not_applicable(exec, ctx.rig.info(), ctx.alloc_conf.is_some()).or_else(|| cannot_start(exec, ctx.rig.info()))
     {
         ctx.not_run.extend(step.id.clone());
-        return Ok(StepResult { notes: vec![format!("not run: {why}")], ..StepResult::default() });
+        return Ok(StepResult::with_note(format!("not run: {why}")));
     }
     let stop = unavailable(exec);
     let setup = setup(exec, ctx.rig.info()).map_err(|error| stop(&error))?;
@@ -102,7 +102,7 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, exec: &Exec, between: Betwe
     let limit = step.time_limit.map_or(DEFAULT_TIME_LIMIT, |limit| Duration::from_nanos(limit.0));
     let (end, prepared) = run_prepared(ctx, exec, prepared, limit, between)?;
     // The driver may release a process's memory shortly after its end.
-    if ctx.rig.running_programs() == 0 {
+    if ctx.rig.running_programs == 0 {
         await_memory(&mut ctx.rig, memory.used)?;
     }
     let ended = prepared.ended(end.unwrap_or(End::Signal(9))).map_err(|error| stop(&error))?;
@@ -124,7 +124,7 @@ fn shared_memory(ctx: &mut RunContext, memory: DeviceMemory) -> io::Result<PathB
         ctx.shared_memory = Some(SharedMemory::new()?);
     }
     // While other programs run, the scenario is idle, and on a real GPU their memory would be counted twice.
-    let held = (ctx.rig.running_programs() == 0).then(|| memory.total.saturating_sub(memory.free));
+    let held = (ctx.rig.running_programs == 0).then(|| memory.total.saturating_sub(memory.free));
     Ok(ctx.shared_memory.as_mut().map_or_else(PathBuf::new, |shared| {
         held.into_iter().for_each(|held| shared.hold(held));
         shared.ledger()
@@ -141,7 +141,7 @@ fn run_prepared(
 ) -> Result<(Option<End>, Prepared), Stop> {
     let stop = unavailable(exec);
     let started = start(&mut prepared, exec).map_err(|error| stop(&error))?;
-    ctx.rig.program_started();
+    ctx.rig.running_programs += 1;
     let paused = pause(&mut between, ctx);
     let mut is_over = false;
     let give_up = |age| {
@@ -150,7 +150,7 @@ fn run_prepared(
     };
     // If `pause` failed, dropping `started` kills the program.
     let end = paused.and_then(|()| started.wait(give_up, |_| ()).map_err(|error| stop(&error)));
-    ctx.rig.program_ended();
+    ctx.rig.running_programs -= 1;
     match end? {
         None if !is_over => Err(Stop::Interrupted),
         end => Ok((end, prepared)),

@@ -140,16 +140,6 @@ struct Part {
     others: bool,
 }
 
-/// The effect of freeing one block.
-#[derive(Debug, Default)]
-struct Unpinned {
-    /// The size of the freed block.
-    freed: Bytes,
-    /// Parts without live blocks now, by number and bytes.
-    parts: u64,
-    bytes: Bytes,
-}
-
 /// All memory as parts, and the parts of each block of the storm.
 #[derive(Debug, Default)]
 struct Layout {
@@ -198,18 +188,17 @@ impl Layout {
         pinned.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Removes a freed block and returns the memory that can now be released.
-    fn free(&mut self, address: DevicePtr) -> Unpinned {
-        let Some((size, range)) = self.blocks.remove(&address) else { return Unpinned::default() };
-        let mut unpinned = Unpinned { freed: size, ..Unpinned::default() };
+    /// Removes a freed block. Returns its size, and the sizes of the parts that can now be released.
+    fn free(&mut self, address: DevicePtr) -> (Bytes, Vec<Bytes>) {
+        let Some((size, range)) = self.blocks.remove(&address) else { return Default::default() };
+        let mut released = Vec::new();
         for part in &mut self.parts[range] {
             part.blocks.remove(&address);
             if part.blocks.is_empty() && !part.others {
-                unpinned.parts += 1;
-                unpinned.bytes += part.size;
+                released.push(part.size);
             }
         }
-        unpinned
+        (size, released)
     }
 }
 
@@ -233,12 +222,12 @@ pub(crate) fn free_for(ctx: &mut RunContext, storm: &StepName, request: Bytes) -
         }
         let inside = layout.parts[part].blocks.clone();
         for buffer in ctx.storm(storm).take_where(|address| inside.contains(&address)) {
-            let unpinned = layout.free(buffer.range().start);
+            let (size, released) = layout.free(buffer.range().start);
             ctx.rig.free(buffer)?;
             blocks += 1;
-            bytes += unpinned.freed;
-            freed += unpinned.parts;
-            room += unpinned.bytes;
+            bytes += size;
+            freed += released.len();
+            room += released.into_iter().sum();
         }
     }
     let unit = if segments.iter().any(|segment| segment.expandable) { "page" } else { "segment" };

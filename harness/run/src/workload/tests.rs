@@ -34,7 +34,7 @@ pub(super) fn scenario_in(memory: &str, step: &str) -> Scenario {
 }
 
 fn ctx(scenario: &Scenario) -> RunContext {
-    world_on(Box::new(simulated(scenario)), scenario, &RigOptions::default())
+    context_on(Box::new(simulated(scenario)), scenario, &RigOptions::default())
 }
 
 /// A device with the memory that the scenario needs.
@@ -43,10 +43,10 @@ pub(super) fn simulated(scenario: &Scenario) -> SimDevice {
     SimDevice::new(SimConfig { total: config.context_overhead + scenario.needs.memory, ..config })
 }
 
-pub(super) fn world_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> RunContext {
+pub(super) fn context_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> RunContext {
     let rig = Rig::new(device, AllocatorKind::Caching.build(), options).unwrap();
     let ctx = RunContext::new(rig, scenario, &AllocatorKind::Caching.into(), 1);
-    ctx.unwrap_or_else(|failed| panic!("{:?}", failed.2))
+    ctx.unwrap_or_else(|failed| panic!("{failed:?}"))
 }
 
 fn run(ctx: &mut RunContext, step: &Step, between: Between<'_>) -> Result<StepResult, Stop> {

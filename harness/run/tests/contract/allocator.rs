@@ -105,7 +105,7 @@ impl<'a> Fixture<'a> {
     fn allocate(&mut self, request: Request) -> Result<Option<Allocation>, DeviceError> {
         match self.allocator.allocate(self.device, request) {
             Ok(allocation) => {
-                let found = self.audit.handed_out(&*self.allocator, self.device, request, &allocation);
+                let found = self.audit.allocated(&*self.allocator, self.device, request, &allocation);
                 found.unwrap_or_else(|findings| panic!("{findings:?}"));
                 Ok(Some(allocation))
             }
@@ -126,7 +126,7 @@ impl<'a> Fixture<'a> {
     fn free(&mut self, allocation: Allocation) -> Outcome {
         let address = allocation.ptr();
         self.allocator.free(self.device, allocation)?;
-        let found = self.audit.taken_back(&*self.allocator, self.device, address);
+        let found = self.audit.freed(&*self.allocator, self.device, address);
         found.unwrap_or_else(|findings| panic!("{findings:?}"));
         Ok(())
     }

@@ -96,7 +96,7 @@ fn a_cache_filled_during_the_warm_up_is_no_leak() {
     steps:
       - alloc: { buffer: batch, size: 2MiB * i }
       - free: batch
-  - train: { id: let_go, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: [8, 3, 5], iterations: 13, leak_check: {} }",
+  - train: { id: release_gradient, parameters: 2MiB, layers: 4, activations_per_sample: 1MiB, batch: [8, 3, 5], iterations: 13, leak_check: {} }",
     );
     let notes: Vec<&String> = run.steps.iter().flat_map(|step| &step.notes).filter(|note| note.contains("no site grows")).collect();
     assert_eq!(notes.len(), 3, "{}", step_table(&run));

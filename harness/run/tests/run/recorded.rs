@@ -26,12 +26,8 @@ fn ran(text: &str, kind: AllocatorKind, is_recorded: bool, at: u64) -> (RunRecor
     let (device, _) = Watched::new(scenario.needs.memory, Arc::clone(&interrupt), at);
     let mut snapshot = None;
     let mut keep = |recorded| snapshot = Some(recorded);
-    let observer = Observer {
-        control: Arc::new(Control::new(interrupt)),
-        only_observed: false,
-        emit: &mut |_| {},
-        record: is_recorded.then_some(&mut keep),
-    };
+    let observer =
+        Observer { control: Arc::new(Control::new(interrupt)), only_observed: false, emit: None, record: is_recorded.then_some(&mut keep) };
     let record = Run::new(&request, Box::new(device)).observed(observer).checked().unwrap();
     (record, snapshot)
 }

@@ -20,7 +20,6 @@ impl Held {
     pub const NOTHING: Self = Self { reserved: 0, charged: Some(0) };
 
     /// The sum of two programs.
-    #[must_use]
     pub fn and(self, other: Self) -> Self {
         let charged = self.charged.zip(other.charged).map(|(one, other)| one.saturating_add(other));
         Self { reserved: self.reserved.saturating_add(other.reserved), charged }
@@ -28,7 +27,7 @@ impl Held {
 }
 
 /// The figures to compare with the device.
-pub(super) struct Look<'a> {
+pub(super) struct Figures<'a> {
     pub(super) stats: &'a MemoryStats,
     pub(super) pool: Option<PoolMemory>,
     /// The allocator's memory, taken from the structure if that is up to date.
@@ -42,9 +41,10 @@ pub(super) struct DeviceAccount {
     tolerance: Bytes,
     /// True if no other process can use the device.
     simulated: bool,
-    contention: Option<String>,
-    /// The device's memory before the first allocation.
-    start: DeviceMemory,
+    /// Describes how other processes changed the device's figures, if they did.
+    pub(super) contention: Option<String>,
+    /// The device's memory when the scenario began. Memory used until then is not counted.
+    pub(super) start: DeviceMemory,
 }
 
 impl DeviceAccount {
@@ -53,19 +53,9 @@ impl DeviceAccount {
         Self { tolerance: info.used_tolerance, simulated, contention: None, start }
     }
 
-    /// Starts the scenario: memory used until now is not counted.
-    pub(super) fn begin(&mut self, start: DeviceMemory) {
-        self.start = start;
-    }
-
-    /// Describes how other processes changed the device's figures, if they did.
-    pub(super) fn contention(&self) -> Option<&str> {
-        self.contention.as_deref()
-    }
-
     /// Compares the accounts with the device. A mismatch is read twice, because NVML's figures follow driver calls with
     /// a delay and do not change simultaneously.
-    pub(super) fn check(&mut self, look: &Look<'_>, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
+    pub(super) fn check(&mut self, look: &Figures<'_>, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
         let stats = look.stats;
         let mut pairs = account_pairs(stats);
         if let Some(pool) = look.pool {
@@ -91,7 +81,7 @@ impl DeviceAccount {
     }
 
     /// Returns whether a reading must be repeated.
-    fn is_unexpected(&self, look: &Look<'_>, memory: DeviceMemory) -> bool {
+    fn is_unexpected(&self, look: &Figures<'_>, memory: DeviceMemory) -> bool {
         let others_moved = self.contention.is_none() && self.others_moved(memory).is_some();
         others_moved || !self.differences(look, memory).is_empty()
     }
@@ -118,7 +108,7 @@ impl DeviceAccount {
 
     /// The differences between the accounts and the device. If their origin is unknown, they count as contention
     /// instead.
-    fn compare(&mut self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
+    fn compare(&mut self, look: &Figures<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let findings = self.differences(look, memory);
         let is_known = self.simulated || (memory.process.is_some() && self.start.process.is_some());
         if is_known || findings.is_empty() {
@@ -133,7 +123,7 @@ impl DeviceAccount {
     }
 
     /// Compares the memory of all programs with the change of the device's figures.
-    fn differences(&self, look: &Look<'_>, memory: DeviceMemory) -> Vec<Finding> {
+    fn differences(&self, look: &Figures<'_>, memory: DeviceMemory) -> Vec<Finding> {
         let mut findings = Vec::new();
         let (moved, tolerance) = (self.moved(memory), i128::from(self.tolerance.0));
         let held = u64::try_from(moved + tolerance).unwrap_or(0);

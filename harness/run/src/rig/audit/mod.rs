@@ -1,7 +1,7 @@
 //! The audit: independent accounts of an allocator's operations, compared with the allocator's own counters and with
 //! the device.
 //!
-//! It tracks live allocations ([`Audit::handed_out`], [`Audit::taken_back`]) and compares the counters with them
+//! It tracks live allocations ([`Audit::allocated`], [`Audit::freed`]) and compares the counters with them
 //! after each operation. Usually it reads only the segment that an operation touched. It reads the whole structure if
 //! counters or driver calls changed in a way that the operation does not explain.
 //!
@@ -22,8 +22,8 @@ use harness_allocator::stats::{MemoryStats, SegmentInfo};
 use harness_allocator::units::Bytes;
 
 pub use self::device::Held;
-use self::device::{DeviceAccount, Look, account_pairs, check_order};
-use self::structure::{HandedOut, Live, Structure};
+use self::device::{DeviceAccount, Figures, account_pairs, check_order};
+use self::structure::{Live, LiveAllocation, Structure};
 use harness_record::Invariant;
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +40,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Self {
+    pub(crate) fn new(invariant: Invariant, expected: impl Into<String>, seen: impl Into<String>) -> Self {
         Self { invariant, expected: expected.into(), seen: seen.into() }
     }
 }
@@ -52,37 +52,13 @@ pub(crate) fn check_structure<'a>(
     handed_out: impl Iterator<Item = &'a Allocation>,
     stats: &MemoryStats,
 ) -> Vec<Finding> {
-    let live: Live = handed_out.map(|allocation| (allocation.ptr(), HandedOut::of(allocation))).collect();
+    let live: Live = handed_out.map(|allocation| (allocation.ptr(), LiveAllocation::of(allocation))).collect();
     let (mut structure, mut findings) = (Structure::new(granularity), Vec::new());
     structure.read_all(segments, &live, &mut findings);
-    findings.extend(structure.lacks(&live));
+    findings.extend(structure.missing_allocations(&live));
     structure.check_counters(stats, None, &mut findings);
     check_order(&account_pairs(stats), &mut findings);
     findings
-}
-
-/// The counters that are compared with their earlier values.
-#[derive(Debug, Default)]
-struct Counted {
-    allocated: u64,
-    reserved: u64,
-    actives: u64,
-    ooms: u64,
-    device_allocs: u64,
-    device_frees: u64,
-}
-
-impl Counted {
-    const fn of(stats: &MemoryStats) -> Self {
-        Self {
-            allocated: stats.allocated_bytes.all.current,
-            reserved: stats.reserved_bytes.all.current,
-            actives: stats.active.all.current,
-            ooms: stats.num_ooms,
-            device_allocs: stats.num_device_alloc,
-            device_frees: stats.num_device_free,
-        }
-    }
 }
 
 /// See the module.
@@ -103,7 +79,8 @@ pub struct Audit {
     device: DeviceAccount,
     /// The memory of the other programs on the device.
     others: Held,
-    last_counted: Counted,
+    /// The counters after the last operation.
+    last_stats: MemoryStats,
     last_calls: DeviceCalls,
     /// The memory of the driver's pool, if the allocator uses one. The structure then shows only live allocations, so
     /// the driver's figure replaces the sum over segments.
@@ -112,7 +89,6 @@ pub struct Audit {
 
 impl Audit {
     /// Starts before the first allocation, with the device's current memory.
-    #[must_use]
     pub fn new(device: &dyn TestDevice, start: DeviceMemory) -> Self {
         let info = device.info();
         Self {
@@ -125,14 +101,13 @@ impl Audit {
             asleep: false,
             device: DeviceAccount::new(info, start),
             others: Held::NOTHING,
-            last_counted: Counted::default(),
+            last_stats: MemoryStats::default(),
             last_calls: device.calls(),
             pool: None,
         }
     }
 
     /// Restricts the audit to counters, except in full checks on request.
-    #[must_use]
     pub fn when_asked(self) -> Self {
         Self { when_asked: true, ..self }
     }
@@ -149,7 +124,7 @@ impl Audit {
 
     /// Starts the scenario: memory used until now does not belong to the allocator.
     pub fn begin(&mut self, start: DeviceMemory) {
-        self.device.begin(start);
+        self.device.start = start;
     }
 
     /// Continues after other programs ran, whose memory is now `others`. The driver calls since then were theirs.
@@ -159,7 +134,6 @@ impl Audit {
     }
 
     /// The program's device memory. Queries the driver's pool if there is one.
-    #[must_use]
     pub fn held(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice) -> Held {
         // An error is reported by the program's own next check.
         self.ask_pool(allocator, device, &mut Vec::new());
@@ -176,13 +150,12 @@ impl Audit {
     }
 
     /// Describes how other processes changed the device's figures during the run.
-    #[must_use]
     pub fn contention(&self) -> Option<&str> {
-        self.device.contention()
+        self.device.contention.as_deref()
     }
 
     /// Tracks a new allocation, and checks that it matches the request and what it touched.
-    pub fn handed_out(
+    pub fn allocated(
         &mut self,
         allocator: &dyn Allocator,
         device: &mut dyn TestDevice,
@@ -198,7 +171,7 @@ impl Audit {
         if allocation.is_null() {
             return Ok(());
         }
-        let entry = HandedOut::of(allocation);
+        let entry = LiveAllocation::of(allocation);
         let (start, end) = (allocation.ptr(), allocation.ptr().offset(allocation.size()));
         let before = self.live.range(..end).next_back();
         if let Some((address, other)) = before.filter(|(address, other)| address.offset(other.size) > start) {
@@ -212,7 +185,7 @@ impl Audit {
     }
 
     /// Forgets a freed allocation and checks what it touched.
-    pub fn taken_back(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
+    pub fn freed(&mut self, allocator: &dyn Allocator, device: &mut dyn TestDevice, address: DevicePtr) -> Result<(), Vec<Finding>> {
         let Some(entry) = self.live.remove(&address) else { return Ok(()) };
         self.live_bytes -= entry.size.0;
         self.after_operation(allocator, device, address, -1)
@@ -223,18 +196,20 @@ impl Audit {
         if self.asleep {
             return Ok(());
         }
-        let (before, after) = (&self.last_counted, Counted::of(&allocator.stats()));
+        let (before, after) = (&self.last_stats, allocator.stats());
+        let allocated = |stats: &MemoryStats| stats.allocated_bytes.all.current;
+        let reserved = |stats: &MemoryStats| stats.reserved_bytes.all.current;
         let mut findings = Vec::new();
         let mut note = |expected: String, seen: String| findings.push(Finding::new(Invariant::OomChangesOnlyTheCache, expected, seen));
-        let wanted = before.ooms + u64::from(counted);
-        if after.allocated != before.allocated {
-            note(bytes("allocated", before.allocated), bytes("", after.allocated));
+        let wanted = before.num_ooms + u64::from(counted);
+        if allocated(&after) != allocated(before) {
+            note(bytes("allocated", allocated(before)), bytes("", allocated(&after)));
         }
-        if after.reserved > before.reserved {
-            note(bytes("reserved at most", before.reserved), bytes("", after.reserved));
+        if reserved(&after) > reserved(before) {
+            note(bytes("reserved at most", reserved(before)), bytes("", reserved(&after)));
         }
-        if after.ooms != wanted {
-            note(format!("num_ooms {wanted}"), after.ooms.to_string());
+        if after.num_ooms != wanted {
+            note(format!("num_ooms {wanted}"), after.num_ooms.to_string());
         }
         self.add_to_budget(BLOCKS_PER_OPERATION);
         findings.extend(self.check_within_budget(allocator, device).err().unwrap_or_default());
@@ -266,7 +241,7 @@ impl Audit {
         self.ask_pool(allocator, device, &mut findings);
         self.outdated = false;
         self.structure.read_all(allocator.snapshot(), &self.live, &mut findings);
-        findings.extend(self.structure.lacks(&self.live));
+        findings.extend(self.structure.missing_allocations(&self.live));
         let stats = allocator.stats();
         self.structure.check_counters(&stats, self.pool, &mut findings);
         self.check_device(&stats, device, &mut findings);
@@ -331,11 +306,11 @@ impl Audit {
             return Ok(());
         }
         let stats = allocator.stats();
-        let (before, after) = (&self.last_counted, Counted::of(&stats));
+        let before = &self.last_stats;
         let (calls_before, calls) = (&self.last_calls, device.calls());
-        let made = after.device_allocs - before.device_allocs;
-        let gone = after.device_frees - before.device_frees;
-        let explained = after.actives as i64 - before.actives as i64 == change
+        let made = stats.num_device_alloc - before.num_device_alloc;
+        let gone = stats.num_device_free - before.num_device_free;
+        let explained = stats.active.all.current as i64 - before.active.all.current as i64 == change
             && made + gone <= 1
             && calls.malloc - calls_before.malloc == made
             && calls.free - calls_before.free == gone;
@@ -380,12 +355,12 @@ impl Audit {
     }
 
     fn check_device(&mut self, stats: &MemoryStats, device: &mut dyn TestDevice, findings: &mut Vec<Finding>) {
-        let look = Look { stats, pool: self.pool, held: self.held_now(stats), others: self.others };
+        let look = Figures { stats, pool: self.pool, held: self.held_now(stats), others: self.others };
         self.device.check(&look, device, findings);
     }
 
     fn remember(&mut self, stats: &MemoryStats, device: &dyn TestDevice) {
-        self.last_counted = Counted::of(stats);
+        self.last_stats = *stats;
         self.last_calls = device.calls();
     }
 }

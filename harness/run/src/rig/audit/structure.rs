@@ -15,20 +15,20 @@ use harness_record::Invariant;
 
 /// A live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HandedOut {
+pub(super) struct LiveAllocation {
     pub(super) requested: Bytes,
     pub(super) size: Bytes,
     pub(super) stream: StreamId,
 }
 
-impl HandedOut {
+impl LiveAllocation {
     pub(super) fn of(allocation: &Allocation) -> Self {
         Self { requested: allocation.requested(), size: allocation.size(), stream: allocation.stream() }
     }
 }
 
 /// The live allocations by address.
-pub(super) type Live = BTreeMap<DevicePtr, HandedOut>;
+pub(super) type Live = BTreeMap<DevicePtr, LiveAllocation>;
 
 /// Sums over the blocks of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl Structure {
     }
 
     /// Compares the number of allocated blocks with the number of live allocations.
-    pub(super) fn lacks(&self, live: &Live) -> Option<Finding> {
+    pub(super) fn missing_allocations(&self, live: &Live) -> Option<Finding> {
         let seen = self.small.allocations + self.large.allocations;
         let expected = || format!("{} in the structure", count(live.len(), "allocation"));
         (seen != live.len() as u64).then(|| Finding::new(Invariant::AllocationsAreDisjoint, expected(), seen.to_string()))
@@ -343,7 +343,7 @@ fn overlap(segment: &SegmentInfo, other: DevicePtr, size: Bytes) -> Finding {
 fn sums_where_sound<'a>(
     segment: &SegmentInfo,
     which: Range<usize>,
-    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a HandedOut)>,
+    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a LiveAllocation)>,
 ) -> Option<Sums> {
     let split = is_split(segment);
     let free = |block: &BlockInfo| (block.state == BlockState::Inactive).then_some(block.stream);
@@ -371,7 +371,7 @@ fn sums_where_sound<'a>(
     (ends_well && handed_out.next().is_none()).then_some(sums)
 }
 
-fn is_handed_out(block: &BlockInfo, (&address, owner): (&DevicePtr, &HandedOut)) -> bool {
+fn is_handed_out(block: &BlockInfo, (&address, owner): (&DevicePtr, &LiveAllocation)) -> bool {
     let same = address == block.address && owner.size == block.size && owner.requested == block.requested;
     same && owner.requested <= owner.size && owner.stream == block.stream
 }
@@ -379,7 +379,7 @@ fn is_handed_out(block: &BlockInfo, (&address, owner): (&DevicePtr, &HandedOut))
 /// Checks that the allocated blocks of a segment equal the live allocations in it.
 fn check_owners<'a>(
     segment: &SegmentInfo,
-    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a HandedOut)>,
+    mut handed_out: impl Iterator<Item = (&'a DevicePtr, &'a LiveAllocation)>,
     findings: &mut Vec<Finding>,
 ) {
     for block in segment.blocks.iter().filter(|block| block.state == BlockState::Allocated) {

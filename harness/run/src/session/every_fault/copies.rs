@@ -18,7 +18,7 @@ use harness_exec::large_pages::use_for_code;
 use serde::{Deserialize, Serialize};
 
 use super::{ArmRun, Attempt, CallResult, Engine, Outcome, RunSetup};
-use crate::branches::{Branches, Ended, Failing, Point};
+use crate::branches::{Branches, Point};
 use crate::faults::Faults;
 use crate::processes::StartedBy;
 use crate::rig::CheckedFrom;
@@ -179,29 +179,27 @@ fn try_points(engine: &Engine<'_>, arm: &ArmRun<'_>, order: Order, socket: &mut 
     let seed = engine.plan.seed_of(arm);
     let injector = Injector::new(&[], seed).with_budget(budget);
     let branches = Branches::new(points, injector.clone());
-    let attempt = || {
-        let Failing { point: Point { place, process, made, operation }, count } = branches.failing()?;
-        let process = process.and_then(|place| arm.scenario.processes.get(place)).map(|process| &process.name);
-        Some((place, Attempt { arm, seed, process, made, count, operation, ooms_without, budget }))
-    };
+    let attempt = || Some(Attempt { arm, seed, failing: branches.failing()?, ooms_without, budget });
+    let place = |attempt: &Attempt<'_>| attempt.failing.point.place;
     let outcome = if arm.scenario.processes.is_empty() {
         let faults = Faults::each_by(arm.scenario, |_| injector.clone());
         // The steps before the second operation cost nothing, so their copies run all of it.
         let checked_from = if branches.make_up_to(1) { CheckedFrom::Operation(1) } else { CheckedFrom::Branches(branches.clone()) };
         let setup = RunSetup { faults: faults.clone(), checked_from, started_by: StartedBy::Fork(serve_in_copy) };
-        let seen = engine.run_catching(arm, seed, setup).ok();
-        attempt().zip(seen).map(|((place, attempt), seen)| (place, engine.outcome(attempt, &faults, &seen)))
+        let end = engine.run_catching(arm, seed, setup).ok();
+        attempt().zip(end).map(|(attempt, end)| (place(&attempt), engine.outcome(attempt, &faults, &end)))
     } else {
         // Other processes do not fork along with this one. So each call gets a copy that runs the whole arm and starts
         // its processes by forking itself.
         let made = branches.make_up_to(u64::MAX).then(attempt).flatten();
-        made.and_then(|(place, attempt)| {
-            Some((place, engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork(serve_in_copy)).ok()?))
+        made.and_then(|attempt| {
+            let outcome = engine.attempt(attempt, attempt.checked_from(), StartedBy::Fork(serve_in_copy)).ok()?;
+            Some((place(&attempt), outcome))
         })
     };
     let Some((_, Outcome { wants_one_more, .. })) = outcome else { leave(1) };
     match send(socket, &outcome) {
-        Some(()) => Branches::end(if wants_one_more { Ended::OneMore } else { Ended::Enough }),
+        Some(()) => Branches::end(wants_one_more),
         None => leave(1),
     }
 }

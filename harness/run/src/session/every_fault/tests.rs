@@ -215,16 +215,15 @@ fn assert_nothing_is_lost(text: &str) -> Result<usize, TestCaseError> {
         prop_assert_eq!(tried_alone().count() + told.repeats, ran.calls.len());
         repeats += told.repeats;
         let engine = engine(Chosen::Each);
-        for (place, Call { noted, .. }) in ran.calls.iter().enumerate() {
-            let case = Case { baseline: &baseline, ran, place, call: Call { process: None, noted: *noted } };
-            let alone = engine.attempt(case.attempt(), CheckedFrom::Start, StartedBy::Exec).unwrap().case;
+        for (place, point) in ran.calls.iter().enumerate() {
+            let alone = engine.attempt(baseline.attempt(ran, *point), CheckedFrom::Start, StartedBy::Exec).unwrap().case;
             let of = |made: CallRecord| tried_alone().find(move |case| case.call == made.call.name() && case.number == made.number);
-            let same = of(noted.made).or_else(|| of(ran.calls[ran.firsts[place]].noted.made));
+            let same = of(point.made).or_else(|| of(ran.calls[ran.firsts[place]].made));
             prop_assert_eq!(
                 same.map(|case| (&case.end, case.step)),
                 Some((&alone.end, alone.step)),
                 "{} of {}: {}",
-                noted.made,
+                point.made,
                 told.allocator,
                 text
             );

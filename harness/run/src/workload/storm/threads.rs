@@ -84,8 +84,7 @@ struct Shared<'a, 'd> {
 /// Runs the storm in this many threads, then frees and releases everything.
 pub(super) fn run(ctx: &mut RunContext, step: &Step, storm: &Storm, threads: u64) -> Result<StepResult, Stop> {
     let Some(config) = ctx.alloc_conf.clone() else {
-        let unmet = Unmet::at(step, "an allocator that supports threads", format!("`{}` does not", ctx.arm));
-        return Ok(StepResult { unmet: vec![unmet], ..StepResult::default() });
+        return Ok(Unmet::at(step, "an allocator that supports threads", format!("`{}` does not", ctx.arm)).into());
     };
     let requests: Vec<Requests<'_>> = (0..threads).map(|thread| Requests::new(ctx, storm, thread)).collect();
     let control = ctx.rig.control();
@@ -227,7 +226,7 @@ impl Shared<'_, '_> {
         left.into_iter().try_for_each(|held| self.free(held))?;
         self.control.calls(Call::EmptyCache);
         self.allocator.empty_cache()?;
-        violated(check_all_went_back(&self.allocator.stats()))?;
+        violated(check_everything_released(&self.allocator.stats()))?;
         Ok(counts)
     }
 }
@@ -242,7 +241,7 @@ fn note_handed_out(handed_out: &mut BTreeMap<DevicePtr, Bytes>, allocation: &All
     if let Some((address, size)) = handed_out.range(..end).next_back().filter(|(address, size)| address.offset(**size) > start) {
         let expected = format!("{start} to be free before {} are allocated there", allocation.requested());
         let seen = format!("{size} are still in use at {address}, by one of the threads");
-        return Err(Stop::Violated(vec![Finding { invariant: Invariant::AllocationsAreDisjoint, expected, seen }]));
+        return Err(Stop::Violated(vec![Finding::new(Invariant::AllocationsAreDisjoint, expected, seen)]));
     }
     handed_out.insert(start, allocation.size());
     Ok(())
@@ -258,20 +257,18 @@ fn check_counters(counts: &Counts, live: Bytes, stats: &MemoryStats) -> Vec<Find
         ("num_ooms", ooms, stats.num_ooms),
     ];
     let wrong = figures.into_iter().filter(|(_, did, counted)| did != counted);
-    let finding = |(name, did, counted): (&str, u64, u64)| Finding {
-        invariant: Invariant::CountersEqualStructure,
-        expected: format!("{name} = {did}, the sum over all threads"),
-        seen: counted.to_string(),
+    let finding = |(name, did, counted): (&str, u64, u64)| {
+        Finding::new(Invariant::CountersEqualStructure, format!("{name} = {did}, the sum over all threads"), counted.to_string())
     };
     wrong.map(finding).collect()
 }
 
 /// Checks that nothing is reserved after the last free and `empty_cache`.
-fn check_all_went_back(stats: &MemoryStats) -> Vec<Finding> {
+fn check_everything_released(stats: &MemoryStats) -> Vec<Finding> {
     let reserved = stats.reserved_bytes.all.current;
-    let (expected, seen) = ("0 B reserved after the last free and empty_cache".to_owned(), format!("{reserved} B ({})", Bytes(reserved)));
-    let finding = Finding { invariant: Invariant::EverythingGoesBack, expected, seen };
-    (reserved != 0).then_some(finding).into_iter().collect()
+    let expected = "0 B reserved after the last free and empty_cache";
+    let finding = || Finding::new(Invariant::EverythingGoesBack, expected, format!("{reserved} B ({})", Bytes(reserved)));
+    (reserved != 0).then(finding).into_iter().collect()
 }
 
 #[cfg(test)]

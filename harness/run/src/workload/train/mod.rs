@@ -6,10 +6,8 @@
 //!
 //! * `training`: long-lived memory and iterations; `pass`: the passes of one micro-batch; `spill`: memory on the
 //!   host;
-//! * `ranks`: training on several ranks;
-//! * `judge`: judges the end.
+//! * `ranks`: training on several ranks.
 
-mod judge;
 mod pass;
 mod ranks;
 mod spill;
@@ -20,8 +18,9 @@ use std::hash::{Hash as _, Hasher as _};
 use harness_allocator::allocator::AllocatorError;
 use harness_allocator::hash::Mixer;
 use harness_allocator::units::Bytes;
+use harness_base::words::count;
+use harness_record::{FailedRequest, Outcome};
 
-use self::judge::{batch_became, judge};
 use self::training::{Counts, Training};
 use crate::between::{Between, pause};
 use crate::context::RunContext;
@@ -51,10 +50,10 @@ pub(crate) fn run(ctx: &mut RunContext, step: &Step, train: &Train, between: Bet
         Err(error) => Some(error),
     };
     let leaks = watch.map(|watch| watch.judge(ctx)).transpose()?;
-    counts.host = training.host.usage();
+    counts.host = training.host.usage;
     training.free(ctx)?;
     let mut result = conclude(ctx, step, train, counts, recovery, failed);
-    leaks.into_iter().for_each(|leaks| leaks.add_to(&mut result));
+    leaks.into_iter().for_each(|leaks| result.append(leaks));
     Ok(result)
 }
 
@@ -148,6 +147,40 @@ fn conclude(
     let done = (counts.iterations, counts.retries, what_became(train, &counts));
     judge(ctx, step, train, done, failed.map(|error| (error, counts.failed_request)), &mut result);
     result
+}
+
+/// Judges the end of a training: its iterations and retries, and a description of the final plan.
+pub(super) fn judge(
+    ctx: &RunContext,
+    step: &Step,
+    train: &Train,
+    (iterations, retries, became): (u64, u64, String),
+    failed: Option<(AllocatorError, Option<FailedRequest>)>,
+    result: &mut StepResult,
+) {
+    let completed = format!("{iterations} of {}", count(train.iterations, "iteration"));
+    let expected = train.expect.of(&ctx.arm, ctx.device);
+    match failed {
+        None => {
+            result.outcome = Outcome::Fits { retries: retries as u32 };
+            if retries > 0 {
+                result.notes.push(format!("{}: {became}", count(retries, "retry")));
+            }
+            result.fits(step, expected, "training to run out of memory", completed);
+        }
+        Some((error, failed_request)) => {
+            let seen = format!("{completed}, then {error}");
+            result.runs_out(step, expected, seen.clone(), ("training to finish", seen), failed_request);
+        }
+    }
+}
+
+/// Describes the effect of retries on the batch.
+pub(super) fn batch_became(train: &Train, batch: u64) -> String {
+    match train.batches[0] {
+        first if first == batch => format!("the last batch was {batch}, like the first"),
+        first => format!("batch {first} became {batch}"),
+    }
 }
 
 #[cfg(test)]

@@ -210,7 +210,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Frees kept tensors, or their copies fetched from the host.
-    fn let_kept_go(&mut self, ctx: &mut RunContext, tensors: &[TensorId], fetched: Option<usize>) -> Result<(), Stop> {
+    fn release_saved(&mut self, ctx: &mut RunContext, tensors: &[TensorId], fetched: Option<usize>) -> Result<(), Stop> {
         if let Some(first) = fetched {
             return free_all(ctx, self.fetched.drain(first..).collect::<Vec<_>>());
         }
@@ -262,7 +262,7 @@ impl<'a> Pass<'a> {
             self.backward_one(ctx, (index, segment.is_checkpointed), workspaces, parameters)?;
         }
         if segment.is_checkpointed {
-            self.let_kept_go(ctx, &self.inputs_of(&operations), inputs_fetched)?;
+            self.release_saved(ctx, &self.inputs_of(&operations), inputs_fetched)?;
         }
         Ok(())
     }
@@ -306,10 +306,10 @@ impl<'a> Pass<'a> {
         }
         free_all(ctx, self.scratch.drain(..).collect::<Vec<_>>())?;
         if !self.retains || fetched.is_some() {
-            self.let_kept_go(ctx, &operation.saves, fetched)?;
+            self.release_saved(ctx, &operation.saves, fetched)?;
         }
         if let Some(incoming) = incoming {
-            self.let_go(ctx, incoming)?;
+            self.release_gradient(ctx, incoming)?;
         }
         outgoing.into_iter().try_for_each(|(tensor, flow)| self.arrive(ctx, tensor, flow))
     }
@@ -336,7 +336,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn let_go(&mut self, ctx: &mut RunContext, flow: usize) -> Result<(), Stop> {
+    fn release_gradient(&mut self, ctx: &mut RunContext, flow: usize) -> Result<(), Stop> {
         let flow = &mut self.flows[flow];
         flow.tensors -= 1;
         if flow.tensors == 0 { free_all(ctx, flow.buffer.take()) } else { Ok(()) }
@@ -353,14 +353,14 @@ impl<'a> Pass<'a> {
         } else {
             let buffer = make(ctx, self.program.tensors[tensor], self.stream)?;
             self.flows.push(Flow { buffer: Some(buffer), tensors: 1 });
-            self.let_go(ctx, there)?;
+            self.release_gradient(ctx, there)?;
             self.flows.len() - 1
         };
         if let Some(buffer) = &mut self.flows[sum].buffer {
             ctx.rig.fill(buffer, self.stream)?;
         }
         self.gradients[tensor] = Some(sum);
-        Ok(self.let_go(ctx, flow)?)
+        Ok(self.release_gradient(ctx, flow)?)
     }
 
     /// The remaining buffers in the order of the forward pass. After a success these are the saved tensors of a

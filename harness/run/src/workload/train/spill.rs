@@ -17,18 +17,14 @@ use harness_record::HostUse;
 pub(super) struct HostStore {
     spare: BTreeMap<(HostMemory, Bytes), Vec<HostBuffer>>,
     /// Memory of retained graphs.
-    retained: Vec<HostBuffer>,
+    pub(super) retained: Vec<HostBuffer>,
     /// The total size of live and cached memory.
     held: Bytes,
-    usage: HostUse,
+    /// The peak of live and cached memory, and the copied bytes.
+    pub(super) usage: HostUse,
 }
 
 impl HostStore {
-    /// The peak of live and cached memory, and the copied bytes.
-    pub(super) const fn usage(&self) -> HostUse {
-        self.usage
-    }
-
     /// Returns host memory of this size, from the cache if possible.
     pub(super) fn take(&mut self, ctx: &mut RunContext, size: Bytes, memory: &HostMemory) -> Result<HostBuffer, Failed> {
         if let Some(spare) = self.spare.get_mut(&(memory.clone(), size)).and_then(Vec::pop) {
@@ -74,11 +70,6 @@ impl HostStore {
     pub(super) fn free(mut self, ctx: &mut RunContext) -> Result<(), Stop> {
         std::mem::take(&mut self.retained).into_iter().for_each(|buffer| self.put_back(buffer));
         self.give_back_spare(ctx)
-    }
-
-    /// The number of buffers of retained graphs.
-    pub(super) const fn retained(&self) -> usize {
-        self.retained.len()
     }
 
     /// Drops retained buffers until `kept` are left.

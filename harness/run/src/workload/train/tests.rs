@@ -4,7 +4,7 @@ use harness_scenario::steps::Action;
 
 use super::*;
 use crate::rig::RigOptions;
-use crate::workload::tests::{scenario_in, simulated, world_on};
+use crate::workload::tests::{context_on, scenario_in, simulated};
 
 #[test]
 fn throughput_counts_the_batch_that_was_trained() {
@@ -12,7 +12,7 @@ fn throughput_counts_the_batch_that_was_trained() {
         "train: { id: t, parameters: 8MiB, layers: 4, activations_per_sample: 4MiB, batch: 64, iterations: 5, on_oom: bisect_batch }";
     let scenario = scenario_in("160MiB", step);
     let Action::Train(train) = &scenario.steps[0].action else { panic!("{step}") };
-    let mut ctx = world_on(Box::new(simulated(&scenario)), &scenario, &RigOptions::default());
+    let mut ctx = context_on(Box::new(simulated(&scenario)), &scenario, &RigOptions::default());
     let mut training = Training::new(train, ctx.stream(&train.stream));
     let (mut counts, mut recovery) = (Counts::default(), Recovery::new(train.on_oom.as_ref()));
     assert!(training.build(&mut ctx).is_ok());

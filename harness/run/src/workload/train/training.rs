@@ -159,7 +159,7 @@ impl<'a> Training<'a> {
         let mut begun = self.begin(ctx);
         let spilled = self.spill_state(ctx, plan);
         begun.state = self.state.len();
-        begun.on_host = (self.host.retained(), self.state_on_host.len());
+        begun.on_host = (self.host.retained.len(), self.state_on_host.len());
         let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(ctx, plan, (part, length), &mut begun)));
         let done = done.and_then(|()| match &plan.spilled.optimizer_state {
             Some(memory) => self.update_on_host(ctx, memory),
@@ -176,7 +176,7 @@ impl<'a> Training<'a> {
             allocated,
             retained: self.retained.len(),
             state: self.state.len(),
-            on_host: (self.host.retained(), self.state_on_host.len()),
+            on_host: (self.host.retained.len(), self.state_on_host.len()),
             made: Vec::new(),
             arrived: Vec::new(),
         }
@@ -206,11 +206,8 @@ impl<'a> Training<'a> {
             }
         }
         if after != before {
-            ctx.rig.note(Finding {
-                invariant: Invariant::OomChangesOnlyTheCache,
-                expected: format!("{before} B allocated after an iteration, as before it, apart from the training's own memory"),
-                seen: format!("{after} B"),
-            });
+            let expected = format!("{before} B allocated after an iteration, as before it, apart from the training's own memory");
+            ctx.rig.note(Finding::new(Invariant::OomChangesOnlyTheCache, expected, format!("{after} B")));
         }
         Ok(())
     }

@@ -112,7 +112,7 @@ fn runs_on(scenario: &Scenario, record: &RunRecord) -> Result<[Verdict; 2], Devi
     let source = DeviceSource::simulated();
     let device = || source.open().and_then(|device| source.limit(device, scenario.needs.memory));
     let (mut checked_events, mut timed_events) = (|_| {}, |_| {});
-    let observer = |emit| Observer { control: Arc::new(Control::new(Arc::default())), only_observed: true, emit, record: None };
+    let observer = |emit| Observer { control: Arc::new(Control::new(Arc::default())), only_observed: true, emit: Some(emit), record: None };
     let checked = Run::new(&request, device()?).observed(observer(&mut checked_events)).checked()?;
     let timed = Run::new(&request, device()?).observed(observer(&mut timed_events)).timed()?;
     Ok([checked.verdict, timed.verdict])

@@ -16,7 +16,7 @@ use super::*;
 use crate::rig::RigOptions;
 use crate::session::{Plan, Selection};
 use crate::workload::storm;
-use crate::workload::tests::{scenario_in, simulated, world_on};
+use crate::workload::tests::{context_on, scenario_in, simulated};
 
 /// Sizes are at most the smallest segment, so a device that lies about segments lies about blocks.
 fn storm_of(memory: &str, fields: &str) -> Scenario {
@@ -27,7 +27,7 @@ fn storm_of(memory: &str, fields: &str) -> Scenario {
 }
 
 fn run_on(device: Box<dyn TestDevice>, scenario: &Scenario, options: &RigOptions) -> (RunContext, Result<StepResult, Stop>) {
-    let mut ctx = world_on(device, scenario, options);
+    let mut ctx = context_on(device, scenario, options);
     let Action::Storm(storm) = &scenario.steps[0].action else { panic!("{}", scenario.steps[0].action) };
     let result = storm::run(&mut ctx, &scenario.steps[0], storm, None);
     (ctx, result)
@@ -167,8 +167,8 @@ fn a_lost_counter_update_and_memory_that_stays_reserved_are_found() {
     assert_eq!(check(Counts { allocations: 2, ..right }, held.size()), 1);
     assert_eq!(check(Counts { frees: 1, ooms: 1, ..right }, held.size()), 2);
     assert_eq!(check(Counts { too_large: 1, ..right }, held.size()), 0, "the allocator does not count these");
-    assert_eq!(check_all_went_back(&stats).len(), 1);
-    assert_eq!(check_all_went_back(&MemoryStats::default()).len(), 0);
+    assert_eq!(check_everything_released(&stats).len(), 1);
+    assert_eq!(check_everything_released(&MemoryStats::default()).len(), 0);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn threads_stop_with_the_run_and_other_allocators_are_refused() {
     let (ctx, stopped) = run_on(Box::new(simulated(&scenario)), &scenario, &options);
     assert_eq!(stopped.map(drop), Err(Stop::Interrupted));
     ctx.close().unwrap();
-    let mut ctx = world_on(Box::new(simulated(&scenario)), &scenario, &RigOptions::default());
+    let mut ctx = context_on(Box::new(simulated(&scenario)), &scenario, &RigOptions::default());
     ctx.alloc_conf = None;
     let Action::Storm(storm) = &scenario.steps[0].action else { panic!("{}", scenario.steps[0].action) };
     let refused = storm::run(&mut ctx, &scenario.steps[0], storm, None).unwrap();

@@ -97,7 +97,8 @@ struct Calls {
 #[derive(Clone, Debug)]
 pub(super) struct Matcher {
     ranks: Vec<Calls>,
-    matched: u64,
+    /// The number of collectives that all ranks joined.
+    pub(super) matched: u64,
 }
 
 /// The kind of a mismatch.
@@ -133,11 +134,6 @@ pub(super) struct Mismatch {
 impl Matcher {
     pub(super) fn new(ranks: usize) -> Self {
         Self { ranks: vec![Calls::default(); ranks], matched: 0 }
-    }
-
-    /// The number of collectives that all ranks joined.
-    pub(super) const fn matched(&self) -> u64 {
-        self.matched
     }
 
     pub(super) fn call(&mut self, rank: usize, collective: Collective) {

@@ -49,7 +49,7 @@ struct Group<'a> {
 
 pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Ranks, mut between: Between<'_>) -> Result<StepResult, Stop> {
     let home = ctx.rig.entered();
-    let programs = std::iter::once(home).chain(ctx.programs_of_ranks(&train.id)).collect::<Vec<_>>();
+    let programs = std::iter::once(home).chain(ctx.ranks.get(&train.id).into_iter().flatten().copied()).collect::<Vec<_>>();
     let new = |(number, program)| Rank::new(number, program, train, ranks, step.position.line, ctx);
     let mut group = Group {
         train,
@@ -75,14 +75,14 @@ pub(super) fn run(ctx: &mut RunContext, step: &Step, train: &Train, ranks: &Rank
         ctx.rig.enter(home);
         pause(&mut between, ctx)?;
     }
-    for rank in group.ranks.iter_mut().filter(|rank| rank.ended.is_none() && !rank.is_astray) {
+    for rank in group.ranks.iter_mut().filter(|rank| rank.totals.ended.is_none() && !rank.is_astray) {
         rank.end(End::Finished, &mut group.matcher);
     }
     let mismatch = mismatch.or_else(|| group.matcher.advance());
     let Group { ranks, matcher, outcomes, .. } = group;
     let ends = ranks.into_iter().map(|rank| rank.free(ctx)).collect::<Result<Vec<_>, _>>()?;
     ctx.rig.enter(home);
-    Ok(outcome::conclude(ctx, step, train, Ended { ends, matched: matcher.matched(), outcomes, mismatch }))
+    Ok(outcome::conclude(ctx, step, train, Ended { ends, matched: matcher.matched, outcomes, mismatch }))
 }
 
 impl<'a> Group<'a> {
@@ -124,7 +124,7 @@ impl<'a> Group<'a> {
 
     /// The numbers of the ranks that continue.
     fn active(&self) -> Vec<usize> {
-        self.ranks.iter().filter(|rank| rank.is_active()).map(Rank::number).collect()
+        self.ranks.iter().filter(|rank| rank.is_active()).map(|rank| rank.number).collect()
     }
 
     /// Each rank retries independently. Returns the next plan of each rank that succeeded.
@@ -201,7 +201,7 @@ impl<'a> Group<'a> {
     /// of them.
     fn attempt(&mut self, ctx: &mut RunContext, numbers: &[usize], length: u64) -> Result<Vec<RankAttempt>, Stop> {
         let Self { ranks, matcher, agrees, outcomes, .. } = self;
-        let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number())).collect();
+        let mut ranks: Vec<&mut Rank<'_>> = ranks.iter_mut().filter(|rank| numbers.contains(&rank.number)).collect();
         let programs: Vec<Rc<Program>> = ranks.iter_mut().map(|rank| rank.last_program(length)).collect();
         let mut tries: Vec<Attempt<'_>> = Vec::with_capacity(programs.len());
         for (rank, program) in ranks.iter_mut().zip(&programs) {
@@ -215,7 +215,7 @@ impl<'a> Group<'a> {
         let rest = ranks.into_iter().zip(tries);
         let second = |(rank, one): (&mut Rank<'_>, Attempt<'_>)| {
             let (result, begun) = rank.within(ctx, |rank, ctx| rank.second_part(ctx, one, give_up, matcher))?;
-            Ok((rank.number(), result, begun))
+            Ok((rank.number, result, begun))
         };
         rest.map(second).collect()
     }
@@ -235,7 +235,7 @@ fn meet(ranks: &mut [&mut Rank<'_>], outcomes: &mut Outcomes) {
     let slowest = ranks.iter().map(|rank| rank.busy).max().unwrap_or_default();
     outcomes.time += slowest;
     for rank in ranks {
-        rank.waited += slowest.saturating_sub(std::mem::take(&mut rank.busy));
+        rank.totals.waited += slowest.saturating_sub(std::mem::take(&mut rank.busy));
     }
 }
 

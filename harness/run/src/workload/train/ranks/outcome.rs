@@ -6,12 +6,11 @@ use harness_allocator::allocator::AllocatorError;
 use harness_allocator::units::{Bytes, Nanos};
 
 use super::matcher::Mismatch;
-use super::rank::{End, Rank, RankEnd};
+use super::rank::{End, Rank, RankTotals};
 use crate::context::{RankFigures, RunContext};
 use crate::rig::Finding;
 use crate::step_result::StepResult;
-use crate::workload::train::judge::{batch_became, judge};
-use crate::workload::train::workload;
+use crate::workload::train::{batch_became, judge, workload};
 use harness_record::{Attempt, FailedRequest, Invariant, Outcome, Recovery, Table, Trained};
 use harness_scenario::steps::train::Train;
 use harness_scenario::{ReportKey, Step};
@@ -33,10 +32,10 @@ pub(super) struct Outcomes {
 impl Outcomes {
     /// Counts a finished iteration; `number` starts at 1.
     pub(super) fn iteration_ended(&mut self, number: u64, ranks: &[Rank<'_>]) {
-        if ranks.iter().any(|rank| rank.counts.iterations < number) {
+        if ranks.iter().any(|rank| rank.totals.counts.iterations < number) {
             return;
         }
-        let batches: Vec<u64> = ranks.iter().map(|rank| rank.effective_batch).collect();
+        let batches: Vec<u64> = ranks.iter().map(|rank| rank.totals.effective_batch).collect();
         self.iterations += 1;
         self.effective_batch = batches.iter().sum();
         self.samples += self.effective_batch;
@@ -54,13 +53,11 @@ impl Outcomes {
     }
 }
 
-/// A finished training.
 pub(super) struct Ended {
-    pub(super) ends: Vec<RankEnd>,
+    pub(super) ends: Vec<RankTotals>,
     /// The number of collectives that all ranks joined.
     pub(super) matched: u64,
     pub(super) outcomes: Outcomes,
-    /// The mismatch that stopped the ranks, if any.
     pub(super) mismatch: Option<Mismatch>,
 }
 
@@ -71,13 +68,13 @@ pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: 
     let recovery = merged(ends.iter_mut().map(|end| end.record.take()).collect());
     result.recovery = recovery.map(|record| Recovery { workload: Some(workload(train)), ..record });
     let failed = first_failure(&mut ends);
-    ctx.report_ranks(train.id.clone(), ends.iter().map(figures).collect());
+    ctx.rank_figures.insert(train.id.clone(), ends.iter().map(figures).collect());
     if let Some(mismatch) = mismatch {
         result.outcome = Outcome::Failed;
         let seen = mismatch.to_string();
         result.notes.extend(seen.lines().map(str::to_owned));
-        let expected = "the same collectives in the same order from every rank".to_owned();
-        ctx.rig.note(Finding { invariant: Invariant::CollectivesMatch, expected, seen });
+        let expected = "the same collectives in the same order from every rank";
+        ctx.rig.note(Finding::new(Invariant::CollectivesMatch, expected, seen));
     } else {
         let retries = result.reports[&ReportKey::Retries];
         let became = batch_became(train, result.reports[&ReportKey::FinalBatch]);
@@ -88,14 +85,14 @@ pub(super) fn conclude(ctx: &mut RunContext, step: &Step, train: &Train, ended: 
 }
 
 /// The failed request that ended the training, if any.
-fn first_failure(ends: &mut [RankEnd]) -> Option<(AllocatorError, Option<FailedRequest>)> {
+fn first_failure(ends: &mut [RankTotals]) -> Option<(AllocatorError, Option<FailedRequest>)> {
     ends.iter_mut().find_map(|end| match &end.ended {
         Some(End::GaveUp(error) | End::Refused(error)) => Some((error.clone(), end.counts.failed_request.take())),
         Some(End::Finished | End::Stopped) | None => None,
     })
 }
 
-fn reports(train: &Train, ends: &[RankEnd], matched: u64, outcomes: &Outcomes) -> BTreeMap<ReportKey, u64> {
+fn reports(train: &Train, ends: &[RankTotals], matched: u64, outcomes: &Outcomes) -> BTreeMap<ReportKey, u64> {
     let of = |key: ReportKey| ends.iter().filter_map(move |end| end.recovery.get(&key)).copied();
     let most = |key| of(key).max().unwrap_or(0);
     let sum = |key| of(key).sum();
@@ -122,8 +119,7 @@ fn reports(train: &Train, ends: &[RankEnd], matched: u64, outcomes: &Outcomes) -
     ])
 }
 
-/// The figures of one rank.
-fn figures(end: &RankEnd) -> RankFigures {
+fn figures(end: &RankTotals) -> RankFigures {
     let mut reports = end.recovery.clone();
     let own = [
         (ReportKey::EffectiveBatch, end.effective_batch),
@@ -136,9 +132,9 @@ fn figures(end: &RankEnd) -> RankFigures {
     RankFigures { stats: end.stats, reports }
 }
 
-fn table(ends: &[RankEnd]) -> Table {
+fn table(ends: &[RankTotals]) -> Table {
     let columns = ["rank", "limit", "peak allocated", "peak reserved", "batch", "attempts", "OOMs", "collectives called"];
-    let row = |(rank, end): (usize, &RankEnd)| {
+    let row = |(rank, end): (usize, &RankTotals)| {
         let size = |bytes| Bytes(bytes).to_string();
         vec![
             rank.to_string(),

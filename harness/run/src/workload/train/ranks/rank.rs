@@ -37,16 +37,14 @@ pub(super) enum End {
 }
 
 pub(super) struct Rank<'a> {
-    number: usize,
+    pub(super) number: usize,
     program: ProgramId,
-    limit: Bytes,
     /// The name in reports.
     name: String,
     line: u32,
     reduce: Reduce,
     agrees: bool,
     pub(super) training: Training<'a>,
-    pub(super) counts: Counts,
     pub(super) recovery: Recovery<'a>,
     reducer: Reducer,
     flag: Option<Buffer>,
@@ -54,19 +52,13 @@ pub(super) struct Rank<'a> {
     /// The current iteration and its attempt, counted from 1.
     iteration: u64,
     attempt: u64,
-    /// The samples of the last completed iteration.
-    pub(super) effective_batch: u64,
-    pub(super) ended: Option<End>,
     /// True if it retries an iteration that all others have finished, and waits for them there.
     pub(super) is_astray: bool,
-    /// The number of collectives that it called.
-    pub(super) called: u64,
     /// Its own time since the ranks last waited for each other.
     pub(super) busy: Nanos,
     /// Its own time in the current attempt.
     in_attempt: Nanos,
-    /// The time it waited for slower ranks.
-    pub(super) waited: Nanos,
+    pub(super) totals: RankTotals,
 }
 
 /// A running attempt at an iteration.
@@ -95,36 +87,27 @@ impl<'a> Rank<'a> {
         Self {
             number,
             program,
-            limit: ranks.limits[number],
             name: format!("{}, rank {number}", train.id),
             line,
             reduce: ranks.reduce,
             agrees: ranks.sync_batch,
             training,
-            counts: Counts::default(),
             recovery: Recovery::new(train.on_oom.as_ref()),
             reducer,
             flag: None,
             attempts: Attempts::new(train.plan.clone()),
             iteration: 0,
             attempt: 0,
-            effective_batch: 0,
-            ended: None,
             is_astray: false,
-            called: 0,
             busy: Nanos::ZERO,
             in_attempt: Nanos::ZERO,
-            waited: Nanos::ZERO,
+            totals: RankTotals { limit: ranks.limits[number], ..RankTotals::default() },
         }
-    }
-
-    pub(super) const fn number(&self) -> usize {
-        self.number
     }
 
     /// Returns whether it takes part in the next iteration.
     pub(super) const fn is_active(&self) -> bool {
-        self.ended.is_none() && !self.is_astray
+        self.totals.ended.is_none() && !self.is_astray
     }
 
     /// Calls `act` in the rank's program and measures the time.
@@ -147,7 +130,7 @@ impl<'a> Rank<'a> {
 
     pub(super) fn call(&mut self, matcher: &mut Matcher, calls: impl IntoIterator<Item = Call>) {
         for (purpose, bytes) in calls {
-            self.called += 1;
+            self.totals.called += 1;
             matcher.call(self.number, Collective { purpose, bytes, iteration: self.iteration, attempt: self.attempt });
         }
     }
@@ -159,7 +142,7 @@ impl<'a> Rank<'a> {
 
     /// Allocates the long-lived memory.
     pub(super) fn build(&mut self, ctx: &mut RunContext, matcher: &mut Matcher) -> Result<(), Stop> {
-        ctx.rig.set_memory_fraction(fraction(self.limit, ctx.rig.info().total));
+        ctx.rig.set_memory_fraction(fraction(self.totals.limit, ctx.rig.info().total));
         let mut calls = Vec::new();
         let built = self.training.build(ctx).and_then(|()| self.reducer.build(ctx, self.training.stream, &mut calls));
         let built = built.and_then(|()| {
@@ -167,7 +150,7 @@ impl<'a> Rank<'a> {
             Ok(())
         });
         self.call(matcher, calls);
-        if let Err(error) = self.counts.answer(built)? {
+        if let Err(error) = self.totals.counts.answer(built)? {
             self.end(End::GaveUp(error), matcher);
         }
         Ok(())
@@ -244,8 +227,8 @@ impl<'a> Rank<'a> {
         if goes_on && done.is_ok() {
             done = self.training.update(ctx);
         }
-        let answer = self.counts.answer(done)?;
-        self.training.end(ctx, iteration, gives_up || answer.is_err(), &mut self.counts)?;
+        let answer = self.totals.counts.answer(done)?;
+        self.training.end(ctx, iteration, gives_up || answer.is_err(), &mut self.totals.counts)?;
         let result = match answer {
             Ok(()) if gives_up => AttemptResult::GivenUp,
             Ok(()) => AttemptResult::Succeeded,
@@ -257,9 +240,9 @@ impl<'a> Rank<'a> {
     /// Handles a successful attempt and returns the plan of the next iteration.
     pub(super) fn succeeded(&mut self, ctx: &mut RunContext, mut begun: recovery::AttemptStart) -> Result<Plan, Stop> {
         begun.took(ctx, self.in_attempt);
-        self.effective_batch = self.attempts.plan.batch;
-        self.counts.iterations += 1;
-        self.counts.samples += self.attempts.plan.batch;
+        self.totals.effective_batch = self.attempts.plan.batch;
+        self.totals.counts.iterations += 1;
+        self.totals.counts.samples += self.attempts.plan.batch;
         self.recovery.succeeded(ctx, AttemptKind::Iteration, &self.attempts, &begun)
     }
 
@@ -309,13 +292,12 @@ impl<'a> Rank<'a> {
             End::Stopped => format!("stopped {at}, as all ranks agreed"),
         };
         matcher.end(self.number, why);
-        self.ended = Some(end);
+        self.totals.ended = Some(end);
     }
 
     /// Frees everything. A rank with its own program also empties its cache, like an exiting process.
-    pub(super) fn free(self, ctx: &mut RunContext) -> Result<RankEnd, Stop> {
-        let Self { number, program, limit, training, counts, mut recovery, reducer, flag, effective_batch, ended, called, waited, .. } =
-            self;
+    pub(super) fn free(self, ctx: &mut RunContext) -> Result<RankTotals, Stop> {
+        let Self { number, program, training, mut recovery, reducer, flag, totals, .. } = self;
         ctx.rig.enter(program);
         training.free(ctx)?;
         reducer.free(ctx)?;
@@ -325,32 +307,27 @@ impl<'a> Rank<'a> {
         if number > 0 {
             ctx.rig.empty_cache()?;
         }
-        recovery.left_behind(Bytes(counts.retained));
-        Ok(RankEnd {
-            limit,
-            stats,
-            counts,
-            recovery: recovery.reports(),
-            record: recovery.into_record(ctx),
-            effective_batch,
-            ended,
-            called,
-            waited,
-        })
+        recovery.left_behind(Bytes(totals.counts.retained));
+        Ok(RankTotals { stats, recovery: recovery.reports(), record: recovery.into_record(ctx), ..totals })
     }
 }
 
-/// The final state of a rank.
-pub(super) struct RankEnd {
+/// The figures of a rank.
+#[derive(Default)]
+pub(super) struct RankTotals {
     pub(super) limit: Bytes,
+    /// The counters of its allocator at the end.
     pub(super) stats: MemoryStats,
     pub(super) counts: Counts,
-    /// The reports of its policies.
+    /// The reports of its policies at the end.
     pub(super) recovery: BTreeMap<ReportKey, u64>,
     pub(super) record: Option<harness_record::Recovery>,
+    /// The samples of the last completed iteration.
     pub(super) effective_batch: u64,
     pub(super) ended: Option<End>,
+    /// The number of collectives that it called.
     pub(super) called: u64,
+    /// The time it waited for slower ranks.
     pub(super) waited: Nanos,
 }
 

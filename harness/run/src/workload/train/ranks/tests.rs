@@ -24,7 +24,7 @@ fn trained(less: u64, options: &str, ranks: &str) -> (StepResult, bool) {
     let config = SimConfig::default();
     let config = SimConfig { total: config.context_overhead + scenario.needs.memory, ..config };
     let rig = Rig::new(Box::new(SimDevice::new(config)), AllocatorKind::Caching.build(), &RigOptions::default()).unwrap();
-    let mut ctx = RunContext::new(rig, &scenario, &AllocatorKind::Caching.into(), 1).unwrap_or_else(|failed| panic!("{:?}", failed.2));
+    let mut ctx = RunContext::new(rig, &scenario, &AllocatorKind::Caching.into(), 1).unwrap();
     let Action::Train(training) = &scenario.steps[0].action else { panic!("{text}") };
     let result = train::run(&mut ctx, &scenario.steps[0], training, None).unwrap_or_else(|stop| panic!("{stop:?}: {text}"));
     for program in ctx.rig.programs() {

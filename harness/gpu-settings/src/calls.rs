@@ -1,9 +1,10 @@
 //! [`Call`]: the CUDA calls that can fail or be delayed on request, on simulated and real GPUs.
 
 use harness_allocator::device::faulty::DeviceCall;
+use serde::{Deserialize, Serialize};
 
 /// A call with an injectable delay. Names of the runtime include the driver's functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Call {
     Malloc,
     /// `cuMemCreate`.

@@ -126,21 +126,20 @@ impl Profile {
         }
     }
 
-    /// Reads a profile from a file.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         parse(&read(path)?, path)
     }
 
     /// Returns the file's text, which [`Profile::load`] reads back unchanged.
     pub fn to_yaml(&self) -> String {
-        let Self { version, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
+        let Self { version: _, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
         let mut yaml =
             "# A device profile, measured by `harness calibrate`: see the README.md of this project's scenarios/devices.\n".to_owned();
         let mut line = |key: &str, value: String| {
             // Writing to a string cannot fail.
             let _ = writeln!(yaml, "{key}: {value}");
         };
-        line("version", version.to_string());
+        line("version", PROFILE_VERSION.to_string());
         line("name", quoted(&name.to_string()));
         line("measured", quoted(&measured.to_string()));
         line("harness", quoted(harness));

@@ -69,7 +69,6 @@ impl Shipped {
         FILES.iter().filter_map(|text| parse(text, Path::new(FOLDER)).ok())
     }
 
-    /// Returns the profile with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|shipped| shipped.name.to_string() == name)
     }

@@ -44,7 +44,6 @@ impl DeviceSource {
         Ok(Self { resolved, profile: None, room: Bytes::ZERO, whole_device, devices })
     }
 
-    /// Returns the source of the simulated device.
     pub fn simulated() -> Self {
         let resolved = Resolved::Simulated { reason: "the simulated device was requested".to_owned() };
         Self { resolved, profile: None, room: Bytes::ZERO, whole_device: false, devices: 1 }
@@ -105,7 +104,6 @@ impl DeviceSource {
         }
     }
 
-    /// Returns the ordinal of a CUDA device.
     pub const fn cuda_ordinal(&self) -> Option<u32> {
         match self.resolved {
             Resolved::Simulated { .. } => None,

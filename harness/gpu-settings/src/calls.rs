@@ -22,7 +22,6 @@ impl Call {
     pub const ALL: [Self; 7] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc, Self::Free, Self::FreeAsync, Self::Unmap];
 
     /// The name of the CUDA function.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malloc => DeviceCall::Malloc.name(),

@@ -86,12 +86,10 @@ impl Gpu {
         Self { name, device, capability, multiprocessors, clock_khz, memory_clock_khz, memory_bus_bits, l2_cache }
     }
 
-    #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         GPUS.iter().find(|gpu| gpu.name == name)
     }
 
-    #[must_use]
     pub const fn limits(&self) -> Limits {
         let [threads, blocks, shared_memory, shared_memory_of_a_block] = match self.capability {
             (7, _) => [1024, 16, 64, 64],

@@ -28,7 +28,6 @@ pub struct Limits {
 
 impl Limits {
     /// The memory that a process can query.
-    #[must_use]
     pub fn visible(&self) -> Bytes {
         self.memory.map_or(self.device, |memory| memory.min(self.device))
     }

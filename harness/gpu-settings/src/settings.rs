@@ -129,7 +129,6 @@ pub enum Cuda {
 
 impl Cuda {
     /// The version that the driver returns: new enough for every program of the release.
-    #[must_use]
     pub const fn driver_version(self) -> i32 {
         match self {
             Self::V12 => 12_090,
@@ -153,7 +152,6 @@ pub struct Fault {
 }
 
 impl Fault {
-    #[must_use]
     pub fn counts(&self, call: Call, size: Bytes) -> bool {
         size >= self.min_size && self.call.map_or(call != Call::HostAlloc, |counted| counted == call)
     }
@@ -161,7 +159,6 @@ impl Fault {
 
 impl Settings {
     /// A machine with one such GPU and the default settings.
-    #[must_use]
     pub const fn new(gpu: &'static Gpu, memory: Bytes) -> Self {
         Self {
             gpu,
@@ -193,7 +190,6 @@ impl Settings {
     }
 
     /// The name of the devices. If kernels execute, times are measured, and the name prevents confusion with times of a GPU.
-    #[must_use]
     pub const fn device_name(&self) -> &'static str {
         match self.kernels {
             Kernels::NoOp => self.gpu.device,

@@ -11,15 +11,11 @@ use serde::de::DeserializeOwned;
 pub struct SettingsError(pub(crate) String);
 
 /// Writes settings as the value of an environment variable.
-#[must_use]
 pub fn to_variable(settings: &impl Serialize) -> String {
     serde_json::to_string(settings).unwrap_or_default()
 }
 
 /// Reads the value of an environment variable that [`to_variable`] wrote.
-///
-/// # Errors
-/// If the value is invalid.
 pub fn of_variable<T: DeserializeOwned>(text: &str) -> Result<T, SettingsError> {
     serde_json::from_str(text).map_err(|error| SettingsError(error.to_string()))
 }

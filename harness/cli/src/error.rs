@@ -7,7 +7,6 @@ use std::sync::Arc;
 use harness_allocator::allocator::caching::ConfError;
 use harness_allocator::device::DeviceError;
 use harness_base::excerpt::{Excerpt, shortened};
-use harness_devices::profile::ProfileError;
 use harness_exec::launch::LaunchError;
 use harness_exec::setup::SetupError;
 use harness_exec::trials::runner::RunnerError;
@@ -23,9 +22,6 @@ pub(crate) enum CliError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Scenario(#[from] FileError),
-    #[error(transparent)]
-    #[diagnostic(transparent)]
-    Profile(#[from] ProfileError),
     #[error(transparent)]
     #[diagnostic(transparent)]
     Setup(#[from] SetupError),
@@ -102,7 +98,7 @@ impl CliError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Setup(SetupError::Launch(error)) | Self::Program(RunnerError::Launch(error)) if !error.is_of_input() => Exit::Internal,
-            Self::Scenario(_) | Self::Profile(_) | Self::Setup(_) | Self::Conf { .. } => Exit::Invalid,
+            Self::Scenario(_) | Self::Setup(_) | Self::Conf { .. } => Exit::Invalid,
             Self::Program(RunnerError::Launch(_)) => Exit::Invalid,
             Self::Other { exit, .. } => *exit,
             Self::Store(error) if error.is_of_input() => Exit::Invalid,

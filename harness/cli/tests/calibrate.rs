@@ -15,7 +15,7 @@ use harness_allocator::device::{Clock, Device, TestDevice};
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::date::Date;
 use harness_devices::calibrate::{CalibrateError, calibrate};
-use harness_devices::profile::{Figures, Profile, ProfileName};
+use harness_devices::profile::{Figures, Profile, ProfileName, parse};
 use harness_gpu_settings::settings::Settings;
 use harness_record::Records;
 use harness_staging::{Staging, strict};
@@ -95,7 +95,7 @@ fn calibrating_the_simulated_device_returns_its_cost_model() {
         let errors = yaml.lines().filter(|line| line.contains("fit_error"));
         assert!(errors.clone().all(|line| line.ends_with("fit_error: { median: 0, worst: 0 } }")), "{yaml}");
         assert_eq!(errors.count(), 15);
-        assert_eq!(Profile::parse(&yaml, Path::new("p.yaml")).unwrap(), profile);
+        assert_eq!(parse::<Profile>(&yaml, Path::new("p.yaml")).unwrap(), profile);
     }
 }
 

@@ -610,7 +610,7 @@ on_the_simulated_gpu! {
     }
 
     fn a_wrong_fill_kernel_is_found_before_a_run(
-        Settings { wrong_write: Some(WrongWrite { nth: 2, offset: 4000 }), ..strict() }
+        Settings { wrong_write: Some(WrongWrite { nth: 3, offset: 4000 }), ..strict() }
     ) {
         let error = device().check_verification().expect_err("a byte is wrong").to_string();
         assert!(error.starts_with("verification of GPU memory: a correct range was reported as corrupted ("), "{error}");

@@ -178,7 +178,8 @@ impl World {
         let python = "#!/bin/sh\nHARNESS_GPU=\"$OF_PROGRAMS\" PATH=\"${PATH#*:}\" exec python3 \"$@\"\n";
         self.write("bin/python3", python);
         fs::set_permissions(self.path("bin/python3"), fs::Permissions::from_mode(0o755)).unwrap();
-        let script = "OF_PROGRAMS=\"$HARNESS_GPU\" HARNESS_GPU=\"$HARNESS_GPU;kernels=done;processes=1\" PATH=\"$PWD/bin:$PATH\" \
+        let script = "OF_PROGRAMS=\"$HARNESS_GPU\" \
+                      HARNESS_GPU=$(echo \"$HARNESS_GPU\" | sed 's/\"noop\"/\"execute\"/; s/\"processes\":false/\"processes\":true/') PATH=\"$PWD/bin:$PATH\" \
                       exec \"$1\" run scenarios/test.yaml --device cuda:0 --no-report --repeat 1 --format \"$2\"";
         self.run(&["--memory", "8GiB"], &["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_harness"), format])
     }

@@ -250,7 +250,8 @@ fn behaves_the_same_on_a_gpu(scenario: &str, python: &Path) -> Result<(), Failed
     let run = ["run", &format!("scenarios/programs/{scenario}.yaml"), "--no-report", "--repeat", "1", "--format", "json", "--device"];
     let mut simulated = Command::new(harness);
     simulated.args(run).arg("sim").env("HARNESS_PYTHON", python);
-    let with_kernels = "OF_PROGRAMS=\"$HARNESS_GPU\" HARNESS_GPU=\"$HARNESS_GPU;kernels=done;processes=1\" exec \"$@\"";
+    let with_kernels = "OF_PROGRAMS=\"$HARNESS_GPU\" \
+                        HARNESS_GPU=$(echo \"$HARNESS_GPU\" | sed 's/\"noop\"/\"execute\"/; s/\"processes\":false/\"processes\":true/') exec \"$@\"";
     let mut on_gpu = Command::new(harness);
     on_gpu.args(["exec", "--memory", "80GiB", "--python"]).arg(python).args(["--", "sh", "-c", with_kernels, "sh", harness]);
     on_gpu.args(run).arg("cuda:0").env("HARNESS_PYTHON", &wrapper).env("PYTHON_OF_PROGRAMS", python);

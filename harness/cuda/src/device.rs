@@ -187,7 +187,6 @@ impl CudaDevice {
     }
 
     /// Returns why NVML is unavailable. Without NVML, [`DeviceMemory::used`] comes from the CUDA driver.
-    #[must_use]
     pub fn nvml_problem(&self) -> Option<&str> {
         self.nvml.as_ref().err().map(String::as_str)
     }
@@ -202,6 +201,14 @@ impl CudaDevice {
         let (mut free, mut total) = (0, 0);
         cuda!(self.driver()?, cuMemGetInfo_v2(&mut free, &mut total))?;
         Ok(Bytes(free as u64))
+    }
+
+    /// Returns the error of a refused request, with the free memory if the device has too little.
+    fn granted(&self, requested: Bytes, answer: Result<(), Refusal>) -> Result<(), DeviceError> {
+        match answer {
+            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => Err(DeviceError::OutOfMemory { requested, free: self.driver_free()? }),
+            answer => Ok(answer?),
+        }
     }
 
     /// Returns device used: NVML's figure, or without NVML the memory that is not free.
@@ -317,7 +324,6 @@ impl CudaDevice {
         self.synchronize()
     }
 
-    /// Returns the kernels if they are loaded.
     fn kernels(&self) -> Result<&Kernels, DeviceError> {
         self.kernels.as_ref().ok_or_else(|| DeviceError::Unavailable {
             what: "kernels of this device".to_owned(),
@@ -404,18 +410,12 @@ impl Device for CudaDevice {
         self.calls.malloc += 1;
         let driver = self.driver()?;
         let mut address = 0;
-        match cuda!(driver, cuMemAlloc_v2(&mut address, usize::try_from(size.0).unwrap_or(usize::MAX))) {
-            Ok(()) => {
-                self.live.insert(address, size);
-                self.freed.remove(&address);
-                Ok(DevicePtr(address))
-            }
-            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
-                self.calls.malloc_failures += 1;
-                Err(DeviceError::OutOfMemory { requested: size, free: self.driver_free()? })
-            }
-            Err(refusal) => Err(refusal.into()),
-        }
+        let answer = cuda!(driver, cuMemAlloc_v2(&mut address, usize::try_from(size.0).unwrap_or(usize::MAX)));
+        self.calls.malloc_failures += u64::from(matches!(answer, Err(Refusal { code: driver::OUT_OF_MEMORY, .. })));
+        self.granted(size, answer)?;
+        self.live.insert(address, size);
+        self.freed.remove(&address);
+        Ok(DevicePtr(address))
     }
 
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
@@ -763,7 +763,6 @@ pub struct KeptContext {
 }
 
 impl KeptContext {
-    /// Saves the current context.
     pub fn new() -> Result<Self, DeviceError> {
         let driver = Driver::for_allocation()?;
         let mut handle = ptr::null_mut();

@@ -15,7 +15,6 @@ pub struct Probe {
 }
 
 /// Queries the driver and NVML.
-#[must_use]
 pub fn probe() -> Probe {
     Probe { driver: DriverFound::new(), nvml: nvml::driver_version() }
 }

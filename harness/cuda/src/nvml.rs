@@ -14,6 +14,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nvml_wrapper_sys::bindings::field_id::{NVML_FI_DEV_PERF_POLICY_POWER, NVML_FI_DEV_PERF_POLICY_THERMAL};
 use nvml_wrapper_sys::bindings::*;
+use procfs::process::Process;
 
 use self::functions::{newer_first, nvml, sentence};
 use crate::library::{self, Refusal};
@@ -75,10 +76,6 @@ pub struct Throttle {
 }
 
 impl NvmlDevice {
-    /// Finds the device with this UUID.
-    ///
-    /// # Errors
-    /// Why NVML is unavailable, or that it has no such device.
     pub fn find(uuid: Uuid) -> Result<Self, String> {
         let nvml = functions::library()?;
         // NVML writes the UUIDs of GPUs and of multi-instance slices differently, and the driver does not distinguish them.
@@ -104,7 +101,6 @@ impl NvmlDevice {
         self.memory().map(|memory| Bytes(memory.used))
     }
 
-    /// Returns the free memory.
     pub fn free(&self) -> Result<Bytes, String> {
         self.memory().map(|memory| Bytes(memory.free))
     }
@@ -173,8 +169,6 @@ impl NvmlDevice {
         newcomer(before, &looks)
     }
 
-    /// Reads the sensors.
-    #[must_use]
     pub fn reading(&self) -> Reading {
         Reading {
             sm_mhz: self.clock(nvmlClockType_enum_NVML_CLOCK_SM),
@@ -222,7 +216,6 @@ impl NvmlDevice {
     }
 
     /// Returns the facts that must be equal for two runs to be compared. The CUDA driver adds the CUDA version.
-    #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         let mut pending = 0;
         let mig = number(|mode| nvml!(self.nvml, nvmlDeviceGetMigMode(self.device, mode, &mut pending)));
@@ -301,15 +294,9 @@ fn is_this_process(number: u32) -> bool {
 
 /// Returns whether that process is a child of this one. This fails across namespaces, where the ID must be learned.
 fn is_child(number: u32) -> bool {
-    if CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).contains(&number) {
-        return true;
-    }
-    // The program's name in parentheses may contain any character; the state and the parent follow it
-    // (<https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html>).
-    let parent = std::fs::read_to_string(format!("/proc/{number}/stat"))
-        .ok()
-        .and_then(|stat| stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u32>().ok());
-    parent == Some(std::process::id())
+    let stat = Process::new(number.cast_signed()).and_then(|process| process.stat());
+    let is_visible_child = stat.is_ok_and(|stat| stat.ppid.cast_unsigned() == std::process::id());
+    is_visible_child || CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).contains(&number)
 }
 
 /// Returns the memory of a process; all ones are `NVML_VALUE_NOT_AVAILABLE`.
@@ -350,7 +337,6 @@ pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
     /// Returns a hash that identifies the device without revealing its UUID: [`fnv1a`] over the 16 bytes, in hexadecimal.
-    #[must_use]
     pub fn hash(self) -> String {
         format!("{:016x}", fnv1a(&self.0))
     }

@@ -103,7 +103,6 @@ pub struct Ranges {
 
 impl Ranges {
     /// Returns the ranges of this process's profiler; `None` without a profiler that supports NVTX. Looks for it once.
-    #[must_use]
     pub fn of_profiler() -> Option<Self> {
         static RANGES: OnceLock<Option<Ranges>> = OnceLock::new();
         *RANGES.get_or_init(|| {

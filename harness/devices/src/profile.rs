@@ -3,31 +3,41 @@
 //! [`Profile::load`] reads a file, [`Profile::to_yaml`] writes one, and [`Profile::sim_config`] configures a simulated device.
 //! The field types admit only valid values, so a profile needs no further checks.
 
-mod error;
 mod figure;
 pub(crate) mod header;
 
 use std::borrow::Cow;
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::path::Path;
 
 use harness_allocator::device::DeviceInfo;
 use harness_allocator::device::sim::{CostModel, Figure, SimConfig};
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
-use serde::Deserialize;
-
 use harness_base::date::Date;
+use harness_language::error::FileError;
+use harness_language::yaml::{self, Language};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-pub use self::error::ProfileError;
 pub use self::figure::{ByteCount, FitError, Measured, Nanoseconds, NanosecondsPerGib, NanosecondsPerMib, Share, Spread, UnitText};
 pub use self::header::{PROFILE_VERSION, ProfileName, Version};
 
 /// The folder of profiles, relative to the root of the project.
 pub const FOLDER: &str = "scenarios/devices";
 
-/// Maximum size of a file in bytes: a hundred times the size of a profile.
-const MAX_FILE: u64 = 256 << 10;
+const LANGUAGE: Language = Language {
+    noun: "device profile",
+    example: "scenarios/devices/h200-141.yaml",
+    shape: "`harness calibrate` writes device profiles",
+    required: &["version", "name", "device", "memory"],
+    shorter: "a file that `harness calibrate` wrote",
+    own: &["figures", "costs"],
+    foreign: &["steps"],
+    renamed: &[],
+    other: ("a scenario", "harness run"),
+    advice: "correct the file at this position, or measure a new profile with `harness calibrate`",
+};
 
 /// The measured costs of a GPU.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -54,7 +64,7 @@ pub struct Profile {
 }
 
 /// All measured figures of a cost model. `None` if the device lacks the calls.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figures {
     pub context_overhead: Measured<ByteCount>,
@@ -74,9 +84,29 @@ pub struct Figures {
     pub transfer_per_gib: Measured<NanosecondsPerGib>,
 }
 
-/// Reads a text file. Fails if it is too large or not UTF-8.
-pub(crate) fn read(path: &Path) -> Result<String, ProfileError> {
-    error::read(path, MAX_FILE)
+/// Reads a text file. If it cannot be read, the advice lists the profiles in [`FOLDER`].
+pub(crate) fn read(path: &Path) -> Result<String, FileError> {
+    yaml::read(path, &LANGUAGE).map_err(|error| match error {
+        FileError::Unreadable { path, why, .. } => FileError::Unreadable { path, why, help: known() },
+        text @ FileError::Text(_) => text,
+    })
+}
+
+/// Names the profiles in [`FOLDER`]; none if the folder cannot be read.
+fn known() -> String {
+    let entries = std::fs::read_dir(FOLDER).into_iter().flatten().flatten().map(|entry| entry.path());
+    let profiles = entries.filter(|path| path.extension().is_some_and(|ending| ending == "yaml"));
+    let mut names: Vec<String> = profiles.map(|path| format!("`{}`", path.display())).collect();
+    names.sort();
+    match names.is_empty() {
+        true => format!("name a file that `harness calibrate` wrote on a GPU; {FOLDER} contains none"),
+        false => format!("name a file that `harness calibrate` wrote; {FOLDER} contains: {}", names.join(", ")),
+    }
+}
+
+/// Parses a measured or shipped profile; `path` appears in errors.
+pub fn parse<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, FileError> {
+    yaml::parse(text, path, &LANGUAGE).map_err(|problem| FileError::text(problem, path, text))
 }
 
 impl Profile {
@@ -96,27 +126,20 @@ impl Profile {
         }
     }
 
-    /// Reads a profile from a file.
-    pub fn load(path: &Path) -> Result<Self, ProfileError> {
-        Self::parse(&read(path)?, path)
+    pub fn load(path: &Path) -> Result<Self, FileError> {
+        parse(&read(path)?, path)
     }
 
-    /// Parses a profile; `path` appears in errors.
-    pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
-        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-        serde_saphyr::from_str_with_options(text, options).map_err(|error| ProfileError::text(&error, path, text))
-    }
-
-    /// Returns the file's text, which [`Profile::parse`] reads back unchanged.
+    /// Returns the file's text, which [`Profile::load`] reads back unchanged.
     pub fn to_yaml(&self) -> String {
-        let Self { version, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
+        let Self { version: _, name, measured, harness, device, memory, driver, cuda, contended, figures } = self;
         let mut yaml =
             "# A device profile, measured by `harness calibrate`: see the README.md of this project's scenarios/devices.\n".to_owned();
         let mut line = |key: &str, value: String| {
             // Writing to a string cannot fail.
             let _ = writeln!(yaml, "{key}: {value}");
         };
-        line("version", version.to_string());
+        line("version", PROFILE_VERSION.to_string());
         line("name", quoted(&name.to_string()));
         line("measured", quoted(&measured.to_string()));
         line("harness", quoted(harness));
@@ -134,37 +157,33 @@ impl Profile {
 
     /// Returns the name in reports and records: with the date, and eight digits that identify its figures.
     pub fn title(&self) -> String {
-        let rows = self.figures.rows().into_iter().map(|(name, figure)| format!("{name}: {figure}\n")).collect::<String>();
+        let rows = self.figures.rows().map(|(name, figure)| format!("{name}: {figure}\n")).collect::<String>();
         format!("{} measured {} ({:08x})", self.name, self.measured, fnv1a(rows.as_bytes()) >> 32)
     }
 
     /// Returns the cost model of this profile. Costs that were not measured take the published values and say so.
     pub fn cost_model(&self) -> CostModel {
-        let Figures { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = &self.figures;
-        let Figures { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = &self.figures;
+        let Figures { context_overhead, map_page, unmap_page, pool_call, .. } = &self.figures;
         let published = CostModel::PUBLISHED;
         CostModel {
             name: Cow::Owned(self.title()),
             context_overhead: Figure { value: Bytes(context_overhead.value), source: self.source(context_overhead.fit_error) },
-            malloc: self.time(malloc),
-            malloc_per_mib: self.time(malloc_per_mib),
-            free: self.time(free),
-            free_per_mib: self.time(free_per_mib),
+            malloc: self.time(&self.figures.malloc),
+            malloc_per_mib: self.time(&self.figures.malloc_per_mib),
+            free: self.time(&self.figures.free),
+            free_per_mib: self.time(&self.figures.free_per_mib),
             map_page: map_page.as_ref().map_or(published.map_page, |figure| self.time(figure)),
             unmap_page: unmap_page.as_ref().map_or(published.unmap_page, |figure| self.time(figure)),
             pool_call: pool_call.as_ref().map_or(published.pool_call, |figure| self.time(figure)),
-            submit: self.time(submit),
-            stream_create: self.time(stream_create),
-            event_create: self.time(event_create),
-            event_record: self.time(event_record),
-            event_query: self.time(event_query),
-            synchronize: self.time(synchronize),
-            transfer_per_gib: self.time(transfer_per_gib),
+            submit: self.time(&self.figures.submit),
+            stream_create: self.time(&self.figures.stream_create),
+            event_create: self.time(&self.figures.event_create),
+            event_record: self.time(&self.figures.event_record),
+            event_query: self.time(&self.figures.event_query),
+            synchronize: self.time(&self.figures.synchronize),
+            transfer_per_gib: self.time(&self.figures.transfer_per_gib),
             // Calibration does not measure the host.
-            pinned_alloc_per_mib: published.pinned_alloc_per_mib,
-            pageable_alloc_per_mib: published.pageable_alloc_per_mib,
-            pinned_copy_per_gib: published.pinned_copy_per_gib,
-            pageable_copy_per_gib: published.pageable_copy_per_gib,
+            ..published
         }
     }
 
@@ -187,33 +206,12 @@ impl Profile {
 
 impl Figures {
     /// Returns each measured figure with its field name, as written in the file.
-    fn rows(&self) -> Vec<(&'static str, &dyn fmt::Display)> {
-        let Self { context_overhead, malloc, malloc_per_mib, free, free_per_mib, map_page, unmap_page, pool_call, .. } = self;
-        let Self { submit, stream_create, event_create, event_record, event_query, synchronize, transfer_per_gib, .. } = self;
-        fn always<U: UnitText>(figure: &Measured<U>) -> Option<&dyn fmt::Display> {
-            Some(figure)
-        }
-        fn maybe<U: UnitText>(figure: &Option<Measured<U>>) -> Option<&dyn fmt::Display> {
-            figure.as_ref().and_then(always)
-        }
-        let rows: [(&'static str, Option<&dyn fmt::Display>); 15] = [
-            ("context_overhead", always(context_overhead)),
-            ("malloc", always(malloc)),
-            ("malloc_per_mib", always(malloc_per_mib)),
-            ("free", always(free)),
-            ("free_per_mib", always(free_per_mib)),
-            ("map_page", maybe(map_page)),
-            ("unmap_page", maybe(unmap_page)),
-            ("pool_call", maybe(pool_call)),
-            ("submit", always(submit)),
-            ("stream_create", always(stream_create)),
-            ("event_create", always(event_create)),
-            ("event_record", always(event_record)),
-            ("event_query", always(event_query)),
-            ("synchronize", always(synchronize)),
-            ("transfer_per_gib", always(transfer_per_gib)),
-        ];
-        rows.into_iter().filter_map(|(name, figure)| Some((name, figure?))).collect()
+    fn rows(&self) -> impl Iterator<Item = (String, String)> {
+        let figures = match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(figures)) => figures,
+            other => unreachable!("figures are a map of texts: {other:?}"),
+        };
+        figures.into_iter().filter_map(|(name, figure)| Some((name, figure.as_str()?.to_owned())))
     }
 }
 

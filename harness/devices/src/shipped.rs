@@ -5,12 +5,15 @@
 //! [`Shipped::with_room_for`] finds the smallest with enough free memory.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use harness_allocator::device::sim::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5, SimConfig};
 use harness_allocator::units::{Bytes, Nanos};
-use serde::Deserialize;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use crate::profile::header::{ProfileName, Version};
+use crate::profile::{FOLDER, parse};
 
 /// The files, in ascending order of memory.
 const FILES: [&str; 7] = [
@@ -36,41 +39,20 @@ pub struct Shipped {
     pub memory: Bytes,
     /// The source of that figure.
     pub source: String,
-    /// Its link to the host, which determines the published cost of copies to pinned host memory.
-    pub pcie: PciExpress,
+    /// The published cost of copies to pinned host memory over its link to the host.
+    #[serde(deserialize_with = "copies")]
+    pub pcie: Figure<Nanos>,
     /// States that the costs are the published ones.
     pub costs: NotMeasured,
 }
 
-/// A generation of PCI Express with 16 lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "u8")]
-pub enum PciExpress {
-    Generation3,
-    Generation4,
-    Generation5,
-}
-
-impl TryFrom<u8> for PciExpress {
-    type Error = String;
-
-    fn try_from(generation: u8) -> Result<Self, String> {
-        match generation {
-            3 => Ok(Self::Generation3),
-            4 => Ok(Self::Generation4),
-            5 => Ok(Self::Generation5),
-            other => Err(format!("{other} is not a supported generation of PCI Express: write 3, 4 or 5")),
-        }
-    }
-}
-
-impl PciExpress {
-    const fn copies(self) -> Figure<Nanos> {
-        match self {
-            Self::Generation3 => PCIE_3,
-            Self::Generation4 => PCIE_4,
-            Self::Generation5 => PCIE_5,
-        }
+/// Returns the cost of copies over 16 lanes of a generation of PCI Express.
+fn copies<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Figure<Nanos>, D::Error> {
+    match u8::deserialize(deserializer)? {
+        3 => Ok(PCIE_3),
+        4 => Ok(PCIE_4),
+        5 => Ok(PCIE_5),
+        other => Err(D::Error::custom(format_args!("{other} is not a supported generation of PCI Express: write 3, 4 or 5"))),
     }
 }
 
@@ -84,10 +66,9 @@ pub enum NotMeasured {
 impl Shipped {
     /// Returns all shipped profiles, in ascending order of memory.
     pub fn all() -> impl Iterator<Item = Self> {
-        FILES.iter().filter_map(|text| Self::parse(text).ok())
+        FILES.iter().filter_map(|text| parse(text, Path::new(FOLDER)).ok())
     }
 
-    /// Returns the profile with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|shipped| shipped.name.to_string() == name)
     }
@@ -102,17 +83,12 @@ impl Shipped {
         text.lines().any(|line| line.starts_with("costs:"))
     }
 
-    /// Parses a shipped profile.
-    pub(crate) fn parse(text: &str) -> Result<Self, serde_saphyr::Error> {
-        serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true, with_snippet: false })
-    }
-
     /// Configures a simulated device with this GPU's memory and the published costs.
     pub fn sim_config(&self) -> SimConfig {
         let published = CostModel::PUBLISHED;
         let name = Cow::Owned(format!("{}, costs not measured: {}", self.name, published.name));
         let context_overhead = Figure { value: published.context_overhead.value, source: published.context_overhead.source.clone() };
-        let cost = CostModel { name, context_overhead, pinned_copy_per_gib: self.pcie.copies(), ..published };
+        let cost = CostModel { name, context_overhead, pinned_copy_per_gib: self.pcie.clone(), ..published };
         SimConfig { total: self.memory, context_overhead: cost.context_overhead.value, cost, ..SimConfig::default() }
     }
 }
@@ -123,7 +99,8 @@ mod tests {
 
     #[test]
     fn every_shipped_profile_is_valid_and_cites_its_source() {
-        let profiles: Vec<Shipped> = FILES.iter().map(|text| Shipped::parse(text).expect("a shipped profile is valid")).collect();
+        let read = |text| parse(text, Path::new(FOLDER)).expect("a shipped profile is valid");
+        let profiles: Vec<Shipped> = FILES.into_iter().map(read).collect();
         assert!(profiles.is_sorted_by_key(|profile| profile.memory), "the smallest comes first");
         for profile in &profiles {
             assert_eq!(Shipped::named(&profile.name.to_string()).as_ref(), Some(profile));

@@ -11,10 +11,11 @@ use harness_allocator::units::Bytes;
 use harness_base::shell::quoted;
 use harness_cuda::CudaDevice;
 use harness_cuda::machine::{self, Probe};
+use harness_language::error::FileError;
 
 use crate::admit::admit;
 use crate::choice::{DeviceChoice, Resolved};
-use crate::profile::{self, Profile, ProfileError};
+use crate::profile::{self, Profile};
 use crate::shipped::Shipped;
 
 /// Opens a new device for each run, so no state passes from one run to the next.
@@ -43,14 +44,13 @@ impl DeviceSource {
         Ok(Self { resolved, profile: None, room: Bytes::ZERO, whole_device, devices })
     }
 
-    /// Returns the source of the simulated device.
     pub fn simulated() -> Self {
         let resolved = Resolved::Simulated { reason: "the simulated device was requested".to_owned() };
         Self { resolved, profile: None, room: Bytes::ZERO, whole_device: false, devices: 1 }
     }
 
     /// Like [`DeviceSource::new`], but a simulated device uses the profile in this file, or the shipped profile of this name.
-    pub fn with_profile(self, path: &Path) -> Result<Self, ProfileError> {
+    pub fn with_profile(self, path: &Path) -> Result<Self, FileError> {
         let shipped = path.to_str().and_then(Shipped::named).filter(|_| !path.exists());
         let config = shipped.map_or_else(|| load_sim_config(path), |shipped| Ok(shipped.sim_config()))?;
         Ok(Self { profile: Some((config, path.to_owned())), ..self })
@@ -104,7 +104,6 @@ impl DeviceSource {
         }
     }
 
-    /// Returns the ordinal of a CUDA device.
     pub const fn cuda_ordinal(&self) -> Option<u32> {
         match self.resolved {
             Resolved::Simulated { .. } => None,
@@ -159,13 +158,12 @@ fn sim_config(room: Bytes) -> SimConfig {
 }
 
 /// Reads the simulated device of a measured or shipped profile.
-fn load_sim_config(path: &Path) -> Result<SimConfig, ProfileError> {
+fn load_sim_config(path: &Path) -> Result<SimConfig, FileError> {
     let text = profile::read(path)?;
-    if Shipped::is_one(&text) {
-        let shipped = Shipped::parse(&text).map_err(|error| ProfileError::text(&error, path, &text))?;
-        return Ok(shipped.sim_config());
+    match Shipped::is_one(&text) {
+        true => profile::parse(&text, path).map(|shipped: Shipped| shipped.sim_config()),
+        false => profile::parse(&text, path).map(|measured: Profile| measured.sim_config()),
     }
-    Ok(Profile::parse(&text, path)?.sim_config())
 }
 
 /// Returns the error that recommends a simulated device with enough memory.

@@ -2,7 +2,7 @@
 # - It ends the process if the library of HARNESS_GPU_EXPECTED is not loaded: without it, the program would use a real GPU.
 # - When a process that imported torch exits, it writes torch's memory statistics into the folder of the run.
 # - HARNESS_GPU_SNAPSHOT also writes a memory snapshot, HARNESS_GPU_OOMS the call stack of each out of memory error, and HARNESS_GPU_SAMPLES
-#   samples of the bytes that torch has allocated. `values=small` in HARNESS_GPU computes the values of small tensors.
+#   samples of the bytes that torch has allocated. The value `small` in HARNESS_GPU computes the values of small tensors.
 # Finally it runs the sitecustomize that it hides. It only imports modules that Python has already loaded, and changes nothing in processes without torch.
 import atexit
 import os
@@ -253,6 +253,6 @@ if _RUN and not hasattr(sys, "_harness_hook"):
     atexit.register(_at_exit)
     if any(os.environ.get("HARNESS_GPU_" + option) for option in ("SNAPSHOT", "OOMS", "SAMPLES")):
         sys.meta_path.insert(0, _ModuleFinder("torch.cuda", _with_cuda))
-    if "values=small" in os.environ.get("HARNESS_GPU", "").split(";"):
+    if '"values":"small"' in os.environ.get("HARNESS_GPU", ""):
         sys.meta_path.insert(0, _ModuleFinder("torch", _compute_small_values))
 _run_hidden_sitecustomize()

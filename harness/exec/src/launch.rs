@@ -10,6 +10,7 @@ use std::process::Command;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN};
 use harness_gpu_settings::settings::{LIBRARIES, RUN, SETTINGS, UNLOADED, Values};
+use harness_gpu_settings::text::to_variable;
 use libc::pid_t;
 
 use crate::cache::Libraries;
@@ -286,7 +287,7 @@ impl Launch<'_> {
         match self.machine {
             Machine::Simulated(settings) => {
                 set.extend([
-                    (SETTINGS, settings.to_string().into()),
+                    (SETTINGS, to_variable(settings).into()),
                     (LIBRARIES, libraries.folder.clone().into()),
                     (LEDGER, self.ledger.map_or_else(|| own_ledger(run), Path::to_owned).into()),
                     ("TRITON_LIBCUDA_PATH", libraries.folder.clone().into()),
@@ -302,7 +303,7 @@ impl Launch<'_> {
             }
             Machine::Real(ordinal, limits) => {
                 set.extend([
-                    (LIMITS, limits.to_string().into()),
+                    (LIMITS, to_variable(limits).into()),
                     (LIMITS_RUN, self.machine.counters(run).into()),
                     (VISIBLE, visible(*ordinal, inherited(VISIBLE))),
                     // First in the list: for `dlsym`, the GNU C library skips auditors listed after one that ignores bindings.

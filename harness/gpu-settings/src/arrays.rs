@@ -42,7 +42,6 @@ impl From<FlatDescriptor> for ArrayDescriptor {
 impl ArrayDescriptor {
     /// Bytes of all elements in this many mipmap levels. The driver may align rows, so this is a lower bound. `None` for formats without a fixed
     /// element size and for arrays without memory of their own.
-    #[must_use]
     pub fn bytes(&self, levels: u32) -> Option<Bytes> {
         if self.flags & (SPARSE | DEFERRED) != 0 {
             return None;

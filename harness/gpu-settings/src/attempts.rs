@@ -58,9 +58,6 @@ pub struct Free {
 
 impl Free {
     /// Reads a file of frees. Ignores a truncated last record.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
     pub fn read(path: &Path) -> io::Result<Vec<Self>> {
         let free = |[attempts, submitted, device, held]: [u64; WORDS]| {
             Some(Self { attempts, submitted, device: u32::try_from(device).ok()?, held: Bytes(held) })
@@ -89,9 +86,6 @@ impl Outcome {
 
 impl Attempt {
     /// Reads a file of attempts. Ignores a truncated last record.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
     pub fn read(path: &Path) -> io::Result<Vec<Self>> {
         Ok(rows(path)?.into_iter().filter_map(Self::of_row).collect())
     }
@@ -110,7 +104,6 @@ impl Attempt {
 }
 
 /// Returns whether the process made enough attempts for the first failure of the fault.
-#[must_use]
 pub fn reach(attempts: &[Attempt], fault: &Fault) -> bool {
     attempts.iter().filter(|attempt| fault.counts(attempt.call, attempt.size)).count() as u64 >= fault.first
 }
@@ -130,7 +123,6 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    #[must_use]
     pub fn new(folder: Option<&Path>, faults: &[Fault]) -> Self {
         let counted = faults.iter().map(|fault| (*fault, 0)).collect();
         Self { counted, folder: folder.map(Path::to_owned), ..Self::default() }
@@ -182,7 +174,6 @@ impl Attempts {
     }
 
     /// The number of attempts and frees so far.
-    #[must_use]
     pub const fn noted(&self) -> u64 {
         self.noted + self.freed
     }

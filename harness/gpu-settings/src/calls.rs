@@ -1,9 +1,10 @@
 //! [`Call`]: the CUDA calls that can fail or be delayed on request, on simulated and real GPUs.
 
 use harness_allocator::device::faulty::DeviceCall;
+use serde::{Deserialize, Serialize};
 
 /// A call with an injectable delay. Names of the runtime include the driver's functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Call {
     Malloc,
     /// `cuMemCreate`.
@@ -21,7 +22,6 @@ impl Call {
     pub const ALL: [Self; 7] = [Self::Malloc, Self::Create, Self::MallocAsync, Self::HostAlloc, Self::Free, Self::FreeAsync, Self::Unmap];
 
     /// The name of the CUDA function.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malloc => DeviceCall::Malloc.name(),

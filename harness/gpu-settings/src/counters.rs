@@ -69,7 +69,6 @@ pub struct OwnCounters {
 
 impl OwnCounters {
     /// Counts in a file of `folder`; without a folder in private memory.
-    #[must_use]
     pub fn new(folder: Option<&Path>, devices: u32, memory: Bytes) -> Self {
         Self { counters: AtomicPtr::new(ptr::null_mut()), folder: folder.map(Path::to_owned), devices, memory }
     }
@@ -206,9 +205,6 @@ pub struct DeviceCounters {
 
 impl ProcessCounters {
     /// Reads the counters in a folder, by process number. Skips other files and processes that ended before they had a device.
-    ///
-    /// # Errors
-    /// If the folder or a file in it cannot be read.
     pub fn read_folder(folder: &Path) -> io::Result<Vec<Self>> {
         let paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>()?;
         let numbered = paths.iter().filter_map(|path| Some((path.file_name()?.to_str()?.strip_suffix(ENDING)?.parse().ok()?, path)));

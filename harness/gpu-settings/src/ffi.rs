@@ -33,7 +33,6 @@ pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
 
 impl<'a> Text<'a> {
     /// The string; `None` for null.
-    #[must_use]
     pub fn get(self) -> Option<&'a CStr> {
         // SAFETY: a C caller passes null or a string that outlives the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })

@@ -3,6 +3,9 @@
 //! They change what PyTorch allocates. The workspaces of cuBLAS and attention depend on the compute capability; temporary memory of sorts and
 //! reductions depends on the number of multiprocessors. So every result names the GPU.
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// A GPU as its driver describes it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Gpu {
@@ -56,6 +59,20 @@ pub const GPUS: [Gpu; 7] = [
     Gpu::new("h200-141", "NVIDIA H200", (9, 0), 132, [1_980_000, 3_201_000], 6144, 60 << 20),
 ];
 
+/// As its name.
+impl Serialize for Gpu {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for &'static Gpu {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Gpu::named(&name).ok_or_else(|| D::Error::custom(format_args!("`{name}` is not a GPU")))
+    }
+}
+
 impl Gpu {
     const fn new(
         name: &'static str,
@@ -69,12 +86,10 @@ impl Gpu {
         Self { name, device, capability, multiprocessors, clock_khz, memory_clock_khz, memory_bus_bits, l2_cache }
     }
 
-    #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         GPUS.iter().find(|gpu| gpu.name == name)
     }
 
-    #[must_use]
     pub const fn limits(&self) -> Limits {
         let [threads, blocks, shared_memory, shared_memory_of_a_block] = match self.capability {
             (7, _) => [1024, 16, 64, 64],

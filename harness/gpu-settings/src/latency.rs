@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use harness_allocator::device::faulty::ANY;
 use harness_allocator::units::Nanos;
+use serde::{Deserialize, Serialize};
 
 use crate::calls::Call;
 use crate::text::{SettingsError, expected};
@@ -12,7 +13,7 @@ use crate::text::{SettingsError, expected};
 /// Names all calls that can be delayed.
 const ALL: &str = "all";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Slow {
     Call(Call),
     /// All that request device memory.
@@ -21,7 +22,7 @@ enum Slow {
 }
 
 /// A delay for each call of a function: `CALL:DURATION`, for example `cudaFree:3ms`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latency {
     calls: Slow,
     /// The delay per call.
@@ -30,13 +31,11 @@ pub struct Latency {
 
 impl Latency {
     /// The sum of the delays of a call.
-    #[must_use]
     pub fn sum(latencies: &[Self], call: Call) -> Nanos {
         latencies.iter().filter(|latency| latency.is_of(call)).map(|latency| latency.by).sum()
     }
 
     /// Returns whether it delays this call.
-    #[must_use]
     pub fn is_of(&self, call: Call) -> bool {
         match self.calls {
             Slow::Call(slow) => slow == call,

@@ -82,9 +82,6 @@ pub struct Holding {
 
 impl Ledger {
     /// Creates the file and reserves its space on the disk.
-    ///
-    /// # Errors
-    /// If the file exists or cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
         let with_path = |error: io::Error| io::Error::new(error.kind(), format!("cannot reserve space for {}: {error}", path.display()));
@@ -95,9 +92,6 @@ impl Ledger {
     }
 
     /// Opens a file that [`Ledger::create`] made.
-    ///
-    /// # Errors
-    /// If it cannot be opened or is not a ledger.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let layout = Mapped::<Layout>::open(&file).ok().filter(|layout| layout.mark.load(Ordering::Acquire) == MARK);
@@ -105,7 +99,6 @@ impl Ledger {
     }
 
     /// Lists the living processes that hold memory of a device, in the order of their entries.
-    #[must_use]
     pub fn holdings(&self, device: u32) -> Vec<Holding> {
         let locked = self.lock();
         locked.release_ended(None);
@@ -134,7 +127,6 @@ impl Ledger {
     }
 
     /// The most bytes of a device that all processes ever held together.
-    #[must_use]
     pub fn peak(&self, device: u32) -> Bytes {
         Bytes(self.0.peaks.get(device as usize).map_or(0, |peak| peak.load(Ordering::Relaxed)))
     }
@@ -236,21 +228,16 @@ pub struct Account {
 
 impl Account {
     /// Starts an account that enters nothing before the first request. Without a ledger this process is alone on its devices.
-    #[must_use]
     pub const fn new(ledger: Option<Ledger>) -> Self {
         Self { ledger, entry: None }
     }
 
-    #[must_use]
     pub const fn ledger(&self) -> Option<&Ledger> {
         self.ledger.as_ref()
     }
 
     /// Runs `change` under the lock. It gets the bytes of a device that others hold; it returns its result and the new usage of this process. On
     /// failure, releases the memory of ended processes and retries once. If too many processes are entered, others seem to hold everything.
-    ///
-    /// # Errors
-    /// The error of `change`.
     pub fn change<T, E>(&mut self, device: u32, mut change: impl FnMut(Bytes) -> (Result<T, E>, Bytes)) -> Result<T, E> {
         let Some(ledger) = &self.ledger else { return change(Bytes::ZERO).0 };
         let (locked, device) = (ledger.lock(), device as usize);
@@ -277,7 +264,6 @@ impl Account {
     }
 
     /// The bytes of a device that other living processes hold.
-    #[must_use]
     pub fn held_by_others(&self, device: u32) -> Bytes {
         let Some(ledger) = &self.ledger else { return Bytes::ZERO };
         let own = std::process::id();
@@ -285,7 +271,6 @@ impl Account {
     }
 
     /// The bytes of a device that other processes have entered. Faster than [`Account::held_by_others`]: it does not look for ended processes.
-    #[must_use]
     pub fn entered_by_others(&self, device: u32) -> Bytes {
         self.ledger.as_ref().map_or(Bytes::ZERO, |ledger| ledger.lock().held_by_others(device as usize, self.entry))
     }

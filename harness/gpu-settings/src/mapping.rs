@@ -6,6 +6,8 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd as _;
 use std::ptr::{self, NonNull};
 
+use nix::fcntl::posix_fallocate;
+
 /// A layout of shared memory.
 ///
 /// # Safety
@@ -24,11 +26,8 @@ unsafe impl<T: SharedLayout> Sync for Mapped<T> {}
 impl<T: SharedLayout> Mapped<T> {
     /// Reserves space for a `T` in a new file and maps it. A file with only a length would end the process with SIGBUS once the disk is full.
     pub(crate) fn create(file: &File) -> io::Result<Self> {
-        // SAFETY: the call takes a descriptor and two numbers.
-        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size_of::<T>() as libc::off_t) } {
-            0 => Self::map(file),
-            error => Err(io::Error::from_raw_os_error(error)),
-        }
+        posix_fallocate(file, 0, size_of::<T>() as libc::off_t)?;
+        Self::map(file)
     }
 
     /// Maps a file that [`Mapped::create`] made.

@@ -6,8 +6,9 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::c_int;
-use std::fs;
 use std::sync::MutexGuard;
+
+use procfs::process::Process;
 
 /// One program in one process. A process number alone can return later, and `exec` keeps both the number and the start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +22,10 @@ pub(crate) struct Program {
 impl Program {
     /// The program that a process runs; `None` after its end, also before its parent waits for it.
     pub(crate) fn of_process(pid: u64) -> Option<Self> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may contain anything, so fields are counted from its end: field 3 of the file (the state) comes first.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let field = |number: usize| fields.get(number - 3).copied();
+        let stat = Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()?;
         // A process whose first thread has ended lives as long as other threads run.
-        let has_ended = matches!(field(3)?, "X" | "x") || (field(3)? == "Z" && field(20)? <= "1");
-        let stack = field(28)?.parse().unwrap_or(0);
-        (!has_ended).then_some(Self { started: field(22)?.parse().ok()?, stack })
+        let has_ended = matches!(stat.state, 'X' | 'x') || (stat.state == 'Z' && stat.num_threads <= 1);
+        (!has_ended).then_some(Self { started: stat.starttime, stack: stat.startstack })
     }
 
     /// Compares two programs. An unknown stack equals every stack.

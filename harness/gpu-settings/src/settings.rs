@@ -5,10 +5,11 @@ use std::str::FromStr;
 
 use harness_allocator::device::faulty::{ANY, Numbered};
 use harness_allocator::units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::calls::Call;
 use crate::driver::{Kernels, Refusal, Sensors, WrongWrite};
-use crate::gpus::{GPUS, Gpu};
+use crate::gpus::Gpu;
 use crate::latency::Latency;
 pub use crate::text::SettingsError;
 use crate::text::{expected, number, words};
@@ -37,7 +38,7 @@ pub fn mark_loaded() {
 }
 
 /// A simulated machine with equal devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The GPU that programs see.
     pub gpu: &'static Gpu,
@@ -80,7 +81,7 @@ pub struct Settings {
 }
 
 /// When an event completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Events {
     Instant,
     /// When the host waits for it, for later work of its stream, or for the device.
@@ -90,7 +91,7 @@ pub enum Events {
 }
 
 /// The order of the addresses of allocations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressOrder {
     /// Upwards, without reuse.
     Up,
@@ -101,7 +102,7 @@ pub enum AddressOrder {
 }
 
 /// The workspaces of cuDNN, as a model: real sizes depend on the algorithm that cuDNN chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CudnnWorkspace {
     None,
     /// The size of operands that are not channels-last, plus four times the filter for filter gradients.
@@ -109,7 +110,8 @@ pub enum CudnnWorkspace {
 }
 
 /// The values that a program reads from a device whose kernels are no-ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Values {
     Zeros,
     /// The bytes of small copies until a kernel may overwrite them, otherwise zeros.
@@ -119,7 +121,7 @@ pub enum Values {
 }
 
 /// A CUDA release. Structures differ between releases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cuda {
     V12,
     V13,
@@ -127,7 +129,6 @@ pub enum Cuda {
 
 impl Cuda {
     /// The version that the driver returns: new enough for every program of the release.
-    #[must_use]
     pub const fn driver_version(self) -> i32 {
         match self {
             Self::V12 => 12_090,
@@ -138,7 +139,7 @@ impl Cuda {
 
 /// Injected out of memory failures: `CALL:FIRST[:COUNT][:MIN_SIZE]`. Attempts of at least `min_size` bytes are counted from 1, over all devices of
 /// a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// `None`, written `any`, counts all calls that request device memory together.
     pub call: Option<Call>,
@@ -151,7 +152,6 @@ pub struct Fault {
 }
 
 impl Fault {
-    #[must_use]
     pub fn counts(&self, call: Call, size: Bytes) -> bool {
         size >= self.min_size && self.call.map_or(call != Call::HostAlloc, |counted| counted == call)
     }
@@ -159,7 +159,6 @@ impl Fault {
 
 impl Settings {
     /// A machine with one such GPU and the default settings.
-    #[must_use]
     pub const fn new(gpu: &'static Gpu, memory: Bytes) -> Self {
         Self {
             gpu,
@@ -191,7 +190,6 @@ impl Settings {
     }
 
     /// The name of the devices. If kernels execute, times are measured, and the name prevents confusion with times of a GPU.
-    #[must_use]
     pub const fn device_name(&self) -> &'static str {
         match self.kernels {
             Kernels::NoOp => self.gpu.device,
@@ -212,89 +210,17 @@ impl Settings {
         self.refusals.push(Refusal { function: function.to_owned(), nth, code: None });
         self
     }
-
-    /// Switches and their names in the text.
-    fn switches(&mut self) -> [(&'static str, &mut bool); 8] {
-        [
-            ("mapping", &mut self.mapping),
-            ("pools", &mut self.pools),
-            ("nvml", &mut self.nvml),
-            ("mig", &mut self.mig),
-            ("container", &mut self.container),
-            ("processes", &mut self.processes),
-            ("list_calls", &mut self.list_calls),
-            ("blind_verify", &mut self.blind_verify),
-        ]
-    }
 }
 
+/// The text in records. It lacks the settings that only tests choose.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, cuda, cudnn, faults, .. } = self;
         write!(f, "gpu={};memory={};devices={devices};context_overhead={};events={events}", gpu.name, memory.0, context_overhead.0)?;
         write!(f, ";addresses={addresses};cudnn_workspace={cudnn_workspace};values={values};cuda={cuda};cudnn={cudnn}")?;
         faults.iter().try_for_each(|fault| write!(f, ";fail={fault}"))?;
-        self.latencies.iter().try_for_each(|latency| write!(f, ";latency={latency}"))?;
-        // Settings that only tests choose are written if they differ from the default.
-        let Self { kernels, others, sensors, refusals, wrong_write, .. } = self;
-        let mut default = Self::new(gpu, *memory);
-        let mut add = |is_default: bool, setting: fmt::Arguments<'_>| if is_default { Ok(()) } else { write!(f, ";{setting}") };
-        add(*kernels == default.kernels, format_args!("kernels={kernels}"))?;
-        add(*others == default.others, format_args!("others={}", others.0))?;
-        add(*sensors == default.sensors, format_args!("sensors={sensors}"))?;
-        for ((name, on), (_, default)) in self.clone().switches().into_iter().zip(default.switches()) {
-            add(*on == *default, format_args!("{name}={}", u8::from(*on)))?;
-        }
-        refusals.iter().try_for_each(|refusal| write!(f, ";refuse={refusal}"))?;
-        wrong_write.iter().try_for_each(|wrong| write!(f, ";wrong_write={wrong}"))
+        self.latencies.iter().try_for_each(|latency| write!(f, ";latency={latency}"))
     }
-}
-
-impl FromStr for Settings {
-    type Err = SettingsError;
-
-    fn from_str(text: &str) -> Result<Self, SettingsError> {
-        let mut settings = Self::new(&GPUS[0], Bytes::ZERO);
-        for pair in text.split(';') {
-            let (key, value) = pair.split_once('=').ok_or_else(|| SettingsError(format!("`{pair}` is not KEY=VALUE")))?;
-            match key {
-                "gpu" => settings.gpu = Gpu::named(value).ok_or_else(|| expected(value, "a GPU", GPUS.iter().map(|gpu| gpu.name)))?,
-                "memory" => settings.memory = Bytes(number(value)?),
-                "devices" => settings.devices = devices(value)?,
-                "context_overhead" => settings.context_overhead = Bytes(number(value)?),
-                "events" => settings.events = value.parse()?,
-                "addresses" => settings.addresses = value.parse()?,
-                "cudnn_workspace" => settings.cudnn_workspace = value.parse()?,
-                "values" => settings.values = value.parse()?,
-                "cuda" => settings.cuda = value.parse()?,
-                "cudnn" => settings.cudnn = number(value)?,
-                "fail" => settings.faults.push(value.parse()?),
-                "latency" => settings.latencies.push(value.parse()?),
-                "kernels" => settings.kernels = value.parse()?,
-                "others" => settings.others = Bytes(number(value)?),
-                "sensors" => settings.sensors = value.parse()?,
-                "refuse" => settings.refusals.push(value.parse()?),
-                "wrong_write" => settings.wrong_write = Some(value.parse()?),
-                _ if let Some((_, switch)) = settings.switches().into_iter().find(|switch| switch.0 == key) => *switch = is_on(value)?,
-                _ => return Err(SettingsError(format!("`{key}` is not a setting of the simulated GPU"))),
-            }
-        }
-        Ok(settings)
-    }
-}
-
-fn is_on(text: &str) -> Result<bool, SettingsError> {
-    match text {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err(expected(text, "a switch", ["0", "1"].into_iter())),
-    }
-}
-
-fn devices(text: &str) -> Result<u32, SettingsError> {
-    let devices = number(text)?;
-    let most = format!("`{text}` devices: a simulated machine has at most {MOST_DEVICES}");
-    (devices <= MOST_DEVICES).then_some(devices).ok_or(SettingsError(most))
 }
 
 words!(AddressOrder, "an order of addresses", AddressOrder::Up = "up", AddressOrder::Down = "down", AddressOrder::Reuse = "reuse");

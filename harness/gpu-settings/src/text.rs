@@ -1,11 +1,24 @@
-//! Parsers for settings and their error messages.
+//! Settings as texts: options that a user writes and their error messages, and environment variables.
 
 use std::str::FromStr;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// An error in the text of a setting; the message lists the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SettingsError(pub(crate) String);
+
+/// Writes settings as the value of an environment variable.
+pub fn to_variable(settings: &impl Serialize) -> String {
+    serde_json::to_string(settings).unwrap_or_default()
+}
+
+/// Reads the value of an environment variable that [`to_variable`] wrote.
+pub fn of_variable<T: DeserializeOwned>(text: &str) -> Result<T, SettingsError> {
+    serde_json::from_str(text).map_err(|error| SettingsError(error.to_string()))
+}
 
 pub(crate) fn number<T: FromStr>(text: &str) -> Result<T, SettingsError> {
     text.parse().map_err(|_| SettingsError(format!("`{text}` is not a number in range")))
@@ -13,13 +26,6 @@ pub(crate) fn number<T: FromStr>(text: &str) -> Result<T, SettingsError> {
 
 pub(crate) fn expected(text: &str, what: &str, accepted: impl Iterator<Item = &'static str>) -> SettingsError {
     SettingsError(format!("`{text}` is not {what}: write {}", accepted.collect::<Vec<_>>().join(", ")))
-}
-
-/// Parses `N` numbers separated by colons.
-pub(crate) fn numbers<const N: usize>(text: &str, form: &str) -> Result<[u64; N], SettingsError> {
-    let wrong = || SettingsError(format!("`{text}` is not {form}"));
-    let numbers: Vec<u64> = text.split(':').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
-    numbers.try_into().map_err(|_| wrong())
 }
 
 /// Implements display and parsing for an enumeration of words.

@@ -14,6 +14,9 @@ pub const MAX_FILE: u64 = 32 << 20;
 /// Most scalars, lists and maps of one file: enough for about 200,000 steps, because an `alloc` and its `free` are ten.
 pub const MAX_NODES: usize = 1_000_000;
 
+/// The advice for YAML's syntax.
+pub const ONE_DOCUMENT: &str = "the file must be one YAML document, indented with spaces";
+
 /// A kind of file, with the words for its errors.
 #[derive(Debug)]
 pub struct Language {
@@ -35,6 +38,8 @@ pub struct Language {
     pub renamed: &'static [&'static str],
     /// The other kind of file, and its command.
     pub other: (&'static str, &'static str),
+    /// Advice for errors without their own, such as those of YAML's syntax.
+    pub advice: &'static str,
 }
 
 /// Reads a file as text.
@@ -141,7 +146,7 @@ fn in_our_words(error: &Error, language: &Language) -> Problem {
             Problem::new(at, format!("the file is too large: {}", plain(error)))
                 .help(format!("a {noun} has at most {MAX_NODES} values and few aliases; use {shorter} for many operations"))
         }
-        _ => Problem::new(at, plain(error)).help("the file must be one YAML document, indented with spaces"),
+        _ => Problem::new(at, plain(error)).help(language.advice),
     }
 }
 

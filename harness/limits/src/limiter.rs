@@ -15,6 +15,7 @@ use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::{Account, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
+use harness_gpu_settings::text::of_variable;
 
 use crate::accounts::{Accounts, Charge};
 use crate::audit::at_fork_of_program;
@@ -81,7 +82,7 @@ pub(crate) fn limiter() -> &'static Limiter {
         // SAFETY: the function registers handlers of the program, and an audit library is never unloaded.
         unsafe { keep_usable_after_fork::<State>(at_fork_of_program) };
         let path = |variable| env::var_os(variable).map(PathBuf::from);
-        let limits = or_abort(LIMITS, env::var(LIMITS).unwrap_or_default().parse());
+        let limits = or_abort(LIMITS, of_variable(&env::var(LIMITS).unwrap_or_default()));
         let ledger = path(LIMITS_LEDGER).map(|path| or_abort(LIMITS_LEDGER, Ledger::open(&path)));
         Limiter::new(limits, path(LIMITS_RUN).as_deref(), ledger)
     })

@@ -1,35 +1,19 @@
 //! NVML functions that report memory. They report the whole machine, so the limit applies to each GPU.
 #![allow(non_snake_case, reason = "wrappers have the names of the functions")]
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
+
+use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
 use crate::limiter::{SUCCESS, limiter};
 use crate::real::{functions, real};
 
-/// `nvmlMemory_t`.
-#[repr(C)]
-pub(crate) struct Memory {
-    total: u64,
-    free: u64,
-    used: u64,
-}
-
-/// `nvmlMemory_v2_t`.
-#[repr(C)]
-pub(crate) struct MemoryV2 {
-    version: c_uint,
-    total: u64,
-    reserved: u64,
-    free: u64,
-    used: u64,
-}
-
 functions! {
-    nvmlDeviceGetMemoryInfo: unsafe extern "C" fn(usize, Option<&mut Memory>) -> c_int,
-    nvmlDeviceGetMemoryInfo_v2: unsafe extern "C" fn(usize, Option<&mut MemoryV2>) -> c_int,
+    nvmlDeviceGetMemoryInfo: unsafe extern "C" fn(usize, Option<&mut nvmlMemory_t>) -> c_int,
+    nvmlDeviceGetMemoryInfo_v2: unsafe extern "C" fn(usize, Option<&mut nvmlMemory_v2_t>) -> c_int,
 }
 
-extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, mut memory: Option<&mut Memory>) -> c_int {
+extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, mut memory: Option<&mut nvmlMemory_t>) -> c_int {
     let code = real!(nvmlDeviceGetMemoryInfo(device, memory.as_deref_mut()));
     if let Some(memory) = memory.filter(|_| code == SUCCESS) {
         (memory.total, memory.free, memory.used) = visible_memory(memory.total, memory.free);
@@ -37,7 +21,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, mut memory: Option<&mut Mem
     code
 }
 
-extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, mut memory: Option<&mut MemoryV2>) -> c_int {
+extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, mut memory: Option<&mut nvmlMemory_v2_t>) -> c_int {
     let code = real!(nvmlDeviceGetMemoryInfo_v2(device, memory.as_deref_mut()));
     if let Some(memory) = memory.filter(|_| code == SUCCESS) {
         let (total, free, taken) = visible_memory(memory.total, memory.free);

@@ -11,6 +11,7 @@ use std::thread;
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::counters::ProcessCounters;
 use harness_gpu_settings::limits::{LIMITS, LIMITS_RUN, Limits};
+use harness_gpu_settings::text::to_variable;
 
 /// Names the program that a child process runs.
 const PROGRAM: &str = "LIMITS_TEST_PROGRAM";
@@ -26,7 +27,7 @@ fn run(test: &str) -> Vec<ProcessCounters> {
     let limits = Limits { device: Bytes::gib(80), memory: Some(Bytes::gib(8)), faults: Vec::new(), latencies: Vec::new() };
     let mut command = Command::new(env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(PROGRAM, test);
-    command.env("LD_AUDIT", library("libharness_limits.so")).env(LIMITS, limits.to_string()).env(LIMITS_RUN, folder.path());
+    command.env("LD_AUDIT", library("libharness_limits.so")).env(LIMITS, to_variable(&limits)).env(LIMITS_RUN, folder.path());
     let output = command.output().unwrap();
     let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat();
     assert!(output.status.success(), "{text}");

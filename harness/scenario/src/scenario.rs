@@ -25,7 +25,7 @@ use harness_language::error::{FileError, Problem};
 use harness_language::fields::{about, check_memory};
 use harness_language::located::{Located, Position, Tree};
 use harness_language::text::{AmountText, CountText, DurationText, ExpressionText, NameText, duration};
-use harness_language::yaml::{self, Language};
+use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
 
 /// The words for errors in scenario files.
@@ -39,6 +39,7 @@ pub const SCENARIO: Language = Language {
     foreign: &["arms", "time"],
     renamed: &["violates", "heads", "less", "agree"],
     other: ("a suite of benchmarks", "harness bench"),
+    advice: ONE_DOCUMENT,
 };
 
 pub const MAX_STREAMS: usize = 255;

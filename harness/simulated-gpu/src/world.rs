@@ -30,6 +30,7 @@ use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
 use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings};
+use harness_gpu_settings::text::of_variable;
 
 /// The simulated machine as this process sees it.
 pub(crate) struct Machine {
@@ -81,7 +82,7 @@ pub(crate) const fn is_device_memory(address: u64) -> bool {
 
 impl Machine {
     fn of_environment() -> Self {
-        let settings: Settings = match env::var(SETTINGS).map(|text| text.parse()) {
+        let settings: Settings = match env::var(SETTINGS).map(|text| of_variable(&text)) {
             Err(_) => Settings::new(Gpu::named("h100-80").unwrap_or(&harness_gpu_settings::gpus::GPUS[0]), Bytes::gib(80)),
             Ok(Ok(settings)) => settings,
             Ok(settings) => or_abort(SETTINGS, settings),

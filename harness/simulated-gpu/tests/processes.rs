@@ -12,6 +12,7 @@ use harness_gpu_settings::counters::ProcessCounters;
 use harness_gpu_settings::gpus::GPUS;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{RUN, SETTINGS, Settings};
+use harness_gpu_settings::text::to_variable;
 // Links the exported functions.
 use harness_simulated_gpu as _;
 use tempfile::TempDir;
@@ -55,7 +56,7 @@ impl Run {
         let settings = Settings { devices: 2, ..Settings::new(&GPUS[0], Bytes::gib(1)) };
         let mut command = Command::new(env::current_exe().unwrap());
         command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(PROGRAM, test);
-        command.env(SETTINGS, settings.to_string()).env(RUN, self.folder.path()).env(LEDGER, self.folder.path().join("ledger"));
+        command.env(SETTINGS, to_variable(&settings)).env(RUN, self.folder.path()).env(LEDGER, self.folder.path().join("ledger"));
         command
     }
 

@@ -13,7 +13,7 @@ use harness_language::error::Problem;
 use harness_language::fields::NeedsWire;
 use harness_language::located::Located;
 use harness_language::text::{DurationText, SizeText};
-use harness_language::yaml::Language;
+use harness_language::yaml::{Language, ONE_DOCUMENT};
 
 pub(super) const MAX_ROUNDS: u64 = 1000;
 /// Maximum live blocks of a case.
@@ -32,6 +32,7 @@ pub(super) const SUITE: Language = Language {
     foreign: &["steps"],
     renamed: &[],
     other: ("a scenario", "harness run"),
+    advice: ONE_DOCUMENT,
 };
 
 /// A suite: what is timed, with which allocators, how often and how precisely.

@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 
+use nix::fcntl::posix_fallocate;
+
 use super::driver::{self, Driver, cuda};
 use crate::library::Refusal;
 use harness_allocator::device::{DeviceError, HostId, HostMemory, StreamId};
@@ -27,12 +29,10 @@ struct Piece {
 }
 
 impl Host {
-    /// Returns the number of allocations.
     pub(super) fn count(&self) -> u64 {
         self.held.len() as u64
     }
 
-    /// Allocates memory.
     pub(super) fn take(&mut self, driver: &Driver, size: Bytes, memory: &HostMemory) -> Result<HostId, DeviceError> {
         let refused = |why: String| DeviceError::HostMemory { call: memory.call(), requested: size, why };
         let bytes = usize::try_from(size.0).ok().filter(|bytes| *bytes > 0);
@@ -55,7 +55,8 @@ impl Host {
                 let failed = |error: io::Error| refused(format!("a temporary file in {}: {error}", folder.display()));
                 // The file has no name. The mapping keeps its contents alive.
                 let file = tempfile::tempfile_in(&folder).map_err(failed)?;
-                reserve(file.as_raw_fd(), bytes).map_err(failed)?;
+                // Reserves the disk space, so later writes cannot run out of it. A length that is negative is too large.
+                posix_fallocate(&file, 0, bytes as libc::off_t).map_err(|error| failed(error.into()))?;
                 map(bytes, libc::MAP_SHARED, file.as_raw_fd()).map_err(failed)?
             }
         };
@@ -120,14 +121,4 @@ fn map(bytes: usize, flags: i32, file: RawFd) -> io::Result<*mut c_void> {
     // SAFETY: without a requested address, no existing mapping is replaced.
     let start = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, file, 0) };
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start) }
-}
-
-/// Allocates the file's disk space, so later writes cannot run out of it.
-fn reserve(file: RawFd, bytes: usize) -> io::Result<()> {
-    let bytes = libc::off_t::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // SAFETY: the file is open.
-    match unsafe { libc::posix_fallocate(file, 0, bytes) } {
-        0 => Ok(()),
-        code => Err(io::Error::from_raw_os_error(code)),
-    }
 }

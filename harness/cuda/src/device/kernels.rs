@@ -75,16 +75,13 @@ impl Kernels {
     /// Queues a kernel that writes the tag to the range. The caller must hold the range.
     pub(super) fn fill(&self, driver: &Driver, stream: CUstream, range: MemoryRange, tag: Tag) -> Result<(), Refusal> {
         let parts = Parts::of(range, tag);
-        if parts.head > 0 {
-            self.launch(driver, self.fill_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0])?;
+        for (offset, bytes) in parts.ends() {
+            self.launch(driver, self.fill_bytes, 1, stream, &mut [range.start.0, offset, bytes, tag.0])?;
         }
-        if parts.words > 0 {
-            self.launch(driver, self.fill_words, parts.words, stream, &mut [range.start.0 + parts.head, parts.words, parts.value])?;
+        match parts.words {
+            0 => Ok(()),
+            words => self.launch(driver, self.fill_words, words, stream, &mut [range.start.0 + parts.head, words, parts.value]),
         }
-        if parts.tail > 0 {
-            self.launch(driver, self.fill_bytes, 1, stream, &mut [range.start.0, parts.tail_offset(), parts.tail, tag.0])?;
-        }
-        Ok(())
     }
 
     /// Compares the range with the tag after the stream's earlier work, and waits. Uses the first slot. The caller must hold the
@@ -107,17 +104,14 @@ impl Kernels {
         let parts = Parts::of(range, tag);
         let found = self.findings + u64::from(slot) * SLOT;
         cuda!(driver, cuMemsetD8Async(found, 0xff, SLOT as usize, stream))?;
-        if parts.head > 0 {
-            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, 0, parts.head, tag.0, found])?;
+        for (offset, bytes) in parts.ends() {
+            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, offset, bytes, tag.0, found])?;
         }
-        if parts.words > 0 {
-            let words_start = range.start.0 + parts.head;
-            self.launch(driver, self.verify_words, parts.words, stream, &mut [words_start, parts.words, parts.value, parts.head, found])?;
+        let start = range.start.0 + parts.head;
+        match parts.words {
+            0 => Ok(()),
+            words => self.launch(driver, self.verify_words, words, stream, &mut [start, words, parts.value, parts.head, found]),
         }
-        if parts.tail > 0 {
-            self.launch(driver, self.verify_bytes, 1, stream, &mut [range.start.0, parts.tail_offset(), parts.tail, tag.0, found])?;
-        }
-        Ok(())
     }
 
     /// Waits for the stream and returns the result of each slot. Slots of unfinished comparisons are undefined.
@@ -138,7 +132,6 @@ impl Kernels {
         Ok(())
     }
 
-    /// Unloads the module.
     pub(super) fn unload(self, driver: &Driver) -> Result<(), Refusal> {
         cuda!(driver, cuModuleUnload(self.module))
     }
@@ -217,8 +210,9 @@ impl Parts {
         Self { head, words, tail, value: tag.0.rotate_right(8 * head as u32) }
     }
 
-    const fn tail_offset(&self) -> u64 {
-        self.head + 8 * self.words
+    /// Offset and length of the bytes before and after the aligned words, if there are any.
+    fn ends(&self) -> impl Iterator<Item = (u64, u64)> {
+        [(0, self.head), (self.head + 8 * self.words, self.tail)].into_iter().filter(|(_, bytes)| *bytes > 0)
     }
 }
 

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{
     CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 
-use super::driver::{self, Driver, cuda};
+use super::driver::{Driver, cuda};
 use super::probe::attribute;
 use super::{CudaDevice, GRANULARITY};
 use crate::library::Refusal;
@@ -135,13 +135,7 @@ impl MappedDevice for CudaDevice {
         let driver = self.driver()?;
         let mut start = 0;
         let (bytes, alignment) = (usize::try_from(size.0).unwrap_or(usize::MAX), GRANULARITY.0 as usize);
-        match cuda!(driver, cuMemAddressReserve(&mut start, bytes, alignment, 0, 0)) {
-            Ok(()) => {}
-            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
-                return Err(DeviceError::OutOfMemory { requested: size, free: self.driver_free()? });
-            }
-            Err(refusal) => return Err(refusal.into()),
-        }
+        self.granted(size, cuda!(driver, cuMemAddressReserve(&mut start, bytes, alignment, 0, 0)))?;
         self.mapping()?.table.reserve(DevicePtr(start), size);
         self.freed.remove(&start);
         Ok(DevicePtr(start))
@@ -175,12 +169,7 @@ impl MappedDevice for CudaDevice {
         });
         self.calls.create += calls.0;
         self.calls.release += calls.1;
-        match mapped {
-            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
-                Err(DeviceError::OutOfMemory { requested: range.len, free: self.driver_free()? })
-            }
-            other => Ok(other?),
-        }
+        self.granted(range.len, mapped)
     }
 
     /// Unmaps page by page. If the driver refuses one, the earlier pages are unmapped and the rest stays mapped.

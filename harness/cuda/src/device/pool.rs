@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
 
 use super::CudaDevice;
-use super::driver::{self, Driver, cuda};
+use super::driver::{Driver, cuda};
 use super::mapping::location_of;
 use super::probe::attribute;
 use crate::library::Refusal;
@@ -34,7 +34,6 @@ impl CudaPools {
         self.pools.get(&pool.0).copied().ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
     }
 
-    /// Returns the number of live pools.
     pub(super) fn count(&self) -> u64 {
         self.pools.len() as u64
     }
@@ -126,17 +125,10 @@ impl PooledDevice for CudaDevice {
         let handle = self.pools()?.handle(pool)?;
         let mut address = 0;
         let bytes = usize::try_from(size.0).unwrap_or(usize::MAX);
-        match cuda!(driver, cuMemAllocFromPoolAsync(&mut address, bytes, handle, queue)) {
-            Ok(()) => {
-                self.pools()?.live.insert(address, (size, pool));
-                self.freed.remove(&address);
-                Ok(DevicePtr(address))
-            }
-            Err(Refusal { code: driver::OUT_OF_MEMORY, .. }) => {
-                Err(DeviceError::OutOfMemory { requested: size, free: self.driver_free()? })
-            }
-            Err(refusal) => Err(refusal.into()),
-        }
+        self.granted(size, cuda!(driver, cuMemAllocFromPoolAsync(&mut address, bytes, handle, queue)))?;
+        self.pools()?.live.insert(address, (size, pool));
+        self.freed.remove(&address);
+        Ok(DevicePtr(address))
     }
 
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {

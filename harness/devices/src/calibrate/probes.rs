@@ -8,9 +8,9 @@ use crate::profile::{Figures, Measured, UnitText};
 
 /// Number of calls timed together if one is too short for the clock. 64 calls of 100 ns are well above the clock's own cost, and
 /// 64 launches still fit into a stream's queue without waiting.
-const BATCH: usize = 64;
+const BATCH: u64 = 64;
 /// Number of streams created together. Smaller, because each takes device memory.
-const STREAMS: usize = 8;
+const STREAMS: u64 = 8;
 /// The smallest allocation. Each further size doubles.
 const SMALLEST: Bytes = Bytes::mib(2);
 /// Page sizes of expandable segments, for small and large blocks (`kSmallBuffer` and `kLargeBuffer` of PyTorch's
@@ -57,10 +57,10 @@ impl Probes {
         let quarter = Bytes(free.0 / 4);
         let room = quarter.min(FILLS.1);
         let curve = |sizes: Vec<Bytes>, unit: Bytes| sizes.iter().map(|size| (in_units(*size, unit), Vec::new())).collect::<Curve>();
-        let allocations = curve(doubling(SMALLEST, quarter), Bytes::mib(1));
-        let (malloc, free) = (allocations.clone(), allocations);
+        let malloc = curve(doubling(SMALLEST, quarter), Bytes::mib(1));
         let transfer = curve(doubling(FILLS.0, room), Bytes::gib(1));
-        Ok(Self { stream, room, pool, samples: Samples { malloc, free, transfer, ..Samples::default() } })
+        let samples = Samples { free: malloc.clone(), malloc, transfer, ..Samples::default() };
+        Ok(Self { stream, room, pool, samples })
     }
 
     /// Drops all samples.
@@ -95,10 +95,8 @@ impl Probes {
             let index = if downward { sizes - 1 - index } else { index };
             let ((mib, mallocs), (_, frees)) = (&mut malloc[index], &mut free[index]);
             let size = Bytes::mib(*mib as u64);
-            let (start, time) = timed(device, |device| device.malloc(size))?;
-            mallocs.push(time);
-            let ((), time) = timed(device, |device| device.free(start))?;
-            frees.push(time);
+            let start = timed(device, mallocs, 1, |device| device.malloc(size))?;
+            timed(device, frees, 1, |device| device.free(start))?;
         }
         Ok(())
     }
@@ -112,10 +110,8 @@ impl Probes {
             let Some(mapped) = device.mapped() else { return Ok(()) };
             let range = MemoryRange::new(mapped.reserve(size)?, size);
             let absent = || refused("map");
-            let ((), time) = timed(device, |device| device.mapped().ok_or_else(absent)?.map(range, page))?;
-            self.samples.map.push(time / count as f64);
-            let ((), time) = timed(device, |device| device.mapped().ok_or_else(absent)?.unmap(range))?;
-            self.samples.unmap.push(time / count as f64);
+            timed(device, &mut self.samples.map, count, |device| device.mapped().ok_or_else(absent)?.map(range, page))?;
+            timed(device, &mut self.samples.unmap, count, |device| device.mapped().ok_or_else(absent)?.unmap(range))?;
             device.mapped().ok_or_else(absent)?.unreserve(range.start)?;
         }
         Ok(())
@@ -124,7 +120,7 @@ impl Probes {
     /// Measures pairs of an allocation and a free on one stream, served by the pool's reserved memory.
     fn pool_calls(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
         let (Some(pool), stream) = (self.pool, self.stream) else { return Ok(()) };
-        let pairs = |device: &mut dyn TestDevice, count: usize| {
+        let pairs = |device: &mut dyn TestDevice, count: u64| {
             let pooled = device.pooled().ok_or_else(|| refused("malloc_async"))?;
             for _ in 0..count {
                 let start = pooled.malloc_async(pool, SMALLEST, stream)?;
@@ -134,33 +130,29 @@ impl Probes {
         };
         // The first pair grows the pool if necessary.
         pairs(device, 1)?;
-        let ((), time) = timed(device, |device| pairs(device, BATCH / 2))?;
-        self.samples.pool.push(time / (BATCH / 2 * 2) as f64);
+        timed(device, &mut self.samples.pool, BATCH, |device| pairs(device, BATCH / 2))?;
         device.synchronize()
     }
 
     fn streams(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
-        let (made, time) = timed(device, |device| (0..STREAMS).map(|_| device.create_stream()).collect::<Result<Vec<_>, _>>())?;
-        self.samples.stream_create.push(time / STREAMS as f64);
-        made.into_iter().try_for_each(|stream| device.destroy_stream(stream))?;
+        let Samples { stream_create, submit, synchronize, .. } = &mut self.samples;
         let stream = self.stream;
-        let ((), time) = timed(device, |device| (0..BATCH).try_for_each(|_| device.busy(stream, Nanos(1))))?;
-        self.samples.submit.push(time / BATCH as f64);
+        let create = |device: &mut dyn TestDevice| (0..STREAMS).map(|_| device.create_stream()).collect::<Result<Vec<_>, _>>();
+        let made = timed(device, stream_create, STREAMS, create)?;
+        made.into_iter().try_for_each(|stream| device.destroy_stream(stream))?;
+        timed(device, submit, BATCH, |device| (0..BATCH).try_for_each(|_| device.busy(stream, Nanos(1))))?;
         device.synchronize()?;
-        let ((), time) = timed(device, |device| (0..BATCH).try_for_each(|_| device.synchronize()))?;
-        self.samples.synchronize.push(time / BATCH as f64);
-        Ok(())
+        timed(device, synchronize, BATCH, |device| (0..BATCH).try_for_each(|_| device.synchronize()))
     }
 
     fn events(&mut self, device: &mut dyn TestDevice) -> Result<(), DeviceError> {
-        let (events, time) = timed(device, |device| (0..BATCH).map(|_| device.create_event()).collect::<Result<Vec<_>, _>>())?;
-        self.samples.event_create.push(time / BATCH as f64);
+        let Samples { event_create, event_record, event_query, .. } = &mut self.samples;
         let stream = self.stream;
-        let ((), time) = timed(device, |device| events.iter().try_for_each(|event| device.record_event(*event, stream)))?;
-        self.samples.event_record.push(time / BATCH as f64);
+        let create = |device: &mut dyn TestDevice| (0..BATCH).map(|_| device.create_event()).collect::<Result<Vec<_>, _>>();
+        let events = timed(device, event_create, BATCH, create)?;
+        timed(device, event_record, BATCH, |device| events.iter().try_for_each(|event| device.record_event(*event, stream)))?;
         device.synchronize()?;
-        let ((), time) = timed(device, |device| events.iter().try_for_each(|event| device.event_done(*event).map(drop)))?;
-        self.samples.event_query.push(time / BATCH as f64);
+        timed(device, event_query, BATCH, |device| events.iter().try_for_each(|event| device.event_done(*event).map(drop)))?;
         events.into_iter().try_for_each(|event| device.destroy_event(event))
     }
 
@@ -229,14 +221,17 @@ fn where_measured<U: UnitText>(samples: &[f64]) -> Option<Measured<U>> {
     (!samples.is_empty()).then(|| constant(samples))
 }
 
-/// Returns a call's result, and its time in nanoseconds by the device's clock.
+/// Times `calls` calls by the device's clock. Adds the nanoseconds per call to the samples, and returns the result.
 fn timed<R>(
     device: &mut dyn TestDevice,
-    call: impl FnOnce(&mut dyn TestDevice) -> Result<R, DeviceError>,
-) -> Result<(R, f64), DeviceError> {
+    samples: &mut Vec<f64>,
+    calls: u64,
+    make: impl FnOnce(&mut dyn TestDevice) -> Result<R, DeviceError>,
+) -> Result<R, DeviceError> {
     let before = device.now();
-    let answer = call(device)?;
-    Ok((answer, device.now().saturating_sub(before).0 as f64))
+    let answer = make(device)?;
+    samples.push(device.now().saturating_sub(before).0 as f64 / calls as f64);
+    Ok(answer)
 }
 
 /// Returns sizes from `least`, doubling up to `most`.

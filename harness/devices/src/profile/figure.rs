@@ -3,8 +3,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// A figure and its measurement. In the file: `{ value: 50200, unit: ns, samples: 315, spread: 12.5, fit_error: { … } }`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -28,7 +28,14 @@ impl<U: UnitText> Measured<U> {
 
     /// Returns a figure that was read once and does not vary.
     pub const fn exact(value: u64) -> Self {
-        Self::new(value, 1, Spread(0.0), FitError { median: Share(0.0), worst: Share(0.0) })
+        Self::new(value, 1, Decimal(0.0), FitError { median: Decimal(0.0), worst: Decimal(0.0) })
+    }
+}
+
+/// As [`Measured`] is displayed.
+impl<U: UnitText> Serialize for Measured<U> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
@@ -93,15 +100,30 @@ pub struct FitError {
     pub worst: Share,
 }
 
-/// A ratio: 0.03 is 3 %. Not negative, with four decimals.
+/// A ratio: 0.03 is 3 %.
+pub type Share = Decimal<4>;
+/// A median absolute deviation, in the unit of its figure.
+pub type Spread = Decimal<1>;
+
+/// A number with this many decimals that is not negative.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "f64")]
-pub struct Share(f64);
+pub struct Decimal<const PLACES: i32>(f64);
 
-impl Share {
-    /// Rounds to four decimals; 0 for negative values and NaN.
-    pub fn of(share: f64) -> Self {
-        Self(rounded(share, 10_000.0))
+impl<const PLACES: i32> Decimal<PLACES> {
+    /// Rounds a number; 0 for negative values and NaN.
+    pub fn of(number: f64) -> Self {
+        let parts = 10_f64.powi(PLACES);
+        // Beyond 2^53 a number has no decimals, and no measured deviation is that large.
+        Self((number.clamp(0.0, 2_f64.powi(53)) * parts).round().max(0.0) / parts)
+    }
+}
+
+impl<const PLACES: i32> TryFrom<f64> for Decimal<PLACES> {
+    type Error = String;
+
+    fn try_from(number: f64) -> Result<Self, Self::Error> {
+        if number.is_finite() && number >= 0.0 { Ok(Self(number)) } else { Err(format!("{number} is not a number of at least 0")) }
     }
 }
 
@@ -110,42 +132,5 @@ impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = 100.0 * self.0;
         if percent > 0.0 && percent < 1.0 { write!(f, "{percent:.1} %") } else { write!(f, "{percent:.0} %") }
-    }
-}
-
-/// A median absolute deviation, in the unit of its figure. Not negative, with one decimal.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "f64")]
-pub struct Spread(f64);
-
-impl Spread {
-    /// Rounds to one decimal; 0 for negative values and NaN.
-    pub fn of(spread: f64) -> Self {
-        Self(rounded(spread, 10.0))
-    }
-}
-
-fn rounded(number: f64, parts: f64) -> f64 {
-    // Beyond 2^53 a number has no decimals, and no measured deviation is that large.
-    (number.clamp(0.0, 2_f64.powi(53)) * parts).round().max(0.0) / parts
-}
-
-fn not_negative(number: f64) -> Result<f64, String> {
-    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(format!("{number} is not a number of at least 0")) }
-}
-
-impl TryFrom<f64> for Share {
-    type Error = String;
-
-    fn try_from(share: f64) -> Result<Self, Self::Error> {
-        not_negative(share).map(Self)
-    }
-}
-
-impl TryFrom<f64> for Spread {
-    type Error = String;
-
-    fn try_from(spread: f64) -> Result<Self, Self::Error> {
-        not_negative(spread).map(Self)
     }
 }

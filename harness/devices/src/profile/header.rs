@@ -25,12 +25,6 @@ impl TryFrom<u32> for Version {
     }
 }
 
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PROFILE_VERSION}")
-    }
-}
-
 /// A profile's name: at most 64 letters, digits, `-`, `_` and `.`, beginning with a letter or digit. It is also a valid file
 /// name.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -45,7 +45,7 @@ fn profile() -> Profile {
 }
 
 fn refusal(text: &str) -> String {
-    Profile::parse(text, Path::new("p.yaml")).unwrap_err().to_string()
+    parse::<Profile>(text, Path::new("p.yaml")).unwrap_err().to_string()
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_profile_round_trips() {
     for profile in
         [profile(), Profile { figures: Figures { map_page: None, pool_call: None, ..figures() }, contended: vec![], ..profile() }]
     {
-        assert_eq!(Profile::parse(&profile.to_yaml(), Path::new("p.yaml")).unwrap(), profile);
+        assert_eq!(parse::<Profile>(&profile.to_yaml(), Path::new("p.yaml")).unwrap(), profile);
     }
 }
 
@@ -68,7 +68,7 @@ proptest! {
     ) {
         let figure = Measured::new(value, value, Spread::of(spread), FitError { median: Share::of(median), worst: Share::of(spread) });
         let profile = Profile { device, driver, figures: Figures { malloc: figure, ..figures() }, ..profile() };
-        prop_assert_eq!(Profile::parse(&profile.to_yaml(), Path::new("p.yaml")).unwrap(), profile);
+        prop_assert_eq!(parse::<Profile>(&profile.to_yaml(), Path::new("p.yaml")).unwrap(), profile);
     }
 }
 

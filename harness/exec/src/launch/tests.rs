@@ -7,6 +7,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::gpus::GPUS;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::Settings;
+use harness_gpu_settings::text::of_variable;
 
 use super::*;
 use crate::tests::fixture::setup;
@@ -52,7 +53,7 @@ fn compiled_kernels_are_cached_in_the_folder_of_the_run() {
         (set["HARNESS_GPU_LIBRARIES"].as_str(), set["HARNESS_GPU_RUN"].as_str(), set["TRITON_LIBCUDA_PATH"].as_str()),
         ("/d", "/run", "/d")
     );
-    assert!(set["HARNESS_GPU"].parse::<Settings>().is_ok());
+    assert!(of_variable::<Settings>(&set["HARNESS_GPU"]).is_ok());
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn a_program_with_a_limit_sees_one_gpu_and_keeps_its_own_libraries() {
         [
             ("CUDA_VISIBLE_DEVICES", "GPU-5"),
             ("HARNESS_GPU_EXPECTED", "limits.so"),
-            ("HARNESS_GPU_LIMITS", "device=85899345920;memory=25769803776"),
+            ("HARNESS_GPU_LIMITS", r#"{"device":85899345920,"memory":25769803776,"faults":[],"latencies":[]}"#),
             ("HARNESS_GPU_LIMITS_LEDGER", "/ledger"),
             ("HARNESS_GPU_LIMITS_RUN", "/run/limits"),
             ("HARNESS_GPU_RUN", "/run"),

@@ -1,9 +1,10 @@
 use super::*;
+use crate::text::{of_variable, to_variable};
 
 #[test]
-fn settings_are_parsed_as_they_are_shown() {
+fn a_variable_carries_all_settings() {
     let mut settings = Settings::new(Gpu::named("a100-80").expect("find the GPU"), Bytes::gib(24));
-    assert_eq!(settings.to_string().parse(), Ok(settings.clone()));
+    assert_eq!(of_variable(&to_variable(&settings)), Ok(settings.clone()));
     settings = Settings {
         devices: 4,
         context_overhead: Bytes::mib(500),
@@ -31,22 +32,20 @@ fn settings_are_parsed_as_they_are_shown() {
     }
     .failing("cuMemAlloc_v2", 3, 9999)
     .hanging("cuInit", 1);
-    assert_eq!(settings.to_string().parse(), Ok(settings));
+    assert_eq!(of_variable(&to_variable(&settings)), Ok(settings));
 }
 
 #[test]
 fn errors_list_the_accepted_settings() {
-    let message = |text: &str| text.parse::<Settings>().expect_err("reject the text").to_string();
-    assert_eq!(message("events=late"), "`late` is not a model of events: write instant, synchronize, lag:N");
-    assert_eq!(message("colour=red"), "`colour` is not a setting of the simulated GPU");
-    assert_eq!(message("devices=17"), "`17` devices: a simulated machine has at most 16");
+    let error = |error: SettingsError| error.to_string();
     assert_eq!(
-        message("fail=cudaFree:1"),
+        "late".parse::<Events>().map_err(error),
+        Err("`late` is not a model of events: write instant, synchronize, lag:N".to_owned())
+    );
+    let message = |text: &str| text.parse::<Fault>().map_err(error).expect_err("reject the text");
+    assert_eq!(
+        message("cudaFree:1"),
         "`cudaFree` is not a call that can fail: write cudaMalloc, cuMemCreate, cudaMallocAsync, cudaHostAlloc, any"
     );
-    assert_eq!(message("mapping=on"), "`on` is not a switch: write 0, 1");
-    assert_eq!(message("refuse=cuInit"), "`cuInit` is not FUNCTION:NTH:CODE, as in `cuInit:1:999`, or FUNCTION:NTH:hangs");
-    assert_eq!(message("wrong_write=1"), "`1` is not NTH:OFFSET");
-    assert_eq!(message("sensors=1:2"), "`1:2` is not MILLIWATTS:CELSIUS:REASONS");
-    assert_eq!(message("fail=cudaMalloc:0"), "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`");
+    assert_eq!(message("cudaMalloc:0"), "`cudaMalloc:0` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`");
 }

@@ -17,7 +17,7 @@ use harness_language::error::{FileError, Problem};
 use harness_language::fields::about;
 use harness_language::located::{Located, Position};
 use harness_language::text::bounded;
-use harness_language::yaml::{self, Language};
+use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 
 use self::layers::{LAYERS, LayerWire};
 pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
@@ -35,6 +35,7 @@ pub const MODEL: Language = Language {
     foreign: &["steps", "arms"],
     renamed: &[],
     other: ("a scenario", "harness run"),
+    advice: ONE_DOCUMENT,
 };
 
 /// A checked model.

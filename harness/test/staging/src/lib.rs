@@ -17,6 +17,7 @@ use harness_gpu_settings::driver::{Kernels, Sensors};
 use harness_gpu_settings::gpus::GPUS;
 use harness_gpu_settings::ledger::{LEDGER, Ledger};
 use harness_gpu_settings::settings::{AddressOrder, CALLS, Cuda, LEFT, RUN, SETTINGS, Settings};
+use harness_gpu_settings::text::to_variable;
 use tempfile::TempDir;
 
 /// Returns a machine with one GPU of 2 GiB and NVML, without faults. A context takes 300 MiB, the kernels of the CUDA device
@@ -84,7 +85,7 @@ impl Staging {
     /// Makes the command's process use this machine.
     pub fn apply(&self, command: &mut Command) {
         command.env("LD_LIBRARY_PATH", self.search_path()).env(RUN, self.folder.path()).env_remove("CUDA_VISIBLE_DEVICES");
-        command.envs(self.settings.iter().map(|settings| (SETTINGS, settings.to_string())));
+        command.envs(self.settings.iter().map(|settings| (SETTINGS, to_variable(settings))));
         if self.settings.as_ref().is_some_and(|settings| settings.processes) {
             command.env(LEDGER, self.folder.path().join(LEDGER_FILE));
         }

@@ -7,7 +7,8 @@ fn written(parts: &Parts, tag: Tag) -> Vec<u8> {
     let tag_byte = |offset: u64| tag.0.to_le_bytes()[(offset % 8) as usize];
     let head = (0..parts.head).map(tag_byte);
     let words = (0..parts.words).flat_map(|_| parts.value.to_le_bytes());
-    let tail = (parts.tail_offset()..parts.tail_offset() + parts.tail).map(tag_byte);
+    let tail_offset = parts.head + 8 * parts.words;
+    let tail = (tail_offset..tail_offset + parts.tail).map(tag_byte);
     head.chain(words).chain(tail).collect()
 }
 

@@ -9,21 +9,15 @@ macro_rules! invariants {
     ($($variant:ident = $name:literal: $promise:literal,)*) => {
         /// An invariant that is checked after every step.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[allow(missing_docs, reason = "each variant's promise is its documentation: `Invariant::promise`")]
         pub enum Invariant { $(#[serde(rename = $name)] $variant,)* }
 
         impl Invariant {
-            /// All invariants, in the order of the checks.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The name in scenarios and reports.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// The property that the invariant guarantees.
-            #[must_use]
             pub const fn promise(self) -> &'static str {
                 match self { $(Self::$variant => $promise),* }
             }
@@ -65,7 +59,6 @@ invariants! {
 }
 
 impl Invariant {
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|invariant| invariant.name() == name)
     }

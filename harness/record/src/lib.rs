@@ -33,7 +33,6 @@ pub const RECORD_VERSION: u32 = 1;
 pub struct Records {
     /// [`RECORD_VERSION`] of the build that wrote the file.
     pub version: u32,
-    /// Version of the harness that wrote the file.
     pub harness: String,
     /// Runs in the order of execution. Repetitions are the outer loop; the allocators of a scenario take turns.
     pub runs: Vec<RunRecord>,
@@ -44,13 +43,11 @@ pub struct Records {
 
 impl Records {
     /// Returns whether every planned run started and ended.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         self.not_started.is_empty() && !self.runs.iter().any(|run| run.verdict == Verdict::Interrupted)
     }
 }
 
-/// A run that has not started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedRun {
     pub scenario: String,
@@ -73,11 +70,9 @@ pub struct RunRecord {
     /// `true` if the user added this configuration. Its unmet expectations are noted and do not fail the run.
     #[serde(default, skip_serializing_if = "is_false")]
     pub only_observed: bool,
-    /// The seed of every random choice.
     pub seed: u64,
     /// The repetition, counted from 0.
     pub repetition: u32,
-    /// A command that repeats the run.
     pub reproduce: String,
     /// `true` if the state was checked after every operation. Absent in records of older builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,32 +109,26 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// Facts about a scenario, taken from its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScenarioInfo {
     /// The file's name without its extension.
     pub name: String,
     /// The path, as the user wrote it.
     pub path: String,
-    /// The text of `about:`.
     pub about: String,
-    /// The memory limit of the run.
     pub memory: Bytes,
-    /// The claim that the scenario tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
 }
 
 impl ScenarioInfo {
     /// The scenario's identity: see [`scenario_id`].
-    #[must_use]
     pub fn id(&self) -> String {
         scenario_id(Path::new(&self.path), &self.name)
     }
 }
 
 /// Identifies a scenario by its name and its folder. The folder is relative to the last folder named `scenarios` in the path, or else to the current folder.
-#[must_use]
 pub fn scenario_id(path: &Path, name: &str) -> String {
     let folder = path.parent().unwrap_or(Path::new(""));
     let folder = std::env::current_dir().ok().and_then(|current| folder.strip_prefix(current).ok()).unwrap_or(folder);
@@ -157,16 +146,13 @@ pub enum Verdict {
     Passed,
     /// An expectation was not met, or an invariant did not hold.
     Failed {
-        /// The first violation.
         first: Violation,
         /// Other violations at the same step.
         rest: Vec<Violation>,
     },
     /// The run failed, and the scenario expects this failure.
     FailedAsExpected {
-        /// The reason that the scenario gives.
         reason: String,
-        /// The first violation.
         first: Violation,
         /// Other violations at the same step.
         rest: Vec<Violation>,
@@ -216,7 +202,6 @@ pub struct Violation {
     pub at: Option<SourceLine>,
     pub rule: Rule,
     pub expected: String,
-    /// The observed value.
     pub seen: String,
 }
 
@@ -242,7 +227,6 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The rule that a violation breaks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
@@ -295,7 +279,6 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// The record of one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Position of the step in the run, counted from 1.
@@ -309,7 +292,6 @@ pub struct StepRecord {
     /// The iteration of the enclosing loops, for example `i = 3`. `None` outside loops.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iteration: Option<String>,
-    /// The evaluated size of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
     pub outcome: Outcome,
@@ -420,7 +402,6 @@ pub struct UnlistedSegments {
 }
 
 impl UnlistedSegments {
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -442,14 +423,11 @@ pub struct Lane {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pieces {
     pub count: u64,
-    /// Total size.
     pub bytes: Bytes,
-    /// Size of the largest block.
     pub largest: Bytes,
 }
 
 impl Pieces {
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -465,9 +443,7 @@ impl Pieces {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The step is complete.
     Done,
-    /// The request succeeded.
     Fits {
         /// Retries by the recovery policy. Retries inside the allocator do not count.
         retries: u32,
@@ -478,7 +454,6 @@ pub enum Outcome {
     Failed,
 }
 
-/// A table that a step reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// A line above the table.
@@ -511,7 +486,6 @@ pub struct Accounts {
     pub device: DeviceMemory,
 }
 
-/// One point of the memory curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurvePoint {
     /// Its position among all points of the run, including dropped ones. Absent in records of older builds.
@@ -548,10 +522,8 @@ pub struct Timings {
     pub lost_to_retry: Nanos,
 }
 
-/// Durations of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Samples {
-    /// Number of operations.
     pub count: u64,
     /// The kept samples: all up to a limit, then a seeded reservoir.
     pub kept: Vec<Nanos>,

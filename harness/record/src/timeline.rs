@@ -8,7 +8,6 @@ pub const MAX_ENTRIES: usize = 250_000;
 
 /// One run, from its first step to its last. Times are on the device's clock.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Timeline {
     pub scenario: String,
     pub allocator: String,
@@ -26,7 +25,6 @@ pub struct Timeline {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub enum Entry {
     /// An interval.
     Span {

@@ -54,7 +54,6 @@ pub(super) fn draw(runs: &[&RunRecord]) -> Option<String> {
 /// Maximum number of failed requests in a panel's description.
 const FAILED_IN_WORDS: usize = 3;
 
-/// Describes a panel.
 fn in_words(run: &RunRecord) -> String {
     let highest = |value: fn(&CurvePoint) -> Bytes| words::size(run.curve.iter().map(value).max().unwrap_or_default());
     let last = run.curve.last();
@@ -75,7 +74,6 @@ fn in_words(run: &RunRecord) -> String {
     )
 }
 
-/// The axes that all panels share.
 struct Axes {
     /// Start and end of each step's column.
     columns: BTreeMap<u32, (f64, f64)>,
@@ -94,7 +92,6 @@ struct Axes {
     names: BTreeMap<u32, StepName>,
 }
 
-/// The label of a step.
 struct StepName {
     name: String,
     iteration: Option<String>,

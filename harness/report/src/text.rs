@@ -24,7 +24,6 @@ pub enum Style {
     Colour,
 }
 
-/// Steps that a failing test prints.
 const STEPS_OF_A_FAILURE: usize = 25;
 
 /// Maximum number of listed requests that failed as expected.
@@ -137,7 +136,6 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
     }
 }
 
-/// A text under construction.
 pub(super) struct Text {
     pub(super) text: String,
     style: Style,
@@ -207,7 +205,6 @@ impl Text {
         }
     }
 
-    /// Adds the claims, with verdicts and figures.
     fn claims(&mut self, report: &Report<'_>) {
         let tested = claims::tested(report);
         if tested.is_empty() {
@@ -217,9 +214,9 @@ impl Text {
         self.line("Claims:");
         for tested in &tested {
             let because = tested.claim.because.as_ref().map(|because| format!(" ({})", because.replace('\n', " "))).unwrap_or_default();
-            self.wrapped(&format!("  {} [{}] {}{because}", tested.claim.says, tested.scenario.info.name, tested.verdict()), 4);
+            self.wrapped(&format!("  {} [{}] {}{because}", tested.claim.says, tested.scenario.info.name, tested.verdict), 4);
             for figure in tested.figures {
-                let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| claims::or_nothing(value.as_deref()));
+                let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| words::or_nothing(value.as_deref()));
                 self.wrapped(&format!("    {}: PyTorch {pytorch}, harness {harness}", figure.name), 6);
             }
         }
@@ -311,7 +308,6 @@ impl Text {
         self.ending(run);
     }
 
-    /// Adds the run's verdict, its cause and its command.
     fn ending(&mut self, run: &RunRecord) {
         match &run.verdict {
             Verdict::Passed | Verdict::Interrupted => {}
@@ -335,7 +331,6 @@ impl Text {
         }
     }
 
-    /// Adds the cause if the last step's request failed.
     fn why(&mut self, run: &RunRecord) {
         let Some(last) = run.steps.last() else { return };
         let Some(shortage) = &last.failed_request else { return };
@@ -344,7 +339,6 @@ impl Text {
     }
 }
 
-/// The memory figures in the table of verdicts.
 fn figures_of(run: &RunRecord) -> [String; 4] {
     let Some(last) = run.steps.last() else { return [NOTHING; 4].map(str::to_owned) };
     let accounts = || run.steps.iter().map(|step| &step.accounts);

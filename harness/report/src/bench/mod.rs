@@ -49,7 +49,6 @@ fn page(run: &BenchRun, with_pictures: bool) -> Page {
     page
 }
 
-/// The trend of the entry with the largest change.
 fn trend(page: &mut Page, run: &BenchRun, earlier: &[&BenchRun]) {
     let changes = run.comparison.iter().flat_map(harness_bench::compare::by_importance);
     if let Some(svg) = changes.filter_map(|change| picture::trend::draw(run, earlier, change)).next() {
@@ -85,7 +84,6 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
     page.list(reasons(suite).into_iter().map(line));
 }
 
-/// Entries by quantity.
 fn entries_of(suite: &SuiteRecord) -> Vec<(Quantity, Vec<&Entry>)> {
     let of = |quantity| (quantity, suite.entries.iter().filter(|entry| entry.quantity == quantity).collect::<Vec<_>>());
     Quantity::ALL.into_iter().map(of).filter(|(_, entries)| !entries.is_empty()).collect()
@@ -186,7 +184,6 @@ fn machine(page: &mut Page, run: &BenchRun) {
     });
 }
 
-/// Clocks, power and temperature during the run.
 fn gpu(page: &mut Page, states: &[GpuState]) {
     if states.is_empty() {
         return;

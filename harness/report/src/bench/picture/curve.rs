@@ -20,10 +20,8 @@ const PANEL: i32 = 300;
 /// Maximum number of panels of a picture.
 const PANELS: usize = 8;
 
-/// A group with its points.
 struct Group<'a> {
     name: &'a str,
-    /// The quantity on its axis.
     axis: &'a str,
     is_bytes: bool,
     /// By arm, then by point.

@@ -70,7 +70,6 @@ impl StoreError {
 }
 
 /// Checks before a long run that files can be written to this folder. Creates nothing.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`].
 pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreError> {
     let failed = |source| StoreError::writing(document, folder, source);
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
@@ -81,7 +80,6 @@ pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreErro
 }
 
 /// Checks that the user's output file can be written. Creates nothing and keeps an existing file.
-/// Fails with the system's error.
 pub fn check_place(file: &Path) -> io::Result<()> {
     let Output::File(target) = Output::at(file)? else { return Ok(()) };
     let there = folder_of(&target).ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
@@ -92,7 +90,6 @@ pub fn check_place(file: &Path) -> io::Result<()> {
 }
 
 /// Refuses to overwrite a report that the harness did not write: `report` exists, but `beside` does not.
-/// Fails with [`StoreError::Foreign`].
 pub fn check_ours(folder: &Path, report: &str, beside: &str, document: Document) -> Result<(), StoreError> {
     let path = folder.join(report);
     let is_ours = !path.exists() || folder.join(beside).exists();

@@ -3,8 +3,6 @@
 //! A [`Cause`] is reported only if the figures prove it: without the cause, the request would have succeeded. If the figures
 //! prove nothing, there is no cause.
 
-use std::fmt;
-
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 
@@ -45,31 +43,9 @@ pub enum Cause {
     TooLarge { free: Bytes, cached: Bytes },
 }
 
-/// Declares the kinds: variant, name in scenarios and records, and description.
-macro_rules! kinds {
-    ($($variant:ident = $name:literal: $about:literal,)*) => {
-        /// A [`Cause`] without its figures, as scenarios name it.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum CauseKind { $($variant,)* }
-
-        impl CauseKind {
-            /// All kinds, in the order in which [`causes`] checks them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// The name in scenarios, records and reports.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
-            /// A description of the cause as a clause without a full stop.
-            pub const fn about(self) -> &'static str {
-                match self { $(Self::$variant => $about),* }
-            }
-        }
-    };
-}
-
-kinds! {
+described! {
+    /// A [`Cause`] without its figures, as scenarios name it.
+    CauseKind, about:
     Fraction = "memory_fraction": "the memory fraction refused the request before the driver was called",
     Limit = "limit": "the program's own limit refused the request before the allocator was called",
     Injected = "injected": "a fault of the scenario failed the device call",
@@ -89,12 +65,6 @@ impl CauseKind {
     pub fn from_name(name: &str) -> Option<Self> {
         let name = if name == "fraction" { "memory_fraction" } else { name };
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
-    }
-}
-
-impl fmt::Display for CauseKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

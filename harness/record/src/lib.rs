@@ -10,6 +10,35 @@ use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
+/// Declares an enum from a table: variant, name in scenarios and records, and description, which the method `$about` returns.
+macro_rules! described {
+    ($(#[$attribute:meta])* $Enum:ident, $about:ident: $($variant:ident = $name:literal: $text:literal,)*) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        pub enum $Enum { $(#[serde(rename = $name)] $variant,)* }
+
+        impl $Enum {
+            /// All variants, in the order of the checks.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// The name in scenarios, records and reports.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            pub const fn $about(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+
+        impl std::fmt::Display for $Enum {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
 pub mod cause;
 pub mod claim;
 pub mod event;
@@ -367,7 +396,7 @@ pub struct RefusedCall {
 /// A segment with free memory that a live block keeps from being released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedSegment {
-    /// `true` if it holds small or large blocks, if the allocator separates them.
+    /// `None` if the allocator does not separate small and large blocks.
     pub pool: Option<PoolKind>,
     /// The stream that the segment serves. `None` if it serves several.
     pub stream: Option<u32>,
@@ -410,7 +439,7 @@ impl UnlistedSegments {
 /// Free memory of an allocator that serves the same requests: one pool and one stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lane {
-    /// `true` if it holds small or large blocks, if the allocator separates them.
+    /// `None` if the allocator does not separate small and large blocks.
     pub pool: Option<PoolKind>,
     pub stream: u32,
     /// Blocks that can be allocated now.

@@ -14,7 +14,6 @@ pub struct Timeline {
     /// Counted from 0.
     pub repetition: u32,
     pub device: String,
-    /// `true` if times are measured or simulated.
     pub clock: Clock,
     /// Streams with names.
     pub streams: Vec<(StreamId, String)>,

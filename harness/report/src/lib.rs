@@ -71,7 +71,6 @@ pub struct DeviceGroup<'a> {
     pub label: String,
     /// Clock rates at the start of runs: streaming multiprocessors and memory, in MHz.
     pub clocks_mhz: BTreeSet<(u32, u32)>,
-    /// Reasons for reduced clock rates.
     pub throttle_reasons: BTreeSet<&'a str>,
     /// The largest number of other processes during a run.
     pub other_processes: Option<u32>,
@@ -131,12 +130,13 @@ impl<'a> Report<'a> {
 
     /// All arms, in the order of the report.
     pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &ArmGroup<'a>)> {
-        self.scenarios.iter().flat_map(move |scenario| {
-            scenario
-                .by_device
-                .iter()
-                .flat_map(move |on_device| on_device.arms.iter().map(move |arm| (scenario, &self.devices[on_device.device], arm)))
-        })
+        self.by_device()
+            .flat_map(move |(scenario, on_device)| on_device.arms.iter().map(move |arm| (scenario, &self.devices[on_device.device], arm)))
+    }
+
+    /// All scenarios on all devices, in the order of the report.
+    fn by_device(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &ScenarioOnDevice<'a>)> {
+        self.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)))
     }
 
     fn add(&mut self, run: &'a RunRecord) {

@@ -90,8 +90,7 @@ impl Page {
         let has_devices = report.devices.len() > 1;
         let names = ["scenario"].into_iter().chain(has_devices.then_some("device")).map(str::to_owned);
         let heads = names.chain(allocators.iter().map(|allocator| code(allocator)));
-        let by_device = report.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)));
-        let rows = by_device.map(|(scenario, on_device)| {
+        let rows = report.by_device().map(|(scenario, on_device)| {
             let mut row = vec![format!("[{}](#scenario-{})", code(&scenario.info.name), scenario.slug)];
             row.extend(has_devices.then(|| prose(&report.devices[on_device.device].label)));
             row.extend(allocators.iter().map(|allocator| {
@@ -235,7 +234,6 @@ impl Page {
         self.unrecorded(run);
     }
 
-    /// Explains why the last step's request failed, if it did.
     fn why(&mut self, run: &RunRecord) {
         if let Some(last) = run.steps.last()
             && let Some(shortage) = &last.failed_request
@@ -245,7 +243,6 @@ impl Page {
         }
     }
 
-    /// Lists the live blocks in segments with free memory.
     fn pinned_segments(&mut self, last: &StepRecord) {
         let Some(shortage) = last.failed_request.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
         let cells = |segment: &PinnedSegment| vec![words::size(segment.size), words::size(segment.free), why::holders_of(segment)];

@@ -71,7 +71,6 @@ impl Page {
         self.text.push_str("|\n");
     }
 
-    /// Adds a list of Markdown lines.
     pub(super) fn list(&mut self, lines: impl IntoIterator<Item = String>) {
         self.block(lines.into_iter().map(|line| format!("- {line}\n")).collect::<String>());
     }

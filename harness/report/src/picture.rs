@@ -86,7 +86,6 @@ struct Axes {
     shows_limit: bool,
     /// `true` if active differs from allocated at any point.
     shows_active: bool,
-    /// `true` if a request failed.
     shows_requests: bool,
     /// Labels below the columns: step name and loop iteration.
     names: BTreeMap<u32, StepName>,
@@ -222,7 +221,6 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     marks(&mut chart, run, axes)
 }
 
-/// Longest line below a panel's title.
 const CAUSE: usize = ((WIDTH - LEFT) as f64 / 6.0) as usize;
 
 /// The cause of the last failed request. `None` if none failed.
@@ -354,7 +352,6 @@ fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f
         .collect()
 }
 
-/// Returns whether the points of a step have numbers.
 fn is_numbered(step: &[CurvePoint]) -> bool {
     step.is_sorted_by(|a, b| a.at < b.at)
 }

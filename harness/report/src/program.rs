@@ -20,9 +20,7 @@ use super::junit;
 use super::page::Page;
 use super::words::{self, Grid};
 
-/// Maximum number of curves in a picture.
 const MOST_CURVES: usize = 8;
-/// Maximum number of OOM locations shown.
 const MOST_ERRORS: usize = 16;
 
 #[derive(Clone, Copy, Debug)]

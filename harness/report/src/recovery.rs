@@ -86,7 +86,6 @@ impl Row<'_> {
         ]
     }
 
-    /// Peak and copied bytes of host memory.
     fn host_memory(&self) -> String {
         let HostUse { peak, copied } = self.recovery.host;
         if self.recovery.host.is_nothing() {

@@ -35,7 +35,6 @@ pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
 }
 
 /// Checks before a session that its report can be written to `folder` and overwrites no foreign report.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
     files::check_writable(folder, Document::RECORDS)
@@ -59,7 +58,6 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
 }
 
 /// Reads records from a file or its folder. For a running or killed session, builds them from the events.
-/// Fails with all other kinds of [`StoreError`].
 pub fn read(path: &Path) -> Result<Records, StoreError> {
     let events = if path.is_dir() { path.join(EVENTS) } else { path.to_owned() };
     let has_events = events.file_name() == Some(OsStr::new(EVENTS)) && events.is_file();
@@ -196,7 +194,6 @@ impl Journal {
     }
 
     /// Removes the files of a session in which no run ended.
-    /// Fails with [`StoreError::Unwritable`].
     pub fn discard(self) -> Result<(), StoreError> {
         if self.file.is_some() {
             remove_events(&self.folder)?;

@@ -241,9 +241,7 @@ impl Text {
     /// Adds one table of times per device, so clocks are never mixed.
     fn times(&mut self, report: &Report<'_>) {
         for (index, device) in report.devices.iter().enumerate() {
-            let by_device =
-                report.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)));
-            let timings = by_device.filter(|(_, on_device)| on_device.device == index);
+            let timings = report.by_device().filter(|(_, on_device)| on_device.device == index);
             let timings: Vec<(&str, Timing<'_>)> =
                 timings.filter_map(|(scenario, on_device)| Some((scenario.info.name.as_str(), Timing::new(on_device, device)?))).collect();
             if !timings.is_empty() {
@@ -258,13 +256,11 @@ impl Text {
 
     /// Adds one table per scenario with a failed attempt.
     fn recoveries(&mut self, report: &Report<'_>) {
-        for scenario in &report.scenarios {
-            for on_device in &scenario.by_device {
-                let (rows, device) = (recovery::rows(on_device), &report.devices[on_device.device]);
-                if !rows.is_empty() {
-                    self.wrapped(&format!("\nRecovery in {} on {}", scenario.info.name, device.label), 2);
-                    self.table(&recovery::brief(&rows, device.info.clock), 2, None);
-                }
+        for (scenario, on_device) in report.by_device() {
+            let (rows, device) = (recovery::rows(on_device), &report.devices[on_device.device]);
+            if !rows.is_empty() {
+                self.wrapped(&format!("\nRecovery in {} on {}", scenario.info.name, device.label), 2);
+                self.table(&recovery::brief(&rows, device.info.clock), 2, None);
             }
         }
     }

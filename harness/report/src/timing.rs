@@ -13,7 +13,6 @@ pub(super) const BASELINE: &str = "direct";
 
 #[derive(Clone, Debug)]
 pub(super) struct Timing<'a> {
-    /// `true` if the times are measured or simulated.
     pub(super) clock: Clock,
     pub(super) baseline: Baseline,
     /// Rows by allocator, in the order of the arms. Arms without passed runs are omitted.
@@ -24,7 +23,6 @@ pub(super) struct Timing<'a> {
     pub(super) contended: usize,
 }
 
-/// `true` if [`BASELINE`] is available for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Baseline {
     Passed,

@@ -100,7 +100,6 @@ fn cases_of(entries: &[&Entry]) -> Vec<String> {
     cases
 }
 
-/// Distinct reasons for missing figures.
 fn reasons(suite: &SuiteRecord) -> BTreeMap<&str, Vec<&Entry>> {
     let mut reasons: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
     for entry in &suite.entries {
@@ -160,7 +159,6 @@ fn cell(entry: &Entry, change: Option<&Change>) -> String {
     }
 }
 
-/// The machine, its state, and a command that repeats the run.
 fn machine(page: &mut Page, run: &BenchRun) {
     page.block("## Reproduce");
     page.command(&run.reproduce);

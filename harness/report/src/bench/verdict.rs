@@ -173,7 +173,6 @@ fn contended(run: &BenchRun) -> Option<String> {
     Some(format!("Contended{often}: {}.{to_do}", why.join("; ")))
 }
 
-/// Describes a change in one line of plain text.
 pub(crate) fn in_figures(change: &Change) -> String {
     let Some(figures) = &change.figures else { return change.reason.clone().unwrap_or_else(|| "see the report".to_owned()) };
     let quantity = change.entry.quantity;

@@ -43,7 +43,6 @@ impl<'a> Curve<'a> {
         self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
     }
 
-    /// Returns whether an attempt to allocate device memory was made.
     fn is_here(&self, attempt: &Attempt) -> bool {
         attempt.device == self.device && attempt.call != Call::HostAlloc
     }

@@ -17,7 +17,6 @@ const LEAST_POINTS: usize = 3;
 
 /// Height of a panel with title and axis, in pixels.
 const PANEL: i32 = 300;
-/// Maximum number of panels of a picture.
 const PANELS: usize = 8;
 
 struct Group<'a> {

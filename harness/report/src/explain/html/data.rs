@@ -182,7 +182,6 @@ impl<T: Ord> Names<T> {
     }
 }
 
-/// A call stack.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Stack {
     site: usize,
@@ -237,7 +236,6 @@ impl StackTable {
         table
     }
 
-    /// The stacks without figures.
     fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
         let mut places = BTreeMap::new();
         for &(stack, _) in &self.keys.0 {
@@ -272,12 +270,10 @@ impl StackTable {
     }
 }
 
-/// The failed requests with their event indices.
 fn refused(events: &[Event]) -> impl Iterator<Item = (usize, &Event)> {
     events.iter().enumerate().filter(|(_, event)| event.action == Action::Oom)
 }
 
-/// Adds a block to its stack's figures.
 fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usize, (peak, moment): (usize, usize)) {
     if life.is_allocated(peak) {
         stack.at_peak += life.size;

@@ -71,7 +71,6 @@ impl BlockLife {
         self.start <= moment && moment < self.end
     }
 
-    /// Returns whether it is allocated at that moment.
     pub const fn is_allocated(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.freed
     }

@@ -73,7 +73,6 @@ impl Excerpt {
         excerpt
     }
 
-    /// The labels, with ranges in the displayed text.
     pub fn labels(&self) -> impl Iterator<Item = LabeledSpan> + '_ {
         self.labels.iter().cloned()
     }

@@ -1,14 +1,12 @@
 //! Reads and writes files. A file is written to a temporary name and then renamed, so neither an error nor a kill leaves half a
 //! file. Paths from the user may also name devices, pipes or links. Errors of versioned documents say what to do.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use tempfile::NamedTempFile;
 
 use crate::temporary;
 
@@ -17,90 +15,51 @@ pub use crate::temporary::PREFIX as TEMPORARY;
 /// Largest document that is read, in bytes.
 pub const MAX_DOCUMENT: u64 = 256 << 20;
 
-/// The kind of a document, which determines the wording of its errors.
+/// A kind of document. Errors are worded with these texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Document {
-    /// Written by `harness run`.
-    Records,
-    /// Written by `harness bench`.
-    Benchmark,
+pub struct Document {
+    name: &'static str,
+    pub file_name: &'static str,
+    /// The command that writes it.
+    writer: &'static str,
+    /// Advice for choosing another output location.
+    elsewhere: &'static str,
 }
 
 impl Document {
-    pub const fn file_name(self) -> &'static str {
-        match self {
-            Self::Records => "records.json",
-            Self::Benchmark => "benchmark.json",
-        }
-    }
-
-    const fn writer(self) -> &'static str {
-        match self {
-            Self::Records => "harness run",
-            Self::Benchmark => "harness bench",
-        }
-    }
-
-    /// Advice for choosing another output location.
-    const fn elsewhere(self) -> &'static str {
-        match self {
-            Self::Records => "choose another place with `--report DIR`",
-            Self::Benchmark => "choose another place",
-        }
-    }
+    pub const RECORDS: Self =
+        Self { name: "records", file_name: "records.json", writer: "harness run", elsewhere: "choose another place with `--report DIR`" };
+    pub const BENCHMARK: Self =
+        Self { name: "a benchmark run", file_name: "benchmark.json", writer: "harness bench", elsewhere: "choose another place" };
 }
 
-impl fmt::Display for Document {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Records => "records",
-            Self::Benchmark => "a benchmark run",
-        })
-    }
-}
-
-/// An error from writing or reading a document.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere())]
+    #[error("cannot write to `{}`: {source}. Make it writable, or {}.", path.display(), document.elsewhere)]
     Unwritable { path: PathBuf, source: io::Error, document: Document },
-    #[error("cannot write to `{}`: the disk is full ({source}). Free some space, or {}.", path.display(), document.elsewhere())]
+    #[error("cannot write to `{}`: the disk is full ({source}). Free some space, or {}.", path.display(), document.elsewhere)]
     DiskFull { path: PathBuf, source: io::Error, document: Document },
     /// A file of this name exists, but the folder is not a report of the harness.
-    #[error("`{}` already exists and was not written by `{}`: move it, or {}.", path.display(), document.writer(), document.elsewhere())]
+    #[error("`{}` already exists and was not written by `{}`: move it, or {}.", path.display(), document.writer, document.elsewhere)]
     Foreign { path: PathBuf, document: Document },
-    #[error("`{}` is being written by another `{}`: wait until it ends, or {}.", path.display(), document.writer(), document.elsewhere())]
+    #[error("`{}` is being written by another `{}`: wait until it ends, or {}.", path.display(), document.writer, document.elsewhere)]
     Busy { path: PathBuf, document: Document },
     #[error("cannot read `{}`: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
     #[error("`{}` is cut off at line {line}: it ends in the middle of a record. Copy it again, or run again.", path.display())]
-    Truncated {
-        path: PathBuf,
-        /// The last line, counted from 1.
-        line: usize,
-    },
+    Truncated { path: PathBuf, line: usize },
     #[error("`{}` has version {found}, this harness reads up to version {supported}: use the harness that wrote it, or a newer one.", path.display())]
-    TooNew {
-        path: PathBuf,
-        found: u32,
-        /// The newest version that this build reads.
-        supported: u32,
-    },
-    #[error("`{}` does not hold {document}: {source}. Name a `{}` that `{}` wrote, or its folder.", path.display(), document.file_name(), document.writer())]
+    TooNew { path: PathBuf, found: u32, supported: u32 },
+    #[error("`{}` does not hold {}: {source}. Name a `{}` that `{}` wrote, or its folder.", path.display(), document.name, document.file_name, document.writer)]
     Malformed { path: PathBuf, source: serde_json::Error, document: Document },
 }
 
 impl StoreError {
     /// Returns whether the input is at fault, rather than the output location.
     pub const fn is_of_input(&self) -> bool {
-        match self {
-            Self::Unreadable { .. } | Self::Truncated { .. } | Self::TooNew { .. } | Self::Malformed { .. } => true,
-            Self::Foreign { .. } | Self::Busy { .. } => true,
-            Self::Unwritable { .. } | Self::DiskFull { .. } => false,
-        }
+        !matches!(self, Self::Unwritable { .. } | Self::DiskFull { .. })
     }
 
-    /// Converts an I/O error of a write.
     pub fn writing(document: Document, path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -111,7 +70,6 @@ impl StoreError {
 }
 
 /// Checks before a long run that files can be written to this folder. Creates nothing.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`].
 pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreError> {
     let failed = |source| StoreError::writing(document, folder, source);
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
@@ -122,9 +80,8 @@ pub fn check_writable(folder: &Path, document: Document) -> Result<(), StoreErro
 }
 
 /// Checks that the user's output file can be written. Creates nothing and keeps an existing file.
-/// Fails with the system's error.
 pub fn check_place(file: &Path) -> io::Result<()> {
-    let Place::File(target) = Place::of(file)? else { return Ok(()) };
+    let Output::File(target) = Output::at(file)? else { return Ok(()) };
     let there = folder_of(&target).ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     match there.into_iter().find(|path| path.exists()) {
         Some(folder) if !folder.is_dir() => Err(ErrorKind::NotADirectory.into()),
@@ -133,7 +90,6 @@ pub fn check_place(file: &Path) -> io::Result<()> {
 }
 
 /// Refuses to overwrite a report that the harness did not write: `report` exists, but `beside` does not.
-/// Fails with [`StoreError::Foreign`].
 pub fn check_ours(folder: &Path, report: &str, beside: &str, document: Document) -> Result<(), StoreError> {
     let path = folder.join(report);
     let is_ours = !path.exists() || folder.join(beside).exists();
@@ -154,7 +110,11 @@ impl<'a> Folder<'a> {
     pub fn open(path: &'a Path, document: Document) -> Result<Self, StoreError> {
         let failed = |source| StoreError::writing(document, path, source);
         make_folder(path).map_err(failed)?;
-        let only_writer = lock(path).map_err(failed)?;
+        let only_writer = File::open(path).map_err(failed)?;
+        // Without locks nothing is removed, and each file is still written whole.
+        if only_writer.lock().is_ok() {
+            temporary::tidy(path);
+        }
         Ok(Self { path, document, _only_writer: only_writer })
     }
 
@@ -189,19 +149,14 @@ impl<'a> Folder<'a> {
             write_whole(file.as_file(), content).map_err(failed)?;
             written.push((file, target));
         }
-        self.refuse_folders(&written)?;
+        // Renaming a file onto a folder would fail after other files were replaced.
+        if let Some((_, target)) = written.iter().find(|(_, target)| target.is_dir()) {
+            return Err(self.failed(target, ErrorKind::IsADirectory.into()));
+        }
         for (file, target) in written {
             file.persist(&target).map_err(|error| self.failed(&target, error.error))?;
         }
         sync_folder(self.path).map_err(|source| self.failed(self.path, source))
-    }
-
-    /// Renaming a file onto a folder would fail after other files were replaced.
-    fn refuse_folders(&self, written: &[(NamedTempFile, PathBuf)]) -> Result<(), StoreError> {
-        match written.iter().find(|(_, target)| target.is_dir()) {
-            Some((_, target)) => Err(self.failed(target, ErrorKind::IsADirectory.into())),
-            None => Ok(()),
-        }
     }
 
     fn failed(&self, path: &Path, source: io::Error) -> StoreError {
@@ -215,7 +170,7 @@ pub fn read<T: DeserializeOwned>(path: &Path, document: Document, supported: u32
     struct Head {
         version: u32,
     }
-    let path = if path.is_dir() { path.join(document.file_name()) } else { path.to_owned() };
+    let path = if path.is_dir() { path.join(document.file_name) } else { path.to_owned() };
     let text = read_bounded(&path).map_err(|source| StoreError::Unreadable { path: path.clone(), source })?;
     let malformed = |source: serde_json::Error| match source.is_eof() {
         true => StoreError::Truncated { path: path.clone(), line: source.line() },
@@ -240,26 +195,23 @@ fn read_bounded(path: &Path) -> io::Result<String> {
 }
 
 /// The target of an output path from the user.
-#[derive(Debug)]
-enum Place {
+enum Output {
     /// A pipe, a device, or an open file such as `/dev/stdout`.
-    Sink(File),
+    Stream(File),
     /// A file, which need not exist. Links are resolved.
     File(PathBuf),
 }
 
-impl Place {
-    fn of(path: &Path) -> io::Result<Self> {
-        let is_sink = match path.metadata() {
-            Ok(there) if there.is_dir() => return Err(ErrorKind::IsADirectory.into()),
+impl Output {
+    fn at(path: &Path) -> io::Result<Self> {
+        match path.metadata() {
+            Ok(there) if there.is_dir() => Err(ErrorKind::IsADirectory.into()),
             // A path below these folders names a file that is already open. Replacing it would detach the open file.
-            Ok(there) => !there.is_file() || path.starts_with("/dev") || path.starts_with("/proc"),
-            Err(_) => false,
-        };
-        if is_sink {
-            return File::options().append(true).open(path).map(Self::Sink);
+            Ok(there) if !there.is_file() || path.starts_with("/dev") || path.starts_with("/proc") => {
+                File::options().append(true).open(path).map(Self::Stream)
+            }
+            _ => Ok(Self::File(followed(path))),
         }
-        Ok(Self::File(followed(path)))
     }
 }
 
@@ -294,9 +246,9 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
 /// Like [`write()`], with incremental output into an existing folder. The file is replaced only if `write` returns `Ok(Ok(…))`.
 /// Fails with the error of the system or of `write`; an earlier file is then unchanged.
 pub fn write_by<T, E>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<Result<T, E>>) -> io::Result<Result<T, E>> {
-    let target = match Place::of(path)? {
-        Place::Sink(mut sink) => return write(&mut sink),
-        Place::File(target) => target,
+    let target = match Output::at(path)? {
+        Output::Stream(mut stream) => return write(&mut stream),
+        Output::File(target) => target,
     };
     let folder = folder_of(&target);
     folder.metadata()?;
@@ -325,12 +277,12 @@ pub struct Existing {
 /// directly.
 /// Fails with the system's error; the file is then unchanged.
 pub fn append(path: &Path, content: impl FnOnce(Existing) -> String) -> io::Result<()> {
-    let target = match Place::of(path)? {
-        Place::Sink(mut sink) => {
+    let target = match Output::at(path)? {
+        Output::Stream(mut stream) => {
             let content = content(Existing { length: 0, ends_with_empty_line: true });
-            return sink.write_all(content.as_bytes());
+            return stream.write_all(content.as_bytes());
         }
-        Place::File(target) => target,
+        Output::File(target) => target,
     };
     make_folder(folder_of(&target))?;
     let mut file = File::options().read(true).append(true).create(true).open(&target)?;
@@ -370,16 +322,6 @@ fn make_folder(path: &Path) -> io::Result<()> {
         ErrorKind::AlreadyExists => ErrorKind::NotADirectory.into(),
         _ => error,
     })
-}
-
-/// Dropping the returned file releases the lock.
-fn lock(folder: &Path) -> io::Result<File> {
-    let file = File::open(folder)?;
-    // Without locks nothing is removed, and each file is still written whole.
-    if file.lock().is_ok() {
-        temporary::tidy(folder);
-    }
-    Ok(file)
 }
 
 fn write_whole(mut file: &File, content: &str) -> io::Result<()> {

@@ -7,7 +7,6 @@ use std::str::FromStr;
 use harness_allocator::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
-/// Shard `index` of `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// Counted from 1.

@@ -9,9 +9,7 @@ pub const LEAST_FOR_P99: usize = 100;
 /// Summary of an operation's durations. A figure is `None` if there are too few samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of operations.
     pub count: u64,
-    /// Number of samples.
     pub kept: usize,
     pub median: Option<Nanos>,
     /// The median absolute deviation, unscaled. Needs two samples.

@@ -13,7 +13,6 @@ pub const PREFIX: &str = ".unfinished-";
 
 /// Creates a temporary file in this folder, with the permissions of an ordinary file. Removes files of killed processes first,
 /// unless another process holds the folder's lock. It does not wait for the lock, which any user can hold.
-/// Fails with the system's error.
 pub fn file_in(folder: &Path) -> io::Result<NamedTempFile> {
     let only_writer = File::open(folder).ok().filter(|folder| folder.try_lock().is_ok());
     if only_writer.is_some() {
@@ -36,7 +35,6 @@ pub(crate) fn locked_file_in(folder: &Path) -> io::Result<NamedTempFile> {
 
 /// Creates a temporary folder in a folder whose lock the caller holds. It has the permissions of an ordinary folder. The returned
 /// file holds its lock.
-/// Fails with the system's error.
 pub fn folder_in(folder: &Path) -> io::Result<(TempDir, File)> {
     let everybody = Permissions::from_mode(0o777);
     let made = tempfile::Builder::new().prefix(PREFIX).permissions(everybody).tempdir_in(folder)?;

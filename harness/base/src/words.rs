@@ -14,7 +14,6 @@ pub fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String
     if number == N::from(1) { format!("1 {noun}") } else { format!("{number} {}", plural(noun)) }
 }
 
-/// Forms the plural of a noun with a regular plural.
 fn plural(noun: &str) -> String {
     match noun.strip_suffix('y') {
         Some(stem) if !stem.ends_with(['a', 'e', 'i', 'o', 'u']) => format!("{stem}ies"),

@@ -25,7 +25,7 @@ pub const INDEX: &str = "README.md";
 pub const REPORT: &str = "report.md";
 
 /// The file that everything else is rendered from.
-pub const RECORD: &str = Document::Benchmark.file_name();
+pub const RECORD: &str = Document::BENCHMARK.file_name;
 
 /// Files by name and content. A linked file precedes the file that links to it.
 pub type Files = Vec<(String, String)>;
@@ -63,15 +63,15 @@ pub struct Saved {
 /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]; [`StoreError::Foreign`] if another program's file has the index's
 /// name.
 pub fn check_root(root: &Path) -> Result<(), StoreError> {
-    files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
-    files::check_writable(&root.join(NIGHTLY), Document::Benchmark)?;
-    files::check_writable(root, Document::Benchmark)
+    files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
+    files::check_writable(&root.join(NIGHTLY), Document::BENCHMARK)?;
+    files::check_writable(root, Document::BENCHMARK)
 }
 
 /// The same check for [`save_into`].
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
-    files::check_ours(folder, REPORT, RECORD, Document::Benchmark)?;
-    files::check_writable(folder, Document::Benchmark)
+    files::check_ours(folder, REPORT, RECORD, Document::BENCHMARK)?;
+    files::check_writable(folder, Document::BENCHMARK)
 }
 
 /// Compares a run with the accepted build and the runs in `root`, renders it into a new folder, and updates the index. Concurrent
@@ -79,10 +79,10 @@ pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
 /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]. Earlier files are intact then; the run
 /// itself may exist if only the index failed.
 pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved, StoreError> {
-    files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
-    let place = Folder::open(root, Document::Benchmark)?;
+    files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
+    let place = Folder::open(root, Document::BENCHMARK)?;
     let nightly = root.join(NIGHTLY);
-    let runs = Folder::open(&nightly, Document::Benchmark)?;
+    let runs = Folder::open(&nightly, Document::BENCHMARK)?;
     let Runs { mut whole, broken } = load(root)?;
     run.comparison = compare::compare(&run, &whole.iter().map(|(_, run)| run).collect::<Vec<_>>(), None);
     let folder = runs.add(&files_of(&run, &whole, renderer), |nightly| free_name(nightly, &run))?;
@@ -96,9 +96,9 @@ pub fn save(root: &Path, mut run: BenchRun, renderer: Renderer) -> Result<Saved,
 /// Compares a run with the accepted build only, and replaces the run in this folder. The run is in no index: for shards and
 /// single looks.
 pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result<BenchRun, StoreError> {
-    files::check_ours(folder, REPORT, RECORD, Document::Benchmark)?;
+    files::check_ours(folder, REPORT, RECORD, Document::BENCHMARK)?;
     run.comparison = compare::compare(&run, &[], None);
-    Folder::open(folder, Document::Benchmark)?.replace(&files_of(&run, &[], renderer))?;
+    Folder::open(folder, Document::BENCHMARK)?.replace(&files_of(&run, &[], renderer))?;
     Ok(run)
 }
 
@@ -107,13 +107,13 @@ pub fn render_again(folder: &Path, run: &BenchRun, others: &[(String, BenchRun)]
     let files = files_of(run, others, renderer);
     // The record is unchanged.
     let rendered: Vec<(String, String)> = files.into_iter().filter(|(name, _)| name != RECORD).collect();
-    Folder::open(folder, Document::Benchmark)?.replace(&rendered)
+    Folder::open(folder, Document::BENCHMARK)?.replace(&rendered)
 }
 
 /// Writes the index again, and returns the unreadable runs.
 pub fn save_index(root: &Path, renderer: Renderer) -> Result<Vec<StoreError>, StoreError> {
-    files::check_ours(root, INDEX, NIGHTLY, Document::Benchmark)?;
-    let place = Folder::open(root, Document::Benchmark)?;
+    files::check_ours(root, INDEX, NIGHTLY, Document::BENCHMARK)?;
+    let place = Folder::open(root, Document::BENCHMARK)?;
     let Runs { whole, broken } = load(root)?;
     place.replace(&(renderer.index)(&whole))?;
     Ok(broken)
@@ -126,9 +126,9 @@ pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
 /// Replaces one text file atomically.
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
     let name = file.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| StoreError::writing(Document::Benchmark, file, ErrorKind::InvalidFilename.into()))?;
+    let name = name.ok_or_else(|| StoreError::writing(Document::BENCHMARK, file, ErrorKind::InvalidFilename.into()))?;
     let folder = file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    Folder::open(folder, Document::Benchmark)?.replace(&[(name.to_owned(), text)])
+    Folder::open(folder, Document::BENCHMARK)?.replace(&[(name.to_owned(), text)])
 }
 
 /// Reads all runs; a missing root has no runs.
@@ -157,7 +157,7 @@ pub fn load(root: &Path) -> Result<Runs, StoreError> {
 
 /// Reads a run from its file or folder.
 pub fn read(path: &Path) -> Result<BenchRun, StoreError> {
-    files::read(path, Document::Benchmark, BENCH_VERSION)
+    files::read(path, Document::BENCHMARK, BENCH_VERSION)
 }
 
 /// The record first, because the report links to it.

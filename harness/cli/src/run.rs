@@ -402,7 +402,7 @@ impl Run {
         match &self.report {
             _ if self.no_report => Ok(()),
             Some(folder) => Ok(store::check_folder(folder)?),
-            None => Ok(files::check_writable(Path::new(store::DEFAULT_ROOT), Document::Records)?),
+            None => Ok(files::check_writable(Path::new(store::DEFAULT_ROOT), Document::RECORDS)?),
         }
     }
 

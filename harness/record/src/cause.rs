@@ -3,131 +3,49 @@
 //! A [`Cause`] is reported only if the figures prove it: without the cause, the request would have succeeded. If the figures
 //! prove nothing, there is no cause.
 
-use std::fmt;
-
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 
 use crate::{FailedRequest, Lane, Pieces};
 
 /// An obstacle between a request and memory, with the figures that prove it. Several can apply at once.
+///
+/// `asked` is the rounded request, as sent to the driver; `room` is what the driver can allocate; `largest` is the size of a free
+/// block; `free` is free on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The memory fraction refused the request before the driver was called.
-    Fraction {
-        /// Bytes that the fraction allows.
-        limit: Bytes,
-        /// Bytes that count against the fraction.
-        held: Bytes,
-        /// Free bytes on the device.
-        free: Bytes,
-    },
-    /// The program's own limit refused the request before the allocator was called.
-    Limit {
-        /// Maximum of requested bytes.
-        limit: Bytes,
-        /// Requested bytes that are live.
-        held: Bytes,
-    },
-    /// A fault of the scenario failed the device call.
-    Injected {
-        /// Position among calls of its name, counted from 1. [`FailedRequest::injected`] has the name.
-        number: u64,
-    },
+    /// The memory fraction refused the request before the driver was called. `held` counts against the fraction.
+    Fraction { limit: Bytes, held: Bytes, free: Bytes },
+    /// The program's own limit on requested bytes refused the request before the allocator was called. `held` is requested and live.
+    Limit { limit: Bytes, held: Bytes },
+    /// A fault of the scenario failed the device call: see [`FailedRequest::injected`].
+    Injected { number: u64 },
     /// Freed memory waits for events of other streams that still use it.
     PendingFree(Pieces),
     /// A free block is large enough, but its pool serves the other block size.
-    OtherPool {
-        /// The pool of the block.
-        pool: PoolKind,
-        /// The size of the block.
-        largest: Bytes,
-    },
-    /// A free block is large enough, but it belongs to another stream.
-    OtherStream {
-        /// The stream of the block.
-        stream: u32,
-        /// The stream of the request.
-        wanted: u32,
-        /// The size of the block.
-        largest: Bytes,
-    },
+    OtherPool { pool: PoolKind, largest: Bytes },
+    /// A free block is large enough, but it belongs to `stream`, and the request is for the stream `wanted`.
+    OtherStream { stream: u32, wanted: u32, largest: Bytes },
     /// The driver has as much as requested, but allocates whole segments or pages.
-    Rounding {
-        /// Bytes that the driver can allocate.
-        room: Bytes,
-        /// Bytes requested from the driver.
-        asked: Bytes,
-    },
+    Rounding { room: Bytes, asked: Bytes },
     /// A free block of the right stream and pool is as large as the request, but not as large as the rounded request.
-    RoundedUp {
-        /// The size of the block.
-        largest: Bytes,
-        /// The rounded request, as sent to the driver.
-        asked: Bytes,
-    },
-    /// The free memory is large enough in total, but no single block is.
-    Fragmented {
-        /// Free blocks of the request's stream and pool.
-        own: Pieces,
-        /// Bytes that the driver can allocate.
-        room: Bytes,
-        /// Free bytes of other streams and pools. Zero if `own` and `room` suffice.
-        elsewhere: Bytes,
-    },
+    RoundedUp { largest: Bytes, asked: Bytes },
+    /// The free memory is large enough in total, but no single block is. `own`: free blocks of the request's stream and pool.
+    /// `elsewhere`: free bytes of other streams and pools; zero if `own` and `room` suffice.
+    Fragmented { own: Pieces, room: Bytes, elsewhere: Bytes },
     /// Free memory in private pools that do not serve the request would have been enough.
     PrivatePool(Pieces),
-    /// Other processes use so much that the driver had too little.
-    OthersHold {
-        /// Bytes in use by other processes.
-        held: Bytes,
-        /// Bytes requested from the driver.
-        asked: Bytes,
-    },
+    /// Other processes use `held` bytes, so the driver had too little.
+    OthersHold { held: Bytes, asked: Bytes },
     /// Memory that neither the allocator nor a known process accounts for left the driver too little.
-    Unaccounted {
-        /// Bytes used on the device beyond the reserved bytes and other processes.
-        used: Bytes,
-        /// Bytes requested from the driver.
-        asked: Bytes,
-    },
-    /// The request is larger than all free memory together.
-    TooLarge {
-        /// Free bytes on the device.
-        free: Bytes,
-        /// Free bytes in the allocator.
-        cached: Bytes,
-    },
+    Unaccounted { used: Bytes, asked: Bytes },
+    /// The request is larger than all free memory together. `cached` is free in the allocator.
+    TooLarge { free: Bytes, cached: Bytes },
 }
 
-/// Declares the kinds: variant, name in scenarios and records, and description.
-macro_rules! kinds {
-    ($($variant:ident = $name:literal: $about:literal,)*) => {
-        /// A [`Cause`] without its figures, as scenarios name it.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[allow(missing_docs, reason = "each variant is described by `CauseKind::about`")]
-        pub enum CauseKind { $($variant,)* }
-
-        impl CauseKind {
-            /// All kinds, in the order in which [`causes`] checks them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// The name in scenarios, records and reports.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
-            /// A description of the cause as a clause without a full stop.
-            #[must_use]
-            pub const fn about(self) -> &'static str {
-                match self { $(Self::$variant => $about),* }
-            }
-        }
-    };
-}
-
-kinds! {
+described! {
+    /// A [`Cause`] without its figures, as scenarios name it.
+    CauseKind, about:
     Fraction = "memory_fraction": "the memory fraction refused the request before the driver was called",
     Limit = "limit": "the program's own limit refused the request before the allocator was called",
     Injected = "injected": "a fault of the scenario failed the device call",
@@ -144,22 +62,13 @@ kinds! {
 
 impl CauseKind {
     /// Returns the kind of this name. Accepts the names of older records.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let name = if name == "fraction" { "memory_fraction" } else { name };
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
 
-impl fmt::Display for CauseKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 impl Cause {
-    /// The cause without its figures.
-    #[must_use]
     pub const fn kind(&self) -> CauseKind {
         match self {
             Self::Fraction { .. } => CauseKind::Fraction,
@@ -180,19 +89,18 @@ impl Cause {
 
 /// Returns the causes of a failed request in the order in which to read them. Empty if the figures prove none. Linear in
 /// [`FailedRequest::lanes`].
-#[must_use]
-pub fn causes(shortage: &FailedRequest) -> Vec<Cause> {
-    if let Some(limit) = shortage.program_limit {
-        return vec![Cause::Limit { limit, held: shortage.accounts.requested }];
+pub fn causes(request: &FailedRequest) -> Vec<Cause> {
+    if let Some(limit) = request.program_limit {
+        return vec![Cause::Limit { limit, held: request.accounts.requested }];
     }
-    let figures = Figures::new(shortage);
-    let Figures { requested, asked, free, room, cached, .. } = figures;
+    let figures = Figures::new(request);
+    let (asked, room, free, cached) = (request.asked, figures.room, request.accounts.device.free, request.cached());
     let mut causes = Vec::new();
-    causes.extend(shortage.limit.map(|limit| Cause::Fraction { limit, held: figures.held, free }));
-    causes.extend(shortage.injected.as_ref().map(|refused| Cause::Injected { number: refused.number }));
+    causes.extend(request.limit.map(|limit| Cause::Fraction { limit, held: figures.held, free }));
+    causes.extend(request.injected.as_ref().map(|refused| Cause::Injected { number: refused.number }));
     causes.extend(figures.pending_free());
     let in_other_lanes = figures.in_other_lanes();
-    if shortage.lacking <= room && room < asked {
+    if request.lacking <= room && room < asked {
         causes.push(Cause::Rounding { room, asked });
     }
     causes.extend(figures.rounded_up());
@@ -202,7 +110,7 @@ pub fn causes(shortage: &FailedRequest) -> Vec<Cause> {
     causes.extend(figures.held_by_others());
     // A request that is too large even without the memory fraction or the fault has this cause as well.
     let explains = |cause: &Cause| !matches!(cause, Cause::Fraction { .. } | Cause::Injected { .. });
-    if requested > free + cached && !causes.iter().any(explains) {
+    if !request.was_enough_free() && !causes.iter().any(explains) {
         causes.push(Cause::TooLarge { free, cached });
     }
     causes
@@ -210,72 +118,63 @@ pub fn causes(shortage: &FailedRequest) -> Vec<Cause> {
 
 impl FailedRequest {
     /// Free bytes in the allocator: reserved, but neither allocated nor waiting for an event.
-    #[must_use]
     pub const fn cached(&self) -> Bytes {
         self.accounts.reserved.saturating_sub(self.accounts.active)
     }
 
     /// Returns whether the device and the allocator together had as much free memory as requested.
-    #[must_use]
     pub fn was_enough_free(&self) -> bool {
         self.requested <= self.accounts.device.free + self.cached()
     }
 }
 
-/// The figures of a failed request and values derived from them.
+/// A failed request and figures derived from it.
 struct Figures<'a> {
-    shortage: &'a FailedRequest,
-    requested: Bytes,
-    /// Bytes requested from the driver.
-    asked: Bytes,
-    /// Free bytes on the device.
-    free: Bytes,
+    request: &'a FailedRequest,
     /// Bytes that count against the memory fraction.
     held: Bytes,
     /// Bytes that the driver can allocate within the memory fraction.
     room: Bytes,
-    /// Free bytes in the allocator.
-    cached: Bytes,
 }
 
 impl<'a> Figures<'a> {
-    fn new(shortage: &'a FailedRequest) -> Self {
-        let accounts = &shortage.accounts;
+    fn new(request: &'a FailedRequest) -> Self {
+        let accounts = &request.accounts;
         let free = accounts.device.free;
         // If the driver manages the pool, the fraction limits allocated instead of reserved bytes.
-        let held = if shortage.lanes.is_some() { accounts.reserved } else { accounts.allocated };
-        let room = shortage.limit.map_or(free, |limit| limit.saturating_sub(held).min(free));
-        Self { shortage, requested: shortage.requested, asked: shortage.asked, free, held, room, cached: shortage.cached() }
+        let held = if request.lanes.is_some() { accounts.reserved } else { accounts.allocated };
+        let room = request.limit.map_or(free, |limit| limit.saturating_sub(held).min(free));
+        Self { request, held, room }
     }
 
     fn lanes(&self) -> impl Iterator<Item = &'a Lane> {
-        self.shortage.lanes.iter().flatten()
+        self.request.lanes.iter().flatten()
     }
 
     fn has_own_pool(&self, lane: &Lane) -> bool {
-        lane.pool.is_none_or(|pool| pool == PoolKind::of_block(self.requested))
+        lane.pool.is_none_or(|pool| pool == PoolKind::of_block(self.request.requested))
     }
 
     fn own(&self) -> Option<&'a Lane> {
-        self.lanes().find(|lane| lane.stream == self.shortage.stream && self.has_own_pool(lane))
+        self.lanes().find(|lane| lane.stream == self.request.stream && self.has_own_pool(lane))
     }
 
     fn pending_free(&self) -> Option<Cause> {
         let waiting = self.own()?.waiting;
-        let everything = self.room + self.cached;
-        let is_missing = self.requested > everything && self.requested <= everything + waiting.bytes;
-        (waiting.count > 0 && (waiting.largest >= self.requested || is_missing)).then_some(Cause::PendingFree(waiting))
+        let everything = self.room + self.request.cached();
+        let is_missing = self.request.requested > everything && self.request.requested <= everything + waiting.bytes;
+        (waiting.count > 0 && (waiting.largest >= self.request.requested || is_missing)).then_some(Cause::PendingFree(waiting))
     }
 
     fn rounded_up(&self) -> Option<Cause> {
-        let (largest, asked) = (self.own()?.free.largest, self.asked);
-        (self.requested <= largest && largest < asked).then_some(Cause::RoundedUp { largest, asked })
+        let (largest, asked) = (self.own()?.free.largest, self.request.asked);
+        (self.request.requested <= largest && largest < asked).then_some(Cause::RoundedUp { largest, asked })
     }
 
     /// Blocks of other pools and streams that are large enough.
     fn in_other_lanes(&self) -> Vec<Cause> {
-        let FailedRequest { stream: wanted, .. } = *self.shortage;
-        let large_enough = self.lanes().filter(|lane| lane.free.largest >= self.requested);
+        let FailedRequest { stream: wanted, .. } = *self.request;
+        let large_enough = self.lanes().filter(|lane| lane.free.largest >= self.request.requested);
         let cause = |lane: &Lane| match *lane {
             Lane { stream, free, .. } if stream != wanted => Some(Cause::OtherStream { stream, wanted, largest: free.largest }),
             Lane { pool: Some(pool), free, .. } if !self.has_own_pool(lane) => Some(Cause::OtherPool { pool, largest: free.largest }),
@@ -286,12 +185,12 @@ impl<'a> Figures<'a> {
     }
 
     fn fragmented(&self, is_found_elsewhere: bool) -> Option<Cause> {
-        let lanes = self.shortage.lanes.as_ref()?;
+        let lanes = self.request.lanes.as_ref()?;
         let own = self.own().map(|lane| lane.free).unwrap_or_default();
-        if self.room >= self.shortage.lacking || own.largest >= self.requested {
+        if self.room >= self.request.lacking || own.largest >= self.request.requested {
             return None;
         }
-        let Self { requested, room, .. } = *self;
+        let (requested, room) = (self.request.requested, self.room);
         if own.count > 0 && own.bytes + room >= requested {
             return Some(Cause::Fragmented { own, room, elsewhere: Bytes::ZERO });
         }
@@ -301,21 +200,21 @@ impl<'a> Figures<'a> {
 
     /// Free memory in closed private pools, if one block or their total would have been enough.
     fn private_pool(&self) -> Option<Cause> {
-        let pieces = self.shortage.other_private_pools;
-        let would_do = pieces.largest >= self.requested || (self.free < self.asked && self.free + pieces.bytes >= self.asked);
-        (!pieces.is_empty() && would_do).then_some(Cause::PrivatePool(pieces))
+        let FailedRequest { other_private_pools: pieces, requested, asked, accounts, .. } = self.request;
+        let free = accounts.device.free;
+        let would_do = pieces.largest >= *requested || (free < *asked && free + pieces.bytes >= *asked);
+        (!pieces.is_empty() && would_do).then_some(Cause::PrivatePool(*pieces))
     }
 
     /// Memory in use by others, if the driver was called and would have had enough without it.
     fn held_by_others(&self) -> Vec<Cause> {
-        let Self { asked, free, .. } = *self;
-        let accounts = &self.shortage.accounts;
+        let FailedRequest { asked, accounts, .. } = *self.request;
         let device = &accounts.device;
-        let held = device.pressure;
+        let (free, held) = (device.free, device.pressure);
         let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + held);
         // On a device whose memory is limited, only memory within the limit counts.
         let used = beyond.min(device.total.saturating_sub(accounts.reserved + free + held));
-        if self.shortage.limit.is_some() || asked <= free || free + held + used < asked {
+        if self.request.limit.is_some() || asked <= free || free + held + used < asked {
             return Vec::new();
         }
         let (without_others, without_used) = (free + held >= asked, free + used >= asked);

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The claim, as a sentence.
     pub says: String,
     /// A link to the source, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -20,7 +19,6 @@ pub struct Claim {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the variant names are their documentation")]
 pub enum ClaimVerdict {
     Holds,
     HoldsWithConditions,
@@ -32,7 +30,6 @@ impl ClaimVerdict {
     pub const ALL: [Self; 4] = [Self::Holds, Self::HoldsWithConditions, Self::DoesNotHold, Self::CannotBeTested];
 
     /// The name in YAML.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Holds => "holds",

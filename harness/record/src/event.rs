@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{PlannedRun, RECORD_VERSION, Records, RunRecord, StepRecord, Verdict};
 
-/// Something that happened during a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -13,7 +12,6 @@ pub enum Event {
     Started {
         /// [`RECORD_VERSION`] of the writer.
         version: u32,
-        /// Version of the harness.
         harness: String,
         /// All runs, in the order in which they will start.
         planned: Vec<PlannedRun>,
@@ -27,7 +25,6 @@ pub enum Event {
     RunEnded(Box<RunRecord>),
 }
 
-/// Builds records from events.
 #[derive(Clone, Debug)]
 pub struct Collector {
     records: Records,
@@ -63,14 +60,11 @@ impl Collector {
         }
     }
 
-    /// The current run with its completed steps.
-    #[must_use]
     pub const fn running(&self) -> Option<&RunRecord> {
         self.running.as_ref()
     }
 
     /// Returns the records so far. An unfinished run becomes [`Verdict::Interrupted`], and runs that did not start are listed.
-    #[must_use]
     pub fn into_records(mut self) -> Records {
         if let Some(run) = self.running.take() {
             self.records.runs.push(RunRecord { verdict: Verdict::Interrupted, ..run });

@@ -12,9 +12,7 @@ pub struct FaultedRuns {
     pub left_out: usize,
 }
 
-/// A scenario with one allocator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct FaultedArm {
     pub scenario: String,
     pub allocator: String,
@@ -31,7 +29,6 @@ pub struct FaultedArm {
     pub not_tried: Option<NotTried>,
 }
 
-/// Why no call was failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotTried {
     pub why: String,
@@ -39,7 +36,6 @@ pub struct NotTried {
     pub failed: bool,
 }
 
-/// A run in which a call failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultedCase {
     /// The scenario's process that made the call. `None` for the main process.
@@ -55,17 +51,13 @@ pub struct FaultedCase {
     pub size: Option<Bytes>,
     /// The step that made the call; 0 before the first step.
     pub step: u32,
-    /// The outcome.
     #[serde(flatten)]
     pub end: FaultedEnd,
-    /// A command that repeats the run.
     pub reproduce: String,
 }
 
-/// The outcome of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub enum FaultedEnd {
     /// The allocator continued: it tried again or managed without the memory.
     Healed,
@@ -86,7 +78,6 @@ impl FaultedRuns {
     }
 
     /// Returns whether no run has a defect and no run without failures failed.
-    #[must_use]
     pub fn passed(&self) -> bool {
         let is_fine = |arm: &FaultedArm| arm.not_tried.as_ref().is_none_or(|not| !not.failed);
         self.arms.iter().all(is_fine) && !self.cases().any(FaultedCase::is_defect)
@@ -94,7 +85,6 @@ impl FaultedRuns {
 }
 
 impl FaultedCase {
-    #[must_use]
     pub const fn is_defect(&self) -> bool {
         matches!(self.end, FaultedEnd::Defect { .. })
     }

@@ -1,37 +1,8 @@
 //! The invariants that are checked after every step, with the sentence that a failure quotes.
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
-
-/// Declares the invariants: variant, name in scenarios and reports, and promise.
-macro_rules! invariants {
-    ($($variant:ident = $name:literal: $promise:literal,)*) => {
-        /// An invariant that is checked after every step.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[allow(missing_docs, reason = "each variant's promise is its documentation: `Invariant::promise`")]
-        pub enum Invariant { $(#[serde(rename = $name)] $variant,)* }
-
-        impl Invariant {
-            /// All invariants, in the order of the checks.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// The name in scenarios and reports.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
-            /// The property that the invariant guarantees.
-            #[must_use]
-            pub const fn promise(self) -> &'static str {
-                match self { $(Self::$variant => $promise),* }
-            }
-        }
-    };
-}
-
-invariants! {
+described! {
+    /// An invariant that is checked after every step. Its promise is the property that it guarantees.
+    Invariant, promise:
     AccountsAreOrdered = "accounts_are_ordered":
         "requested ≤ active and allocated ≤ active ≤ reserved ≤ device used − context overhead − external memory",
     CountersEqualStructure = "counters_equal_structure":
@@ -65,14 +36,7 @@ invariants! {
 }
 
 impl Invariant {
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|invariant| invariant.name() == name)
-    }
-}
-
-impl fmt::Display for Invariant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }

@@ -10,6 +10,35 @@ use harness_allocator::stats::{MemoryStats, PoolKind};
 use harness_allocator::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
+/// Declares an enum from a table: variant, name in scenarios and records, and description, which the method `$about` returns.
+macro_rules! described {
+    ($(#[$attribute:meta])* $Enum:ident, $about:ident: $($variant:ident = $name:literal: $text:literal,)*) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        pub enum $Enum { $(#[serde(rename = $name)] $variant,)* }
+
+        impl $Enum {
+            /// All variants, in the order of the checks.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// The name in scenarios, records and reports.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            pub const fn $about(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+
+        impl std::fmt::Display for $Enum {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
 pub mod cause;
 pub mod claim;
 pub mod event;
@@ -33,7 +62,6 @@ pub const RECORD_VERSION: u32 = 1;
 pub struct Records {
     /// [`RECORD_VERSION`] of the build that wrote the file.
     pub version: u32,
-    /// Version of the harness that wrote the file.
     pub harness: String,
     /// Runs in the order of execution. Repetitions are the outer loop; the allocators of a scenario take turns.
     pub runs: Vec<RunRecord>,
@@ -44,13 +72,11 @@ pub struct Records {
 
 impl Records {
     /// Returns whether every planned run started and ended.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         self.not_started.is_empty() && !self.runs.iter().any(|run| run.verdict == Verdict::Interrupted)
     }
 }
 
-/// A run that has not started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedRun {
     pub scenario: String,
@@ -73,11 +99,9 @@ pub struct RunRecord {
     /// `true` if the user added this configuration. Its unmet expectations are noted and do not fail the run.
     #[serde(default, skip_serializing_if = "is_false")]
     pub only_observed: bool,
-    /// The seed of every random choice.
     pub seed: u64,
     /// The repetition, counted from 0.
     pub repetition: u32,
-    /// A command that repeats the run.
     pub reproduce: String,
     /// `true` if the state was checked after every operation. Absent in records of older builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,32 +138,26 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// Facts about a scenario, taken from its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScenarioInfo {
     /// The file's name without its extension.
     pub name: String,
     /// The path, as the user wrote it.
     pub path: String,
-    /// The text of `about:`.
     pub about: String,
-    /// The memory limit of the run.
     pub memory: Bytes,
-    /// The claim that the scenario tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
 }
 
 impl ScenarioInfo {
     /// The scenario's identity: see [`scenario_id`].
-    #[must_use]
     pub fn id(&self) -> String {
         scenario_id(Path::new(&self.path), &self.name)
     }
 }
 
 /// Identifies a scenario by its name and its folder. The folder is relative to the last folder named `scenarios` in the path, or else to the current folder.
-#[must_use]
 pub fn scenario_id(path: &Path, name: &str) -> String {
     let folder = path.parent().unwrap_or(Path::new(""));
     let folder = std::env::current_dir().ok().and_then(|current| folder.strip_prefix(current).ok()).unwrap_or(folder);
@@ -157,16 +175,13 @@ pub enum Verdict {
     Passed,
     /// An expectation was not met, or an invariant did not hold.
     Failed {
-        /// The first violation.
         first: Violation,
         /// Other violations at the same step.
         rest: Vec<Violation>,
     },
     /// The run failed, and the scenario expects this failure.
     FailedAsExpected {
-        /// The reason that the scenario gives.
         reason: String,
-        /// The first violation.
         first: Violation,
         /// Other violations at the same step.
         rest: Vec<Violation>,
@@ -216,7 +231,6 @@ pub struct Violation {
     pub at: Option<SourceLine>,
     pub rule: Rule,
     pub expected: String,
-    /// The observed value.
     pub seen: String,
 }
 
@@ -242,7 +256,6 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The rule that a violation breaks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
@@ -295,7 +308,6 @@ impl fmt::Display for SourceLine {
     }
 }
 
-/// The record of one step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Position of the step in the run, counted from 1.
@@ -309,7 +321,6 @@ pub struct StepRecord {
     /// The iteration of the enclosing loops, for example `i = 3`. `None` outside loops.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iteration: Option<String>,
-    /// The evaluated size of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
     pub outcome: Outcome,
@@ -385,7 +396,7 @@ pub struct RefusedCall {
 /// A segment with free memory that a live block keeps from being released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinnedSegment {
-    /// `true` if it holds small or large blocks, if the allocator separates them.
+    /// `None` if the allocator does not separate small and large blocks.
     pub pool: Option<PoolKind>,
     /// The stream that the segment serves. `None` if it serves several.
     pub stream: Option<u32>,
@@ -420,7 +431,6 @@ pub struct UnlistedSegments {
 }
 
 impl UnlistedSegments {
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -429,7 +439,7 @@ impl UnlistedSegments {
 /// Free memory of an allocator that serves the same requests: one pool and one stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lane {
-    /// `true` if it holds small or large blocks, if the allocator separates them.
+    /// `None` if the allocator does not separate small and large blocks.
     pub pool: Option<PoolKind>,
     pub stream: u32,
     /// Blocks that can be allocated now.
@@ -442,14 +452,11 @@ pub struct Lane {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pieces {
     pub count: u64,
-    /// Total size.
     pub bytes: Bytes,
-    /// Size of the largest block.
     pub largest: Bytes,
 }
 
 impl Pieces {
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -465,10 +472,8 @@ impl Pieces {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The step is complete.
     #[default]
     Done,
-    /// The request succeeded.
     Fits {
         /// Retries by the recovery policy. Retries inside the allocator do not count.
         retries: u32,
@@ -479,7 +484,6 @@ pub enum Outcome {
     Failed,
 }
 
-/// A table that a step reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// A line above the table.
@@ -512,7 +516,6 @@ pub struct Accounts {
     pub device: DeviceMemory,
 }
 
-/// One point of the memory curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CurvePoint {
     /// Its position among all points of the run, including dropped ones. Absent in records of older builds.
@@ -549,10 +552,8 @@ pub struct Timings {
     pub lost_to_retry: Nanos,
 }
 
-/// Durations of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Samples {
-    /// Number of operations.
     pub count: u64,
     /// The kept samples: all up to a limit, then a seeded reservoir.
     pub kept: Vec<Nanos>,

@@ -48,13 +48,11 @@ pub struct HostUse {
 }
 
 impl HostUse {
-    #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// The result of a training with recovery policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trained {
     /// Samples in memory during the last completed iteration. 0 if none completed.
@@ -89,7 +87,6 @@ impl Recovery {
     }
 
     /// Returns a copy without times, to compare decisions.
-    #[must_use]
     pub fn decisions(&self) -> Self {
         let listed = self.listed.iter().map(|attempt| Attempt { time: None, ..attempt.clone() }).collect();
         Self { lost: None, listed, ..self.clone() }

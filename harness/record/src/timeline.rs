@@ -8,14 +8,12 @@ pub const MAX_ENTRIES: usize = 250_000;
 
 /// One run, from its first step to its last. Times are on the device's clock.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub struct Timeline {
     pub scenario: String,
     pub allocator: String,
     /// Counted from 0.
     pub repetition: u32,
     pub device: String,
-    /// `true` if times are measured or simulated.
     pub clock: Clock,
     /// Streams with names.
     pub streams: Vec<(StreamId, String)>,
@@ -26,7 +24,6 @@ pub struct Timeline {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the field names are their documentation")]
 pub enum Entry {
     /// An interval.
     Span {

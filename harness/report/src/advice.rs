@@ -38,7 +38,6 @@ pub fn endings(endings: &[Ending], fidelity: Option<&Fidelity>, is_complete: boo
     backing(fidelity, is_complete) + &table(endings)
 }
 
-/// The main advice.
 pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
     let device = memory.map_or_else(|| "any device".to_owned(), |memory| memory.to_string());
     let past = if advice.is_complete { "" } else { " past the point where the recording ends" };
@@ -103,7 +102,6 @@ fn backing(fidelity: Option<&Fidelity>, is_complete: bool) -> String {
     text
 }
 
-/// One line per configuration.
 fn table(endings: &[Ending]) -> String {
     let heads = ["settings", "ends", "reserved", "unused", "retries", "driver calls", "driver time", "least memory"];
     let cells = |ending: &Ending| {

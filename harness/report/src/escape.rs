@@ -11,7 +11,6 @@ pub(super) fn log_lines(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Escapes one line.
 pub(super) fn log_line(text: &str) -> String {
     let text = printable(text).replace("##[", "##\\[");
     let start = text.len() - text.trim_start().len();

@@ -12,7 +12,6 @@ pub const SUMMARY_LIMIT: usize = (1 << 20) - (16 << 10);
 /// Source: <https://docs.github.com/en/actions/reference/limits>, and <https://github.com/orgs/community/discussions/26680>.
 pub const ANNOTATIONS: usize = 10;
 
-/// Ends a text that was cut.
 const CUT: &str = "**Cut here** by GitHub's size limit: the whole report is `report.md` in the folder of this run.\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +48,6 @@ pub(super) fn cut(text: &str, limit: usize) -> String {
     kept
 }
 
-/// The fence that is open at the end of the text.
 fn open_fence(text: &str) -> Option<String> {
     let mut open: Option<String> = None;
     for line in text.lines().filter(|line| line.starts_with("```")) {

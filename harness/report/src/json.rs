@@ -11,13 +11,13 @@ use harness_record::RunRecord;
 
 /// Renders the document that [`crate::store::read`] reads.
 pub fn render(report: &Report<'_>) -> String {
-    document(report, |run| to_json(&Explained::new(run, None)))
+    document(report, false)
 }
 
 /// Renders the document with [`memory_stats`] in each run. They repeat `stats` in about 4 KiB, so saved reports omit them.
 /// Readers ignore them.
 pub fn render_with_memory_stats(report: &Report<'_>) -> String {
-    document(report, |run| to_json(&Explained::new(run, Some(memory_stats(&run.stats)))))
+    document(report, true)
 }
 
 /// A run with derived explanations. Readers ignore the derived fields.
@@ -32,20 +32,18 @@ struct Explained<'a> {
     memory_stats: Option<BTreeMap<String, u64>>,
 }
 
-impl<'a> Explained<'a> {
-    fn new(run: &'a RunRecord, memory_stats: Option<BTreeMap<String, u64>>) -> Self {
-        Self { run, out_of_memory: why::of_run(run).collect(), memory_stats }
-    }
-}
-
 /// Returns the flat result of `torch.cuda.memory_stats()`, sorted by key. Keys for oversize allocations and settings are missing.
 pub fn memory_stats(stats: &MemoryStats) -> BTreeMap<String, u64> {
     StatKey::all().map(|key| (key.to_string(), stats.get(key))).collect()
 }
 
-fn document(report: &Report<'_>, run_to_json: impl Fn(&RunRecord) -> String) -> String {
+fn document(report: &Report<'_>, has_memory_stats: bool) -> String {
     let records = report.records;
-    let runs: Vec<String> = records.runs.iter().map(run_to_json).collect();
+    let explained = |run: &RunRecord| {
+        let memory_stats = has_memory_stats.then(|| memory_stats(&run.stats));
+        to_json(&Explained { run, out_of_memory: why::of_run(run).collect(), memory_stats })
+    };
+    let runs: Vec<String> = records.runs.iter().map(explained).collect();
     let harness = to_json(&records.harness);
     let separator = if runs.is_empty() { "" } else { "\n" };
     let not_started =

@@ -3,6 +3,8 @@
 //! An *arm* is one allocator on one scenario and one device, with all its repetitions. A *scenario on a device* contains the arms
 //! whose times may be compared. Equal records give equal bytes.
 
+#![recursion_limit = "256"]
+
 pub mod advice;
 pub mod bench;
 pub mod explain;
@@ -29,7 +31,7 @@ mod timing;
 mod why;
 mod words;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use harness_allocator::device::{Clock, DeviceInfo};
 use harness_allocator::units::Bytes;
@@ -40,7 +42,6 @@ use harness_record::{CostFigure, Records, RunRecord, ScenarioInfo, SkipKind, Ver
 /// Runs, grouped and counted. Every format is rendered from it.
 #[derive(Clone, Debug)]
 pub struct Report<'a> {
-    /// The records of the runs.
     pub records: &'a Records,
     pub counts: Counts,
     /// Devices, in order of appearance.
@@ -49,7 +50,6 @@ pub struct Report<'a> {
     pub scenarios: Vec<ScenarioGroup<'a>>,
 }
 
-/// Number of runs by verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Passed or failed as expected.
@@ -71,7 +71,6 @@ pub struct DeviceGroup<'a> {
     pub label: String,
     /// Clock rates at the start of runs: streaming multiprocessors and memory, in MHz.
     pub clocks_mhz: BTreeSet<(u32, u32)>,
-    /// Reasons for reduced clock rates.
     pub throttle_reasons: BTreeSet<&'a str>,
     /// The largest number of other processes during a run.
     pub other_processes: Option<u32>,
@@ -97,7 +96,6 @@ pub struct ScenarioOnDevice<'a> {
     pub arms: Vec<ArmGroup<'a>>,
 }
 
-/// One allocator on one scenario and one device.
 #[derive(Clone, Debug)]
 pub struct ArmGroup<'a> {
     /// The name of the configuration in the scenario.
@@ -110,14 +108,10 @@ pub struct ArmGroup<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// Groups runs by scenario, device and allocator. Takes `n log n` time for `n` runs.
+    /// Groups runs by scenario, device and allocator.
     pub fn new(records: &'a Records) -> Self {
         let mut report = Self { records, counts: Counts::default(), devices: Vec::new(), scenarios: Vec::new() };
-        let mut index = Index::default();
-        for run in &records.runs {
-            report.counts.add(&run.verdict);
-            index.insert(&mut report, run);
-        }
+        records.runs.iter().for_each(|run| report.add(run));
         report.name_devices();
         report.name_sections();
         report
@@ -136,12 +130,29 @@ impl<'a> Report<'a> {
 
     /// All arms, in the order of the report.
     pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &ArmGroup<'a>)> {
-        self.scenarios.iter().flat_map(move |scenario| {
-            scenario
-                .by_device
-                .iter()
-                .flat_map(move |on_device| on_device.arms.iter().map(move |arm| (scenario, &self.devices[on_device.device], arm)))
-        })
+        self.by_device()
+            .flat_map(move |(scenario, on_device)| on_device.arms.iter().map(move |arm| (scenario, &self.devices[on_device.device], arm)))
+    }
+
+    /// All scenarios on all devices, in the order of the report.
+    fn by_device(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &ScenarioOnDevice<'a>)> {
+        self.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)))
+    }
+
+    fn add(&mut self, run: &'a RunRecord) {
+        self.counts.add(&run.verdict);
+        let device = place_of(&mut self.devices, |known| device_key(known.info) == device_key(&run.device), || DeviceGroup::new(run));
+        self.devices[device].add(run);
+        let is_same = |known: &ScenarioGroup<'_>| (&known.info.name, &known.info.path) == (&run.scenario.name, &run.scenario.path);
+        let new = || ScenarioGroup { info: &run.scenario, slug: String::new(), by_device: Vec::new() };
+        let scenario = place_of(&mut self.scenarios, is_same, new);
+        let by_device = &mut self.scenarios[scenario].by_device;
+        let on_device = place_of(by_device, |known| known.device == device, || ScenarioOnDevice { device, arms: Vec::new() });
+        let arms = &mut by_device[on_device].arms;
+        let new = || ArmGroup { allocator: &run.allocator, slug: String::new(), runs: Vec::new(), counts: Counts::default() };
+        let arm = place_of(arms, |known| known.allocator == run.allocator, new);
+        arms[arm].runs.push(run);
+        arms[arm].counts.add(&run.verdict);
     }
 
     fn name_devices(&mut self) {
@@ -162,7 +173,6 @@ impl<'a> Report<'a> {
     }
 }
 
-/// The kind of clock that a report's times come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clocks {
     Measured,
@@ -171,7 +181,6 @@ pub enum Clocks {
 }
 
 impl Counts {
-    /// Total number of runs.
     pub const fn total(self) -> usize {
         self.passed + self.failed + self.skipped + self.contended + self.interrupted
     }
@@ -189,17 +198,15 @@ impl Counts {
 }
 
 impl<'a> DeviceGroup<'a> {
-    fn new(run: &'a RunRecord) -> Self {
-        let mut group = Self {
+    const fn new(run: &'a RunRecord) -> Self {
+        Self {
             info: &run.device,
             label: String::new(),
             clocks_mhz: BTreeSet::new(),
             throttle_reasons: BTreeSet::new(),
             other_processes: None,
-            cost_figures: run.cost_figures.iter().collect(),
-        };
-        group.add(run);
-        group
+            cost_figures: Vec::new(),
+        }
     }
 
     fn add(&mut self, run: &'a RunRecord) {
@@ -236,19 +243,17 @@ impl<'a> ArmGroup<'a> {
         self.settings().filter(|settings| !self.allocator.contains(settings))
     }
 
-    /// The runs that passed. Only their times are reported.
     pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {
         self.runs.iter().copied().filter(|run| run.verdict == Verdict::Passed)
     }
 }
 
-/// Positions of the groups in a report under construction.
-#[derive(Default)]
-struct Index<'a> {
-    devices: BTreeMap<DeviceKey<'a>, usize>,
-    scenarios: BTreeMap<(&'a str, &'a str), usize>,
-    by_device: BTreeMap<(usize, usize), usize>,
-    arms: BTreeMap<(usize, usize, &'a str), usize>,
+/// Returns the position of the item for which `is_same` holds, and adds a new item if there is none.
+fn place_of<T>(items: &mut Vec<T>, is_same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
+    items.iter().position(is_same).unwrap_or_else(|| {
+        items.push(new());
+        items.len() - 1
+    })
 }
 
 /// Two runs used the same device if these facts are equal. The key omits facts that vary between runs: memory limit, clock rates,
@@ -259,36 +264,6 @@ fn device_key(info: &DeviceInfo) -> DeviceKey<'_> {
     let print = &info.fingerprint;
     let texts = [&print.uuid_hash, &print.driver, &print.cuda, &print.cost_model].map(Option::as_deref);
     (&info.name, info.clock == Clock::Simulated, print.memory, texts, [print.mig, print.ecc])
-}
-
-impl<'a> Index<'a> {
-    fn insert(&mut self, report: &mut Report<'a>, run: &'a RunRecord) {
-        let device = *self.devices.entry(device_key(&run.device)).or_insert(report.devices.len());
-        match report.devices.get_mut(device) {
-            Some(group) => group.add(run),
-            None => report.devices.push(DeviceGroup::new(run)),
-        }
-
-        let key = (run.scenario.name.as_str(), run.scenario.path.as_str());
-        let scenario = *self.scenarios.entry(key).or_insert(report.scenarios.len());
-        if scenario == report.scenarios.len() {
-            report.scenarios.push(ScenarioGroup { info: &run.scenario, slug: String::new(), by_device: Vec::new() });
-        }
-
-        let by_device = &mut report.scenarios[scenario].by_device;
-        let on_device = *self.by_device.entry((scenario, device)).or_insert(by_device.len());
-        if on_device == by_device.len() {
-            by_device.push(ScenarioOnDevice { device, arms: Vec::new() });
-        }
-
-        let arms = &mut by_device[on_device].arms;
-        let arm = *self.arms.entry((scenario, device, &run.allocator)).or_insert(arms.len());
-        if arm == arms.len() {
-            arms.push(ArmGroup { allocator: &run.allocator, slug: String::new(), runs: Vec::new(), counts: Counts::default() });
-        }
-        arms[arm].runs.push(run);
-        arms[arm].counts.add(&run.verdict);
-    }
 }
 
 /// Returns `name`, or `name` with the first free number from 2.

@@ -43,7 +43,6 @@ pub(super) fn render(report: &Report<'_>) -> Page {
     page
 }
 
-/// The top of the report.
 impl Page {
     fn summary(&mut self, report: &Report<'_>) {
         self.block("# Out-of-memory report");
@@ -82,23 +81,16 @@ impl Page {
         self.bounded_list(lines.collect(), "skipped or contended arm");
     }
 
-    fn bounded_list(&mut self, mut lines: Vec<String>, noun: &str) {
-        let more = lines.len().saturating_sub(LINES_ON_TOP);
-        if more > 0 {
-            lines.truncate(LINES_ON_TOP);
-            lines.push(format!("… {} more in the sections below", words::count(more, noun)));
-        }
-        self.list(lines);
+    fn bounded_list(&mut self, lines: Vec<String>, noun: &str) {
+        self.list(words::at_most(lines, LINES_ON_TOP, |more| format!("… {} more in the sections below", words::count(more, noun))));
     }
 
-    /// Adds a table of verdicts by scenario and allocator.
     fn verdicts(&mut self, report: &Report<'_>) {
         let allocators = words::distinct(report.arms().map(|(_, _, arm)| arm.allocator));
         let has_devices = report.devices.len() > 1;
         let names = ["scenario"].into_iter().chain(has_devices.then_some("device")).map(str::to_owned);
         let heads = names.chain(allocators.iter().map(|allocator| code(allocator)));
-        let by_device = report.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)));
-        let rows = by_device.map(|(scenario, on_device)| {
+        let rows = report.by_device().map(|(scenario, on_device)| {
             let mut row = vec![format!("[{}](#scenario-{})", code(&scenario.info.name), scenario.slug)];
             row.extend(has_devices.then(|| prose(&report.devices[on_device.device].label)));
             row.extend(allocators.iter().map(|allocator| {
@@ -110,7 +102,6 @@ impl Page {
         self.table(&Grid::new("l", heads, rows));
     }
 
-    /// Adds the table of claims, with verdicts and figures.
     fn claims(&mut self, report: &Report<'_>) {
         let rows: Vec<Vec<String>> = claims::tested(report).iter().flat_map(claim_rows).collect();
         if rows.is_empty() {
@@ -140,11 +131,11 @@ fn claim_rows(tested: &Tested<'_>) -> Vec<Vec<String>> {
     };
     let says = format!("[{}](#scenario-{}){source}", prose(&claim.says), scenario.slug);
     let because = claim.because.as_ref().map(|because| format!(": {}", prose(because))).unwrap_or_default();
-    let verdict = format!("**{}**{because}", prose(&tested.verdict()));
+    let verdict = format!("**{}**{because}", prose(&tested.verdict));
     let mut rows: Vec<Vec<String>> = figures
         .iter()
         .map(|figure| {
-            let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| prose(claims::or_nothing(value.as_deref())));
+            let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| prose(&words::or_nothing(value.as_deref())));
             vec![String::new(), String::new(), prose(&figure.name), pytorch, harness]
         })
         .collect();
@@ -199,7 +190,6 @@ fn where_it_ran(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &Devi
     if report.devices.len() > 1 { format!("{place} on {}", prose(&device.label)) } else { place }
 }
 
-/// The section of failures.
 impl Page {
     fn failures(&mut self, report: &Report<'_>) {
         if report.counts.failed == 0 {
@@ -244,7 +234,6 @@ impl Page {
         self.unrecorded(run);
     }
 
-    /// Explains why the last step's request failed, if it did.
     fn why(&mut self, run: &RunRecord) {
         if let Some(last) = run.steps.last()
             && let Some(shortage) = &last.failed_request
@@ -254,7 +243,6 @@ impl Page {
         }
     }
 
-    /// Lists the live blocks in segments with free memory.
     fn pinned_segments(&mut self, last: &StepRecord) {
         let Some(shortage) = last.failed_request.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
         let cells = |segment: &PinnedSegment| vec![words::size(segment.size), words::size(segment.free), why::holders_of(segment)];
@@ -317,7 +305,6 @@ impl Page {
     }
 }
 
-/// The section of a scenario.
 impl Page {
     fn scenario(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>) {
         self.anchor(&format!("scenario-{}", scenario.slug));
@@ -339,7 +326,6 @@ impl Page {
         }
     }
 
-    /// Explains configuration names.
     fn settings(&mut self, on_device: &ScenarioOnDevice<'_>) {
         let arms = on_device.arms.iter().filter_map(|arm| Some(format!("{}: {}", code(arm.allocator), code(arm.unnamed_settings()?))));
         let arms: Vec<String> = arms.collect();
@@ -492,14 +478,12 @@ fn notes(step: &StepRecord, shown_above: &[&str]) -> Vec<String> {
     new.map(|note| format!("Step {}: {}", step.number, prose(note))).collect()
 }
 
-/// The values that a step reports.
 fn counted(step: &StepRecord) -> Option<String> {
     let figures: Vec<String> =
         step.reports.iter().map(|(name, &value)| format!("{} = {}", code(name), prose(&words::metric(name, value)))).collect();
     (!figures.is_empty()).then(|| format!("Step {} counted: {}", step.number, figures.join(", ")))
 }
 
-/// Sections about the whole report.
 impl Page {
     fn how_to_read(&mut self, report: &Report<'_>) {
         self.block("## How to read this");
@@ -571,7 +555,6 @@ impl Page {
         }
     }
 
-    /// Adds the table of a cost model.
     pub(super) fn cost_figures<'f>(&mut self, figures: impl Iterator<Item = &'f CostFigure>) {
         let cells = |figure: &CostFigure| vec![figure.name.clone(), figure.value.clone(), figure.source.clone()];
         self.grid(&Grid::new("lrl", ["operation", "charge", "source"], figures.map(cells)));

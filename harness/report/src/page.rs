@@ -18,7 +18,6 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Adds a block, for example a paragraph.
     pub(super) fn block(&mut self, block: impl AsRef<str>) {
         let block = block.as_ref().trim_end();
         if !block.is_empty() {
@@ -27,7 +26,6 @@ impl Page {
         }
     }
 
-    /// Adds a link target.
     pub(super) fn anchor(&mut self, name: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "<a id=\"{name}\"></a>\n");
@@ -73,12 +71,10 @@ impl Page {
         self.text.push_str("|\n");
     }
 
-    /// Adds a list of Markdown lines.
     pub(super) fn list(&mut self, lines: impl IntoIterator<Item = String>) {
         self.block(lines.into_iter().map(|line| format!("- {line}\n")).collect::<String>());
     }
 
-    /// Adds a shell command.
     pub(super) fn command(&mut self, command: &str) {
         self.block(fenced("sh", command));
     }

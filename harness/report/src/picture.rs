@@ -54,7 +54,6 @@ pub(super) fn draw(runs: &[&RunRecord]) -> Option<String> {
 /// Maximum number of failed requests in a panel's description.
 const FAILED_IN_WORDS: usize = 3;
 
-/// Describes a panel.
 fn in_words(run: &RunRecord) -> String {
     let highest = |value: fn(&CurvePoint) -> Bytes| words::size(run.curve.iter().map(value).max().unwrap_or_default());
     let last = run.curve.last();
@@ -75,7 +74,6 @@ fn in_words(run: &RunRecord) -> String {
     )
 }
 
-/// The axes that all panels share.
 struct Axes {
     /// Start and end of each step's column.
     columns: BTreeMap<u32, (f64, f64)>,
@@ -88,13 +86,11 @@ struct Axes {
     shows_limit: bool,
     /// `true` if active differs from allocated at any point.
     shows_active: bool,
-    /// `true` if a request failed.
     shows_requests: bool,
     /// Labels below the columns: step name and loop iteration.
     names: BTreeMap<u32, StepName>,
 }
 
-/// The label of a step.
 struct StepName {
     name: String,
     iteration: Option<String>,
@@ -225,7 +221,6 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
     marks(&mut chart, run, axes)
 }
 
-/// Longest line below a panel's title.
 const CAUSE: usize = ((WIDTH - LEFT) as f64 / 6.0) as usize;
 
 /// The cause of the last failed request. `None` if none failed.
@@ -357,7 +352,6 @@ fn positions(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64)) -> Vec<(f
         .collect()
 }
 
-/// Returns whether the points of a step have numbers.
 fn is_numbered(step: &[CurvePoint]) -> bool {
     step.is_sorted_by(|a, b| a.at < b.at)
 }

@@ -20,22 +20,17 @@ use super::junit;
 use super::page::Page;
 use super::words::{self, Grid};
 
-/// Maximum number of curves in a picture.
 const MOST_CURVES: usize = 8;
-/// Maximum number of OOM locations shown.
 const MOST_ERRORS: usize = 16;
 
-/// The result of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Program<'a> {
     /// The command, quoted for a shell.
     pub command: &'a str,
-    /// A command that repeats the run.
     pub again: &'a str,
     /// The device, with the name of a real GPU.
     pub machine: &'a Machine,
     pub gpu: Option<&'a str>,
-    /// Results of its processes.
     pub record: &'a Record,
     /// Calls of the processes, in order.
     pub timelines: &'a [Timeline],
@@ -48,7 +43,6 @@ impl Program<'_> {
         self.record.exit_code != 0 || self.missed.is_some()
     }
 
-    /// Describes the program's end.
     fn sentence(&self) -> String {
         let end = match self.record.signal {
             Some(signal) => {
@@ -81,7 +75,6 @@ impl Program<'_> {
     }
 }
 
-/// Draws the run. `None` if no process allocated device memory.
 pub fn picture(program: &Program<'_>) -> Option<String> {
     let mut curves = Vec::new();
     for process in program.used() {
@@ -95,7 +88,6 @@ pub fn picture(program: &Program<'_>) -> Option<String> {
     picture::draw(&curves, program.machine.memory(), clock(program.machine))
 }
 
-/// The unit of the curves' horizontal axis.
 const fn clock(machine: &Machine) -> Clock {
     match machine {
         Machine::Simulated(_) => {
@@ -173,7 +165,6 @@ fn processes(program: &Program<'_>) -> Grid {
     Grid::new("lr", heads.into_iter().chain(work), program.used().map(cells))
 }
 
-/// Allocation attempts by function.
 fn calls(program: &Program<'_>) -> Grid {
     let mut counts: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
     for Attempt { call, size, outcome, .. } in program.timelines.iter().flat_map(|timeline| &timeline.attempts) {
@@ -203,13 +194,7 @@ fn errors(program: &Program<'_>) -> Vec<String> {
         };
         timeline.errors.iter().map(place).collect()
     };
-    let mut all: Vec<String> = program.timelines.iter().flat_map(of_process).collect();
-    let more = all.len().saturating_sub(MOST_ERRORS);
-    all.truncate(MOST_ERRORS);
-    if more > 0 {
-        all.push(format!("and {more} more"));
-    }
-    all
+    words::at_most(program.timelines.iter().flat_map(of_process).collect(), MOST_ERRORS, |more| format!("and {more} more"))
 }
 
 /// Differences from a run without the harness on a real GPU.

@@ -12,9 +12,7 @@ use harness_record::{Attempt, HostUse, Outcome, Recovery, StepRecord, Trained};
 /// Maximum number of rows per arm.
 const MOST_ROWS: usize = 50;
 
-/// A step with recovery policies.
 pub(super) struct Row<'a> {
-    /// The name of the configuration.
     pub(super) allocator: &'a str,
     pub(super) step: &'a StepRecord,
     pub(super) recovery: &'a Recovery,
@@ -88,7 +86,6 @@ impl Row<'_> {
         ]
     }
 
-    /// Peak and copied bytes of host memory.
     fn host_memory(&self) -> String {
         let HostUse { peak, copied } = self.recovery.host;
         if self.recovery.host.is_nothing() {
@@ -98,7 +95,6 @@ impl Row<'_> {
         }
     }
 
-    /// The failed attempts and the attempts after them.
     pub(super) fn attempts(&self) -> Grid {
         let cells = |attempt: &Attempt| {
             let failed = attempt.failed.clone().unwrap_or_else(|| "none".to_owned());
@@ -116,7 +112,6 @@ impl Row<'_> {
     }
 }
 
-/// The table of all rows.
 pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
     let (lost, throughput) = match clock {
         Clock::Measured => ("time lost", "throughput"),

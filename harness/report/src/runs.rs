@@ -12,10 +12,8 @@ use super::words::{self, Grid, NOTHING};
 use super::{ArmGroup, Report};
 use crate::text::Style;
 
-/// The result of the comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Comparison {
-    /// A table for a terminal.
     pub text: String,
     /// `true` if an arm fails that passed before.
     pub is_worse: bool,
@@ -82,7 +80,6 @@ const fn clock(run: &RunRecord) -> &'static str {
     }
 }
 
-/// The median over passed runs.
 fn median(arm: &ArmGroup<'_>, time: fn(&RunRecord) -> Nanos) -> Option<Nanos> {
     let mut times: Vec<Nanos> = arm.passed().map(time).collect();
     times.sort_unstable();

@@ -46,7 +46,6 @@ pub struct Look {
 }
 
 impl Squeezed {
-    /// Describes the program's end.
     fn sentence(&self) -> String {
         let end = match self.signal {
             Some(signal) => format!("Signal {signal} ended the program"),
@@ -62,7 +61,6 @@ impl Squeezed {
         self.curve.iter().map(|look| look.used + look.free).max().unwrap_or_default()
     }
 
-    /// Duration of sampling, in milliseconds.
     fn end(&self) -> u64 {
         self.curve.last().map_or(0, |look| look.milliseconds).max(1)
     }

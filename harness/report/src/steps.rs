@@ -15,7 +15,6 @@ const EDGE: usize = 30;
 /// Steps with events shown between the ends of a longer run.
 const NOTABLE: usize = 100;
 
-/// The selected steps of a run.
 pub(super) struct Selection<'a> {
     run: &'a RunRecord,
     /// Ascending indices of steps.
@@ -23,7 +22,6 @@ pub(super) struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    /// Selects the last `count` steps.
     pub(super) fn last(run: &'a RunRecord, count: usize) -> Self {
         Self { run, shown: (run.steps.len().saturating_sub(count)..run.steps.len()).collect() }
     }
@@ -44,12 +42,10 @@ impl<'a> Selection<'a> {
         self.run
     }
 
-    /// The selected steps.
     pub(super) fn steps(&self) -> impl Iterator<Item = &'a StepRecord> {
         self.shown.iter().map(|&index| &self.run.steps[index])
     }
 
-    /// Number of omitted steps.
     pub(super) fn left_out(&self) -> usize {
         self.run.steps.len() - self.shown.len()
     }
@@ -70,7 +66,6 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// Adds a row for steps without rows.
 fn push_gap(grid: &mut Grid, steps: usize, what: &str) {
     if steps > 0 {
         let mut row = vec![String::new(); grid.columns.len()];
@@ -103,7 +98,6 @@ fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
     names.into_iter().chain(sizes.map(words::size)).chain([accounts.retries.to_string(), words::or_nothing(step.duration)]).collect()
 }
 
-/// The step's description, with the evaluated size and the loop iteration.
 fn what(step: &StepRecord) -> String {
     let text = if step.text.is_empty() { step.kind.clone() } else { format!("{}: {}", step.kind, step.text) };
     let size = step.size.map(|size| size.to_string()).filter(|size| !text.contains(size));

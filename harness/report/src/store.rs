@@ -24,31 +24,29 @@ pub const REPORT: &str = "report.md";
 /// The events of a running or killed session: one [`Event`] per line.
 pub const EVENTS: &str = "events.jsonl";
 
-/// The records of the report.
-pub const RECORDS: &str = Document::Records.file_name();
+pub const RECORDS: &str = Document::RECORDS.file_name;
 
 /// Writes a report into a new folder of `root` with the next free number, and returns the folder. The folder appears complete.
 /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]. Only `root` may have been created then.
 pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
     let files = files(records);
     let name = folder_name(records);
-    Folder::open(root, Document::Records)?.add(&files, |root| Ok(format!("{:04}-{name}", next_number(root)?)))
+    Folder::open(root, Document::RECORDS)?.add(&files, |root| Ok(format!("{:04}-{name}", next_number(root)?)))
 }
 
 /// Checks before a session that its report can be written to `folder` and overwrites no foreign report.
-/// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`].
 pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
-    files::check_ours(folder, REPORT, RECORDS, Document::Records)?;
-    files::check_writable(folder, Document::Records)
+    files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
+    files::check_writable(folder, Document::RECORDS)
 }
 
 /// Writes a report into `folder` and replaces an earlier report; other files stay. Nothing is replaced until all files are
 /// written; then each file is replaced whole.
 /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report is then unchanged.
 pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
-    files::check_ours(folder, REPORT, RECORDS, Document::Records)?;
+    files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
     let files = files(records);
-    let locked = Folder::open(folder, Document::Records)?;
+    let locked = Folder::open(folder, Document::RECORDS)?;
     let earlier = pictures_of_earlier_report(folder);
     locked.replace(&files)?;
     let kept: BTreeSet<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
@@ -60,11 +58,10 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
 }
 
 /// Reads records from a file or its folder. For a running or killed session, builds them from the events.
-/// Fails with all other kinds of [`StoreError`].
 pub fn read(path: &Path) -> Result<Records, StoreError> {
     let events = if path.is_dir() { path.join(EVENTS) } else { path.to_owned() };
     let has_events = events.file_name() == Some(OsStr::new(EVENTS)) && events.is_file();
-    if has_events { read_events(&events) } else { files::read(path, Document::Records, RECORD_VERSION) }
+    if has_events { read_events(&events) } else { files::read(path, Document::RECORDS, RECORD_VERSION) }
 }
 
 /// Renders a report again in its own folder, from its records or events.
@@ -98,19 +95,18 @@ fn read_events(path: &Path) -> Result<Records, StoreError> {
             Ok(event) => collector.add(event),
             // The program was killed while it wrote this line.
             Err(_) if lines.peek().is_none() && index > 0 && !text.ends_with('\n') => {}
-            Err(source) => return Err(StoreError::Malformed { path: path.to_owned(), source, document: Document::Records }),
+            Err(source) => return Err(StoreError::Malformed { path: path.to_owned(), source, document: Document::RECORDS }),
         }
     }
     Ok(collector.into_records())
 }
 
-/// Opens the file of events and locks it.
 fn open_events(path: &Path) -> Result<File, StoreError> {
-    let failed = |source| StoreError::writing(Document::Records, path, source);
+    let failed = |source| StoreError::writing(Document::RECORDS, path, source);
     let file = File::options().create(true).append(true).open(path).map_err(failed)?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => {
-            Err(StoreError::Busy { path: path.parent().unwrap_or(path).to_owned(), document: Document::Records })
+            Err(StoreError::Busy { path: path.parent().unwrap_or(path).to_owned(), document: Document::RECORDS })
         }
         // Some file systems have no locks.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
@@ -119,37 +115,31 @@ fn open_events(path: &Path) -> Result<File, StoreError> {
 
 fn remove_events(folder: &Path) -> Result<(), StoreError> {
     let path = folder.join(EVENTS);
-    fs::remove_file(&path).map_err(|source| StoreError::writing(Document::Records, &path, source))
+    fs::remove_file(&path).map_err(|source| StoreError::writing(Document::RECORDS, &path, source))
 }
 
 /// Writes each event of a session to the report's folder when it occurs. A killed session keeps its results.
 #[derive(Debug)]
 pub struct Journal {
-    target: Target,
+    /// The report's folder. Before the first event of a new report, the folder in which it will be created.
+    folder: PathBuf,
+    /// `true` if this session creates the report's folder.
+    is_new: bool,
     file: Option<File>,
-    /// Events before the folder had a name.
+    /// Events before the file was opened.
     waiting: String,
     planned: Vec<PlannedRun>,
-    /// `true` if this session created the folder.
-    is_new: bool,
-}
-
-#[derive(Debug)]
-enum Target {
-    /// A new numbered folder within this one.
-    NewIn(PathBuf),
-    Folder(PathBuf),
 }
 
 impl Journal {
     /// Creates a journal for a new numbered folder of `root`. The folder is created when the first run opens its device.
     pub const fn in_new_folder(root: PathBuf) -> Self {
-        Self { target: Target::NewIn(root), file: None, waiting: String::new(), planned: Vec::new(), is_new: true }
+        Self { folder: root, is_new: true, file: None, waiting: String::new(), planned: Vec::new() }
     }
 
     /// Creates a journal for a report in this folder, which replaces an earlier one.
     pub const fn in_folder(folder: PathBuf) -> Self {
-        Self { target: Target::Folder(folder), file: None, waiting: String::new(), planned: Vec::new(), is_new: false }
+        Self { folder, is_new: false, file: None, waiting: String::new(), planned: Vec::new() }
     }
 
     /// Writes an event.
@@ -181,45 +171,35 @@ impl Journal {
     }
 
     fn open(&mut self, device: &str) -> Result<(), StoreError> {
-        let folder = match &self.target {
-            Target::Folder(folder) => {
-                Folder::open(folder, Document::Records)?;
-                folder.clone()
-            }
-            Target::NewIn(root) => {
-                let scenarios: BTreeSet<&str> = self.planned.iter().map(|run| run.scenario.as_str()).collect();
-                let what = match scenarios.first() {
-                    Some(only) if scenarios.len() == 1 => slug(only),
-                    _ => format!("{}-scenarios", scenarios.len()),
-                };
-                Folder::open(root, Document::Records)?.add(&[], |root| Ok(format!("{:04}-{what}-{device}", next_number(root)?)))?
-            }
-        };
-        let path = folder.join(EVENTS);
+        let place = Folder::open(&self.folder, Document::RECORDS)?;
+        if self.is_new {
+            let scenarios: BTreeSet<&str> = self.planned.iter().map(|run| run.scenario.as_str()).collect();
+            let what = match scenarios.first() {
+                Some(only) if scenarios.len() == 1 => slug(only),
+                _ => format!("{}-scenarios", scenarios.len()),
+            };
+            self.folder = place.add(&[], |root| Ok(format!("{:04}-{what}-{device}", next_number(root)?)))?;
+        }
+        let path = self.folder.join(EVENTS);
         let file = open_events(&path)?;
         // This session replaces the events of an earlier one.
-        file.set_len(0).map_err(|source| StoreError::writing(Document::Records, &path, source))?;
-        (self.target, self.file) = (Target::Folder(folder), Some(file));
+        file.set_len(0).map_err(|source| StoreError::writing(Document::RECORDS, &path, source))?;
+        self.file = Some(file);
         Ok(())
     }
 
     fn write(&mut self, text: &str) -> Result<(), StoreError> {
-        let path = match &self.target {
-            Target::Folder(folder) => folder.join(EVENTS),
-            Target::NewIn(root) => root.clone(),
-        };
         let written = self.file.as_mut().map_or(Ok(()), |file| file.write_all(text.as_bytes()));
-        written.map_err(|source| StoreError::writing(Document::Records, &path, source))
+        written.map_err(|source| StoreError::writing(Document::RECORDS, &self.folder.join(EVENTS), source))
     }
 
     /// Removes the files of a session in which no run ended.
-    /// Fails with [`StoreError::Unwritable`].
     pub fn discard(self) -> Result<(), StoreError> {
-        if let (Target::Folder(folder), Some(_)) = (&self.target, &self.file) {
-            remove_events(folder)?;
+        if self.file.is_some() {
+            remove_events(&self.folder)?;
             if self.is_new {
                 // Fails if the user put files there; the folder then stays.
-                let _ = fs::remove_dir(folder);
+                let _ = fs::remove_dir(&self.folder);
             }
         }
         Ok(())
@@ -228,16 +208,14 @@ impl Journal {
     /// Writes the report, removes the events, and returns the report's folder.
     /// Fails with [`StoreError`]; the events then remain.
     pub fn finish(self, records: &Records) -> Result<PathBuf, StoreError> {
-        match self.target {
-            Target::NewIn(root) => save_new(&root, records),
-            Target::Folder(folder) => {
-                save_into(&folder, records)?;
-                if self.file.is_some() {
-                    remove_events(&folder)?;
-                }
-                Ok(folder)
-            }
+        if self.is_new && self.file.is_none() {
+            return save_new(&self.folder, records);
         }
+        save_into(&self.folder, records)?;
+        if self.file.is_some() {
+            remove_events(&self.folder)?;
+        }
+        Ok(self.folder)
     }
 }
 

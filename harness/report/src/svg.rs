@@ -9,7 +9,6 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Width of every picture, in pixels.
 pub(super) const WIDTH: u32 = 880;
 /// Left edge of panels and of their titles and legends.
 pub(super) const LEFT: u32 = 64;
@@ -62,19 +61,15 @@ pub(super) fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most { text.to_owned() } else { text.chars().take(most.saturating_sub(1)).chain(['…']).collect() }
 }
 
-/// Lines and labels of all charts.
 pub(super) fn mesh<'m, 'a, 'b, 'c, X: Ranged, Y: Ranged>(
     style: &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>>,
 ) -> &'m mut MeshStyle<'a, 'b, X, Y, SVGBackend<'c>> {
     style.light_line_style(TRANSPARENT).bold_line_style(GRID).axis_style(INK).label_style(plain_font(11))
 }
 
-/// The symbol of a legend entry.
 #[derive(Clone, Copy)]
 pub(super) enum Key {
-    /// A line of this width.
     Line(RGBColor, u32),
-    /// The line of a limit.
     Limit,
     /// A line with a filled area below it.
     Area(RGBColor),
@@ -130,16 +125,12 @@ pub(super) fn panels<T>(
 /// A panel with memory in MiB over an axis that starts at 0.
 pub(super) struct Plot<'a> {
     pub(super) title: String,
-    /// Label of the horizontal axis.
     pub(super) x: &'a str,
-    /// End of the horizontal axis.
     pub(super) end: f64,
-    /// Largest memory value shown.
     pub(super) top: Bytes,
 }
 
 impl Plot<'_> {
-    /// Draws the title and axes.
     pub(super) fn chart<'a, 'b>(&self, area: &'a Area<'b>) -> Result<Chart<'a, 'b>, DrawingAreaErrorKind<std::io::Error>> {
         area.draw(&Text::new(self.title.clone(), (LEFT as i32, 4), font(13, INK, HPos::Left, VPos::Top)))?;
         let mut chart = ChartBuilder::on(area)
@@ -159,13 +150,11 @@ impl Plot<'_> {
     }
 }
 
-/// Draws a line through these points.
 pub(super) fn line(chart: &mut Chart<'_, '_>, points: impl IntoIterator<Item = (f64, Bytes)>, colour: RGBColor) -> Drawn {
     let points: Vec<(f64, f64)> = points.into_iter().map(|(x, bytes)| (x, mib(bytes))).collect();
     chart.draw_series([PathElement::new(points, colour.stroke_width(2))]).map(drop)
 }
 
-/// Draws a limit up to `end`.
 pub(super) fn limit(chart: &mut Chart<'_, '_>, end: f64, limit: f64) -> Drawn {
     chart.draw_series([DashedPathElement::new([(0.0, limit), (end, limit)], 5, 4, LIMIT.stroke_width(1))]).map(drop)
 }

@@ -24,7 +24,6 @@ pub enum Style {
     Colour,
 }
 
-/// Steps that a failing test prints.
 const STEPS_OF_A_FAILURE: usize = 25;
 
 /// Maximum number of listed requests that failed as expected.
@@ -137,7 +136,6 @@ const fn verdict_paint(verdict: &Verdict) -> Paint {
     }
 }
 
-/// A text under construction.
 pub(super) struct Text {
     pub(super) text: String,
     style: Style,
@@ -207,7 +205,6 @@ impl Text {
         }
     }
 
-    /// Adds the claims, with verdicts and figures.
     fn claims(&mut self, report: &Report<'_>) {
         let tested = claims::tested(report);
         if tested.is_empty() {
@@ -217,9 +214,9 @@ impl Text {
         self.line("Claims:");
         for tested in &tested {
             let because = tested.claim.because.as_ref().map(|because| format!(" ({})", because.replace('\n', " "))).unwrap_or_default();
-            self.wrapped(&format!("  {} [{}] {}{because}", tested.claim.says, tested.scenario.info.name, tested.verdict()), 4);
+            self.wrapped(&format!("  {} [{}] {}{because}", tested.claim.says, tested.scenario.info.name, tested.verdict), 4);
             for figure in tested.figures {
-                let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| claims::or_nothing(value.as_deref()));
+                let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| words::or_nothing(value.as_deref()));
                 self.wrapped(&format!("    {}: PyTorch {pytorch}, harness {harness}", figure.name), 6);
             }
         }
@@ -244,9 +241,7 @@ impl Text {
     /// Adds one table of times per device, so clocks are never mixed.
     fn times(&mut self, report: &Report<'_>) {
         for (index, device) in report.devices.iter().enumerate() {
-            let by_device =
-                report.scenarios.iter().flat_map(|scenario| scenario.by_device.iter().map(move |on_device| (scenario, on_device)));
-            let timings = by_device.filter(|(_, on_device)| on_device.device == index);
+            let timings = report.by_device().filter(|(_, on_device)| on_device.device == index);
             let timings: Vec<(&str, Timing<'_>)> =
                 timings.filter_map(|(scenario, on_device)| Some((scenario.info.name.as_str(), Timing::new(on_device, device)?))).collect();
             if !timings.is_empty() {
@@ -261,13 +256,11 @@ impl Text {
 
     /// Adds one table per scenario with a failed attempt.
     fn recoveries(&mut self, report: &Report<'_>) {
-        for scenario in &report.scenarios {
-            for on_device in &scenario.by_device {
-                let (rows, device) = (recovery::rows(on_device), &report.devices[on_device.device]);
-                if !rows.is_empty() {
-                    self.wrapped(&format!("\nRecovery in {} on {}", scenario.info.name, device.label), 2);
-                    self.table(&recovery::brief(&rows, device.info.clock), 2, None);
-                }
+        for (scenario, on_device) in report.by_device() {
+            let (rows, device) = (recovery::rows(on_device), &report.devices[on_device.device]);
+            if !rows.is_empty() {
+                self.wrapped(&format!("\nRecovery in {} on {}", scenario.info.name, device.label), 2);
+                self.table(&recovery::brief(&rows, device.info.clock), 2, None);
             }
         }
     }
@@ -311,7 +304,6 @@ impl Text {
         self.ending(run);
     }
 
-    /// Adds the run's verdict, its cause and its command.
     fn ending(&mut self, run: &RunRecord) {
         match &run.verdict {
             Verdict::Passed | Verdict::Interrupted => {}
@@ -335,7 +327,6 @@ impl Text {
         }
     }
 
-    /// Adds the cause if the last step's request failed.
     fn why(&mut self, run: &RunRecord) {
         let Some(last) = run.steps.last() else { return };
         let Some(shortage) = &last.failed_request else { return };
@@ -344,7 +335,6 @@ impl Text {
     }
 }
 
-/// The memory figures in the table of verdicts.
 fn figures_of(run: &RunRecord) -> [String; 4] {
     let Some(last) = run.steps.last() else { return [NOTHING; 4].map(str::to_owned) };
     let accounts = || run.steps.iter().map(|step| &step.accounts);

@@ -41,7 +41,6 @@ fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
     events
 }
 
-/// Names the run and the source of its times.
 fn name(timeline: &Timeline) -> String {
     let Timeline { scenario, allocator, repetition, device, clock, left_out, .. } = timeline;
     let repetition = if *repetition > 0 { format!(", repetition {}", repetition + 1) } else { String::new() };
@@ -92,7 +91,6 @@ fn event(entry: &Entry, run: u32) -> Value {
     }
 }
 
-/// The format's time unit.
 fn microseconds(time: Nanos) -> f64 {
     time.0 as f64 / 1000.0
 }

@@ -11,10 +11,8 @@ use harness_record::{RunRecord, Samples};
 /// The reference allocator, which calls the driver for every request.
 pub(super) const BASELINE: &str = "direct";
 
-/// Times of one scenario on one device.
 #[derive(Clone, Debug)]
 pub(super) struct Timing<'a> {
-    /// `true` if the times are measured or simulated.
     pub(super) clock: Clock,
     pub(super) baseline: Baseline,
     /// Rows by allocator, in the order of the arms. Arms without passed runs are omitted.
@@ -25,29 +23,21 @@ pub(super) struct Timing<'a> {
     pub(super) contended: usize,
 }
 
-/// `true` if [`BASELINE`] is available for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Baseline {
-    /// It has passed runs.
     Passed,
-    /// None of its runs passed.
     NotPassed,
     /// It was not selected.
     NotRun,
 }
 
-/// Times of one arm.
 #[derive(Clone, Debug)]
 pub(super) struct Row<'a> {
-    /// The name of the configuration.
     pub(super) allocator: &'a str,
-    /// Number of passed runs.
     pub(super) runs: usize,
     /// Successful `allocate` calls of all runs.
     pub(super) allocate: Summary,
-    /// `free` calls of all runs.
     pub(super) free: Summary,
-    /// `empty_cache` calls of all runs.
     pub(super) empty_cache: Summary,
     /// From the start of a run's first step to the end of its last.
     pub(super) scenario: Summary,
@@ -82,7 +72,6 @@ impl<'a> Timing<'a> {
         (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, unfinished, contended })
     }
 
-    /// The table of one scenario on one device.
     pub(super) fn grid(&self) -> Grid {
         let rows: Vec<&Row<'_>> = self.rows.iter().collect();
         columns(Grid::new("l", ["allocator"], rows.iter().map(|row| vec![row.allocator.to_owned()])), &rows, FULL)
@@ -114,7 +103,6 @@ impl<'a> Timing<'a> {
     }
 }
 
-/// The heading of a table of times.
 pub(super) const fn title(clock: Clock) -> &'static str {
     match clock {
         Clock::Measured => "Measured times",

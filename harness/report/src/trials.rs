@@ -21,20 +21,16 @@ const LONGEST_ERROR: usize = 60;
 /// Shown with comparisons of address orders.
 const ORDERS: &str = "The address order of a real driver is unknown. The difference between orders shows the uncertainty of the figure.";
 
-/// The results to show.
 #[derive(Clone, Copy, Debug)]
 pub enum Trials<'a> {
     /// Each allocation was made to fail in one run, with an optional expectation.
     Faults(&'a FaultReport, Option<Expectation>),
     /// Each device call was made to fail in one run.
     Calls(&'a FaultedRuns),
-    /// The search for the least memory.
     Least(&'a LeastReport),
-    /// A comparison of settings.
     Settings(&'a SettingsReport),
 }
 
-/// What is shown of the results.
 struct Parts {
     sentence: String,
     is_bad: bool,
@@ -57,7 +53,6 @@ pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
     text.text.trim_start().to_owned()
 }
 
-/// Renders a page.
 pub fn markdown(trials: Trials<'_>) -> String {
     let Parts { sentence, grid, notes, .. } = parts(trials);
     let mut page = Page::default();

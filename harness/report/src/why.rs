@@ -15,11 +15,8 @@ const NAMED: usize = 4;
 /// A failed request in the JSON output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct OutOfMemory {
-    /// Position of the step in the run.
     pub(super) step: u32,
-    /// Line of the step in the scenario.
     pub(super) line: u32,
-    /// Iteration of the enclosing loops.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) iteration: Option<String>,
     /// Name of the stream, or its number.
@@ -27,7 +24,6 @@ pub(super) struct OutOfMemory {
     pub(super) requested: Bytes,
     /// Names of the causes, see [`harness_record::CauseKind`].
     pub(super) causes: Vec<&'static str>,
-    /// The causes as sentences.
     pub(super) why: String,
 }
 
@@ -63,7 +59,6 @@ pub(crate) fn in_short(shortage: &FailedRequest) -> String {
     if clauses.is_empty() { "the figures do not show why".to_owned() } else { clauses.join("; ") }
 }
 
-/// The heading of [`explain`].
 pub(crate) fn title(shortage: &FailedRequest) -> &'static str {
     if shortage.was_enough_free() { "Why free memory did not help" } else { "Why there was too little memory" }
 }
@@ -76,7 +71,6 @@ pub(crate) fn request(shortage: &FailedRequest) -> String {
     }
 }
 
-/// The name of the default stream.
 const DEFAULT_STREAM: &str = "the default stream";
 
 /// Explains the causes, or gives the figures if no cause is proven.
@@ -100,7 +94,6 @@ pub(crate) fn beside_fragmentation(shortage: &FailedRequest) -> String {
     causes.map(|cause| sentence(&cause, shortage)).collect::<Vec<_>>().join(" ")
 }
 
-/// The stream's name, or its number.
 fn stream(shortage: &FailedRequest, number: u32) -> String {
     match shortage.streams.get(&number).map(String::as_str) {
         Some("default") => DEFAULT_STREAM.to_owned(),

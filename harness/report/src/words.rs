@@ -15,14 +15,12 @@ use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, 
 /// Shown in place of a missing figure.
 pub(super) const NOTHING: &str = "–";
 
-/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Align {
     Left,
     Right,
 }
 
-/// A table of plain text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Grid {
     pub(super) columns: Vec<(String, Align)>,
@@ -42,7 +40,6 @@ impl Grid {
         Self { columns: heads.into_iter().map(Into::into).zip(aligns).collect(), rows: rows.into_iter().collect() }
     }
 
-    /// Keeps only the columns with such heads.
     pub(super) fn with_columns(self, is_kept: impl Fn(&str) -> bool) -> Self {
         let keep: Vec<bool> = self.columns.iter().map(|(head, _)| is_kept(head)).collect();
         fn kept<T>(items: Vec<T>, keep: &[bool]) -> Vec<T> {
@@ -88,6 +85,14 @@ pub(super) fn or_nothing(value: Option<impl Display>) -> String {
 /// The text, or [`NOTHING`] if it is empty.
 pub(super) fn unless_empty(text: String) -> String {
     if text.is_empty() { NOTHING.to_owned() } else { text }
+}
+
+/// Keeps the first `most` items. If there are others, adds the text that `more` returns for their number.
+pub(super) fn at_most(mut items: Vec<String>, most: usize, more: impl FnOnce(usize) -> String) -> Vec<String> {
+    let others = items.len().saturating_sub(most);
+    items.truncate(most);
+    items.extend((others > 0).then(|| more(others)));
+    items
 }
 
 /// Distinct names in the order of their first appearance.
@@ -200,7 +205,6 @@ pub(super) fn verdicts(counts: Counts) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// The first line of a report.
 pub(super) fn verdict_line(counts: Counts) -> String {
     let total = counts.total();
     let head = match (total, counts.failed) {
@@ -223,11 +227,8 @@ pub(super) fn not_started(records: &Records) -> Option<String> {
     if all == 0 {
         return None;
     }
-    let mut names: Vec<String> =
-        records.not_started.iter().take(NAMED).map(|run| format!("`{}` with `{}`", run.scenario, run.allocator)).collect();
-    if all > NAMED {
-        names.push(format!("{} more", all - NAMED));
-    }
+    let names = records.not_started.iter().map(|run| format!("`{}` with `{}`", run.scenario, run.allocator));
+    let names = at_most(names.collect(), NAMED, |more| format!("{more} more"));
     Some(format!("Incomplete: {} of {} did not start: {}.", all, count(all + records.runs.len(), "run"), names.join(", ")))
 }
 
@@ -247,7 +248,6 @@ pub(super) fn not_judged(run: &RunRecord) -> Option<String> {
     Some(format!("not judged: {first}{more}"))
 }
 
-/// Describes the device's clock.
 pub(super) fn clock(device: &DeviceGroup<'_>) -> String {
     match (device.info.clock, &device.info.fingerprint.cost_model) {
         (Clock::Measured, _) => "measured".to_owned(),

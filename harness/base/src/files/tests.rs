@@ -5,9 +5,9 @@ fn a_full_disk_is_told_from_other_failures() {
     // `/dev/full` acts as the full disk.
     let full = || File::options().write(true).open("/dev/full").and_then(|file| write_whole(&file, "report"));
     let told = |document| StoreError::writing(document, Path::new("reports/runs"), full().expect_err("writing to /dev/full fails"));
-    assert!(matches!(told(Document::Records), StoreError::DiskFull { .. }));
-    insta::assert_snapshot!(told(Document::Records), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
-    insta::assert_snapshot!(told(Document::Benchmark), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
+    assert!(matches!(told(Document::RECORDS), StoreError::DiskFull { .. }));
+    insta::assert_snapshot!(told(Document::RECORDS), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place with `--report DIR`.");
+    insta::assert_snapshot!(told(Document::BENCHMARK), @"cannot write to `reports/runs`: the disk is full (No space left on device (os error 28)). Free some space, or choose another place.");
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn what_is_added_knows_what_stands_before_it() -> io::Result<()> {
 
 #[test]
 fn a_document_without_end_is_refused() {
-    let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::Benchmark, 1).expect_err("/dev/zero never ends");
+    let error = read::<serde_json::Value>(Path::new("/dev/zero"), Document::BENCHMARK, 1).expect_err("/dev/zero never ends");
     insta::assert_snapshot!(error, @"cannot read `/dev/zero`: it is larger than the limit of 268435456 bytes");
 }
 
@@ -58,7 +58,7 @@ fn a_temporary_file_in_use_is_not_taken_for_one_that_a_killed_process_left() {
     let left = folder.path().join(format!("{TEMPORARY}left"));
     let used = temporary::file_in(folder.path()).expect("a temporary file can be created");
     fs::write(&left, "half").expect("the file can be written");
-    Folder::open(folder.path(), Document::Records).expect("the folder can be opened");
+    Folder::open(folder.path(), Document::RECORDS).expect("the folder can be opened");
     assert_eq!((left.exists(), used.path().exists()), (false, true));
 }
 

@@ -49,7 +49,6 @@ fn page(run: &BenchRun, with_pictures: bool) -> Page {
     page
 }
 
-/// The trend of the entry with the largest change.
 fn trend(page: &mut Page, run: &BenchRun, earlier: &[&BenchRun]) {
     let changes = run.comparison.iter().flat_map(harness_bench::compare::by_importance);
     if let Some(svg) = changes.filter_map(|change| picture::trend::draw(run, earlier, change)).next() {
@@ -85,7 +84,6 @@ fn write_suite(page: &mut Page, run: &BenchRun, suite: &SuiteRecord, with_pictur
     page.list(reasons(suite).into_iter().map(line));
 }
 
-/// Entries by quantity.
 fn entries_of(suite: &SuiteRecord) -> Vec<(Quantity, Vec<&Entry>)> {
     let of = |quantity| (quantity, suite.entries.iter().filter(|entry| entry.quantity == quantity).collect::<Vec<_>>());
     Quantity::ALL.into_iter().map(of).filter(|(_, entries)| !entries.is_empty()).collect()
@@ -102,7 +100,6 @@ fn cases_of(entries: &[&Entry]) -> Vec<String> {
     cases
 }
 
-/// Distinct reasons for missing figures.
 fn reasons(suite: &SuiteRecord) -> BTreeMap<&str, Vec<&Entry>> {
     let mut reasons: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
     for entry in &suite.entries {
@@ -162,7 +159,6 @@ fn cell(entry: &Entry, change: Option<&Change>) -> String {
     }
 }
 
-/// The machine, its state, and a command that repeats the run.
 fn machine(page: &mut Page, run: &BenchRun) {
     page.block("## Reproduce");
     page.command(&run.reproduce);
@@ -186,7 +182,6 @@ fn machine(page: &mut Page, run: &BenchRun) {
     });
 }
 
-/// Clocks, power and temperature during the run.
 fn gpu(page: &mut Page, states: &[GpuState]) {
     if states.is_empty() {
         return;

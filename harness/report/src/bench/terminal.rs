@@ -10,7 +10,6 @@ use super::super::text::{Style, table as plain_table};
 use super::super::words::{Grid, count};
 use super::{arms_of, cases_of, entries_of, reasons, words};
 
-/// Renders a run.
 pub fn terminal(run: &BenchRun) -> String {
     let mut text = String::new();
     for suite in &run.suites {

@@ -14,7 +14,6 @@ const SHOWN: usize = 20;
 /// Number of consecutive contended runs after which the report asks for a dedicated machine.
 const ALWAYS: usize = 3;
 
-/// Renders the top of the report.
 pub(super) fn write(page: &mut Page, run: &BenchRun) {
     page.block(format!("**{}**", prose(&verdict(run))));
     let mut lines = vec![format!("Measured: {}, in {}.", words::commit(&run.build), words::took(run.took_ms))];
@@ -156,7 +155,6 @@ fn uncompared(comparison: &Comparison) -> Vec<String> {
     lists.into_iter().flatten().chain(skipped).collect()
 }
 
-/// Names the contention and the next action.
 fn contended(run: &BenchRun) -> Option<String> {
     let why = &run.conditions.contended;
     if why.is_empty() {
@@ -175,7 +173,6 @@ fn contended(run: &BenchRun) -> Option<String> {
     Some(format!("Contended{often}: {}.{to_do}", why.join("; ")))
 }
 
-/// Describes a change in one line of plain text.
 pub(crate) fn in_figures(change: &Change) -> String {
     let Some(figures) = &change.figures else { return change.reason.clone().unwrap_or_else(|| "see the report".to_owned()) };
     let quantity = change.entry.quantity;

@@ -54,7 +54,6 @@ pub(super) fn figure(entry: &Entry) -> String {
     }
 }
 
-/// A label for axes and columns.
 pub(crate) const fn short(quantity: Quantity) -> &'static str {
     match quantity {
         Quantity::HostTime => "host time, measured",
@@ -64,7 +63,6 @@ pub(crate) const fn short(quantity: Quantity) -> &'static str {
     }
 }
 
-/// A name for files and links.
 pub(super) const fn slug(quantity: Quantity) -> &'static str {
     match quantity {
         Quantity::HostTime => "host",
@@ -127,12 +125,10 @@ pub(super) fn moment(started: &str) -> String {
     }
 }
 
-/// The date, for example `2026-11-20`.
 pub(super) fn date(started: &str) -> &str {
     started.split_once('T').map_or(started, |(date, _)| date)
 }
 
-/// Ten digits of a commit.
 pub(super) fn shortened(commit: &str) -> String {
     commit.chars().take(10).collect()
 }
@@ -154,7 +150,6 @@ pub(super) fn took(milliseconds: u64) -> String {
     }
 }
 
-/// The reason for ending the rounds.
 pub(super) const fn stopped(stopped: Stopped) -> &'static str {
     match stopped {
         Stopped::Precise => "every confidence interval was as narrow as the suite asks",
@@ -164,12 +159,10 @@ pub(super) const fn stopped(stopped: Stopped) -> &'static str {
     }
 }
 
-/// The device's name within a sentence.
 pub(super) fn device(machine: &Machine) -> String {
     if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
 }
 
-/// Formats `1 entry` or `2 entries`.
 pub(super) fn entries(number: usize) -> String {
     count(number, "entry")
 }

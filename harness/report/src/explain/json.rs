@@ -12,24 +12,20 @@ pub struct Document<'a> {
     pub snapshot: &'a str,
     #[serde(flatten)]
     pub explanation: &'a Explanation,
-    /// The causes of the failed request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_in_words: Option<String>,
 }
 
 impl<'a> Document<'a> {
-    /// The explanation of one file.
     pub fn new(snapshot: &'a str, explanation: &'a Explanation) -> Self {
         Self { snapshot, explanation, why_in_words: explanation.shortage.as_ref().map(why::explain) }
     }
 }
 
-/// Several snapshots.
 #[derive(Clone, Debug, Serialize)]
 pub struct Documents<'a> {
     /// The failed ranks, and differences between ranks.
     #[serde(flatten)]
     pub overview: &'a Overview,
-    /// The individual snapshots.
     pub snapshots: Vec<Document<'a>>,
 }

@@ -103,7 +103,6 @@ fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
     root.draw(&Rectangle::new([(SIDE, BAR_TOP), (SIDE + width as i32, BAR_BOTTOM)], INK.stroke_width(1)))
 }
 
-/// Describes the picture.
 fn in_words(explanation: &Explanation) -> String {
     let causes = explanation.causes.iter().filter(|cause| cause.bytes > Bytes::ZERO);
     let causes: Vec<String> = causes.map(|cause| format!("{} {}", cause.bytes, cause.cause.about())).collect();

@@ -61,7 +61,6 @@ pub fn render_ranks(overview: &Overview, first: (&str, &Explanation), style: Sty
     out.text + &render(first.0, first.1, style, width)
 }
 
-/// Renders the differences of two snapshots.
 pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style, width: Option<usize>) -> String {
     let mut out = Text::new(style, width);
     out.wrapped(&format!("before: {}", names[0]), 2);
@@ -117,16 +116,11 @@ pub(super) fn causes(explanation: &Explanation) -> Grid {
     Grid::new("rrl", ["bytes", "share", "what", "most of it"], explanation.causes.iter().map(cells))
 }
 
-/// The sites with the most bytes of a cause.
 fn most_of(cause: &CauseBytes) -> String {
     const NAMED: usize = 2;
     let of_pins = !matches!(cause.cause, ByteCause::Allocated | ByteCause::Rounding | ByteCause::PendingFree);
-    let mut named: Vec<String> = cause.sites.iter().take(NAMED).map(|site| format!("{} {}", site.bytes, site.site)).collect();
-    let more = cause.sites.len().saturating_sub(NAMED);
-    if more > 0 {
-        named.push(format!("{more} more"));
-    }
-    let text = named.join("; ");
+    let named = cause.sites.iter().map(|site| format!("{} {}", site.bytes, site.site));
+    let text = words::at_most(named.collect(), NAMED, |more| format!("{more} more")).join("; ");
     if of_pins && !text.is_empty() { format!("pinned by {text}") } else { text }
 }
 
@@ -187,7 +181,6 @@ pub(super) fn grows(growth: &harness_explain::growth::Growth) -> String {
     format!("{} grew by {}: {}", growth.site, growth.grown, held.join(", "))
 }
 
-/// Names the failed ranks.
 pub fn ranks_in_short(overview: &Overview) -> String {
     let all = overview.ranks.len();
     match overview.failed.as_slice() {

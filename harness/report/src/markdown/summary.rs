@@ -6,7 +6,6 @@ use crate::page::Page;
 use crate::words::{self, Grid};
 use crate::{Report, why};
 
-/// Renders the summary as GitHub-flavored Markdown.
 pub(crate) fn summary(report: &Report<'_>) -> String {
     let mut page = Page::default();
     page.block("# Out-of-memory report");

@@ -12,20 +12,16 @@ use crate::words;
 /// A failed attempt that the program can retry.
 const REFUSED: RGBColor = RETRY;
 
-/// The unit of a curve's positions.
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
     /// Completes `Memory over …`.
     pub(super) name: &'static str,
-    /// Label of the axis.
     pub(super) axis: &'static str,
 }
 
-/// One process on one device.
 pub(super) struct Curve<'a> {
     timeline: &'a Timeline,
     device: u32,
-    /// Title of the panel.
     pub(super) title: String,
 }
 
@@ -47,7 +43,6 @@ impl<'a> Curve<'a> {
         self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
     }
 
-    /// Returns whether an attempt to allocate device memory was made.
     fn is_here(&self, attempt: &Attempt) -> bool {
         attempt.device == self.device && attempt.call != Call::HostAlloc
     }
@@ -106,7 +101,6 @@ impl<'a> Curve<'a> {
         failed.chain(ooms).collect()
     }
 
-    /// The position of the last observation.
     fn end(&self) -> f64 {
         let last = |submitted: Option<u64>| submitted.unwrap_or_default();
         let attempts = last(self.timeline.attempts.last().map(|attempt| attempt.submitted));

@@ -47,12 +47,10 @@ pub(super) fn grid(runs: &FaultedRuns) -> Grid {
 }
 
 pub(super) fn notes(runs: &FaultedRuns) -> Vec<String> {
-    let mut notes: Vec<String> = runs.arms.iter().flat_map(|arm| arm.cases.iter().filter_map(move |case| of_defect(arm, case))).collect();
-    let more = notes.len().saturating_sub(MOST_DEFECTS);
-    notes.truncate(MOST_DEFECTS);
-    if more > 0 {
-        notes.push(format!("{} more; `--format json` has all of them.", words::count(more, "defect")));
-    }
+    let defects = runs.arms.iter().flat_map(|arm| arm.cases.iter().filter_map(move |case| of_defect(arm, case)));
+    let mut notes = words::at_most(defects.collect(), MOST_DEFECTS, |more| {
+        format!("{} more; `--format json` has all of them.", words::count(more, "defect"))
+    });
     if runs.left_out > 0 {
         notes.push(format!("Interrupted: {} not started.", words::count(runs.left_out, "call")));
     }
@@ -64,7 +62,6 @@ pub(super) fn notes(runs: &FaultedRuns) -> Vec<String> {
     notes
 }
 
-/// The defect with a command that reproduces it.
 fn of_defect(arm: &FaultedArm, case: &FaultedCase) -> Option<String> {
     let FaultedEnd::Defect { why } = &case.end else { return None };
     let FaultedCase { process, call, number, size, step, reproduce, .. } = case;

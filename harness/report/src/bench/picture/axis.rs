@@ -8,12 +8,9 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 use super::super::words;
 use harness_bench::record::Quantity;
 
-/// The kind of figures along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// Figures of an entry.
     Of(Quantity),
-    /// Plain numbers.
     Number,
 }
 

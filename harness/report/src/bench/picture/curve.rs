@@ -17,13 +17,10 @@ const LEAST_POINTS: usize = 3;
 
 /// Height of a panel with title and axis, in pixels.
 const PANEL: i32 = 300;
-/// Maximum number of panels of a picture.
 const PANELS: usize = 8;
 
-/// A group with its points.
 struct Group<'a> {
     name: &'a str,
-    /// The quantity on its axis.
     axis: &'a str,
     is_bytes: bool,
     /// By arm, then by point.

@@ -50,7 +50,6 @@ impl Canvas<'_, '_> {
         self.0.draw(&Text::new(text.to_owned(), place, font(size, colour, side, VPos::Center)))
     }
 
-    /// Draws an arm's mark.
     fn mark(&self, (x, y): (i32, i32), index: usize) -> Drawn {
         let style = colour(index).filled();
         match index % 5 {
@@ -92,7 +91,6 @@ fn places(keys: &[(usize, &str)]) -> Vec<(i32, i32)> {
     keys.iter().map(place).collect()
 }
 
-/// Height of a legend in pixels.
 fn legend_height(keys: &[(usize, &str)]) -> i32 {
     places(keys).last().map_or(0, |(_, line)| (line + 1) * LEGEND_LINE)
 }

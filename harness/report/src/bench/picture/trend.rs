@@ -14,7 +14,6 @@ use crate::svg::{Drawn, GRID, INK, WIDTH, document, mesh};
 const HEIGHT: i32 = 260;
 const MARGIN: i32 = 24;
 
-/// Minimum number of runs.
 const LEAST_RUNS: usize = 3;
 
 /// Draws an entry. `None` if there are too few runs or all are equal.

@@ -23,7 +23,6 @@ pub(super) fn encode(values: impl IntoIterator<Item = u64>) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Decodes a column.
 #[cfg(test)]
 pub(super) fn decode(text: &str) -> Vec<u64> {
     let (mut values, mut before, mut bits, mut shift) = (Vec::new(), 0_u64, 0_u64, 0);

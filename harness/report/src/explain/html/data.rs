@@ -6,13 +6,14 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_explain::causes::{self, CauseBytes, Explanation, TotalKnown};
+use harness_explain::causes::{CauseBytes, Explanation, SiteBytes};
 use harness_explain::growth::Growth;
 use harness_explain::sites::{SiteId, Sites};
 use harness_explain::state::MomentKind;
-use harness_explain::waits;
+use harness_explain::waits::Wait;
 use harness_trace::snapshot::{Action, Event, PoolId, Snapshot, StackId};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::columns::encode;
 use super::lifetimes::{BlockLife, Contradictions, Lifetimes, SegmentLife};
@@ -20,47 +21,9 @@ use super::lifetimes::{BlockLife, Contradictions, Lifetimes, SegmentLife};
 /// The version of [`PageData`] that the page's script reads.
 const VERSION: u32 = 1;
 
-/// The bytes of one cause.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Cause {
-    /// As in the JSON form of an explanation.
-    cause: &'static str,
-    about: &'static str,
-    bytes: Bytes,
-    blocks: u64,
-    sites: Vec<SiteBytes>,
-}
-
-/// A site's share of a cause.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct SiteBytes {
-    site: String,
-    bytes: Bytes,
-    blocks: u64,
-}
-
-/// A site whose memory grows.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Suspect {
-    site: String,
-    grown: Bytes,
-    /// At the minimum of each part.
-    held: Vec<Bytes>,
-}
-
-/// A free that waited for other streams.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Wait {
-    site: String,
-    size: Bytes,
-    freed: usize,
-    end: usize,
-}
-
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PageData {
     version: u32,
-    /// The page's title.
     pub title: String,
     /// Differences between ranks, as sentences.
     pub overview: Vec<String>,
@@ -69,111 +32,7 @@ pub struct PageData {
 
 /// One device of one snapshot, with its explanation. Columns (`columns.rs`) are texts. Moments are those of [`Lifetimes`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct RankData {
-    name: String,
-    device: u32,
-    headline: String,
-    details: Vec<String>,
-    device_total: Bytes,
-    device_total_is: TotalKnown,
-    causes: Vec<Cause>,
-    suspects: Vec<Suspect>,
-    waits: Vec<Wait>,
-    moment: usize,
-    is_oom: bool,
-    /// `true` if event times come from a simulated device.
-    simulated_times: bool,
-    settings: Option<String>,
-    notes: Vec<String>,
-    events: usize,
-    /// Microseconds since the first event, per event; never decreasing.
-    times: Option<String>,
-    peak_moment: usize,
-    peak_allocated: Bytes,
-    peak_reserved: Bytes,
-    allocated: Bytes,
-    pending: Bytes,
-    reserved: Bytes,
-    /// The base of all addresses in the columns. A text, because it may need 64 bits.
-    base_address: String,
-    streams: Vec<String>,
-    pools: Vec<Pool>,
-    /// By bytes at the peak of allocated memory, largest first.
-    sites: Vec<String>,
-    frames: Vec<(String, String, u32)>,
-    stacks: Vec<Stack>,
-    blocks: Blocks,
-    segments: Segments,
-    ooms: Vec<Oom>,
-    phases: Vec<Phase>,
-}
-
-/// A memory pool.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Pool {
-    name: String,
-    /// Bytes of expandable segments that can be released to the driver now.
-    page: u64,
-}
-
-/// A call stack.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Stack {
-    site: usize,
-    /// Indices of frames, outermost first.
-    frames: Vec<usize>,
-    /// Bytes at the peak of allocated memory.
-    at_peak: Bytes,
-    /// Bytes at the explained moment.
-    at_moment: Bytes,
-    /// Bytes × events of allocation.
-    byte_events: f64,
-    /// Bytes × seconds, if the events have times.
-    byte_seconds: Option<f64>,
-}
-
-/// The fields of [`BlockLife`] as columns.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Blocks {
-    address: String,
-    size: String,
-    requested: String,
-    start: String,
-    freed: String,
-    end: String,
-    stack: String,
-    stream: String,
-}
-
-/// The fields of [`SegmentLife`] as columns.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Segments {
-    address: String,
-    size: String,
-    start: String,
-    end: String,
-    stream: String,
-    pool: String,
-    expandable: String,
-}
-
-/// A failed request.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Oom {
-    moment: usize,
-    size: Bytes,
-    device_free: Bytes,
-    stream: usize,
-    stack: usize,
-}
-
-/// A phase of the program, in microseconds since the first event.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Phase {
-    name: String,
-    begin: u64,
-    end: u64,
-}
+pub struct RankData(Value);
 
 impl PageData {
     /// Creates a page that shows the ranks in this order.
@@ -201,79 +60,74 @@ impl RankData {
         let base =
             lives.blocks.iter().map(|life| life.address).chain(lives.segments.iter().map(|life| life.address)).min().unwrap_or_default();
         let config = explanation.conf.as_deref().and_then(|conf| Config::parse(conf).ok()).unwrap_or_default();
-        Self {
-            name: name.into(),
-            device,
-            headline: explanation.headline.clone(),
-            details: explanation.ways.iter().map(|way| way.why.clone()).collect(),
-            device_total: explanation.device_total,
-            device_total_is: explanation.device_total_is,
-            causes: explanation.causes.iter().map(Cause::new).collect(),
-            suspects: explanation.growing.iter().map(Suspect::new).collect(),
-            waits: explanation.stalled_frees.iter().filter_map(Wait::new).collect(),
-            moment,
-            is_oom: explanation.moment.at == MomentKind::Oom,
-            simulated_times: explanation.has_simulated_times(),
-            settings: explanation.conf.clone(),
-            notes: explanation.notes.iter().cloned().chain(contradictions(&lives)).collect(),
-            events: lives.events,
-            peak_moment,
-            peak_allocated,
-            peak_reserved: lives.peak_reserved().1,
-            allocated: figures.allocated,
-            pending: figures.pending,
-            reserved: figures.reserved,
-            base_address: base.to_string(),
-            blocks: Blocks::new(&lives.blocks, base, &streams, &stacks.of_blocks),
-            segments: Segments::new(&lives.segments, base, &streams, &pools),
-            ooms: ooms_of(events, &streams, &stacks),
-            phases: phases_of(snapshot, device, events.first().and_then(|event| event.time_us).unwrap_or_default()),
-            times: times.map(encode),
-            streams: streams.0.iter().map(u64::to_string).collect(),
-            pools: pools.0.iter().map(|&pool| Pool::new(pool, &config)).collect(),
-            sites: stacks.sites,
-            frames: stacks.frames,
-            stacks: stacks.stacks,
-        }
+        Self(json!({
+            "name": name.into(),
+            "device": device,
+            "headline": explanation.headline,
+            "details": explanation.ways.iter().map(|way| &way.why).collect::<Vec<_>>(),
+            "device_total": explanation.device_total,
+            "device_total_is": explanation.device_total_is,
+            "causes": explanation.causes.iter().map(cause).collect::<Vec<_>>(),
+            "suspects": explanation.growing.iter().map(suspect).collect::<Vec<_>>(),
+            "waits": explanation.stalled_frees.iter().filter_map(wait).collect::<Vec<_>>(),
+            "moment": moment,
+            "is_oom": explanation.moment.at == MomentKind::Oom,
+            "simulated_times": explanation.has_simulated_times(),
+            "settings": explanation.conf,
+            "notes": explanation.notes.iter().cloned().chain(contradictions(&lives)).collect::<Vec<_>>(),
+            "events": lives.events,
+            "times": times.map(encode),
+            "peak_moment": peak_moment,
+            "peak_allocated": peak_allocated,
+            "peak_reserved": lives.peak_reserved().1,
+            "allocated": figures.allocated,
+            "pending": figures.pending,
+            "reserved": figures.reserved,
+            // The base of all addresses in the columns. A text, because it may need 64 bits.
+            "base_address": base.to_string(),
+            "streams": streams.0.iter().map(u64::to_string).collect::<Vec<_>>(),
+            "pools": pools.0.iter().map(|&of| pool(of, &config)).collect::<Vec<_>>(),
+            "sites": stacks.sites,
+            "frames": stacks.frames,
+            "stacks": stacks.stacks,
+            "blocks": blocks(&lives.blocks, base, &streams, &stacks.of_blocks),
+            "segments": segments(&lives.segments, base, &streams, &pools),
+            "ooms": ooms_of(events, &streams, &stacks),
+            "phases": phases_of(snapshot, device, events.first().and_then(|event| event.time_us).unwrap_or_default()),
+        }))
     }
 }
 
-impl Cause {
-    fn new(found: &CauseBytes) -> Self {
-        let site = |of: &causes::SiteBytes| SiteBytes { site: of.site.clone(), bytes: of.bytes, blocks: of.blocks };
-        Self {
-            cause: found.cause.name(),
-            about: found.cause.about(),
-            bytes: found.bytes,
-            blocks: found.blocks,
-            sites: found.sites.iter().map(site).collect(),
-        }
-    }
+fn cause(found: &CauseBytes) -> Value {
+    let site = |of: &SiteBytes| json!({ "site": of.site, "bytes": of.bytes, "blocks": of.blocks });
+    json!({
+        "cause": found.cause.name(),
+        "about": found.cause.about(),
+        "bytes": found.bytes,
+        "blocks": found.blocks,
+        "sites": found.sites.iter().map(site).collect::<Vec<_>>(),
+    })
 }
 
-impl Suspect {
-    fn new(growth: &Growth) -> Self {
-        Self { site: growth.site.clone(), grown: growth.grown, held: growth.held.clone() }
-    }
+/// A site whose memory grows.
+fn suspect(growth: &Growth) -> Value {
+    json!({ "site": growth.site, "grown": growth.grown, "held": growth.held })
 }
 
-impl Wait {
-    /// `None` while it is live; the page derives the state at any moment.
-    fn new(wait: &waits::Wait) -> Option<Self> {
-        let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
-        Some(Self { site: wait.site.clone(), size: wait.size, freed, end: wait.completed_at? as usize + 1 })
-    }
+/// A free that waited for other streams. `None` while it is live; the page derives the state at any moment.
+fn wait(wait: &Wait) -> Option<Value> {
+    let freed = wait.freed_at.map_or(0, |event| event as usize + 1);
+    Some(json!({ "site": wait.site, "size": wait.size, "freed": freed, "end": wait.completed_at? as usize + 1 }))
 }
 
-impl Pool {
-    fn new(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Self {
-        let name = match pool {
-            None => "segments released later".to_owned(),
-            Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind_name(kind)),
-            Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind_name(kind)),
-        };
-        Self { name, page: config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) }
-    }
+/// A memory pool. `page`: bytes of expandable segments that can be released to the driver at a time.
+fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
+    let name = match pool {
+        None => "segments released later".to_owned(),
+        Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind_name(kind)),
+        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind_name(kind)),
+    };
+    json!({ "name": name, "page": config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) })
 }
 
 const fn kind_name(kind: PoolKind) -> &'static str {
@@ -283,36 +137,34 @@ const fn kind_name(kind: PoolKind) -> &'static str {
     }
 }
 
-impl Blocks {
-    fn new(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &[usize]) -> Self {
-        let column = |of: &dyn Fn(&BlockLife) -> u64| encode(lives.iter().map(of));
-        Self {
-            address: column(&|life| life.address - base),
-            size: column(&|life| life.size.0),
-            requested: column(&|life| life.requested.0),
-            start: column(&|life| life.start as u64),
-            // Ends are unique, but lifetimes repeat.
-            freed: column(&|life| (life.freed - life.start) as u64),
-            end: column(&|life| (life.end - life.freed) as u64),
-            stack: encode(stacks.iter().map(|&stack| stack as u64)),
-            stream: column(&|life| streams.index(&life.stream) as u64),
-        }
-    }
+/// The fields of [`BlockLife`] as columns.
+fn blocks(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &[usize]) -> Value {
+    let column = |of: &dyn Fn(&BlockLife) -> u64| encode(lives.iter().map(of));
+    json!({
+        "address": column(&|life| life.address - base),
+        "size": column(&|life| life.size.0),
+        "requested": column(&|life| life.requested.0),
+        "start": column(&|life| life.start as u64),
+        // Ends are unique, but lifetimes repeat.
+        "freed": column(&|life| (life.freed - life.start) as u64),
+        "end": column(&|life| (life.end - life.freed) as u64),
+        "stack": encode(stacks.iter().map(|&stack| stack as u64)),
+        "stream": column(&|life| streams.index(&life.stream) as u64),
+    })
 }
 
-impl Segments {
-    fn new(lives: &[SegmentLife], base: u64, streams: &Names<u64>, pools: &Names<Option<(PoolKind, PoolId)>>) -> Self {
-        let column = |of: &dyn Fn(&SegmentLife) -> u64| encode(lives.iter().map(of));
-        Self {
-            address: column(&|life| life.address - base),
-            size: column(&|life| life.size.0),
-            start: column(&|life| life.start as u64),
-            end: column(&|life| (life.end - life.start) as u64),
-            stream: column(&|life| streams.index(&life.stream) as u64),
-            pool: column(&|life| pools.index(&life.pool) as u64),
-            expandable: column(&|life| u64::from(life.expandable)),
-        }
-    }
+/// The fields of [`SegmentLife`] as columns.
+fn segments(lives: &[SegmentLife], base: u64, streams: &Names<u64>, pools: &Names<Option<(PoolKind, PoolId)>>) -> Value {
+    let column = |of: &dyn Fn(&SegmentLife) -> u64| encode(lives.iter().map(of));
+    json!({
+        "address": column(&|life| life.address - base),
+        "size": column(&|life| life.size.0),
+        "start": column(&|life| life.start as u64),
+        "end": column(&|life| (life.end - life.start) as u64),
+        "stream": column(&|life| streams.index(&life.stream) as u64),
+        "pool": column(&|life| pools.index(&life.pool) as u64),
+        "expandable": column(&|life| u64::from(life.expandable)),
+    })
 }
 
 /// Distinct values, sorted.
@@ -325,10 +177,24 @@ impl<T: Ord> FromIterator<T> for Names<T> {
 }
 
 impl<T: Ord> Names<T> {
-    /// The index of a value.
     fn index(&self, value: &T) -> usize {
         self.0.binary_search(value).unwrap_or_default()
     }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Stack {
+    site: usize,
+    /// Indices of frames, outermost first.
+    frames: Vec<usize>,
+    /// Bytes at the peak of allocated memory.
+    at_peak: Bytes,
+    /// Bytes at the explained moment.
+    at_moment: Bytes,
+    /// Bytes × events of allocation.
+    byte_events: f64,
+    /// Bytes × seconds, if the events have times.
+    byte_seconds: Option<f64>,
 }
 
 /// A stack with its site, because stacks without frames may belong to different sites.
@@ -370,7 +236,6 @@ impl StackTable {
         table
     }
 
-    /// The stacks without figures.
     fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
         let mut places = BTreeMap::new();
         for &(stack, _) in &self.keys.0 {
@@ -405,12 +270,10 @@ impl StackTable {
     }
 }
 
-/// The failed requests with their event indices.
 fn refused(events: &[Event]) -> impl Iterator<Item = (usize, &Event)> {
     events.iter().enumerate().filter(|(_, event)| event.action == Action::Oom)
 }
 
-/// Adds a block to its stack's figures.
 fn weigh(stack: &mut Stack, life: &BlockLife, times: Option<&[u64]>, events: usize, (peak, moment): (usize, usize)) {
     if life.is_allocated(peak) {
         stack.at_peak += life.size;
@@ -440,19 +303,16 @@ fn times_of(events: &[Event]) -> Option<Vec<u64>> {
         .collect()
 }
 
-fn ooms_of(events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Oom> {
-    let oom = |((index, event), &stack): ((usize, &Event), &usize)| Oom {
-        moment: index + 1,
-        size: event.size,
-        device_free: Bytes(event.address),
-        stream: streams.index(&event.stream),
-        stack,
+fn ooms_of(events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Value> {
+    let oom = |((index, event), stack): ((usize, &Event), &usize)| {
+        let stream = streams.index(&event.stream);
+        json!({ "moment": index + 1, "size": event.size, "device_free": event.address, "stream": stream, "stack": stack })
     };
     refused(events).zip(&stacks.of_refused).map(oom).collect()
 }
 
-/// Pairs the starts and ends of phases. Incomplete phases are omitted.
-fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Phase> {
+/// Pairs the starts and ends of phases, in microseconds since the first event. Incomplete phases are omitted.
+fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Value> {
     let mut open: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     let mut phases = Vec::new();
     for mark in snapshot.annotations.iter().filter(|mark| mark.device == device) {
@@ -460,11 +320,11 @@ fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Phase> {
         if mark.begins {
             open.entry(&mark.name).or_default().push(time);
         } else if let Some(begin) = open.get_mut(mark.name.as_str()).and_then(Vec::pop) {
-            phases.push(Phase { name: mark.name.clone(), begin, end: time });
+            phases.push((begin, time, &mark.name));
         }
     }
-    phases.sort_by_key(|phase| (phase.begin, phase.end));
-    phases
+    phases.sort_by_key(|&(begin, end, _)| (begin, end));
+    phases.into_iter().map(|(begin, end, name)| json!({ "name": name, "begin": begin, "end": end })).collect()
 }
 
 /// Notes on events that contradict the final state.

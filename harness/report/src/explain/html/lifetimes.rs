@@ -14,16 +14,13 @@ use harness_allocator::units::Bytes;
 use harness_explain::state::{History, Sizes};
 use harness_trace::snapshot::{Action, Block, Event, PoolId, Segment, Snapshot, StackId};
 
-/// One device's recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lifetimes {
-    /// Number of recorded events.
     pub events: usize,
     /// By start, then in recorded order.
     pub blocks: Vec<BlockLife>,
     /// By start, then address.
     pub segments: Vec<SegmentLife>,
-    /// Contradictions between events and final state.
     pub contradictions: Contradictions,
 }
 
@@ -74,7 +71,6 @@ impl BlockLife {
         self.start <= moment && moment < self.end
     }
 
-    /// Returns whether it is allocated at that moment.
     pub const fn is_allocated(&self, moment: usize) -> bool {
         self.start <= moment && moment < self.freed
     }
@@ -131,7 +127,6 @@ impl Lifetimes {
     }
 }
 
-/// Memory at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     pub allocated: Bytes,

@@ -12,7 +12,6 @@ mod tests;
 
 pub use data::{PageData, RankData};
 
-/// The template of the page.
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 /// Scripts in the order of execution.
@@ -26,7 +25,6 @@ const SCRIPTS: [&str; 7] = [
     include_str!("script/main.js"),
 ];
 
-/// Renders the page.
 pub fn page(data: &PageData) -> String {
     let json = serde_json::to_string(data).expect("plain data with text keys always has a JSON form");
     // A `<` could end the script element that contains the data:

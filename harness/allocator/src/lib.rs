@@ -48,6 +48,7 @@
 pub mod allocator;
 pub mod device;
 pub mod hash;
+mod named;
 pub mod stats;
 pub mod units;
 mod wrap;

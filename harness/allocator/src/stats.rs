@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{DevicePtr, StreamId};
+use crate::named::named_enum;
 use crate::units::Bytes;
 
 mod summary;
@@ -128,29 +129,6 @@ impl MemoryStats {
     }
 }
 
-/// Declares a plain enum whose variants have names, with `ALL`, `name` and `from_name`.
-macro_rules! named_enum {
-    ($(#[$meta:meta])* $type:ident { $($(#[$doc:meta])* $variant:ident = $name:expr,)* }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum $type { $($(#[$doc])* $variant,)* }
-
-        impl $type {
-            /// All of them, in the order of PyTorch's documentation.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// Its part of the key.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
-            fn from_name(name: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|key| key.name() == name)
-            }
-        }
-    };
-}
-
 /// Declares the counters of an allocator, and the keys that select one of them.
 macro_rules! memory_stats {
     (pooled { $($(#[$doc:meta])* $field:ident: $family:ident,)* } counters { $($(#[$text:meta])* $number:ident: $counter:ident,)* }) => {
@@ -224,6 +202,13 @@ memory_stats! {
     }
 }
 
+impl StatFamily {
+    /// Returns true if its values are bytes rather than counts.
+    pub(crate) fn is_bytes(self) -> bool {
+        self.name().ends_with("_bytes")
+    }
+}
+
 named_enum! {
     /// The second part of a pooled key.
     StatPool {
@@ -265,7 +250,7 @@ impl StatKey {
 
     /// Returns true if its values are bytes rather than counts.
     pub fn is_bytes(self) -> bool {
-        matches!(self, Self::Pooled(family, ..) if family.name().ends_with("_bytes"))
+        matches!(self, Self::Pooled(family, ..) if family.is_bytes())
     }
 
     /// All keys, counters last.
@@ -280,10 +265,8 @@ impl StatKey {
 impl fmt::Display for StatKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Counter(counter) => f.write_str(counter.name()),
-            Self::Pooled(family, pool, field) => {
-                write!(f, "{}.{}.{}", family.name(), pool.name(), field.name())
-            }
+            Self::Counter(counter) => counter.fmt(f),
+            Self::Pooled(family, pool, field) => write!(f, "{family}.{pool}.{field}"),
         }
     }
 }

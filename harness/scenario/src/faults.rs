@@ -217,7 +217,7 @@ impl FaultWire {
             Some(name) => {
                 let names = InjectedError::ALL.iter().map(|error| error.name());
                 let unknown = || Problem::not_among(name, format!("unknown error `{}`", name.text()), "errors", names);
-                InjectedError::ALL.into_iter().find(|error| error.name() == name.text()).ok_or_else(unknown)?
+                InjectedError::from_name(name.text()).ok_or_else(unknown)?
             }
         };
         let is_out_of_memory = error == InjectedError::OutOfMemory;

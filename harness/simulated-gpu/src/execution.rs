@@ -69,7 +69,7 @@ impl Execution {
 
     /// Runs the work that is due, in order of time.
     pub(crate) fn settle(&mut self, memory: &mut DeviceMemory, now: Nanos) -> Result<(), Code> {
-        memory.sim().pass_time(now);
+        memory.sim().wait_until(now);
         while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= now) {
             let work = entry.remove();
             if self.broken.is_none() {

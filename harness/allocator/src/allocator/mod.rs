@@ -346,11 +346,6 @@ impl OutOfMemory {
     pub const fn reserved_but_unallocated(&self) -> Bytes {
         self.reserved.saturating_sub(self.allocated)
     }
-
-    /// Returns true if even an empty device could not serve the request, so only a smaller request can succeed.
-    pub const fn is_hopeless(&self) -> bool {
-        self.segment.0 > self.total.0
-    }
 }
 
 impl fmt::Display for OutOfMemory {

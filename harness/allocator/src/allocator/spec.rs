@@ -7,40 +7,27 @@ use std::str::FromStr;
 use super::caching::{self, ConfError, Config};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
 use super::{Allocator, async_pool, bfc, direct, rmm_pool};
+use crate::named::named_enum;
 
-/// The allocators of this crate. Register a new allocator here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AllocatorKind {
-    /// PyTorch's caching allocator with default settings.
-    Caching,
-    /// The same with expandable segments.
-    Expandable,
-    /// TensorFlow's best-fit-with-coalescing allocator.
-    Bfc,
-    /// The pool memory resource of RMM, the RAPIDS Memory Manager.
-    RmmPool,
-    /// The driver's stream-ordered pool.
-    AsyncPool,
-    /// One driver allocation and one driver free per request.
-    Direct,
+named_enum! {
+    /// The allocators of this crate. Register a new allocator here. The last one is the baseline of all comparisons.
+    AllocatorKind {
+        /// PyTorch's caching allocator with default settings.
+        Caching = "caching",
+        /// The same with expandable segments.
+        Expandable = "expandable",
+        /// TensorFlow's best-fit-with-coalescing allocator.
+        Bfc = "bfc",
+        /// The pool memory resource of RMM, the RAPIDS Memory Manager.
+        RmmPool = "rmm_pool",
+        /// The driver's stream-ordered pool.
+        AsyncPool = "async_pool",
+        /// One driver allocation and one driver free per request.
+        Direct = "direct",
+    }
 }
 
 impl AllocatorKind {
-    /// All allocators. The last one is the baseline of all comparisons.
-    pub const ALL: &'static [Self] = &[Self::Caching, Self::Expandable, Self::Bfc, Self::RmmPool, Self::AsyncPool, Self::Direct];
-
-    /// Its name in scenarios and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Caching => "caching",
-            Self::Expandable => "expandable",
-            Self::Bfc => "bfc",
-            Self::RmmPool => "rmm_pool",
-            Self::AsyncPool => "async_pool",
-            Self::Direct => "direct",
-        }
-    }
-
     /// Makes an allocator of this kind with default settings.
     pub fn build(self) -> Box<dyn Allocator> {
         AllocatorSpec::from(self).build()
@@ -62,11 +49,6 @@ impl AllocatorKind {
     /// Returns true if it is PyTorch's allocator, with any settings.
     pub const fn is_pytorch(self) -> bool {
         matches!(self, Self::Caching | Self::Expandable)
-    }
-
-    /// Parses a name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
 
@@ -206,8 +188,8 @@ impl fmt::Display for AllocatorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.name, &self.which) {
             (Some(name), _) => f.write_str(name),
-            (None, Which::Kind(kind, Some(config))) => write!(f, "{}({config})", kind.name()),
-            (None, Which::Kind(kind, None)) => f.write_str(kind.name()),
+            (None, Which::Kind(kind, Some(config))) => write!(f, "{kind}({config})"),
+            (None, Which::Kind(kind, None)) => kind.fmt(f),
             (None, Which::Library(library)) => write!(f, "{LIBRARY}({library})"),
         }
     }
@@ -237,12 +219,11 @@ impl FromStr for AllocatorSpec {
 
 /// Explains that an allocator takes no settings, and what to write instead.
 fn no_settings(kind: AllocatorKind) -> String {
-    let name = kind.name();
     match kind {
         AllocatorKind::Expandable => {
-            format!("`{name}` is `caching` with expandable_segments:True: use `caching` with this setting and the others")
+            format!("`{kind}` is `caching` with expandable_segments:True: use `caching` with this setting and the others")
         }
-        _ => format!("`{name}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, `caching`"),
+        _ => format!("`{kind}` has no settings: those of PYTORCH_ALLOC_CONF are for PyTorch's allocator, `caching`"),
     }
 }
 

@@ -43,7 +43,7 @@ impl MemoryStats {
         table.line("        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ");
         for (family, name) in ROWS {
             table.rule('-');
-            table.pooled(name, self.family(family), Scale::of(family));
+            table.pooled(name, self.family(family), family.is_bytes());
         }
         table.rule('=');
         table.text
@@ -67,9 +67,9 @@ impl Table {
     }
 
     /// Three rows: the sum and both pools.
-    fn pooled(&mut self, name: &str, PooledStat { all, small_pool, large_pool }: &PooledStat, scale: Scale) {
+    fn pooled(&mut self, name: &str, PooledStat { all, small_pool, large_pool }: &PooledStat, is_bytes: bool) {
         for (name, stat) in [(name, all), ("      from large pool", large_pool), ("      from small pool", small_pool)] {
-            let columns = figures(stat).into_iter().zip(figures(all)).map(|(figure, whole)| scale.show(figure, whole));
+            let columns = figures(stat).into_iter().zip(figures(all)).map(|(figure, whole)| show(figure, whole, is_bytes));
             self.line(&format!(" {name:<21} | {} ", columns.collect::<Vec<_>>().join(" | ")));
         }
     }
@@ -80,39 +80,14 @@ const fn figures(Stat { current, peak, allocated, freed }: &Stat) -> [u64; 4] {
     [*current, *peak, *allocated, *freed]
 }
 
-/// The units of a figure.
-#[derive(Clone, Copy)]
-enum Scale {
-    /// Steps of 1024.
-    Bytes,
-    /// Steps of 1000.
-    Count,
-}
-
-impl Scale {
-    const fn of(family: StatFamily) -> Self {
-        match family {
-            StatFamily::AllocatedBytes
-            | StatFamily::ActiveBytes
-            | StatFamily::RequestedBytes
-            | StatFamily::ReservedBytes
-            | StatFamily::InactiveSplitBytes => Self::Bytes,
-            StatFamily::Allocation | StatFamily::Active | StatFamily::Segment | StatFamily::InactiveSplit => Self::Count,
-        }
-    }
-
-    /// A figure in the unit for its sum, ten characters wide.
-    fn show(self, figure: u64, whole: u64) -> String {
-        match self {
-            Self::Bytes => {
-                let (figure, unit) = shorten(figure, whole, 1024, 768, &["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"]);
-                format!("{figure:6} {unit}")
-            }
-            Self::Count => {
-                let (figure, unit) = shorten(figure, whole, 1000, 750, &[" ", "K", "M"]);
-                format!("{figure:7} {unit} ")
-            }
-        }
+/// A figure in the unit for its sum, ten characters wide. Bytes have steps of 1024, counts of 1000.
+fn show(figure: u64, whole: u64, is_bytes: bool) -> String {
+    if is_bytes {
+        let (figure, unit) = shorten(figure, whole, 1024, 768, &["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"]);
+        format!("{figure:6} {unit}")
+    } else {
+        let (figure, unit) = shorten(figure, whole, 1000, 750, &[" ", "K", "M"]);
+        format!("{figure:7} {unit} ")
     }
 }
 

@@ -104,11 +104,8 @@ impl Reader<'_> {
         while let Some(token) = self.take() {
             if token.word == KEY {
                 self.expect(":", "`:` and a value after the key")?;
-                let (mib, at) = self.whole_number(KEY)?;
-                if mib <= LARGE_SEGMENT_SIZE_ABOVE {
-                    return Err(out_of_range(KEY, format!("more than {LARGE_SEGMENT_SIZE_ABOVE} (MiB)"), at));
-                }
-                size = mebibytes(mib);
+                let rule = format!("more than {LARGE_SEGMENT_SIZE_ABOVE} (MiB)");
+                size = mebibytes(self.number_of(KEY, rule, |mib| mib > LARGE_SEGMENT_SIZE_ABOVE)?);
             }
         }
         self.next = 0;
@@ -127,54 +124,43 @@ impl Reader<'_> {
 
     fn value(&mut self, &Setting { key, name, .. }: &Setting, config: &mut Config) -> Result<(), ConfError> {
         match key {
-            Key::LargeSegmentSize => self.whole_number(name).map(|_| ()),
-            Key::MaxSplitSize => {
-                config.max_split_size = Some(self.at_least_a_segment(name, config)?);
-                Ok(())
-            }
-            Key::MaxNonSplitRounding => {
-                config.max_non_split_rounding = self.at_least_a_segment(name, config)?;
-                Ok(())
-            }
-            Key::RoundupPower2Divisions => self.divisions(name, &mut config.roundup_power2_divisions),
+            // `large_segment_size` has read it before.
+            Key::LargeSegmentSize => drop(self.whole_number(name)?),
+            Key::MaxSplitSize => config.max_split_size = Some(self.at_least_a_segment(name, config)?),
+            Key::MaxNonSplitRounding => config.max_non_split_rounding = self.at_least_a_segment(name, config)?,
+            Key::RoundupPower2Divisions => self.divisions(name, &mut config.roundup_power2_divisions)?,
             Key::GarbageCollectionThreshold => {
                 let (threshold, at) = self.real_number(name)?;
-                let inside = threshold > 0.0 && threshold < 1.0;
-                config.garbage_collection_threshold = Some(threshold).filter(|_| inside);
-                if inside { Ok(()) } else { Err(out_of_range(name, "above 0 and below 1", at)) }
+                if threshold <= 0.0 || threshold >= 1.0 {
+                    return Err(out_of_range(name, "above 0 and below 1", at));
+                }
+                config.garbage_collection_threshold = Some(threshold);
             }
             Key::PerProcessMemoryFraction => {
                 let (fraction, at) = self.real_number(name)?;
                 config.memory_fraction = MemoryFraction::new(fraction).ok_or_else(|| out_of_range(name, "from 0 to 1", at))?;
-                Ok(())
             }
-            Key::ExpandableSegments => {
-                config.expandable_segments = self.boolean(name)?.0;
-                Ok(())
-            }
+            Key::ExpandableSegments => config.expandable_segments = self.boolean(name)?,
             Key::Backend => {
                 let token = self.word("a backend: `native`")?;
-                if token.word == "native" { Ok(()) } else { Err(ConfError::Backend { at: self.excerpt(&token) }) }
+                if token.word != "native" {
+                    return Err(ConfError::Backend { at: self.excerpt(&token) });
+                }
             }
-            Key::HostSwitch => self.boolean(name).map(|_| ()),
-            Key::PinnedNumRegisterThreads => match self.whole_number(name)? {
-                (threads, _) if threads.is_power_of_two() && threads <= MOST_REGISTER_THREADS => Ok(()),
-                (_, at) => Err(out_of_range(name, format!("a power of two of at most {MOST_REGISTER_THREADS}"), at)),
-            },
-            Key::PinnedReserveSegmentSize => match self.whole_number(name)? {
-                (0, at) => Err(out_of_range(name, "more than 0", at)),
-                _ => Ok(()),
-            },
+            Key::HostSwitch => drop(self.boolean(name)?),
+            Key::PinnedNumRegisterThreads => {
+                let rule = format!("a power of two of at most {MOST_REGISTER_THREADS}");
+                self.number_of(name, rule, |threads| threads.is_power_of_two() && threads <= MOST_REGISTER_THREADS)?;
+            }
+            Key::PinnedReserveSegmentSize => drop(self.number_of(name, "more than 0", |mib| mib > 0)?),
         }
+        Ok(())
     }
 
     fn at_least_a_segment(&mut self, name: &'static str, config: &Config) -> Result<Bytes, ConfError> {
-        let (mib, at) = self.whole_number(name)?;
         let least = config.large_segment_size.0 >> 20;
-        if mib < least {
-            return Err(out_of_range(name, format!("at least large_segment_size_mb, which is {least}"), at));
-        }
-        Ok(mebibytes(mib))
+        let rule = format!("at least large_segment_size_mb, which is {least}");
+        self.number_of(name, rule, |mib| mib >= least).map(mebibytes)
     }
 
     fn divisions(&mut self, name: &'static str, divisions: &mut [u64; 16]) -> Result<(), ConfError> {
@@ -182,10 +168,7 @@ impl Reader<'_> {
             self.next += 1;
             return self.divisions_by_interval(name, divisions);
         }
-        let (every, at) = self.whole_number(name)?;
-        if !every.is_power_of_two() {
-            return Err(out_of_range(name, "a power of two (or a list such as `[256:1,512:2,>:4]`)", at));
-        }
+        let every = self.number_of(name, "a power of two (or a list such as `[256:1,512:2,>:4]`)", u64::is_power_of_two)?;
         *divisions = [every; 16];
         Ok(())
     }
@@ -232,19 +215,24 @@ impl Reader<'_> {
         Ok((boundary.ilog2() as usize).min(15))
     }
 
-    fn boolean(&mut self, key: &'static str) -> Result<(bool, Excerpt), ConfError> {
+    fn boolean(&mut self, key: &'static str) -> Result<bool, ConfError> {
         let token = self.word("`True` or `False`")?;
-        let at = self.excerpt(&token);
         match token.word.as_str() {
-            "True" => Ok((true, at)),
-            "False" => Ok((false, at)),
-            _ => Err(ConfError::NotABoolean { key, at }),
+            "True" => Ok(true),
+            "False" => Ok(false),
+            _ => Err(ConfError::NotABoolean { key, at: self.excerpt(&token) }),
         }
     }
 
     fn whole_number(&mut self, key: &'static str) -> Result<(u64, Excerpt), ConfError> {
         let token = self.word("a whole number")?;
         Ok((self.read_whole_number(key, &token)?, self.excerpt(&token)))
+    }
+
+    /// A whole number that satisfies a rule.
+    fn number_of(&mut self, key: &'static str, rule: impl Into<String>, is_valid: impl Fn(u64) -> bool) -> Result<u64, ConfError> {
+        let (number, at) = self.whole_number(key)?;
+        if is_valid(number) { Ok(number) } else { Err(out_of_range(key, rule, at)) }
     }
 
     /// As C's `strtoull` with base 10: reads the longest leading number, and a minus sign wraps around.
@@ -339,27 +327,12 @@ fn count(text: &str, kind: impl Fn(char) -> bool) -> usize {
 /// The longest leading decimal number: sign, digits with at most one point, exponent. `None` if there is none or it is
 /// hexadecimal.
 fn decimal_prefix(word: &str) -> Option<&str> {
-    let digits = |from: usize| count(&word[from..], |c| c.is_ascii_digit());
-    let mut end = word.len() - sign(word).1.len();
-    if word[end..].starts_with("0x") || word[end..].starts_with("0X") {
+    let unsigned = sign(word).1;
+    if unsigned.starts_with("0x") || unsigned.starts_with("0X") {
         return None;
     }
-    let whole = digits(end);
-    end += whole;
-    let point = usize::from(word[end..].starts_with('.'));
-    let fraction = if point == 1 { digits(end + 1) } else { 0 };
-    if whole + fraction == 0 {
-        return None;
-    }
-    end += point + fraction;
-    if word[end..].starts_with(['e', 'E']) {
-        let signed = usize::from(word[end + 1..].starts_with(['+', '-']));
-        let exponent = digits(end + 1 + signed);
-        if exponent > 0 {
-            end += 1 + signed + exponent;
-        }
-    }
-    Some(&word[..end])
+    let end = count(word, |c| c.is_ascii_digit() || matches!(c, '+' | '-' | '.' | 'e' | 'E'));
+    (1..=end).rev().map(|end| &word[..end]).find(|prefix| prefix.parse::<f64>().is_ok())
 }
 
 impl fmt::Display for Config {

@@ -1,96 +1,78 @@
 //! [`DeviceCall`]: the device calls that can fail, with the driver's names. [`Numbered`]: a range of calls by number.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
+use crate::named::named_enum;
 use crate::units::Bytes;
 
-/// Declares each call once: its variant and the driver's name.
-macro_rules! calls {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)*) => {
-        /// A device call. The names are those of the CUDA runtime, of the driver if the runtime has no such call, and of NVML.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        pub enum DeviceCall { $($(#[doc = $doc])+ $variant,)* }
-
-        impl DeviceCall {
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-        }
-    };
-}
-
-calls! {
-    /// [`crate::device::Device::malloc`].
-    Malloc = "cudaMalloc",
-    /// One page of [`crate::device::MappedDevice::map`].
-    Create = "cuMemCreate",
-    /// [`crate::device::PooledDevice::malloc_async`].
-    MallocAsync = "cudaMallocAsync",
-    /// [`crate::device::Device::free`].
-    Free = "cudaFree",
-    /// [`crate::device::MappedDevice::reserve`].
-    Reserve = "cuMemAddressReserve",
-    /// [`crate::device::MappedDevice::unreserve`].
-    Unreserve = "cuMemAddressFree",
-    /// [`crate::device::MappedDevice::unmap`].
-    Unmap = "cuMemUnmap",
-    /// [`crate::device::PooledDevice::free_async`].
-    FreeAsync = "cudaFreeAsync",
-    /// [`crate::device::PooledDevice::create_pool`].
-    CreatePool = "cudaMemPoolCreate",
-    /// [`crate::device::PooledDevice::destroy_pool`].
-    DestroyPool = "cudaMemPoolDestroy",
-    /// [`crate::device::PooledDevice::trim_pool`].
-    TrimPool = "cudaMemPoolTrimTo",
-    /// [`crate::device::PooledDevice::pool_memory`] and [`crate::device::PooledDevice::pool_reserved`].
-    PoolAttribute = "cudaMemPoolGetAttribute",
-    /// [`crate::device::Device::free_memory`].
-    MemGetInfo = "cudaMemGetInfo",
-    /// [`crate::device::Device::create_stream`].
-    CreateStream = "cudaStreamCreate",
-    /// [`crate::device::Device::destroy_stream`].
-    DestroyStream = "cudaStreamDestroy",
-    /// [`crate::device::Device::synchronize_stream`].
-    SynchronizeStream = "cudaStreamSynchronize",
-    /// [`crate::device::Device::wait_event`].
-    WaitEvent = "cudaStreamWaitEvent",
-    /// [`crate::device::Device::create_event`] and [`crate::device::TestDevice::create_timed_event`].
-    CreateEvent = "cudaEventCreate",
-    /// [`crate::device::Device::destroy_event`].
-    DestroyEvent = "cudaEventDestroy",
-    /// [`crate::device::Device::record_event`].
-    RecordEvent = "cudaEventRecord",
-    /// [`crate::device::Device::event_done`].
-    QueryEvent = "cudaEventQuery",
-    /// [`crate::device::Device::synchronize_event`].
-    SynchronizeEvent = "cudaEventSynchronize",
-    /// [`crate::device::Device::synchronize`].
-    Synchronize = "cudaDeviceSynchronize",
-    /// Work on a stream: [`crate::device::TestDevice::fill`], `verify`, `verify_later` and `busy`.
-    LaunchKernel = "cudaLaunchKernel",
-    /// [`crate::device::TestDevice::host_alloc`] of pinned memory.
-    HostAlloc = "cuMemHostAlloc",
-    /// [`crate::device::TestDevice::host_alloc`] of pageable memory.
-    HostMap = "mmap",
-    /// [`crate::device::TestDevice::host_free`].
-    HostFree = "cuMemFreeHost",
-    /// [`crate::device::TestDevice::copy_to_host`].
-    CopyToHost = "cuMemcpyDtoHAsync",
-    /// [`crate::device::TestDevice::copy_to_device`].
-    CopyToDevice = "cuMemcpyHtoDAsync",
-    /// [`crate::device::TestDevice::memory`].
-    NvmlMemory = "nvmlDeviceGetMemoryInfo",
+named_enum! {
+    /// A device call. The names are those of the CUDA runtime, of the driver if the runtime has no such call, and of NVML.
+    #[derive(Serialize, Deserialize)]
+    DeviceCall {
+        /// [`crate::device::Device::malloc`].
+        Malloc = "cudaMalloc",
+        /// One page of [`crate::device::MappedDevice::map`].
+        Create = "cuMemCreate",
+        /// [`crate::device::PooledDevice::malloc_async`].
+        MallocAsync = "cudaMallocAsync",
+        /// [`crate::device::Device::free`].
+        Free = "cudaFree",
+        /// [`crate::device::MappedDevice::reserve`].
+        Reserve = "cuMemAddressReserve",
+        /// [`crate::device::MappedDevice::unreserve`].
+        Unreserve = "cuMemAddressFree",
+        /// [`crate::device::MappedDevice::unmap`].
+        Unmap = "cuMemUnmap",
+        /// [`crate::device::PooledDevice::free_async`].
+        FreeAsync = "cudaFreeAsync",
+        /// [`crate::device::PooledDevice::create_pool`].
+        CreatePool = "cudaMemPoolCreate",
+        /// [`crate::device::PooledDevice::destroy_pool`].
+        DestroyPool = "cudaMemPoolDestroy",
+        /// [`crate::device::PooledDevice::trim_pool`].
+        TrimPool = "cudaMemPoolTrimTo",
+        /// [`crate::device::PooledDevice::pool_memory`] and [`crate::device::PooledDevice::pool_reserved`].
+        PoolAttribute = "cudaMemPoolGetAttribute",
+        /// [`crate::device::Device::free_memory`].
+        MemGetInfo = "cudaMemGetInfo",
+        /// [`crate::device::Device::create_stream`].
+        CreateStream = "cudaStreamCreate",
+        /// [`crate::device::Device::destroy_stream`].
+        DestroyStream = "cudaStreamDestroy",
+        /// [`crate::device::Device::synchronize_stream`].
+        SynchronizeStream = "cudaStreamSynchronize",
+        /// [`crate::device::Device::wait_event`].
+        WaitEvent = "cudaStreamWaitEvent",
+        /// [`crate::device::Device::create_event`] and [`crate::device::TestDevice::create_timed_event`].
+        CreateEvent = "cudaEventCreate",
+        /// [`crate::device::Device::destroy_event`].
+        DestroyEvent = "cudaEventDestroy",
+        /// [`crate::device::Device::record_event`].
+        RecordEvent = "cudaEventRecord",
+        /// [`crate::device::Device::event_done`].
+        QueryEvent = "cudaEventQuery",
+        /// [`crate::device::Device::synchronize_event`].
+        SynchronizeEvent = "cudaEventSynchronize",
+        /// [`crate::device::Device::synchronize`].
+        Synchronize = "cudaDeviceSynchronize",
+        /// Work on a stream: [`crate::device::TestDevice::fill`], `verify`, `verify_later` and `busy`.
+        LaunchKernel = "cudaLaunchKernel",
+        /// [`crate::device::TestDevice::host_alloc`] of pinned memory.
+        HostAlloc = "cuMemHostAlloc",
+        /// [`crate::device::TestDevice::host_alloc`] of pageable memory.
+        HostMap = "mmap",
+        /// [`crate::device::TestDevice::host_free`].
+        HostFree = "cuMemFreeHost",
+        /// [`crate::device::TestDevice::copy_to_host`].
+        CopyToHost = "cuMemcpyDtoHAsync",
+        /// [`crate::device::TestDevice::copy_to_device`].
+        CopyToDevice = "cuMemcpyHtoDAsync",
+        /// [`crate::device::TestDevice::memory`].
+        NvmlMemory = "nvmlDeviceGetMemoryInfo",
+    }
 }
 
 impl DeviceCall {
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|call| call.name() == name)
-    }
-
     /// Returns true if it allocates device memory.
     pub const fn gets_memory(self) -> bool {
         matches!(self, Self::Malloc | Self::Create | Self::MallocAsync)
@@ -125,12 +107,6 @@ impl DeviceCall {
     /// Returns true if the harness makes it for its own checks. Its count says nothing about the program.
     pub const fn is_of_checks(self) -> bool {
         matches!(self, Self::NvmlMemory | Self::PoolAttribute)
-    }
-}
-
-impl fmt::Display for DeviceCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

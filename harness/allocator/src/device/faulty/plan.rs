@@ -16,6 +16,7 @@ use super::call::{ANY, DeviceCall, Numbered};
 use crate::allocator::Request;
 use crate::device::{CallSite, DeviceError, StreamId};
 use crate::hash::Mixer;
+use crate::named::named_enum;
 use crate::stats::PoolKind;
 use crate::units::{Bytes, Nanos};
 
@@ -50,7 +51,7 @@ pub enum Calls {
 impl Calls {
     /// Parses the name of a call, or `any`.
     pub fn named(name: &str) -> Option<Self> {
-        if name == ANY { Some(Self::AnyMemory) } else { DeviceCall::named(name).map(Self::Of) }
+        if name == ANY { Some(Self::AnyMemory) } else { DeviceCall::from_name(name).map(Self::Of) }
     }
 
     pub fn names() -> impl Iterator<Item = &'static str> {
@@ -90,37 +91,25 @@ pub enum Effect {
     NeverCompletes,
 }
 
-/// The errors that can be injected, with their names in scenarios and the driver's codes
-/// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>, `CUresult`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum InjectedError {
-    OutOfMemory,
-    /// A kernel accessed invalid memory.
-    IllegalAddress,
-    /// A kernel ended with an exception.
-    LaunchFailure,
-    /// Memory has an error that ECC could not correct.
-    Ecc,
-    /// The GPU does not respond any more.
-    DeviceLost,
-    Unknown,
+named_enum! {
+    /// The errors that can be injected, with their names in scenarios and the driver's codes
+    /// (<https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html>, `CUresult`).
+    #[derive(Serialize, Deserialize)]
+    InjectedError {
+        OutOfMemory = "out_of_memory",
+        /// A kernel accessed invalid memory.
+        IllegalAddress = "illegal_address",
+        /// A kernel ended with an exception.
+        LaunchFailure = "launch_failure",
+        /// Memory has an error that ECC could not correct.
+        Ecc = "ecc",
+        /// The GPU does not respond any more.
+        DeviceLost = "device_lost",
+        Unknown = "unknown",
+    }
 }
 
 impl InjectedError {
-    pub const ALL: [Self; 6] = [Self::OutOfMemory, Self::IllegalAddress, Self::LaunchFailure, Self::Ecc, Self::DeviceLost, Self::Unknown];
-
-    /// Its name in scenarios.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::OutOfMemory => "out_of_memory",
-            Self::IllegalAddress => "illegal_address",
-            Self::LaunchFailure => "launch_failure",
-            Self::Ecc => "ecc",
-            Self::DeviceLost => "device_lost",
-            Self::Unknown => "unknown",
-        }
-    }
-
     /// The default error of a call: out of memory for calls that allocate, otherwise an unknown error.
     pub const fn usual(calls: Calls) -> Self {
         match calls {
@@ -150,12 +139,6 @@ impl InjectedError {
             (Self::DeviceLost, _) => (46, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
             (Self::Unknown, _) => (999, "CUDA_ERROR_UNKNOWN"),
         }
-    }
-}
-
-impl fmt::Display for InjectedError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -176,7 +176,7 @@ fn a_fault_is_parsed_or_refused_with_the_form() {
         assert_eq!(why(text), format!("`{text}` is not CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`"));
     }
     for call in DeviceCall::ALL {
-        assert_eq!(DeviceCall::named(call.name()), Some(*call));
+        assert_eq!(DeviceCall::from_name(call.name()), Some(*call));
     }
 }
 

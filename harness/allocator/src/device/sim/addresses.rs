@@ -3,9 +3,9 @@
 //! Expandable segments reserve more addresses than the device has memory, for each pool and stream. So the ranges are larger than
 //! the 47 to 49 address bits of a GPU: even a device of 1 PiB does not exhaust them.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::ranges::RangeMap;
 use crate::units::Bytes;
 
 /// The range of allocations.
@@ -37,14 +37,14 @@ pub(super) struct Addresses {
     fresh: Range<u64>,
     /// The unused gap after each stretch.
     guard: Bytes,
-    /// Freed stretches, by start, with their end. They never touch.
-    free: BTreeMap<u64, u64>,
+    /// Freed stretches.
+    free: RangeMap<()>,
     order: AddressOrder,
 }
 
 impl Addresses {
-    pub(super) const fn new(range: Range<u64>, guard: Bytes, order: AddressOrder) -> Self {
-        Self { fresh: range, guard, free: BTreeMap::new(), order }
+    pub(super) fn new(range: Range<u64>, guard: Bytes, order: AddressOrder) -> Self {
+        Self { fresh: range, guard, free: RangeMap::default(), order }
     }
 
     /// Returns a stretch of `len` bytes: a never used one, or else the lowest freed one. Constant time for the former, linear in
@@ -80,40 +80,18 @@ impl Addresses {
             }
             _ => {}
         }
-        let overlapping = self.free.range(..end).rev().take_while(|&(_, &free_end)| free_end > start);
-        let cut: Vec<(u64, u64)> = overlapping.map(|(&free_start, &free_end)| (free_start, free_end)).collect();
-        for (free_start, free_end) in cut {
-            self.free.remove(&free_start);
-            if free_start < start {
-                self.free.insert(free_start, start);
-            }
-            if end < free_end {
-                self.free.insert(end, free_end);
-            }
-        }
+        self.free.remove(start, end);
     }
 
     fn take_again(&mut self, len: u64) -> Option<u64> {
-        let (start, end) = self.free.iter().map(|(&start, &end)| (start, end)).find(|(start, end)| end - start >= len)?;
-        self.free.remove(&start);
-        if end - start > len {
-            self.free.insert(start + len, end);
-        }
+        let (start, _, ()) = self.free.overlapping(0, u64::MAX).find(|(start, end, ())| end - start >= len)?;
+        self.free.remove(start, start + len);
         Some(start)
     }
 
     /// Frees a used stretch.
     pub(super) fn give_back(&mut self, start: u64, len: Bytes) {
-        let (mut start, mut end) = (start, start + len.0 + self.guard.0);
-        if let Some(after) = self.free.remove(&end) {
-            end = after;
-        }
-        if let Some((&before, &touching)) = self.free.range(..start).next_back()
-            && touching == start
-        {
-            start = before;
-        }
-        self.free.insert(start, end);
+        self.free.insert(start, start + len.0 + self.guard.0, ());
     }
 }
 

@@ -1,8 +1,7 @@
-//! Extra functions for a driver built on the simulated device: host time, completion times, and accesses by work that the device
-//! does not run itself.
+//! Extra functions for a driver built on the simulated device: completion times.
 
 use super::{SimDevice, unknown_event};
-use crate::device::{AccessKind, DeviceError, EventId, MemoryRange, StreamId};
+use crate::device::{DeviceError, EventId, StreamId};
 use crate::units::Nanos;
 
 /// The last record of an event.
@@ -15,11 +14,6 @@ pub struct EventTime {
 }
 
 impl SimDevice {
-    /// Advances the virtual clock to this time, unless it is already later.
-    pub fn pass_time(&mut self, to: Nanos) {
-        self.wait_until(to);
-    }
-
     /// The time when all work of a stream so far is complete.
     pub fn stream_done_at(&mut self, stream: StreamId) -> Result<Nanos, DeviceError> {
         Ok(self.stream(stream)?.ready.max(self.now))
@@ -34,10 +28,5 @@ impl SimDevice {
     pub fn event_time(&self, event: EventId) -> Result<EventTime, DeviceError> {
         let known = self.events.get(&event.0).ok_or(unknown_event(event))?;
         Ok(EventTime { done_at: known.record.map(|record| record.at), timed: known.timed })
-    }
-
-    /// Queues work that reads or writes a range but does not change its recorded contents.
-    pub fn queue_access(&mut self, stream: StreamId, range: MemoryRange, kind: AccessKind) -> Result<(), DeviceError> {
-        self.access(stream, range, kind)
     }
 }

@@ -28,7 +28,7 @@ struct Piece {
 const ALIGNMENT: u64 = 4096;
 
 impl SimHost {
-    pub(super) const fn new(order: AddressOrder) -> Self {
+    pub(super) fn new(order: AddressOrder) -> Self {
         Self { held: BTreeMap::new(), next: 0, addresses: Addresses::new(HOST, Bytes(ALIGNMENT), order) }
     }
 

@@ -17,7 +17,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    pub(super) const fn new(order: AddressOrder) -> Self {
+    pub(super) fn new(order: AddressOrder) -> Self {
         let addresses = Addresses::new(RESERVATIONS, GUARD, order);
         Self { addresses, table: PageTable::new(GRANULARITY) }
     }
@@ -71,7 +71,7 @@ impl MappedDevice for SimDevice {
             self.calls.release += fitting;
             return Err(DeviceError::OutOfMemory { requested: range.len, free });
         }
-        self.held.charged += range.len;
+        self.charged += range.len;
         for index in 0..pages {
             self.mapping.table.map(range.start.offset(Bytes(index * page.0)), page, ());
         }
@@ -100,14 +100,14 @@ impl SimDevice {
         if size > free {
             return Err(DeviceError::OutOfMemory { requested: size, free });
         }
-        self.held.charged += size;
+        self.charged += size;
         Ok(())
     }
 
     /// Releases the physical memory of [`SimDevice::create_page`]. It must not be mapped.
     pub fn release_page(&mut self, size: Bytes) {
         self.calls.release += 1;
-        self.held.charged -= size;
+        self.charged -= size;
     }
 
     /// Maps created memory to a range that has none.

@@ -7,6 +7,7 @@
 //! an unmap before the host has waited for the work on the memory.
 
 mod addresses;
+mod allocations;
 mod contents;
 mod cost;
 mod driver;
@@ -26,7 +27,8 @@ pub use addresses::AddressOrder;
 pub use cost::{CostModel, Figure, PCIE_3, PCIE_4, PCIE_5};
 pub use driver::EventTime;
 
-use self::addresses::{ALLOCATIONS, Addresses};
+use self::addresses::{ALLOCATIONS, Addresses, POOLS};
+use self::allocations::{AllocationState, Allocations, SimAllocation};
 use self::contents::MemoryTags;
 use self::host::SimHost;
 use self::mapping::Mapping;
@@ -109,11 +111,12 @@ pub struct SimDevice {
     now: Nanos,
     place: CallSite,
     calls: DeviceCalls,
-    /// All allocations by address. Freed ones stay until their addresses are reused.
-    allocations: Vec<SimAllocation>,
+    /// All allocations, including those of pools.
+    allocations: Allocations,
     addresses: Addresses,
     placement: Placement,
-    held: Held,
+    /// The charged bytes of allocations, mapped pages and pools.
+    charged: Bytes,
     pressure: Bytes,
     /// By stream number. Numbers are never reused, so a stale one is noticed.
     streams: BTreeMap<u32, Stream>,
@@ -130,28 +133,6 @@ pub struct SimDevice {
     host: SimHost,
     /// The completion time of all work of released borrowed streams.
     released_ready: Nanos,
-}
-
-/// The number of live allocations.
-#[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    allocations: u64,
-    charged: Bytes,
-}
-
-/// An allocation, live or freed.
-#[derive(Clone, Copy, Debug)]
-struct SimAllocation {
-    start: u64,
-    size: Bytes,
-    charged: Bytes,
-    state: AllocationState,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum AllocationState {
-    Live { made: CallSite },
-    Freed { at: CallSite },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -205,10 +186,10 @@ impl SimDevice {
             now: Nanos::ZERO,
             place: CallSite::default(),
             calls: DeviceCalls::default(),
-            allocations: Vec::new(),
+            allocations: Allocations::default(),
             addresses: Addresses::new(ALLOCATIONS, Bytes::ZERO, order),
             placement: Placement::default(),
-            held: Held::default(),
+            charged: Bytes::ZERO,
             pressure: Bytes::ZERO,
             streams: BTreeMap::from([(StreamId::DEFAULT.0, default_stream)]),
             next_stream: 1,
@@ -245,15 +226,8 @@ impl SimDevice {
         Ok(EventId(number))
     }
 
-    /// Records an allocation. Replaces freed ones at its addresses.
-    fn remember(&mut self, allocation: SimAllocation) {
-        let from = self.allocations.partition_point(|known| known.start + known.charged.0 <= allocation.start);
-        let to = self.allocations.partition_point(|known| known.start < allocation.start + allocation.charged.0);
-        self.allocations.splice(from..to, [allocation]);
-    }
-
     fn free_bytes(&self) -> Bytes {
-        self.config.total.saturating_sub(self.config.context_overhead).saturating_sub(self.held.charged).saturating_sub(self.pressure)
+        self.config.total.saturating_sub(self.config.context_overhead).saturating_sub(self.charged).saturating_sub(self.pressure)
     }
 
     /// Advances the clock by the cost of a host call.
@@ -261,7 +235,8 @@ impl SimDevice {
         self.now = later(self.now, cost);
     }
 
-    fn wait_until(&mut self, at: Nanos) {
+    /// Advances the virtual clock to this time, unless it is already later.
+    pub fn wait_until(&mut self, at: Nanos) {
         self.now = self.now.max(at);
     }
 
@@ -312,19 +287,19 @@ impl SimDevice {
         known.record.filter(|record| self.is_done(*record)).map(|record| record.at).ok_or(DeviceError::NotReady(event.0))
     }
 
-    /// Checks an access against allocations and races, and queues it.
-    fn access(&mut self, stream: StreamId, range: MemoryRange, kind: AccessKind) -> Result<(), DeviceError> {
+    /// Queues work that reads or writes a range but does not change its recorded contents.
+    pub fn queue_access(&mut self, stream: StreamId, range: MemoryRange, kind: AccessKind) -> Result<(), DeviceError> {
         let access = Access { kind, stream, place: self.place };
         self.check_allocated(range, access)?;
         self.order(range, access)?;
         self.submit(stream, self.config.cost.transfer_time(range.len))
     }
 
-    /// Checks an access for races.
-    fn order(&mut self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
+    /// Checks an access for races and returns its entry of the stream.
+    fn order(&mut self, range: MemoryRange, access: Access) -> Result<u64, DeviceError> {
         let slot = self.stream(access.stream)?.slot;
         let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second: access };
-        self.races.access(slot, range, access).map(drop).map_err(race)
+        self.races.access(slot, range, access).map_err(race)
     }
 
     fn check_allocated(&self, range: MemoryRange, access: Access) -> Result<(), DeviceError> {
@@ -332,32 +307,23 @@ impl SimDevice {
             let range = MemoryRange::new(range.start, Bytes(u64::MAX - range.start.0));
             return Err(DeviceError::InvalidAccess { range, access, why: "it exceeds the address space".to_owned() });
         };
-        let why = match self.allocation_around(range.start) {
-            _ if SimPools::contains(range.start) => match self.pools.refusal(range) {
-                None => return Ok(()),
-                Some(why) => why,
-            },
-            _ if self.mapping.contains(range.start) && self.mapping.table.is_mapped(range) => return Ok(()),
-            _ if self.mapping.contains(range.start) => "part of it has no mapped memory".to_owned(),
+        let reserved = self.mapping.contains(range.start);
+        let why = match self.allocations.around(range.start) {
+            _ if reserved && self.mapping.table.is_mapped(range) => return Ok(()),
+            _ if reserved => "part of it has no mapped memory".to_owned(),
             _ if range.len == Bytes::ZERO => "it is empty".to_owned(),
+            None if POOLS.contains(&range.start.0) => "the pool has no allocation there".to_owned(),
             None => "there was never an allocation".to_owned(),
-            Some(SimAllocation { start, size, state: AllocationState::Freed { at }, .. }) => {
-                format!("the allocation of {size} at {} was freed at {at}", DevicePtr(*start))
+            Some((start, SimAllocation { size, state: AllocationState::Freed { at }, .. })) => {
+                format!("the allocation of {size} at {} was freed at {at}", DevicePtr(start))
             }
-            Some(SimAllocation { start, size, state: AllocationState::Live { made }, .. }) if end > start + size.0 => {
+            Some((start, SimAllocation { size, state: AllocationState::Live { made }, .. })) if end > start + size.0 => {
                 let beyond = Bytes(end - start - size.0);
-                format!("it ends {beyond} after the end of the allocation of {size} at {}, made at {made}", DevicePtr(*start))
+                format!("it ends {beyond} after the end of the allocation of {size} at {}, made at {made}", DevicePtr(start))
             }
             Some(_) => return Ok(()),
         };
         Err(DeviceError::InvalidAccess { range, access, why })
-    }
-
-    /// The allocation, live or freed, whose charged range contains the address.
-    fn allocation_around(&self, ptr: DevicePtr) -> Option<&SimAllocation> {
-        let behind = self.allocations.partition_point(|allocation| allocation.start <= ptr.0);
-        let allocation = self.allocations[..behind].last()?;
-        (ptr.0 < allocation.start + allocation.charged.0).then_some(allocation)
     }
 
     /// Compares the present contents of memory with a tag.
@@ -400,24 +366,19 @@ impl Device for SimDevice {
             return Err(DeviceError::OutOfMemory { requested: size, free });
         };
         self.spend(self.config.cost.malloc_time(charged));
-        self.held.allocations += 1;
-        self.held.charged += charged;
-        self.remember(SimAllocation { start, size, charged, state: AllocationState::Live { made: self.place } });
+        self.charged += charged;
+        let state = AllocationState::Live { made: self.place };
+        self.allocations.add(start, SimAllocation { size, charged, pool: None, state });
         Ok(DevicePtr(start))
     }
 
     fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         self.calls.free += 1;
         let place = self.place;
-        let found = self.allocations.binary_search_by_key(&ptr.0, |allocation| allocation.start);
-        let allocation = found.ok().map(|index| &mut self.allocations[index]).ok_or(DeviceError::InvalidFree { ptr, place })?;
-        if let AllocationState::Freed { at: first } = allocation.state {
-            return Err(DeviceError::DoubleFree { ptr, first, second: place });
-        }
+        let allocation = self.allocations.live(ptr, false, place)?;
         allocation.state = AllocationState::Freed { at: place };
-        let SimAllocation { charged, .. } = *allocation;
-        self.held.allocations -= 1;
-        self.held.charged -= charged;
+        let charged = allocation.charged;
+        self.charged -= charged;
         let range = MemoryRange::new(ptr, charged);
         self.addresses.give_back(ptr.0, charged);
         self.contents.forget(range);
@@ -538,7 +499,7 @@ impl Device for SimDevice {
 impl TestDevice for SimDevice {
     fn memory(&mut self) -> Result<DeviceMemory, DeviceError> {
         let SimConfig { total, context_overhead, .. } = self.config;
-        let process = context_overhead + self.held.charged;
+        let process = context_overhead + self.charged;
         let (free, pressure) = (self.free_bytes(), self.pressure);
         Ok(DeviceMemory {
             total,
@@ -577,13 +538,13 @@ impl TestDevice for SimDevice {
     }
 
     fn fill(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.access(stream, range, AccessKind::Write)?;
+        self.queue_access(stream, range, AccessKind::Write)?;
         self.contents.fill(range, tag);
         Ok(())
     }
 
     fn verify(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.access(stream, range, AccessKind::Read)?;
+        self.queue_access(stream, range, AccessKind::Read)?;
         self.wait_for_stream(stream)?;
         self.spend(self.config.cost.synchronize.value);
         self.compare(range, tag)
@@ -592,7 +553,7 @@ impl TestDevice for SimDevice {
     /// Contents change in order of submission. For all work that does not race with the read, that is also the order of the
     /// stream, so the comparison can happen here.
     fn verify_later(&mut self, stream: StreamId, range: MemoryRange, tag: Tag) -> Result<(), DeviceError> {
-        self.access(stream, range, AccessKind::Read)?;
+        self.queue_access(stream, range, AccessKind::Read)?;
         if let Err(wrong) = self.compare(range, tag) {
             self.wrong_reads.entry(stream.0).or_insert(wrong);
         }
@@ -640,12 +601,11 @@ impl TestDevice for SimDevice {
     }
 
     fn leaks(&self) -> Leaks {
-        let (pooled, pools) = self.pools.left();
         Leaks {
-            allocations: self.held.allocations + pooled,
-            pools,
+            allocations: self.allocations.all_live().count() as u64,
+            pools: self.pools.count(),
             reservations: self.mapping.table.reservations().len() as u64,
-            bytes: self.held.charged,
+            bytes: self.charged,
             streams: self.streams.values().filter(|stream| !stream.borrowed).count() as u64 - 1,
             events: self.events.len() as u64,
             host: self.host.count(),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{AllocationState, GRANULARITY, SimDevice};
+use super::{GRANULARITY, SimDevice};
 use crate::device::{DevicePtr, MemoryRange};
 use crate::units::Bytes;
 
@@ -50,11 +50,8 @@ impl SimDevice {
     }
 
     fn is_vacant(&self, range: MemoryRange) -> bool {
-        let (start, end) = (range.start.0, range.end().0);
-        let before = self.allocations.partition_point(|known| known.start < end);
-        let reaching_in = self.allocations[..before].iter().rev().take_while(|known| known.start + known.charged.0 > start);
-        let in_use = reaching_in.into_iter().any(|known| matches!(known.state, AllocationState::Live { .. }));
-        !in_use && !self.mapping.table.overlaps(range) && start > 0 && range.len.0 <= u64::MAX - start
+        let start = range.start.0;
+        !self.allocations.is_in_use(range) && !self.mapping.table.overlaps(range) && start > 0 && range.len.0 <= u64::MAX - start
     }
 }
 

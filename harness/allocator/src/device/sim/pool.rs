@@ -16,10 +16,11 @@
 use std::collections::BTreeMap;
 
 use super::addresses::{AddressOrder, Addresses, POOLS};
+use super::allocations::{AllocationState, SimAllocation};
 use super::pieces::Pieces;
-use super::races::{Conflict, Races, Slot};
+use super::races::{Races, Slot};
 use super::{GRANULARITY, SimDevice, refused};
-use crate::device::{Access, AccessKind, CallSite, DeviceError, DevicePtr, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId};
+use crate::device::{Access, AccessKind, DeviceError, DevicePtr, MemoryRange, PoolId, PoolMemory, PooledDevice, StreamId};
 use crate::units::Bytes;
 
 /// Pools grow by multiples of this. Assumed: no documentation gives the figure.
@@ -32,17 +33,6 @@ pub(super) struct SimPools {
     pools: BTreeMap<u32, Pool>,
     next_pool: u32,
     addresses: Addresses,
-    /// Live allocations.
-    live: BTreeMap<u64, Live>,
-    /// Freed and not reused allocations: the size and the place of the free.
-    freed: BTreeMap<u64, (Bytes, CallSite)>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Live {
-    pool: u32,
-    size: Bytes,
-    made: CallSite,
 }
 
 #[derive(Clone, Debug)]
@@ -54,39 +44,18 @@ struct Pool {
 }
 
 impl SimPools {
-    pub(super) const fn new(order: AddressOrder) -> Self {
+    pub(super) fn new(order: AddressOrder) -> Self {
         let addresses = Addresses::new(POOLS, GRANULARITY, order);
-        Self { pools: BTreeMap::new(), next_pool: 0, addresses, live: BTreeMap::new(), freed: BTreeMap::new() }
-    }
-
-    /// Returns true if an address is in the range of pool chunks.
-    pub(super) fn contains(ptr: DevicePtr) -> bool {
-        POOLS.contains(&ptr.0)
+        Self { pools: BTreeMap::new(), next_pool: 0, addresses }
     }
 
     fn get(&mut self, pool: PoolId) -> Result<&mut Pool, DeviceError> {
         self.pools.get_mut(&pool.0).ok_or(DeviceError::UnknownHandle { kind: "pool", number: pool.0 })
     }
 
-    /// The number of live allocations and pools.
-    pub(super) fn left(&self) -> (u64, u64) {
-        (self.live.len() as u64, self.pools.len() as u64)
-    }
-
-    /// The reason why a range may not be accessed, if there is one.
-    pub(super) fn refusal(&self, range: MemoryRange) -> Option<String> {
-        let live = self.live.range(..=range.start.0).next_back().filter(|(start, live)| range.start.0 < *start + live.size.0);
-        let freed = self.freed.range(..=range.start.0).next_back().filter(|(start, (size, _))| range.start.0 < *start + size.0);
-        match (live, freed) {
-            _ if range.len == Bytes::ZERO => Some("it is empty".to_owned()),
-            (Some((start, live)), _) if range.end().0 <= start + live.size.0 => None,
-            (Some((start, Live { size, made, .. })), _) => {
-                let beyond = Bytes(range.end().0 - start - size.0);
-                Some(format!("it ends {beyond} after the end of the allocation of {size} at {}, made at {made}", DevicePtr(*start)))
-            }
-            (None, Some((start, (size, at)))) => Some(format!("the allocation of {size} at {} was freed at {at}", DevicePtr(*start))),
-            (None, None) => Some("the pool has no allocation there".to_owned()),
-        }
+    /// The number of pools.
+    pub(super) fn count(&self) -> u64 {
+        self.pools.len() as u64
     }
 }
 
@@ -138,7 +107,7 @@ impl SimDevice {
     fn give_chunks_back(&mut self, chunks: &[MemoryRange]) {
         for chunk in chunks {
             self.pools.addresses.give_back(chunk.start.0, chunk.len);
-            self.held.charged -= chunk.len;
+            self.charged -= chunk.len;
             self.contents.forget(*chunk);
             self.races.forget(*chunk);
             self.spend(self.config.cost.free_time(chunk.len));
@@ -151,7 +120,7 @@ impl SimDevice {
         let Some(chunk) = size.checked_round_up(CHUNK).filter(|chunk| *chunk <= free) else { return Ok(false) };
         let Some(start) = self.pools.addresses.take(chunk) else { return Ok(false) };
         self.spend(self.config.cost.malloc_time(chunk));
-        self.held.charged += chunk;
+        self.charged += chunk;
         let pool = self.pools.get(pool)?;
         pool.chunks.insert(start, chunk);
         pool.pieces.add_chunk(start, chunk);
@@ -190,7 +159,7 @@ impl PooledDevice for SimDevice {
 
     fn destroy_pool(&mut self, pool: PoolId) -> Result<(), DeviceError> {
         self.pools.get(pool)?;
-        if self.pools.live.values().any(|live| live.pool == pool.0) {
+        if self.allocations.all_live().any(|live| live.pool == Some(pool)) {
             return Err(DeviceError::UnknownHandle { kind: "pool without allocations", number: pool.0 });
         }
         self.wait_for_all();
@@ -211,10 +180,8 @@ impl PooledDevice for SimDevice {
             self.pools.get(pool)?;
             return Err(DeviceError::OutOfMemory { requested: size, free: self.free_bytes() });
         };
-        while let Some((&before, _)) = self.pools.freed.range(start..start + size.0).next() {
-            self.pools.freed.remove(&before);
-        }
-        self.pools.live.insert(start, Live { pool: pool.0, size, made: self.place });
+        let state = AllocationState::Live { made: self.place };
+        self.allocations.add(start, SimAllocation { size, charged: size, pool: Some(pool), state });
         self.contents.forget(MemoryRange::new(DevicePtr(start), size));
         Ok(DevicePtr(start))
     }
@@ -222,18 +189,12 @@ impl PooledDevice for SimDevice {
     fn free_async(&mut self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         self.calls.free_async += 1;
         let (slot, place) = (self.stream(stream)?.slot, self.place);
-        let live = self.pools.live.get(&ptr.0).copied().ok_or_else(|| match self.pools.freed.get(&ptr.0) {
-            Some(&(_, first)) => DeviceError::DoubleFree { ptr, first, second: place },
-            None => DeviceError::InvalidFree { ptr, place },
-        })?;
-        let range = MemoryRange::new(ptr, live.size);
-        let second = Access { kind: AccessKind::Free, stream, place };
-        let race = |conflict: Conflict| DeviceError::Race { range: conflict.range, first: conflict.first, second };
-        let tick = self.races.access(slot, range, second).map_err(race)?;
+        let SimAllocation { size, pool, .. } = *self.allocations.live(ptr, true, place)?;
+        let tick = self.order(MemoryRange::new(ptr, size), Access { kind: AccessKind::Free, stream, place })?;
         self.spend(self.config.cost.pool_call.value);
-        self.pools.live.remove(&ptr.0);
-        self.pools.freed.insert(ptr.0, (live.size, place));
-        let pool = self.pools.get(PoolId(live.pool))?;
+        self.allocations.live(ptr, true, place)?.state = AllocationState::Freed { at: place };
+        let Some(pool) = pool else { return Ok(()) };
+        let pool = self.pools.get(pool)?;
         if let Some(size) = pool.pieces.give_back(ptr.0, slot, tick) {
             pool.memory.used -= size;
         }

@@ -482,7 +482,7 @@ fn an_unmap_before_the_host_has_waited_is_refused() -> Result<(), DeviceError> {
         match kind {
             AccessKind::Write => device.fill(stream, part, Tag(1))?,
             // Queued, as a kernel would be: `verify` waits for its result.
-            _ => device.access(stream, part, kind)?,
+            _ => device.queue_access(stream, part, kind)?,
         }
         device.set_call_site(CallSite(4));
         let access = Access { kind, stream, place: CallSite(3) };

@@ -73,29 +73,23 @@ impl Setting {
             about: "The segment size for requests of more than 1 MiB and less than 10 MiB, and the page size of expandable segments. The default is 20.",
             key: Key::LargeSegmentSize,
         },
-        Self { name: "backend", takes: "`native`", about: NO_EFFECT, key: Key::Backend },
+        Self::without_effect("backend", "`native`", Key::Backend),
         Self::host_switch("pinned_use_background_threads"),
         Self::host_switch("pinned_use_cuda_host_register"),
         Self::host_switch("pinned_use_hip_host_register"),
         Self::host_switch("release_lock_on_cudamalloc"),
         Self::host_switch("release_lock_on_hipmalloc"),
         Self::host_switch("graph_capture_record_stream_reuse"),
-        Self {
-            name: "pinned_num_register_threads",
-            takes: "a power of two of at most 128",
-            about: NO_EFFECT,
-            key: Key::PinnedNumRegisterThreads,
-        },
-        Self {
-            name: "pinned_reserve_segment_size_mb",
-            takes: "whole MiB, more than 0",
-            about: NO_EFFECT,
-            key: Key::PinnedReserveSegmentSize,
-        },
+        Self::without_effect("pinned_num_register_threads", "a power of two of at most 128", Key::PinnedNumRegisterThreads),
+        Self::without_effect("pinned_reserve_segment_size_mb", "whole MiB, more than 0", Key::PinnedReserveSegmentSize),
     ];
 
     const fn host_switch(name: &'static str) -> Self {
-        Self { name, takes: "`True` or `False`", about: NO_EFFECT, key: Key::HostSwitch }
+        Self::without_effect(name, "`True` or `False`", Key::HostSwitch)
+    }
+
+    const fn without_effect(name: &'static str, takes: &'static str, key: Key) -> Self {
+        Self { name, takes, about: "Checked as in PyTorch, but without effect here.", key }
     }
 
     /// The setting with this key.
@@ -103,5 +97,3 @@ impl Setting {
         Self::ALL.iter().find(|setting| setting.name == name)
     }
 }
-
-const NO_EFFECT: &str = "Checked as in PyTorch, but without effect here.";

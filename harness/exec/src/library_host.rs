@@ -2,15 +2,14 @@
 //! calls the core library `harness-library-host`, which forwards CUDA calls to the harness.
 
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::fs;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::c_int;
+use std::mem::{self, ManuallyDrop};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use harness_allocator::allocator::library::LibrarySpec;
 use harness_allocator::allocator::library::wire::{self, Order, Reply};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::imports::{self, Imports, ImportsError};
 use crate::launch::beside_program;
@@ -40,41 +39,33 @@ pub enum HostError {
     Loader(String),
 }
 
-type Run = unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, *const c_char, *const c_char) -> c_int;
+type Run = unsafe extern "C" fn() -> c_int;
 
-/// Serves the library on standard input until this process ends. Reports an error to the harness.
-pub fn serve(spec: &LibrarySpec) -> c_int {
-    match run(spec) {
-        Ok(code) => code,
-        Err(error) => {
-            refuse(&error);
-            1
-        }
-    }
+/// Serves a library on standard input until this process ends. Reports an error to the harness.
+pub fn serve(library: &Path) -> c_int {
+    run(library).unwrap_or_else(|error| {
+        refuse(&error);
+        1
+    })
 }
 
-fn run(spec: &LibrarySpec) -> Result<c_int, HostError> {
+fn run(library: &Path) -> Result<c_int, HostError> {
     let core = beside_program(CORE, CORE_VARIABLE).ok_or(HostError::NoCore)?;
-    let path = std::path::absolute(&spec.path)?;
     let folder = tempfile::Builder::new().prefix("harness-library-").tempdir()?;
-    let (linked, stubs) = write(folder.path(), &path, &core)?;
-    let core = open(&linked)?;
-    stubs.iter().try_for_each(|stub| open(stub).map(drop))?;
-    // Loaded libraries no longer need their files.
-    drop(folder);
-    let texts = [Some(path.as_os_str().as_bytes()), Some(spec.alloc.as_bytes()), Some(spec.free.as_bytes())];
-    let optional = [&spec.record_stream, &spec.empty_cache].map(|name| name.as_ref().map(|name| name.as_bytes()));
-    let texts: Vec<Option<CString>> = texts.into_iter().chain(optional).map(|text| text.and_then(|text| CString::new(text).ok())).collect();
-    let [path, alloc, free, record_stream, empty_cache] =
-        [0, 1, 2, 3, 4].map(|index| texts[index].as_ref().map_or(std::ptr::null(), |text| text.as_ptr()));
-    // SAFETY: the core library is loaded, and the name is a C string.
-    let function = unsafe { libc::dlsym(core, c"harness_library_host".as_ptr()) };
-    if function.is_null() {
-        return Err(HostError::Loader(format!("{CORE} belongs to another version of the harness: build or install both together")));
+    let (linked, stubs) = write(folder.path(), &std::path::absolute(library)?, &core)?;
+    // The libraries stay loaded and no longer need their files.
+    let core = ManuallyDrop::new(open(&linked)?);
+    for stub in stubs {
+        mem::forget(open(&stub)?);
     }
-    // SAFETY: the core library has this function with these arguments, which are C strings or null. Standard input is the socket
-    // to the harness.
-    Ok(unsafe { std::mem::transmute::<*mut c_void, Run>(function)(path, alloc, free, record_stream, empty_cache) })
+    drop(folder);
+    // SAFETY: the core library has this function, without arguments. Standard input is the socket to the harness.
+    unsafe {
+        let function = core.get::<Run>("harness_library_host");
+        let function = function
+            .map_err(|_| HostError::Loader(format!("{CORE} belongs to another version of the harness: build or install both together")))?;
+        Ok(function())
+    }
 }
 
 /// Writes the core library and the stub libraries into a folder and returns their paths.
@@ -93,20 +84,9 @@ fn write(folder: &Path, library: &Path, core: &Path) -> Result<(PathBuf, Vec<Pat
 }
 
 /// Loads a library globally, so later libraries find its symbols.
-fn open(path: &Path) -> Result<*mut c_void, HostError> {
-    let name = CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from)?;
+fn open(path: &Path) -> Result<Library, HostError> {
     // SAFETY: these are our libraries, without initializers.
-    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-    if !library.is_null() {
-        return Ok(library);
-    }
-    // SAFETY: the function has no precondition.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return Err(HostError::Loader(format!("cannot load {}: the dynamic linker gives no reason", path.display())));
-    }
-    // SAFETY: the text is a C string that lives until this thread's next call of the linker.
-    Err(HostError::Loader(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()))
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| HostError::Loader(error.to_string()))
 }
 
 /// Answers the first order with the error.

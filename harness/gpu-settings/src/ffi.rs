@@ -1,4 +1,4 @@
-//! Types of parameters in CUDA's C functions: [`Out`] for outputs, [`Text`] for strings.
+//! Types of parameters in CUDA's C functions: [`Out`] for outputs, [`Text`] for strings; and the table of exported functions, [`export`](crate::export).
 
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
@@ -37,4 +37,16 @@ impl<'a> Text<'a> {
         // SAFETY: a C caller passes null or a string that outlives the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
+}
+
+/// Exports C functions that return an error code, one per row: `name(argument: Type) = body;`.
+#[macro_export]
+macro_rules! export {
+    ($($(#[$doc:meta])* $name:ident($($argument:tt: $type:ty),*) = $body:expr;)+) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub(crate) extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            $body
+        }
+    )+};
 }

@@ -1,6 +1,6 @@
 //! The loop over the harness's orders.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 
 use harness_allocator::allocator::library::wire::{Order, Reply};
 
@@ -8,19 +8,12 @@ use crate::connection::{connect, connection};
 use crate::library::Functions;
 use crate::timed;
 
-/// Loads a library and executes the harness's orders until the harness ends it or disconnects. The process must exit afterwards.
+/// Executes the harness's orders until the harness ends it or disconnects. The process must exit afterwards.
 ///
 /// # Safety
-/// The first three arguments are C strings: the library's path and the names of its functions for allocation and free. The others
-/// are C strings or null. Standard input is the socket to the harness.
+/// Standard input is the socket to the harness. Libraries of orders have functions of the types in the library interface.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn harness_library_host(
-    path: *const c_char,
-    alloc: *const c_char,
-    free: *const c_char,
-    record_stream: *const c_char,
-    empty_cache: *const c_char,
-) -> c_int {
+unsafe extern "C" fn harness_library_host() -> c_int {
     // SAFETY: the process must end with the harness, whatever the library is doing.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     if !connect() {
@@ -28,33 +21,42 @@ unsafe extern "C" fn harness_library_host(
     }
     let mut functions = None;
     while let Some(order) = next_order() {
-        let done = match (order, &functions) {
-            (Order::End, _) => {
-                // Exit handlers of the library may still call functions; they are answered.
-                return 0;
-            }
-            (Order::Load, _) => {
-                // SAFETY: guaranteed by the caller.
-                match unsafe { Functions::load(path, [alloc, free, record_stream, empty_cache]) } {
-                    Ok(loaded) => {
-                        functions = Some(loaded);
-                        Reply::Done(0)
-                    }
-                    Err(why) => Reply::Refused(why),
-                }
-            }
-            // SAFETY: as for the other orders.
-            (Order::Time(program), Some(functions)) => Reply::Timed(unsafe { timed::run(functions, &program) }),
-            // SAFETY: the arguments match the library's interface, and the addresses are its own.
-            (order, Some(functions)) => Reply::Done(unsafe { functions.call(order) }),
-            (_, None) => Reply::Refused("the library is not loaded".to_owned()),
-        };
+        // Exit handlers of the library may still call functions; they are answered.
+        if order == Order::End {
+            return 0;
+        }
+        // SAFETY: guaranteed by the caller; the addresses of orders are the library's own.
+        let done = unsafe { execute(order, &mut functions) }.unwrap_or_else(Reply::Refused);
         if let Some(connection) = connection().as_mut() {
             connection.has_order = false;
             connection.say(&done);
         }
     }
     0
+}
+
+/// # Safety
+/// The library's functions have the types of the library interface, and returned the order's addresses.
+unsafe fn execute(order: Order, loaded: &mut Option<Functions>) -> Result<Reply, String> {
+    if let Order::Load(spec) = order {
+        // SAFETY: as the caller promises.
+        *loaded = Some(unsafe { Functions::load(&spec) }?);
+        return Ok(Reply::Done(0));
+    }
+    let functions = loaded.as_ref().ok_or("the library is not loaded")?;
+    let mut result = 0;
+    // SAFETY: as the caller promises.
+    unsafe {
+        match order {
+            Order::Allocate { size, stream } => result = functions.allocate(size, stream),
+            Order::Free { address, size, stream } => functions.free(address, size, stream),
+            Order::RecordStream { address, stream } => functions.record_stream(address, stream),
+            Order::EmptyCache => functions.empty_cache(),
+            Order::Time(program) => return Ok(Reply::Timed(timed::run(functions, &program))),
+            Order::Load(_) | Order::End | Order::Answer { .. } => {}
+        }
+    }
+    Ok(Reply::Done(result))
 }
 
 /// Receives an order. From then on, the library's calls are answered.

@@ -1,86 +1,85 @@
 //! The allocator library's functions ([`Functions`]).
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
+use std::{mem, path, ptr};
 
-use harness_allocator::allocator::library::wire::Order;
+use harness_allocator::allocator::library::LibrarySpec;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::handles::Stream;
 
-type Allocate = unsafe extern "C" fn(isize, c_int, Stream) -> *mut c_void;
-type Free = unsafe extern "C" fn(*mut c_void, isize, c_int, Stream);
-type RecordStream = unsafe extern "C" fn(*mut c_void, Stream);
-type EmptyCache = unsafe extern "C" fn();
-
 /// The functions of the library.
 pub(crate) struct Functions {
-    pub(crate) allocate: Allocate,
-    pub(crate) free: Free,
-    pub(crate) record_stream: Option<RecordStream>,
-    pub(crate) empty_cache: Option<EmptyCache>,
+    allocate: unsafe extern "C" fn(isize, c_int, Stream) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, isize, c_int, Stream),
+    record_stream: Option<unsafe extern "C" fn(*mut c_void, Stream)>,
+    empty_cache: Option<unsafe extern "C" fn()>,
 }
 
 impl Functions {
+    /// Loads a library, which is never unloaded.
+    ///
     /// # Safety
-    /// The arguments are C strings: the library's path, and the names of its functions or null. The functions have the types of
-    /// the library interface.
-    pub(crate) unsafe fn load(path: *const c_char, names: [*const c_char; 4]) -> Result<Self, String> {
-        // SAFETY: the path is a C string. This process exists only to run the library, including its initializers.
-        let library = unsafe { libc::dlopen(path, libc::RTLD_NOW) };
-        if library.is_null() {
-            return Err(format!("it cannot be loaded: {}", loader_error()));
-        }
-        let find = |name: *const c_char| -> Result<*mut c_void, String> {
-            // SAFETY: the library is loaded, and the name is a C string.
-            let found = unsafe { libc::dlsym(library, name) };
-            if found.is_null() { Err(format!("it cannot be used: {}", loader_error())) } else { Ok(found) }
-        };
-        let optional = |name: *const c_char| if name.is_null() { Ok(None) } else { find(name).map(Some) };
-        let [alloc, free, record_stream, empty_cache] = names;
-        let (alloc, free) = (find(alloc)?, find(free)?);
-        let (record_stream, empty_cache) = (optional(record_stream)?, optional(empty_cache)?);
+    /// The functions have the types of the library interface.
+    pub(crate) unsafe fn load(spec: &LibrarySpec) -> Result<Self, String> {
+        let path = path::absolute(&spec.path).map_err(|error| format!("it cannot be loaded: {error}"))?;
+        // SAFETY: this process exists only to run the library, including its initializers.
+        let library =
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| format!("it cannot be loaded: {error}"))?;
         // SAFETY: the user guarantees that these functions take these arguments.
-        Ok(unsafe {
+        let functions = unsafe {
             Self {
-                allocate: std::mem::transmute::<*mut c_void, Allocate>(alloc),
-                free: std::mem::transmute::<*mut c_void, Free>(free),
-                record_stream: record_stream.map(|function| std::mem::transmute::<*mut c_void, RecordStream>(function)),
-                empty_cache: empty_cache.map(|function| std::mem::transmute::<*mut c_void, EmptyCache>(function)),
+                allocate: find(&library, &spec.alloc)?,
+                free: find(&library, &spec.free)?,
+                record_stream: spec.record_stream.as_deref().map(|name| find(&library, name)).transpose()?,
+                empty_cache: spec.empty_cache.as_deref().map(|name| find(&library, name)).transpose()?,
             }
-        })
+        };
+        mem::forget(library);
+        Ok(functions)
+    }
+
+    /// Returns the address of new memory, or zero.
+    pub(crate) fn allocate(&self, size: u64, stream: u32) -> u64 {
+        // SAFETY: the arguments match the library's interface.
+        unsafe { (self.allocate)(signed(size), 0, Stream::new(stream)).expose_provenance() as u64 }
     }
 
     /// # Safety
-    /// The order's addresses were returned by the library.
-    pub(crate) unsafe fn call(&self, order: Order) -> u64 {
-        let pointer = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            match order {
-                Order::Allocate { size, stream } => {
-                    let size = isize::try_from(size).unwrap_or(isize::MAX);
-                    return (self.allocate)(size, 0, Stream::new(stream)).expose_provenance() as u64;
-                }
-                Order::Free { address, size, stream } => {
-                    (self.free)(pointer(address), isize::try_from(size).unwrap_or(isize::MAX), 0, Stream::new(stream));
-                }
-                Order::RecordStream { address, stream } => {
-                    self.record_stream.iter().for_each(|function| function(pointer(address), Stream::new(stream)));
-                }
-                Order::EmptyCache => self.empty_cache.iter().for_each(|function| function()),
-                Order::Load | Order::Time(_) | Order::End | Order::Answer { .. } => {}
-            }
+    /// The library returned the address, and it is freed once.
+    pub(crate) unsafe fn free(&self, address: u64, size: u64, stream: u32) {
+        // SAFETY: as the caller promises.
+        unsafe { (self.free)(pointer(address), signed(size), 0, Stream::new(stream)) };
+    }
+
+    /// # Safety
+    /// The library returned the address, and it is not freed.
+    pub(crate) unsafe fn record_stream(&self, address: u64, stream: u32) {
+        if let Some(record_stream) = self.record_stream {
+            // SAFETY: as the caller promises.
+            unsafe { record_stream(pointer(address), Stream::new(stream)) };
         }
-        0
+    }
+
+    pub(crate) fn empty_cache(&self) {
+        if let Some(empty_cache) = self.empty_cache {
+            // SAFETY: the function has no arguments.
+            unsafe { empty_cache() };
+        }
     }
 }
 
-/// Returns the dynamic linker's last error.
-fn loader_error() -> String {
-    // SAFETY: the function has no precondition.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "the dynamic linker gives no reason".to_owned();
-    }
-    // SAFETY: the text is a C string that lives until this thread's next call of the linker.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+/// # Safety
+/// The function has this type.
+unsafe fn find<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
+    // SAFETY: as the caller promises.
+    unsafe { library.get::<T>(name) }.map(|function| *function).map_err(|error| format!("it cannot be used: {error}"))
+}
+
+fn signed(size: u64) -> isize {
+    isize::try_from(size).unwrap_or(isize::MAX)
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
 }

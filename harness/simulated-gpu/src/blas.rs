@@ -2,11 +2,10 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
-use crate::unmodelled::{delete_object, new_object};
-
-/// The settings of a cuBLAS handle, at the start of an object.
+/// The settings of a cuBLAS handle, at the start of an object of `unmodelled.tsv`. A zeroed object uses the default stream and modes.
 #[repr(C)]
 struct Handle {
     stream: usize,
@@ -17,50 +16,20 @@ struct Handle {
 /// The version of cuBLAS.
 const VERSION: c_int = 130_100;
 
-#[unsafe(no_mangle)]
-extern "C" fn cublasCreate_v2(handle: Out<'_, *mut u8>) -> c_int {
-    // A zeroed object is a handle on the default stream with the default modes.
-    answer(write(handle, new_object()))
-}
-
 /// Success, or `CUBLAS_STATUS_INVALID_VALUE` after a null pointer.
 fn answer(written: bool) -> c_int {
     if written { 0 } else { 7 }
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cublasDestroy_v2(handle: *mut u8) -> c_int {
-    // SAFETY: a function here created the object, and the program destroys it once.
-    unsafe { delete_object(handle) };
-    0
-}
-
-/// Exports a function that sets or gets a field of a handle.
-macro_rules! field {
-    (set $name:ident, $field:ident: $type:ty) => {
-        #[unsafe(no_mangle)]
-        extern "C" fn $name(handle: Option<&mut Handle>, value: $type) -> c_int {
-            answer(handle.map(|handle| handle.$field = value).is_some())
-        }
-    };
-    (get $name:ident, $field:ident: $type:ty) => {
-        #[unsafe(no_mangle)]
-        extern "C" fn $name(handle: Option<&Handle>, value: Out<'_, $type>) -> c_int {
-            answer(handle.is_some_and(|handle| write(value, handle.$field)))
-        }
-    };
-}
-
-field!(set cublasSetStream_v2, stream: usize);
-field!(get cublasGetStream_v2, stream: usize);
-field!(set cublasSetMathMode, math_mode: c_int);
-field!(get cublasGetMathMode, math_mode: c_int);
-field!(set cublasSetPointerMode_v2, pointer_mode: c_int);
-field!(get cublasGetPointerMode_v2, pointer_mode: c_int);
-
-#[unsafe(no_mangle)]
-extern "C" fn cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) -> c_int {
-    answer(write(version, VERSION))
+export! {
+    cublasSetStream_v2(handle: Option<&mut Handle>, stream: usize) = answer(handle.map(|handle| handle.stream = stream).is_some());
+    cublasGetStream_v2(handle: Option<&Handle>, stream: Out<'_, usize>) = answer(handle.is_some_and(|handle| write(stream, handle.stream)));
+    cublasSetMathMode(handle: Option<&mut Handle>, mode: c_int) = answer(handle.map(|handle| handle.math_mode = mode).is_some());
+    cublasGetMathMode(handle: Option<&Handle>, mode: Out<'_, c_int>) = answer(handle.is_some_and(|handle| write(mode, handle.math_mode)));
+    cublasSetPointerMode_v2(handle: Option<&mut Handle>, mode: c_int) = answer(handle.map(|handle| handle.pointer_mode = mode).is_some());
+    cublasGetPointerMode_v2(handle: Option<&Handle>, mode: Out<'_, c_int>) =
+        answer(handle.is_some_and(|handle| write(mode, handle.pointer_mode)));
+    cublasGetVersion_v2(_: usize, version: Out<'_, c_int>) = answer(write(version, VERSION));
 }
 
 #[unsafe(no_mangle)]

@@ -7,11 +7,13 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use harness_allocator::device::sim::SimDevice;
 use harness_allocator::device::{Device as _, EventId, PoolId, StreamId};
 use harness_allocator::units::Nanos;
+use harness_gpu_settings::ffi::Out;
 
 use crate::calls::append;
-use crate::code::{Code, answer};
+use crate::code::{Code, answer, put};
 use crate::execution::Execution;
 use crate::handles::Handles;
 use crate::kernels::Work;
@@ -62,8 +64,22 @@ pub(crate) fn by_kernel_mode(function: &'static str, no_op: impl FnOnce() -> c_i
     })
 }
 
+/// Runs one of two implementations of a call with an output, likewise. `execute` returns the output.
+pub(crate) fn output_by_kernel_mode<'a, T>(
+    function: &'static str,
+    place: Out<'a, T>,
+    no_op: impl FnOnce(Out<'a, T>) -> c_int,
+    execute: impl FnOnce() -> Result<T, Code>,
+) -> c_int {
+    call(function, || match machine().usable() {
+        Ok(()) if machine().executes_kernels() => answer(execute().and_then(|value| put(place, value))),
+        Ok(()) => no_op(place),
+        unusable => answer(unusable),
+    })
+}
+
 /// Runs `body` on the device of the thread's context.
-pub(crate) fn on_gpu(body: impl FnOnce(&mut Gpu<'_>) -> Result<(), Code>) -> Result<(), Code> {
+pub(crate) fn on_gpu<T>(body: impl FnOnce(&mut Gpu<'_>) -> Result<T, Code>) -> Result<T, Code> {
     let machine = machine();
     let state = &mut *machine.state();
     let result = body(&mut current(machine, state)?);
@@ -78,11 +94,7 @@ pub(crate) fn wait(
     until: impl FnOnce(&mut Gpu<'_>) -> Result<Nanos, Code>,
     then: impl FnOnce(&mut Gpu<'_>) -> Result<(), Code>,
 ) -> Result<(), Code> {
-    let mut end = Nanos::ZERO;
-    on_gpu(|gpu| {
-        end = until(gpu)?;
-        Ok(())
-    })?;
+    let end = on_gpu(until)?;
     while let Some(left) = end.0.checked_sub(machine().host_time().0).filter(|left| *left > 0) {
         thread::sleep(Duration::from_nanos(left));
     }
@@ -116,13 +128,14 @@ pub(crate) const fn context_of(index: usize) -> usize {
     CONTEXT + index
 }
 
-/// Adds a reference to the primary context of a device.
-pub(crate) fn retain(index: usize) {
+/// Adds a reference to the primary context of a device, and returns its handle.
+pub(crate) fn retain(index: usize) -> usize {
     let state = &mut *machine().state();
     if let Some(execution) = state.executions.get_mut(index) {
         execution.references += 1;
     }
     state.enter_held(index);
+    context_of(index)
 }
 
 /// Removes a reference. The last one destroys the context and everything in it.
@@ -167,13 +180,11 @@ pub(crate) fn current_context() -> usize {
 /// Makes a context, or null, current on the calling thread.
 pub(crate) fn set_context(context: usize) -> Result<(), Code> {
     match checked_device(context)? {
-        Some(index) => set_current_device(index),
-        None if machine().executes_kernels() => {
-            set_chosen_device(None);
-            Ok(())
-        }
-        None => Ok(()),
+        Some(index) => set_current_device(index)?,
+        None if machine().executes_kernels() => set_chosen_device(None),
+        None => {}
     }
+    Ok(())
 }
 
 /// Pushes a context on the thread's stack, which makes it current.
@@ -209,12 +220,7 @@ fn checked_device(context: usize) -> Result<Option<usize>, Code> {
 /// The device of a stream. The default stream belongs to the thread's context.
 pub(crate) fn device_of_stream(stream: usize) -> Result<usize, Code> {
     if stream == 0 {
-        let mut index = 0;
-        on_gpu(|gpu| {
-            index = gpu.memory.index();
-            Ok(())
-        })?;
-        return Ok(index);
+        return on_gpu(|gpu| Ok(gpu.memory.index()));
     }
     let (index, number) = STREAMS.device_and_number(stream)?;
     let mut state = machine().state();
@@ -223,6 +229,10 @@ pub(crate) fn device_of_stream(stream: usize) -> Result<usize, Code> {
 }
 
 impl Gpu<'_> {
+    pub(crate) const fn sim(&mut self) -> &mut SimDevice {
+        self.memory.sim()
+    }
+
     /// The number of a handle of this device.
     fn number(&self, handles: Handles, handle: usize) -> Result<u32, Code> {
         let (index, number) = handles.device_and_number(handle)?;
@@ -232,26 +242,26 @@ impl Gpu<'_> {
     /// The stream of a handle; null is the default stream.
     pub(crate) fn stream(&mut self, stream: usize) -> Result<StreamId, Code> {
         let id = if stream == 0 { StreamId::DEFAULT } else { StreamId(self.number(STREAMS, stream)?) };
-        self.memory.sim().stream_done_at(id)?;
+        self.sim().stream_done_at(id)?;
         Ok(id)
     }
 
     /// When the submitted work of a stream ends or ended.
     pub(crate) fn stream_done_at(&mut self, stream: usize) -> Result<Nanos, Code> {
         let id = self.stream(stream)?;
-        Ok(self.memory.sim().stream_done_at(id)?)
+        Ok(self.sim().stream_done_at(id)?)
     }
 
     /// Creates a stream. The simulated device does not own it, because its work continues after its destruction.
     pub(crate) fn create_stream(&mut self) -> Result<usize, Code> {
-        let id = self.memory.sim().borrow_stream()?;
+        let id = self.sim().borrow_stream()?;
         self.execution.streams += 1;
         Ok(STREAMS.on_device(self.memory.index(), id.0))
     }
 
     pub(crate) fn destroy_stream(&mut self, stream: usize) -> Result<(), Code> {
         let id = self.stream(stream)?;
-        self.memory.sim().release_stream(id)?;
+        self.sim().release_stream(id)?;
         self.execution.streams -= 1;
         Ok(())
     }

@@ -1,11 +1,23 @@
-//! Finds functions of the driver by name: [`function`].
+//! Finds functions of the driver by name: [`find`].
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use harness_gpu_settings::ffi::{Out, Text, write};
+
+use crate::code::{Code, put};
+
+/// Writes the address of a function, and whether it is missing. Returns `false` if it is missing.
+pub(crate) fn find(name: Text<'_>, place: Out<'_, *mut c_void>, status: Out<'_, c_int>) -> Result<bool, Code> {
+    let found = function(name.get().ok_or(Code::InvalidValue)?);
+    write(status, c_int::from(found.is_null()));
+    put(place, found)?;
+    Ok(!found.is_null())
+}
+
 /// The address of the newest version of a driver function, by its name without a version. Null if there is no such function.
-pub(crate) fn function(name: &CStr) -> *mut c_void {
+fn function(name: &CStr) -> *mut c_void {
     let named = |version: &[u8]| CString::new([name.to_bytes(), version].concat()).ok();
     let versions = [&b"_v3"[..], b"_v2", b""].into_iter().filter_map(named);
     versions.map(|name| exported(&name)).find(|address| !address.is_null()).unwrap_or(ptr::null_mut())

@@ -12,7 +12,7 @@
 //! * `audit` makes the dynamic linker load the stub libraries instead of NVIDIA's;
 //! * `world` is the state: `memory` of each device, `host` memory, `clock` of streams and events, `copied` bytes, and `calls`;
 //! * `execution` runs the work of a device if kernels execute: `kernels` on `bytes`; `context` finds the device of a call and waits for its work;
-//! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `fft`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
+//! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
 //! * `unmodelled` answers for all functions without code here.
 //!
 //! To add a CUDA function, export it from the module of its library. Outputs have the type `Out`, which refuses null; `handles` checks handles.
@@ -30,7 +30,6 @@ mod dnn;
 mod driver;
 mod entry_points;
 mod execution;
-mod fft;
 mod handles;
 mod host;
 mod kernels;

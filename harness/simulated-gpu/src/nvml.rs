@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
 
 use crate::context::call;
@@ -32,7 +33,7 @@ const OTHER_PROCESS: c_uint = 5_000_000;
 const CONTAINER: c_uint = 10_000_000;
 
 fn answer(result: Result<(), Error>) -> c_int {
-    result.map_or_else(|error| error as c_int, |()| 0)
+    result.err().map_or(0, |error| error as c_int)
 }
 
 /// Runs a call, for which NVML must be initialized.
@@ -68,17 +69,14 @@ fn total_and_used(number: u32) -> (Bytes, Bytes) {
     (machine().settings.memory, used(number) + machine().settings.others)
 }
 
-/// Copies a string and its terminator.
-///
-/// # Safety
-/// `text` has room for `len` characters.
-unsafe fn write_text(text: *mut c_char, len: c_uint, value: &str) -> Result<(), Error> {
+/// Copies a string and its terminator to an array of `len` characters.
+fn write_text(text: *mut c_char, len: c_uint, value: &str) -> Result<(), Error> {
     let value = CString::new(value).map_err(|_| Error::InvalidArgument)?;
     let bytes = value.as_bytes_with_nul();
     if bytes.len() > len as usize {
         return Err(Error::InsufficientSize);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the program passes an array of `len` characters.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), text.cast(), bytes.len()) };
     Ok(())
 }
@@ -91,14 +89,9 @@ extern "C" fn nvmlInit_v2() -> c_int {
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit() -> c_int {
-    nvmlInit_v2()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInitWithFlags(_: c_uint) -> c_int {
-    nvmlInit_v2()
+export! {
+    nvmlInit() = nvmlInit_v2();
+    nvmlInitWithFlags(_: c_uint) = nvmlInit_v2();
 }
 
 #[unsafe(no_mangle)]
@@ -123,40 +116,26 @@ extern "C" fn nvmlErrorString(number: c_int) -> *const c_char {
     text.as_ptr()
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: Out<'_, c_int>) -> c_int {
-    nvml("nvmlSystemGetCudaDriverVersion_v2", || put(version, machine().settings.cuda.driver_version()))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlSystemGetCudaDriverVersion(version: Out<'_, c_int>) -> c_int {
-    nvmlSystemGetCudaDriverVersion_v2(version)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) -> c_int {
-    // SAFETY: the program passes an array of `len` characters.
-    nvml("nvmlSystemGetDriverVersion", || unsafe { write_text(text, len, "simulated") })
+export! {
+    nvmlSystemGetCudaDriverVersion_v2(version: Out<'_, c_int>) =
+        nvml("nvmlSystemGetCudaDriverVersion_v2", || put(version, machine().settings.cuda.driver_version()));
+    nvmlSystemGetCudaDriverVersion(version: Out<'_, c_int>) = nvmlSystemGetCudaDriverVersion_v2(version);
+    nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) = nvml("nvmlSystemGetDriverVersion", || write_text(text, len, "simulated"));
 }
 
 /// Only the process outside of the run has a name.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlSystemGetProcessName(pid: c_uint, text: *mut c_char, len: c_uint) -> c_int {
+extern "C" fn nvmlSystemGetProcessName(pid: c_uint, text: *mut c_char, len: c_uint) -> c_int {
     nvml("nvmlSystemGetProcessName", || match pid {
-        // SAFETY: the program passes an array of `len` characters.
-        OTHER_PROCESS => unsafe { write_text(text, len, "other-process") },
+        OTHER_PROCESS => write_text(text, len, "other-process"),
         _ => Err(Error::NotFound),
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetCount_v2(count: Out<'_, c_uint>) -> c_int {
-    nvml("nvmlDeviceGetCount_v2", || put(count, machine().settings.devices))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: Out<'_, usize>) -> c_int {
-    get("nvmlDeviceGetHandleByIndex_v2", index as usize + 1, handle, |number| number as usize + 1)
+export! {
+    nvmlDeviceGetCount_v2(count: Out<'_, c_uint>) = nvml("nvmlDeviceGetCount_v2", || put(count, machine().settings.devices));
+    nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: Out<'_, usize>) =
+        get("nvmlDeviceGetHandleByIndex_v2", index as usize + 1, handle, |number| number as usize + 1);
 }
 
 /// Writes the handle of the device with this name.
@@ -188,21 +167,12 @@ fn uuid_text(number: u32) -> String {
     format!("{kind}-{}-{}-{}-{}-{}", hex(0, 4), hex(4, 6), hex(6, 8), hex(8, 10), hex(10, 16))
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetUUID(handle: usize, text: *mut c_char, len: c_uint) -> c_int {
-    // SAFETY: the program passes an array of `len` characters.
-    of_device("nvmlDeviceGetUUID", handle, |number| unsafe { write_text(text, len, &uuid_text(number)) })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetName(handle: usize, text: *mut c_char, len: c_uint) -> c_int {
-    // SAFETY: the program passes an array of `len` characters.
-    of_device("nvmlDeviceGetName", handle, |_| unsafe { write_text(text, len, machine().settings.device_name()) })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetIndex(handle: usize, index: Out<'_, c_uint>) -> c_int {
-    get("nvmlDeviceGetIndex", handle, index, |number| number)
+export! {
+    nvmlDeviceGetUUID(handle: usize, text: *mut c_char, len: c_uint) =
+        of_device("nvmlDeviceGetUUID", handle, |number| write_text(text, len, &uuid_text(number)));
+    nvmlDeviceGetName(handle: usize, text: *mut c_char, len: c_uint) =
+        of_device("nvmlDeviceGetName", handle, |_| write_text(text, len, machine().settings.device_name()));
+    nvmlDeviceGetIndex(handle: usize, index: Out<'_, c_uint>) = get("nvmlDeviceGetIndex", handle, index, |number| number);
 }
 
 #[unsafe(no_mangle)]
@@ -276,11 +246,8 @@ fn processes_on(number: u32) -> Vec<(c_uint, Bytes)> {
     of_run.chain(other).collect()
 }
 
-/// Writes the processes on a device.
-///
-/// # Safety
-/// `infos` is null or has `count` elements.
-unsafe fn processes<T>(
+/// Writes the processes on a device to an array of `count` elements, or only their number.
+fn processes<T>(
     function: &'static str,
     handle: usize,
     count: Option<&mut c_uint>,
@@ -295,32 +262,18 @@ unsafe fn processes<T>(
             return Err(Error::InsufficientSize);
         }
         for (index, (pid, used)) in processes.into_iter().enumerate() {
-            // SAFETY: as the caller promises, and the length was checked.
+            // SAFETY: the program passes an array of `count` elements or null, and the length was checked.
             put(unsafe { infos.wrapping_add(index).as_mut() }, entry(pid, used.0))?;
         }
         Ok(())
     })
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
-    handle: usize,
-    count: Option<&mut c_uint>,
-    infos: *mut MaybeUninit<Process>,
-) -> c_int {
-    // SAFETY: the program passes an array and its length.
-    unsafe { processes("nvmlDeviceGetComputeRunningProcesses", handle, count, infos, |pid, used| Process { pid, used }) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
-    handle: usize,
-    count: Option<&mut c_uint>,
-    infos: *mut MaybeUninit<ProcessV3>,
-) -> c_int {
-    let entry = |pid, used| ProcessV3 { pid, used, instances: [c_uint::MAX; 2] };
-    // SAFETY: the program passes an array and its length.
-    unsafe { processes("nvmlDeviceGetComputeRunningProcesses_v3", handle, count, infos, entry) }
+export! {
+    nvmlDeviceGetComputeRunningProcesses(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<Process>) =
+        processes("nvmlDeviceGetComputeRunningProcesses", handle, count, infos, |pid, used| Process { pid, used });
+    nvmlDeviceGetComputeRunningProcesses_v3(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<ProcessV3>) =
+        processes("nvmlDeviceGetComputeRunningProcesses_v3", handle, count, infos, |pid, used| ProcessV3 { pid, used, instances: [!0; 2] });
 }
 
 #[unsafe(no_mangle)]
@@ -329,16 +282,13 @@ extern "C" fn nvmlDeviceGetMigMode(handle: usize, current: Out<'_, c_uint>, pend
     of_device("nvmlDeviceGetMigMode", handle, |_| put(current, mode).and(put(pending, mode)))
 }
 
-/// Error correction is on.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetEccMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) -> c_int {
-    of_device("nvmlDeviceGetEccMode", handle, |_| put(current, 1).and(put(pending, 1)))
-}
-
-/// The rates are zero because work takes no time.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetUtilizationRates(handle: usize, rates: Out<'_, [c_uint; 2]>) -> c_int {
-    get("nvmlDeviceGetUtilizationRates", handle, rates, |_| [0, 0])
+export! {
+    /// Error correction is on.
+    nvmlDeviceGetEccMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) =
+        of_device("nvmlDeviceGetEccMode", handle, |_| put(current, 1).and(put(pending, 1)));
+    /// The rates are zero because work takes no time.
+    nvmlDeviceGetUtilizationRates(handle: usize, rates: Out<'_, [c_uint; 2]>) =
+        get("nvmlDeviceGetUtilizationRates", handle, rates, |_| [0, 0]);
 }
 
 /// A device has one sensor, with the number 0.
@@ -383,15 +333,12 @@ extern "C" fn nvmlDeviceGetClockInfo(handle: usize, kind: c_int, megahertz: Out<
     get("nvmlDeviceGetClockInfo", handle, megahertz, |_| clock)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetCurrentClocksEventReasons(handle: usize, reasons: Out<'_, u64>) -> c_int {
-    get("nvmlDeviceGetCurrentClocksEventReasons", handle, reasons, |_| machine().settings.sensors.reasons)
-}
-
-/// The older name of [`nvmlDeviceGetCurrentClocksEventReasons`].
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, reasons: Out<'_, u64>) -> c_int {
-    get("nvmlDeviceGetCurrentClocksThrottleReasons", handle, reasons, |_| machine().settings.sensors.reasons)
+export! {
+    nvmlDeviceGetCurrentClocksEventReasons(handle: usize, reasons: Out<'_, u64>) =
+        get("nvmlDeviceGetCurrentClocksEventReasons", handle, reasons, |_| machine().settings.sensors.reasons);
+    /// The older name of [`nvmlDeviceGetCurrentClocksEventReasons`].
+    nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, reasons: Out<'_, u64>) =
+        get("nvmlDeviceGetCurrentClocksThrottleReasons", handle, reasons, |_| machine().settings.sensors.reasons);
 }
 
 /// `nvmlFieldValue_t`.
@@ -436,25 +383,12 @@ extern "C" fn nvmlDeviceGetViolationStatus(handle: usize, policy: c_uint, status
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(_: usize, _: c_uint, _: *mut c_int) -> c_int {
-    answer(Err(Error::NotSupported))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(_: usize, _: c_uint, _: *mut c_void) -> c_int {
-    answer(Err(Error::NotSupported))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetGpuFabricInfoV(_: usize, _: *mut c_void) -> c_int {
-    answer(Err(Error::NotSupported))
-}
-
-/// The status is 1: the chipset does not support peer-to-peer access.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status: Out<'_, c_int>) -> c_int {
-    answer(put(status, 1))
+export! {
+    nvmlDeviceGetNvLinkRemoteDeviceType(_: usize, _: c_uint, _: *mut c_int) = answer(Err(Error::NotSupported));
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(_: usize, _: c_uint, _: *mut c_void) = answer(Err(Error::NotSupported));
+    nvmlDeviceGetGpuFabricInfoV(_: usize, _: *mut c_void) = answer(Err(Error::NotSupported));
+    /// The status is 1: the chipset does not support peer-to-peer access.
+    nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status: Out<'_, c_int>) = answer(put(status, 1));
 }
 
 /// Writes `nvmlPciInfo_t`.

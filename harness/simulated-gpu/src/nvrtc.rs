@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int};
 use std::sync::{Mutex, PoisonError};
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
 use harness_gpu_settings::settings::Cuda;
 
@@ -48,35 +49,14 @@ unsafe extern "C" fn nvrtcDestroyProgram(program: Option<&mut *mut u8>) -> c_int
     0
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvrtcGetCUBINSize(_: usize, size: Out<'_, usize>) -> c_int {
-    answer(write(size, BINARY))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvrtcGetPTXSize(_: usize, size: Out<'_, usize>) -> c_int {
-    answer(write(size, BINARY))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvrtcGetCUBIN(_: usize, binary: Out<'_, [u8; BINARY]>) -> c_int {
-    answer(write(binary, [0; BINARY]))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvrtcGetPTX(_: usize, binary: Out<'_, [u8; BINARY]>) -> c_int {
-    answer(write(binary, [0; BINARY]))
-}
-
-/// The log is empty and has only its terminator.
-#[unsafe(no_mangle)]
-extern "C" fn nvrtcGetProgramLogSize(_: usize, size: Out<'_, usize>) -> c_int {
-    answer(write(size, 1))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvrtcGetProgramLog(_: usize, log: Out<'_, u8>) -> c_int {
-    answer(write(log, 0))
+export! {
+    nvrtcGetCUBINSize(_: usize, size: Out<'_, usize>) = answer(write(size, BINARY));
+    nvrtcGetPTXSize(_: usize, size: Out<'_, usize>) = answer(write(size, BINARY));
+    nvrtcGetCUBIN(_: usize, binary: Out<'_, [u8; BINARY]>) = answer(write(binary, [0; BINARY]));
+    nvrtcGetPTX(_: usize, binary: Out<'_, [u8; BINARY]>) = answer(write(binary, [0; BINARY]));
+    /// The log is empty and has only its terminator.
+    nvrtcGetProgramLogSize(_: usize, size: Out<'_, usize>) = answer(write(size, 1));
+    nvrtcGetProgramLog(_: usize, log: Out<'_, u8>) = answer(write(log, 0));
 }
 
 /// Returns the expression itself.

@@ -34,7 +34,7 @@ const ALIGNMENT: u64 = 16;
 const NOT_PASSED_ON: &str = "a CUDA function that is not passed on to the device of the run";
 
 /// A library and the names of its functions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LibrarySpec {
     pub path: PathBuf,
     /// `void *alloc(ssize_t size, int device, CUstream stream)`.
@@ -168,8 +168,8 @@ impl LibraryAllocator {
     /// Makes the library execute an order, and makes its device calls meanwhile.
     fn order_now(&mut self, device: &mut dyn Device, order: &Order, what: &str) -> Result<(u64, Seen), DeviceError> {
         if let State::NotStarted = self.state {
-            self.state = State::Running(Host::start(&self.spec).map_err(|why| self.failed(why))?);
-            self.order_now(device, &Order::Load, "it was loaded")?;
+            self.state = State::Running(Host::start(&self.spec.path).map_err(|why| self.failed(why))?);
+            self.order_now(device, &Order::Load(self.spec.clone()), "it was loaded")?;
         }
         let mut seen = Seen::default();
         let mut said = Some(order.clone());
@@ -186,12 +186,7 @@ impl LibraryAllocator {
                     seen.timed = Some(timed);
                     return seen.refused.take().map_or(Ok((0, seen)), Err);
                 }
-                Some(Reply::Done(value)) => {
-                    return match seen.refused.take() {
-                        Some(error) => Err(error),
-                        None => Ok((value, seen)),
-                    };
-                }
+                Some(Reply::Done(value)) => return seen.refused.take().map_or(Ok((value, seen)), Err),
                 Some(Reply::Refused(why)) => {
                     let error = self.failed(why);
                     self.state = State::Ended(error.clone());
@@ -291,7 +286,8 @@ impl Allocator for LibraryAllocator {
         if let Some(limit) = self.held.accounts.exceeded_limit(size) {
             return Err(out_of_memory(&mut self.held.accounts.stats, device, [size; 2], OomCause::Fraction { limit }, None));
         }
-        let what = format!("`{}` allocated {size} on stream {}, request {}", self.spec.alloc, stream.0, self.held.accounts.requests() + 1);
+        let number = self.held.accounts.stats.allocation.all.allocated + 1;
+        let what = format!("`{}` allocated {size} on stream {}, request {number}", self.spec.alloc, stream.0);
         let (address, seen) = self.order(device, &Order::Allocate { size: size.0, stream: stream.0 }, &what)?;
         if address == 0 {
             return Err(self.refusal(device, size, &seen));

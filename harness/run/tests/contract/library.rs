@@ -38,15 +38,6 @@ fn built(name: &str) -> PathBuf {
 pub(crate) fn serve() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     arguments.next().filter(|first| first == SUBCOMMAND)?;
-    let path = arguments.next()?.into();
-    let functions: Vec<String> = arguments.collect();
-    let function = |key: &str| functions.iter().find_map(|argument| argument.strip_prefix(key)).map(str::to_owned);
-    let library = LibrarySpec {
-        path,
-        alloc: function("--alloc=")?,
-        free: function("--free=")?,
-        record_stream: function("--record-stream="),
-        empty_cache: function("--empty-cache="),
-    };
+    let library = PathBuf::from(arguments.next()?);
     Some(ExitCode::from(u8::try_from(harness_exec::library_host::serve(&library)).unwrap_or(1)))
 }

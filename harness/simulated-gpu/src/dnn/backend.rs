@@ -3,6 +3,7 @@
 //! Every graph of operations has three plans, with the workspaces W, W/2 and zero. Real workspaces depend on the algorithm; W is a model, see
 //! [`CudnnWorkspace`].
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,14 +58,12 @@ struct Object {
 
 #[derive(Default)]
 struct State {
-    /// Attributes: number, type and bytes.
-    values: Vec<(i32, i32, Vec<u8>)>,
-    /// Attributes that are objects: number and objects.
-    objects: Vec<(i32, Vec<Handle>)>,
-    /// The graph for which a heuristic or a configuration created the object.
-    graph: Option<Handle>,
-    /// The index of its plan.
-    plan: usize,
+    /// The bytes of attributes, by number.
+    values: BTreeMap<i32, Vec<u8>>,
+    /// Attributes that are objects, by number.
+    objects: BTreeMap<i32, Vec<Handle>>,
+    /// The graph for which a heuristic or a configuration created the object, and the index of the plan.
+    plan: Option<(Handle, usize)>,
 }
 
 impl Object {
@@ -74,21 +73,19 @@ impl Object {
 
     /// The objects of an attribute.
     fn objects(&self, number: i32) -> Vec<Handle> {
-        self.state().objects.iter().find(|objects| objects.0 == number).map_or_else(Vec::new, |objects| objects.1.clone())
+        self.state().objects.get(&number).cloned().unwrap_or_default()
     }
 
     /// The 64-bit numbers of an attribute.
     fn numbers(&self, number: i32) -> Vec<i64> {
         let state = self.state();
-        let bytes = state.values.iter().find(|value| value.0 == number).map_or(&[][..], |value| &value.2);
+        let bytes = state.values.get(&number).map_or(&[][..], Vec::as_slice);
         bytes.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect()
     }
 
     /// The 32-bit number of an attribute.
     fn number(&self, number: i32) -> Option<i32> {
-        let state = self.state();
-        let value = state.values.iter().find(|value| value.0 == number)?;
-        Some(i32::from_le_bytes(*value.2.first_chunk()?))
+        self.state().values.get(&number).and_then(|bytes| Some(i32::from_le_bytes(*bytes.first_chunk()?)))
     }
 
     /// Bytes of a tensor in the model.
@@ -180,16 +177,6 @@ unsafe extern "C" fn cudnnBackendDestroyDescriptor(descriptor: *const Object) ->
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cudnnBackendFinalize(_: *const Object) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnBackendExecute(_: usize, _: *const Object, _: *const Object) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnBackendSetAttribute(
     descriptor: *const Object,
     number: c_int,
@@ -203,14 +190,11 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
         let mut state = (*descriptor).state();
         if kind == OBJECTS {
             let objects = (0..count).map(|index| *elements.cast::<*const Object>().add(index)).filter(|object| !object.is_null());
-            let objects = objects.map(|object| handle(object)).collect();
-            state.objects.retain(|objects| objects.0 != number);
-            state.objects.push((number, objects));
+            state.objects.insert(number, objects.map(|object| handle(object)).collect());
         } else {
             let bytes =
                 if count == 0 { Vec::new() } else { slice::from_raw_parts(elements.cast::<u8>(), count * element_size(kind)).to_vec() };
-            state.values.retain(|value| value.0 != number);
-            state.values.push((number, kind, bytes));
+            state.values.insert(number, bytes);
         }
     }
     0
@@ -265,17 +249,13 @@ unsafe fn get_objects(object: &Object, number: i32, into: &[u8]) -> i64 {
         (kind::HEURISTIC, attribute::HEURISTIC_RESULTS) => {
             let graph = object.objects(attribute::HEURISTIC_GRAPH).into_iter().next();
             for (plan, config) in targets.iter().enumerate() {
-                let mut state = config.state();
-                (state.graph, state.plan) = (graph.clone(), plan);
+                config.state().plan = graph.clone().map(|graph| (graph, plan));
             }
             if into.is_empty() { PLANS as i64 } else { targets.len().min(PLANS) as i64 }
         }
         (kind::ENGINE_CONFIG, attribute::CONFIG_ENGINE) => {
-            let (graph, plan) = of_config(object);
-            for engine in &targets {
-                let mut state = engine.state();
-                (state.graph, state.plan) = (graph.clone(), plan);
-            }
+            let plan = of_config(object);
+            targets.iter().for_each(|engine| engine.state().plan = plan.clone());
             1
         }
         _ => 0,
@@ -283,16 +263,9 @@ unsafe fn get_objects(object: &Object, number: i32, into: &[u8]) -> i64 {
 }
 
 /// The graph and the plan of a configuration. If a program created it for an engine, they are the engine's.
-fn of_config(config: &Object) -> (Option<Handle>, usize) {
-    let state = config.state();
-    if state.graph.is_some() {
-        return (state.graph.clone(), state.plan);
-    }
-    drop(state);
-    config.objects(attribute::CONFIG_ENGINE).first().map_or((None, 0), |engine| {
-        let state = engine.state();
-        (state.graph.clone(), state.plan)
-    })
+fn of_config(config: &Object) -> Option<(Handle, usize)> {
+    let own = config.state().plan.clone();
+    own.or_else(|| config.objects(attribute::CONFIG_ENGINE).first()?.state().plan.clone())
 }
 
 /// Writes the numbers of an attribute. Returns their count.
@@ -302,10 +275,7 @@ fn get_numbers(object: &Object, number: i32, into: &mut [u8]) -> i64 {
         into[..len].copy_from_slice(&bytes[..len]);
         1
     };
-    let workspace = |config: &Object| {
-        let (graph, plan) = of_config(config);
-        graph.map_or(0, |graph| graph.workspace(plan))
-    };
+    let workspace = |config: &Object| of_config(config).map_or(0, |(graph, plan)| graph.workspace(plan));
     match (object.kind, number) {
         (kind::PLAN, attribute::PLAN_WORKSPACE) => {
             let config = object.objects(attribute::PLAN_CONFIG).into_iter().next();

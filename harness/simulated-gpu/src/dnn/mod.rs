@@ -6,9 +6,10 @@ mod rnn;
 use std::ffi::{c_char, c_int};
 use std::slice;
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
-use crate::unmodelled::{delete_object, new_object};
+use crate::unmodelled::delete_object;
 use crate::world::machine;
 
 /// Success, or `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` after a null pointer.
@@ -50,27 +51,18 @@ extern "C" fn cudnnGetLastErrorString(text: Out<'_, c_char>, len: usize) {
     }
 }
 
-/// A handle is an object that starts with its stream.
-#[unsafe(no_mangle)]
-extern "C" fn cudnnCreate(handle: Out<'_, *mut u8>) -> c_int {
-    answer(write(handle, new_object()))
-}
-
+/// Exported, because torch does not import it, but other programs do.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnDestroy(handle: *mut u8) -> c_int {
-    // SAFETY: a function here created the object, and the program destroys it once.
+    // SAFETY: `cudnnCreate` created the object, and the program destroys it once.
     unsafe { delete_object(handle) };
     0
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudnnSetStream(handle: Out<'_, usize>, stream: usize) -> c_int {
-    answer(write(handle, stream))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudnnGetStream(handle: Option<&usize>, stream: Out<'_, usize>) -> c_int {
-    answer(handle.is_some_and(|handle| write(stream, *handle)))
+export! {
+    /// A handle is an object of `unmodelled.tsv` that starts with its stream.
+    cudnnSetStream(handle: Out<'_, usize>, stream: usize) = answer(write(handle, stream));
+    cudnnGetStream(handle: Option<&usize>, stream: Out<'_, usize>) = answer(handle.is_some_and(|handle| write(stream, *handle)));
 }
 
 /// The most dimensions of a tensor.
@@ -94,13 +86,10 @@ impl Tensor {
         self.strides[..strides.len()].copy_from_slice(strides);
     }
 
-    /// Copies sizes or strides to a program.
-    ///
-    /// # Safety
-    /// `into` has room for `requested` numbers.
-    unsafe fn copy_numbers(&self, numbers: &[c_int; DIMENSIONS], into: *mut c_int, requested: c_int) {
+    /// Copies sizes or strides to an array of `requested` numbers.
+    fn copy_numbers(&self, numbers: &[c_int; DIMENSIONS], into: *mut c_int, requested: c_int) {
         let count = usize::try_from(requested.min(self.count)).unwrap_or(0).min(DIMENSIONS);
-        // SAFETY: as the caller promises; `numbers` has `DIMENSIONS` elements.
+        // SAFETY: the program passes an array of this length; `numbers` has `DIMENSIONS` elements.
         unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), into, count) };
     }
 }
@@ -120,7 +109,7 @@ unsafe extern "C" fn cudnnSetTensorNdDescriptor(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetTensorNdDescriptor(
+extern "C" fn cudnnGetTensorNdDescriptor(
     tensor: Option<&Tensor>,
     requested: c_int,
     kind: Out<'_, c_int>,
@@ -129,11 +118,8 @@ unsafe extern "C" fn cudnnGetTensorNdDescriptor(
     strides: *mut c_int,
 ) -> c_int {
     let Some(tensor) = tensor else { return answer(false) };
-    // SAFETY: the program passes two arrays of `requested` numbers.
-    unsafe {
-        tensor.copy_numbers(&tensor.sizes, sizes, requested);
-        tensor.copy_numbers(&tensor.strides, strides, requested);
-    }
+    tensor.copy_numbers(&tensor.sizes, sizes, requested);
+    tensor.copy_numbers(&tensor.strides, strides, requested);
     answer(write(kind, tensor.kind) && write(count, tensor.count))
 }
 
@@ -151,7 +137,7 @@ unsafe extern "C" fn cudnnSetFilterNdDescriptor(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cudnnGetFilterNdDescriptor(
+extern "C" fn cudnnGetFilterNdDescriptor(
     filter: Option<&Tensor>,
     requested: c_int,
     kind: Out<'_, c_int>,
@@ -160,8 +146,7 @@ unsafe extern "C" fn cudnnGetFilterNdDescriptor(
     sizes: *mut c_int,
 ) -> c_int {
     let Some(filter) = filter else { return answer(false) };
-    // SAFETY: the program passes an array of `requested` numbers.
-    unsafe { filter.copy_numbers(&filter.sizes, sizes, requested) };
+    filter.copy_numbers(&filter.sizes, sizes, requested);
     answer(write(kind, filter.kind) && write(format, 0) && write(count, filter.count))
 }
 

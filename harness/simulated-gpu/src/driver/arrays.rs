@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::arrays::{ArrayDescriptor, FlatDescriptor};
 use harness_gpu_settings::calls::Call;
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, answer, put, put_address};
@@ -15,44 +16,30 @@ use crate::world::{Machine, State, machine};
 /// The alignment of rows.
 const PITCH: usize = 512;
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemAllocManaged(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
-    request("cuMemAllocManaged", address, Some(Bytes(size as u64)), allocate_managed)
+export! {
+    cuMemAllocManaged(address: Out<'_, usize>, size: usize, _: c_uint) =
+        request("cuMemAllocManaged", address, Some(Bytes(size as u64)), allocate_managed);
+    cuMemAllocPitch_v2(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize, _: c_uint) =
+        allocate_rows(address, pitch, width, height);
+    cuArrayCreate_v2(array: Out<'_, usize>, descriptor: Option<&FlatDescriptor>) =
+        request("cuArrayCreate_v2", array, descriptor.and_then(|flat| ArrayDescriptor::from(*flat).bytes(1)), on_device);
+    cuArray3DCreate_v2(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>) = cuMipmappedArrayCreate(array, descriptor, 1);
+    cuMipmappedArrayCreate(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>, levels: c_uint) =
+        request("cuMipmappedArrayCreate", array, descriptor.and_then(|descriptor| descriptor.bytes(levels)), on_device);
+    cuArrayDestroy(array: usize) = destroy(array);
+    cuMipmappedArrayDestroy(array: usize) = destroy(array);
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemAllocPitch_v2(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize, _: c_uint) -> c_int {
+fn allocate_rows(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize) -> c_int {
     let row = width.checked_next_multiple_of(PITCH);
     let size = row.and_then(|row| row.checked_mul(height));
     let code = request("cuMemAllocPitch_v2", address, size.map(|size| Bytes(size as u64)), on_device);
     if code == 0 { answer(put(pitch, row.unwrap_or(0))) } else { code }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuArrayCreate_v2(array: Out<'_, usize>, descriptor: Option<&FlatDescriptor>) -> c_int {
-    let bytes = descriptor.and_then(|descriptor| ArrayDescriptor::from(*descriptor).bytes(1));
-    request("cuArrayCreate_v2", array, bytes, on_device)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuArray3DCreate_v2(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>) -> c_int {
-    cuMipmappedArrayCreate(array, descriptor, 1)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMipmappedArrayCreate(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>, levels: c_uint) -> c_int {
-    request("cuMipmappedArrayCreate", array, descriptor.and_then(|descriptor| descriptor.bytes(levels)), on_device)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuArrayDestroy(array: usize) -> c_int {
+fn destroy(array: usize) -> c_int {
     machine().delay(Call::Free);
     call("cuArrayDestroy", || answer(free(array as u64)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMipmappedArrayDestroy(array: usize) -> c_int {
-    cuArrayDestroy(array)
 }
 
 fn on_device(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {

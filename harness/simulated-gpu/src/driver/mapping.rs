@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 use harness_allocator::units::Bytes;
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, answer, put};
@@ -174,15 +175,10 @@ unsafe extern "C" fn cuMemSetAccess(address: usize, size: usize, allowed: *const
     })
 }
 
-/// Sharing memory between processes is not supported.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemExportToShareableHandle(_: *mut c_void, _: u64, _: c_int, _: c_ulonglong) -> c_int {
-    answer(Err(Code::NotSupported))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemImportFromShareableHandle(_: *mut u64, _: *mut c_void, _: c_int) -> c_int {
-    answer(Err(Code::NotSupported))
+export! {
+    /// Sharing memory between processes is not supported.
+    cuMemExportToShareableHandle(_: *mut c_void, _: u64, _: c_int, _: c_ulonglong) = answer(Err(Code::NotSupported));
+    cuMemImportFromShareableHandle(_: *mut u64, _: *mut c_void, _: c_int) = answer(Err(Code::NotSupported));
 }
 
 #[unsafe(no_mangle)]

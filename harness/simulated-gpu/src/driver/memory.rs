@@ -6,6 +6,7 @@ use harness_allocator::device::AccessKind;
 use harness_allocator::units::Bytes;
 
 use harness_gpu_settings::calls::Call;
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use crate::code::{Code, answer, put, put_address};
@@ -44,7 +45,7 @@ extern "C" fn cuMemFree_v2(address: usize) -> c_int {
         return call("cuMemFree_v2", || answer(free(start)));
     }
     let until = |gpu: &mut Gpu<'_>| {
-        if gpu.memory.is_allocation(start) { Ok(gpu.memory.sim().all_done_at()) } else { Err(Code::InvalidValue) }
+        if gpu.memory.is_allocation(start) { Ok(gpu.sim().all_done_at()) } else { Err(Code::InvalidValue) }
     };
     let then = |gpu: &mut Gpu<'_>| {
         let size = gpu.memory.free(start)?;
@@ -130,64 +131,45 @@ extern "C" fn cuMemHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) ->
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeHost(address: usize) -> c_int {
     let free = || machine().state().host.free(address);
-    let after_all_work = || wait(|gpu| Ok(gpu.memory.sim().all_done_at()), |_| Ok(())).and_then(|()| free());
+    let after_all_work = || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free());
     by_kernel_mode("cuMemFreeHost", || answer(free()), after_all_work)
 }
 
-/// Returns whether the device copies from or to this address without the host.
-fn is_pinned(address: usize) -> bool {
-    machine().state().host.is_pinned(address)
-}
-
-/// Copies to the host: to page-locked memory in the order of the stream, to other memory before the call returns.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: usize, size: usize, stream: usize) -> c_int {
-    // SAFETY: the program passes ranges of this size.
-    let no_op = || unsafe { runtime::cudaMemcpyAsync(to.expose_provenance(), from, size, DEVICE_TO_HOST, stream) };
-    let queued = Work::ToHost { address: from as u64, len: size as u64, to: to.expose_provenance() };
+/// Copies from or to a host address: of page-locked memory in the order of the stream, of other memory before the call returns. The program
+/// passes host memory of this size.
+fn transfer(work: Work, (start, len, kind): (u64, u64, AccessKind), host: usize, stream: usize) -> Result<(), Code> {
+    if machine().state().host.is_pinned(host) {
+        return on_gpu(|gpu| gpu.submit(stream, work));
+    }
     let then = |gpu: &mut Gpu<'_>| {
-        let (id, start, len) = (gpu.stream(stream)?, from as u64, size as u64);
-        if to.is_null() || !(gpu.execution.is_variable(start, len) || gpu.memory.is_accessible(start, len)) {
+        let id = gpu.stream(stream)?;
+        if host == 0 || !(gpu.execution.is_variable(start, len) || gpu.memory.is_accessible(start, len)) {
             return Err(Code::InvalidValue);
         }
-        gpu.execution.queue_access(gpu.memory, id, (start, len, AccessKind::Read))?;
-        // SAFETY: the program passes a buffer of this size, which is not null.
-        gpu.execution.bytes.read(start, unsafe { std::slice::from_raw_parts_mut(to.cast(), size) });
-        Ok(())
+        gpu.execution.queue_access(gpu.memory, id, (start, len, kind))?;
+        work.run(&mut gpu.execution.bytes, None)
     };
-    by_kernel_mode("cuMemcpyDtoHAsync_v2", no_op, || match is_pinned(to.addr()) {
-        true => on_gpu(|gpu| gpu.submit(stream, queued)),
-        false => wait(|gpu| gpu.stream_done_at(stream), then),
-    })
+    wait(|gpu| gpu.stream_done_at(stream), then)
 }
 
-/// Copies from the host, likewise.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, size: usize, stream: usize) -> c_int {
-    // SAFETY: the program passes ranges of this size.
-    let no_op = || unsafe { runtime::cudaMemcpyAsync(to, from.expose_provenance(), size, HOST_TO_DEVICE, stream) };
-    let queued = Work::ToDevice { address: to as u64, len: size as u64, from: from.expose_provenance() };
-    let then = |gpu: &mut Gpu<'_>| {
-        let (id, start, len) = (gpu.stream(stream)?, to as u64, size as u64);
-        if from.is_null() || !(gpu.execution.is_variable(start, len) || gpu.memory.is_accessible(start, len)) {
-            return Err(Code::InvalidValue);
-        }
-        gpu.execution.queue_access(gpu.memory, id, (start, len, AccessKind::Write))?;
-        // SAFETY: the program passes a buffer of this size, which is not null.
-        gpu.execution.bytes.write(start, unsafe { std::slice::from_raw_parts(from.cast(), size) });
-        Ok(())
-    };
-    by_kernel_mode("cuMemcpyHtoDAsync_v2", no_op, || match is_pinned(from.addr()) {
-        true => on_gpu(|gpu| gpu.submit(stream, queued)),
-        false => wait(|gpu| gpu.stream_done_at(stream), then),
-    })
+extern "C" fn cuMemcpyDtoHAsync_v2(to: usize, from: usize, size: usize, stream: usize) -> c_int {
+    let (address, len) = (from as u64, size as u64);
+    let execute = || transfer(Work::ToHost { address, len, to }, (address, len, AccessKind::Read), to, stream);
+    by_kernel_mode("cuMemcpyDtoHAsync_v2", || runtime::cudaMemcpyAsync(to, from, size, DEVICE_TO_HOST, stream), execute)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: usize, size: usize, stream: usize) -> c_int {
+    let (address, len) = (to as u64, size as u64);
+    let execute = || transfer(Work::ToDevice { address, len, from }, (address, len, AccessKind::Write), from, stream);
+    by_kernel_mode("cuMemcpyHtoDAsync_v2", || runtime::cudaMemcpyAsync(to, from, size, HOST_TO_DEVICE, stream), execute)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD8Async(to: usize, byte: u8, count: usize, stream: usize) -> c_int {
     let work = Work::Set { address: to as u64, len: count as u64, byte };
-    // SAFETY: the program passes a range of this size.
-    let no_op = || unsafe { runtime::cudaMemsetAsync(to, c_int::from(byte), count, stream) };
+    let no_op = || runtime::cudaMemsetAsync(to, c_int::from(byte), count, stream);
     by_kernel_mode("cuMemsetD8Async", no_op, || on_gpu(|gpu| gpu.submit(stream, work)))
 }
 
@@ -199,12 +181,8 @@ extern "C" fn cuMemsetD32Async(address: usize, _: c_uint, count: usize, _: usize
     0
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamWriteValue32_v2(_: usize, address: usize, _: c_uint, _: c_uint) -> c_int {
-    cuMemsetD32Async(address, 0, 1, 0)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamWriteValue32(stream: usize, address: usize, value: c_uint, flags: c_uint) -> c_int {
-    cuStreamWriteValue32_v2(stream, address, value, flags)
+export! {
+    cuStreamWriteValue32_v2(_: usize, address: usize, _: c_uint, _: c_uint) = cuMemsetD32Async(address, 0, 1, 0);
+    cuStreamWriteValue32(stream: usize, address: usize, value: c_uint, flags: c_uint) =
+        cuStreamWriteValue32_v2(stream, address, value, flags);
 }

@@ -2,82 +2,59 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text};
 use harness_gpu_settings::gpus::BLOCK_THREADS;
 
 use crate::code::{Code, answer, put};
-use crate::context::{Gpu, by_kernel_mode, call, on_gpu};
+use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
 use crate::copied;
 use crate::runtime::active_blocks;
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::machine;
 
-/// Loads PTX text if kernels execute. Otherwise the image is not read, and modules and functions are opaque objects.
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) -> c_int {
-    let load = || {
-        machine().usable()?;
-        if !machine().executes_kernels() {
-            return Ok(new_object().expose_provenance());
-        }
-        let text = image.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::InvalidPtx)?;
-        let mut handle = 0;
-        on_gpu(|gpu| {
-            handle = gpu.execution.load(text)?;
-            Ok(())
-        })?;
-        Ok(handle)
-    };
-    call("cuModuleLoadData", || answer(load().and_then(|handle| put(module, handle))))
+export! {
+    cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =
+        output_by_kernel_mode("cuModuleLoadData", module, |module| answer(put(module, object())), || load(image));
+    cuModuleLoadDataEx(module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void) =
+        cuModuleLoadData(module, image);
+    /// If kernels execute, modules are loaded only from memory.
+    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) =
+        by_kernel_mode("cuModuleLoad", || answer(put(module, object())), || Err(Code::NotSupported));
+    cuModuleUnload(module: *mut u8) =
+        by_kernel_mode("cuModuleUnload", || delete(module), || on_gpu(|gpu| gpu.execution.unload(module.addr())));
+    /// The function of a module without kernels is the module.
+    cuModuleGetFunction(place: Out<'_, usize>, module: usize, name: Text<'_>) =
+        output_by_kernel_mode("cuModuleGetFunction", place, |place| answer(put(place, module)), || function(module, name));
+    /// The address of a variable. Modules have no variables if kernels are no-ops.
+    cuModuleGetGlobal_v2(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) =
+        by_kernel_mode("cuModuleGetGlobal_v2", || answer(Err(Code::NotFound)), || variable(address, size, module, name));
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleLoadDataEx(module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void) -> c_int {
-    cuModuleLoadData(module, image)
+/// A new module without kernels: an opaque object, whose image is not read.
+fn object() -> usize {
+    new_object().expose_provenance()
 }
 
-/// If kernels execute, modules are loaded only from memory.
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) -> c_int {
-    by_kernel_mode("cuModuleLoad", || answer(put(module, new_object().expose_provenance())), || Err(Code::NotSupported))
+fn delete(module: *mut u8) -> c_int {
+    // SAFETY: `object` created it, and the program destroys it once.
+    unsafe { delete_object(module) };
+    0
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cuModuleUnload(module: *mut u8) -> c_int {
-    let no_op = || {
-        // SAFETY: a function here created the object, and the program destroys it once.
-        unsafe { delete_object(module) };
-        0
-    };
-    by_kernel_mode("cuModuleUnload", no_op, || on_gpu(|gpu| gpu.execution.unload(module.addr())))
+/// Loads PTX text.
+fn load(image: Text<'_>) -> Result<usize, Code> {
+    let text = image.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::InvalidPtx)?;
+    on_gpu(|gpu| gpu.execution.load(text))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleGetFunction(function_out: Out<'_, usize>, module: usize, name: Text<'_>) -> c_int {
-    let find = || {
-        machine().usable()?;
-        let mut function = module;
-        if machine().executes_kernels() {
-            on_gpu(|gpu| {
-                function = gpu.execution.function(module, text(name)?)?;
-                Ok(())
-            })?;
-        }
-        Ok(function)
-    };
-    call("cuModuleGetFunction", || answer(find().and_then(|function| put(function_out, function))))
+fn function(module: usize, name: Text<'_>) -> Result<usize, Code> {
+    on_gpu(|gpu| gpu.execution.function(module, text(name)?))
 }
 
-/// The address of a variable. Modules have no variables if kernels are no-ops.
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleGetGlobal_v2(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) -> c_int {
-    let execute = || {
-        on_gpu(|gpu| {
-            let (start, len) = gpu.execution.variable(module, text(name)?)?;
-            put(address, start).and(put(size, len as usize))
-        })
-    };
-    by_kernel_mode("cuModuleGetGlobal_v2", || answer(Err(Code::NotFound)), execute)
+fn variable(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) -> Result<(), Code> {
+    let (start, len) = on_gpu(|gpu| gpu.execution.variable(module, text(name)?))?;
+    put(address, start).and(put(size, len as usize))
 }
 
 fn text(name: Text<'_>) -> Result<&str, Code> {
@@ -95,24 +72,13 @@ extern "C" fn cuFuncGetAttribute(value: Out<'_, c_int>, number: c_int, _: usize)
     answer(put(value, found))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuFuncSetAttribute(_: usize, _: c_int, _: c_int) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuFuncSetCacheConfig(_: usize, _: c_int) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize) -> c_int {
-    answer(put(blocks, active_blocks(block, shared_memory)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) -> c_int {
-    answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)))
+export! {
+    cuFuncSetAttribute(_: usize, _: c_int, _: c_int) = 0;
+    cuFuncSetCacheConfig(_: usize, _: c_int) = 0;
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize) =
+        answer(put(blocks, active_blocks(block, shared_memory)));
+    cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) =
+        answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)));
 }
 
 /// Launches a kernel with unknown parameters. It may write anywhere, so all stored copies are forgotten.
@@ -167,22 +133,9 @@ unsafe fn execute_kernel(
     gpu.submit(stream, kernel.work(&values))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuLaunchKernelEx() -> c_int {
-    launch()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuLaunchCooperativeKernel() -> c_int {
-    launch()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuTensorMapEncodeTiled() -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuTensorMapEncodeIm2col() -> c_int {
-    0
+export! {
+    cuLaunchKernelEx() = launch();
+    cuLaunchCooperativeKernel() = launch();
+    cuTensorMapEncodeTiled() = 0;
+    cuTensorMapEncodeIm2col() = 0;
 }

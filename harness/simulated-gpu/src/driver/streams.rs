@@ -1,15 +1,15 @@
 //! Streams and events. If kernels are no-ops, they are the runtime's.
 
-use std::cell::Cell;
-use std::ffi::{c_float, c_int, c_uint};
+use std::ffi::{c_float, c_uint};
 
-use harness_allocator::device::{Device as _, TestDevice as _};
+use harness_allocator::device::{Device as _, DeviceError, EventId, TestDevice as _};
 use harness_allocator::units::Nanos;
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
-use crate::code::{Code, put};
-use crate::context::{Gpu, by_kernel_mode, on_gpu, wait};
+use crate::code::Code;
+use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode, wait};
 use crate::runtime::streams as runtime;
 
 /// Flag of a stream that does not synchronize with the default stream.
@@ -17,155 +17,115 @@ const NON_BLOCKING: c_uint = 1;
 /// Flag of an event without timing.
 const WITHOUT_TIMING: c_uint = 2;
 
-/// If kernels execute, only streams that do not synchronize with the default stream are supported.
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamCreate(stream: Out<'_, usize>, flags: c_uint) -> c_int {
-    let place = Cell::new(stream);
-    by_kernel_mode(
-        "cuStreamCreate",
-        || runtime::cudaStreamCreateWithFlags(place.take(), flags),
-        || {
-            on_gpu(|gpu| {
-                if flags != NON_BLOCKING {
-                    return Err(Code::NotSupported);
-                }
-                put(place.take(), gpu.create_stream()?)
-            })
-        },
-    )
+export! {
+    cuCtxSynchronize() = by_kernel_mode("cuCtxSynchronize", || runtime::cudaDeviceSynchronize(), synchronize);
+    cuStreamCreate(stream: Out<'_, usize>, flags: c_uint) =
+        output_by_kernel_mode("cuStreamCreate", stream, |stream| runtime::cudaStreamCreateWithFlags(stream, flags), || create_stream(flags));
+    /// Queued work of the stream still runs.
+    cuStreamDestroy_v2(stream: usize) =
+        by_kernel_mode("cuStreamDestroy_v2", || runtime::cudaStreamDestroy(stream), || on_gpu(|gpu| gpu.destroy_stream(stream)));
+    cuStreamSynchronize(stream: usize) =
+        by_kernel_mode("cuStreamSynchronize", || runtime::cudaStreamSynchronize(stream), || synchronize_stream(stream));
+    cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) =
+        by_kernel_mode("cuStreamWaitEvent", || runtime::cudaStreamWaitEvent(stream, event, flags), || wait_event(stream, event));
+    cuEventCreate(event: Out<'_, usize>, flags: c_uint) =
+        output_by_kernel_mode("cuEventCreate", event, |event| runtime::cudaEventCreateWithFlags(event, flags), || create_event(flags));
+    cuEventDestroy_v2(event: usize) =
+        by_kernel_mode("cuEventDestroy_v2", || runtime::cudaEventDestroy(event), || with_event(event, |gpu, id| gpu.sim().destroy_event(id)));
+    cuEventRecord(event: usize, stream: usize) =
+        by_kernel_mode("cuEventRecord", || runtime::cudaEventRecord(event, stream), || record_event(event, stream));
+    cuEventQuery(event: usize) = by_kernel_mode("cuEventQuery", || runtime::cudaEventQuery(event), || query_event(event));
+    cuEventSynchronize(event: usize) =
+        by_kernel_mode("cuEventSynchronize", || runtime::cudaEventSynchronize(event), || synchronize_event(event));
+    /// If kernels execute, both events must be recorded, done and with timing. The time is negative if the end is earlier than the start.
+    cuEventElapsedTime(milliseconds: Out<'_, c_float>, start: usize, end: usize) = output_by_kernel_mode(
+        "cuEventElapsedTime",
+        milliseconds,
+        |milliseconds| runtime::cudaEventElapsedTime(milliseconds, start, end),
+        || elapsed_time(start, end),
+    );
 }
 
-/// Queued work of the stream still runs.
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamDestroy_v2(stream: usize) -> c_int {
-    by_kernel_mode("cuStreamDestroy_v2", || runtime::cudaStreamDestroy(stream), || on_gpu(|gpu| gpu.destroy_stream(stream)))
+fn synchronize() -> Result<(), Code> {
+    wait(|gpu| Ok(gpu.sim().all_done_at()), |gpu| Ok(gpu.sim().synchronize()?))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamSynchronize(stream: usize) -> c_int {
+/// Only streams that do not synchronize with the default stream are supported.
+fn create_stream(flags: c_uint) -> Result<usize, Code> {
+    on_gpu(|gpu| if flags == NON_BLOCKING { gpu.create_stream() } else { Err(Code::NotSupported) })
+}
+
+fn synchronize_stream(stream: usize) -> Result<(), Code> {
     let then = |gpu: &mut Gpu<'_>| {
         let id = gpu.stream(stream)?;
-        Ok(gpu.memory.sim().synchronize_stream(id)?)
+        Ok(gpu.sim().synchronize_stream(id)?)
     };
-    by_kernel_mode("cuStreamSynchronize", || runtime::cudaStreamSynchronize(stream), || wait(|gpu| gpu.stream_done_at(stream), then))
+    wait(|gpu| gpu.stream_done_at(stream), then)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuCtxSynchronize() -> c_int {
-    let all = |gpu: &mut Gpu<'_>| Ok(gpu.memory.sim().all_done_at());
-    by_kernel_mode("cuCtxSynchronize", || runtime::cudaDeviceSynchronize(), || wait(all, |gpu| Ok(gpu.memory.sim().synchronize()?)))
+fn wait_event(stream: usize, event: usize) -> Result<(), Code> {
+    on_gpu(|gpu| {
+        let (stream, event) = (gpu.stream(stream)?, gpu.event(event)?);
+        Ok(gpu.sim().wait_event(stream, event)?)
+    })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) -> c_int {
-    by_kernel_mode(
-        "cuStreamWaitEvent",
-        || runtime::cudaStreamWaitEvent(stream, event, flags),
-        || {
-            on_gpu(|gpu| {
-                let (stream, event) = (gpu.stream(stream)?, gpu.event(event)?);
-                Ok(gpu.memory.sim().wait_event(stream, event)?)
-            })
-        },
-    )
+fn create_event(flags: c_uint) -> Result<usize, Code> {
+    on_gpu(|gpu| {
+        let id = match flags {
+            0 => gpu.sim().create_timed_event(),
+            WITHOUT_TIMING => gpu.sim().create_event(),
+            _ => return Err(Code::NotSupported),
+        }?;
+        Ok(gpu.event_handle(id))
+    })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventCreate(event: Out<'_, usize>, flags: c_uint) -> c_int {
-    let place = Cell::new(event);
-    by_kernel_mode(
-        "cuEventCreate",
-        || runtime::cudaEventCreateWithFlags(place.take(), flags),
-        || {
-            on_gpu(|gpu| {
-                let id = match flags {
-                    0 => gpu.memory.sim().create_timed_event(),
-                    WITHOUT_TIMING => gpu.memory.sim().create_event(),
-                    _ => return Err(Code::NotSupported),
-                }?;
-                put(place.take(), gpu.event_handle(id))
-            })
-        },
-    )
+/// Makes a call of the simulated device about an event.
+fn with_event<T>(event: usize, call: impl FnOnce(&mut Gpu<'_>, EventId) -> Result<T, DeviceError>) -> Result<T, Code> {
+    on_gpu(|gpu| {
+        let id = gpu.event(event)?;
+        Ok(call(gpu, id)?)
+    })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventDestroy_v2(event: usize) -> c_int {
-    by_kernel_mode(
-        "cuEventDestroy_v2",
-        || runtime::cudaEventDestroy(event),
-        || {
-            on_gpu(|gpu| {
-                let id = gpu.event(event)?;
-                Ok(gpu.memory.sim().destroy_event(id)?)
-            })
-        },
-    )
+fn record_event(event: usize, stream: usize) -> Result<(), Code> {
+    on_gpu(|gpu| {
+        let (event, stream) = (gpu.event(event)?, gpu.stream(stream)?);
+        Ok(gpu.sim().record_event(event, stream)?)
+    })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventRecord(event: usize, stream: usize) -> c_int {
-    by_kernel_mode(
-        "cuEventRecord",
-        || runtime::cudaEventRecord(event, stream),
-        || {
-            on_gpu(|gpu| {
-                let (event, stream) = (gpu.event(event)?, gpu.stream(stream)?);
-                Ok(gpu.memory.sim().record_event(event, stream)?)
-            })
-        },
-    )
+fn query_event(event: usize) -> Result<(), Code> {
+    let is_done = with_event(event, |gpu, id| gpu.sim().event_done(id))?;
+    if is_done { Ok(()) } else { Err(Code::NotReady) }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventQuery(event: usize) -> c_int {
-    by_kernel_mode(
-        "cuEventQuery",
-        || runtime::cudaEventQuery(event),
-        || {
-            on_gpu(|gpu| {
-                let id = gpu.event(event)?;
-                if gpu.memory.sim().event_done(id)? { Ok(()) } else { Err(Code::NotReady) }
-            })
-        },
-    )
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuEventSynchronize(event: usize) -> c_int {
+fn synchronize_event(event: usize) -> Result<(), Code> {
     let until = |gpu: &mut Gpu<'_>| {
         let id = gpu.event(event)?;
-        Ok(gpu.memory.sim().event_time(id)?.done_at.unwrap_or(Nanos::ZERO))
+        Ok(gpu.sim().event_time(id)?.done_at.unwrap_or(Nanos::ZERO))
     };
     let then = |gpu: &mut Gpu<'_>| {
         let id = gpu.event(event)?;
-        Ok(gpu.memory.sim().synchronize_event(id)?)
+        Ok(gpu.sim().synchronize_event(id)?)
     };
-    by_kernel_mode("cuEventSynchronize", || runtime::cudaEventSynchronize(event), || wait(until, then))
+    wait(until, then)
 }
 
-/// If kernels execute, both events must be recorded, done and with timing. The time is negative if the end is earlier than the start.
-#[unsafe(no_mangle)]
-extern "C" fn cuEventElapsedTime(milliseconds: Out<'_, c_float>, start: usize, end: usize) -> c_int {
-    let place = Cell::new(milliseconds);
-    by_kernel_mode(
-        "cuEventElapsedTime",
-        || runtime::cudaEventElapsedTime(place.take(), start, end),
-        || {
-            on_gpu(|gpu| {
-                let (start, end) = (done_at(gpu, start)?, done_at(gpu, end)?);
-                if start.max(end) > gpu.machine.host_time() {
-                    return Err(Code::NotReady);
-                }
-                put(place.take(), ((end.0 as f64 - start.0 as f64) / 1e6) as c_float)
-            })
-        },
-    )
+fn elapsed_time(start: usize, end: usize) -> Result<c_float, Code> {
+    on_gpu(|gpu| {
+        let (start, end) = (done_at(gpu, start)?, done_at(gpu, end)?);
+        if start.max(end) > gpu.machine.host_time() {
+            return Err(Code::NotReady);
+        }
+        Ok(((end.0 as f64 - start.0 as f64) / 1e6) as c_float)
+    })
 }
 
 /// When an event with timing is done.
 fn done_at(gpu: &mut Gpu<'_>, event: usize) -> Result<Nanos, Code> {
     let id = gpu.event(event)?;
-    let time = gpu.memory.sim().event_time(id)?;
+    let time = gpu.sim().event_time(id)?;
     time.done_at.filter(|_| time.timed).ok_or(Code::InvalidHandle)
 }

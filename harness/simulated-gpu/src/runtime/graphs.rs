@@ -31,11 +31,14 @@ pub(crate) extern "C" fn cudaStreamEndCapture(stream: usize, graph: Out<'_, *mut
     remember(ended.and_then(|_| put(graph, new_object())))
 }
 
+/// The number of a stream's active capture.
+fn capture(stream: usize) -> Result<Option<u64>, Code> {
+    machine().state().streams.stream(stream, current_device()).map(|stream| stream.capture)
+}
+
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cudaStreamIsCapturing(stream: usize, status: Out<'_, c_int>) -> c_int {
-    let mut state = machine().state();
-    let capture = state.streams.stream(stream, current_device()).map(|stream| stream.capture.is_some());
-    remember(capture.and_then(|capture| put(status, c_int::from(capture))))
+    remember(capture(stream).and_then(|capture| put(status, c_int::from(capture.is_some()))))
 }
 
 /// CUDA 13 has one pointer more than CUDA 12 after `id`. These outputs are the graph, its dependencies and their number.
@@ -49,9 +52,7 @@ pub(crate) extern "C" fn cudaStreamGetCaptureInfo(
     edges: Out<'_, usize>,
     count: Out<'_, usize>,
 ) -> c_int {
-    let mut state = machine().state();
-    let capture = state.streams.stream(stream, current_device()).map(|stream| stream.capture);
-    remember(capture.map(|capture| {
+    remember(capture(stream).map(|capture| {
         write(status, c_int::from(capture.is_some()));
         write(id, capture.unwrap_or(0));
         for output in [graph, dependencies, edges, count] {

@@ -6,6 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
 use super::fat_binary::chosen_code;
@@ -62,12 +63,6 @@ extern "C" fn __cudaRegisterFatBinary(binary: usize) -> *mut usize {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn __cudaRegisterFatBinaryEnd(_: *mut *mut c_void) {}
-
-#[unsafe(no_mangle)]
-extern "C" fn __cudaUnregisterFatBinary(_: *mut *mut c_void) {}
-
-#[unsafe(no_mangle)]
 extern "C" fn __cudaInitModule(_: *mut *mut c_void) -> c_char {
     1
 }
@@ -87,19 +82,6 @@ extern "C" fn __cudaRegisterFunction(
 ) {
     let kernel = Kernel { binary: handle.copied().unwrap_or(0), name: name.expose_provenance(), parameters: None };
     KERNELS.lock().unwrap_or_else(PoisonError::into_inner).insert(host_function, kernel);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn __cudaRegisterVar(
-    _: *mut *mut c_void,
-    _: *mut c_char,
-    _: *mut c_char,
-    _: *const c_char,
-    _: c_int,
-    _: usize,
-    _: c_int,
-    _: c_int,
-) {
 }
 
 #[unsafe(no_mangle)]
@@ -127,9 +109,8 @@ const fn allowed(grid: Dim3, block: Dim3) -> bool {
     !none && grid.x <= i32::MAX as u32 && grid.y <= 65_535 && grid.z <= 65_535 && threads <= BLOCK_THREADS as u64
 }
 
-/// # Safety
-/// `arguments` is null or has a pointer per parameter of the kernel.
-unsafe fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void) -> c_int {
+/// The program passes a pointer per parameter of the kernel, or null.
+fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void) -> c_int {
     if !allowed(grid, block) {
         return remember(Err(Code::InvalidConfiguration));
     }
@@ -140,7 +121,7 @@ unsafe fn launch(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *cons
     machine.tick();
     if copied::any() {
         match parameters(kernel) {
-            // SAFETY: as the caller promises.
+            // SAFETY: there is a pointer per parameter.
             Some(parameters) if !arguments.is_null() => unsafe { forget_arguments(arguments, &parameters) },
             // A kernel with unknown parameters may write anywhere.
             _ => machine.state().copied.forget_all(),
@@ -194,49 +175,15 @@ extern "C" fn __cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) -> c
     remember(put(kernel, host_function))
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __cudaLaunchKernel(
-    kernel: usize,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *const *const c_void,
-    _: usize,
-    _: usize,
-) -> c_int {
-    // SAFETY: the program passes a pointer per parameter.
-    unsafe { launch(kernel, grid, block, arguments) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaLaunchKernel(
-    kernel: usize,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *const *const c_void,
-    _: usize,
-    _: usize,
-) -> c_int {
-    // SAFETY: the program passes a pointer per parameter.
-    unsafe { launch(kernel, grid, block, arguments) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaLaunchCooperativeKernel(
-    kernel: usize,
-    grid: Dim3,
-    block: Dim3,
-    arguments: *const *const c_void,
-    _: usize,
-    _: usize,
-) -> c_int {
-    // SAFETY: the program passes a pointer per parameter.
-    unsafe { launch(kernel, grid, block, arguments) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaLaunchKernelExC(config: *const LaunchConfig, kernel: usize, arguments: *const *const c_void) -> c_int {
-    // SAFETY: the program passes a configuration and a pointer per parameter.
-    unsafe { launch(kernel, (*config).grid, (*config).block, arguments) }
+export! {
+    __cudaLaunchKernel(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize) =
+        launch(kernel, grid, block, arguments);
+    cudaLaunchKernel(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize) =
+        launch(kernel, grid, block, arguments);
+    cudaLaunchCooperativeKernel(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize) =
+        launch(kernel, grid, block, arguments);
+    cudaLaunchKernelExC(config: &LaunchConfig, kernel: usize, arguments: *const *const c_void) =
+        launch(kernel, config.grid, config.block, arguments);
 }
 
 /// Size of `cudaFuncAttributes`.
@@ -285,11 +232,6 @@ pub(crate) fn active_blocks(block: c_int, shared_memory: usize) -> c_int {
     c_int::try_from(by_threads.min(by_memory).min(by_registers).min(limits.blocks).max(1)).unwrap_or(1)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaFuncSetAttribute(_: usize, _: c_int, _: c_int) -> c_int {
-    0
-}
-
 /// Calls a function of the program in the order of a stream. Work takes no time, so this is immediate.
 #[unsafe(no_mangle)]
 extern "C" fn cudaLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {
@@ -310,14 +252,9 @@ extern "C" fn cudaStreamAddCallback(
     0
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaGetLastError() -> c_int {
-    take_last()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaPeekAtLastError() -> c_int {
-    last()
+export! {
+    cudaGetLastError() = take_last();
+    cudaPeekAtLastError() = last();
 }
 
 #[unsafe(no_mangle)]

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::{ptr, slice};
 
 use harness_allocator::units::Bytes;
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, put, put_address, remember};
@@ -59,34 +60,6 @@ pub(crate) fn count_free(machine: &Machine, memory: &mut DeviceMemory) {
     machine.counters.count_frees(memory.index(), memory.used(), 1);
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaMalloc(address: Out<'_, usize>, size: usize) -> c_int {
-    let machine = machine();
-    machine.delay(Call::Malloc);
-    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), Call::Malloc, Bytes(size as u64)) };
-    remember(put_address(address, allocated))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
-    let machine = machine();
-    machine.delay(Call::Malloc);
-    let size = Some(Bytes(size as u64)).filter(|size| *size > Bytes::ZERO).ok_or(Code::InvalidValue);
-    remember(put_address(address, size.and_then(|size| allocate_managed(machine, &mut machine.state(), size))))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaFree(address: usize) -> c_int {
-    machine().delay(Call::Free);
-    remember(if address == 0 { Ok(()) } else { free(address as u64) })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) -> c_int {
-    let memory = machine().usable().and_then(|()| machine().state().free_and_total());
-    remember(memory.and_then(|(left, all)| put(free, left.0 as usize).and(put(total, all.0 as usize))))
-}
-
 /// Allocates page-locked memory.
 pub(crate) fn allocate_on_host(machine: &Machine, state: &mut State, size: usize) -> Result<u64, Code> {
     let get = |state: &mut State| state.host.allocate(size, Kind::Pinned);
@@ -94,40 +67,53 @@ pub(crate) fn allocate_on_host(machine: &Machine, state: &mut State, size: usize
     allocated.map(|address| address as u64)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
+export! {
+    cudaMalloc(address: Out<'_, usize>, size: usize) = request(address, size, Call::Malloc);
+    cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) = remember(put_address(address, request_managed(size)));
+    cudaFree(address: usize) = give_back(address, Call::Free);
+    cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) = remember(memory_info(free, total));
+    cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) = remember(request_on_host(address, size));
+    cudaMallocHost(address: Out<'_, usize>, size: usize) = remember(request_on_host(address, size));
+    cudaFreeHost(address: usize) = remember(if address == 0 { Ok(()) } else { machine().state().host.free(address) });
+    cudaHostRegister(address: usize, size: usize, _: c_uint) = remember(Ok(machine().state().host.register(address, size)));
+    cudaHostUnregister(address: usize) = remember(machine().state().host.unregister(address));
+    cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) = remember(put(device, host));
+}
+
+/// Allocates device memory for a program. Zero bytes give a null pointer.
+pub(super) fn request(address: Out<'_, usize>, size: usize, call: Call) -> c_int {
     let machine = machine();
-    if let unusable @ Err(_) = machine.usable() {
-        return remember(unusable);
+    machine.delay(call);
+    let allocated = if size == 0 { Ok(0) } else { allocate(machine, &mut machine.state(), call, Bytes(size as u64)) };
+    remember(put_address(address, allocated))
+}
+
+fn request_managed(size: usize) -> Result<u64, Code> {
+    let machine = machine();
+    machine.delay(Call::Malloc);
+    if size == 0 {
+        return Err(Code::InvalidValue);
     }
+    allocate_managed(machine, &mut machine.state(), Bytes(size as u64))
+}
+
+/// Frees device memory or managed memory of a program. Null is no memory.
+pub(super) fn give_back(address: usize, call: Call) -> c_int {
+    machine().delay(call);
+    remember(if address == 0 { Ok(()) } else { free(address as u64) })
+}
+
+fn memory_info(free: Out<'_, usize>, total: Out<'_, usize>) -> Result<(), Code> {
+    machine().usable()?;
+    let (left, all) = machine().state().free_and_total()?;
+    put(free, left.0 as usize).and(put(total, all.0 as usize))
+}
+
+fn request_on_host(address: Out<'_, usize>, size: usize) -> Result<(), Code> {
+    let machine = machine();
+    machine.usable()?;
     machine.delay(Call::HostAlloc);
-    remember(put_address(address, allocate_on_host(machine, &mut machine.state(), size)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaMallocHost(address: Out<'_, usize>, size: usize) -> c_int {
-    cudaHostAlloc(address, size, 0)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaFreeHost(address: usize) -> c_int {
-    remember(if address == 0 { Ok(()) } else { machine().state().host.free(address) })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaHostRegister(address: usize, size: usize, _: c_uint) -> c_int {
-    machine().state().host.register(address, size);
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaHostUnregister(address: usize) -> c_int {
-    remember(machine().state().host.unregister(address))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) -> c_int {
-    remember(put(device, host))
+    put_address(address, allocate_on_host(machine, &mut machine.state(), size))
 }
 
 /// `cudaPointerAttributes`; releases differ only in reserved bytes at the end.
@@ -194,100 +180,61 @@ pub(crate) fn copy_on_device(to: usize, from: usize, size: usize) {
     }
 }
 
-/// # Safety
-/// As [`copy`].
-unsafe fn queue_copy(to: usize, from: usize, size: usize) -> c_int {
+/// The program passes ranges of this size.
+fn queue_copy(to: usize, from: usize, size: usize) -> Result<(), Code> {
     let machine = machine();
-    if let unusable @ Err(_) = machine.usable() {
-        return remember(unusable);
-    }
+    machine.usable()?;
     machine.tick();
     if size > 0 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the host addresses belong to the program.
         unsafe { copy(machine, &mut machine.state(), to as u64, from as u64, size) };
     }
-    0
+    Ok(())
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, _: usize) -> c_int {
-    // SAFETY: the program passes ranges of this size.
-    unsafe { queue_copy(to, from, size) }
+/// Copies and waits for the default stream.
+fn copy_and_wait(to: usize, from: usize, size: usize) -> Result<(), Code> {
+    queue_copy(to, from, size)?;
+    machine().state().streams.wait_for(0, current_device(), machine().now())
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_int, size: usize, _: usize) -> c_int {
-    // SAFETY: the program passes ranges of this size.
-    unsafe { queue_copy(to, from, size) }
-}
-
-/// Also waits for the default stream.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) -> c_int {
-    // SAFETY: the program passes ranges of this size.
-    let copied = unsafe { queue_copy(to, from, size) };
-    if copied != 0 {
-        return copied;
-    }
-    let machine = machine();
-    remember(machine.state().streams.wait_for(0, current_device(), machine.now()))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemcpy2DAsync(
-    to: usize,
-    to_pitch: usize,
-    from: usize,
-    from_pitch: usize,
-    width: usize,
-    height: usize,
-    _: c_int,
-    _: usize,
-) -> c_int {
+/// The program passes ranges with these rows. The first number of a pair is the address, the second the distance of rows.
+fn copy_rows(to: [usize; 2], from: [usize; 2], width: usize, height: usize) -> c_int {
     let machine = machine();
     machine.tick();
     let mut state = machine.state();
     for row in 0..if width > 0 { height } else { 0 } {
-        // SAFETY: the program passes ranges with these rows.
-        unsafe { copy(machine, &mut state, (to + row * to_pitch) as u64, (from + row * from_pitch) as u64, width) };
+        let [to, from] = [to, from].map(|[start, pitch]| (start + row * pitch) as u64);
+        // SAFETY: the host addresses belong to the program.
+        unsafe { copy(machine, &mut state, to, from, width) };
     }
     0
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemcpy2D(
-    to: usize,
-    to_pitch: usize,
-    from: usize,
-    from_pitch: usize,
-    width: usize,
-    height: usize,
-    kind: c_int,
-) -> c_int {
-    // SAFETY: the program passes the same ranges.
-    unsafe { cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, 0) }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cudaMemsetAsync(to: usize, value: c_int, size: usize, _: usize) -> c_int {
+/// The program passes a range of this size. CUDA uses the low byte of the value.
+fn set_bytes(to: usize, value: c_int, size: usize) -> Result<(), Code> {
     let machine = machine();
-    if let unusable @ Err(_) = machine.usable() {
-        return remember(unusable);
-    }
+    machine.usable()?;
     machine.tick();
     if is_device_memory(to as u64) {
         machine.state().copied.forget(to as u64, size as u64);
     } else {
-        // SAFETY: the program passes a range of this size. CUDA uses the low byte of the value.
+        // SAFETY: the host address belongs to the program.
         unsafe { ptr::with_exposed_provenance_mut::<u8>(to).write_bytes(value as u8, size) };
     }
-    0
+    Ok(())
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemset(to: usize, value: c_int, size: usize) -> c_int {
-    // SAFETY: the program passes a range of this size.
-    unsafe { cudaMemsetAsync(to, value, size, 0) }
+export! {
+    cudaMemcpy(to: usize, from: usize, size: usize, _: c_int) = remember(copy_and_wait(to, from, size));
+    cudaMemcpyAsync(to: usize, from: usize, size: usize, _: c_int, _: usize) = remember(queue_copy(to, from, size));
+    cudaMemcpyPeerAsync(to: usize, _: c_int, from: usize, _: c_int, size: usize, _: usize) = remember(queue_copy(to, from, size));
+    cudaMemcpy2D(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int) =
+        copy_rows([to, to_pitch], [from, from_pitch], width, height);
+    cudaMemcpy2DAsync(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int, _: usize) =
+        copy_rows([to, to_pitch], [from, from_pitch], width, height);
+    cudaMemset(to: usize, value: c_int, size: usize) = remember(set_bytes(to, value, size));
+    cudaMemsetAsync(to: usize, value: c_int, size: usize, _: usize) = remember(set_bytes(to, value, size));
 }
 
 /// Addresses for a variable in device code. Its size is unknown, and larger variables do not exist.

@@ -9,6 +9,6 @@ pub(crate) mod memory;
 pub(crate) mod pools;
 pub(crate) mod streams;
 
-pub(crate) use device::device;
+pub(crate) use device::{device, put_attribute};
 pub(crate) use launch::active_blocks;
 pub(crate) use memory::{allocate, allocate_managed, copy_on_device, count_free, free};

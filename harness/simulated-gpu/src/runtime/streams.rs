@@ -2,6 +2,7 @@
 
 use std::ffi::{c_float, c_int, c_uint};
 
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
 use crate::code::{Code, put, remember};
@@ -13,24 +14,12 @@ fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> 
     remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) -> c_int {
-    with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)))
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) -> c_int {
-    cudaStreamCreateWithPriority(stream, flags, 0)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaStreamCreate(stream: Out<'_, usize>) -> c_int {
-    cudaStreamCreateWithPriority(stream, 0, 0)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaStreamDestroy(stream: usize) -> c_int {
-    with(|_, state| state.streams.destroy(stream))
+export! {
+    cudaStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) =
+        with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)));
+    cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) = cudaStreamCreateWithPriority(stream, flags, 0);
+    cudaStreamCreate(stream: Out<'_, usize>) = cudaStreamCreateWithPriority(stream, 0, 0);
+    cudaStreamDestroy(stream: usize) = with(|_, state| state.streams.destroy(stream));
 }
 
 #[unsafe(no_mangle)]
@@ -62,40 +51,18 @@ pub(crate) extern "C" fn cudaDeviceSynchronize() -> c_int {
     })
 }
 
-/// Work takes no time, so waits between streams have no effect.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaStreamGetPriority(stream: usize, priority: Out<'_, c_int>) -> c_int {
-    with(|_, state| put(priority, state.streams.stream(stream, current_device())?.priority))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaStreamGetFlags(stream: usize, flags: Out<'_, c_uint>) -> c_int {
-    with(|_, state| put(flags, state.streams.stream(stream, current_device())?.flags))
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaEventCreateWithFlags(event: Out<'_, usize>, _: c_uint) -> c_int {
-    with(|_, state| put(event, state.streams.create_event()))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaEventCreate(event: Out<'_, usize>) -> c_int {
-    cudaEventCreateWithFlags(event, 0)
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaEventRecord(event: usize, stream: usize) -> c_int {
-    with(|machine, state| state.streams.record(event, stream, current_device(), (machine.tick(), machine.late_by())))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaEventRecordWithFlags(event: usize, stream: usize, _: c_uint) -> c_int {
-    cudaEventRecord(event, stream)
+export! {
+    /// Work takes no time, so waits between streams have no effect.
+    cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) = 0;
+    cudaStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
+        with(|_, state| put(priority, state.streams.stream(stream, current_device())?.priority));
+    cudaStreamGetFlags(stream: usize, flags: Out<'_, c_uint>) =
+        with(|_, state| put(flags, state.streams.stream(stream, current_device())?.flags));
+    cudaEventCreateWithFlags(event: Out<'_, usize>, _: c_uint) = with(|_, state| put(event, state.streams.create_event()));
+    cudaEventCreate(event: Out<'_, usize>) = cudaEventCreateWithFlags(event, 0);
+    cudaEventRecord(event: usize, stream: usize) =
+        with(|machine, state| state.streams.record(event, stream, current_device(), (machine.tick(), machine.late_by())));
+    cudaEventRecordWithFlags(event: usize, stream: usize, _: c_uint) = cudaEventRecord(event, stream);
 }
 
 #[unsafe(no_mangle)]
@@ -106,14 +73,9 @@ pub(crate) extern "C" fn cudaEventQuery(event: usize) -> c_int {
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaEventSynchronize(event: usize) -> c_int {
-    with(|_, state| state.streams.wait_for_event(event))
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaEventDestroy(event: usize) -> c_int {
-    with(|_, state| state.streams.destroy_event(event))
+export! {
+    cudaEventSynchronize(event: usize) = with(|_, state| state.streams.wait_for_event(event));
+    cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
 }
 
 /// Returns a model: one microsecond per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.

@@ -49,11 +49,6 @@ struct Segment {
 }
 
 impl Accounts {
-    /// The number of successful requests.
-    pub(super) const fn requests(&self) -> u64 {
-        self.stats.allocation.all.allocated
-    }
-
     /// Records memory that the library got, except by mapping.
     pub(super) fn took(&mut self, range: MemoryRange, source: Source) {
         self.segments.insert(range.start, Segment { source, size: range.len, splits: (0, 0) });
@@ -121,14 +116,8 @@ impl Accounts {
         self.stats.num_device_free += 1;
     }
 
-    /// The source of the memory that starts here.
-    pub(super) fn source_of(&self, start: DevicePtr) -> Option<Source> {
-        self.segments.get(&start).map(|segment| segment.source)
-    }
-
-    /// The segment that starts here.
-    pub(super) fn range_of(&self, start: DevicePtr) -> Option<MemoryRange> {
-        self.segments.get(&start).map(|segment| MemoryRange::new(start, segment.size))
+    pub(super) fn is_pooled(&self, start: DevicePtr) -> bool {
+        self.segments.get(&start).is_some_and(|segment| segment.source == Source::Pool)
     }
 
     /// Records an allocation.
@@ -156,8 +145,8 @@ impl Accounts {
     }
 
     /// A segment that the library still holds.
-    pub(super) fn first(&self) -> Option<(DevicePtr, Source)> {
-        self.segments.first_key_value().map(|(&start, segment)| (start, segment.source))
+    pub(super) fn first(&self) -> Option<(MemoryRange, Source)> {
+        self.segments.first_key_value().map(|(&start, segment)| (MemoryRange::new(start, segment.size), segment.source))
     }
 
     /// Forgets the live allocations, because the library has ended.
@@ -176,21 +165,18 @@ impl Accounts {
     /// The blocks of a segment, including its free pieces.
     fn pieces(&self, start: DevicePtr, segment: &Segment) -> Vec<BlockInfo> {
         let end = start.offset(segment.size);
-        let mut pieces = Vec::new();
-        let free = |pieces: &mut Vec<BlockInfo>, from: DevicePtr, to: DevicePtr| {
-            if from < to {
-                let (size, state) = (Bytes(to.0 - from.0), BlockState::Inactive);
-                pieces.push(BlockInfo { address: from, size, stream: StreamId::DEFAULT, requested: Bytes::ZERO, state });
-            }
+        let free = |from: DevicePtr, to: DevicePtr| {
+            let (size, state) = (Bytes(to.0.saturating_sub(from.0)), BlockState::Inactive);
+            (from < to).then_some(BlockInfo { address: from, size, stream: StreamId::DEFAULT, requested: Bytes::ZERO, state })
         };
-        let mut next = start;
+        let (mut pieces, mut next) = (Vec::new(), start);
         for (&address, &slot) in self.blocks.range(start..end) {
             let Live { range, stream } = self.live[slot];
-            free(&mut pieces, next, address);
+            pieces.extend(free(next, address));
             pieces.push(BlockInfo { address, size: range.len, stream, requested: range.len, state: BlockState::Allocated });
             next = range.end();
         }
-        free(&mut pieces, next, end);
+        pieces.extend(free(next, end));
         pieces
     }
 

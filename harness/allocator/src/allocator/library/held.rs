@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::accounts::{Accounts, Source};
 use super::wire::{Call, PoolFigure};
-use crate::device::{CallSite, Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PooledDevice, StreamId};
+use crate::device::{Device, DeviceError, DevicePtr, EventId, MappedDevice, MemoryRange, PoolId, PooledDevice, StreamId};
 use crate::units::Bytes;
 
 /// The threshold of the device's pool: it keeps all memory until a trim.
@@ -164,7 +164,7 @@ impl Held {
     }
 
     fn free(&mut self, device: &mut dyn Device, start: DevicePtr) -> Result<(), DeviceError> {
-        if self.accounts.source_of(start) == Some(Source::Pool) {
+        if self.accounts.is_pooled(start) {
             // `cudaFree` waits for the work on the memory, however it was allocated.
             device.synchronize()?;
             self.free_async(device, start, StreamId::DEFAULT)?;
@@ -211,9 +211,10 @@ impl Held {
     }
 
     fn destroy_pool(&mut self, device: &mut dyn Device, number: u32) -> Result<(), DeviceError> {
-        let pool = if number == 0 { None } else { Some(self.pool_of(number)?) };
-        let pool = pool.ok_or(DeviceError::UnknownHandle { kind: "pool to destroy", number })?;
-        if let Some(id) = pool.on_device {
+        if number == 0 {
+            return Err(DeviceError::UnknownHandle { kind: "pool to destroy", number });
+        }
+        if let Some(id) = self.pool_of(number)?.on_device {
             pooled(device)?.destroy_pool(id)?;
             self.accounts.set_reserved(Bytes::ZERO);
         }
@@ -329,17 +330,14 @@ impl Held {
         if self.pool().is_some() || !self.reservations.is_empty() {
             device.synchronize()?;
         }
-        while let Some((start, source)) = self.accounts.first() {
+        while let Some((range, source)) = self.accounts.first() {
             match source {
                 Source::Driver => {
-                    device.free(start)?;
-                    self.accounts.gave_back(start);
+                    device.free(range.start)?;
+                    self.accounts.gave_back(range.start);
                 }
-                Source::Pool => self.free_async(device, start, StreamId::DEFAULT)?,
-                Source::Mapping => {
-                    let range = self.accounts.range_of(start).ok_or(DeviceError::InvalidFree { ptr: start, place: CallSite::default() })?;
-                    self.unmap(device, range)?;
-                }
+                Source::Pool => self.free_async(device, range.start, StreamId::DEFAULT)?,
+                Source::Mapping => self.unmap(device, range)?,
             }
         }
         self.memory.clear();

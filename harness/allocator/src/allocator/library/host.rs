@@ -5,11 +5,10 @@ use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 
-use super::LibrarySpec;
 use super::wire::{self, Order, Reply};
 
 /// The subcommand of `harness` that runs a library.
@@ -36,12 +35,12 @@ pub(super) struct Host {
 
 impl Host {
     /// Starts the process. Its output goes to standard error, because the harness's results go to standard output.
-    pub(super) fn start(spec: &LibrarySpec) -> Result<Self, String> {
+    pub(super) fn start(library: &Path) -> Result<Self, String> {
         let start = |program: PathBuf| -> io::Result<Self> {
             let (ours, theirs) = UnixStream::pair()?;
             let mut command = Command::new(program);
-            command.arg(SUBCOMMAND).arg(&spec.path).args(spec.functions().map(|(key, name)| format!("--{}={name}", key.replace('_', "-"))));
-            let process = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr())).spawn()?;
+            command.arg(SUBCOMMAND).arg(library).stdin(OwnedFd::from(theirs)).stdout(Stdio::from(io::stderr()));
+            let process = command.spawn()?;
             Ok(Self { process, socket: BufReader::new(ours) })
         };
         program().and_then(start).map_err(|error| format!("cannot start its process: {error}"))

@@ -7,11 +7,13 @@ use std::io::{self, BufRead, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::LibrarySpec;
+
 /// A message of the harness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Load the library.
-    Load,
+    Load(LibrarySpec),
     /// Call its allocation function. [`Reply::Done`] has the address.
     Allocate { size: u64, stream: u32 },
     /// Call its free function.

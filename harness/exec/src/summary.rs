@@ -107,7 +107,11 @@ fn not_modelled(record: &Record) -> String {
     names.dedup();
     if !names.is_empty() {
         let more = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
-        let _ = writeln!(text, "not modelled (CUDA returned \"not supported\", other libraries success): {}{more}", names[..names.len().min(NAMES)].join(", "));
+        let _ = writeln!(
+            text,
+            "not modelled (CUDA returned \"not supported\", other libraries success): {}{more}",
+            names[..names.len().min(NAMES)].join(", ")
+        );
     }
     text
 }

@@ -75,9 +75,14 @@ export! {
     cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) = remember(request_on_host(address, size));
     cudaMallocHost(address: Out<'_, usize>, size: usize) = remember(request_on_host(address, size));
     cudaFreeHost(address: usize) = remember(if address == 0 { Ok(()) } else { machine().state().host.free(address) });
-    cudaHostRegister(address: usize, size: usize, _: c_uint) = remember(Ok(machine().state().host.register(address, size)));
+    cudaHostRegister(address: usize, size: usize, _: c_uint) = register(address, size);
     cudaHostUnregister(address: usize) = remember(machine().state().host.unregister(address));
     cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) = remember(put(device, host));
+}
+
+fn register(address: usize, size: usize) -> c_int {
+    machine().state().host.register(address, size);
+    0
 }
 
 /// Allocates device memory for a program. Zero bytes give a null pointer.

@@ -378,7 +378,6 @@ fn unknown_key(key: &Located<String>) -> Problem {
 }
 
 /// Advice for a mistake in a configuration string: the values that the setting takes, or the list of settings.
-#[must_use]
 pub fn advice(error: &ConfError) -> String {
     match (error, error.setting()) {
         (ConfError::UnknownKey { key, .. }, _) => choices(key, "settings", Setting::ALL.iter().map(|setting| setting.name)),
@@ -406,7 +405,6 @@ impl JsonSchema for ArmWire {
 }
 
 /// Describes an allocator in one line.
-#[must_use]
 pub const fn about(kind: AllocatorKind) -> &'static str {
     match kind {
         AllocatorKind::Caching => "PyTorch's caching allocator in its default configuration, byte for byte",
@@ -460,13 +458,11 @@ fn setting_schema(setting: &Setting) -> Value {
 }
 
 /// The fields of a library for the reference: name, form, meaning.
-#[must_use]
 pub fn library_fields() -> Vec<[String; 3]> {
     LIBRARY_FIELDS.iter().map(|(name, takes, about)| [format!("`{name}`"), (*takes).to_owned(), (*about).to_owned()]).collect()
 }
 
 /// The settings of an allocator for the reference: name, form, meaning.
-#[must_use]
 pub fn fields() -> Vec<[String; 3]> {
     let row = |name: &str, takes: &str, about: &str| [format!("`{name}`"), takes.to_owned(), about.to_owned()];
     let first = [row(NAME, "*name*", NAME_ABOUT), row(CONF, "text", CONF_ABOUT)];

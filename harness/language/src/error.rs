@@ -24,7 +24,6 @@ pub enum FileError {
 
 impl FileError {
     /// The position of the mistake, if it is inside the file.
-    #[must_use]
     pub fn position(&self) -> Option<Position> {
         match self {
             Self::Unreadable { .. } => None,
@@ -32,7 +31,6 @@ impl FileError {
         }
     }
 
-    #[must_use]
     pub fn advice(&self) -> Option<&str> {
         match self {
             Self::Unreadable { help, .. } => Some(help),
@@ -41,7 +39,6 @@ impl FileError {
     }
 
     /// Makes an error of a problem in the text `source`, which was read from `path`.
-    #[must_use]
     pub fn text(problem: Problem, path: &Path, source: &str) -> Self {
         let Problem { at, message, label, help, related } = problem;
         let shown = |text: String| printable_lines(&text).into_owned();
@@ -129,13 +126,11 @@ impl Problem {
     }
 
     /// Adds advice.
-    #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..self }
     }
 
     /// Sets the text under the marked place.
-    #[must_use]
     pub fn label(self, label: impl Into<String>) -> Self {
         Self { label: label.into(), ..self }
     }
@@ -184,7 +179,6 @@ pub fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Vec
 }
 
 /// Puts each name in backticks and joins them.
-#[must_use]
 pub fn quoted(names: &[&str], separator: &str) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(separator)
 }

@@ -21,7 +21,6 @@ pub struct Located<T> {
 }
 
 impl<T> Located<T> {
-    #[must_use]
     pub const fn position(&self) -> Position {
         Position { line: self.line, column: self.column, length: self.length }
     }
@@ -199,7 +198,6 @@ impl<'de> Deserialize<'de> for Tree {
 
 impl Located<Tree> {
     /// The text of a scalar.
-    #[must_use]
     pub fn text(&self) -> Option<Located<String>> {
         match &self.value {
             Tree::One(text) => Some(self.with(text.clone())),
@@ -208,7 +206,6 @@ impl Located<Tree> {
     }
 
     /// The texts of a scalar or of a list of scalars.
-    #[must_use]
     pub fn texts(&self) -> Option<Vec<Located<String>>> {
         match &self.value {
             Tree::Many(all) => all.iter().map(Self::text).collect(),

@@ -21,7 +21,6 @@ macro_rules! scalars {
             pub struct $type(pub $crate::located::Located<String>);
 
             impl $type {
-                #[must_use]
                 pub fn text(&self) -> &str {
                     &self.0.value
                 }
@@ -47,7 +46,6 @@ macro_rules! scalars {
         )*
 
         /// Every kind of scalar, with its documentation.
-        #[must_use]
         pub fn scalar_kinds() -> Vec<(&'static str, &'static str)> {
             vec![$(($name, concat!($($doc),+).trim())),*]
         }
@@ -72,7 +70,6 @@ scalars! {
 }
 
 /// Writes a size exactly, in the largest unit that needs no fraction.
-#[must_use]
 pub fn exact_size(bytes: Bytes) -> String {
     let units = [(Bytes::gib(1), "GiB"), (Bytes::mib(1), "MiB"), (Bytes::kib(1), "KiB")];
     let whole = units.into_iter().find(|(unit, _)| bytes.0 > 0 && bytes.0.is_multiple_of(unit.0));

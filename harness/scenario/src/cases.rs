@@ -18,7 +18,6 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Simulated => SIMULATED,
@@ -47,7 +46,6 @@ type Value<'a, T> = &'a mut dyn FnMut(&Located<Tree>, &mut Checker<'_>) -> Resul
 
 impl<T> Cases<T> {
     /// The value for an allocator on a kind of device; `None` for an allocator that the scenario does not list.
-    #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&T> {
         match self {
             Self::Always(value) => Some(value),
@@ -60,7 +58,6 @@ impl<T> Cases<T> {
     }
 
     /// All values, each with its allocator if it has one.
-    #[must_use]
     pub fn values(&self) -> Vec<(Option<&str>, &T)> {
         match self {
             Self::Always(value) => vec![(None, value)],
@@ -150,7 +147,6 @@ enum Scope {
 
 impl Reasons {
     /// The reason for an allocator on a kind of device.
-    #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> Option<&str> {
         let holds = |scope: &Scope| match scope {
             Scope::Always => true,

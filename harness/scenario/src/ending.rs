@@ -45,13 +45,11 @@ pub struct Ending {
 
 impl Ending {
     /// The same end with every allocator.
-    #[must_use]
     pub const fn always(expected: Expected) -> Self {
         Self { cases: Cases::Always(expected), ends_loop: false }
     }
 
     /// The expected end with an allocator, by its name.
-    #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> Expected {
         self.cases.of(arm, device).copied().unwrap_or(Expected::Any)
     }

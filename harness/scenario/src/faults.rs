@@ -39,7 +39,6 @@ pub enum Origin {
 
 impl PlannedFault {
     /// Its position in the file.
-    #[must_use]
     pub const fn position(&self) -> Option<Position> {
         match &self.origin {
             Origin::File(position) => Some(*position),

@@ -87,7 +87,6 @@ impl Quantity for Metric {
 }
 
 impl Metric {
-    #[must_use]
     pub fn unit(&self) -> Unit {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) | Self::Process(_, account) => account.unit(),
@@ -99,7 +98,6 @@ impl Metric {
     }
 
     /// The account of the metric.
-    #[must_use]
     pub const fn account(&self) -> Option<Account> {
         match self {
             Self::Now(account) | Self::At(_, account) | Self::Growth(_, account) => Some(*account),
@@ -158,7 +156,6 @@ pub struct Readings {
 
 impl Readings {
     /// The value of an account in its unit; `None` if the device does not report it.
-    #[must_use]
     pub fn get(&self, account: Account) -> Option<u64> {
         let Self { stats, memory, calls, now } = self;
         let metric = match account {
@@ -191,7 +188,6 @@ pub enum Account {
 
 impl Account {
     /// Returns whether it belongs to one process and changes only with calls of this process.
-    #[must_use]
     pub const fn is_of_one_process(self) -> bool {
         match self {
             Self::Stat(_) => true,
@@ -213,7 +209,6 @@ impl Account {
     }
 
     /// Parses a full or short name: `reserved` is `reserved_bytes.all.current`, `reserved.peak` is `reserved_bytes.all.peak`.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let key = StatKey::from_name(name).or_else(|| StatKey::from_name(&Self::in_full(name)?));
         key.map(Self::Stat).or_else(|| DeviceMetric::from_name(name).map(Self::Device))
@@ -227,7 +222,6 @@ impl Account {
         Self::SHORT.contains(&family).then(|| format!("{family}_bytes.all.{field}"))
     }
 
-    #[must_use]
     pub fn unit(self) -> Unit {
         match self {
             Self::Stat(key) if key.is_bytes() => Unit::Bytes,
@@ -264,23 +258,19 @@ macro_rules! metrics {
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Its name in scenarios and records.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
 
-            #[must_use]
             pub const fn unit(self) -> Unit {
                 match self { $(Self::$variant => Unit::$unit),* }
             }
 
             /// Describes it in one sentence for the reference.
-            #[must_use]
             pub const fn about(self) -> &'static str {
                 match self { $(Self::$variant => $about),* }
             }
 
-            #[must_use]
             pub fn from_name(name: &str) -> Option<Self> {
                 match current_name(name) { $($name => Some(Self::$variant),)* _ => None }
             }
@@ -384,12 +374,10 @@ macro_rules! names {
             }
 
             /// Its number in order of appearance, counted from 0.
-            #[must_use]
             pub const fn index(&self) -> usize {
                 self.index as usize
             }
 
-            #[must_use]
             pub fn name(&self) -> &str {
                 &self.name
             }
@@ -426,7 +414,6 @@ names! {
 
 impl ReportKey {
     /// Returns whether it depends on a clock. Only timed runs report it.
-    #[must_use]
     pub const fn is_timed(self) -> bool {
         matches!(self.unit(), Unit::Time) || matches!(self, Self::Throughput)
     }
@@ -434,7 +421,6 @@ impl ReportKey {
 
 impl MeasureName {
     /// The measure before the first step.
-    #[must_use]
     pub fn start() -> Self {
         Self::new(0, START)
     }

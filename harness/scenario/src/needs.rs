@@ -30,7 +30,6 @@ pub enum Feature {
 impl Feature {
     pub const ALL: &'static [Self] = &[Self::VirtualMemory, Self::MemoryPools, Self::ProcessMemory];
 
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::VirtualMemory => "virtual_memory",

@@ -45,7 +45,6 @@ pub enum SpilledPart {
 impl Spilled {
     pub const NOTHING: Self = Self { activations: None, optimizer_state: None };
 
-    #[must_use]
     pub const fn part(&self, part: SpilledPart) -> Option<&HostMemory> {
         match part {
             SpilledPart::Activations => self.activations.as_ref(),
@@ -54,7 +53,6 @@ impl Spilled {
     }
 
     /// Moves a part to this memory.
-    #[must_use]
     pub fn with(self, part: SpilledPart, memory: HostMemory) -> Self {
         match part {
             SpilledPart::Activations => Self { activations: Some(memory), ..self },
@@ -117,19 +115,16 @@ pub enum PlanPart {
 
 impl Plan {
     /// A plan with this batch and no savings.
-    #[must_use]
     pub const fn of_batch(batch: u64) -> Self {
         Self { batch, micro_batches: 1, checkpoint_every: None, precision: Precision::Fp32, spilled: Spilled::NOTHING }
     }
 
     /// Samples in memory at the same time: those of the largest micro-batch.
-    #[must_use]
     pub const fn samples_at_once(&self) -> u64 {
         self.batch.div_ceil(self.micro_batches)
     }
 
     /// Returns whether it needs less memory than another plan, and no part of it needs more.
-    #[must_use]
     pub fn asks_for_less_than(&self, other: &Self) -> bool {
         let checkpointed = |plan: &Self| plan.checkpoint_every.is_some();
         let is_mixed = |plan: &Self| plan.precision == Precision::Mixed;

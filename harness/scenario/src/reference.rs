@@ -17,7 +17,6 @@ use crate::steps::StepKind;
 use crate::{MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, text};
 
 /// The page with the reference of the language, in markdown.
-#[must_use]
 pub fn reference() -> String {
     let root = schema();
     let mut page = String::from(

@@ -128,36 +128,30 @@ impl Scenario {
     }
 
     /// The index of a step in the order of the file, which is the same in every process. `None` for a step of another scenario.
-    #[must_use]
     pub fn step_number(&self, step: &Step) -> Option<usize> {
         self.all_steps().iter().position(|known| std::ptr::eq(*known, step))
     }
 
-    #[must_use]
     pub fn step_with_number(&self, number: usize) -> Option<&Step> {
         self.all_steps().get(number).copied()
     }
 
-    #[must_use]
     pub fn uses_private_pools(&self) -> bool {
         self.all_steps().iter().any(|step| matches!(step.action, Action::PrivatePool(_)))
     }
 
     /// Returns whether it contains a storm with threads.
-    #[must_use]
     pub fn has_threads(&self) -> bool {
         self.all_steps().iter().any(|step| matches!(&step.action, Action::Storm(storm) if storm.threads.is_some()))
     }
 
     /// Its `exec` steps, in the order of the file.
-    #[must_use]
     pub fn execs(&self) -> Vec<&Exec> {
         let all = self.all_steps().into_iter();
         all.filter_map(|step| if let Action::Exec(exec) = &step.action { Some(exec) } else { None }).collect()
     }
 
     /// All steps, including nested ones and those under `meanwhile`.
-    #[must_use]
     pub fn all_steps(&self) -> Vec<&Step> {
         fn add<'s>(steps: &'s [Step], all: &mut Vec<&'s Step>) {
             for step in steps {
@@ -172,20 +166,17 @@ impl Scenario {
     }
 
     /// Its description for records.
-    #[must_use]
     pub fn info(&self) -> ScenarioInfo {
         let path = self.path.display().to_string();
         ScenarioInfo { name: self.name.clone(), path, about: self.about.clone(), memory: self.needs.memory, claim: self.claim.clone() }
     }
 
     /// Its identity: see [`harness_record::scenario_id`].
-    #[must_use]
     pub fn id(&self) -> String {
         harness_record::scenario_id(&self.path, &self.name)
     }
 
     /// A position in its file, for records.
-    #[must_use]
     pub fn place(&self, position: Position) -> SourceLine {
         SourceLine { path: self.path.display().to_string(), line: position.line, column: position.column }
     }
@@ -282,7 +273,6 @@ struct HealthCheckWire {
 }
 
 /// The schema in `scenarios/schema.json`. Editors find it by a first line `# yaml-language-server: $schema=schema.json`.
-#[must_use]
 pub fn schema() -> serde_json::Value {
     SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<ScenarioWire>().to_value()
 }

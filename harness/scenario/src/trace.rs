@@ -24,19 +24,16 @@ pub struct Trace {
 
 impl Trace {
     /// Makes a trace without comments and with one operation per line. Each id is allocated once.
-    #[must_use]
     pub fn of(events: Vec<TraceEvent>) -> Self {
         Self { site_of: vec![0; events.len()], lines: (1..).take(events.len()).collect(), sites: vec![String::new()], events }
     }
 
     /// The comment of an operation. In a recorded trace it is the position in the program.
-    #[must_use]
     pub fn site(&self, operation: usize) -> Option<&str> {
         let site = &self.sites[self.site_of[operation] as usize];
         (!site.is_empty()).then_some(site.as_str())
     }
 
-    #[must_use]
     pub fn line(&self, operation: usize) -> u32 {
         self.lines[operation]
     }

@@ -80,13 +80,11 @@ impl<Q> Expression<Q> {
         }
     }
 
-    #[must_use]
     pub fn dimension(&self) -> Dimension {
         self.dimension.unwrap_or_default()
     }
 
     /// Returns whether it is more than one name or literal.
-    #[must_use]
     pub const fn is_computed(&self) -> bool {
         !matches!(self.node, Node::Literal(_) | Node::Quantity(_))
     }
@@ -171,7 +169,6 @@ impl<Q> Expectation<Q> {
         Ok(Evaluation { left: value(left), right: value(right), holds })
     }
 
-    #[must_use]
     pub fn dimension(&self) -> Dimension {
         self.left.dimension.or(self.right.dimension).unwrap_or_default()
     }
@@ -182,7 +179,6 @@ impl<Q> Expectation<Q> {
     }
 
     /// Returns whether it is written in percent. Its values are then shown in percent too.
-    #[must_use]
     pub fn is_in_percent(&self) -> bool {
         self.dimension() == Dimension::NUMBER && [&self.left.text, &self.right.text].iter().any(|text| text.contains('%'))
     }
@@ -228,7 +224,6 @@ impl Comparison {
     const SIGNS: [(&'static str, Self); 6] =
         [("==", Self::Equal), ("!=", Self::NotEqual), ("<=", Self::AtMost), (">=", Self::AtLeast), ("<", Self::Less), (">", Self::Greater)];
 
-    #[must_use]
     pub fn holds(self, left: &Number, right: &Number) -> bool {
         match self {
             Self::Equal => left == right,

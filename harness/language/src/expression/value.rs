@@ -21,7 +21,6 @@ pub enum Unit {
 
 impl Unit {
     /// Its name in tables.
-    #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
@@ -83,24 +82,20 @@ pub struct Value {
 }
 
 impl Value {
-    #[must_use]
     pub fn count(number: u64) -> Self {
         Self::of(number, Unit::Count)
     }
 
-    #[must_use]
     pub fn of(number: u64, unit: Unit) -> Self {
         Self { number: Number::from_integer(i128::from(number)), dimension: unit.into() }
     }
 
     /// The number, if it is whole.
-    #[must_use]
     pub fn whole(&self) -> Option<i128> {
         self.number.is_integer().then(|| self.number.to_integer())
     }
 
     /// The value times 100: `34.2 %`.
-    #[must_use]
     pub fn percent(&self) -> String {
         match self.number.checked_mul(&Number::from_integer(100)) {
             Some(hundredths) => format!("{} %", decimal(hundredths)),
@@ -161,7 +156,6 @@ pub enum Operator {
 
 impl Operator {
     /// The exact result; `None` on overflow or division by zero.
-    #[must_use]
     pub fn apply(self, left: &Number, right: &Number) -> Option<Number> {
         match self {
             Self::Add => left.checked_add(right),

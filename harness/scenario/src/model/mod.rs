@@ -93,24 +93,20 @@ impl Model {
     }
 
     /// Compiles one pass over this many samples of this length.
-    #[must_use]
     pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
         compile::compile(&self.layers, self.input, samples, length, precision).program
     }
 
     /// Sizes of the parameters in 32-bit precision, in the order of the layers.
-    #[must_use]
     pub fn parameters(&self) -> Vec<Bytes> {
         compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).parameters
     }
 
     /// Sizes of tensors that live as long as the parameters and are not trained, such as the running means of `batch_norm`.
-    #[must_use]
     pub fn constants(&self) -> Vec<Bytes> {
         compile::compile(&self.layers, self.input, 1, 1, Precision::Fp32).constants
     }
 
-    #[must_use]
     pub fn parameter_count(&self) -> u64 {
         self.parameters().iter().map(|size| size.0 / 4).fold(0, u64::saturating_add)
     }
@@ -159,13 +155,11 @@ pub(crate) fn load_for(folder: &Path, named: &Located<String>) -> Result<Model, 
 }
 
 /// The JSON Schema of models.
-#[must_use]
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(ModelWire).to_value()
 }
 
 /// The table of layers for the reference.
-#[must_use]
 pub fn reference() -> String {
     let mut generator = schemars::SchemaGenerator::default();
     let mut table = String::from("| layer | fields | meaning |\n|---|---|---|\n");

@@ -87,7 +87,6 @@ pub struct Segment {
 
 impl Program {
     /// The segments of the program, with one checkpoint per `checkpoint_every` units.
-    #[must_use]
     pub fn segments(&self, checkpoint_every: Option<u64>) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
         let mut units_in_last = 0;
@@ -109,7 +108,6 @@ impl Program {
     }
 
     /// The operation that allocates each tensor; `None` for inputs.
-    #[must_use]
     pub fn makers(&self) -> Vec<Option<usize>> {
         let mut makers = vec![None; self.tensors.len()];
         for (index, operation) in self.operations.iter().enumerate() {
@@ -121,7 +119,6 @@ impl Program {
     }
 
     /// Multiply-adds of the forward pass.
-    #[must_use]
     pub fn work(&self) -> u64 {
         self.operations.iter().map(|operation| operation.work).fold(0, u64::saturating_add)
     }
@@ -138,13 +135,11 @@ pub struct Uniform {
 }
 
 impl Uniform {
-    #[must_use]
     pub const fn parameters_per_layer(&self) -> Bytes {
         Bytes(self.parameters.0 / self.layers)
     }
 
     /// Each layer saves its result for the backward pass. The gradient of the result lives during the layer's backward pass.
-    #[must_use]
     pub fn program(&self, samples: u64, precision: Precision) -> Program {
         let all = self.activations_per_sample.0 * samples / self.layers;
         let size = Bytes(match precision {

@@ -31,18 +31,15 @@ macro_rules! kinds {
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Its name in YAML.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
 
             /// The part of a plan that a step must support; `None`: every step can use the policy.
-            #[must_use]
             pub const fn needs(self) -> Option<PlanPart> {
                 match self { $(Self::$variant => $needs),* }
             }
 
-            #[must_use]
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|kind| kind.name() == name)
             }
@@ -148,7 +145,6 @@ pub enum BatchRule {
 }
 
 impl Policy {
-    #[must_use]
     pub const fn kind(&self) -> PolicyKind {
         match self {
             Self::GiveUp => PolicyKind::GiveUp,
@@ -168,7 +164,6 @@ impl Policy {
     }
 
     /// Most retries.
-    #[must_use]
     pub const fn retries(&self) -> u32 {
         match self {
             Self::GiveUp => 0,
@@ -182,7 +177,6 @@ impl Policy {
     }
 
     /// Buffers that may be freed after the step.
-    #[must_use]
     pub fn may_free(&self) -> &[BufferName] {
         match self {
             Self::Free { buffers } | Self::Evict { buffers } => buffers,
@@ -220,13 +214,11 @@ pub struct Chain(Vec<Policy>);
 
 impl Chain {
     /// Never empty.
-    #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.0
     }
 
     /// Most attempts of one request or iteration, including the first.
-    #[must_use]
     pub fn most_attempts(&self) -> u64 {
         1 + self.0.iter().map(|policy| u64::from(policy.retries())).sum::<u64>()
     }
@@ -237,7 +229,6 @@ impl Chain {
     }
 
     /// Returns whether it evicts running requests.
-    #[must_use]
     pub fn evicts_requests(&self) -> bool {
         self.0.iter().any(|policy| matches!(policy, Policy::Evict { buffers } if buffers.is_empty()))
     }
@@ -249,7 +240,6 @@ impl Chain {
     }
 
     /// Returns whether it contains `wait`.
-    #[must_use]
     pub fn waits(&self) -> bool {
         self.0.iter().any(|policy| policy.kind() == PolicyKind::Wait)
     }

@@ -52,13 +52,11 @@ pub enum ProgramEnd {
 
 impl Exec {
     /// The simulated GPU.
-    #[must_use]
     pub fn simulated_gpu(&self) -> &'static Gpu {
         self.gpu.or_else(|| Gpu::named(GPU)).unwrap_or(&GPUS[0])
     }
 
     /// The expected end with an allocator, by its name.
-    #[must_use]
     pub fn expected(&self, arm: &str, device: DeviceKind) -> ProgramEnd {
         self.expect.of(arm, device).copied().unwrap_or(ProgramEnd::Any)
     }

@@ -29,7 +29,6 @@ pub enum Expected {
 }
 
 impl Expected {
-    #[must_use]
     pub const fn expectation(&self) -> &Located<Expectation> {
         match self {
             Self::Here(expectation) | Self::BetweenArms { expectation, .. } => expectation,
@@ -45,7 +44,6 @@ pub struct Eventually(pub Vec<Located<Expectation>>);
 
 impl Expect {
     /// The expectations for an allocator, by its name.
-    #[must_use]
     pub fn of(&self, arm: &str, device: DeviceKind) -> &[Expected] {
         self.0.of(arm, device).map_or(&[], Vec::as_slice)
     }

@@ -55,7 +55,6 @@ pub enum Values {
 
 impl Rounds {
     /// The largest number of iterations.
-    #[must_use]
     pub fn count(&self) -> u64 {
         match self {
             Self::Times(times) => *times,
@@ -65,7 +64,6 @@ impl Rounds {
     }
 
     /// The variable and its value in an iteration, counted from 0.
-    #[must_use]
     pub fn value(&self, iteration: u64) -> Option<(&VariableName, Number)> {
         match self {
             Self::Times(_) => None,
@@ -77,7 +75,6 @@ impl Rounds {
     }
 
     /// Writes a value of the variable for a reader: `3`, `4 MiB`, `5.00 ms`.
-    #[must_use]
     pub fn in_words(&self, value: Number) -> String {
         match self {
             Self::Over { unit: Unit::Bytes, .. } => Bytes(u64::try_from(value.to_integer()).unwrap_or_default()).to_string(),

@@ -59,7 +59,6 @@ macro_rules! steps {
         pub enum Action { $($variant($checked),)* }
 
         impl Action {
-            #[must_use]
             pub const fn kind(&self) -> StepKind {
                 match self { $(Self::$variant(_) => StepKind::$variant),* }
             }
@@ -80,19 +79,16 @@ macro_rules! steps {
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Its key in YAML.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),* }
             }
 
             /// Figures that a step of this kind reports under its `id`.
-            #[must_use]
             pub const fn reports(self) -> &'static [ReportKey] {
                 match self { $(Self::$variant => <$wire>::REPORTS),* }
             }
 
             /// An example in YAML.
-            #[must_use]
             pub const fn example(self) -> &'static str {
                 match self { $(Self::$variant => <$wire>::EXAMPLE),* }
             }
@@ -245,13 +241,11 @@ pub(crate) struct Extras {
 }
 
 impl Action {
-    #[must_use]
     pub const fn is_block(&self) -> bool {
         !self.steps().is_empty()
     }
 
     /// The steps inside it.
-    #[must_use]
     pub const fn steps(&self) -> &[Step] {
         match self {
             Self::For(steps) | Self::Repeat(steps) => steps.steps.as_slice(),
@@ -272,7 +266,6 @@ impl Action {
         }
     }
 
-    #[must_use]
     pub const fn on_oom(&self) -> Option<&Chain> {
         match self {
             Self::Alloc(alloc) => alloc.on_oom.as_ref(),
@@ -282,7 +275,6 @@ impl Action {
         }
     }
 
-    #[must_use]
     pub const fn leak_check(&self) -> Option<&leaks::LeakCheck> {
         match self {
             Self::For(steps) | Self::Repeat(steps) => steps.leak_check.as_ref(),

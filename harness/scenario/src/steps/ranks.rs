@@ -53,7 +53,6 @@ impl Ranks {
     /// Default of DDP's `bucket_cap_mb` (<https://docs.pytorch.org/docs/2.11/generated/torch.nn.parallel.DistributedDataParallel.html>).
     pub const BUCKET: Bytes = Bytes::mib(25);
 
-    #[must_use]
     pub const fn count(&self) -> usize {
         self.limits.len()
     }

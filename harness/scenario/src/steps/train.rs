@@ -59,7 +59,6 @@ pub enum Trained {
 
 impl Trained {
     /// Sizes of the parameters.
-    #[must_use]
     pub fn parameters(&self) -> Vec<Bytes> {
         match self {
             Self::Uniform(uniform) => vec![uniform.parameters_per_layer(); uniform.layers as usize],
@@ -68,7 +67,6 @@ impl Trained {
     }
 
     /// Sizes of tensors that live as long as the parameters and are not trained.
-    #[must_use]
     pub fn constants(&self) -> Vec<Bytes> {
         match self {
             Self::Uniform(_) => Vec::new(),
@@ -77,7 +75,6 @@ impl Trained {
     }
 
     /// The operations of one pass over this many samples of this length.
-    #[must_use]
     pub fn program(&self, samples: u64, length: u64, precision: Precision) -> Program {
         match self {
             Self::Uniform(uniform) => uniform.program(samples, precision),
@@ -100,7 +97,6 @@ pub enum Optimizer {
 
 impl Optimizer {
     /// Bytes of state per byte of parameters.
-    #[must_use]
     pub const fn copies(self) -> u64 {
         match self {
             Self::Sgd => 0,

@@ -17,6 +17,7 @@ use std::convert::Infallible;
 use std::fmt;
 
 use harness_allocator::units::Bytes;
+use num_traits::{One, Zero};
 
 pub use parse::{
     ExpressionError, Resolve, Resolved, Unresolved, parse_amount, parse_constant, parse_count, parse_expectation, parse_formula,
@@ -48,8 +49,13 @@ pub(in crate::expression) enum Node<Q> {
     Literal(Number),
     Quantity(Q),
     Operation { operator: Operator, left: Box<Expression<Q>>, right: Box<Expression<Q>> },
-    Least(Vec<Expression<Q>>),
-    Greatest(Vec<Expression<Q>>),
+    Choice(Choice, Vec<Expression<Q>>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::expression) enum Choice {
+    Least,
+    Greatest,
 }
 
 impl<Q> Expression<Q> {
@@ -60,13 +66,19 @@ impl<Q> Expression<Q> {
             Node::Quantity(quantity) => value(quantity).map_err(EvaluateError::LookUp),
             Node::Operation { operator, left, right } => {
                 let (first, second) = (left.evaluate(value)?, right.evaluate(value)?);
-                if *operator == Operator::Divide && value::is_zero(&second) {
+                if *operator == Operator::Divide && second.is_zero() {
                     return Err(ArithmeticError::DivisionByZero(self.text.clone()).into());
                 }
                 operator.apply(&first, &second).ok_or_else(|| ArithmeticError::Overflow.into())
             }
-            Node::Least(all) => choose(all, value, Number::min),
-            Node::Greatest(all) => choose(all, value, Number::max),
+            Node::Choice(choice, all) => {
+                let numbers: Vec<Number> = all.iter().map(|one| one.evaluate(value)).collect::<Result<_, _>>()?;
+                let chosen = match choice {
+                    Choice::Least => numbers.into_iter().min(),
+                    Choice::Greatest => numbers.into_iter().max(),
+                };
+                chosen.ok_or_else(|| ArithmeticError::Overflow.into())
+            }
         }
     }
 
@@ -76,7 +88,7 @@ impl<Q> Expression<Q> {
             Node::Literal(_) => Vec::new(),
             Node::Quantity(quantity) => vec![quantity],
             Node::Operation { left, right, .. } => [left.quantities(), right.quantities()].concat(),
-            Node::Least(all) | Node::Greatest(all) => all.iter().flat_map(Self::quantities).collect(),
+            Node::Choice(_, all) => all.iter().flat_map(Self::quantities).collect(),
         }
     }
 
@@ -94,25 +106,12 @@ impl<Q> Expression<Q> {
         if !self.quantities().is_empty() {
             return None;
         }
-        match self.evaluate(&mut |_| Ok::<_, Infallible>(value::one())) {
+        match self.evaluate(&mut |_| Ok::<_, Infallible>(Number::one())) {
             Ok(number) => Some(Ok(number)),
             Err(EvaluateError::Arithmetic(error)) => Some(Err(error)),
             Err(EvaluateError::LookUp(never)) => match never {},
         }
     }
-}
-
-fn choose<Q, E>(
-    all: &[Expression<Q>],
-    value: &mut impl FnMut(&Q) -> Result<Number, E>,
-    better: impl Fn(Number, Number) -> Number,
-) -> Result<Number, EvaluateError<E>> {
-    let mut best: Option<Number> = None;
-    for one in all {
-        let number = one.evaluate(value)?;
-        best = Some(best.map_or(number, |best| better(best, number)));
-    }
-    best.ok_or_else(|| ArithmeticError::Overflow.into())
 }
 
 impl<Q> fmt::Display for Expression<Q> {

@@ -1,10 +1,12 @@
 //! Parses expressions: tokens, precedence, units. Takes linear time, apart from lookups.
 
 use harness_allocator::units::{Bytes, Nanos};
+use num_traits::Zero;
 
-use super::value::{hundredth, is_zero, parse_decimal};
+use super::value::parse_decimal;
 use super::{
-    Amount, Comparison, Dimension, Expectation, Expression, MAX_DEPTH, MAX_TERMS, Node, Number, Operator, Quantity, Tolerance, Value,
+    Amount, Choice, Comparison, Dimension, Expectation, Expression, MAX_DEPTH, MAX_TERMS, Node, Number, Operator, Quantity, Tolerance,
+    Value,
 };
 
 /// A mistake in an expression, with the position of the wrong part.
@@ -66,9 +68,7 @@ pub fn parse_amount<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<
     if text.trim_start().starts_with(|c: char| c.is_ascii_digit()) && is_literal || text.trim_start().starts_with('-') {
         return Bytes::parse(text).map(Amount::Fixed).map_err(|why| error(whole, why.to_string(), AMOUNT));
     }
-    let mut parser = Parser::new(text, AMOUNT, resolve)?;
-    let (sum, at) = parser.sum(0)?;
-    parser.finish()?;
+    let (sum, at) = formula(text, AMOUNT, resolve)?;
     if let Some(dimension) = sum.dimension.filter(|&dimension| dimension != Dimension::BYTES) {
         let help = if dimension == Dimension::NUMBER { "give it a unit, as in `4MiB * 8` or `512B`" } else { AMOUNT };
         return Err(error(at, format!("expected an amount of memory, found {dimension}"), help));
@@ -86,9 +86,7 @@ pub fn parse_amount<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<
 /// Parses a number that may depend on quantities, for example an index.
 pub fn parse_count<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expression<Q>, ExpressionError> {
     const HELP: &str = "write a number, or a formula that evaluates to one, as in `i + 1`";
-    let mut parser = Parser::new(text, HELP, resolve)?;
-    let (sum, at) = parser.sum(0)?;
-    parser.finish()?;
+    let (sum, at) = formula(text, HELP, resolve)?;
     match sum.dimension {
         None | Some(Dimension::NUMBER) => Ok(sum),
         Some(other) => Err(error(at, format!("expected a plain number, found {other}"), HELP)),
@@ -98,18 +96,14 @@ pub fn parse_count<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<E
 /// Parses a formula of any unit. It must contain a metric.
 pub fn parse_formula<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Expression<Q>, ExpressionError> {
     const HELP: &str = "write a metric or a formula of metrics, as in `reserved.peak` or `training.reserved / training.allocated`";
-    let mut parser = Parser::new(text, HELP, resolve)?;
-    let (sum, at) = parser.sum(0)?;
-    parser.finish()?;
+    let (sum, at) = formula(text, HELP, resolve)?;
     if sum.quantities().is_empty() { Err(error(at, "no metric in this formula: it can never change", HELP)) } else { Ok(sum) }
 }
 
 /// Parses a value that is known before the run: a literal, or a formula of literals and constants.
 pub fn parse_constant<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Result<Value, ExpressionError> {
     const HELP: &str = "write a number, a size or a duration, as in `64`, `20%`, `1.5GiB` or `5ms`";
-    let mut parser = Parser::new(text, HELP, resolve)?;
-    let (sum, at) = parser.sum(0)?;
-    parser.finish()?;
+    let (sum, at) = formula(text, HELP, resolve)?;
     match sum.constant() {
         Some(Ok(number)) => Ok(Value { number, dimension: sum.dimension() }),
         Some(Err(why)) => Err(error(at, why.to_string(), HELP)),
@@ -118,6 +112,14 @@ pub fn parse_constant<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Resul
 }
 
 type Range = (usize, usize);
+
+/// Parses a text that is one formula. Returns its position too.
+fn formula<Q: Quantity>(text: &str, forms: &'static str, resolve: Resolve<'_, Q>) -> Result<(Expression<Q>, Range), ExpressionError> {
+    let mut parser = Parser::new(text, forms, resolve)?;
+    let sum = parser.sum(0)?;
+    parser.finish()?;
+    Ok(sum)
+}
 
 fn error((start, length): Range, message: impl Into<String>, help: &str) -> ExpressionError {
     ExpressionError { message: message.into(), help: help.to_owned(), start, length }
@@ -145,6 +147,7 @@ struct Token {
 enum TokenKind {
     /// A name, or a function of one.
     Name(String),
+    /// `min(` or `max(`.
     Choice(Choice),
     Literal(Literal),
     Operator(Operator),
@@ -153,12 +156,6 @@ enum TokenKind {
     Comma,
     Tolerance,
     Comparison(Comparison),
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Choice {
-    Least,
-    Greatest,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -240,7 +237,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         while let Some(operator) = self.peek_operator([Operator::Multiply, Operator::Divide]) {
             self.next();
             let right = self.value(depth)?;
-            if operator == Operator::Divide && matches!(&right.node, Node::Literal(number) if is_zero(number)) {
+            if operator == Operator::Divide && matches!(&right.node, Node::Literal(number) if number.is_zero()) {
                 return Err(error(self.last, "division by zero", self.forms));
             }
             let (a, b) = (left.dimension(), right.dimension());
@@ -274,7 +271,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         match token.map(|token| token.kind) {
             Some(TokenKind::Name(name)) => self.name(&name, at),
             Some(TokenKind::Literal(literal)) => {
-                let dimension = (!is_zero(&literal.number) || literal.dimension != Dimension::NUMBER).then_some(literal.dimension);
+                let dimension = (!literal.number.is_zero() || literal.dimension != Dimension::NUMBER).then_some(literal.dimension);
                 Ok(Expression { node: Node::Literal(literal.number), dimension, text: self.piece(at) })
             }
             Some(TokenKind::Open) => {
@@ -336,11 +333,7 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         if all.len() < 2 {
             return Err(error(self.range_from(start), "`min` and `max` need two values or more", "as in `min(reserved, 1GiB)`"));
         }
-        let node = match choice {
-            Choice::Least => Node::Least(all),
-            Choice::Greatest => Node::Greatest(all),
-        };
-        Ok(Expression { node, dimension, text: self.piece(self.range_from(start)) })
+        Ok(Expression { node: Node::Choice(choice, all), dimension, text: self.piece(self.range_from(start)) })
     }
 
     fn same_dimension(&self, first: Option<Dimension>, second: Option<Dimension>, at: Range) -> Result<Option<Dimension>, ExpressionError> {
@@ -474,7 +467,11 @@ fn literal(text: &[char], start: usize) -> Result<Token, ExpressionError> {
     let number: String = rest[..digits].iter().collect();
     let literal = if unit == 0 {
         let number = parse_decimal(&number).ok_or_else(|| refuse(format!("`{number}` is not a number from 0 to 18446744073709551615")))?;
-        Literal { number: if percent { hundredth(number) } else { number }, dimension: Dimension::NUMBER, is_percentage: percent }
+        Literal {
+            number: if percent { number / Number::from_integer(100) } else { number },
+            dimension: Dimension::NUMBER,
+            is_percentage: percent,
+        }
     } else if is_time(&piece) {
         let nanos = Nanos::parse(&piece).map_err(|why| refuse(why.to_string()))?;
         Literal { number: Number::from_integer(nanos.get().into()), dimension: Dimension::TIME, is_percentage: false }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use harness_allocator::units::{Bytes, Nanos};
 use num_rational::Ratio;
-use num_traits::{CheckedAdd, CheckedDiv, CheckedMul, CheckedSub, One, Zero};
+use num_traits::{CheckedAdd, CheckedDiv, CheckedMul, CheckedSub};
 
 /// An exact fraction of two 128-bit integers: `1.1` is 11/10, and a third stays a third.
 pub type Number = Ratio<i128>;
@@ -176,16 +176,4 @@ pub(super) fn parse_decimal(text: &str) -> Option<Number> {
     let denominator = 10_i128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
     let number = Number::new(format!("{whole}{fraction}").parse().ok()?, denominator);
     (number <= Number::from_integer(i128::from(u64::MAX))).then_some(number)
-}
-
-pub(super) fn hundredth(number: Number) -> Number {
-    number / Number::from_integer(100)
-}
-
-pub(super) fn is_zero(number: &Number) -> bool {
-    number.is_zero()
-}
-
-pub(super) fn one() -> Number {
-    Number::one()
 }

@@ -26,7 +26,7 @@ use harness_language::text::NameText;
 pub use buffers::MAX_BUFFERS;
 pub(crate) use buffers::{Freed, Served};
 pub(crate) use names::has_no_meaning;
-pub(crate) use values::{constant, size, unit_of};
+pub(crate) use values::{constant, in_order, size, unit_of};
 
 use self::buffers::{Buffer, Elements};
 use self::names::Id;

@@ -1,12 +1,13 @@
 //! Sizes, counts, indices and expectations, and the names in them.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::Bytes;
 use harness_language::error::{Problem, choices, did_you_mean};
 use harness_language::expression::{self, Dimension, ExpressionError, Resolved, Unit, Unresolved, Value};
-use harness_language::located::Located;
+use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, CountText, ExpressionText, not_zero, out_of_bounds};
 
 use super::names::Id;
@@ -41,6 +42,14 @@ impl Checker<'_> {
         let whole = value.whole().filter(|_| value.dimension == Dimension::NUMBER);
         let whole = whole.and_then(|whole| u64::try_from(whole).ok()).filter(|whole| bounds.contains(whole));
         whole.ok_or_else(|| out_of_bounds(text.position(), what, &value, &bounds))
+    }
+
+    /// Parses the ends of a range, both within bounds.
+    pub(crate) fn range(&self, min: &CountText, max: &CountText, bounds: RangeInclusive<u64>) -> Result<RangeInclusive<u64>, Problem> {
+        let at = min.position();
+        let (min, max) = (self.whole(min, "min", bounds.clone())?, self.whole(max, "max", bounds)?);
+        in_order(&min, &max, at)?;
+        Ok(min..=max)
     }
 
     /// Parses a value that is known before the run.
@@ -312,6 +321,14 @@ fn locate(text: &Located<String>, source: &str, offset: usize, error: Expression
     let at = text.within(source, offset + error.start, error.length);
     let problem = Problem::new(at, error.message);
     if error.help.is_empty() { problem } else { problem.help(error.help) }
+}
+
+/// Checks that the lower end of a range is not above its upper end.
+pub(crate) fn in_order<T: PartialOrd + fmt::Display>(min: &T, max: &T, at: Position) -> Result<(), Problem> {
+    if min <= max {
+        return Ok(());
+    }
+    Err(Problem::new(at, format!("`min` is {min}, above `max`, which is {max}")).help("swap them"))
 }
 
 /// The unit of a value, if a loop variable can have it.

@@ -37,20 +37,12 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
         None
     }
 
-    fn body_mut(&mut self) -> Option<&mut Body> {
-        None
-    }
-
     fn id(&self) -> Option<&NameText> {
         self.body().and_then(|body| body.id.as_ref())
     }
 
     /// Sets the keys next to its own. Keys that are not allowed have been rejected before.
-    fn take(&mut self, beside: Body) {
-        if let Some(body) = self.body_mut() {
-            *body = beside;
-        }
-    }
+    fn take(&mut self, _: Body) {}
 
     /// Checks the step at this point of the scenario. `at` is the position of the whole step.
     fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;
@@ -63,8 +55,8 @@ macro_rules! with_body {
             Some(&self.body)
         }
 
-        fn body_mut(&mut self) -> Option<&mut Body> {
-            Some(&mut self.body)
+        fn take(&mut self, body: Body) {
+            self.body = body;
         }
     };
 }

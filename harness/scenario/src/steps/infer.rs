@@ -122,11 +122,7 @@ struct RangeWire {
 
 impl RangeWire {
     fn check(&self, least: u64, checker: &Checker<'_>) -> Result<RangeInclusive<u64>, Problem> {
-        let (min, max) = (checker.whole(&self.min, "min", least..=MAX_TOKENS)?, checker.whole(&self.max, "max", least..=MAX_TOKENS)?);
-        if min > max {
-            return Err(Problem::new(self.min.position(), format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
-        }
-        Ok(min..=max)
+        checker.range(&self.min, &self.max, least..=MAX_TOKENS)
     }
 }
 

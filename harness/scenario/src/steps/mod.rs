@@ -112,71 +112,43 @@ macro_rules! steps {
             }
         }
 
-        /// A step as the file writes it. Invalid steps are kept, because the check can report their position.
+        /// The fields of a step as the file writes them.
         #[derive(Clone, Debug)]
-        pub(crate) enum StepWire {
-            $($variant($wire),)*
-            Unknown(Located<String>),
-            /// The step needs fields and has none.
-            Bare(StepKind),
-            Empty,
-            SeveralKeys(StepKind, Located<String>),
-            /// A step with `timeout:`, `meanwhile:` or an earlier name.
-            With(Box<StepWire>, Extras),
-        }
+        enum Fields { $($variant($wire),)* }
 
-        impl StepWire {
-            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<(StepKind, Action), Problem> {
-                match self {
-                    $(Self::$variant(wire) => Ok((StepKind::$variant, Action::$variant(wire.check(at, checker)?))),)*
-                    Self::Unknown(name) => Err(unknown(&name.value, if name.line == 0 { at } else { name.position() })),
-                    Self::Bare(kind) => Err(bare(*kind, at)),
-                    Self::Empty => Err(Problem::new(at, "this list item is empty").help(FORM)),
-                    Self::SeveralKeys(kind, second) => Err(several_keys(*kind, second)),
-                    Self::With(step, _) => step.check(at, checker),
-                }
+        impl Fields {
+            const fn kind(&self) -> StepKind {
+                match self { $(Self::$variant(_) => StepKind::$variant),* }
+            }
+
+            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Action, Problem> {
+                match self { $(Self::$variant(wire) => wire.check(at, checker).map(Action::$variant),)* }
             }
 
             fn id(&self) -> Option<&NameText> {
-                match self {
-                    $(Self::$variant(wire) => wire.id(),)*
-                    Self::With(step, _) => step.id(),
-                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => None,
-                }
+                match self { $(Self::$variant(wire) => wire.id(),)* }
             }
 
             /// The steps inside it and the keys next to its own.
             fn body(&self) -> Option<&Body> {
-                match self {
-                    $(Self::$variant(wire) => wire.body(),)*
-                    Self::With(step, _) => step.body(),
-                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => None,
-                }
+                match self { $(Self::$variant(wire) => wire.body(),)* }
             }
 
             fn take(&mut self, body: Body) {
-                match self {
-                    $(Self::$variant(wire) => wire.take(body),)*
-                    Self::With(step, _) => step.take(body),
-                    Self::Unknown(_) | Self::Bare(_) | Self::Empty | Self::SeveralKeys(..) => {}
-                }
+                match self { $(Self::$variant(wire) => wire.take(body),)* }
             }
 
-            fn from_name(name: &str) -> Self {
+            fn from_name(name: &str) -> Result<Self, Mistake> {
                 match name {
-                    $($name => <$wire>::bare().map_or(Self::Bare(StepKind::$variant), Self::$variant),)*
-                    // A bare name has the position of the whole step, which the check knows.
-                    _ => Self::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 }),
+                    $($name => <$wire>::bare().map(Self::$variant).ok_or(Mistake::Bare(StepKind::$variant)),)*
+                    _ => Err(Mistake::Unknown(name.to_owned(), None)),
                 }
             }
 
-            fn from_entry<'de, A: MapAccess<'de>>(key: Located<String>, map: &mut A) -> Result<(Self, Option<StepKind>), A::Error> {
-                match key.value.as_str() {
-                    $($name => Ok((Self::$variant(map.next_value()?), Some(StepKind::$variant))),)*
-                    _ => {
-                        map.next_value::<IgnoredAny>()?;
-                        Ok((Self::Unknown(key), None))
-                    }
+            fn from_entry<'de, A: MapAccess<'de>>(name: &str, at: Position, map: &mut A) -> Result<Result<Self, Mistake>, A::Error> {
+                match name {
+                    $($name => map.next_value().map(|wire| Ok(Self::$variant(wire))),)*
+                    _ => map.next_value::<IgnoredAny>().map(|_| Err(Mistake::Unknown(name.to_owned(), Some(at)))),
                 }
             }
         }
@@ -231,9 +203,27 @@ impl fmt::Display for StepKind {
     }
 }
 
+/// A step as the file writes it. Invalid steps are kept, because the check can report their position.
+#[derive(Clone, Debug)]
+pub(crate) struct StepWire {
+    fields: Result<Fields, Mistake>,
+    extras: Extras,
+}
+
+/// Why a list item is not a step.
+#[derive(Clone, Debug)]
+enum Mistake {
+    /// A bare name has the position of the whole step, which the check knows.
+    Unknown(String, Option<Position>),
+    /// The step needs fields and has none.
+    Bare(StepKind),
+    Empty,
+    SeveralKeys(StepKind, Located<String>),
+}
+
 /// Keys that every step may have next to its own.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Extras {
+struct Extras {
     timeout: Option<DurationText>,
     meanwhile: Option<Located<Vec<Located<StepWire>>>>,
     /// The earlier name that the file uses, and the name today.
@@ -295,38 +285,49 @@ impl Action {
 }
 
 impl StepWire {
-    /// The name of a `measure`.
-    fn measure(&self) -> Option<&NameText> {
-        match self {
-            Self::Measure(wire) => Some(wire.name()),
-            Self::With(step, _) => step.measure(),
-            _ => None,
+    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Action, Problem> {
+        match &self.fields {
+            Ok(fields) => fields.check(at, checker),
+            Err(mistake) => Err(mistake.problem(at)),
         }
     }
 
-    fn is_process(&self) -> bool {
-        match self {
-            Self::Process(_) => true,
-            Self::With(step, _) => step.is_process(),
-            _ => false,
+    fn id(&self) -> Option<&NameText> {
+        self.fields.as_ref().ok()?.id()
+    }
+
+    /// The id of a step, or the name of a `measure`.
+    fn name(&self) -> Option<&NameText> {
+        match &self.fields {
+            Ok(Fields::Measure(wire)) => Some(wire.name()),
+            _ => self.id(),
         }
     }
 
-    const fn extras(&self) -> Option<&Extras> {
-        match self {
-            Self::With(_, extras) => Some(extras),
-            _ => None,
+    /// The steps inside it that share its names. A process has its own names.
+    fn steps_with_shared_names(&self) -> &[Located<Self>] {
+        match &self.fields {
+            Ok(Fields::Process(_)) | Err(_) => &[],
+            Ok(fields) => fields.body().map_or(&[], Body::steps),
         }
     }
+}
 
-    fn meanwhile(&self) -> Option<&Located<Vec<Located<Self>>>> {
-        self.extras().and_then(|extras| extras.meanwhile.as_ref())
+impl Mistake {
+    /// `at` is the position of the whole step.
+    fn problem(&self, at: Position) -> Problem {
+        match self {
+            Self::Unknown(name, key_at) => unknown(name, key_at.unwrap_or(at)),
+            Self::Bare(kind) => bare(*kind, at),
+            Self::Empty => Problem::new(at, "this list item is empty").help(FORM),
+            Self::SeveralKeys(kind, second) => several_keys(*kind, second),
+        }
     }
 }
 
 /// The step's own time limit.
 fn time_limit(wire: &StepWire, action: &Action) -> Result<Option<Nanos>, Problem> {
-    match wire.extras().and_then(|extras| extras.timeout.as_ref()) {
+    match &wire.extras.timeout {
         Some(text) if action.is_block() => {
             let message = format!("`{}` cannot have a time limit", action.kind());
             Err(Problem::new(text.position(), message).help("give a `timeout` to the steps inside it, or to the whole scenario"))
@@ -341,13 +342,11 @@ fn time_limit(wire: &StepWire, action: &Action) -> Result<Option<Nanos>, Problem
 pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Position> {
     let mut names = BTreeMap::new();
     for step in steps {
-        if let Some(name) = step.value.id().or(step.value.measure()) {
+        if let Some(name) = step.value.name() {
             names.entry(name.text().to_owned()).or_insert_with(|| name.position());
         }
-        let meanwhile = step.value.meanwhile().map_or(&[][..], |steps| steps.value.as_slice());
-        // A process has its own names.
-        let inside = step.value.body().filter(|_| !step.value.is_process()).map_or(&[][..], Body::steps);
-        for (name, at) in announced(inside).into_iter().chain(announced(meanwhile)) {
+        let meanwhile = step.value.extras.meanwhile.as_ref().map_or(&[][..], |steps| steps.value.as_slice());
+        for (name, at) in announced(step.value.steps_with_shared_names()).into_iter().chain(announced(meanwhile)) {
             names.entry(name).or_insert(at);
         }
     }
@@ -358,23 +357,25 @@ pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>
     steps.iter().map(|step| check_step(step, checker)).collect()
 }
 
-fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
-    let position = wire.position();
+fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
+    let (position, wire) = (step.position(), &step.value);
     checker.count(position, 1)?;
-    if let Some((old, new)) = wire.value.extras().and_then(|extras| extras.renamed) {
+    if let Some((old, new)) = wire.extras.renamed {
         checker.renamed(position, old, new);
     }
-    let ((kind, action), meanwhile) = match wire.value.meanwhile() {
-        None => (wire.value.check(position, checker)?, Vec::new()),
+    let (action, meanwhile) = match &wire.extras.meanwhile {
+        None => (wire.check(position, checker)?, Vec::new()),
         Some(steps) => checker.at_the_same_time(
-            |checker| wire.value.check(position, checker),
-            wire.value.id(),
+            |checker| wire.check(position, checker),
+            wire.id(),
             steps.position(),
             |checker| check_steps(&steps.value, checker),
         )?,
     };
-    if let Some(steps) = wire.value.meanwhile().filter(|_| !action.takes_its_time()) {
-        return Err(Problem::new(steps.position(), format!("`{kind}` is one operation, so nothing can run in between")).help(
+    let kind = action.kind();
+    let meanwhile_at = wire.extras.meanwhile.as_ref().map(Located::position);
+    if let Some(at) = meanwhile_at.filter(|_| !action.takes_its_time()) {
+        return Err(Problem::new(at, format!("`{kind}` is one operation, so nothing can run in between")).help(
             "these steps take `meanwhile`: `train`, `infer`, `storm` without `threads`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool`, and `alloc` with the policy `wait`",
         ));
     }
@@ -382,9 +383,9 @@ fn check_step(wire: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
         return Err(Problem::new(other.position, format!("`{}` cannot run while a program runs", other.action.kind()))
             .help("`meanwhile` of an `exec` accepts `exec` steps only, because programs run at their own speed"));
     }
-    blocks::check_inside(&action, position, wire.value.id(), wire.value.meanwhile().map(Located::position), checker)?;
-    let id = wire.value.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
-    Ok(Step { position, id, time_limit: time_limit(&wire.value, &action)?, action, meanwhile })
+    blocks::check_inside(&action, position, wire.id(), meanwhile_at, checker)?;
+    let id = wire.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
+    Ok(Step { position, id, time_limit: time_limit(wire, &action)?, action, meanwhile })
 }
 
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
@@ -442,13 +443,9 @@ impl<'de> Deserialize<'de> for StepWire {
                 f.write_str("a step, as in `alloc: { buffer: a, size: 1MiB }` or `empty_cache`")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-                Ok(match renamed(name) {
-                    None => StepWire::from_name(name),
-                    Some((_, new)) => {
-                        let extras = Extras { renamed: renamed(name), ..Extras::default() };
-                        StepWire::With(Box::new(StepWire::from_name(new)), extras)
-                    }
-                })
+                let extras = Extras { renamed: renamed(name), ..Extras::default() };
+                let name = extras.renamed.map_or(name, |(_, new)| new);
+                Ok(StepWire { fields: Fields::from_name(name), extras })
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let (mut first, mut second) = (None, None);
@@ -463,8 +460,8 @@ impl<'de> Deserialize<'de> for StepWire {
                         name if name == Beside::LeakCheck.name() => body.leak_check = Some(map.next_value()?),
                         _ if first.is_none() => {
                             extras.renamed = renamed(&key.value);
-                            let name = extras.renamed.map_or_else(|| key.value.clone(), |(_, new)| new.to_owned());
-                            first = Some(StepWire::from_entry(key.with(name), &mut map)?);
+                            let name = extras.renamed.map_or(key.value.as_str(), |(_, new)| new);
+                            first = Some(Fields::from_entry(name, key.position(), &mut map)?);
                             continue;
                         }
                         _ => {
@@ -475,41 +472,40 @@ impl<'de> Deserialize<'de> for StepWire {
                     }
                     beside = beside.or(Some(key));
                 }
-                Ok(assembled(first, second, beside, extras, body))
+                // A mistake has no extras, because the check reports nothing else about it.
+                Ok(match assembled(first, second, beside, body) {
+                    Ok(fields) => StepWire { fields: Ok(fields), extras },
+                    Err(mistake) => StepWire { fields: Err(mistake), extras: Extras::default() },
+                })
             }
         }
         deserializer.deserialize_any(StepVisitor)
     }
 }
 
-/// Makes a step of the keys of a list item.
+/// Makes the fields of a step from the keys of a list item.
 fn assembled(
-    first: Option<(StepWire, Option<StepKind>)>,
+    first: Option<Result<Fields, Mistake>>,
     second: Option<Located<String>>,
     beside: Option<Located<String>>,
-    extras: Extras,
     body: Body,
-) -> StepWire {
-    let (mut step, kind) = match (first, beside) {
-        (Some(first), _) => first,
-        (None, Some(key)) => return StepWire::Unknown(key),
-        (None, None) => return StepWire::Empty,
+) -> Result<Fields, Mistake> {
+    let mut fields = match (first, beside) {
+        (Some(first), _) => first?,
+        (None, Some(key)) => return Err(Mistake::Unknown(key.value.clone(), Some(key.position()))),
+        (None, None) => return Err(Mistake::Empty),
     };
-    let Some(kind) = kind else { return step };
+    let kind = fields.kind();
     // If a step's steps are inside it, all its fields are inside it.
-    let is_inside = step.body().is_some_and(|body| body.steps.is_some());
+    let is_inside = fields.body().is_some_and(|body| body.steps.is_some());
     let accepted = if is_inside { &[] } else { kind.beside() };
     if let Some(second) = second.or_else(|| body.unexpected(accepted)) {
-        return StepWire::SeveralKeys(kind, second);
+        return Err(Mistake::SeveralKeys(kind, second));
     }
     if !accepted.is_empty() {
-        step.take(body);
+        fields.take(body);
     }
-    if extras.timeout.is_none() && extras.meanwhile.is_none() && extras.renamed.is_none() {
-        step
-    } else {
-        StepWire::With(Box::new(step), extras)
-    }
+    Ok(fields)
 }
 
 impl JsonSchema for StepWire {

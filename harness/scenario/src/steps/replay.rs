@@ -66,7 +66,7 @@ impl StepFields for ReplayWire {
 - expect: job.ooms == 0
 - free: job";
 
-    const REPORTS: &'static [ReportKey] = &OF_REQUESTS;
+    const REPORTS: &'static [ReportKey] = OF_REQUESTS;
 
     fn id(&self) -> Option<&NameText> {
         Some(&self.id)

@@ -10,7 +10,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::fields::StepFields;
-use crate::checker::Checker;
+use crate::checker::{Checker, in_order};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::trace::Trace;
 use harness_language::error::Problem;
@@ -23,8 +23,7 @@ pub const MAX_THREADS: u64 = 64;
 /// Most entries in a list of sizes.
 pub const MAX_SIZES: usize = 64;
 
-/// Figures of every step that makes many requests.
-pub(super) const OF_REQUESTS: [ReportKey; 10] = [
+const REPORTS: [ReportKey; 14] = [
     ReportKey::Operations,
     ReportKey::Allocations,
     ReportKey::Frees,
@@ -35,21 +34,17 @@ pub(super) const OF_REQUESTS: [ReportKey; 10] = [
     ReportKey::LiveBytes,
     ReportKey::PeakLiveBytes,
     ReportKey::Time,
+    ReportKey::ReservedAtFailure,
+    ReportKey::AllocatedAtFailure,
+    ReportKey::LargestFreeAtFailure,
+    ReportKey::DeviceFreeAtFailure,
 ];
 
-const AT_FAILURE: [ReportKey; 4] =
-    [ReportKey::ReservedAtFailure, ReportKey::AllocatedAtFailure, ReportKey::LargestFreeAtFailure, ReportKey::DeviceFreeAtFailure];
+/// Figures of every step that makes many requests: all but those at the first failure.
+pub(super) const OF_REQUESTS: &[ReportKey] = REPORTS.split_at(10).0;
 
 /// Figures of a storm with threads.
 const OF_THREADS: [ReportKey; 4] = [ReportKey::Operations, ReportKey::Allocations, ReportKey::Frees, ReportKey::Ooms];
-
-const REPORTS: [ReportKey; OF_REQUESTS.len() + AT_FAILURE.len()] = {
-    let mut all = [ReportKey::Time; OF_REQUESTS.len() + AT_FAILURE.len()];
-    let (of_requests, at_failure) = all.split_at_mut(OF_REQUESTS.len());
-    of_requests.copy_from_slice(&OF_REQUESTS);
-    at_failure.copy_from_slice(&AT_FAILURE);
-    all
-};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Storm {
@@ -276,7 +271,7 @@ impl StepFields for StormWire {
             operations,
             sizes,
             live,
-            lifetime: lifetime(&self.lifetime, checker)?,
+            lifetime: checker.range(&self.lifetime.min, &self.lifetime.max, 1..=MAX_OPERATIONS)?.into_inner(),
             order: self.lifetime.order.unwrap_or_default(),
             streams: self.streams(checker)?,
             until: self.until,
@@ -337,9 +332,7 @@ fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<St
         _ => return Err(Problem::new(at, "expected a range of sizes or a trace").help(FORMS)),
     };
     let (at, min, max) = (min.position(), checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
-    if min > max {
-        return Err(Problem::new(at, format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
-    }
+    in_order(&min, &max, at)?;
     Ok(StormSizes::Range { min, max, distribution: range.distribution.unwrap_or_default() })
 }
 
@@ -355,15 +348,6 @@ fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes,
         return Err(Problem::new(path.position(), format!("{}: the trace has no requests", path.value)).help("name a trace with requests"));
     }
     Ok(StormSizes::Recorded(sizes))
-}
-
-fn lifetime(wire: &LifetimeWire, checker: &Checker<'_>) -> Result<(u64, u64), Problem> {
-    let min = checker.whole(&wire.min, "min", 1..=MAX_OPERATIONS)?;
-    let max = checker.whole(&wire.max, "max", 1..=MAX_OPERATIONS)?;
-    if min > max {
-        return Err(Problem::new(wire.min.position(), format!("`min` is {min}, above `max`, which is {max}")).help("swap them"));
-    }
-    Ok((min, max))
 }
 
 /// Lists the live blocks of a storm that keep each segment from being released to the driver. The report shows them as a table.

@@ -118,8 +118,8 @@ impl<'a> Folder<'a> {
         Ok(Self { path, document, _only_writer: only_writer })
     }
 
-    /// Writes files, given by name and content, into a new folder within this one. The folder appears complete, under the name
-    /// that `name` returns after everything is written.
+    /// Writes files, given by name and content, into a new folder within this one. The folder appears only when every
+    /// file is written. `name` then returns its name.
     pub fn add(&self, files: &[(String, String)], name: impl FnOnce(&Path) -> io::Result<String>) -> Result<PathBuf, StoreError> {
         let failed = |source| self.failed(self.path, source);
         let (folder, _held) = temporary::folder_in(self.path).map_err(failed)?;

@@ -74,7 +74,7 @@ pub(crate) fn ordinal(text: &str) -> Result<u32, String> {
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(super) struct Exec {
-    /// Memory of each simulated GPU, as in `24GiB`, or with `--device`, the memory that each process may use [default: all memory of the GPU].
+    /// Memory of each simulated GPU, as in `24GiB` [default: all memory of the GPU]. With `--device`, it limits the memory of each process.
     #[arg(long, value_name = "SIZE", value_parser = device::memory)]
     memory: Option<Bytes>,
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
@@ -95,8 +95,9 @@ pub(super) struct Exec {
     /// When CUDA events complete: `instant`; `synchronize`, when the host waits for them; `lag:N`, also after N further submissions of work.
     #[arg(long, value_name = "MODEL", default_value = "instant")]
     events: Events,
-    /// The addresses of allocations: `up`, `down`, or `reuse` (the lowest free address). PyTorch prefers low addresses, so the order can change
-    /// peaks. `--least-memory` tries all orders, and several `--alloc-conf` try them near the limit. The result contains the difference.
+    /// The addresses of allocations: `up`; `down`; `reuse`, the lowest free address; or `linux`, as NVIDIA's driver chooses them there. PyTorch
+    /// prefers low addresses, so the order can change peaks. `--least-memory` tries `up`, `down` and `reuse`, and several `--alloc-conf` try them near
+    /// the limit. The result contains the difference.
     #[arg(long, value_name = "ORDER", default_value = "up")]
     addresses: AddressOrder,
     /// The workspace that cuDNN requests: `operands`, a model based on the operands of a convolution, or `none`.

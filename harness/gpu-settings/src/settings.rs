@@ -99,6 +99,8 @@ pub enum AddressOrder {
     Down,
     /// The lowest free address.
     Reuse,
+    /// As NVIDIA's driver on Linux.
+    Linux,
 }
 
 /// The workspaces of cuDNN, as a model: real sizes depend on the algorithm that cuDNN chooses.
@@ -223,7 +225,14 @@ impl fmt::Display for Settings {
     }
 }
 
-words!(AddressOrder, "an order of addresses", AddressOrder::Up = "up", AddressOrder::Down = "down", AddressOrder::Reuse = "reuse");
+words!(
+    AddressOrder,
+    "an order of addresses",
+    AddressOrder::Up = "up",
+    AddressOrder::Down = "down",
+    AddressOrder::Reuse = "reuse",
+    AddressOrder::Linux = "linux"
+);
 words!(CudnnWorkspace, "a model of cuDNN's workspaces", CudnnWorkspace::None = "none", CudnnWorkspace::Operands = "operands");
 words!(Values, "a mode of values", Values::Zeros = "zeros", Values::Copies = "copies", Values::Small = "small");
 words!(Cuda, "a CUDA release", Cuda::V12 = "12", Cuda::V13 = "13");

@@ -15,7 +15,8 @@
 //! * `runtime`, `driver`, `nvml`, `blas`, `dnn`, `nvrtc` and `nccl` export the functions of a library; `entry_points` finds them by name;
 //! * `unmodelled` answers for all functions without code here.
 //!
-//! To add a CUDA function, export it from the module of its library. Outputs have the type `Out`, which refuses null; `handles` checks handles.
+//! To add a CUDA function, export it from the module of its library. Outputs have the type `Out`, an `Option`: `put` refuses null, and `write` allows it. Functions of
+//! the runtime return `remember(..)`, those of the driver `answer(..)`; `handles` checks handles.
 
 mod audit;
 mod blas;

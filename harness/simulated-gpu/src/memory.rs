@@ -99,6 +99,7 @@ impl DeviceMemory {
                 AddressOrder::Up => Order::Up,
                 AddressOrder::Down => Order::Down,
                 AddressOrder::Reuse => Order::Reuse,
+                AddressOrder::Linux => Order::Linux,
             },
         };
         let shift = SHIFT + index as u64 * ADDRESSES;
@@ -115,7 +116,7 @@ impl DeviceMemory {
             pooled: BTreeMap::new(),
             next_pooled: 0,
         };
-        if settings.addresses == AddressOrder::Down {
+        if matches!(settings.addresses, AddressOrder::Down | AddressOrder::Linux) {
             // Downward reservations start below the addresses of the next device.
             let _ = memory.sim.reserve(Bytes(RESERVATIONS_END - ADDRESSES));
         }

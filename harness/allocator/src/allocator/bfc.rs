@@ -100,7 +100,7 @@ impl BfcAllocator {
         Self { config, ..Self::default() }
     }
 
-    /// Finds a chunk outside the stream's own ones: from another stream, from the driver, or after a release.
+    /// Takes a chunk from another stream, else from the driver, else after a release.
     fn find(&mut self, device: &mut dyn Device, request: Request, size: u64) -> Result<ChunkId, AllocatorError> {
         if let Some(chunk) = self.take_from_other_streams(device, request.stream, size)? {
             return Ok(chunk);

@@ -1,4 +1,4 @@
-//! [`every_fault`] runs a program once per allocation attempt and fails that attempt.
+//! [`every_fault`] runs a program once per allocation, and fails that allocation.
 //!
 //! After one failed attempt PyTorch releases its cache and retries. So an OutOfMemoryError takes two failures in a row: attempts
 //! n and n + 1.

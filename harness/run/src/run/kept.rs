@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-/// The numbers of steps to record from the beginning and from the end of a run. The steps between are counted.
+/// The record keeps this many of the first steps. It only counts the steps between these and the last ones.
 const FIRST_STEPS: usize = 5_000;
-/// See [`FIRST_STEPS`].
+/// The number of last steps in the record.
 const LAST_STEPS: usize = 5_000;
 
 pub(super) struct Steps<T> {

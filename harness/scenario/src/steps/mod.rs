@@ -423,7 +423,7 @@ fn unknown(name: &str, at: Position) -> Problem {
 fn bare(kind: StepKind, at: Position) -> Problem {
     let alone: Vec<&str> = StepKind::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect();
     Problem::new(at, format!("`{kind}` needs fields")).help(format!(
-        "as in `{}`; only {} work without fields",
+        "write it as in `{}`. These steps work without fields: {}",
         kind.example().lines().last().unwrap_or_default(),
         quoted(&alone, " and ")
     ))

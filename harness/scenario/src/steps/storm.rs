@@ -163,7 +163,7 @@ pub(crate) struct StormWire {
     sizes: SizesWire,
     /// Most requested bytes that are live at the same time.
     live: AmountText,
-    /// Operations between allocation and free of a block.
+    /// The number of operations from a block's allocation to its free.
     lifetime: LifetimeWire,
     /// Streams of the requests; one is drawn for each. Default: `default`.
     streams: Option<Vec<NameText>>,
@@ -175,7 +175,7 @@ pub(crate) struct StormWire {
     threads: Option<CountText>,
 }
 
-/// Operations between allocation and free of a block. Drawn uniformly from `min` to `max` unless `order` says otherwise.
+/// The number of operations from a block's allocation to its free. Drawn uniformly from `min` to `max` unless `order` says otherwise.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "storm_lifetime")]
@@ -205,7 +205,7 @@ struct RangeWire {
     /// `log_uniform`: every doubling has the same probability. `uniform`: every size has. `bimodal`: from `min` to twice `min`, or from half of `max` to `max`.
     /// Default: `log_uniform`.
     distribution: Option<Distribution>,
-    /// An allocation trace, as for `replay`, instead of `min` and `max`. Sizes are drawn from its requests.
+    /// An allocation trace, as for `replay`. It replaces `min` and `max`. Sizes are drawn from its requests.
     trace: Option<Located<String>>,
 }
 

@@ -103,7 +103,7 @@ fn figure(pool: usize, attribute: c_int, value: *mut c_void) -> Result<(), Code>
     })
 }
 
-/// Sets the release threshold (4), and accepts that opportunistic reuse (2) and reuse by internal dependencies (3) are off.
+/// Sets the release threshold (4), and refuses to switch on reuse (2 and 3).
 fn set(pool: usize, attribute: c_int, value: *mut c_void) -> Result<(), Code> {
     with_pool(pool, |gpu, id| {
         gpu.sim().pool_memory(id)?;

@@ -114,7 +114,7 @@ unsafe extern "C" fn ncclCommInitAll(into: *mut MaybeUninit<*mut Communicator>, 
     0
 }
 
-/// Waits until all ranks have called. Without a run's folder, or with all ranks in one process, the new communicator has all ranks.
+/// Waits until all ranks have called. The new communicator keeps all ranks if the run has no folder or one process has all ranks.
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, into: Out<'_, *mut Communicator>, _: *const c_void) -> c_int {
     let (Some(id), Some(folder)) = (parent.id, env::var_os(RUN)) else { return create(into, parent.ranks, parent.rank, parent.id) };

@@ -41,7 +41,7 @@ pub(crate) extern "C" fn cudaStreamIsCapturing(stream: usize, status: Out<'_, c_
     remember(capture(stream).and_then(|capture| put(status, c_int::from(capture.is_some()))))
 }
 
-/// CUDA 13 has one pointer more than CUDA 12 after `id`. These outputs are the graph, its dependencies and their number.
+/// After `id`, CUDA 13 passes four outputs: graph, dependencies, edges, count. CUDA 12 passes three, without edges.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cudaStreamGetCaptureInfo(
     stream: usize,

@@ -3,6 +3,7 @@
 //! Expandable segments reserve more addresses than the device has memory, for each pool and stream. So the ranges are larger than
 //! the 47 to 49 address bits of a GPU: even a device of 1 PiB does not exhaust them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::ranges::RangeMap;
@@ -28,7 +29,14 @@ pub enum AddressOrder {
     Down,
     /// The lowest free address, as a driver may choose. This finds allocators that confuse an address with its earlier use.
     Reuse,
+    /// As NVIDIA's driver on Linux: in [regions](REGION), from the highest downward. A stretch takes the lowest gap of a region that fits, or else a
+    /// new region at the highest free addresses. Empty regions are freed. Recorded segment addresses of 16 PyTorch programs on real GPUs follow these
+    /// rules, apart from addresses that other libraries use.
+    Linux,
 }
+
+/// The unit of the driver's regions on Linux: their start and size are multiples of it.
+const REGION: u64 = 32 << 20;
 
 /// A range of addresses that are used in one order.
 #[derive(Clone, Debug)]
@@ -37,23 +45,75 @@ pub(super) struct Addresses {
     fresh: Range<u64>,
     /// The unused gap after each stretch.
     guard: Bytes,
-    /// Freed stretches.
+    /// Freed stretches, or the freed regions of [`AddressOrder::Linux`].
     free: RangeMap<()>,
+    regions: Regions,
     order: AddressOrder,
+}
+
+/// The regions of [`AddressOrder::Linux`].
+#[derive(Clone, Debug, Default)]
+struct Regions {
+    /// The end of each region, by its start.
+    ends: BTreeMap<u64, u64>,
+    /// The free parts of regions, with the start of their region. So gaps of two regions stay apart.
+    gaps: RangeMap<u64>,
 }
 
 impl Addresses {
     pub(super) fn new(range: Range<u64>, guard: Bytes, order: AddressOrder) -> Self {
-        Self { fresh: range, guard, free: RangeMap::default(), order }
+        Self { fresh: range, guard, free: RangeMap::default(), regions: Regions::default(), order }
     }
 
-    /// Returns a stretch of `len` bytes: a never used one, or else the lowest freed one. Constant time for the former, linear in
-    /// the freed stretches for the latter.
+    /// Returns a stretch of `len` bytes in the order of these addresses. Constant time for a never used stretch, otherwise linear in the freed
+    /// stretches or gaps.
     pub(super) fn take(&mut self, len: Bytes) -> Option<u64> {
         let len = len.0.checked_add(self.guard.0)?;
         match self.order {
             AddressOrder::Up | AddressOrder::Down => self.take_new(len).or_else(|| self.take_again(len)),
             AddressOrder::Reuse => self.take_again(len).or_else(|| self.take_new(len)),
+            AddressOrder::Linux => self.take_in_region(len),
+        }
+    }
+
+    fn take_in_region(&mut self, len: u64) -> Option<u64> {
+        let gap = self.regions.gaps.overlapping(0, u64::MAX).find(|(start, end, _)| end - start >= len).map(|(start, ..)| start);
+        if let Some(start) = gap {
+            self.regions.gaps.remove(start, start + len);
+            return Some(start);
+        }
+        let size = len.checked_next_multiple_of(REGION)?;
+        let freed = self.free.overlapping(0, u64::MAX).filter(|(start, end, ())| end - start >= size).last().map(|(_, end, ())| end - size);
+        let start = match freed {
+            Some(start) => {
+                self.free.remove(start, start + size);
+                start
+            }
+            None => {
+                let start = self.fresh.end.checked_sub(size)? / REGION * REGION;
+                if start < self.fresh.start {
+                    return None;
+                }
+                self.fresh.end = start;
+                start
+            }
+        };
+        self.regions.ends.insert(start, start + size);
+        if len < size {
+            self.regions.gaps.insert(start + len, start + size, start);
+        }
+        Some(start)
+    }
+
+    /// Frees a stretch, and its region if that is empty. A stretch that was not taken from a region becomes free addresses.
+    fn free_in_region(&mut self, start: u64, end: u64) {
+        let region = self.regions.ends.range(..=start).next_back().filter(|(_, region_end)| **region_end >= end);
+        let Some((&region, &region_end)) = region else { return self.free.insert(start, end, ()) };
+        self.regions.gaps.insert(start, end, region);
+        if self.regions.gaps.exact(region, region_end).is_some() {
+            self.regions.gaps.remove(region, region_end);
+            self.regions.ends.remove(&region);
+            self.free.insert(region, region_end, ());
         }
     }
 
@@ -74,13 +134,16 @@ impl Addresses {
         let end = start.saturating_add(len.0).saturating_add(self.guard.0);
         // The addresses between it and the used ones stay unused.
         match self.order {
-            AddressOrder::Down if end > self.fresh.start => self.fresh.end = start.clamp(self.fresh.start, self.fresh.end),
+            AddressOrder::Down | AddressOrder::Linux if end > self.fresh.start => {
+                self.fresh.end = start.clamp(self.fresh.start, self.fresh.end)
+            }
             AddressOrder::Up | AddressOrder::Reuse if start < self.fresh.end => {
                 self.fresh.start = end.clamp(self.fresh.start, self.fresh.end)
             }
             _ => {}
         }
         self.free.remove(start, end);
+        self.regions.gaps.remove(start, end);
     }
 
     fn take_again(&mut self, len: u64) -> Option<u64> {
@@ -91,7 +154,8 @@ impl Addresses {
 
     /// Frees a used stretch.
     pub(super) fn give_back(&mut self, start: u64, len: Bytes) {
-        self.free.insert(start, start + len.0 + self.guard.0, ());
+        let end = start + len.0 + self.guard.0;
+        if self.order == AddressOrder::Linux { self.free_in_region(start, end) } else { self.free.insert(start, end, ()) }
     }
 }
 

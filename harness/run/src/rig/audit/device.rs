@@ -30,7 +30,7 @@ impl Held {
 pub(super) struct Figures<'a> {
     pub(super) stats: &'a MemoryStats,
     pub(super) pool: Option<PoolMemory>,
-    /// The allocator's memory, taken from the structure if that is up to date.
+    /// The allocator's memory. It comes from the structure, or from the counters if the structure is outdated.
     pub(super) held: Held,
     /// The memory of the other programs on the device.
     pub(super) others: Held,

@@ -47,3 +47,41 @@ fn freed_addresses_are_merged_and_the_lowest_fitting_ones_reused() {
     assert_eq!((addresses.take(Bytes(8)), addresses.take(Bytes(18)), addresses.take(Bytes(8))), (Some(110), Some(120), Some(140)));
     assert_eq!(addresses.take(Bytes(u64::MAX)), None);
 }
+
+/// Segments of a recorded inference on Linux: 100 MiB take regions of 128 MiB downward, and 26 MiB the rest of these, the lowest first.
+#[test]
+fn linux_fills_the_lowest_gap_and_adds_regions_downward() {
+    let mut addresses = Addresses::new(0x7000_0000_0000..0x76ec_7e00_0000, Bytes::ZERO, AddressOrder::Linux);
+    let recorded = [
+        (100, 0x76ec_7600_0000_u64),
+        (100, 0x76ec_6e00_0000),
+        (100, 0x76ec_6600_0000),
+        (26, 0x76ec_6c40_0000),
+        (26, 0x76ec_7440_0000),
+        (26, 0x76ec_7c40_0000),
+        (26, 0x76ec_6400_0000),
+        (100, 0x76ec_5c00_0000),
+        (100, 0x76ec_5400_0000),
+        (100, 0x76ec_4c00_0000),
+        (26, 0x76ec_5240_0000),
+        (26, 0x76ec_5a40_0000),
+        (26, 0x76ec_6240_0000),
+        (26, 0x76ec_4a00_0000),
+    ];
+    for (size, address) in recorded {
+        assert_eq!(addresses.take(Bytes::mib(size)), Some(address));
+    }
+}
+
+#[test]
+fn linux_reuses_the_addresses_of_empty_regions_from_the_top() {
+    let mut addresses = Addresses::new(0..1 << 40, Bytes::ZERO, AddressOrder::Linux);
+    let starts: Vec<u64> = (0..4).filter_map(|_| addresses.take(Bytes::mib(20))).collect();
+    assert!(starts.is_sorted_by(|one, next| one - next == REGION), "{starts:?}");
+    addresses.give_back(starts[0], Bytes::mib(20));
+    addresses.give_back(starts[1], Bytes::mib(20));
+    addresses.give_back(starts[2], Bytes::mib(20));
+    assert_eq!(addresses.take(Bytes::mib(40)), Some(starts[1]), "a region of 64 MiB at the top of 96 free ones");
+    assert_eq!(addresses.take(Bytes::mib(20)), Some(starts[1] + (40 << 20)), "the rest of that region");
+    assert_eq!(addresses.take(Bytes::mib(30)), Some(starts[2]));
+}

@@ -1,6 +1,6 @@
 //! [`Counters`]: how a process used its simulated GPUs, in a mapped file that is complete even if the process is killed.
 //!
-//! The process counts in the mapped file. The program that started it reads the file with [`ProcessCounters::read`] after the process ends.
+//! The process counts in the mapped file. The program that started it reads the file with [`ProcessCounters::read_folder`] after the process ends.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use harness_allocator::device::faulty::{ANY, Numbered};
+pub use harness_allocator::device::sim::AddressOrder;
 use harness_allocator::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -88,19 +89,6 @@ pub enum Events {
     Synchronize,
     /// As [`Events::Synchronize`], or after this much more work: kernels, graphs, host functions, copies and event records.
     Lag(u64),
-}
-
-/// The order of the addresses of allocations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum AddressOrder {
-    /// Upwards, without reuse.
-    Up,
-    /// Downwards, without reuse.
-    Down,
-    /// The lowest free address.
-    Reuse,
-    /// As NVIDIA's driver on Linux.
-    Linux,
 }
 
 /// The workspaces of cuDNN, as a model: real sizes depend on the algorithm that cuDNN chooses.
@@ -225,14 +213,6 @@ impl fmt::Display for Settings {
     }
 }
 
-words!(
-    AddressOrder,
-    "an order of addresses",
-    AddressOrder::Up = "up",
-    AddressOrder::Down = "down",
-    AddressOrder::Reuse = "reuse",
-    AddressOrder::Linux = "linux"
-);
 words!(CudnnWorkspace, "a model of cuDNN's workspaces", CudnnWorkspace::None = "none", CudnnWorkspace::Operands = "operands");
 words!(Values, "a mode of values", Values::Zeros = "zeros", Values::Copies = "copies", Values::Small = "small");
 words!(Cuda, "a CUDA release", Cuda::V12 = "12", Cuda::V13 = "13");

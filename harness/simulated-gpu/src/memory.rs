@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use harness_allocator::device::sim::{AddressOrder as Order, Completion, CostModel, SimConfig, SimDevice};
+use harness_allocator::device::sim::{AddressOrder, Completion, CostModel, SimConfig, SimDevice};
 use harness_allocator::device::{
     Device as _, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, PoolId, PooledDevice as _, StreamId, TestDevice as _,
 };
@@ -11,7 +11,7 @@ use harness_allocator::units::Bytes;
 
 use crate::code::Code;
 use harness_gpu_settings::driver::Kernels;
-use harness_gpu_settings::settings::{AddressOrder, Settings};
+use harness_gpu_settings::settings::Settings;
 
 /// The first address of the first device, above all host addresses of a program on x86-64.
 pub(crate) const FIRST_ADDRESS: u64 = 1 << 47;
@@ -95,12 +95,7 @@ impl DeviceMemory {
             cost: CostModel::FREE_OF_CHARGE,
             completion: if executes { Completion::Timed } else { Completion::OnSynchronize },
             free_synchronizes: executes,
-            addresses: match settings.addresses {
-                AddressOrder::Up => Order::Up,
-                AddressOrder::Down => Order::Down,
-                AddressOrder::Reuse => Order::Reuse,
-                AddressOrder::Linux => Order::Linux,
-            },
+            addresses: settings.addresses,
         };
         let shift = SHIFT + index as u64 * ADDRESSES;
         let mut memory = Self {

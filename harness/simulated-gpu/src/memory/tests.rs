@@ -20,7 +20,7 @@ fn physical_memory_is_freed_with_its_last_handle_and_mapping() {
 
 #[test]
 fn every_address_order_works_with_and_without_expandable_segments() {
-    for addresses in [AddressOrder::Up, AddressOrder::Down, AddressOrder::Reuse] {
+    for &addresses in AddressOrder::ALL {
         for index in [0, 15] {
             let settings = Settings { addresses, ..Settings::new(&GPUS[0], Bytes::gib(8)) };
             let mut memory = DeviceMemory::new(index, &settings);

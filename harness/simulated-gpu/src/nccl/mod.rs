@@ -196,32 +196,32 @@ extern "C" fn ncclReduce(from: usize, to: usize, count: usize, kind: c_int, _: c
     0
 }
 
-/// Data that this rank sends or receives in a group.
+/// A buffer that a group sends or fills.
 #[derive(Clone, Copy)]
-struct Part {
+struct Buffer {
     address: usize,
     bytes: usize,
-    /// True if the data is for this rank itself, or comes from it.
-    own: bool,
 }
 
 /// The open group of a thread.
 #[derive(Default)]
 struct Group {
     depth: u32,
-    sent: Vec<Part>,
-    received: Vec<Part>,
+    /// What this rank sends to itself.
+    own: Vec<Buffer>,
+    /// What it sends to other ranks.
+    sent: Vec<Buffer>,
+    received: Vec<Buffer>,
 }
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
-/// Adds parts to the open group. Outside of a group, they are a group.
-fn in_group(sent: Option<Part>, received: Option<Part>) -> c_int {
+/// Changes the open group. Outside of a group, each call is a group.
+fn in_group(change: impl FnOnce(&mut Group)) -> c_int {
     GROUP.with_borrow_mut(|group| {
-        group.sent.extend(sent);
-        group.received.extend(received);
+        change(group);
         if group.depth == 0 {
             end_group(group);
         }
@@ -229,33 +229,26 @@ fn in_group(sent: Option<Part>, received: Option<Part>) -> c_int {
     0
 }
 
-/// Fills each received part with data of its size that this rank sends: to itself, if there is such data, because the other ranks would send the
-/// same. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per rank.
+/// Fills each received buffer with data of its size: what this rank sends to itself, because the other ranks would send the same, or else what it sends
+/// to another rank. PyTorch gathers with one broadcast per rank, and exchanges with a send and a receive per rank.
 fn end_group(group: &mut Group) {
-    let (sent, received) = (std::mem::take(&mut group.sent), std::mem::take(&mut group.received));
-    for part in received {
-        let fitting = || sent.iter().filter(|data| data.bytes == part.bytes);
-        if let Some(data) = fitting().find(|data| data.own).or_else(|| fitting().next()) {
-            copy(data.address, part.address, part.bytes);
+    let Group { own, sent, received, .. } = std::mem::take(group);
+    for buffer in received {
+        match own.iter().chain(&sent).find(|data| data.bytes == buffer.bytes) {
+            Some(data) => copy(data.address, buffer.address, buffer.bytes),
+            None => drop(machine().tick()),
         }
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGroupStart() -> c_int {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
-    0
+    in_group(|group| group.depth += 1)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclGroupEnd() -> c_int {
-    GROUP.with_borrow_mut(|group| {
-        group.depth = group.depth.saturating_sub(1);
-        if group.depth == 0 {
-            end_group(group);
-        }
-    });
-    0
+    in_group(|group| group.depth = group.depth.saturating_sub(1))
 }
 
 #[unsafe(no_mangle)]
@@ -268,19 +261,29 @@ extern "C" fn ncclBroadcast(
     communicator: &Communicator,
     _: usize,
 ) -> c_int {
-    let (bytes, own) = (count * element(kind), root == communicator.rank);
-    let sent = (own || from != to).then_some(Part { address: from, bytes, own });
-    in_group(sent, Some(Part { address: to, bytes, own }))
+    let bytes = count * element(kind);
+    in_group(|group| {
+        let data = Buffer { address: from, bytes };
+        if root == communicator.rank {
+            group.own.push(data);
+        } else if from != to {
+            group.sent.push(data);
+        }
+        group.received.push(Buffer { address: to, bytes });
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) -> c_int {
-    in_group(Some(Part { address: from, bytes: count * element(kind), own: peer == communicator.rank }), None)
+    in_group(|group| {
+        let sent = if peer == communicator.rank { &mut group.own } else { &mut group.sent };
+        sent.push(Buffer { address: from, bytes: count * element(kind) });
+    })
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclRecv(to: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) -> c_int {
-    in_group(None, Some(Part { address: to, bytes: count * element(kind), own: peer == communicator.rank }))
+extern "C" fn ncclRecv(to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) -> c_int {
+    in_group(|group| group.received.push(Buffer { address: to, bytes: count * element(kind) }))
 }
 
 #[unsafe(no_mangle)]

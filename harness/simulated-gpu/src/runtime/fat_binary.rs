@@ -65,7 +65,11 @@ pub(crate) unsafe fn chosen_code(wrapper: usize, device: u32) -> Option<u32> {
             if runs && entry.capability <= device {
                 chosen = chosen.max(Some(entry.capability));
             }
-            at = at.byte_add(entry.header_size as usize + usize::try_from(entry.size).ok()?);
+            let size = entry.header_size as usize + usize::try_from(entry.size).ok()?;
+            if size == 0 {
+                break;
+            }
+            at = at.byte_add(size);
         }
         chosen
     }

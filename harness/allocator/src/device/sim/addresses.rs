@@ -5,8 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 use super::ranges::RangeMap;
+use crate::named::named_enum;
 use crate::units::Bytes;
 
 /// The range of allocations.
@@ -19,20 +23,31 @@ pub(super) const RESERVATIONS: Range<u64> = 1 << 52..1 << 60;
 /// The range of host memory, which orders and compares copies. It contains no device memory.
 pub(super) const HOST: Range<u64> = 1 << 60..1 << 62;
 
-/// The order in which addresses are used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AddressOrder {
-    /// From the lowest upward. Freed addresses are reused only when no others remain, so a use of freed memory is noticed.
-    #[default]
-    Up,
-    /// From the highest downward. Otherwise as `Up`.
-    Down,
-    /// The lowest free address, as a driver may choose. This finds allocators that confuse an address with its earlier use.
-    Reuse,
-    /// As NVIDIA's driver on Linux: in regions of multiples of 32 MiB, from the highest downward. A stretch takes the lowest gap of a region that fits, or else a
-    /// new region at the highest free addresses. Empty regions are freed. These rules predict 89 % of 5,812 segment addresses that 16 PyTorch programs
-    /// recorded on real GPUs, once it is known which addresses other libraries hold.
-    Linux,
+named_enum! {
+    /// The order in which addresses are used.
+    #[derive(Default, Serialize, Deserialize)]
+    AddressOrder {
+        /// From the lowest upward. Freed addresses are reused only when no others remain, so a use of freed memory is noticed.
+        #[default]
+        Up = "up",
+        /// From the highest downward. Otherwise as `Up`.
+        Down = "down",
+        /// The lowest free address, as a driver may choose. This finds allocators that confuse an address with its earlier use.
+        Reuse = "reuse",
+        /// As NVIDIA's driver on Linux: in regions of multiples of 32 MiB, from the highest downward. A stretch takes the lowest gap of a region that
+        /// fits, or else a new region at the highest free addresses. Empty regions are freed. These rules predict 89 % of 5,812 segment addresses that
+        /// 16 PyTorch programs recorded on real GPUs, once it is known which addresses other libraries hold.
+        Linux = "linux",
+    }
+}
+
+impl FromStr for AddressOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::ALL.iter().map(|order| order.name()).collect::<Vec<_>>().join(", ");
+        Self::from_name(text).ok_or_else(|| format!("`{text}` is not an order of addresses: write {}", names()))
+    }
 }
 
 /// The unit of the driver's regions on Linux: their start and size are multiples of it.

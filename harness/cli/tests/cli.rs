@@ -752,9 +752,12 @@ fn check_reports_all_files_even_if_one_is_wrong() {
 fn the_schema_is_the_one_that_is_committed() {
     let printed: Value = serde_json::from_str(&World::without_gpu().harness(&["schema"]).out).unwrap();
     assert_eq!(printed["title"], "scenario");
-    if let Ok(committed) = fs::read_to_string(project().join("scenarios/schema.json")) {
-        assert_eq!(printed, serde_json::from_str::<Value>(&committed).unwrap());
+    let path = project().join("scenarios/schema.json");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, format!("{printed:#}\n")).unwrap();
     }
+    let committed: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    assert!(printed == committed, "run `UPDATE=1 cargo test -p harness --test cli schema`, and commit {}", path.display());
 }
 
 #[test]

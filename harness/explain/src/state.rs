@@ -97,7 +97,7 @@ pub struct History<'a> {
     events: &'a [Event],
     last: Vec<&'a Segment>,
     config: Config,
-    /// By the number of an event that frees a block: the events of that block.
+    /// Maps each event that frees a block, by number, to the events of that block.
     freed: Vec<Origin>,
     /// The events of the blocks at the end.
     origins: HashMap<u64, Origin>,

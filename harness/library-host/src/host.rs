@@ -21,7 +21,7 @@ unsafe extern "C" fn harness_library_host() -> c_int {
     }
     let mut functions = None;
     while let Some(order) = next_order() {
-        // Exit handlers of the library may still call functions; they are answered.
+        // Exit handlers of the library may still call CUDA, and the harness answers.
         if order == Order::End {
             return 0;
         }

@@ -84,7 +84,7 @@ struct Refusals<'a> {
     may_fail: &'a dyn Fn(usize, u64) -> bool,
 }
 
-/// A request failed that must succeed.
+/// A request that must succeed failed.
 struct RefusedToo;
 
 impl<T: Target> Observer<T> for Refusals<'_> {

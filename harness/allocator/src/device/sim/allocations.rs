@@ -42,7 +42,7 @@ impl Allocations {
         self.0.insert(start, allocation);
     }
 
-    /// The live allocation that starts at an address and comes from a pool or not.
+    /// The live allocation at an address: from a pool if `pooled`, otherwise from the device.
     /// Fails with [`DeviceError::DoubleFree`] if it is freed; [`DeviceError::InvalidFree`] if there was none.
     pub(super) fn live(&mut self, ptr: DevicePtr, pooled: bool, place: CallSite) -> Result<&mut SimAllocation, DeviceError> {
         let found = self.0.get_mut(&ptr.0).filter(|allocation| allocation.pool.is_some() == pooled);

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
 
 use super::*;
+use crate::process::Program;
 
 /// The account of another living process.
 fn account_of(ledger: Ledger, pid: u32) -> Account {
@@ -88,14 +89,16 @@ fn exec_releases_the_memory_of_the_earlier_program_for_others() {
     let mut first = Account::new(Some(Ledger::create(&path).unwrap()));
     let mut child = Command::new("sh").args(["-c", "read line; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
-    // A new process runs this program until its own exec.
-    while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim() != "sh" {
+    // A new process runs this program until its own exec, which changes the name first and the stack later.
+    let program = || Program::of_process(pid.into()).unwrap();
+    while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim() != "sh" || program().stack == 0 {
         std::thread::yield_now();
     }
-    let mut before = account_of(Ledger::open(&path).unwrap(), child.id());
+    let shell = program();
+    let mut before = account_of(Ledger::open(&path).unwrap(), pid);
     assert_eq!((hold(&mut before, 8), hold(&mut first, 5)), (Ok(()), Err(Bytes(8))));
     child.stdin.take().unwrap().write_all(b"\n").unwrap();
-    while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim() != "sleep" {
+    while program().is(shell) {
         std::thread::yield_now();
     }
     assert_eq!(hold(&mut first, 5), Ok(()));

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use harness_allocator::allocator::caching::{TorchVersion, TorchVersionError};
 use harness_allocator::device::DeviceError;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_cuda::machine::{self, Probe};
@@ -32,6 +33,15 @@ pub(crate) fn choice(option: Option<DeviceChoice>, otherwise: DeviceChoice) -> R
         }),
         _ => Ok(otherwise),
     }
+}
+
+/// The version of PyTorch in an option. Says so if it has no rules of its own here.
+pub(crate) fn torch_version(text: &str) -> Result<TorchVersion, TorchVersionError> {
+    let version: TorchVersion = text.parse()?;
+    if !version.covers(text) {
+        terminal::message(format!("the rules of PyTorch {text} are not known; those of PyTorch {version} apply"));
+    }
+    Ok(version)
 }
 
 /// Looks for GPUs. A child process does so first, because a broken driver may hang or crash the process that calls it.

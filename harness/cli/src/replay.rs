@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::caching::{Config, TorchVersion};
+use harness_allocator::device::sim::{AddressOrder, SimConfig};
 use harness_allocator::device::DeviceError;
 use harness_allocator::stats::MemoryStats;
 use harness_allocator::units::Bytes;
@@ -31,6 +32,7 @@ const EXAMPLES: &str = "Examples:
   harness replay job.trace --memory 8GiB --alloc-conf max_split_size_mb:64
   harness replay job.trace --memory 8GiB --stats /dev/null --memory-summary
   harness replay --verify recordings/*.jsonl.gz
+  harness replay --verify recording.jsonl.gz --torch 2.15 --addresses down
 
 A trace has one operation per line; `#` starts a comment:
   a ID SIZE STREAM   allocate            f ID         free
@@ -46,7 +48,8 @@ The statistics are a line with the names of the columns, an array of figures per
 column, `result`, is the outcome of the operation:
   0   success
   1   out of memory
-  2   ignored: its id or pool is not live";
+  2   ignored: its id or pool is not live
+  3   refused: this version of PyTorch does not support it";
 
 /// The number of recordings after which results are printed.
 const TOGETHER: usize = 32;
@@ -78,6 +81,12 @@ pub(super) struct Replay {
     /// Print the results of `--bench` as JSON.
     #[arg(long, requires = "bench")]
     json: bool,
+    /// The version of PyTorch whose allocator is replayed. The default is that of the recording, or the newest.
+    #[arg(long, value_name = "VERSION", value_parser = device::torch_version)]
+    torch: Option<TorchVersion>,
+    /// The addresses of the device's memory: `up`, `down`, `reuse` (the lowest free address) or `linux`. The default is that of the recording, or `up`.
+    #[arg(long, value_name = "ORDER")]
+    addresses: Option<AddressOrder>,
     /// The interface of the allocator.
     #[arg(long, value_name = "FRONT", default_value = "handle", value_parser = fronts())]
     front: Front,
@@ -97,21 +106,23 @@ impl Replay {
         match (&self.trace, self.memory) {
             (Some(trace), Some(memory)) => self.replay(trace, memory),
             // The rules of the arguments exclude other cases.
-            _ => verify_all(&self.verify, self.front),
+            _ => verify_all(&self.verify, self.front, self.torch, self.addresses),
         }
     }
 
     fn replay(&self, path: &Path, memory: Bytes) -> Result<Exit, Failures> {
-        let config = Config::parse(&self.alloc_conf).map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
+        let parsed = Config::parse_for(self.torch.unwrap_or_default(), &self.alloc_conf);
+        let config = parsed.map_err(|error| CliError::conf(&error, &self.alloc_conf))?;
+        let device = SimConfig { addresses: self.addresses.unwrap_or_default(), ..SimConfig::replay(memory) };
         let trace = Trace::read(path)?;
         config.idle_settings().iter().for_each(terminal::message);
         if let Some(repetitions) = self.bench {
-            return self.time(&trace, config, memory, repetitions);
+            return self.time(&trace, config, device, repetitions);
         }
         let interrupt = interrupt::watch(|| {})?;
         let written = match self.stats_are_printed() {
-            true => trace.write_stats(config, memory, self.front, &interrupt, io::stdout()),
-            false => files::write_by(&self.stats, |file| trace.write_stats(config, memory, self.front, &interrupt, file)),
+            true => trace.write_stats(config, device, self.front, &interrupt, io::stdout()),
+            false => files::write_by(&self.stats, |file| trace.write_stats(config, device, self.front, &interrupt, file)),
         };
         match written {
             Ok(Ok(stats)) => Ok(self.print_summary(&stats).map(|()| Exit::Passed)?),
@@ -141,12 +152,12 @@ impl Replay {
         self.stats == Path::new("-")
     }
 
-    fn time(&self, trace: &Trace<'_>, config: Config, memory: Bytes, repetitions: u32) -> Result<Exit, Failures> {
+    fn time(&self, trace: &Trace<'_>, config: Config, device: SimConfig, repetitions: u32) -> Result<Exit, Failures> {
         if !trace.events.iter().any(|event| matches!(event, TraceEvent::Allocate { .. })) {
             let message = format!("{}: the trace contains no allocations to time", trace.path.display());
             return Err(CliError::input(message, "name a trace with allocations; `harness replay --help` describes the format").into());
         }
-        let result = replay_bench::bench(&trace.events, config, memory, repetitions, self.front).map_err(|error| trace.locate(&error))?;
+        let result = replay_bench::bench(&trace.events, config, device, repetitions, self.front).map_err(|error| trace.locate(&error))?;
         if self.json {
             terminal::print_document(&format!("{}\n", serde_json::json!(result)))?;
             return Ok(Exit::Passed);
@@ -215,13 +226,13 @@ impl<'a> Trace<'a> {
     fn write_stats(
         &self,
         config: Config,
-        memory: Bytes,
+        device: SimConfig,
         front: Front,
         interrupt: &Interrupt,
         output: impl Write,
     ) -> io::Result<Result<MemoryStats, CliError>> {
         let output = BufWriter::new(Interruptible { output, interrupt });
-        Ok(replay::write_stats(&self.events, config, memory, front, output)?.map_err(|error| self.locate(&error)))
+        Ok(replay::write_stats(&self.events, config, device, front, output)?.map_err(|error| self.locate(&error)))
     }
 
     fn locate(&self, error: &ReplayError) -> CliError {
@@ -261,10 +272,10 @@ impl<W: Write> Write for Interruptible<'_, W> {
 }
 
 /// Compares recordings on all cores, and prints the results in the given order.
-fn verify_all(paths: &[PathBuf], front: Front) -> Result<Exit, Failures> {
+fn verify_all(paths: &[PathBuf], front: Front, torch: Option<TorchVersion>, addresses: Option<AddressOrder>) -> Result<Exit, Failures> {
     let mut counts = Counts::default();
     for paths in paths.chunks(TOGETHER) {
-        let Ok(results) = in_parallel(paths, |path| Ok::<_, Infallible>(replay::verify(path, front)));
+        let Ok(results) = in_parallel(paths, |path| Ok::<_, Infallible>(replay::verify(path, front, torch, addresses)));
         for (path, verified) in paths.iter().zip(results) {
             terminal::print(&counts.add(path, verified))?;
         }
@@ -301,7 +312,7 @@ impl Counts {
                 match error {
                     // The rule is one line without an excerpt.
                     RecordingError::Settings { source, .. } => format!("unusable {path}: {}\n", source.rule()),
-                    error @ (RecordingError::Read { .. } | RecordingError::Malformed { .. }) => format!("unusable {error}\n"),
+                    error @ (RecordingError::Read { .. } | RecordingError::Malformed { .. } | RecordingError::Torch { .. }) => format!("unusable {error}\n"),
                 }
             }
         }

@@ -8,15 +8,16 @@ use std::io::{self, BufRead as _, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use harness_allocator::allocator::PrivatePoolError;
-use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks};
+use harness_allocator::allocator::{Allocator as _, PrivatePoolError};
+use harness_allocator::allocator::caching::{CachingAllocator, ConfError, Config, Quirks, TorchVersion, TorchVersionError};
 use harness_allocator::allocator::shared::SharedAllocator;
-use harness_allocator::device::sim::{SimConfig, SimDevice};
+use harness_allocator::device::sim::{AddressOrder, SimConfig, SimDevice};
 use harness_allocator::device::{DeviceCalls, DeviceError};
 use harness_allocator::stats::{BlockState, MemoryStats, PoolKind, SegmentInfo, StatKey};
 use harness_allocator::units::Bytes;
 use harness_base::packed;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::json;
 
 use crate::execute::{ByHandle, ByPointer, Executor, Kind, Observer, Outcome, PrepareError, Stopped, Streams, Target};
@@ -167,17 +168,19 @@ impl<T: Target, F: FnMut(usize, &State) -> ControlFlow<()>> Observer<T> for Afte
     }
 }
 
-/// Replays a trace on an empty device with `capacity` memory. The allocator reproduces PyTorch's quirks. Calls `each` after each
+/// Replays a trace on an empty device. The allocator reproduces PyTorch's quirks. Calls `each` after each
 /// operation. Returns `None` if `each` stopped the replay.
 fn replay(
     events: &[TraceEvent],
     config: Config,
-    capacity: Bytes,
+    device: SimConfig,
     front: Front,
     each: impl FnMut(usize, &State) -> ControlFlow<()>,
 ) -> Result<Option<End>, ReplayError> {
-    let config = Config { quirks: Quirks::Torch211, ..config };
-    let mut device = SimDevice::new(SimConfig::replay(capacity));
+    let config = Config { quirks: Quirks::AsTorch, ..config };
+    let mut device = SimDevice::new(device);
+    let fits = CachingAllocator::new(config.clone()).check_device(&mut device);
+    fits.map_err(|source| ReplayError::Device { operation: 1, source })?;
     match front {
         Front::Handle => {
             let executor = Executor::new(events, &mut device)?;
@@ -231,15 +234,16 @@ fn state_code(state: BlockState) -> u8 {
 pub fn write_stats(
     events: &[TraceEvent],
     config: Config,
-    capacity: Bytes,
+    device: SimConfig,
     front: Front,
     mut output: impl Write,
 ) -> io::Result<Result<MemoryStats, ReplayError>> {
     let columns = Column::recorded();
     let names: Vec<String> = columns.iter().map(Column::to_string).collect();
-    writeln!(output, "{}", json!({ "capacity": capacity.0, "columns": names }))?;
+    let (torch, addresses) = (config.torch.name(), device.addresses.name());
+    writeln!(output, "{}", json!({ "torch": torch, "capacity": device.total.0, "va": addresses, "columns": names }))?;
     let mut written = Ok(());
-    let replayed = replay(events, config, capacity, front, |_, state| {
+    let replayed = replay(events, config, device, front, |_, state| {
         let row: Vec<u64> = columns.iter().map(|column| column.figure(state)).collect();
         written = writeln!(output, "{}", json!(row));
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
@@ -269,6 +273,8 @@ pub enum RecordingError {
     },
     #[error("{}: {source}", path.display())]
     Settings { path: PathBuf, source: ConfError },
+    #[error("{}: line 1: {source}", path.display())]
+    Torch { path: PathBuf, source: TorchVersionError },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -321,14 +327,50 @@ impl fmt::Display for Difference {
 
 #[derive(Deserialize)]
 struct Header {
+    torch: Option<String>,
     conf: String,
     capacity: u64,
+    #[serde(default, rename = "va")]
+    addresses: AddressOrder,
+    /// If PyTorch ended before the trace did.
+    stopped: Option<StoppedTorch>,
     columns: Vec<String>,
     trace: Vec<String>,
 }
 
-/// Replays a recording's own trace and compares every column of every row, then the final segments.
-pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
+/// The end of PyTorch in an error of its own.
+#[derive(Deserialize)]
+struct StoppedTorch {
+    /// Empty if it crashed.
+    message: String,
+    next_op: String,
+}
+
+/// A figure of a row. PyTorch refused the operation if it is text.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Figure {
+    Number(i64),
+    Error(IgnoredAny),
+}
+
+impl Figure {
+    fn number(self) -> i64 {
+        match self {
+            Self::Number(number) => number,
+            Self::Error(_) => Outcome::Unsupported as i64,
+        }
+    }
+}
+
+/// Replays a recording's own trace and compares every column of every row, then the final segments. The version of PyTorch and the order of
+/// addresses are those of the recording, unless they are given. If PyTorch ended in an assertion, the replay must refuse that operation too.
+pub fn verify(
+    path: &Path,
+    front: Front,
+    torch: Option<TorchVersion>,
+    addresses: Option<AddressOrder>,
+) -> Result<Comparison, RecordingError> {
     let read_error = |source| RecordingError::Read { path: path.to_owned(), source };
     let malformed = |line: usize, why: String| RecordingError::Malformed { path: path.to_owned(), line, why };
     let mut lines = packed::open(path).map_err(read_error)?.lines();
@@ -336,14 +378,29 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
     let header: Header = serde_json::from_str(&first).map_err(|error| malformed(1, format!("not a recording's header: {error}")))?;
     let column = |name: &String| Column::from_name(name).ok_or_else(|| malformed(1, format!("unknown column `{name}`")));
     let columns = header.columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
-    let events = trace::parse_lines(header.trace.iter().map(String::as_str)).map_err(|error| malformed(1, error.to_string()))?;
-    let config = Config::parse(&header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
+    let refused = header.stopped.as_ref().filter(|stopped| !stopped.message.is_empty()).map(|stopped| &stopped.next_op);
+    let operations = header.trace.iter().chain(refused).map(String::as_str);
+    let events = trace::parse_lines(operations).map_err(|error| malformed(1, error.to_string()))?;
+    let recorded_torch = header.torch.as_deref().map(|torch| torch.split(' ').next().unwrap_or_default().parse()).transpose();
+    let recorded_torch = recorded_torch.map_err(|source| RecordingError::Torch { path: path.to_owned(), source })?;
+    let torch = torch.or(recorded_torch).unwrap_or_default();
+    let config = Config::parse_for(torch, &header.conf).map_err(|source| RecordingError::Settings { path: path.to_owned(), source })?;
+    let device = SimConfig { addresses: addresses.unwrap_or(header.addresses), ..SimConfig::replay(Bytes(header.capacity)) };
     let mut operations = 0;
     let mut compare = |index: usize, state: &State| -> Result<Option<Difference>, RecordingError> {
         let line_number = index + 2;
+        if index >= header.trace.len() {
+            let end = if state.outcome == Outcome::Unsupported {
+                Ok(None)
+            } else {
+                Ok(Some(Difference::Stopped { why: format!("PyTorch refused `{}`, and the replay did not", events[index]) }))
+            };
+            return end;
+        }
         let line = lines.next().ok_or_else(|| malformed(line_number, "the recording ends before its trace".to_owned()))?;
-        let recorded: Vec<i64> =
+        let recorded: Vec<Figure> =
             serde_json::from_str(&line.map_err(read_error)?).map_err(|error| malformed(line_number, format!("not a row: {error}")))?;
+        let recorded: Vec<i64> = recorded.into_iter().map(Figure::number).collect();
         if recorded.len() != columns.len() {
             return Err(malformed(line_number, format!("{} figures for {} columns", recorded.len(), columns.len())));
         }
@@ -357,15 +414,21 @@ pub fn verify(path: &Path, front: Front) -> Result<Comparison, RecordingError> {
         Ok(Some(Difference::Row { operation: operations, event: events[index].to_string(), figures }))
     };
     let mut compared = Ok(None);
-    let replayed = replay(&events, config, Bytes(header.capacity), front, |index, state| {
+    let replayed = replay(&events, config, device, front, |index, state| {
         compared = compare(index, state);
         if matches!(compared, Ok(None)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
     let end = match (compared?, replayed) {
         (None, Ok(Some(end))) => end,
         (difference, Ok(_)) => return Ok(Comparison { operations, difference }),
+        (None, Err(ReplayError::Device { operation, source: DeviceError::Unavailable { .. } })) if operation > header.trace.len() => {
+            return Ok(Comparison { operations, difference: None });
+        }
         (_, Err(error)) => return Ok(Comparison { operations, difference: Some(Difference::Stopped { why: error.to_string() }) }),
     };
+    if header.stopped.is_some() {
+        return Ok(Comparison { operations, difference: None });
+    }
     let last = events.len() + 2;
     let line = lines.next().ok_or_else(|| malformed(last, "the snapshot is missing".to_owned()))?.map_err(read_error)?;
     let recorded: serde_json::Value = serde_json::from_str(&line).map_err(|error| malformed(last, format!("not a snapshot: {error}")))?;

@@ -8,7 +8,6 @@ use std::time::Instant;
 use harness_allocator::allocator::caching::{CachingAllocator, Config};
 use harness_allocator::allocator::shared::SharedAllocator;
 use harness_allocator::device::sim::{SimConfig, SimDevice};
-use harness_allocator::units::Bytes;
 use serde::Serialize;
 
 use crate::execute::{ByHandle, ByPointer, Counts, Executor, Kind, Observer, Outcome, Stopped, Target, Unobserved};
@@ -43,8 +42,8 @@ const TIMED_PASSES: usize = 5;
 
 /// Runs two passes that warm up the cache, then `repetitions` timed ones. Each pass ends by freeing all live blocks.
 /// Ignores misused private pools.
-pub fn bench(events: &[TraceEvent], config: Config, capacity: Bytes, repetitions: u32, front: Front) -> Result<BenchResult, ReplayError> {
-    let mut device = SimDevice::new(SimConfig::replay(capacity));
+pub fn bench(events: &[TraceEvent], config: Config, device: SimConfig, repetitions: u32, front: Front) -> Result<BenchResult, ReplayError> {
+    let mut device = SimDevice::new(device);
     let measured = match front {
         Front::Handle => {
             let executor = Executor::new(events, &mut device)?;

@@ -54,7 +54,7 @@ fn recordings(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 fn is_equal(path: &Path, front: Front) -> Result<(), Failed> {
-    let Comparison { operations, difference } = replay::verify(path, front)?;
+    let Comparison { operations, difference } = replay::verify(path, front, None, None)?;
     match difference {
         None if operations > 0 => Ok(()),
         None => Err("the recording has no operations".into()),
@@ -74,7 +74,7 @@ fn verify(lines: &[Value]) -> Result<Result<Comparison, RecordingError>, Failed>
     let mut file = tempfile::NamedTempFile::new()?;
     lines.iter().try_for_each(|line| writeln!(file, "{line}"))?;
     file.flush()?;
-    Ok(replay::verify(file.path(), Front::Handle))
+    Ok(replay::verify(file.path(), Front::Handle, None, None))
 }
 
 fn a_wrong_figure(sample: &Path) -> Result<(), Failed> {

@@ -282,10 +282,14 @@ impl MemoryFraction {
         self.0
     }
 
-    /// The limit in bytes on a device of `total`: floor(fraction · total), or `None` for no limit.
+    /// The limit in bytes on a device of `total`, or `None` for no limit.
     pub fn limit(self, total: Bytes) -> Option<Bytes> {
-        // Computed as in PyTorch: the product in double precision, truncated.
-        (self.0 < 1.0).then_some(Bytes((self.0 * total.0 as f64) as u64))
+        (self.0 < 1.0).then(|| self.of(total))
+    }
+
+    /// floor(fraction · total), computed as in PyTorch: the product in double precision, truncated.
+    pub fn of(self, total: Bytes) -> Bytes {
+        Bytes((self.0 * total.0 as f64) as u64)
     }
 }
 

@@ -5,7 +5,7 @@
 mod plain;
 mod safety;
 
-use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks};
+use harness_allocator::allocator::caching::{CachingAllocator, Config, Quirks, TorchVersion};
 use harness_allocator::allocator::{Allocation, Allocator, AllocatorError, MemoryFraction, PrivatePoolId, PrivatePools, Request};
 use harness_allocator::device::sim::{SimConfig, SimDevice};
 use harness_allocator::device::{Device, DeviceError, StreamId, Tag, TestDevice};
@@ -70,7 +70,10 @@ prop_compose! {
         ],
         threshold in proptest::option::of(0.05_f64..0.95),
         fraction in fractions(),
-        quirks in prop::sample::select(vec![Quirks::Safe, Quirks::Torch211]),
+        quirks in prop::sample::select(vec![Quirks::Safe, Quirks::AsTorch]),
+        // One version for each set of rules that the model knows.
+        torch in prop::sample::select(vec![TorchVersion::V2_9, TorchVersion::V2_11, TorchVersion::V2_12, TorchVersion::V2_15]),
+        throw_on_malloc_oom in prop::bool::weighted(0.2),
     ) -> Config {
         Config {
             max_split_size: split.map(|more| Bytes::mib(large + more)),
@@ -79,6 +82,9 @@ prop_compose! {
             roundup_power2_divisions: divisions,
             garbage_collection_threshold: threshold,
             expandable_segments: false,
+            expandable_segments_reserve: None,
+            throw_on_malloc_oom,
+            torch,
             memory_fraction: MemoryFraction::new(fraction).expect("in range"),
             quirks,
         }
@@ -162,7 +168,7 @@ impl Pair {
                 model.end(*pool);
                 allocator.end(PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
             }
-            Op::Release(pool) if open.is_empty() && !released.contains(pool) => {
+            Op::Release(pool) if (open.is_empty() || !model.captures()) && !open.contains(pool) && !released.contains(pool) => {
                 // A pool that was never opened does not exist yet.
                 allocator.begin(PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
                 allocator.end(PrivatePoolId(*pool)).map_err(|error| failed(&error))?;
@@ -200,7 +206,7 @@ proptest! {
 /// Frees a block in a pool context while another stream works on it, and allocates the same size from the pool again.
 fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceError>) {
     let mut device = SimDevice::new(SimConfig::replay(Bytes::mib(64)));
-    let mut allocator = CachingAllocator::new(Config { quirks, ..Config::default() });
+    let mut allocator = CachingAllocator::new(Config { quirks, torch: TorchVersion::V2_11, ..Config::default() });
     let side = device.create_stream().expect("a stream");
     let (pool, request) = (PrivatePoolId(7), Request::new(Bytes::mib(4)));
     allocator.begin(pool).expect("a new pool");
@@ -223,7 +229,7 @@ fn reuse_behind_a_forgotten_stream(quirks: Quirks) -> (bool, Result<(), DeviceEr
 
 #[test]
 fn with_torch_quirks_a_block_is_reused_while_a_forgotten_stream_uses_it() {
-    let (reused, touched) = reuse_behind_a_forgotten_stream(Quirks::Torch211);
+    let (reused, touched) = reuse_behind_a_forgotten_stream(Quirks::AsTorch);
     assert!(reused, "the stream is forgotten, so the block is free");
     assert!(matches!(touched, Err(DeviceError::Race { .. })), "{touched:?}");
 }

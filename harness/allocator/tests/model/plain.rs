@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use harness_allocator::allocator::MemoryFraction;
-use harness_allocator::allocator::caching::{Config, Quirks};
+use harness_allocator::allocator::caching::{Config, Quirks, TieOrder};
 use harness_allocator::device::{DevicePtr, StreamId};
 use harness_allocator::stats::{BlockInfo, BlockState, MemoryStats, PoolKind, PooledStat, SegmentInfo, Stat};
 use harness_allocator::units::Bytes;
@@ -36,6 +36,8 @@ struct Block {
     events: u32,
     /// The look-ups in its pool when it became free.
     born: u64,
+    /// Its number, if blocks are numbered.
+    number: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -64,6 +66,16 @@ struct Event {
     done: bool,
 }
 
+/// The driver or the limit has no memory for a segment.
+struct Full;
+
+/// The reason why a request fails.
+enum Refusal {
+    /// Without release and retry.
+    AtOnce,
+    AfterRetries,
+}
+
 /// The blocks that a quantity counts.
 type Which = fn(&Segment, &Block) -> bool;
 /// The amount that each of them adds.
@@ -73,9 +85,11 @@ type Worth = fn(&Block) -> u64;
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     config: Config,
-    fraction: MemoryFraction,
+    /// The fraction of the limit, if there is a limit.
+    fraction: Option<f64>,
     capacity: u64,
     next_address: u64,
+    next_number: u64,
     /// In address order, because addresses only grow.
     segments: Vec<Segment>,
     /// In the order of recording.
@@ -93,10 +107,11 @@ pub(crate) struct Model {
 impl Model {
     pub(crate) fn new(config: Config, capacity: Bytes) -> Self {
         Self {
-            fraction: config.memory_fraction,
+            fraction: Some(config.memory_fraction.get()).filter(|&fraction| fraction < 1.0),
             config,
             capacity: capacity.0,
             next_address: FIRST_ADDRESS,
+            next_number: 0,
             segments: Vec::new(),
             events: Vec::new(),
             put_off: Vec::new(),
@@ -113,19 +128,26 @@ impl Model {
         if n == 0 {
             return Some((0, 0));
         }
-        if self.open.is_empty() {
+        if !self.is_capturing() {
             self.file_put_off();
             self.poll();
         }
         let size = self.round(n);
-        let pool = Pool { kind: if size <= MIB { PoolKind::Small } else { PoolKind::Large }, owner: self.open.last().copied() };
+        let pool = Pool { kind: if size <= MIB { PoolKind::Small } else { PoolKind::Large }, owner: self.serving() };
         if self.config.garbage_collection_threshold.is_some() && self.limit().is_some() {
             *self.lookups.entry(pool).or_default() += 1;
         }
-        let found = self.find(pool, stream, size).or_else(|| self.take_from_driver(pool, stream, size));
-        let Some(address) = found else {
-            self.stats.num_ooms += 1;
-            return None;
+        let found = match self.find(pool, stream, size) {
+            Some(found) => Ok(found),
+            None => self.take_from_driver(pool, stream, size),
+        };
+        let address = match found {
+            Ok(address) => address,
+            Err(Refusal::AtOnce) => return None,
+            Err(Refusal::AfterRetries) => {
+                self.stats.num_ooms += 1;
+                return None;
+            }
         };
         Some((address, self.hand_out(address, pool, size, n)))
     }
@@ -138,7 +160,7 @@ impl Model {
         block.state = BlockState::PendingFree;
         let shared = !block.uses.is_empty();
         self.count();
-        match (shared, self.open.is_empty()) {
+        match (shared, !self.is_capturing()) {
             (false, _) => self.make_free(address),
             (true, true) => self.record_events(address, |_| true),
             (true, false) => self.put_off.push(address),
@@ -146,7 +168,7 @@ impl Model {
     }
 
     pub(crate) fn record_stream(&mut self, address: u64, stream: u32) {
-        let in_context = !self.open.is_empty();
+        let in_context = self.is_capturing();
         if address != 0 && self.segment(address).stream != stream {
             *self.block(address).uses.entry(stream).or_default() |= in_context;
         }
@@ -161,7 +183,7 @@ impl Model {
     }
 
     pub(crate) fn empty_cache(&mut self) {
-        if self.open.is_empty() {
+        if !self.is_capturing() {
             self.wait_for_events(|_| true);
             self.give_back(|segment| segment.pool.owner.is_none() && segment.is_whole_and_free());
         }
@@ -170,7 +192,8 @@ impl Model {
     }
 
     pub(crate) fn set_fraction(&mut self, fraction: MemoryFraction) {
-        self.fraction = fraction;
+        let limits = fraction.get() < 1.0 || self.config.torch.whole_fraction_limits();
+        self.fraction = limits.then_some(fraction.get());
     }
 
     pub(crate) fn reset_peaks(&mut self) {
@@ -215,6 +238,25 @@ impl Model {
         segments.collect()
     }
 
+    /// Returns true if open contexts count as captures, whether one is open or not.
+    pub(crate) fn captures(&self) -> bool {
+        self.config.torch.contexts_are_captures()
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.captures() && !self.open.is_empty()
+    }
+
+    /// The pool of the context that serves requests.
+    fn serving(&self) -> Option<u32> {
+        if self.config.torch.first_context_serves() { self.open.first().copied() } else { self.open.last().copied() }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
     // Sizes.
 
     fn round(&self, n: u64) -> u64 {
@@ -242,7 +284,7 @@ impl Model {
     }
 
     fn limit(&self) -> Option<u64> {
-        (self.fraction.get() < 1.0).then(|| (self.fraction.get() * self.capacity as f64) as u64)
+        self.fraction.map(|fraction| (fraction * self.capacity as f64) as u64)
     }
 
     fn reserved(&self) -> u64 {
@@ -251,15 +293,17 @@ impl Model {
 
     // Finding memory.
 
-    /// The best fit on the same stream, with the lowest address among equals. The oversize rules judge only this candidate.
+    /// The best fit on the same stream: among equals the one with the lowest address, or the lowest number. Addresses only grow, so the oldest
+    /// segment has the lowest ones. The oversize rules judge only this candidate.
     fn find(&self, pool: Pool, stream: u32, wanted: u64) -> Option<u64> {
-        let mut best: Option<(u64, u64)> = None;
+        let mut best: Option<(u64, u64, u64)> = None;
         for (_, block) in self.free_blocks(pool, stream) {
-            if block.size >= wanted && best.is_none_or(|best| (block.size, block.address) < best) {
-                best = Some((block.size, block.address));
+            let key = self.key(block);
+            if block.size >= wanted && best.is_none_or(|best| key < best) {
+                best = Some(key);
             }
         }
-        let (size, address) = best?;
+        let (size, _, address) = best?;
         let most = self.max_split_size();
         let too_large = if wanted < most { size >= most } else { size >= wanted + self.config.max_non_split_rounding.0 };
         (!too_large).then_some(address)
@@ -271,42 +315,51 @@ impl Model {
         blocks.filter(|(_, block)| block.state == BlockState::Inactive)
     }
 
-    fn take_from_driver(&mut self, pool: Pool, stream: u32, size: u64) -> Option<u64> {
+    /// The order of free blocks: size, number if blocks are numbered, address.
+    fn key(&self, block: &Block) -> (u64, u64, u64) {
+        let number = if self.config.torch.ties() == TieOrder::Block { block.number } else { 0 };
+        (block.size, number, block.address)
+    }
+
+    fn take_from_driver(&mut self, pool: Pool, stream: u32, size: u64) -> Result<u64, Refusal> {
         self.collect_garbage();
-        if let Some(address) = self.new_segment(pool, stream, size) {
-            return Some(address);
+        if let Ok(address) = self.new_segment(pool, stream, size)? {
+            return Ok(address);
         }
         if self.release_available(pool, stream, size)
-            && let Some(address) = self.new_segment(pool, stream, size)
+            && let Ok(address) = self.new_segment(pool, stream, size)?
         {
-            return Some(address);
+            return Ok(address);
         }
-        if !self.open.is_empty() {
-            return None;
+        if self.is_capturing() {
+            return Err(Refusal::AfterRetries);
         }
         self.empty_cache();
         self.stats.num_alloc_retries += 1;
-        self.new_segment(pool, stream, size)
+        self.new_segment(pool, stream, size)?.map_err(|Full| Refusal::AfterRetries)
     }
 
-    fn new_segment(&mut self, pool: Pool, stream: u32, size: u64) -> Option<u64> {
+    fn new_segment(&mut self, pool: Pool, stream: u32, size: u64) -> Result<Result<u64, Full>, Refusal> {
         let size = self.segment_size(size);
         if self.limit().is_some_and(|limit| self.reserved() + size > limit) {
-            return None;
+            return Ok(Err(Full));
+        }
+        if self.config.throw_on_malloc_oom && self.reserved() + size > self.config.memory_fraction.of(Bytes(self.capacity)).0 {
+            return Err(Refusal::AtOnce);
         }
         self.calls[0] += 1;
         let charged: u64 = self.segments.iter().map(|segment| segment.size().next_multiple_of(2 * MIB)).sum();
         if charged + size.next_multiple_of(2 * MIB) > self.capacity {
             self.calls[1] += 1;
-            return None;
+            return Ok(Err(Full));
         }
         let address = self.next_address;
         self.next_address += size.next_multiple_of(2 * MIB);
-        let block = Block { address, size, requested: 0, state: BlockState::Inactive, uses: BTreeMap::new(), events: 0, born: 0 };
+        let block = Block { address, size, requested: 0, state: BlockState::Inactive, uses: BTreeMap::new(), events: 0, born: 0, number: self.number() };
         self.segments.push(Segment { address, stream, pool, blocks: vec![block] });
         self.stats.num_device_alloc += 1;
         self.count();
-        Some(address)
+        Ok(Ok(address))
     }
 
     /// Splits a block if the rules say so. Returns the charged size.
@@ -324,6 +377,8 @@ impl Model {
             let rest = Block { address: address + wanted, size: remaining, born: now, ..blocks[index].clone() };
             blocks[index].size = wanted;
             blocks.insert(index + 1, rest);
+            self.next_number += 1;
+            blocks[index].number = self.next_number;
         }
         blocks[index].state = BlockState::Allocated;
         blocks[index].requested = n;
@@ -347,16 +402,16 @@ impl Model {
     fn release_available(&mut self, pool: Pool, stream: u32, size: u64) -> bool {
         let Some(Bytes(most)) = self.config.max_split_size else { return false };
         let wanted = size.max(most);
-        let mut oversize: Vec<(u64, u64)> = Vec::new();
-        oversize.extend(self.free_blocks(pool, stream).map(|(_, block)| (block.size, block.address)).filter(|&(size, _)| size >= most));
+        let mut oversize: Vec<(u64, u64, u64)> = Vec::new();
+        oversize.extend(self.free_blocks(pool, stream).map(|(_, block)| self.key(block)).filter(|&(size, ..)| size >= most));
         oversize.sort_unstable();
-        if let Some(&(_, address)) = oversize.iter().find(|&&(size, _)| size >= wanted) {
+        if let Some(&(_, _, address)) = oversize.iter().find(|&&(size, ..)| size >= wanted) {
             self.give_back(|segment| segment.address == address);
             return true;
         }
         let mut sum = 0;
         while sum < wanted
-            && let Some((size, address)) = oversize.pop()
+            && let Some((size, _, address)) = oversize.pop()
         {
             sum += size;
             self.give_back(|segment| segment.address == address);
@@ -396,7 +451,7 @@ impl Model {
     }
 
     fn file_put_off(&mut self) {
-        let forgetful = self.config.quirks == Quirks::Torch211;
+        let forgetful = self.config.quirks == Quirks::AsTorch;
         for address in std::mem::take(&mut self.put_off) {
             self.record_events(address, |in_context| !(forgetful && in_context));
         }

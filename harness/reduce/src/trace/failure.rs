@@ -66,7 +66,7 @@ pub(super) fn run(case: &Case, config: &Config, may_fail: &dyn Fn(usize, u64) ->
     let memory = *memory;
     let mut device = SimDevice::new(SimConfig::replay(memory));
     let mut executor = Executor::new(events, &mut device).map_err(|error| Early::Trace(error.to_string()))?;
-    let config = Config { quirks: Quirks::Torch211, ..config.clone() };
+    let config = Config { quirks: Quirks::AsTorch, ..config.clone() };
     let mut watch = Refusals { events, fraction: config.memory_fraction, memory, refused: Vec::new(), may_fail };
     let mut allocator = CachingAllocator::new(config);
     match executor.run(&mut ByHandle { device: &mut device, allocator: &mut allocator }, &mut watch) {

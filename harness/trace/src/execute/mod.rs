@@ -99,6 +99,8 @@ pub enum Outcome {
     OutOfMemory = 1,
     /// Nothing was done, because the id or private pool is not live.
     Ignored = 2,
+    /// This version of PyTorch refuses such a request.
+    Unsupported = 3,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -271,12 +273,13 @@ impl<L> Executor<L> {
     }
 }
 
-/// Returns a refused allocation as an outcome. Only a failed device is an error.
+/// Returns a refused allocation as an outcome. Only a failed device is an error: [`Allocator::check_device`] has found what the device lacks.
 #[cold]
 #[expect(clippy::boxed_local, reason = "the loop returns the result unchanged, without moving errors through its frame")]
 fn refused(error: Box<AllocatorError>) -> Result<Outcome, DeviceError> {
     match *error {
         AllocatorError::OutOfMemory(_) | AllocatorError::TooLarge { .. } => Ok(Outcome::OutOfMemory),
+        AllocatorError::Device(DeviceError::Unavailable { .. }) => Ok(Outcome::Unsupported),
         AllocatorError::Device(source) => Err(source),
     }
 }

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::bins::Bin;
+use super::config::BLOCK_UNIT;
 use super::ids::{BlockId, StreamPoolId};
+use super::torch::TieOrder;
 use crate::device::{DevicePtr, MemoryRange, StreamId};
 use crate::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use crate::units::Bytes;
@@ -32,6 +34,8 @@ pub(super) enum State {
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) size: u64,
+    /// Its position among free blocks of its size, by [`TieOrder`].
+    pub(super) rank: u64,
     /// The requested bytes. A free block keeps the figure of its last owner.
     pub(super) requested: u64,
     pub(super) previous: BlockId,
@@ -52,24 +56,24 @@ pub(super) struct Block {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeapLinks {
     pub(super) child: BlockId,
+    /// For a root, the root of the next larger size in the same bin.
     pub(super) sibling: BlockId,
     /// The parent of a first child, the left sibling of another child, and nothing for a root.
     pub(super) previous: BlockId,
-    /// For a root, the root of the next larger size in the same bin.
-    pub(super) next_size: BlockId,
     pub(super) bin: Bin,
 }
 
 impl HeapLinks {
     /// A heap with one block.
     pub(super) const ALONE: Self =
-        Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, next_size: BlockId::NONE, bin: Bin::NONE };
+        Self { child: BlockId::NONE, sibling: BlockId::NONE, previous: BlockId::NONE, bin: Bin::NONE };
 }
 
 impl Block {
     const VACANT: Self = Self {
         address: 0,
         size: 0,
+        rank: 0,
         requested: 0,
         previous: BlockId::NONE,
         next: BlockId::NONE,
@@ -108,13 +112,13 @@ pub(super) struct Blocks {
     /// If ages matter: the pool's look-up count when each block became free, by slot. Garbage collection measures age in
     /// look-ups.
     free_since: Vec<u64>,
+    ties: TieOrder,
+    /// The number of segments so far, or of blocks, whichever orders them.
+    numbered: u64,
 }
 
-impl Default for Blocks {
-    fn default() -> Self {
-        Self { blocks: vec![Block::VACANT], vacant: BlockId::NONE, segments: BTreeMap::new(), free_since: Vec::new() }
-    }
-}
+/// Below the segment's number, a rank has the offset in the segment in units of [`BLOCK_UNIT`]: 32 TiB fit.
+const OFFSET_BITS: u32 = 36;
 
 /// The slots. Code that changes several blocks borrows them once: through `&mut Blocks` the compiler must reload their address
 /// after each store.
@@ -149,6 +153,11 @@ impl std::ops::IndexMut<BlockId> for [Block] {
 }
 
 impl Blocks {
+    pub(super) fn new(ties: TieOrder) -> Self {
+        let blocks = vec![Block::VACANT];
+        Self { blocks, vacant: BlockId::NONE, segments: BTreeMap::new(), free_since: Vec::new(), ties, numbered: 0 }
+    }
+
     /// The block in a slot, if the slot exists.
     #[inline]
     pub(super) fn get_mut(&mut self, id: BlockId) -> Option<&mut Block> {
@@ -187,9 +196,20 @@ impl Blocks {
         let (address, size) = (range.start.0, range.len.0);
         let first = self.slot();
         let state = if expandable { State::Unmapped } else { State::Free };
-        self[first] = Block { address, size, stream_pool, kind, state, expandable, ..Block::VACANT };
+        let rank = match self.ties {
+            TieOrder::Address => address / BLOCK_UNIT,
+            TieOrder::Block => self.next_number(),
+            TieOrder::Segment => self.next_number() << OFFSET_BITS,
+        };
+        self[first] = Block { address, size, rank, stream_pool, kind, state, expandable, ..Block::VACANT };
         self.segments.insert(address, Segment { first, size });
         first
+    }
+
+    #[cold]
+    fn next_number(&mut self) -> u64 {
+        self.numbered += 1;
+        self.numbered
     }
 
     /// The segment that contains an address.
@@ -223,14 +243,15 @@ impl Blocks {
         self.vacate(whole);
     }
 
-    /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state and the last owner's figure.
+    /// Splits an unused block after `size` bytes and returns the rest. Both parts keep the state and the last owner's figure. If blocks are
+    /// numbered, the front part gets a new number.
     #[inline(always)]
     pub(super) fn split(&mut self, front: BlockId, size: u64) -> BlockId {
         let rest = self.slot();
         let blocks = &mut self.blocks[..];
         let block = &mut blocks[front];
         debug_assert!(size < block.size, "both parts have bytes");
-        let Block { address, requested, stream_pool, kind, state, expandable, .. } = *block;
+        let Block { address, rank, requested, stream_pool, kind, state, expandable, .. } = *block;
         let bytes = block.size - size;
         block.size = size;
         let next = std::mem::replace(&mut block.next, rest);
@@ -238,6 +259,7 @@ impl Blocks {
         let block = &mut blocks[rest];
         block.address = address + size;
         block.size = bytes;
+        block.rank = rank + size / BLOCK_UNIT;
         block.requested = requested;
         block.previous = front;
         block.next = next;
@@ -246,6 +268,22 @@ impl Blocks {
         block.state = state;
         block.expandable = expandable;
         block.shared = false;
+        if self.ties == TieOrder::Block {
+            self[rest].rank = rank;
+            let number = self.next_number();
+            self[front].rank = number;
+        }
+        rest
+    }
+
+    /// As [`Self::split`], but if blocks are numbered, the rest gets the new number.
+    pub(super) fn split_off(&mut self, front: BlockId, size: u64) -> BlockId {
+        let rest = self.split(front, size);
+        if self.ties == TieOrder::Block {
+            let (newest, older) = (self[front].rank, self[rest].rank);
+            self[front].rank = older;
+            self[rest].rank = newest;
+        }
         rest
     }
 
@@ -264,12 +302,16 @@ impl Blocks {
         block.next = next;
     }
 
-    /// Merges a block with its previous neighbor in the same state. The result keeps the block's last owner's figure.
+    /// Merges a block with its previous neighbor in the same state. The result keeps the block's last owner's figure, and its number if
+    /// blocks are numbered.
     #[inline(always)]
     pub(super) fn absorb_into_previous(&mut self, block: BlockId) -> BlockId {
-        let Block { previous, requested, .. } = self[block];
+        let Block { previous, requested, rank, .. } = self[block];
         self.absorb_next(previous);
         self[previous].requested = requested;
+        if self.ties == TieOrder::Block {
+            self[previous].rank = rank;
+        }
         previous
     }
 

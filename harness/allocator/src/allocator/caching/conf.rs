@@ -1,13 +1,14 @@
 //! Parses and writes [`Config`] in the form of `PYTORCH_CUDA_ALLOC_CONF` and `PYTORCH_ALLOC_CONF`:
 //! `max_split_size_mb:128,garbage_collection_threshold:0.8`.
 //!
-//! The rules are those of PyTorch 2.11 (`c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` in
-//! <https://github.com/pytorch/pytorch>), checked against its binary. Spaces are dropped everywhere. The last value of a repeated
+//! The rules are those of each version of PyTorch (`c10/core/AllocatorConfig.cpp` and `c10/cuda/CUDAAllocatorConfig.cpp` in
+//! <https://github.com/pytorch/pytorch>), checked against its binaries. Spaces are dropped everywhere. The last value of a repeated
 //! setting counts. A trailing comma is allowed. A whole number is read up to the first other character, so `64.5` and `64abc` are
 //! 64 and `-1` is 2⁶⁴ − 1. Settings of pinned host memory and of graph capture are checked but have no effect here.
 //!
-//! Two things that PyTorch accepts are errors here, because they are always mistakes: a wrong separator (PyTorch accepts any of
-//! `:`, `,`, `[` and `]` for another, such as `max_split_size_mb,64`) and hexadecimal fractions.
+//! Three things that PyTorch accepts are errors here, because they are always mistakes: a wrong separator (PyTorch accepts any of
+//! `:`, `,`, `[` and `]` for another, such as `max_split_size_mb,64`), hexadecimal fractions, and values of
+//! `expandable_segments_reserve` that it ignores with a warning.
 
 mod error;
 mod setting;
@@ -17,7 +18,8 @@ use std::fmt;
 pub use self::error::{ConfError, Excerpt};
 use self::setting::Key;
 pub use self::setting::Setting;
-use super::config::Config;
+use super::config::{Config, SegmentReserve};
+use super::torch::TorchVersion;
 use crate::allocator::MemoryFraction;
 use crate::units::Bytes;
 
@@ -27,11 +29,17 @@ const LARGE_SEGMENT_SIZE_ABOVE: u64 = 10;
 const MOST_REGISTER_THREADS: u64 = 128;
 
 impl Config {
-    /// Parses a configuration string. The empty string is PyTorch's default.
+    /// Parses a configuration string of the newest version of PyTorch. The empty string is its default.
     /// Fails with a [`ConfError`] that has the place and PyTorch's rule.
     pub fn parse(text: &str) -> Result<Self, ConfError> {
-        let mut reader = Reader { text, tokens: tokens(text), next: 0 };
-        let mut config = Self { large_segment_size: reader.large_segment_size()?, ..Self::default() };
+        Self::parse_for(TorchVersion::default(), text)
+    }
+
+    /// Parses a configuration string of a version of PyTorch.
+    /// Fails with a [`ConfError`] that has the place and PyTorch's rule.
+    pub fn parse_for(torch: TorchVersion, text: &str) -> Result<Self, ConfError> {
+        let mut reader = Reader { torch, text, tokens: tokens(text), next: 0 };
+        let mut config = Self { torch, large_segment_size: reader.large_segment_size()?, ..Self::default() };
         config.max_non_split_rounding = config.large_segment_size;
         while let Some(setting) = reader.key()? {
             reader.expect(":", "`:` and a value after the key")?;
@@ -91,6 +99,7 @@ fn tokens(text: &str) -> Vec<Token> {
 }
 
 struct Reader<'a> {
+    torch: TorchVersion,
     text: &'a str,
     tokens: Vec<Token>,
     next: usize,
@@ -119,7 +128,11 @@ impl Reader<'_> {
             return Err(self.syntax("a key: an item must not be empty", &token));
         }
         let unknown = || ConfError::UnknownKey { key: token.word.clone(), at: self.excerpt(&token) };
-        Setting::from_name(&token.word).map(Some).ok_or_else(unknown)
+        let setting = Setting::from_name(&token.word).ok_or_else(unknown)?;
+        if setting.since > self.torch {
+            return Err(ConfError::TooNew { key: setting.name, since: setting.since, torch: self.torch, at: self.excerpt(&token) });
+        }
+        Ok(Some(setting))
     }
 
     fn value(&mut self, &Setting { key, name, .. }: &Setting, config: &mut Config) -> Result<(), ConfError> {
@@ -152,14 +165,22 @@ impl Reader<'_> {
                 let rule = format!("a power of two of at most {MOST_REGISTER_THREADS}");
                 self.number_of(name, rule, |threads| threads.is_power_of_two() && threads <= MOST_REGISTER_THREADS)?;
             }
-            Key::PinnedReserveSegmentSize => drop(self.number_of(name, "more than 0", |mib| mib > 0)?),
+            Key::HostSize => drop(self.number_of(name, "more than 0", |mib| mib > 0)?),
+            Key::ThrowOnMallocOom => config.throw_on_malloc_oom = self.boolean(name)?,
+            Key::ExpandableSegmentsReserve => config.expandable_segments_reserve = Some(self.reserve(name)?),
+            Key::ExpandableSegmentsReserveByClass => self.reserves_by_class(name)?,
         }
         Ok(())
     }
 
     fn at_least_a_segment(&mut self, name: &'static str, config: &Config) -> Result<Bytes, ConfError> {
-        let least = config.large_segment_size.0 >> 20;
-        let rule = format!("at least large_segment_size_mb, which is {least}");
+        let (least, rule) = match self.torch.least_split_size() {
+            Some(least) => (least, format!("at least {least}")),
+            None => {
+                let least = config.large_segment_size.0 >> 20;
+                (least, format!("at least large_segment_size_mb, which is {least}"))
+            }
+        };
         self.number_of(name, rule, |mib| mib >= least).map(mebibytes)
     }
 
@@ -192,7 +213,8 @@ impl Reader<'_> {
                 return Err(out_of_range("the divisions of an interval", "a power of two, or 0 for none", at));
             }
             if token.word == ">" {
-                divisions[last + 1..].fill(value);
+                let from = if self.torch.rest_includes_last_interval() { last } else { last + 1 };
+                divisions[from..].fill(value);
             } else {
                 let index = self.interval(&token)?;
                 if std::mem::take(&mut first) {
@@ -205,6 +227,35 @@ impl Reader<'_> {
                 self.expect(",", "`,` or `]` after an interval")?;
             }
         }
+    }
+
+    /// A fraction of the device, or a number of GiB with `G`.
+    fn reserve(&mut self, key: &'static str) -> Result<SegmentReserve, ConfError> {
+        let token = self.word("a fraction or a size")?;
+        let number = token.word.strip_suffix(['G', 'g']);
+        let value = decimal_prefix(number.unwrap_or(&token.word)).filter(|prefix| *prefix == number.unwrap_or(&token.word));
+        match value.and_then(|text| text.parse::<f64>().ok()).filter(|value| value.is_finite() && *value > 0.0) {
+            Some(gib) if number.is_some() => Ok(SegmentReserve::Bytes(Bytes((gib * Bytes::gib(1).0 as f64) as u64))),
+            Some(fraction) => Ok(SegmentReserve::Fraction(fraction)),
+            None => {
+                let form = "a fraction of the device above 0 such as `0.5`, or a size such as `40G`";
+                Err(ConfError::NotANumber { key, form, at: self.excerpt(&token) })
+            }
+        }
+    }
+
+    /// A list such as `[a:0.5,b:40G]`. Streams have no class here.
+    fn reserves_by_class(&mut self, key: &'static str) -> Result<(), ConfError> {
+        self.expect("[", "a list such as `[a:0.5,b:40G]`")?;
+        while self.peek().is_some_and(|token| token.word != "]") {
+            self.word("the name of a class")?;
+            self.expect(":", "`:` and a fraction or a size")?;
+            self.reserve(key)?;
+            if self.peek().is_some_and(|token| token.word != "]") {
+                self.expect(",", "`,` or `]` after a class")?;
+            }
+        }
+        self.expect("]", "`]` at the end of the list")
     }
 
     fn interval(&self, token: &Token) -> Result<usize, ConfError> {
@@ -337,7 +388,7 @@ fn decimal_prefix(word: &str) -> Option<&str> {
 
 impl fmt::Display for Config {
     /// The shortest string that [`Config::parse`] reads as the same settings. It omits defaults, writes sizes in whole mebibytes,
-    /// and omits [`Quirks`](super::Quirks), which PyTorch does not have.
+    /// and omits [`Quirks`](super::Quirks) and the version, which are not among PyTorch's settings.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             max_split_size,
@@ -347,6 +398,9 @@ impl fmt::Display for Config {
             garbage_collection_threshold,
             memory_fraction,
             expandable_segments,
+            expandable_segments_reserve,
+            throw_on_malloc_oom,
+            torch: _,
             quirks: _,
         } = self;
         let mib = |size: Bytes| size.0 >> 20;
@@ -365,6 +419,13 @@ impl fmt::Display for Config {
         }
         if *expandable_segments {
             items.push("expandable_segments:True".to_owned());
+        }
+        items.extend(expandable_segments_reserve.map(|reserve| match reserve {
+            SegmentReserve::Fraction(fraction) => format!("expandable_segments_reserve:{fraction}"),
+            SegmentReserve::Bytes(bytes) => format!("expandable_segments_reserve:{}G", bytes.0 as f64 / Bytes::gib(1).0 as f64),
+        }));
+        if *throw_on_malloc_oom {
+            items.push("throw_on_cudamalloc_oom:True".to_owned());
         }
         f.write_str(&items.join(","))
     }

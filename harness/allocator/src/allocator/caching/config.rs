@@ -1,9 +1,10 @@
 //! The settings of the caching allocator, and the size arithmetic that follows from them: rounding, segment sizes, splitting,
 //! oversize.
 //!
-//! The rules are those of PyTorch 2.11 (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
+//! The rules are those of PyTorch (c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.cpp in
 //! <https://github.com/pytorch/pytorch>).
 
+use super::torch::TorchVersion;
 use crate::allocator::MemoryFraction;
 use crate::stats::PoolKind;
 use crate::units::Bytes;
@@ -38,8 +39,39 @@ pub struct Config {
     pub memory_fraction: MemoryFraction,
     /// True if segments are reserved addresses that grow and shrink by pages (`expandable_segments`).
     pub expandable_segments: bool,
+    /// The addresses that an expandable segment reserves (`expandable_segments_reserve`). `None` reserves 9/8 of the device.
+    pub expandable_segments_reserve: Option<SegmentReserve>,
+    /// True if a request fails without any release or retry when a new segment would exceed [`Self::memory_fraction`] of the device
+    /// (`throw_on_cudamalloc_oom`).
+    pub throw_on_malloc_oom: bool,
+    /// The version of PyTorch whose decisions it makes.
+    pub torch: TorchVersion,
     /// The behavior in the cases in which PyTorch is unsafe.
     pub quirks: Quirks,
+}
+
+/// The value of `expandable_segments_reserve`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SegmentReserve {
+    /// A fraction of the device's memory.
+    Fraction(f64),
+    Bytes(Bytes),
+}
+
+impl SegmentReserve {
+    /// The reserved bytes on a device, before they are rounded up to pages: at most 9/8 of its memory.
+    pub fn of(self, total: Bytes) -> Bytes {
+        let most = largest_reserve(total);
+        match self {
+            Self::Fraction(fraction) => Bytes((fraction * total.0 as f64) as u64).min(most),
+            Self::Bytes(bytes) => bytes.min(most),
+        }
+    }
+}
+
+/// An eighth more than a device's memory, so memory unmapped at the start of a segment can be mapped at its end.
+pub(super) const fn largest_reserve(total: Bytes) -> Bytes {
+    Bytes(total.0.saturating_add(total.0 / 8))
 }
 
 /// The behavior in a case in which PyTorch reuses memory that is still in use.
@@ -48,9 +80,9 @@ pub enum Quirks {
     /// Safe.
     #[default]
     Safe,
-    /// As PyTorch 2.11, for comparisons with its recordings: PyTorch forgets a stream recorded while a private pool's context is
-    /// open if the block is freed in that context. So it may reuse the block while that stream still works on it.
-    Torch211,
+    /// As PyTorch, for comparisons with its recordings: while the context of a private pool counts as a capture, PyTorch forgets a stream
+    /// recorded in it if the block is freed in it too. So it may reuse the block while that stream still works on it.
+    AsTorch,
 }
 
 impl Default for Config {
@@ -63,6 +95,9 @@ impl Default for Config {
             garbage_collection_threshold: None,
             memory_fraction: MemoryFraction::ALL,
             expandable_segments: false,
+            expandable_segments_reserve: None,
+            throw_on_malloc_oom: false,
+            torch: TorchVersion::default(),
             quirks: Quirks::Safe,
         }
     }

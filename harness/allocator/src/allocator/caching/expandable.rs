@@ -4,6 +4,7 @@
 //! device. It gets another one only if no range of the first fits.
 
 use super::blocks::{Block, State};
+use super::config::largest_reserve;
 use super::ids::{BlockId, StreamPoolId};
 use super::pools::StreamPool;
 use super::{CachingAllocator, merge_free};
@@ -37,6 +38,10 @@ impl CachingAllocator {
         let mut candidate = match self.find_stretch(stream_pool, size) {
             Some(block) => block,
             None => match self.reserve(device, stream_pool) {
+                Ok(block) if self.config.expandable_segments_reserve.is_some() && self.blocks[block].size < size => {
+                    self.unreserve(device, block)?;
+                    return Ok(None);
+                }
                 Ok(block) => block,
                 Err(error) if error.is_out_of_memory() => return Ok(None),
                 Err(error) => return Err(error),
@@ -84,7 +89,7 @@ impl CachingAllocator {
             self.put_into_pool(stream_pool, free);
         }
         if end < address + size {
-            let after = self.blocks.split(pages, end - begin);
+            let after = self.blocks.split_off(pages, end - begin);
             self.blocks[after].requested = 0;
             self.put_into_pool(stream_pool, after);
         }
@@ -148,14 +153,14 @@ impl CachingAllocator {
         (missing, pages)
     }
 
-    /// Reserves addresses for a pool and stream: an eighth more than the device's memory, so memory unmapped at the start of the
-    /// segment can be mapped at its end.
+    /// Reserves addresses for a pool and stream.
     fn reserve(&mut self, device: &mut dyn Device, stream_pool: StreamPoolId) -> Result<BlockId, DeviceError> {
         self.check_pages(device)?;
         let StreamPool { pool, stream, .. } = self.pools.owner(stream_pool);
         let kind = self.pools[pool].kind;
-        let total = device.info().total.0;
-        let size = Bytes(whole_pages(total.saturating_add(total / 8), self.config.page(kind)));
+        let total = device.info().total;
+        let reserve = self.config.expandable_segments_reserve.map_or_else(|| largest_reserve(total), |reserve| reserve.of(total));
+        let size = Bytes(whole_pages(reserve.0, self.config.page(kind)));
         let start = mapper(device)?.reserve(size)?;
         let block = self.blocks.add_segment(MemoryRange::new(start, size), stream_pool, kind, true);
         self.pools[pool].unmapped.insert((stream, start.0, block));
@@ -185,7 +190,7 @@ impl CachingAllocator {
         }
         self.forget_unmapped(id);
         if length < available {
-            let rest = self.blocks.split(id, length);
+            let rest = self.blocks.split_off(id, length);
             self.blocks[rest].requested = 0;
             self.remember_unmapped(rest);
         }

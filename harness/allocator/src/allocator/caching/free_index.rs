@@ -3,7 +3,7 @@
 //!
 //! [`FreeBlocks`] has the free blocks of one pool and one stream, in bins by size: below 4 MiB every multiple of 512 B has its
 //! own bin; above, each doubling has 4096 bins. A hierarchy of bitmaps finds the next non-empty bin in three steps. A bin is a
-//! short chain of *heaps*, one for each size, the smallest first. A heap orders blocks of one size by address.
+//! short chain of *heaps*, one for each size, the smallest first. A heap orders blocks of one size by rank ([`Block::rank`]).
 //!
 //! The heaps are pairing heaps (Fredman, Sedgewick, Sleator and Tarjan, <https://doi.org/10.1007/BF01840439>). An insertion is
 //! one comparison. A removal is logarithmic in the blocks of that size, amortized. The links are block numbers inside the blocks
@@ -14,7 +14,7 @@
 //! no bin is touched. It takes part in the order like any other.
 //!
 //! Invariants: a bit is set exactly if its bin has a block; the sizes of a chain increase; all blocks of a heap have its size; a
-//! parent has a lower address than its children. A block's size and address do not change while it is in the index.
+//! parent has a lower rank than its children. A block's size and rank do not change while it is in the index.
 
 use super::bins::{Bin, ROW, ROWS};
 use super::blocks::{Block, HeapLinks};
@@ -80,7 +80,7 @@ impl FreeBlocks {
         (!found.is_none()).then_some(found)
     }
 
-    /// All blocks by size, then address. It sorts them, so it is for rare use.
+    /// All blocks by size, then rank. It sorts them, so it is for rare use.
     pub(super) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
         let mut all: Vec<BlockId> = Some(self.last).filter(|last| !last.is_none()).into_iter().collect();
         for row in self.rows.0.iter().flatten() {
@@ -90,7 +90,7 @@ impl FreeBlocks {
                 let mut root = row.heads[index];
                 while !root.is_none() {
                     collect(blocks, root, &mut all);
-                    root = blocks[root].heap.next_size;
+                    root = blocks[root].heap.sibling;
                 }
             }
         }
@@ -123,7 +123,7 @@ impl FreeBlocks {
 
     #[inline(never)]
     fn remove_from_bin(&mut self, blocks: &mut [Block], id: BlockId) {
-        let HeapLinks { child, next_size, bin, .. } = blocks[id].heap;
+        let HeapLinks { child, sibling: next_size, bin, .. } = blocks[id].heap;
         let (row, index) = (bin.row(), bin.index());
         let Some(bins) = &mut self.rows.0[row] else { return };
         let head = &mut bins.heads[index];
@@ -203,11 +203,11 @@ impl Row {
     }
 }
 
-/// The order of free blocks: size, then address, in one number.
+/// The order of free blocks: size, then rank, in one number.
 #[inline(always)]
 fn key(blocks: &[Block], id: BlockId) -> u128 {
     let block = &blocks[id];
-    u128::from(block.size) << 64 | u128::from(block.address)
+    u128::from(block.size) << 64 | u128::from(block.rank)
 }
 
 fn collect(blocks: &[Block], root: BlockId, all: &mut Vec<BlockId>) {
@@ -228,12 +228,12 @@ fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let size = blocks[id].size;
     let (before, root) = find_size(blocks, *head, size);
     let new_root = if !root.is_none() && blocks[root].size == size {
-        let next = blocks[root].heap.next_size;
+        let next = blocks[root].heap.sibling;
         let melded = meld(blocks, root, id);
-        blocks[melded].heap.next_size = next;
+        blocks[melded].heap.sibling = next;
         melded
     } else {
-        blocks[id].heap.next_size = root;
+        blocks[id].heap.sibling = root;
         id
     };
     put_behind(blocks, head, before, new_root);
@@ -243,12 +243,12 @@ fn insert_into_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
 #[inline(never)]
 fn remove_from_chain(blocks: &mut [Block], head: &mut BlockId, id: BlockId) {
     let (before, root) = find_size(blocks, *head, blocks[id].size);
-    let next = blocks[root].heap.next_size;
+    let next = blocks[root].heap.sibling;
     let rest = remove_from_heap(blocks, root, id);
     let new_root = if rest.is_none() {
         next
     } else {
-        blocks[rest].heap.next_size = next;
+        blocks[rest].heap.sibling = next;
         rest
     };
     put_behind(blocks, head, before, new_root);
@@ -260,7 +260,7 @@ fn put_behind(blocks: &mut [Block], head: &mut BlockId, before: BlockId, root: B
     if before.is_none() {
         *head = root;
     } else {
-        blocks[before].heap.next_size = root;
+        blocks[before].heap.sibling = root;
     }
 }
 
@@ -269,7 +269,7 @@ fn put_behind(blocks: &mut [Block], head: &mut BlockId, before: BlockId, root: B
 fn find_size(blocks: &[Block], head: BlockId, size: u64) -> (BlockId, BlockId) {
     let (mut before, mut root) = (BlockId::NONE, head);
     while !root.is_none() && blocks[root].size < size {
-        (before, root) = (root, blocks[root].heap.next_size);
+        (before, root) = (root, blocks[root].heap.sibling);
     }
     (before, root)
 }
@@ -293,7 +293,7 @@ fn remove_from_heap(blocks: &mut [Block], root: BlockId, id: BlockId) -> BlockId
 /// Melds two heaps, given and returned by their roots.
 #[inline]
 fn meld(blocks: &mut [Block], left: BlockId, right: BlockId) -> BlockId {
-    let (parent, child) = if blocks[left].address < blocks[right].address { (left, right) } else { (right, left) };
+    let (parent, child) = if blocks[left].rank < blocks[right].rank { (left, right) } else { (right, left) };
     let links = &mut blocks[parent].heap;
     links.sibling = BlockId::NONE;
     links.previous = BlockId::NONE;

@@ -6,8 +6,8 @@
 //! returns memory to the driver. `expandable` has the segments that grow and shrink by pages. `config` computes sizes, and `conf`
 //! parses PyTorch's settings.
 //!
-//! It behaves byte for byte like PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>);
-//! tests replay recordings of PyTorch. The one deliberate difference, [`Quirks`], makes this allocator safe where PyTorch's is
+//! It behaves byte for byte like PyTorch 2.4 to 2.15 (`c10/cuda/CUDACachingAllocator.cpp` in <https://github.com/pytorch/pytorch>),
+//! as [`TorchVersion`] says; tests replay recordings of PyTorch. The one deliberate difference, [`Quirks`], makes this allocator safe where PyTorch's is
 //! not.
 //!
 //! A cache hit calls no device and recomputes no statistic. It costs one search in an ordered index, logarithmic in the free
@@ -27,11 +27,13 @@ mod reclaim;
 mod released;
 mod restore;
 mod rules;
+mod torch;
 mod uses;
 
 pub use conf::{ConfError, Excerpt, Setting};
-pub use config::{Config, Quirks};
+pub use config::{Config, Quirks, SegmentReserve};
 pub use restore::RestoreError;
+pub use torch::{TieOrder, TorchVersion, TorchVersionError};
 
 use self::blocks::{Block, Blocks, State};
 use self::counters::Counters;
@@ -65,7 +67,7 @@ pub struct CachingAllocator {
     counters: Counters,
     /// The limit on reserved memory, as a fraction, so the setting needs no device. The limit in bytes is computed for each new
     /// segment, but not for a cache hit.
-    fraction: MemoryFraction,
+    fraction: Option<MemoryFraction>,
 }
 
 /// A freed block after merging.
@@ -88,11 +90,11 @@ impl CachingAllocator {
     /// Makes an empty allocator.
     pub fn new(config: Config) -> Self {
         Self {
-            fraction: config.memory_fraction,
+            fraction: Some(config.memory_fraction).filter(|&fraction| fraction < MemoryFraction::ALL),
             rules: Rules::new(&config),
+            blocks: Blocks::new(config.torch.ties()),
+            pools: Pools::new(config.torch),
             config,
-            blocks: Blocks::default(),
-            pools: Pools::default(),
             uses: Uses::default(),
             pending: PendingFrees::default(),
             released_streams: ReleasedStreams::default(),
@@ -106,7 +108,7 @@ impl CachingAllocator {
         if request.size == Bytes::ZERO {
             return Ok(BlockId::NONE);
         }
-        if !self.pending.is_empty() && !self.pools.context_is_open() {
+        if !self.pending.is_empty() && !self.pools.is_capturing() {
             self.poll_pending(device).map_err(|error| Box::new(error.into()))?;
         }
         let Some(size) = self.rules.round(&self.config, request.size.0) else {
@@ -131,7 +133,7 @@ impl CachingAllocator {
     /// Takes a free block from the cache.
     #[inline(always)]
     fn take_cached(&mut self, pool: PoolId, stream_pool: StreamPoolId, size: u64) -> Option<BlockId> {
-        if self.rules.ages && self.fraction < MemoryFraction::ALL {
+        if self.rules.ages && self.fraction.is_some() {
             self.pools[pool].lookups += 1;
         }
         let free = self.pools.free_mut(stream_pool);
@@ -185,22 +187,24 @@ impl CachingAllocator {
     ) -> Result<BlockId, AllocatorError> {
         let segment = self.config.segment_size(size).ok_or_else(|| too_large(device, request))?;
         self.collect_garbage(device)?;
-        if let Some(block) = self.try_segment(device, stream_pool, size, segment)? {
+        if let Some(block) = self.try_segment(device, stream_pool, request, size, segment)? {
             return Ok(block);
         }
         if self.release_available(device, stream_pool, size)?
-            && let Some(block) = self.try_segment(device, stream_pool, size, segment)?
+            && let Some(block) = self.try_segment(device, stream_pool, request, size, segment)?
         {
             return Ok(block);
         }
-        if !self.pools.context_is_open() {
+        if !self.pools.is_capturing() {
             self.release_all_cached(device)?;
             self.counters.num_alloc_retries += 1;
-            if let Some(block) = self.try_segment(device, stream_pool, size, segment)? {
+            if let Some(block) = self.try_segment(device, stream_pool, request, size, segment)? {
                 return Ok(block);
             }
         }
-        Err(self.out_of_memory(device, stream_pool, request, size, segment))
+        self.counters.num_ooms += 1;
+        let limit = self.limit(device).filter(|&limit| self.exceeds(Some(limit), segment));
+        Err(self.out_of_memory(device, stream_pool, request, size, segment, limit))
     }
 
     /// Gets a block of at least `size` from a new segment or from new pages of an expandable one. Returns `None` if the limit or
@@ -209,19 +213,26 @@ impl CachingAllocator {
         &mut self,
         device: &mut dyn Device,
         stream_pool: StreamPoolId,
+        request: Request,
         size: u64,
         segment: u64,
-    ) -> Result<Option<BlockId>, DeviceError> {
-        if self.exceeded_limit(device, segment).is_some() {
+    ) -> Result<Option<BlockId>, AllocatorError> {
+        if self.exceeds(self.limit(device), segment) {
             return Ok(None);
         }
-        if self.config.expandable_segments {
-            return self.try_expand(device, stream_pool, size);
+        if self.config.throw_on_malloc_oom {
+            let limit = self.config.memory_fraction.of(device.info().total);
+            if self.exceeds(Some(limit), segment) {
+                return Err(self.out_of_memory(device, stream_pool, request, size, segment, Some(limit)));
+            }
+        }
+        if self.config.expandable_segments && self.pools.may_expand(stream_pool)? {
+            return Ok(self.try_expand(device, stream_pool, size)?);
         }
         let address = match device.malloc(Bytes(segment)) {
             Ok(address) => address,
             Err(error) if error.is_out_of_memory() => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         let pool = self.pools.owner(stream_pool).pool;
         let kind = self.pools[pool].kind;
@@ -232,26 +243,30 @@ impl CachingAllocator {
         Ok(Some(self.blocks.add_segment(MemoryRange::new(address, Bytes(segment)), stream_pool, kind, false)))
     }
 
-    /// The limit, if `size` more bytes would exceed it.
-    fn exceeded_limit(&self, device: &dyn Device, size: u64) -> Option<Bytes> {
-        let limit = self.fraction.limit(device.info().total)?;
-        let reserved = self.counters.reserved_bytes.current();
-        reserved.checked_add(size).is_none_or(|total| total > limit.0).then_some(limit)
+    /// The limit on reserved memory.
+    fn limit(&self, device: &dyn Device) -> Option<Bytes> {
+        self.fraction.map(|fraction| fraction.of(device.info().total))
     }
 
-    /// Kept out of the code for successful requests.
+    /// Returns true if `size` more bytes would exceed a limit on reserved memory.
+    fn exceeds(&self, limit: Option<Bytes>, size: u64) -> bool {
+        let total = self.counters.reserved_bytes.current().checked_add(size);
+        limit.is_some_and(|limit| total.is_none_or(|total| total > limit.0))
+    }
+
+    /// Kept out of the code for successful requests. `limit` is the limit that the segment would exceed.
     #[cold]
     #[inline(never)]
     fn out_of_memory(
-        &mut self,
+        &self,
         device: &mut dyn Device,
         stream_pool: StreamPoolId,
         request: Request,
         size: u64,
         segment: u64,
+        limit: Option<Bytes>,
     ) -> AllocatorError {
-        self.counters.num_ooms += 1;
-        let cause = match self.exceeded_limit(device, segment) {
+        let cause = match limit {
             Some(limit) => OomCause::Fraction { limit },
             None => match device.free_memory() {
                 Ok(free) => OomCause::Device { free },
@@ -338,7 +353,7 @@ impl CachingAllocator {
     /// Frees a block that other streams use too. It waits for an event on each.
     #[cold]
     fn free_shared(&mut self, device: &mut dyn Device, id: BlockId) -> Result<(), DeviceError> {
-        let context_is_open = self.pools.context_is_open();
+        let context_is_open = self.pools.is_capturing();
         let streams = self.uses.take(id, self.config.quirks, context_is_open);
         let block = &mut self.blocks[id];
         block.state = State::PendingFree;
@@ -450,7 +465,7 @@ impl Allocator for CachingAllocator {
         };
         if stream != allocation.stream() {
             block.shared = true;
-            self.uses.record(id, stream, self.pools.context_is_open());
+            self.uses.record(id, stream, self.pools.is_capturing());
         }
         Ok(())
     }
@@ -460,11 +475,20 @@ impl Allocator for CachingAllocator {
     }
 
     fn empty_cache(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
+        let torch = self.config.torch;
+        if self.pools.is_capturing() {
+            if torch.asserts_on_empty_cache_in_context() {
+                return Err(torch::unsupported(torch, "empty_cache in the context of a private pool", "fails in an assertion"));
+            }
+            if torch.keeps_all_in_context() {
+                return Ok(());
+            }
+        }
         self.release_all_cached(device)
     }
 
     fn set_memory_fraction(&mut self, _device: &dyn Device, fraction: MemoryFraction) {
-        self.fraction = fraction;
+        self.fraction = Some(fraction).filter(|&fraction| fraction < MemoryFraction::ALL || self.config.torch.whole_fraction_limits());
     }
 
     fn reset_peaks(&mut self) {
@@ -517,6 +541,9 @@ impl PrivatePools for CachingAllocator {
     }
 
     fn release(&mut self, device: &mut dyn Device, pool: PrivatePoolId) -> Result<(), PrivatePoolError> {
+        if self.config.torch.keeps_released_pools() {
+            return Ok(());
+        }
         self.pools.release(pool)?;
         Ok(self.release_private(device, pool)?)
     }

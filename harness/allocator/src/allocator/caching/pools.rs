@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::blocks::{Blocks, StreamPoolLabel};
 use super::free_index::FreeBlocks;
 use super::ids::{BlockId, StreamPoolId};
+use super::torch::{TorchVersion, unsupported};
 use crate::allocator::{PrivatePoolError, PrivatePoolId};
-use crate::device::StreamId;
+use crate::device::{DeviceError, StreamId};
 use crate::stats::PoolKind;
 
 /// A pool's index in the table of pools.
@@ -51,6 +52,7 @@ pub(super) struct StreamPoolCounts {
 /// All pools. The default ones come first.
 #[derive(Clone, Debug)]
 pub(super) struct Pools {
+    torch: TorchVersion,
     pools: Vec<Pool>,
     /// Indices of small pools, each with its large pool, of released private pools.
     vacant: Vec<u32>,
@@ -62,7 +64,7 @@ pub(super) struct Pools {
     private: Vec<PrivatePool>,
     /// Open contexts, the innermost last.
     open: Vec<PrivatePoolId>,
-    /// The target of requests by kind: the innermost open private pool, or else the default one.
+    /// The target of requests by kind: the open private pool that serves requests, or else the default one.
     route: [PoolId; 2],
 }
 
@@ -76,23 +78,6 @@ struct PrivatePool {
     segments: u64,
     /// True if its owner has released it.
     released: bool,
-}
-
-impl Default for Pools {
-    fn default() -> Self {
-        let mut pools = Self {
-            pools: Vec::new(),
-            vacant: Vec::new(),
-            free: Vec::new(),
-            owners: Vec::new(),
-            vacant_stream_pools: Vec::new(),
-            private: Vec::new(),
-            open: Vec::new(),
-            route: [Self::SMALL, Self::LARGE],
-        };
-        pools.add_pair(None);
-        pools
-    }
 }
 
 impl std::ops::Index<PoolId> for Pools {
@@ -116,7 +101,23 @@ impl Pools {
     /// The default pool of large blocks.
     pub(super) const LARGE: PoolId = PoolId(1);
 
-    /// The pool for a request: the innermost open private pool, or else the default one.
+    pub(super) fn new(torch: TorchVersion) -> Self {
+        let mut pools = Self {
+            torch,
+            pools: Vec::new(),
+            vacant: Vec::new(),
+            free: Vec::new(),
+            owners: Vec::new(),
+            vacant_stream_pools: Vec::new(),
+            private: Vec::new(),
+            open: Vec::new(),
+            route: [Self::SMALL, Self::LARGE],
+        };
+        pools.add_pair(None);
+        pools
+    }
+
+    /// The pool for a request.
     #[inline]
     pub(super) fn route(&self, kind: PoolKind) -> PoolId {
         self.route[kind as usize]
@@ -124,7 +125,8 @@ impl Pools {
 
     /// Updates the route after a context was opened or closed.
     fn reroute(&mut self) {
-        let private = self.open.last().map(|&id| self.private.iter().find(|private| private.id == id).expect("an open pool exists"));
+        let serving = if self.torch.first_context_serves() { self.open.first() } else { self.open.last() };
+        let private = serving.map(|&id| self.private.iter().find(|private| private.id == id).expect("an open pool exists"));
         self.route = private.map_or([Self::SMALL, Self::LARGE], |private| [private.small, private.large]);
     }
 
@@ -184,10 +186,22 @@ impl Pools {
         self[pool].stream_pools.values().flat_map(|&stream_pool| self.free(stream_pool).in_order(blocks)).collect()
     }
 
-    /// Returns true if the context of any private pool is open.
+    /// Returns true if the context of a private pool is open and counts as a graph capture.
     #[inline]
-    pub(super) fn context_is_open(&self) -> bool {
-        !self.open.is_empty()
+    pub(super) fn is_capturing(&self) -> bool {
+        !self.open.is_empty() && self.torch.contexts_are_captures()
+    }
+
+    /// Returns true if new segments of a stream pool may be expandable.
+    /// Fails with [`DeviceError::Unavailable`] if this version of PyTorch refuses them.
+    pub(super) fn may_expand(&self, stream_pool: StreamPoolId) -> Result<bool, DeviceError> {
+        match self[self.owner(stream_pool).pool].owner {
+            Some(_) if self.torch.refuses_expandable_pools() => {
+                Err(unsupported(self.torch, "expandable segments in a private pool", "refuses them"))
+            }
+            Some(_) => Ok(!self.torch.expands_only_default_pools()),
+            None => Ok(true),
+        }
     }
 
     /// One of the pools of a private pool, made on first use.
@@ -225,7 +239,7 @@ impl Pools {
 
     /// Marks a pool as released by its owner.
     pub(super) fn release(&mut self, id: PrivatePoolId) -> Result<(), PrivatePoolError> {
-        if self.context_is_open() {
+        if self.is_capturing() {
             return Err(PrivatePoolError::ContextOpen(id));
         }
         let private = self.private.iter_mut().find(|private| private.id == id && !private.released);

@@ -3,6 +3,7 @@
 use super::CachingAllocator;
 use super::ids::{BlockId, StreamPoolId};
 use super::pools::{PoolId, Pools};
+use super::torch::unsupported;
 use crate::allocator::PrivatePoolId;
 use crate::device::{Device, DeviceError, DevicePtr};
 
@@ -10,7 +11,7 @@ impl CachingAllocator {
     /// Releases everything possible: whole free segments of the default pools after a wait for all events, and those of released
     /// private pools. Leaves the default pools alone while a pool context is open.
     pub(super) fn release_all_cached(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
-        if !self.pools.context_is_open() {
+        if !self.pools.is_capturing() {
             self.counters.num_sync_all_streams += 1;
             self.finish_pending(device, None)?;
             self.release_whole_segments(device, Pools::LARGE)?;
@@ -44,7 +45,11 @@ impl CachingAllocator {
         let Some(max_split) = self.config.max_split_size else { return Ok(false) };
         let wanted = size.max(max_split.0);
         // Oversize blocks are whole segments, except in a restored state that was made with other settings.
-        let ordinary = |&free: &BlockId| !self.blocks[free].expandable && !self.blocks[free].is_split();
+        let tries_expandable = self.config.torch.asserts_on_release_of_expandable();
+        let ordinary = |&free: &BlockId| match self.blocks[free].expandable {
+            true => tries_expandable,
+            false => !self.blocks[free].is_split(),
+        };
         if let Some(free) = self.pools.free(stream_pool).best_fit(&self.blocks, wanted).filter(ordinary) {
             self.release_segment(device, free)?;
             return Ok(true);
@@ -67,7 +72,7 @@ impl CachingAllocator {
     /// reserved memory is below the threshold. A round is completed even if it reaches the target earlier.
     pub(super) fn collect_garbage(&mut self, device: &mut dyn Device) -> Result<(), DeviceError> {
         let Some(threshold) = self.config.garbage_collection_threshold else { return Ok(()) };
-        let Some(limit) = self.fraction.limit(device.info().total) else { return Ok(()) };
+        let Some(limit) = self.limit(device) else { return Ok(()) };
         let allowed = (threshold * limit.0 as f64) as u64;
         let target = self.counters.reserved_bytes.current().saturating_sub(allowed);
         let mut released = 0;
@@ -78,7 +83,7 @@ impl CachingAllocator {
             let age = |free: BlockId| lookups - self.blocks.free_since(free);
             let total_age: u64 = candidates.iter().map(|&free| age(free)).sum();
             let old = |free: BlockId| age(free) as f64 >= total_age as f64 / candidates.len() as f64;
-            let ordinary = |free: BlockId| !self.blocks[free].expandable;
+            let ordinary = |free: BlockId| self.config.torch.asserts_on_release_of_expandable() || !self.blocks[free].expandable;
             let round: Vec<BlockId> = candidates.iter().copied().filter(|&free| ordinary(free) && old(free)).collect();
             if round.is_empty() {
                 break;
@@ -94,6 +99,9 @@ impl CachingAllocator {
     /// Releases a free block that is a whole segment.
     fn release_segment(&mut self, device: &mut dyn Device, whole: BlockId) -> Result<(), DeviceError> {
         let block = self.blocks[whole];
+        if block.expandable {
+            return Err(unsupported(self.config.torch, "releasing a block of an expandable segment as a whole", "fails in an assertion"));
+        }
         device.free(DevicePtr(block.address))?;
         self.pools.free_mut(block.stream_pool).remove(&mut self.blocks, whole);
         self.pools.segment_removed(block.stream_pool);

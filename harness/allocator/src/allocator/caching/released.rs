@@ -35,7 +35,7 @@ impl CachingAllocator {
             return Ok(());
         }
         self.released_streams.streams.insert(stream);
-        if self.pools.context_is_open() {
+        if self.pools.is_capturing() {
             return Ok(());
         }
         if_exists(device.synchronize_stream(stream))?;

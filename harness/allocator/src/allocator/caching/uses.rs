@@ -21,21 +21,21 @@ struct BlockUses {
 
 impl Uses {
     /// Records that a stream uses a block.
-    pub(super) fn record(&mut self, block: BlockId, stream: StreamId, context_is_open: bool) {
+    pub(super) fn record(&mut self, block: BlockId, stream: StreamId, is_capturing: bool) {
         let uses = self.by_block.entry(block).or_default();
         uses.streams.insert(stream);
-        if context_is_open {
+        if is_capturing {
             uses.in_context.insert(stream);
         }
     }
 
     /// Takes the streams whose events a freed block waits for.
-    pub(super) fn take(&mut self, block: BlockId, quirks: Quirks, context_is_open: bool) -> BTreeSet<StreamId> {
+    pub(super) fn take(&mut self, block: BlockId, quirks: Quirks, is_capturing: bool) -> BTreeSet<StreamId> {
         let BlockUses { streams, in_context } = self.by_block.remove(&block).unwrap_or_default();
         match quirks {
             // PyTorch assumes that these streams belong to a graph capture that ends with the context, and forgets them.
-            Quirks::Torch211 if context_is_open => &streams - &in_context,
-            Quirks::Safe | Quirks::Torch211 => streams,
+            Quirks::AsTorch if is_capturing => &streams - &in_context,
+            Quirks::Safe | Quirks::AsTorch => streams,
         }
     }
 

@@ -26,6 +26,7 @@ pub(super) const HOST: Range<u64> = 1 << 60..1 << 62;
 named_enum! {
     /// The order in which addresses are used.
     #[derive(Default, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
     AddressOrder {
         /// From the lowest upward. Freed addresses are reused only when no others remain, so a use of freed memory is noticed.
         #[default]

@@ -3,14 +3,18 @@
 use std::fmt;
 
 use super::Setting;
+use crate::allocator::caching::TorchVersion;
 
 /// A configuration string that PyTorch would refuse, or that requests a missing feature.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfError {
     /// Use one of [`Setting::ALL`], or remove the setting.
-    #[error("`{key}` is not a setting of PyTorch 2.11's allocator\n{at}")]
+    #[error("`{key}` is not a setting of PyTorch's allocator\n{at}")]
     UnknownKey { key: String, at: Excerpt },
+    /// Choose a newer version, or remove the setting.
+    #[error("PyTorch {torch} has no setting `{key}`: PyTorch {since} added it\n{at}")]
+    TooNew { key: &'static str, since: TorchVersion, torch: TorchVersion, at: Excerpt },
     #[error("expected {expected}; settings are written `KEY:VALUE,KEY:VALUE`\n{at}")]
     Syntax { expected: &'static str, at: Excerpt },
     #[error("{key} must be {form}\n{at}")]
@@ -49,6 +53,7 @@ impl ConfError {
             }
             Self::NotANumber { key, .. } | Self::OutOfRange { key, .. } | Self::NotABoolean { key, .. } => Setting::from_name(key),
             Self::Backend { .. } => Setting::from_name("backend"),
+            Self::TooNew { key, .. } => Setting::from_name(key),
             Self::UnknownKey { .. } | Self::Syntax { .. } => None,
         }
     }
@@ -56,6 +61,7 @@ impl ConfError {
     fn at(&self) -> &Excerpt {
         match self {
             Self::UnknownKey { at, .. }
+            | Self::TooNew { at, .. }
             | Self::Syntax { at, .. }
             | Self::NotANumber { at, .. }
             | Self::OutOfRange { at, .. }

@@ -96,7 +96,11 @@ fn settings_that_pytorch_refuses_are_refused_with_their_place() {
         ("pinned_use_background_threads:1", 30, 1),
         ("pinned_num_register_threads:256", 28, 3),
         ("pinned_reserve_segment_size_mb:0", 31, 1),
-        ("throw_on_cudamalloc_oom:True", 0, 23),
+        ("throw_on_cudamalloc_oom:true", 24, 4),
+        ("expandable_segments_reserve:40GB", 28, 4),
+        ("expandable_segments_reserve:0", 28, 1),
+        ("expandable_segments_reserve:-1G", 28, 3),
+        ("expandable_segments_reserve_by_class:[a:0.5,b]", 45, 1),
         // Deliberately stricter than PyTorch.
         ("max_split_size_mb,64", 17, 1),
         ("roundup_power2_divisions:[64:8:128:4]", 30, 1),

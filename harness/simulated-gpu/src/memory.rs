@@ -96,6 +96,7 @@ impl DeviceMemory {
             completion: if executes { Completion::Timed } else { Completion::OnSynchronize },
             free_synchronizes: executes,
             addresses: settings.addresses,
+            reservations: settings.addresses,
         };
         let shift = SHIFT + index as u64 * ADDRESSES;
         let mut memory = Self {

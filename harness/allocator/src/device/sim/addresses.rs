@@ -57,7 +57,7 @@ const REGION: u64 = 32 << 20;
 /// A range of addresses that are used in one order.
 #[derive(Clone, Debug)]
 pub(super) struct Addresses {
-    /// The part that was never used.
+    /// The part that was never used. Empty with [`AddressOrder::Reuse`].
     fresh: Range<u64>,
     /// The unused gap after each stretch.
     guard: Bytes,
@@ -78,7 +78,13 @@ struct Regions {
 
 impl Addresses {
     pub(super) fn new(range: Range<u64>, guard: Bytes, order: AddressOrder) -> Self {
-        Self { fresh: range, guard, free: RangeMap::default(), regions: Regions::default(), order }
+        let mut addresses = Self { fresh: range, guard, free: RangeMap::default(), regions: Regions::default(), order };
+        if order == AddressOrder::Reuse {
+            // Never used and freed addresses are alike, so a stretch may span both.
+            let Range { start, end } = std::mem::replace(&mut addresses.fresh, 0..0);
+            addresses.free.insert(start, end, ());
+        }
+        addresses
     }
 
     /// Returns a stretch of `len` bytes in the order of these addresses. Constant time for a never used stretch, otherwise linear in the freed
@@ -87,7 +93,7 @@ impl Addresses {
         let len = len.0.checked_add(self.guard.0)?;
         match self.order {
             AddressOrder::Up | AddressOrder::Down => self.take_new(len).or_else(|| self.take_again(len)),
-            AddressOrder::Reuse => self.take_again(len).or_else(|| self.take_new(len)),
+            AddressOrder::Reuse => self.take_again(len),
             AddressOrder::Linux => self.take_in_region(len),
         }
     }
@@ -153,9 +159,7 @@ impl Addresses {
             AddressOrder::Down | AddressOrder::Linux if end > self.fresh.start => {
                 self.fresh.end = start.clamp(self.fresh.start, self.fresh.end)
             }
-            AddressOrder::Up | AddressOrder::Reuse if start < self.fresh.end => {
-                self.fresh.start = end.clamp(self.fresh.start, self.fresh.end)
-            }
+            AddressOrder::Up if start < self.fresh.end => self.fresh.start = end.clamp(self.fresh.start, self.fresh.end),
             _ => {}
         }
         self.free.remove(start, end);

@@ -61,6 +61,8 @@ pub struct SimConfig {
     /// with current drivers (<https://github.com/cupy/cupy/pull/2898>).
     pub free_synchronizes: bool,
     pub addresses: AddressOrder,
+    /// The order of reserved addresses.
+    pub reservations: AddressOrder,
 }
 
 impl Default for SimConfig {
@@ -74,6 +76,7 @@ impl Default for SimConfig {
             completion: Completion::Timed,
             free_synchronizes: true,
             addresses: AddressOrder::Up,
+            reservations: AddressOrder::Up,
         }
     }
 }
@@ -89,6 +92,7 @@ impl SimConfig {
             completion: Completion::OnSynchronize,
             free_synchronizes: false,
             addresses: AddressOrder::Up,
+            reservations: AddressOrder::Up,
         }
     }
 }
@@ -179,7 +183,7 @@ impl SimDevice {
         };
         let mut races = Races::default();
         let default_stream = Stream { ready: Nanos::ZERO, slot: races.add_stream(), borrowed: false };
-        let order = config.addresses;
+        let (order, reservations) = (config.addresses, config.reservations);
         Self {
             config,
             info,
@@ -198,7 +202,7 @@ impl SimDevice {
             races,
             contents: MemoryTags::default(),
             wrong_reads: BTreeMap::new(),
-            mapping: Mapping::new(order),
+            mapping: Mapping::new(reservations),
             pools: SimPools::new(order),
             host: SimHost::new(order),
             released_ready: Nanos::ZERO,

@@ -24,7 +24,7 @@ fn downward_order_starts_at_the_highest_address() {
 fn a_given_stretch_is_used_once() {
     let mut addresses = Addresses::new(100..200, Bytes::ZERO, AddressOrder::Reuse);
     addresses.take_at(110, Bytes(10));
-    assert_eq!(addresses.take(Bytes(5)), Some(120), "addresses below it are ignored");
+    assert_eq!((addresses.take(Bytes(10)), addresses.take(Bytes(5))), (Some(100), Some(120)), "the lowest free addresses");
     addresses.give_back(110, Bytes(10));
     addresses.take_at(112, Bytes(4));
     let starts: Vec<_> = (0..3).filter_map(|_| addresses.take(Bytes(2))).collect();

@@ -19,7 +19,7 @@ mod notes;
 
 use std::collections::BTreeMap;
 
-use harness_allocator::allocator::caching::Config;
+use harness_allocator::allocator::caching::{Config, TorchVersion};
 use harness_allocator::units::Bytes;
 use harness_record::FailedRequest;
 use harness_trace::program::ProgramError;
@@ -61,14 +61,13 @@ pub enum ExplainError {
 
 /// The recorded settings. PyTorch's defaults if the file has none, or if this version cannot parse them.
 pub fn config(snapshot: &Snapshot) -> Config {
-    let conf = snapshot.settings.as_ref().map_or("", |settings| settings.conf.as_str());
-    Config::parse(conf).unwrap_or_default()
+    snapshot.config().unwrap_or_else(|_| Config { torch: snapshot.torch(), ..Config::default() })
 }
 
 /// Explains the memory of one device. Takes `n log n` time for `n` events and blocks.
 pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Explanation, ExplainError> {
     let conf = snapshot.settings.as_ref().map(|settings| settings.conf.clone());
-    let is_unknown = conf.as_deref().is_some_and(|conf| Config::parse(conf).is_err());
+    let is_unknown = snapshot.config().is_err();
     let unknown = is_unknown.then(|| "the settings cannot be parsed, so PyTorch's defaults are assumed".to_owned());
     let config = config(snapshot);
     let run = snapshot.run();
@@ -95,7 +94,7 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     notes.extend(view.notes(size.known));
     let recovered = (!history.events().is_empty() && !is_foreign)
         .then(|| fidelity::recover(snapshot, device, options.memory).map(|(_, fidelity)| fidelity));
-    notes.extend(recovered.as_ref().map(replayed));
+    notes.extend(recovered.as_ref().map(|fidelity| replayed(fidelity, config.torch)));
     let oom_events = history.events().iter().filter(|event| event.action == Action::Oom).count();
     let mut explanation = Explanation {
         headline: String::new(),
@@ -124,12 +123,12 @@ pub fn explain(snapshot: &Snapshot, device: u32, options: Options) -> Result<Exp
     Ok(explanation)
 }
 
-fn replayed(fidelity: &Result<Fidelity, ProgramError>) -> String {
+fn replayed(fidelity: &Result<Fidelity, ProgramError>, torch: TorchVersion) -> String {
     match fidelity {
         Ok(fidelity) => match &fidelity.first_divergence {
-            None => format!("a replay with the recorded settings matches the recording: {fidelity}"),
+            None => format!("a replay with the recorded settings in PyTorch {torch} matches the recording: {fidelity}"),
             Some(divergence) => format!(
-                "a replay with the recorded settings differs from the recording ({fidelity}), so replays with other settings are unreliable. First difference: {divergence}"
+                "a replay with the recorded settings in PyTorch {torch} differs from the recording ({fidelity}), so replays with other settings are unreliable. First difference: {divergence}"
             ),
         },
         Err(error) => format!("the recording cannot be replayed: {error}"),

@@ -1,6 +1,6 @@
 //! Replays a program with many settings and allocators: [`Grid`].
 
-use harness_allocator::allocator::caching::{ConfError, Config};
+use harness_allocator::allocator::caching::{ConfError, Config, TorchVersion};
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_allocator::device::sim::GRANULARITY;
 use harness_allocator::units::{Bytes, Nanos};
@@ -53,18 +53,20 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    pub fn of_settings(conf: &str) -> Result<Self, ConfError> {
-        Ok(Self { name: conf.to_owned(), allocator: AllocatorSpec::caching(Config::parse(conf)?) })
+    /// The settings of a version of PyTorch.
+    pub fn of_settings(torch: TorchVersion, conf: &str) -> Result<Self, ConfError> {
+        Ok(Self { name: conf.to_owned(), allocator: AllocatorSpec::caching(Config::parse_for(torch, conf)?) })
     }
 
     pub fn of_allocator(kind: AllocatorKind) -> Self {
         Self { name: kind.name().to_owned(), allocator: kind.into() }
     }
 
-    /// A program's configurations: its recorded settings, the settings of the grid that differ, then other allocators.
+    /// A program's configurations: its recorded settings, the settings of the grid that differ and that its version of PyTorch has, then other
+    /// allocators.
     pub fn grid(recorded: &Config) -> Vec<Self> {
         let own = Self { name: recorded.to_string(), allocator: AllocatorSpec::caching(recorded.clone()) };
-        let settings = SETTINGS.iter().filter_map(|conf| Self::of_settings(conf).ok());
+        let settings = SETTINGS.iter().filter_map(|conf| Self::of_settings(recorded.torch, conf).ok());
         let others = OTHER_ALLOCATORS.into_iter().map(Self::of_allocator);
         let mut all = vec![own];
         for configuration in settings.chain(others) {

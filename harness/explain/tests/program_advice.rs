@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use harness_allocator::units::Bytes;
+use harness_allocator::allocator::caching::TorchVersion;
 use harness_explain::grid::{Configuration, Grid, UNLIMITED};
 use harness_explain::program_advice::{self, ProgramAdvice};
 use harness_explain::requests::Requests;
@@ -34,7 +35,7 @@ fn kept_features() -> String {
 }
 
 fn own() -> Configuration {
-    Configuration::of_settings("").expect("no settings")
+    Configuration::of_settings(TorchVersion::default(), "").expect("no settings")
 }
 
 fn least(program: &RecordedProgram) -> Bytes {

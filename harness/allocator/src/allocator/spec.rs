@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::caching::{self, ConfError, Config};
+use super::caching::{self, ConfError, Config, TorchVersion, TorchVersionError};
 use super::library::{LibraryAllocator, LibrarySpec, LibrarySpecError};
 use super::{Allocator, async_pool, bfc, direct, rmm_pool};
 use crate::named::named_enum;
@@ -133,11 +133,11 @@ impl AllocatorSpec {
         self.name.is_some()
     }
 
-    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF`, or `None` if all are the defaults
+    /// The settings that differ from PyTorch's defaults, in the form of `PYTORCH_ALLOC_CONF` after the version as in `torch:2.9`, or `None` if all are the defaults
     /// of this kind.
     pub fn settings(&self) -> Option<String> {
         match &self.which {
-            Which::Kind(_, config) => config.as_ref().map(Config::to_string),
+            Which::Kind(_, config) => config.as_ref().map(with_version),
             Which::Library(library) => Some(library.to_string()),
         }
     }
@@ -188,7 +188,7 @@ impl fmt::Display for AllocatorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.name, &self.which) {
             (Some(name), _) => f.write_str(name),
-            (None, Which::Kind(kind, Some(config))) => write!(f, "{kind}({config})"),
+            (None, Which::Kind(kind, Some(config))) => write!(f, "{kind}({})", with_version(config)),
             (None, Which::Kind(kind, None)) => kind.fmt(f),
             (None, Which::Library(library)) => write!(f, "{LIBRARY}({library})"),
         }
@@ -199,7 +199,7 @@ impl FromStr for AllocatorSpec {
     type Err = SpecError;
 
     /// Parses the name of an allocator, with or without settings in parentheses: `direct`, `caching(max_split_size_mb:512)`,
-    /// `library(path:./my_alloc.so,alloc:my_malloc,free:my_free)`.
+    /// `caching(torch:2.9,expandable_segments:True)`, `library(path:./my_alloc.so,alloc:my_malloc,free:my_free)`.
     fn from_str(text: &str) -> Result<Self, SpecError> {
         let (name, conf) = match text.split_once('(') {
             Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or(SpecError::Unclosed)?)),
@@ -211,10 +211,26 @@ impl FromStr for AllocatorSpec {
         let kind = AllocatorKind::from_name(name).ok_or_else(|| SpecError::Unknown { name: name.to_owned() })?;
         match (kind, conf) {
             (_, None) => Ok(kind.into()),
-            (AllocatorKind::Caching, Some(conf)) => Ok(Self::caching(Config::parse(conf)?)),
+            (AllocatorKind::Caching, Some(conf)) => {
+                let (version, conf) = match conf.strip_prefix(TORCH) {
+                    Some(rest) => rest.split_once(',').unwrap_or((rest, "")),
+                    None => (TorchVersion::default().name(), conf),
+                };
+                Ok(Self::caching(Config::parse_for(version.parse()?, conf)?))
+            }
             (_, Some(_)) => Err(SpecError::NoSettings(kind)),
         }
     }
+}
+
+/// The start of the settings if they are those of an older version of PyTorch.
+const TORCH: &str = "torch:";
+
+/// The settings, after the version unless that is the newest.
+fn with_version(config: &Config) -> String {
+    let version = (config.torch != TorchVersion::default()).then(|| format!("{TORCH}{}", config.torch));
+    let settings = Some(config.to_string()).filter(|settings| !settings.is_empty());
+    version.into_iter().chain(settings).collect::<Vec<_>>().join(",")
 }
 
 /// Explains that an allocator takes no settings, and what to write instead.
@@ -237,6 +253,8 @@ pub enum SpecError {
     NoSettings(AllocatorKind),
     #[error(transparent)]
     Conf(#[from] ConfError),
+    #[error(transparent)]
+    Torch(#[from] TorchVersionError),
     #[error(transparent)]
     Library(#[from] LibrarySpecError),
 }

@@ -37,8 +37,10 @@ impl RecordedProgram {
     pub fn recover_with(snapshot: &Snapshot, device: u32, memory: Option<Bytes>) -> Result<Self, ProgramError> {
         let events = snapshot.events_of(device);
         check_device(snapshot, device)?;
-        let conf = snapshot.settings.as_ref().map_or("", |settings| &settings.conf);
-        let config = Config::parse(conf).map_err(|source| ProgramError::Settings { conf: conf.to_owned(), source })?;
+        let config = snapshot.config().map_err(|source| {
+            let conf = snapshot.settings.as_ref().map_or(String::new(), |settings| settings.conf.clone());
+            ProgramError::Settings { conf, source }
+        })?;
         let follow = |memory| {
             let start = Start::find(snapshot, device, events, &config)?;
             let mut recovery = Recovery::new(snapshot, device, events, config.clone(), start, memory)?;

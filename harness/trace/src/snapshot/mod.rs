@@ -23,6 +23,7 @@ mod write;
 use std::collections::BTreeSet;
 
 use harness_allocator::allocator::Allocator;
+use harness_allocator::allocator::caching::{ConfError, Config, TorchVersion};
 use harness_allocator::device::DevicePtr;
 use harness_allocator::stats::{BlockInfo, BlockState, PoolKind, SegmentInfo};
 use harness_allocator::units::Bytes;
@@ -46,6 +47,8 @@ pub struct Snapshot {
     pub traces: Vec<Vec<Event>>,
     /// `None` in files of old versions.
     pub settings: Option<Settings>,
+    /// The version of PyTorch, if the user names it. Files do not.
+    pub given_torch: Option<TorchVersion>,
     /// Phases that the program marked, in file order.
     pub annotations: Vec<Annotation>,
     pub stacks: Stacks,
@@ -73,6 +76,26 @@ impl Snapshot {
     /// The segments of a device, in file order.
     pub fn segments_of(&self, device: u32) -> impl Iterator<Item = &Segment> + Clone {
         self.segments.iter().filter(move |segment| segment.device == device)
+    }
+
+    /// The version of PyTorch whose decisions the snapshot shows: the given one, or the newest one whose rules agree with the file's fields.
+    /// Events have pools since 2.12, and the settings have `max_round_threshold` since 2.13.
+    pub fn torch(&self) -> TorchVersion {
+        let inferred = || {
+            let is_13 = self.settings.as_ref().is_some_and(|settings| settings.value("max_round_threshold").is_some());
+            let has_pools = || self.traces.iter().flatten().any(|event| self.extras.value(event.extra, "pool_id").is_some());
+            match () {
+                () if is_13 || self.run().is_some() => TorchVersion::default(),
+                () if has_pools() => TorchVersion::V2_12,
+                () => TorchVersion::V2_11,
+            }
+        };
+        self.given_torch.unwrap_or_else(inferred)
+    }
+
+    /// The allocator's settings. PyTorch's defaults if the file has none.
+    pub fn config(&self) -> Result<Config, ConfError> {
+        Config::parse_for(self.torch(), self.settings.as_ref().map_or("", |settings| &settings.conf))
     }
 
     /// The private pool of an event. Versions after PyTorch 2.11 record it.

@@ -112,11 +112,11 @@ impl CachingAllocator {
         let mut mapped = unmapped;
         let before = segment.address.0 - self.blocks[unmapped].address;
         if before > 0 {
-            mapped = self.blocks.split(unmapped, before);
+            mapped = self.blocks.split_off(unmapped, before);
             self.remember_unmapped(unmapped);
         }
         let behind = (self.blocks[mapped].size > segment.size.0).then(|| {
-            let behind = self.blocks.split(mapped, segment.size.0);
+            let behind = self.blocks.split_off(mapped, segment.size.0);
             self.remember_unmapped(behind);
             behind
         });
@@ -128,7 +128,7 @@ impl CachingAllocator {
     fn fill(&mut self, first: BlockId, stream_pool: StreamPoolId, segment: &SegmentInfo, allocations: &mut Vec<Allocation>) {
         let mut id = first;
         for (index, block) in segment.blocks.iter().enumerate() {
-            let rest = (index + 1 < segment.blocks.len()).then(|| self.blocks.split(id, block.size.0));
+            let rest = (index + 1 < segment.blocks.len()).then(|| self.blocks.split_off(id, block.size.0));
             self.blocks[id].requested = block.requested.0;
             if block.state == BlockState::Allocated {
                 self.blocks[id].state = State::Allocated;

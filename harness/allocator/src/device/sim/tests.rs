@@ -556,7 +556,7 @@ fn freed_addresses_are_reused_before_they_run_out() -> Result<(), DeviceError> {
 }
 
 fn reusing_addresses() -> SimDevice {
-    SimDevice::new(SimConfig { addresses: AddressOrder::Reuse, ..SimConfig::default() })
+    SimDevice::new(SimConfig { addresses: AddressOrder::Reuse, reservations: AddressOrder::Reuse, ..SimConfig::default() })
 }
 
 #[test]

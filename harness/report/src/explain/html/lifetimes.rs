@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::{BlockState, PoolKind};
 use harness_allocator::units::Bytes;
 use harness_explain::state::{History, Sizes};
@@ -82,7 +81,7 @@ impl Lifetimes {
         let events = snapshot.events_of(device);
         let held: Vec<&Segment> = snapshot.segments_of(device).collect();
         let mut contradictions = Contradictions::default();
-        let config = snapshot.settings.as_ref().and_then(|settings| Config::parse(&settings.conf).ok()).unwrap_or_default();
+        let config = snapshot.config().unwrap_or_default();
         let sizes = History::new(snapshot, device, config).sizes();
         let blocks = block_lives(events, &held, &sizes, &mut contradictions);
         let segments = segment_lives(events, &held, &mut contradictions);

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use harness_allocator::allocator::caching::{ConfError, Config, Setting};
+use harness_allocator::allocator::caching::{ConfError, Config, Setting, TorchVersion, TorchVersionError};
 use harness_allocator::allocator::library::LibrarySpec;
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, LIBRARY, SpecError};
 use harness_base::shared_object;
@@ -21,6 +21,8 @@ pub const ABOUT: &str = "The name of an allocator, as in `caching`, or a map fro
      `{ caching: { conf: \"max_split_size_mb:512\" } }`.";
 const CONF: &str = "conf";
 const NAME: &str = "name";
+const TORCH: &str = "torch";
+const TORCH_ABOUT: &str = "The version of PyTorch whose decisions it makes, from 2.4 to 2.15. The default is the newest.";
 const CONF_ABOUT: &str = "All settings in one string, as in `PYTORCH_ALLOC_CONF`.";
 const NAME_ABOUT: &str = "A name for this configuration. If not given, the name is made from the settings.";
 /// Most allocators of one file.
@@ -216,16 +218,26 @@ fn with_settings(kind: AllocatorKind, at: Position, settings: &Located<Tree>, so
         return Err(Problem::new(at, format!("expected a map of settings after `{}:`", kind.name()))
             .help(format!("as in {EXAMPLE}; without settings, remove the colon")));
     };
-    let (names, settings): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
-    let spec = match settings.first() {
+    let (names, others): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
+    let spec = match others.first() {
         None => kind.into(),
         Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.position(), SpecError::NoSettings(kind).to_string())),
-        Some(_) => AllocatorSpec::caching(config(&settings, source)?),
+        Some(_) => {
+            let (versions, settings): (Vec<_>, Vec<_>) = others.into_iter().partition(|(key, _)| key.value == TORCH);
+            let torch = versions.first().map_or(Ok(TorchVersion::default()), |(_, version)| torch(version))?;
+            AllocatorSpec::caching(config(torch, &settings, source)?)
+        }
     };
     match names.first() {
         None => Ok(spec),
         Some((_, name)) => Ok(spec.named(arm_name(name)?)),
     }
+}
+
+fn torch(given: &Located<Tree>) -> Result<TorchVersion, Problem> {
+    let help = "as in `torch: \"2.9\"`";
+    let text = given.text().ok_or_else(|| Problem::new(given.position(), "expected a version of PyTorch").help(help))?;
+    text.value.parse().map_err(|error: TorchVersionError| Problem::new(text.position(), error.to_string()).help(help))
 }
 
 fn arm_name(given: &Located<Tree>) -> Result<String, Problem> {
@@ -244,9 +256,9 @@ fn arm_name(given: &Located<Tree>) -> Result<String, Problem> {
 type Field = (Located<String>, Located<Tree>);
 
 /// The settings, from `conf` or from fields.
-fn config(fields: &[&Field], source: &str) -> Result<Config, Problem> {
+fn config(torch: TorchVersion, fields: &[&Field], source: &str) -> Result<Config, Problem> {
     match fields.iter().find(|(key, _)| key.value == CONF) {
-        None => config_of_fields(fields, source),
+        None => config_of_fields(torch, fields, source),
         Some((key, _)) if fields.len() > 1 => {
             let other = fields.iter().find(|(other, _)| other.value != CONF).map_or(key, |(other, _)| other);
             let message = format!("`{CONF}` and `{}` exclude each other", other.value);
@@ -258,13 +270,13 @@ fn config(fields: &[&Field], source: &str) -> Result<Config, Problem> {
             let text = value
                 .text()
                 .ok_or_else(|| Problem::new(value.position(), format!("expected text as `{CONF}`")).help(format!("as in {EXAMPLE}")))?;
-            Config::parse(&text.value).map_err(|error| refused(&error, &[(0, text.clone())], source))
+            Config::parse_for(torch, &text.value).map_err(|error| refused(&error, &[(0, text.clone())], source))
         }
     }
 }
 
 /// Joins the fields into the string that PyTorch would read. A mistake in it is reported at the field that it came from.
-fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> {
+fn config_of_fields(torch: TorchVersion, fields: &[&Field], source: &str) -> Result<Config, Problem> {
     let mut conf = Composed::default();
     for (key, value) in fields {
         let Some(setting) = Setting::from_name(&key.value) else { return Err(unknown_key(key)) };
@@ -291,7 +303,7 @@ fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> 
             }
         }
     }
-    Config::parse(&conf.text).map_err(|error| refused(&error, &conf.pieces, source))
+    Config::parse_for(torch, &conf.text).map_err(|error| refused(&error, &conf.pieces, source))
 }
 
 /// A configuration string, with the positions of its pieces in the file.
@@ -366,14 +378,14 @@ fn refused(error: &ConfError, pieces: &[(usize, Located<String>)], source: &str)
 }
 
 fn unknown_key(key: &Located<String>) -> Problem {
-    let keys = Setting::ALL.iter().map(|setting| setting.name).chain([CONF, NAME]);
+    let keys = Setting::ALL.iter().map(|setting| setting.name).chain([CONF, NAME, TORCH]);
     if let Some((name, value)) = key.value.split_once(':')
         && Setting::from_name(name).is_some()
     {
         return Problem::new(key.position(), format!("`{}` has no space after the colon", key.value))
             .help(format!("write `{name}: {value}`, or put the whole string after `{CONF}:`"));
     }
-    Problem::new(key.position(), format!("`{}` is not a setting of PyTorch 2.11's allocator", key.value))
+    Problem::new(key.position(), format!("`{}` is not a setting of PyTorch's allocator", key.value))
         .help(choices(&key.value, "accepted", keys))
 }
 
@@ -381,6 +393,7 @@ fn unknown_key(key: &Located<String>) -> Problem {
 pub fn advice(error: &ConfError) -> String {
     match (error, error.setting()) {
         (ConfError::UnknownKey { key, .. }, _) => choices(key, "settings", Setting::ALL.iter().map(|setting| setting.name)),
+        (ConfError::TooNew { since, .. }, _) => format!("give a newer version, as in `torch: \"{since}\"`, or remove the setting"),
         (_, Some(setting)) => format!("`{}` takes {}", setting.name, setting.takes),
         (_, None) => "as in `max_split_size_mb:512,garbage_collection_threshold:0.8`".to_owned(),
     }
@@ -425,6 +438,7 @@ fn settings_schema(kind: AllocatorKind) -> Value {
     fields.insert(NAME.to_owned(), serde_json::json!({ "type": "string", "description": NAME_ABOUT }));
     if kind.has_settings() {
         fields.insert(CONF.to_owned(), serde_json::json!({ "type": "string", "description": CONF_ABOUT }));
+        fields.insert(TORCH.to_owned(), serde_json::json!({ "type": ["number", "string"], "description": TORCH_ABOUT }));
         fields.extend(Setting::ALL.iter().map(|setting| (setting.name.to_owned(), setting_schema(setting))));
     }
     serde_json::json!({ "type": "object", "description": about(kind), "properties": fields, "additionalProperties": false })
@@ -446,7 +460,7 @@ fn library_schema() -> Value {
 
 /// The JSON Schema of a setting. The description contains PyTorch's rule.
 fn setting_schema(setting: &Setting) -> Value {
-    let description = format!("{} Takes {}.", setting.about, setting.takes);
+    let description = format!("{} Takes {}.", about_setting(setting), setting.takes);
     match setting.name {
         "roundup_power2_divisions" => serde_json::json!({ "description": description, "type": ["integer", "string", "array"] }),
         _ if setting.takes.contains("`True`") => {
@@ -465,6 +479,11 @@ pub fn library_fields() -> Vec<[String; 3]> {
 /// The settings of an allocator for the reference: name, form, meaning.
 pub fn fields() -> Vec<[String; 3]> {
     let row = |name: &str, takes: &str, about: &str| [format!("`{name}`"), takes.to_owned(), about.to_owned()];
-    let first = [row(NAME, "*name*", NAME_ABOUT), row(CONF, "text", CONF_ABOUT)];
-    first.into_iter().chain(Setting::ALL.iter().map(|setting| row(setting.name, setting.takes, setting.about))).collect()
+    let first = [row(NAME, "*name*", NAME_ABOUT), row(TORCH, "a version such as `\"2.9\"`", TORCH_ABOUT), row(CONF, "text", CONF_ABOUT)];
+    first.into_iter().chain(Setting::ALL.iter().map(|setting| row(setting.name, setting.takes, &about_setting(setting)))).collect()
+}
+
+/// The effect of a setting, and the version that added it.
+fn about_setting(setting: &Setting) -> String {
+    if setting.since == TorchVersion::ALL[0] { setting.about.to_owned() } else { format!("{} Since PyTorch {}.", setting.about, setting.since) }
 }

@@ -15,8 +15,7 @@ pub const MAX_MEMORY: Bytes = Bytes::gib(1 << 20);
 
 /// What the file needs to run.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "needs")]
+#[serde(deny_unknown_fields, rename = "needs")]
 pub struct NeedsWire {
     /// Memory of the device, from 2MiB to 1PiB. A larger device is limited to this.
     pub memory: SizeText,

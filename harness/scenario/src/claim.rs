@@ -21,8 +21,7 @@ pub struct Figure {
 
 /// A statement about GPU memory, a verdict, and figures.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "claim")]
+#[serde(deny_unknown_fields, rename = "claim")]
 pub(crate) struct ClaimWire {
     /// The statement, in one sentence.
     says: Located<String>,
@@ -40,8 +39,7 @@ pub(crate) struct ClaimWire {
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "claim_figure")]
+#[serde(deny_unknown_fields, rename = "claim_figure")]
 pub(crate) struct FigureWire {
     /// A formula of a PyTorch program's figures.
     #[schemars(with = "Option<String>")]

@@ -107,8 +107,7 @@ impl AskedFault {
 /// An injected failure: calls fail, take longer or report wrong values, or an event never completes. Matching calls are counted from the first
 /// step. A fault that no call matches fails the run.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "fault")]
+#[serde(deny_unknown_fields, rename = "fault")]
 pub(crate) struct FaultWire {
     /// The CUDA or NVML name of the call, as in `cudaMalloc`, or `any` for all calls that allocate device memory, counted together.
     #[schemars(with = "String")]

@@ -51,8 +51,7 @@ pub struct Needs {
 
 /// Requirements on the machine. A machine that does not meet them skips the scenario and reports why.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "needs")]
+#[serde(deny_unknown_fields, rename = "needs")]
 pub(crate) struct NeedsWire {
     /// Memory of the device, from 2MiB to 1PiB. A larger device is limited to this.
     memory: AmountText,

@@ -265,8 +265,7 @@ pub(crate) struct ScenarioWire {
 /// counters, and verifies every live buffer and the live blocks of storms. A violation names the step. It is for runs without the audit
 /// (`--skip-checks`), which otherwise find errors only when a buffer is freed or at the end. With the audit it adds the contents. Timed runs skip it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "health_check")]
+#[serde(deny_unknown_fields, rename = "health_check")]
 struct HealthCheckWire {
     /// Steps from one check to the next, from 1 to 10000000. Steps in loops and operations of `storm`, `replay`, `train` and `infer` count.
     every: CountText,

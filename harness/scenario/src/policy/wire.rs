@@ -74,14 +74,12 @@ pub(crate) enum PolicyWire {
 
 /// No fields.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_without_fields")]
+#[serde(deny_unknown_fields, rename = "policy_without_fields")]
 pub(crate) struct NoFields {}
 
 /// Fields of `empty_cache` and `synchronize`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_retries")]
+#[serde(deny_unknown_fields, rename = "policy_retries")]
 pub(crate) struct RetriesWire {
     /// Most retries, at most 100. Default: 1.
     pub(super) retries: Option<CountText>,
@@ -89,8 +87,7 @@ pub(crate) struct RetriesWire {
 
 /// Fields of `free`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_free")]
+#[serde(deny_unknown_fields, rename = "policy_free")]
 pub(crate) struct FreeWire {
     /// Live buffers, in the order in which they are freed. Later steps may only `free` them, which skips freed ones.
     pub(super) buffers: Vec<NameText>,
@@ -98,8 +95,7 @@ pub(crate) struct FreeWire {
 
 /// Fields of policies that change the batch.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_batch")]
+#[serde(deny_unknown_fields, rename = "policy_batch")]
 pub(crate) struct BatchWire {
     /// The smallest batch. Default: 1.
     pub(super) floor: Option<CountText>,
@@ -112,8 +108,7 @@ pub(crate) struct BatchWire {
 
 /// Fields of `split_and_accumulate`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_split")]
+#[serde(deny_unknown_fields, rename = "policy_split")]
 pub(crate) struct SplitWire {
     /// The smallest part, in samples. Default: 1.
     pub(super) floor: Option<CountText>,
@@ -121,8 +116,7 @@ pub(crate) struct SplitWire {
 
 /// Fields of `checkpoint_more`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_checkpoint")]
+#[serde(deny_unknown_fields, rename = "policy_checkpoint")]
 pub(crate) struct CheckpointWire {
     /// Most layers per checkpoint. Default: the square root of the number of layers, which keeps the least memory.
     pub(super) most: Option<CountText>,
@@ -130,8 +124,7 @@ pub(crate) struct CheckpointWire {
 
 /// Fields of `spill_to_host`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_spill")]
+#[serde(deny_unknown_fields, rename = "policy_spill")]
 pub(crate) struct SpillWire {
     /// `activations` or `optimizer_state`. Default: `activations`.
     pub(super) what: Option<Located<SpilledPart>>,
@@ -153,8 +146,7 @@ pub(crate) enum HostMemoryWire {
 
 /// Fields of `evict`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_evict")]
+#[serde(deny_unknown_fields, rename = "policy_evict")]
 pub(crate) struct EvictWire {
     /// Buffers that may be evicted; optional in `infer`. A name of numbered buffers stands for all of them. `alloc`, `fill`, `verify` and `read_async` use a buffer. Later steps
     /// may only `free` these buffers, which skips freed ones.
@@ -164,8 +156,7 @@ pub(crate) struct EvictWire {
 
 /// Fields of `wait`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_wait")]
+#[serde(deny_unknown_fields, rename = "policy_wait")]
 pub(crate) struct WaitWire {
     /// The first wait. Default: 10ms.
     pub(super) first: Option<DurationText>,

@@ -42,8 +42,7 @@ impl fmt::Display for Alloc {
 
 /// Requests memory from the allocator and keeps it under a name until `free`. Buffers that are live after the last step are freed then.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "alloc")]
+#[serde(deny_unknown_fields, rename = "alloc")]
 pub(crate) struct AllocWire {
     /// The name of the buffer. A number in brackets makes one of many, as in `kv[3]` or `"kv[i]"`.
     buffer: BufferText,

@@ -31,8 +31,7 @@ impl<N: fmt::Display> fmt::Display for Block<N> {
 /// Runs steps as another program on the same device, with its own allocator. `programs:` declares it. The main program sees its memory as in use by
 /// other processes. `NAME.reserved` and the other counters of its allocator work everywhere. Inside the block, `reserved` belongs to the program.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "program")]
+#[serde(transparent, rename = "program")]
 pub(crate) struct ProgramWire {
     name: NameText,
     #[serde(skip)]
@@ -42,8 +41,7 @@ pub(crate) struct ProgramWire {
 /// Runs steps whose requests are served from a private pool of the allocator, as PyTorch does for a CUDA graph or `torch.cuda.MemPool`.
 /// Memory of the pool serves no other request until `release_pool` names it. Allocators without private pools fail here.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "private_pool")]
+#[serde(transparent, rename = "private_pool")]
 pub(crate) struct PrivatePoolWire {
     name: NameText,
     #[serde(skip)]
@@ -52,8 +50,7 @@ pub(crate) struct PrivatePoolWire {
 
 /// Releases a private pool. After its last block is freed, `empty_cache` and a retry can release its segments to the driver.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "release_pool")]
+#[serde(transparent, rename = "release_pool")]
 pub(crate) struct ReleasePoolWire(NameText);
 
 impl StepFields for ProgramWire {
@@ -130,8 +127,7 @@ impl StepFields for ReleasePoolWire {
 /// Outside, `NAME.reserved` and the other counters of its allocator can be used, and `NAME.device.process`, the memory that NVML attributes to
 /// it. Both have the values after its last step, even if the process was killed.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "process")]
+#[serde(transparent, rename = "process")]
 pub(crate) struct ProcessWire {
     name: NameText,
     #[serde(skip)]
@@ -141,8 +137,7 @@ pub(crate) struct ProcessWire {
 /// Ends a process with SIGKILL. The process cannot release its memory, but the driver must reclaim it. A later `process` step with the same
 /// name starts it again.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "kill")]
+#[serde(transparent, rename = "kill")]
 pub(crate) struct KillWire(NameText);
 
 impl StepFields for ProcessWire {

@@ -37,8 +37,7 @@ struct UseWire(Located<ListOr<OnStreamWire>>);
 
 /// A buffer, and the stream whose work uses it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "use_on_stream")]
+#[serde(deny_unknown_fields, rename = "use_on_stream")]
 struct OnStreamWire {
     /// A live buffer.
     buffer: BufferText,

@@ -85,8 +85,7 @@ impl fmt::Display for ProgramEnd {
 /// Expressions can use the step's figures and the counters of `torch.cuda.memory_stats()`, as in `training.allocated.peak`, summed over the
 /// program's processes. This works on a GPU too. If the program's Python has no torch, the scenario is skipped unless the step is `optional`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "exec")]
+#[serde(deny_unknown_fields, rename = "exec")]
 pub(crate) struct ExecWire {
     /// A name for the step's figures.
     id: Option<NameText>,

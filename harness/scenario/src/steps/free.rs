@@ -63,8 +63,7 @@ pub(crate) struct FreeWire(Located<ListOr<PinningWire>>);
 
 /// Frees the live blocks of a storm that pin just enough segments for a request of the given size.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "free_pinning")]
+#[serde(deny_unknown_fields, rename = "free_pinning")]
 struct PinningWire {
     /// The id of the storm.
     pinning: NameText,

@@ -72,8 +72,7 @@ impl fmt::Display for Infer {
 /// Serves requests to a language model. Each request has a KV cache in every layer. The cache starts with the tokens of the prompt and grows by one
 /// token per decoding step. Contents are verified when a cache is copied or freed. Lengths and arrivals are drawn from the seed of the run. Cache elements have 16 bits.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "infer")]
+#[serde(deny_unknown_fields, rename = "infer")]
 pub(crate) struct InferWire {
     /// A name for the step's figures.
     id: NameText,
@@ -111,8 +110,7 @@ pub(crate) struct InferWire {
 
 /// A range for uniform random numbers, both ends included.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "infer_range")]
+#[serde(deny_unknown_fields, rename = "infer_range")]
 struct RangeWire {
     /// Smallest number.
     min: CountText,

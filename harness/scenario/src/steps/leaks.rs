@@ -31,8 +31,7 @@ pub struct LeakCheck {
 /// report shows the growth per iteration and how long memory would last. Memory that is held temporarily does not count: the check compares the
 /// minimum of the first half of the iterations with the minimum of the second half.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "leak_check")]
+#[serde(deny_unknown_fields, rename = "leak_check")]
 pub(crate) struct LeakCheckWire {
     /// Most growth of a site per iteration, on average. Default: 0B if `total` is not given either.
     per_iteration: Option<AmountText>,

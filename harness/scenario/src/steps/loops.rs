@@ -109,8 +109,7 @@ pub(crate) struct RepeatWire {
 
 /// The fields of a `repeat` in the form of a map.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "repeat_fields")]
+#[serde(deny_unknown_fields, rename = "repeat_fields")]
 struct RepeatFields {
     /// Number of iterations, from 1 to 1000000. A scenario has at most 10000000 operations.
     times: Option<CountText>,

@@ -14,8 +14,7 @@ use harness_language::text::NameText;
 
 /// Keeps the current value of every counter under a name. Later steps use `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "measure")]
+#[serde(transparent, rename = "measure")]
 pub(crate) struct MeasureWire(NameText);
 
 impl MeasureWire {
@@ -51,8 +50,7 @@ impl fmt::Display for Compare {
 /// Compares the allocated bytes of each allocation site with an earlier `measure`. The report shows the sites that grew, largest growth first. A site is
 /// a step with the name of its buffer, or a kind of tensor of a training. All numbered buffers of a step are one site. Timed runs skip this step.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "compare")]
+#[serde(deny_unknown_fields, rename = "compare")]
 pub(crate) struct CompareWire {
     /// The name of a `measure` before this step, or `start`.
     since: NameText,

@@ -36,8 +36,7 @@ impl fmt::Display for SetMemoryFraction {
 
 /// Releases all unused cached memory to the driver.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "empty_cache")]
+#[serde(deny_unknown_fields, rename = "empty_cache")]
 pub(crate) struct EmptyCacheWire {
     /// A name for the step's figures.
     id: Option<NameText>,
@@ -45,14 +44,12 @@ pub(crate) struct EmptyCacheWire {
 
 /// Resets every peak (`….peak`) to the current value.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "reset_peak_stats")]
+#[serde(deny_unknown_fields, rename = "reset_peak_stats")]
 pub(crate) struct ResetPeakStatsWire {}
 
 /// Limits the allocator to a share of `needs.memory`, from 0 to 1. 1 removes the limit. Memory that is reserved already stays reserved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "set_memory_fraction")]
+#[serde(transparent, rename = "set_memory_fraction")]
 pub(crate) struct SetMemoryFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
 
 impl StepFields for EmptyCacheWire {
@@ -107,8 +104,7 @@ impl StepFields for SetMemoryFractionWire {
 
 /// Sets how much memory of the device is in use by other processes, at most the free memory. `0B` releases all of it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "external_memory")]
+#[serde(transparent, rename = "external_memory")]
 pub(crate) struct ExternalMemoryWire(AmountText);
 
 impl StepFields for ExternalMemoryWire {

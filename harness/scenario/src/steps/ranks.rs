@@ -76,8 +76,7 @@ pub(super) struct RanksWire(Located<ListOr<RanksFields>>);
 /// rank can continue, or if different gradients would be summed, the training ends with a violation of `collectives_match`, which says which
 /// rank waits for which. Collectives take no time, and no memory except DDP's buckets.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "ranks")]
+#[serde(deny_unknown_fields, rename = "ranks")]
 struct RanksFields {
     /// Number of ranks, from 2 to 16.
     count: CountText,

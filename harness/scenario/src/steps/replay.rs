@@ -44,8 +44,7 @@ impl fmt::Display for Replay {
 /// be compressed with gzip. Failed requests are counted, and the replay continues. Work on other streams completes immediately. Blocks that the trace
 /// leaves live stay until `free` names the replay. Private pools of the trace are ignored if the allocator has none.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "replay")]
+#[serde(deny_unknown_fields, rename = "replay")]
 pub(crate) struct ReplayWire {
     /// A name for the step's figures, and for `free`.
     id: NameText,

@@ -152,8 +152,7 @@ impl fmt::Display for Storm {
 /// is not timed, not part of `--every-fault`, and skipped with other allocators than PyTorch's. Faults do not apply to it. A failure may
 /// need several runs to occur again: use `--repeat 20`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "storm")]
+#[serde(deny_unknown_fields, rename = "storm")]
 pub(crate) struct StormWire {
     /// A name for the step's figures, and for `free` and `pins`.
     id: NameText,
@@ -177,8 +176,7 @@ pub(crate) struct StormWire {
 
 /// The number of operations from a block's allocation to its free. Drawn uniformly from `min` to `max` unless `order` says otherwise.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "storm_lifetime")]
+#[serde(deny_unknown_fields, rename = "storm_lifetime")]
 struct LifetimeWire {
     /// Shortest lifetime, 1 or more.
     min: CountText,
@@ -195,8 +193,7 @@ struct SizesWire(Located<ListOr<RangeWire>>);
 
 /// A range of sizes, or the sizes of a recorded trace.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "storm_size_range")]
+#[serde(deny_unknown_fields, rename = "storm_size_range")]
 struct RangeWire {
     /// Smallest size, 1 B or more.
     min: Option<AmountText>,
@@ -352,8 +349,7 @@ fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes,
 
 /// Lists the live blocks of a storm that keep each segment from being released to the driver. The report shows them as a table.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "pins")]
+#[serde(deny_unknown_fields, rename = "pins")]
 pub(crate) struct PinsWire {
     /// The id of a storm with live blocks.
     storm: NameText,

@@ -59,8 +59,7 @@ impl fmt::Display for Synchronize {
 
 /// Records an event after all work of a stream so far. The first `record` creates the event. Recording it again replaces the earlier record.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "record")]
+#[serde(deny_unknown_fields, rename = "record")]
 pub(crate) struct RecordWire {
     /// The event.
     event: NameText,
@@ -70,8 +69,7 @@ pub(crate) struct RecordWire {
 
 /// Makes all later work of a stream wait for the last record of an event. The next step starts immediately.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "wait")]
+#[serde(deny_unknown_fields, rename = "wait")]
 pub(crate) struct WaitWire {
     /// A recorded event.
     event: NameText,
@@ -81,8 +79,7 @@ pub(crate) struct WaitWire {
 
 /// Waits for all work of the `device`, for all work of one stream, or for the last record of an event.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(rename = "synchronize")]
+#[serde(rename_all = "snake_case", rename = "synchronize")]
 pub(crate) enum SynchronizeWire {
     /// All work of all streams.
     Device,
@@ -146,8 +143,7 @@ impl fmt::Display for Busy {
 
 /// Queues work that keeps a stream busy for some time. The next step starts immediately.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "busy")]
+#[serde(deny_unknown_fields, rename = "busy")]
 pub(crate) struct BusyWire {
     /// The stream. Default: `default`.
     stream: Option<NameText>,
@@ -179,8 +175,7 @@ impl fmt::Display for RecordStream {
 
 /// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its memory is not reused until the work of that stream is done.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "record_stream")]
+#[serde(deny_unknown_fields, rename = "record_stream")]
 pub(crate) struct RecordStreamWire {
     /// A live buffer.
     buffer: BufferText,

@@ -147,8 +147,7 @@ impl fmt::Display for Train {
 ///
 /// The model is either a file with layers, which takes the same memory as in PyTorch, or two sizes: `parameters` and `activations_per_sample`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "train")]
+#[serde(deny_unknown_fields, rename = "train")]
 pub(crate) struct TrainWire {
     /// A name for the step's figures.
     id: NameText,

@@ -111,7 +111,8 @@ impl<'de> Deserialize<'de> for NoMap {
 }
 
 /// Any value. The check interprets it, because the check can report its position.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(from = "serde_json::Value", inline, description = "")]
 pub enum Tree {
     Nothing,
     One(String),
@@ -121,7 +122,8 @@ pub enum Tree {
 }
 
 /// The entries of a map in the order of the file. Keys have positions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(from = "std::collections::BTreeMap<String, V>", inline)]
 pub struct Entries<V>(pub Vec<(Located<String>, V)>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {

@@ -28,13 +28,11 @@ pub(crate) struct ClaimWire {
     /// The source of the statement: a URL or a title.
     source: Option<String>,
     /// The verdict that the expectations support: `holds`, `holds_with_conditions`, `does_not_hold` or `cannot_be_tested`.
-    #[schemars(with = "String")]
     verdict: Located<String>,
     /// The reason and the conditions. Required unless the verdict is `holds`.
     because: Option<String>,
     /// Figures by name, as in `{ reserved after del: { pytorch: program.reserved, harness: reserved } }`. They are formulas, evaluated after the last
     /// step: `pytorch` for an `exec` step, `harness` for the scenario's own steps.
-    #[schemars(with = "Option<std::collections::BTreeMap<String, FigureWire>>")]
     figures: Option<Entries<FigureWire>>,
 }
 
@@ -42,10 +40,8 @@ pub(crate) struct ClaimWire {
 #[serde(deny_unknown_fields, rename = "claim_figure")]
 pub(crate) struct FigureWire {
     /// A formula of a PyTorch program's figures.
-    #[schemars(with = "Option<String>")]
     pytorch: Option<Located<String>>,
     /// A formula of the scenario's own figures.
-    #[schemars(with = "Option<String>")]
     harness: Option<Located<String>>,
 }
 

@@ -110,7 +110,6 @@ impl AskedFault {
 #[serde(deny_unknown_fields, rename = "fault")]
 pub(crate) struct FaultWire {
     /// The CUDA or NVML name of the call, as in `cudaMalloc`, or `any` for all calls that allocate device memory, counted together.
-    #[schemars(with = "String")]
     call: Located<String>,
     /// The process whose calls match. The count continues if the process is started again. Default: the main process.
     process: Option<NameText>,
@@ -119,7 +118,6 @@ pub(crate) struct FaultWire {
     /// Largest number of affected calls. Default: 1, or no limit with `probability`, `latency` or `off_by`.
     count: Option<CountText>,
     /// Probability that a matching call is affected, above 0 and at most 1, drawn from the seed. Default: 1.
-    #[schemars(with = "Option<f64>")]
     probability: Option<Located<f64>>,
     /// Matches only calls that request at least this much.
     min_size: Option<AmountText>,
@@ -131,15 +129,12 @@ pub(crate) struct FaultWire {
     /// fail with `out_of_memory` by default.
     error: Option<NameText>,
     /// Every later call fails with the same error. Default: `true` for `illegal_address`, `launch_failure`, `ecc` and `device_lost` of CUDA calls.
-    #[schemars(with = "Option<bool>")]
     sticky: Option<Located<bool>>,
     /// Additional duration of the call: virtual time on the simulated device, real time on a GPU.
     latency: Option<DurationText>,
     /// Error of the free memory that `cudaMemGetInfo` reports, or of the used memory that NVML reports, as in `-100MiB`.
-    #[schemars(with = "Option<String>")]
     off_by: Option<Located<String>>,
     /// `true`: the event of `cudaEventRecord` never completes, later work on its stream never runs, and waits for it never return.
-    #[schemars(with = "Option<bool>")]
     never_completes: Option<Located<bool>>,
     /// `error`: the run passes only if it ends with this error, or with a wait that never returns.
     expect: Option<NameText>,

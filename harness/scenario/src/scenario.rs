@@ -1,6 +1,5 @@
 //! A scenario: its keys in the file, and its checked form.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -216,7 +215,7 @@ pub(crate) struct ScenarioWire {
     needs: NeedsWire,
     /// Parameters with their values, as in `{ batch: [64, 128], memory: [1GiB, 2GiB] }`. The scenario runs once per combination. Sizes, numbers
     /// and expectations can use the parameters. `--set batch=96` sets one on the command line.
-    #[schemars(with = "Option<BTreeMap<String, Vec<serde_json::Value>>>")]
+    #[schemars(with = "Option<std::collections::BTreeMap<String, Vec<Tree>>>")]
     matrix: Option<Located<Tree>>,
     /// The allocators that the scenario runs with. Default: `[caching]`.
     allocators: Option<Located<Vec<Located<ArmWire>>>>,
@@ -227,7 +226,6 @@ pub(crate) struct ScenarioWire {
     /// Names of additional programs on the same device, each with its own allocator.
     programs: Option<Vec<NameText>>,
     /// Additional processes on the same device: names, or maps such as `{ name: worker, memory: 1GiB }` with a memory limit.
-    #[schemars(with = "Option<Vec<serde_json::Value>>")]
     processes: Option<Vec<Located<Tree>>>,
     /// Tags for selecting scenarios, as in `harness run scenarios --tag slow`.
     #[serde(default)]
@@ -235,10 +233,8 @@ pub(crate) struct ScenarioWire {
     /// Time limit of every step without its own `timeout`. Default: 5 min.
     timeout: Option<DurationText>,
     /// Why the scenario is skipped: a reason, or a map from allocators, `simulated` or `gpu` to reasons.
-    #[schemars(with = "Option<serde_json::Value>")]
     skip: Option<Located<Tree>>,
     /// Why the scenario is known to fail, in the form of `skip`. A run that fails counts as expected, and a run that passes counts as failed.
-    #[schemars(with = "Option<serde_json::Value>")]
     expected_to_fail: Option<Located<Tree>>,
     /// Seed of all random choices. Default: 0.
     #[serde(default)]

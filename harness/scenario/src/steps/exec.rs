@@ -90,19 +90,15 @@ pub(crate) struct ExecWire {
     /// A name for the step's figures.
     id: Option<NameText>,
     /// The program and its arguments. `python` is the Python in the variable HARNESS_PYTHON, or the one in PATH if the variable is not set.
-    #[schemars(with = "Vec<serde_json::Value>", length(min = 1))]
+    #[schemars(with = "Vec<Tree>", length(min = 1))]
     command: Located<Tree>,
     /// Environment variables of the program, as in `{ BATCH: 64 }`.
-    #[schemars(with = "Option<std::collections::BTreeMap<String, serde_json::Value>>")]
     env: Option<Entries<Located<Tree>>>,
     /// The GPU that the program sees, with the memory of the scenario. On a real GPU of another name the program cannot run. Default: `h100-80`.
-    #[schemars(with = "Option<String>")]
     gpu: Option<Located<String>>,
     /// Settings of PyTorch's allocator in the form of PYTORCH_ALLOC_CONF. Default: those of the scenario's allocator.
-    #[schemars(with = "Option<String>")]
     alloc_conf: Option<Located<String>>,
     /// Allocations that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. The step fails if the program does not make the call.
-    #[schemars(with = "Option<Vec<String>>")]
     fail: Option<Vec<Located<String>>>,
     /// Skips this step and its expectations, instead of the scenario, if the program cannot run. Default: `false`.
     #[serde(default)]

@@ -121,7 +121,6 @@ struct RepeatFields {
     /// A name for the step's figures.
     id: Option<NameText>,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
-    #[schemars(with = "Option<LeakCheckWire>")]
     leak_check: Option<Box<Located<LeakCheckWire>>>,
 }
 

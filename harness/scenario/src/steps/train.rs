@@ -181,7 +181,6 @@ pub(crate) struct TrainWire {
     #[serde(default)]
     retain_graph: bool,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
-    #[schemars(with = "Option<LeakCheckWire>")]
     leak_check: Option<Box<Located<LeakCheckWire>>>,
     /// How the training ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
     /// fails the run. Default: `fits`.

@@ -93,21 +93,12 @@ impl<T: JsonSchema> JsonSchema for Located<T> {
 }
 
 /// One scalar, a list of scalars, or a map.
-#[derive(Clone, Debug)]
-pub enum ListOr<M> {
-    One(String),
-    Many(Vec<Located<String>>),
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(untagged, inline, description = "")]
+pub enum ListOr<T, M> {
+    One(#[schemars(with = "T")] String),
+    Many(#[schemars(length(min = 1))] Vec<T>),
     Map(M),
-}
-
-/// Stands for the map of a [`ListOr`] that accepts none.
-#[derive(Clone, Debug)]
-pub enum NoMap {}
-
-impl<'de> Deserialize<'de> for NoMap {
-    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(de::Error::invalid_type(de::Unexpected::Map, &"a text or a list of texts"))
-    }
 }
 
 /// Any value. The check interprets it, because the check can report its position.
@@ -155,11 +146,11 @@ macro_rules! scalars_as_text {
     )*};
 }
 
-impl<'de, M: Deserialize<'de>> Deserialize<'de> for ListOr<M> {
+impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Deserialize<'de> for ListOr<T, M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ListOrVisitor<M>(PhantomData<M>);
-        impl<'de, M: Deserialize<'de>> Visitor<'de> for ListOrVisitor<M> {
-            type Value = ListOr<M>;
+        struct ListOrVisitor<T, M>(PhantomData<(T, M)>);
+        impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Visitor<'de> for ListOrVisitor<T, M> {
+            type Value = ListOr<T, M>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, a list of texts, or a map")
             }
@@ -216,11 +207,11 @@ impl Located<Tree> {
     }
 }
 
-impl<M> Located<ListOr<M>> {
+impl<T: Clone + From<Located<String>>, M> Located<ListOr<T, M>> {
     /// The texts of a scalar or of a list of scalars; `Err` with the map otherwise.
-    pub fn texts(&self) -> Result<Vec<Located<String>>, &M> {
+    pub fn texts(&self) -> Result<Vec<T>, &M> {
         match &self.value {
-            ListOr::One(text) => Ok(vec![self.with(text.clone())]),
+            ListOr::One(text) => Ok(vec![self.with(text.clone()).into()]),
             ListOr::Many(texts) => Ok(texts.clone()),
             ListOr::Map(map) => Err(map),
         }

@@ -26,6 +26,12 @@ macro_rules! scalars {
                 }
             }
 
+            impl From<$crate::located::Located<String>> for $type {
+                fn from(text: $crate::located::Located<String>) -> Self {
+                    Self(text)
+                }
+            }
+
             impl std::ops::Deref for $type {
                 type Target = $crate::located::Located<String>;
                 fn deref(&self) -> &Self::Target {

@@ -1,6 +1,5 @@
 //! `expect:` of a request or a training: how it ends, with a cause, or per allocator.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use harness_allocator::allocator::AllocatorKind;
@@ -85,9 +84,10 @@ impl fmt::Display for Ending {
     }
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub(crate) struct EndingWire(Located<Tree>);
+#[schemars(inline)]
+pub(crate) struct EndingWire(#[schemars(schema_with = "endings")] Located<Tree>);
 
 impl EndingWire {
     /// Checks the value. The default is `fits`, or `any` in a loop with `until: oom`.
@@ -149,19 +149,10 @@ fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
     }
 }
 
-impl JsonSchema for EndingWire {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "ending".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let causes: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
-        let cause = serde_json::json!({ "type": "object", "properties": { "oom": { "enum": causes } }, "required": ["oom"], "additionalProperties": false });
-        let word = serde_json::json!({ "enum": ["fits", "oom", "any"] });
-        by_case(&serde_json::json!({ "anyOf": [word, cause] }), &["oom"])
-    }
+fn endings(_: &mut SchemaGenerator) -> Schema {
+    let causes: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
+    let cause = serde_json::json!({ "type": "object", "properties": { "oom": { "enum": causes } }, "required": ["oom"], "additionalProperties": false });
+    by_case(&serde_json::json!({ "anyOf": [{ "enum": ["fits", "oom", "any"] }, cause] }), &["oom"])
 }
 
 /// The JSON Schema of a value, or of a map from allocators or kinds of device to values. The `reserved` keys are not allocators.

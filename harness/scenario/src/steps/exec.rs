@@ -1,6 +1,5 @@
 //! `exec`: runs an unmodified PyTorch program, as `harness exec` does.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -107,21 +106,14 @@ pub(crate) struct ExecWire {
     expect: Option<ProgramEndWire>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-struct ProgramEndWire(Located<Tree>);
+#[schemars(inline)]
+struct ProgramEndWire(#[schemars(schema_with = "program_ends")] Located<Tree>);
 
-impl JsonSchema for ProgramEndWire {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "program_end".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let code = json_schema!({ "type": "integer", "minimum": 0, "maximum": 255 });
-        by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
-    }
+fn program_ends(_: &mut SchemaGenerator) -> Schema {
+    let code = json_schema!({ "type": "integer", "minimum": 0, "maximum": 255 });
+    by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
 }
 
 impl StepFields for ExecWire {

@@ -1,6 +1,5 @@
 //! `expect` and `eventually`.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -72,45 +71,25 @@ impl fmt::Display for Eventually {
     }
 }
 
-/// Checks expectations now.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct ExpectWire(Located<Tree>);
+/// Checks that an expression, or each of a list, holds now. A map gives expectations per allocator; `others` stands for the allocators that it
+/// does not name, and `any` expects nothing. An expression with values of named allocators, as in
+/// `expandable.reserved.peak <= caching.reserved.peak`, is evaluated after all allocators have run, with their values at this step.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "expect")]
+pub(crate) struct ExpectWire(#[schemars(schema_with = "cases")] Located<Tree>);
 
-/// Checks expectations after this step or a later one.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct EventuallyWire(Located<Tree>);
+/// Checks that an expression, or each of a list, holds after this step or after a later step of the run.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "eventually")]
+pub(crate) struct EventuallyWire(#[schemars(schema_with = "texts")] Located<Tree>);
 
-fn texts(generator: &mut SchemaGenerator) -> serde_json::Value {
+fn texts(generator: &mut SchemaGenerator) -> Schema {
     let one = generator.subschema_for::<ExpressionText>();
-    serde_json::json!({ "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
+    json_schema!({ "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
 }
 
-impl JsonSchema for ExpectWire {
-    fn schema_name() -> Cow<'static, str> {
-        "expect".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let texts = texts(generator);
-        let mut schema = by_case(&serde_json::json!({ "anyOf": [texts, { "const": "any" }] }), &[]);
-        let about = "Checks that an expression, or each of a list, holds now. A map gives expectations per allocator; `others` stands for the \
-                     allocators that it does not name, and `any` expects nothing. An expression with values of named allocators, as in \
-                     `expandable.reserved.peak <= caching.reserved.peak`, is evaluated after all allocators have run, with their values at this step.";
-        schema.insert("description".to_owned(), about.into());
-        schema
-    }
-}
-
-impl JsonSchema for EventuallyWire {
-    fn schema_name() -> Cow<'static, str> {
-        "eventually".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = json_schema!({ "description": "Checks that an expression, or each of a list, holds after this step or after a later step of the run." });
-        schema.insert("anyOf".to_owned(), texts(generator)["anyOf"].take());
-        schema
-    }
+fn cases(generator: &mut SchemaGenerator) -> Schema {
+    by_case(&serde_json::json!({ "anyOf": [texts(generator), { "const": "any" }] }), &[])
 }
 
 impl StepFields for ExpectWire {

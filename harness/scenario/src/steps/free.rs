@@ -1,9 +1,8 @@
 //! `free`: returns memory to the allocator.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::fields::StepFields;
@@ -56,10 +55,11 @@ impl fmt::Display for Free {
     }
 }
 
-/// Returns memory to the allocator.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct FreeWire(Located<ListOr<PinningWire>>);
+/// Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or
+/// the blocks that pin segments.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "free")]
+pub(crate) struct FreeWire(Located<ListOr<BufferText, PinningWire>>);
 
 /// Frees the live blocks of a storm that pin just enough segments for a request of the given size.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -72,20 +72,6 @@ struct PinningWire {
     request: AmountText,
     /// A name for the step's figures.
     id: Option<NameText>,
-}
-
-impl JsonSchema for FreeWire {
-    fn schema_name() -> Cow<'static, str> {
-        "free".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let name = generator.subschema_for::<BufferText>();
-        let pinning = generator.subschema_for::<PinningWire>();
-        json_schema!({
-            "description": "Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or the blocks that pin segments.",
-            "anyOf": [name, { "type": "array", "items": name, "minItems": 1 }, pinning]
-        })
-    }
 }
 
 impl StepFields for FreeWire {

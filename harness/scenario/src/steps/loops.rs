@@ -127,7 +127,7 @@ struct RepeatFields {
 impl<'de> Deserialize<'de> for RepeatWire {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use harness_language::located::ListOr;
-        let given = Located::<ListOr<RepeatFields>>::deserialize(deserializer)?;
+        let given = Located::<ListOr<CountText, RepeatFields>>::deserialize(deserializer)?;
         Ok(match &given.value {
             ListOr::Map(RepeatFields { times, until, steps, id, leak_check }) => {
                 let (until, leak_check) = (until.as_ref().map(|until| until.0.clone()), leak_check.clone());

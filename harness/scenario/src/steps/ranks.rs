@@ -65,9 +65,10 @@ impl fmt::Display for Ranks {
     }
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub(super) struct RanksWire(Located<ListOr<RanksFields>>);
+#[schemars(inline)]
+pub(super) struct RanksWire(#[schemars(schema_with = "count_or_fields")] Located<ListOr<CountText, RanksFields>>);
 
 /// Data-parallel training. Each rank has its own model, allocator, memory limit, recovery policies and samples. Rank 0 is the program that
 /// has the step. The ranks take turns on the device, and each sees its limit as the memory of a whole GPU.
@@ -109,16 +110,8 @@ struct RanksFields {
     agree: Option<Located<bool>>,
 }
 
-impl JsonSchema for RanksWire {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "count or ranks".into()
-    }
-    fn inline_schema() -> bool {
-        true
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [generator.subschema_for::<CountText>(), generator.subschema_for::<RanksFields>()] })
-    }
+fn count_or_fields(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [generator.subschema_for::<CountText>(), generator.subschema_for::<RanksFields>()] })
 }
 
 const FORMS: &str =

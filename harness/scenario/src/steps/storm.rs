@@ -1,6 +1,5 @@
 //! `storm`: many requests and frees with random sizes and lifetimes. `pins`: those of its blocks that pin segments.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -187,9 +186,15 @@ struct LifetimeWire {
     order: Option<FreeOrder>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-struct SizesWire(Located<ListOr<RangeWire>>);
+/// A list of sizes with the same probability, or a range.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "storm_sizes")]
+struct SizesWire(#[schemars(schema_with = "list_or_range")] Located<ListOr<AmountText, RangeWire>>);
+
+fn list_or_range(generator: &mut SchemaGenerator) -> Schema {
+    let (size, range) = (generator.subschema_for::<AmountText>(), generator.subschema_for::<RangeWire>());
+    json_schema!({ "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range] })
+}
 
 /// A range of sizes, or the sizes of a recorded trace.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -217,20 +222,6 @@ pub enum Distribution {
     Uniform,
     /// Small or large with the same probability: from `min` to twice `min`, or from half of `max` to `max`.
     Bimodal,
-}
-
-impl JsonSchema for SizesWire {
-    fn schema_name() -> Cow<'static, str> {
-        "storm_sizes".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let size = generator.subschema_for::<AmountText>();
-        let range = generator.subschema_for::<RangeWire>();
-        json_schema!({
-            "description": "A list of sizes with the same probability, or a range.",
-            "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range]
-        })
-    }
 }
 
 impl StepFields for StormWire {
@@ -307,14 +298,14 @@ impl StormWire {
     }
 }
 
-fn sizes(wire: &Located<ListOr<RangeWire>>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
+fn sizes(wire: &Located<ListOr<AmountText, RangeWire>>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
     match wire.texts() {
         Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => {
             Err(Problem::new(wire.position(), format!("`sizes` has {} entries", texts.len()))
                 .help(format!("write 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
         }
         Ok(texts) => {
-            let sizes: Result<_, _> = texts.into_iter().map(|text| checker.positive_size(&AmountText(text), "sizes")).collect();
+            let sizes: Result<_, _> = texts.iter().map(|text| checker.positive_size(text, "sizes")).collect();
             Ok(StormSizes::Choices(sizes?))
         }
         Err(range) => of_range(range, wire.position(), checker),

@@ -1,6 +1,5 @@
 //! `train`: iterations of a training and their memory.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::model::{self, Model, Program, Shape, Uniform};
 use crate::plan::{Plan, Precision};
 use crate::policy::{self, Chain, ChainWire, Recoverable};
 use harness_language::error::Problem;
-use harness_language::located::{ListOr, Located, NoMap, Position};
+use harness_language::located::{Located, Position, Tree};
 use harness_language::text::{AmountText, CountText, NameText};
 
 pub const MAX_ITERATIONS: u64 = 1_000_000;
@@ -193,29 +192,19 @@ pub(crate) struct TrainWire {
     stream: Option<NameText>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-struct CountsWire(Located<ListOr<NoMap>>);
+/// A number, or a list with one number per iteration, which is repeated.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "counts")]
+struct CountsWire(#[schemars(schema_with = "count_or_list")] Located<Tree>);
 
-impl JsonSchema for CountsWire {
-    fn schema_name() -> Cow<'static, str> {
-        "counts".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let count = generator.subschema_for::<CountText>();
-        json_schema!({
-            "description": "A number, or a list with one number per iteration, which is repeated.",
-            "anyOf": [count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }]
-        })
-    }
+fn count_or_list(generator: &mut SchemaGenerator) -> Schema {
+    let count = generator.subschema_for::<CountText>();
+    json_schema!({ "anyOf": [count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }] })
 }
 
 impl CountsWire {
     fn check(&self, what: &str, most: u64, checker: &Checker<'_>) -> Result<Vec<u64>, Problem> {
-        let texts = match self.0.texts() {
-            Ok(texts) => texts,
-            Err(never) => match *never {},
-        };
+        let texts = self.0.texts().unwrap_or_default();
         if texts.is_empty() || texts.len() > MAX_BATCHES {
             return Err(Problem::new(self.0.position(), format!("`{what}` has {} entries", texts.len()))
                 .help(format!("write a number, or a list of 1 to {MAX_BATCHES} numbers")));

@@ -130,6 +130,11 @@ impl Problem {
         Self { help: Some(help.into()), ..self }
     }
 
+    /// Sets the position unless the problem has one.
+    pub fn or_at(self, at: Position) -> Self {
+        if self.at == Position::default() { Self { at, ..self } } else { self }
+    }
+
     /// Sets the text under the marked place.
     pub fn label(self, label: impl Into<String>) -> Self {
         Self { label: label.into(), ..self }

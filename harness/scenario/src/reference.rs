@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::metric::{Account, DeviceMetric, ReportKey};
 use crate::policy::{PolicyKind, Recoverable};
 use crate::scenario::schema;
-use crate::steps::StepKind;
+use crate::steps::{Keys, StepKind};
 use crate::{MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, text};
 
 /// The page with the reference of the language, in markdown.
@@ -171,7 +171,7 @@ fn steps(root: &Value) -> String {
          keys of this table. `steps` belongs to blocks (`for`, `repeat`, `program`, `process`, `private_pool`); `until`, `id` and `leak_check` \
          belong to loops.\n\n",
     );
-    text.push_str(&table(["key", "meaning"], StepKind::common_keys().map(|(key, about)| [code(key), about.to_owned()])));
+    text.push_str(&table(["key", "meaning"], Keys::ALL.map(|(key, about)| [code(key), about.to_owned()])));
     for kind in StepKind::ALL {
         let schema = root.pointer(&format!("/$defs/{kind}")).unwrap_or(&Value::Null);
         let _ = write!(text, "\n### {kind}\n\n{}\n\n```yaml\n{}\n```\n", about(schema), kind.example());

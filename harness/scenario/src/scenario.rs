@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::Deserialize;
@@ -296,10 +296,8 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let invariants = check_invariants(wire.invariants.as_deref().unwrap_or_default(), &mut checker)?;
     let faults = wire.faults.as_ref().map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
     let health_check = wire.health_check.as_ref().map(|health| checker.whole(&health.every, "every", 1..=MAX_OPERATIONS)).transpose()?;
-    let mut steps = check_steps(&wire.steps.value, &mut checker)?;
-    if let Some(limit) = wire.timeout.as_ref().map(duration).transpose()? {
-        limit_time(&mut steps, limit);
-    }
+    checker.time_limit = wire.timeout.as_ref().map(duration).transpose()?;
+    let steps = check_steps(&wire.steps.value, &mut checker)?;
     let reasons = |given: &Option<Located<Tree>>, what: &str| {
         given.as_ref().map_or_else(|| Ok(Reasons::default()), |given| Reasons::check(given, what, |arm| checker.arm(arm)))
     };
@@ -353,15 +351,6 @@ fn name(path: &Path, point: &Point) -> String {
     }
     let values: Vec<String> = point.texts.iter().map(|(name, value)| format!("{name}={value}")).collect();
     format!("{stem}[{}]", values.join(","))
-}
-
-/// Gives a time limit to all steps without one.
-fn limit_time(steps: &mut [Step], limit: Nanos) {
-    for step in steps {
-        step.time_limit.get_or_insert(limit);
-        limit_time(&mut step.meanwhile, limit);
-        limit_time(step.action.steps_mut(), limit);
-    }
 }
 
 /// Checks that a declared name is new, and that there are at most `most` of its kind.

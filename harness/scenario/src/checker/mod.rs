@@ -17,7 +17,7 @@ use std::path::Path;
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 use harness_language::error::Problem;
 use harness_language::expression::Value;
 use harness_language::located::{Located, Position};
@@ -46,16 +46,11 @@ pub(crate) type Parameters = BTreeMap<String, Value>;
 /// The state of the check at one point.
 pub(crate) struct Checker<'a> {
     source: &'a str,
-    /// The folder of the scenario.
-    folder: &'a Path,
-    pub(crate) parameters: &'a Parameters,
-    allocators: &'a [AllocatorSpec],
-    streams: &'a [StreamName],
+    pub(crate) declared: Declared<'a>,
+    /// The time limit of steps without their own.
+    pub(crate) time_limit: Option<Nanos>,
     /// Streams for traces, after those of the scenario.
     streams_of_traces: Vec<StreamName>,
-    programs: &'a [ProgramName],
-    processes: &'a [Process],
-    memory: Bytes,
     /// The process at this point. `names` belongs to it, and the names of the others are in `names_of_processes`.
     process: Option<ProcessName>,
     names_of_processes: BTreeMap<ProcessName, Names>,
@@ -115,17 +110,11 @@ pub(crate) struct Declared<'a> {
 impl<'a> Checker<'a> {
     /// `announced` are the ids and measures of the whole file.
     pub(crate) fn new(source: &'a str, declared: Declared<'a>, announced: BTreeMap<String, Position>) -> Self {
-        let Declared { folder, parameters, allocators, streams, programs, processes, memory } = declared;
         Self {
             source,
-            folder,
-            parameters,
-            allocators,
-            streams,
+            declared,
+            time_limit: None,
             streams_of_traces: Vec::new(),
-            programs,
-            processes,
-            memory,
             process: None,
             names_of_processes: BTreeMap::new(),
             announced,
@@ -175,11 +164,11 @@ impl<'a> Checker<'a> {
     ) -> Result<T, Problem> {
         let names = self.names_of_processes.remove(process).unwrap_or_default();
         let outer = std::mem::replace(&mut self.names, names);
-        let (programs, named) = (std::mem::take(&mut self.programs), std::mem::take(&mut self.named));
+        let (programs, named) = (std::mem::take(&mut self.declared.programs), std::mem::take(&mut self.named));
         self.process = Some(process.clone());
         let checked = body(self)?;
         self.process = None;
-        self.programs = programs;
+        self.declared.programs = programs;
         let inner = std::mem::replace(&mut self.named, named);
         self.named.extend(inner.into_iter().map(|name| format!("{process}: {name}")));
         self.names_of_processes.insert(process.clone(), std::mem::replace(&mut self.names, outer));
@@ -277,17 +266,9 @@ impl<'a> Checker<'a> {
         self.renamed.borrow_mut().insert(Renamed { at, old, new });
     }
 
-    pub(crate) const fn memory(&self) -> Bytes {
-        self.memory
-    }
-
-    pub(crate) const fn folder(&self) -> &'a Path {
-        self.folder
-    }
-
     /// Returns a stream for each stream of a trace. All traces share these streams, because their work completes immediately.
     pub(crate) fn streams_of_trace(&mut self, at: Position, named: BTreeSet<StreamId>) -> Result<BTreeMap<StreamId, StreamName>, Problem> {
-        let own = self.streams.len();
+        let own = self.declared.streams.len();
         // The default stream is one of the scenario's own.
         if own - 1 + named.len() > MAX_STREAMS {
             let message = format!("this trace has {} streams, so the scenario has more than {MAX_STREAMS}", named.len());

@@ -34,23 +34,23 @@ fn undeclared<'n>(name: &NameText, kind: &str, key: &str, names: impl Iterator<I
 impl Checker<'_> {
     pub(crate) fn stream(&self, name: Option<&NameText>) -> Result<StreamName, Problem> {
         let text = name.map_or(DEFAULT_STREAM, NameText::text);
-        match (self.streams.iter().find(|stream| stream.name() == text), name) {
+        match (self.declared.streams.iter().find(|stream| stream.name() == text), name) {
             (Some(stream), _) => Ok(stream.clone()),
             (None, None) => Ok(StreamName::new(0, DEFAULT_STREAM)),
-            (None, Some(name)) => Err(undeclared(name, "stream", "streams", self.streams.iter().map(StreamName::name))),
+            (None, Some(name)) => Err(undeclared(name, "stream", "streams", self.declared.streams.iter().map(StreamName::name))),
         }
     }
 
     pub(crate) fn program(&self, name: &NameText) -> Result<ProgramName, Problem> {
         let text = name.text();
-        let known = self.programs.iter().find(|program| program.name() == text).cloned();
-        known.ok_or_else(|| undeclared(name, "program", "programs", self.programs.iter().map(ProgramName::name)))
+        let known = self.declared.programs.iter().find(|program| program.name() == text).cloned();
+        known.ok_or_else(|| undeclared(name, "program", "programs", self.declared.programs.iter().map(ProgramName::name)))
     }
 
     /// Returns a declared process.
     pub(crate) fn declared_process(&self, name: &NameText) -> Result<ProcessName, Problem> {
         let text = name.text();
-        let names = || self.processes.iter().map(|process| &process.name);
+        let names = || self.declared.processes.iter().map(|process| &process.name);
         let known = names().find(|process| process.name() == text).cloned();
         known.ok_or_else(|| undeclared(name, "process", "processes", names().map(ProcessName::name)))
     }
@@ -154,15 +154,15 @@ impl Checker<'_> {
         let text = name.text();
         let taken = if is_reserved(text) {
             "is the name of a metric"
-        } else if self.parameters.contains_key(text) {
+        } else if self.declared.parameters.contains_key(text) {
             "is a parameter of this scenario"
         } else if self.variables.iter().any(|(variable, _)| variable.name() == text) {
             "is the variable of a loop around this step"
-        } else if self.programs.iter().any(|program| program.name() == text) {
+        } else if self.declared.programs.iter().any(|program| program.name() == text) {
             "is a program of this scenario"
-        } else if self.processes.iter().any(|process| process.name.name() == text) {
+        } else if self.declared.processes.iter().any(|process| process.name.name() == text) {
             "is a process of this scenario"
-        } else if self.allocators.iter().any(|arm| arm.to_string() == text) {
+        } else if self.declared.allocators.iter().any(|arm| arm.to_string() == text) {
             "is an allocator of this scenario"
         } else {
             return Ok(());
@@ -232,7 +232,7 @@ impl Checker<'_> {
 
     /// The names of all allocators.
     pub(crate) fn arms(&self) -> Vec<String> {
-        self.allocators.iter().map(AllocatorSpec::to_string).collect()
+        self.declared.allocators.iter().map(AllocatorSpec::to_string).collect()
     }
 }
 

@@ -28,7 +28,7 @@ impl Checker<'_> {
 
     /// Parses a size that is known before the run.
     pub(crate) fn size(&self, text: &AmountText) -> Result<Bytes, Problem> {
-        size(text, self.parameters, self.source)
+        size(text, self.declared.parameters, self.source)
     }
 
     /// Parses a size of at least one byte that is known before the run.
@@ -38,7 +38,7 @@ impl Checker<'_> {
 
     /// Parses a whole number within bounds that is known before the run.
     pub(crate) fn whole(&self, text: &CountText, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
-        let value = constant(&text.0, self.parameters, self.source)?;
+        let value = constant(&text.0, self.declared.parameters, self.source)?;
         let whole = value.whole().filter(|_| value.dimension == Dimension::NUMBER);
         let whole = whole.and_then(|whole| u64::try_from(whole).ok()).filter(|whole| bounds.contains(whole));
         whole.ok_or_else(|| out_of_bounds(text.position(), what, &value, &bounds))
@@ -54,7 +54,7 @@ impl Checker<'_> {
 
     /// Parses a value that is known before the run.
     pub(crate) fn constant(&self, text: &Located<String>) -> Result<Value, Problem> {
-        constant(text, self.parameters, self.source)
+        constant(text, self.declared.parameters, self.source)
     }
 
     /// Parses the index of a numbered buffer. `offset` is the number of characters before it.
@@ -113,10 +113,10 @@ impl Checker<'_> {
     pub(crate) fn invariant(&self, text: &ExpressionText) -> Result<Expectation, Problem> {
         let resolve = |name: &str| match Account::from_name(name) {
             Some(account) => Ok(Resolved::Quantity(Metric::Now(account))),
-            None if self.parameters.contains_key(name) || name.starts_with("start.") => self.resolve(name),
+            None if self.declared.parameters.contains_key(name) || name.starts_with("start.") => self.resolve(name),
             None => match name.split_once('.') {
-                Some((head, rest)) if self.programs.iter().any(|program| program.name() == head) => self.of_program(head, rest),
-                Some((head, _)) if self.processes.iter().any(|process| process.name.name() == head) => {
+                Some((head, rest)) if self.declared.programs.iter().any(|program| program.name() == head) => self.of_program(head, rest),
+                Some((head, _)) if self.declared.processes.iter().any(|process| process.name.name() == head) => {
                     Err((format!("`{name}` does not exist before the process starts"), "use an `expect` step".to_owned()))
                 }
                 Some((head, _)) if self.announced.contains_key(head) => {
@@ -140,17 +140,17 @@ impl Checker<'_> {
         if let Some(account) = Account::from_name(name) {
             return Ok(Resolved::Quantity(Metric::Now(account)));
         }
-        if let Some(value) = self.parameters.get(name) {
+        if let Some(value) = self.declared.parameters.get(name) {
             return Ok(Resolved::Constant(*value));
         }
         if let Some((variable, unit)) = self.variables.iter().rev().find(|(variable, _)| variable.name() == name) {
             return Ok(Resolved::Quantity(Metric::Variable(variable.clone(), *unit)));
         }
         let (head, rest) = name.split_once('.').unwrap_or((name, ""));
-        if self.programs.iter().any(|program| program.name() == head) {
+        if self.declared.programs.iter().any(|program| program.name() == head) {
             return self.of_program(head, rest);
         }
-        if let Some(process) = self.processes.iter().find(|process| process.name.name() == head) {
+        if let Some(process) = self.declared.processes.iter().find(|process| process.name.name() == head) {
             return self.of_process(&process.name, rest);
         }
         if !rest.is_empty() && self.process.is_some() && self.arms().iter().any(|arm| arm == head) {
@@ -169,7 +169,7 @@ impl Checker<'_> {
     }
 
     fn of_program(&self, head: &str, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
-        let program = self.programs.iter().find(|program| program.name() == head);
+        let program = self.declared.programs.iter().find(|program| program.name() == head);
         match (program, Account::from_name(rest)) {
             (Some(program), Some(Account::Stat(key))) => Ok(Resolved::Quantity(Metric::Program(program.clone(), key))),
             _ => {
@@ -248,7 +248,7 @@ impl Checker<'_> {
             self.names.measures.keys().take(MOST).flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
         let reports = self.names.ids.iter().take(MOST).flat_map(|(id, known)| known.reports.iter().map(move |key| format!("{id}.{key}")));
         let variables = self.variables.iter().map(|(variable, _)| variable.name().to_owned());
-        let own = self.parameters.keys().cloned().chain(variables);
+        let own = self.declared.parameters.keys().cloned().chain(variables);
         let names: Vec<String> = known.iter().cloned().chain(own).chain(heads).chain(reports).collect();
         Err(unknown_metric(name, names.iter().map(String::as_str)))
     }

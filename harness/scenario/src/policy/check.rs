@@ -226,7 +226,7 @@ fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker
         HostMemoryWire::Pinned => HostMemory::Pinned,
         HostMemoryWire::Pageable => HostMemory::Pageable,
         HostMemoryWire::MappedFile => {
-            HostMemory::MappedFile { folder: fields.folder.as_ref().map(|folder| checker.folder().join(&folder.value)) }
+            HostMemory::MappedFile { folder: fields.folder.as_ref().map(|folder| checker.declared.folder.join(&folder.value)) }
         }
     };
     match (&fields.folder, &memory) {

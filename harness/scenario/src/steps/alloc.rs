@@ -5,13 +5,14 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{Amount, BufferRef, ReportKey, StreamName};
 use crate::policy::{self, Chain, ChainWire, Policy, Recoverable};
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
+use harness_language::located::Located;
 use harness_language::text::{AmountText, BufferText, NameText};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -87,14 +88,14 @@ impl StepFields for AllocWire {
         self.id.as_ref()
     }
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Alloc, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Alloc, Problem> {
         let size = checker.amount(&self.size)?;
         let stream = checker.stream(self.stream.as_ref())?;
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::alloc(), checker)).transpose()?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let buffer = checker.make_buffer(&self.buffer, expect.served(), self.leak)?;
         for given_up in on_oom.iter().flat_map(Chain::policies).flat_map(Policy::may_free) {
-            checker.may_be_gone(given_up, at);
+            checker.may_be_gone(given_up, step.position());
         }
         Ok(Alloc { buffer, size, stream, expect, on_oom, leak: self.leak })
     }

@@ -6,12 +6,12 @@ use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::fields::{Beside, Body, StepFields};
-use super::{Action, Step, StepKind, check_steps};
+use super::fields::{STEPS, StepFields, steps_inside};
+use super::{Action, Step, StepKind, StepWire, check_steps};
 use crate::checker::Checker;
 use crate::metric::{PoolName, ProcessName, ProgramName};
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
 /// Steps that run in another program, process or pool. The first use of a pool creates it.
@@ -32,21 +32,13 @@ impl<N: fmt::Display> fmt::Display for Block<N> {
 /// other processes. `NAME.reserved` and the other counters of its allocator work everywhere. Inside the block, `reserved` belongs to the program.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "program")]
-pub(crate) struct ProgramWire {
-    name: NameText,
-    #[serde(skip)]
-    body: Body,
-}
+pub(crate) struct ProgramWire(NameText);
 
 /// Runs steps whose requests are served from a private pool of the allocator, as PyTorch does for a CUDA graph or `torch.cuda.MemPool`.
 /// Memory of the pool serves no other request until `release_pool` names it. Allocators without private pools fail here.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "private_pool")]
-pub(crate) struct PrivatePoolWire {
-    name: NameText,
-    #[serde(skip)]
-    body: Body,
-}
+pub(crate) struct PrivatePoolWire(NameText);
 
 /// Releases a private pool. After its last block is freed, `empty_cache` and a retry can release its segments to the driver.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -65,14 +57,11 @@ impl StepFields for ProgramWire {
 - expect: server.reserved == 3GiB
 - alloc: { buffer: batch, size: 2GiB, expect: { oom: others_hold } }";
 
-    const BESIDE: &'static [Beside] = &[Beside::Steps];
+    const BESIDE: &'static [&'static str] = &[STEPS];
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
-        self.body.has_steps(at, "program")?;
-        let name = checker.program(&self.name)?;
-        Ok(Block { name, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
+        let (steps, name) = (steps_inside(step, "program")?, checker.program(&self.0)?);
+        Ok(Block { name, steps: checker.nested(step.position(), |checker| check_steps(steps, checker))? })
     }
 }
 
@@ -92,14 +81,11 @@ impl StepFields for PrivatePoolWire {
 - empty_cache
 - expect: reserved == 64MiB";
 
-    const BESIDE: &'static [Beside] = &[Beside::Steps];
+    const BESIDE: &'static [&'static str] = &[STEPS];
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
-        self.body.has_steps(at, "private_pool")?;
-        let name = checker.use_pool(&self.name)?;
-        Ok(Block { name, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
+        let (steps, name) = (steps_inside(step, "private_pool")?, checker.use_pool(&self.0)?);
+        Ok(Block { name, steps: checker.nested(step.position(), |checker| check_steps(steps, checker))? })
     }
 }
 
@@ -113,7 +99,7 @@ impl StepFields for ReleasePoolWire {
   steps: [ alloc: { buffer: captured, size: 64MiB } ]
 - release_pool: graph";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<PoolName, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<PoolName, Problem> {
         checker.pool(&self.0)
     }
 }
@@ -128,11 +114,7 @@ impl StepFields for ReleasePoolWire {
 /// it. Both have the values after its last step, even if the process was killed.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent, rename = "process")]
-pub(crate) struct ProcessWire {
-    name: NameText,
-    #[serde(skip)]
-    body: Body,
-}
+pub(crate) struct ProcessWire(NameText);
 
 /// Ends a process with SIGKILL. The process cannot release its memory, but the driver must reclaim it. A later `process` step with the same
 /// name starts it again.
@@ -153,17 +135,13 @@ impl StepFields for ProcessWire {
 - expect: helper.reserved == 3GiB
 - alloc: { buffer: batch, size: 2GiB, expect: { oom: others_hold } }";
 
-    const BESIDE: &'static [Beside] = &[Beside::Steps];
+    const BESIDE: &'static [&'static str] = &[STEPS];
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
-        self.body.has_steps(at, "process")?;
-        let process = checker.declared_process(&self.name)?;
-        check_main(StepKind::Process, at, checker)?;
-        let inside = |checker: &mut Checker<'_>| checker.in_process(&process, |checker| check_steps(self.body.steps(), checker));
-        let steps = checker.nested(at, inside)?;
-        Ok(Block { name: process, steps })
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
+        let (steps, name) = (steps_inside(step, "process")?, checker.declared_process(&self.0)?);
+        check_main(StepKind::Process, step.position(), checker)?;
+        let inside = |checker: &mut Checker<'_>| checker.in_process(&name, |checker| check_steps(steps, checker));
+        Ok(Block { steps: checker.nested(step.position(), inside)?, name })
     }
 }
 
@@ -178,9 +156,9 @@ impl StepFields for KillWire {
 - kill: helper
 - eventually: device.used <= start.device.used";
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<ProcessName, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<ProcessName, Problem> {
         let process = checker.declared_process(&self.0)?;
-        check_main(StepKind::Kill, at, checker)?;
+        check_main(StepKind::Kill, step.position(), checker)?;
         if !checker.end_process(&process) {
             return Err(Problem::new(self.0.position(), format!("process `{process}` is not running here"))
                 .help(format!("start it first: `- process: {process}` and below it `  steps: [reset_peak_stats]`")));

@@ -5,6 +5,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{BufferRef, StreamName};
@@ -73,8 +74,8 @@ macro_rules! uses {
 
             const EXAMPLE: &'static str = $example;
 
-            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Use, Problem> {
-                check_use(&self.0, at, $name, checker, $check)
+            fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Use, Problem> {
+                check_use(&self.0, step.position(), $name, checker, $check)
             }
         }
     )*};

@@ -9,6 +9,7 @@ use harness_gpu_settings::settings::Fault;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
@@ -141,13 +142,13 @@ impl StepFields for ExecWire {
         self.id.as_ref()
     }
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
         let is_list = matches!(self.command.value, Tree::Many(_));
         let command = self.command.texts().filter(|words| is_list && !words.is_empty()).ok_or_else(|| {
             Problem::new(self.command.position(), "expected a list with the program and its arguments")
                 .help("as in `command: [python, train.py]`")
         })?;
-        let folder = checker.folder();
+        let folder = checker.declared.folder;
         let folder = if folder == Path::new("") { Path::new(".") } else { folder };
         Ok(Exec {
             command: command.into_iter().map(|word| word.value).collect(),

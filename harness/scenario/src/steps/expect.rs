@@ -5,6 +5,7 @@ use std::fmt;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
@@ -102,7 +103,7 @@ impl StepFields for ExpectWire {
 - expect: { caching: reserved == 20MiB }
 - expect: { simulated: device.used - start.device.used >= 3MiB, gpu: any }";
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Expect, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Expect, Problem> {
         let cases = Cases::check(&self.0, checker, |_| false, &mut |tree, checker| {
             if tree.text().is_some_and(|text| text.value == "any") {
                 return Ok(Vec::new());
@@ -113,7 +114,7 @@ impl StepFields for ExpectWire {
                 }
                 Expected::BetweenArms { number: checker.put_aside(expectation.clone()), expectation }
             };
-            Ok(expectations(tree, at, checker)?.into_iter().map(|expectation| place(expectation, checker)).collect())
+            Ok(expectations(tree, step.position(), checker)?.into_iter().map(|expectation| place(expectation, checker)).collect())
         })?;
         Ok(Expect(cases))
     }
@@ -133,8 +134,8 @@ impl StepFields for EventuallyWire {
 - synchronize: device
 - alloc: { buffer: b, size: 512B }";
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Eventually, Problem> {
-        let all = expectations(&self.0, at, checker)?;
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Eventually, Problem> {
+        let all = expectations(&self.0, step.position(), checker)?;
         let of_arm = |expectation: &&Located<Expectation>| expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..)));
         match all.iter().find(of_arm) {
             None => Ok(Eventually(all)),

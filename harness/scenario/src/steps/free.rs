@@ -5,11 +5,12 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::{Checker, Freed};
 use crate::metric::{Amount, BufferName, BufferRef, ReportKey, StepName};
 use harness_language::error::Problem;
-use harness_language::located::{ListOr, Located, Position};
+use harness_language::located::{ListOr, Located};
 use harness_language::text::{AmountText, BufferText, NameText};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -99,11 +100,11 @@ impl StepFields for FreeWire {
         }
     }
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Free, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Free, Problem> {
         match self.0.texts() {
             Err(pinning) => Ok(Free::Pinning { storm: checker.live_storm(&pinning.pinning)?, request: checker.amount(&pinning.request)? }),
             Ok(names) if names.is_empty() => {
-                Err(Problem::new(at, "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
+                Err(Problem::new(step.position(), "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
             }
             Ok(names) => Ok(Free::Targets(names.iter().map(|name| target(name, checker)).collect::<Result<_, _>>()?)),
         }

@@ -8,6 +8,7 @@ use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
@@ -159,15 +160,15 @@ impl StepFields for InferWire {
         Some(&self.id)
     }
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
         let width = |text, what| checker.whole(text, what, 1..=MAX_WIDTH);
         let layers = width(&self.layers, "layers")?;
-        let token = Bytes(width(self.kv_heads(at, checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
+        let token = Bytes(width(self.kv_heads(step.position(), checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
         let requests = checker.whole(&self.requests, "requests", 1..=MAX_REQUESTS)?;
         let page = self.page.as_ref().map(|page| checker.whole(page, "page", 1..=MAX_TOKENS)).transpose()?;
         let output = self.output.check(1, checker)?;
         let buffers = if page.is_some() { 1 } else { 2 * layers };
-        checker.count(at, requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
+        checker.count(step.position(), requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
         let max_running = match &self.max_running {
             Some(text) => checker.whole(text, "max_running", 1..=MAX_REQUESTS)?,
             None => requests,

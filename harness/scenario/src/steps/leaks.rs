@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::checker::Checker;
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, CountText};
 
 /// Largest `warmup` and `every`.
@@ -43,9 +43,14 @@ pub(crate) struct LeakCheckWire {
     every: Option<CountText>,
 }
 
+/// Checks `leak_check` of a step with at most this many iterations.
+pub(super) fn check(given: Option<&Located<LeakCheckWire>>, iterations: u64, checker: &Checker<'_>) -> Result<Option<LeakCheck>, Problem> {
+    given.map(|check| check.value.check(check.position(), iterations, checker)).transpose()
+}
+
 impl LeakCheckWire {
-    /// `iterations` is the largest number of iterations; `at` is the position of the step.
-    pub(super) fn check(&self, at: Position, iterations: u64, checker: &Checker<'_>) -> Result<LeakCheck, Problem> {
+    /// `at` is its position.
+    fn check(&self, at: Position, iterations: u64, checker: &Checker<'_>) -> Result<LeakCheck, Problem> {
         let size = |text: &Option<AmountText>| text.as_ref().map(|text| checker.size(text)).transpose();
         let whole = |text: &Option<CountText>, what, least, default| {
             text.as_ref().map_or(Ok(default), |text| checker.whole(text, what, least..=MAX_ITERATIONS))

@@ -5,11 +5,12 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{MeasureName, ReportKey};
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::Located;
 use harness_language::text::NameText;
 
 /// Keeps the current value of every counter under a name. Later steps use `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
@@ -31,7 +32,7 @@ impl StepFields for MeasureWire {
 - alloc: { buffer: a, size: 400MiB }
 - expect: device.used - before.device.used == 400MiB";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<MeasureName, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<MeasureName, Problem> {
         checker.declare_measure(&self.0)
     }
 }
@@ -73,7 +74,7 @@ impl StepFields for CompareWire {
         self.id.as_ref()
     }
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
         Ok(Compare { since: checker.measure(&self.since)? })
     }
 }

@@ -6,11 +6,12 @@ use harness_allocator::allocator::MemoryFraction;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{Amount, ReportKey};
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
+use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText};
 
 /// A step that its name describes completely.
@@ -69,7 +70,7 @@ impl StepFields for EmptyCacheWire {
         self.id.as_ref()
     }
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
+    fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
         Ok(NoOperand)
     }
 }
@@ -83,7 +84,7 @@ impl StepFields for ResetPeakStatsWire {
         Some(Self {})
     }
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
+    fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
         Ok(NoOperand)
     }
 }
@@ -93,7 +94,7 @@ impl StepFields for SetMemoryFractionWire {
 
     const EXAMPLE: &'static str = "- set_memory_fraction: 0.5";
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
+    fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
         let given = &self.0;
         MemoryFraction::new(given.value).map(|fraction| SetMemoryFraction { fraction }).ok_or_else(|| {
             Problem::new(given.position(), format!("`set_memory_fraction` cannot be {}", given.value))
@@ -116,7 +117,7 @@ impl StepFields for ExternalMemoryWire {
 - external_memory: 200MiB
 - external_memory: 0B";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Amount, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Amount, Problem> {
         checker.amount(&self.0)
     }
 }

@@ -139,7 +139,7 @@ impl RanksWire {
 
     /// The limit of ranks without an override.
     fn memory(count: u64, given: Option<&AmountText>, at: Position, checker: &Checker<'_>) -> Result<Bytes, Problem> {
-        let (all, part) = (checker.memory(), Bytes(checker.memory().0 / count));
+        let (all, part) = (checker.declared.memory, Bytes(checker.declared.memory.0 / count));
         let Some(given) = given else {
             return match part {
                 Bytes::ZERO => Err(Problem::new(at, format!("{all} for {count} ranks is less than one byte per rank")).help(FORMS)),

@@ -10,6 +10,7 @@ use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use super::storm::OF_REQUESTS;
 use crate::checker::Checker;
@@ -17,7 +18,7 @@ use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::trace::Trace;
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
+use harness_language::located::Located;
 use harness_language::text::NameText;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -71,12 +72,12 @@ impl StepFields for ReplayWire {
         Some(&self.id)
     }
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Replay, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Replay, Problem> {
         checker.storm_may_start(&self.id)?;
         let path = PathBuf::from(&self.trace.value);
-        let trace = Trace::read(&checker.folder().join(&path))
+        let trace = Trace::read(&checker.declared.folder.join(&path))
             .map_err(|(message, help)| Problem::new(self.trace.position(), format!("{}: {message}", path.display())).help(help))?;
-        checker.count(at, trace.events.len() as u64)?;
+        checker.count(step.position(), trace.events.len() as u64)?;
         let streams = checker.streams_of_trace(self.trace.position(), trace.streams().collect())?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let id = checker.declare_storm(&self.id, Self::REPORTS)?;

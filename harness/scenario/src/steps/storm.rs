@@ -8,6 +8,7 @@ use harness_base::words::count;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::{Checker, in_order};
 use crate::metric::{ReportKey, StepName, StreamName};
@@ -243,11 +244,11 @@ impl StepFields for StormWire {
         Some(&self.id)
     }
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
         checker.storm_may_start(&self.id)?;
         let threads = self.threads(checker)?;
         let operations = checker.whole(&self.operations, "operations", 1..=MAX_OPERATIONS)?;
-        checker.count(at, operations.saturating_mul(threads.unwrap_or(1)))?;
+        checker.count(step.position(), operations.saturating_mul(threads.unwrap_or(1)))?;
         let sizes = sizes(&self.sizes.0, checker)?;
         let live = checker.positive_size(&self.live, "live")?;
         let smallest = sizes.smallest();
@@ -325,7 +326,7 @@ fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<St
 }
 
 fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
-    let trace = Trace::read(&checker.folder().join(&path.value))
+    let trace = Trace::read(&checker.declared.folder.join(&path.value))
         .map_err(|(message, help)| Problem::new(path.position(), format!("{}: {message}", path.value)).help(help))?;
     let sizes = trace.events.iter().filter_map(|event| match event {
         TraceEvent::Allocate { size, .. } if *size > Bytes::ZERO => Some(*size),
@@ -367,7 +368,7 @@ impl StepFields for PinsWire {
         self.id.as_ref()
     }
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
         checker.live_storm(&self.storm)
     }
 }

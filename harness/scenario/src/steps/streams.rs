@@ -6,11 +6,12 @@ use harness_allocator::units::Nanos;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{BufferRef, EventName, StreamName};
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::Located;
 use harness_language::text::{BufferText, DurationText, NameText, duration};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -94,7 +95,7 @@ impl StepFields for RecordWire {
 
     const EXAMPLE: &'static str = "- record: { event: copied, stream: copy }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Record, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Record, Problem> {
         Ok(Record { stream: checker.stream(self.stream.as_ref())?, event: checker.record_event(&self.event)? })
     }
 }
@@ -106,7 +107,7 @@ impl StepFields for WaitWire {
 - record: { event: copied, stream: copy }
 - wait: { event: copied, stream: side }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Wait, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Wait, Problem> {
         Ok(Wait { stream: checker.stream(self.stream.as_ref())?, event: checker.event(&self.event)? })
     }
 }
@@ -120,7 +121,7 @@ impl StepFields for SynchronizeWire {
 - synchronize: { stream: side }
 - synchronize: device";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Synchronize, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Synchronize, Problem> {
         Ok(match self {
             Self::Device => Synchronize::Device,
             Self::Stream(stream) => Synchronize::Stream(checker.stream(Some(stream))?),
@@ -156,7 +157,7 @@ impl StepFields for BusyWire {
 
     const EXAMPLE: &'static str = "- busy: { stream: side, duration: 5ms }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
         Ok(Busy { stream: checker.stream(self.stream.as_ref())?, duration: duration(&self.duration)? })
     }
 }
@@ -190,7 +191,7 @@ impl StepFields for RecordStreamWire {
 - alloc: { buffer: batch, size: 4MiB }
 - record_stream: { buffer: batch, stream: copy }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<RecordStream, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<RecordStream, Problem> {
         Ok(RecordStream { buffer: checker.live_buffer(&self.buffer)?, stream: checker.stream(Some(&self.stream))? })
     }
 }

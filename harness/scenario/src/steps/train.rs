@@ -8,8 +8,9 @@ use harness_base::words::count;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
-use super::leaks::{LeakCheck, LeakCheckWire};
+use super::leaks::{self, LeakCheck, LeakCheckWire};
 use super::ranks::{Ranks, RanksWire};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
@@ -180,7 +181,7 @@ pub(crate) struct TrainWire {
     #[serde(default)]
     retain_graph: bool,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
-    leak_check: Option<Box<Located<LeakCheckWire>>>,
+    leak_check: Option<Located<LeakCheckWire>>,
     /// How the training ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
     /// fails the run. Default: `fits`.
     expect: Option<EndingWire>,
@@ -251,13 +252,13 @@ impl StepFields for TrainWire {
         Some(&self.id)
     }
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Train, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Train, Problem> {
         let iterations = checker.whole(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;
         let batches = self.batch.check("batch", MAX_BATCH, checker)?;
         let (smallest, largest) = batches.iter().fold((MAX_BATCH, 1), |(least, most), &batch| (least.min(batch), most.max(batch)));
         let plan = self.plan(batches[0], smallest, checker)?;
         let optimizer = self.optimizer.unwrap_or(Optimizer::Adam);
-        let model = self.model(at, optimizer, largest, checker)?;
+        let model = self.model(step.position(), optimizer, largest, checker)?;
         let lengths = self.lengths(&model, checker)?;
         let layers = match &model {
             Trained::Uniform(uniform) => uniform.layers,
@@ -270,7 +271,7 @@ impl StepFields for TrainWire {
             return Err(Problem::new(check.position(), "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
         }
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
-        checker.count(at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
+        checker.count(step.position(), layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
         // The last three figures exist for ranks only.
         let reports = if ranks.is_some() { Self::REPORTS } else { &Self::REPORTS[..Self::REPORTS.len() - 3] };
         let id = checker.declare_id(&self.id, "train", reports)?;
@@ -285,7 +286,7 @@ impl StepFields for TrainWire {
             optimizer,
             zero_grad: self.zero_grad.unwrap_or(ZeroGrad::SetToNone),
             retain_graph: self.retain_graph,
-            leak_check: self.leak_check.as_ref().map(|check| check.value.check(check.position(), iterations, checker)).transpose()?,
+            leak_check: leaks::check(self.leak_check.as_ref(), iterations, checker)?,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations,
             on_oom,
@@ -300,7 +301,9 @@ impl TrainWire {
     fn model(&self, at: Position, optimizer: Optimizer, largest: u64, checker: &Checker<'_>) -> Result<Trained, Problem> {
         const FORMS: &str = "write `model: models/gpt2.yaml`, or `parameters: 64MiB` and `activations_per_sample: 4MiB`";
         match (&self.model, &self.parameters, &self.activations_per_sample) {
-            (Some(path), None, None) if self.layers.is_none() => Ok(Trained::Model(Arc::new(model::load_for(checker.folder(), path)?))),
+            (Some(path), None, None) if self.layers.is_none() => {
+                Ok(Trained::Model(Arc::new(model::load_for(checker.declared.folder, path)?)))
+            }
             (None, Some(parameters), Some(activations)) => Ok(Trained::Uniform(Uniform {
                 parameters: countable(checker, parameters, "parameters", optimizer.copies(), "the optimizer's state")?,
                 layers: self.layers.as_ref().map_or(Ok(4), |layers| checker.whole(layers, "layers", 1..=MAX_LAYERS))?,

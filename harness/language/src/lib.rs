@@ -13,4 +13,5 @@ pub mod expression;
 pub mod fields;
 pub mod located;
 pub mod text;
+pub mod variant;
 pub mod yaml;

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::value::MapDeserializer;
-use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::Deserialize;
 
-use harness_language::error::{Problem, choices, quoted};
+use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::bounded;
+use harness_language::variant::{Variant, Variants};
 
 /// Largest dimension of a shape, and most repetitions of a block.
 pub const MAX_DIMENSION: u64 = 1 << 20;
@@ -108,37 +108,11 @@ pub enum Layer {
 macro_rules! layers {
     ($($variant:ident = $name:literal: $wire:ident $about:literal,)*) => {
         /// A layer as the file writes it.
-        #[derive(Clone, Debug)]
-        pub(super) enum LayerWire {
-            $($variant($wire),)*
-            Unknown(Located<String>),
-            /// A layer without its required fields.
-            Bare(Located<String>),
-            /// A map without a layer, or with several.
-            NotOne,
-        }
+        #[derive(Clone, Debug, Deserialize)]
+        pub(super) enum LayerWire { $(#[serde(rename = $name)] $variant($wire),)* }
 
         /// The name of each layer and its description.
         pub(super) const LAYERS: &[(&str, &str)] = &[$(($name, $about)),*];
-
-        impl LayerWire {
-            fn from_name(name: Located<String>) -> Self {
-                match name.value.as_str() {
-                    $($name => without_fields().map_or(Self::Bare(name), Self::$variant),)*
-                    _ => Self::Unknown(name),
-                }
-            }
-
-            fn from_entry<'de, A: MapAccess<'de>>(name: Located<String>, map: &mut A) -> Result<Self, A::Error> {
-                match name.value.as_str() {
-                    $($name => Ok(Self::$variant(map.next_value()?)),)*
-                    _ => {
-                        map.next_value::<IgnoredAny>()?;
-                        Ok(Self::Unknown(name))
-                    }
-                }
-            }
-        }
 
         pub(super) fn schemas(generator: &mut SchemaGenerator) -> Vec<(&'static str, Schema)> {
             vec![$(($name, $wire::json_schema(generator))),*]
@@ -165,23 +139,18 @@ layers! {
     Block = "block": BlockWire "A group of layers, repeated `times` times. Checkpointing recomputes whole blocks.",
 }
 
-/// A layer that is written as a bare name; `None`: it needs fields.
-fn without_fields<T: DeserializeOwned>() -> Option<T> {
-    T::deserialize(MapDeserializer::<_, de::value::Error>::new(std::iter::empty::<(&str, &str)>())).ok()
-}
-
 /// Returns whether a layer with these fields can be written as a bare name.
 pub(super) fn may_be_bare(fields: &Schema) -> bool {
     fields.get("required").is_none()
 }
 
 /// No fields.
-#[derive(Clone, Copy, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NoFields {}
 
 /// Fields of `linear`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LinearWire {
     /// Output features.
@@ -194,7 +163,7 @@ pub(super) struct LinearWire {
 }
 
 /// Fields of `conv2d`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Conv2dWire {
     /// Output channels.
@@ -210,7 +179,7 @@ pub(super) struct Conv2dWire {
 }
 
 /// Fields of `relu`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReluWire {
     /// Works in place. Default: `false`.
@@ -219,7 +188,7 @@ pub(super) struct ReluWire {
 }
 
 /// Fields of `max_pool`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoolWire {
     /// Side of the square window.
@@ -231,7 +200,7 @@ pub(super) struct PoolWire {
 }
 
 /// Fields of `embedding`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EmbeddingWire {
     /// Number of tokens in the vocabulary.
@@ -245,7 +214,7 @@ pub(super) struct EmbeddingWire {
 }
 
 /// Fields of `self_attention`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AttentionWire {
     /// Number of heads, a divisor of the width.
@@ -253,60 +222,39 @@ pub(super) struct AttentionWire {
 }
 
 /// Fields of `residual`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ResidualWire {
     /// The layers whose result is added.
-    layers: Vec<Located<LayerWire>>,
+    layers: Vec<Located<Variant<LayerWire>>>,
     /// Layers for the input before it is added. Default: none.
     #[serde(default)]
-    shortcut: Vec<Located<LayerWire>>,
+    shortcut: Vec<Located<Variant<LayerWire>>>,
     /// Writes the sum into the result of the layers. Default: `false`.
     #[serde(default)]
     in_place: bool,
 }
 
 /// Fields of `block`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlockWire {
     /// Repetitions. Default: 1.
     times: Option<Located<u64>>,
     /// The layers of the block.
-    layers: Vec<Located<LayerWire>>,
+    layers: Vec<Located<Variant<LayerWire>>>,
 }
 
-impl<'de> Deserialize<'de> for LayerWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct LayerVisitor;
-        impl<'de> Visitor<'de> for LayerVisitor {
-            type Value = LayerWire;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a layer, as in `{ linear: { out: 10 } }` or `gelu`")
-            }
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<LayerWire, E> {
-                // A bare name has the position of the list item, which the check knows.
-                Ok(LayerWire::from_name(Located { value: name.to_owned(), line: 0, column: 0, length: 0 }))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LayerWire, A::Error> {
-                let Some(name) = map.next_key::<Located<String>>()? else { return Ok(LayerWire::NotOne) };
-                let layer = LayerWire::from_entry(name, &mut map)?;
-                let mut is_one = true;
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
-                    is_one = false;
-                }
-                Ok(if is_one { layer } else { LayerWire::NotOne })
-            }
-        }
-        deserializer.deserialize_any(LayerVisitor)
-    }
-}
+impl Variants for LayerWire {
+    const NOUN: &'static str = "layer";
+    const NOUNS: &'static str = "layers";
+    const EXAMPLE: &'static str = "{ linear: { out: 10 } }";
 
-impl JsonSchema for LayerWire {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "layer".into()
+    fn is_known(name: &str) -> bool {
+        LAYERS.iter().any(|(known, _)| *known == name)
     }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+
+    fn schema(generator: &mut SchemaGenerator) -> Schema {
         let layers = schemas(generator);
         let bare: Vec<&str> = layers.iter().filter(|(_, fields)| may_be_bare(fields)).map(|(name, _)| *name).collect();
         let maps = layers.into_iter().map(|(name, fields)| {
@@ -318,11 +266,11 @@ impl JsonSchema for LayerWire {
 }
 
 /// Checks layers in order. `shape` is the input of the first layer, and becomes the output of the last one.
-pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut usize) -> Result<Vec<Layer>, Problem> {
+pub(super) fn check(wires: &[Located<Variant<LayerWire>>], shape: &mut Shape, count: &mut usize) -> Result<Vec<Layer>, Problem> {
     let mut layers = Vec::new();
     for wire in wires {
         let repetitions = match &wire.value {
-            LayerWire::Block(block) => dimension_or(block.times.as_ref(), "times", 1)?,
+            Variant::Known(_, LayerWire::Block(block)) => dimension_or(block.times.as_ref(), "times", 1)?,
             _ => 1,
         };
         for _ in 0..repetitions {
@@ -337,15 +285,17 @@ pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut
     Ok(layers)
 }
 
-fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
+fn check_one(wire: &Located<Variant<LayerWire>>, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
     let at = wire.position();
-    Ok(match &wire.value {
+    let names: Vec<&str> = LAYERS.iter().map(|(name, _)| *name).collect();
+    let (name, layer) = wire.value.known(at, &names)?;
+    Ok(match layer {
         LayerWire::Linear(linear) => linear.check(at, shape)?,
         LayerWire::Conv2d(conv) => conv.check(at, shape)?,
-        LayerWire::BatchNorm(NoFields {}) => Layer::BatchNorm { channels: image("batch_norm", at, *shape)?.0 },
+        LayerWire::BatchNorm(NoFields {}) => Layer::BatchNorm { channels: image(name, at, *shape)?.0 },
         LayerWire::LayerNorm(NoFields {}) => match *shape {
             Shape::Sequence { width } | Shape::Features { width } => Layer::LayerNorm { width },
-            _ => return Err(unsuitable("layer_norm", "features or a sequence", at, *shape)),
+            _ => return Err(unsuitable(name, "features or a sequence", at, *shape)),
         },
         LayerWire::Relu(relu) => Layer::Relu { in_place: relu.in_place },
         LayerWire::Gelu(NoFields {}) => Layer::Gelu,
@@ -353,14 +303,14 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
         LayerWire::Dropout(NoFields {}) => Layer::Dropout,
         LayerWire::MaxPool(pool) => pool.check(at, shape)?,
         LayerWire::AveragePool(NoFields {}) => {
-            let (channels, ..) = image("average_pool", at, *shape)?;
+            let (channels, ..) = image(name, at, *shape)?;
             *shape = Shape::Features { width: channels };
             Layer::AveragePool { channels }
         }
         LayerWire::Embedding(embedding) => embedding.check(at, shape)?,
         LayerWire::SelfAttention(attention) => attention.check(at, *shape)?,
         LayerWire::FirstToken(NoFields {}) => {
-            let width = sequence("first_token", at, *shape)?;
+            let width = sequence(name, at, *shape)?;
             *shape = Shape::Features { width };
             Layer::FirstToken { width }
         }
@@ -369,23 +319,10 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
                 *shape = Shape::Features { width: 1 };
                 Layer::CrossEntropy
             }
-            _ => return Err(unsuitable("cross_entropy", "features or a sequence", at, *shape)),
+            _ => return Err(unsuitable(name, "features or a sequence", at, *shape)),
         },
         LayerWire::Residual(residual) => residual.check(at, shape, count)?,
         LayerWire::Block(block) => Layer::Block { layers: check(&block.layers, shape, count)? },
-        LayerWire::Unknown(name) => {
-            let place = if name.line == 0 { at } else { name.position() };
-            let names = LAYERS.iter().map(|(name, ..)| *name);
-            return Err(Problem::new(place, format!("unknown layer `{}`", name.value)).help(choices(&name.value, "layers", names)));
-        }
-        LayerWire::Bare(name) => {
-            let message = format!("`{}` needs fields", name.value);
-            return Err(Problem::new(at, message).help(format!("as in `- {}: {{ … }}`", name.value)));
-        }
-        LayerWire::NotOne => {
-            let names: Vec<&str> = LAYERS.iter().map(|(name, ..)| *name).collect();
-            return Err(Problem::new(at, "expected one layer").help(format!("write one of {}", quoted(&names, ", "))));
-        }
     })
 }
 

@@ -17,6 +17,7 @@ use harness_language::error::{FileError, Problem};
 use harness_language::fields::about;
 use harness_language::located::{Located, Position};
 use harness_language::text::bounded;
+use harness_language::variant::Variant;
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 
 use self::layers::{LAYERS, LayerWire};
@@ -65,7 +66,7 @@ struct ModelWire {
     /// Number of trained parameters, which is checked against the layers. Default: no check.
     parameters: Option<Located<u64>>,
     /// The layers, in order.
-    layers: Located<Vec<Located<LayerWire>>>,
+    layers: Located<Vec<Located<Variant<LayerWire>>>>,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -10,9 +10,10 @@ use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 use crate::checker::Checker;
 use crate::metric::BufferName;
 use crate::plan::{Plan, PlanPart, Precision, SpilledPart};
-use harness_language::error::{Problem, choices, quoted};
+use harness_language::error::{Problem, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText, duration};
+use harness_language::variant::Variant;
 
 /// A step that can recover.
 pub(crate) struct Recoverable {
@@ -105,14 +106,13 @@ fn ends_recovery(policy: &Policy, step: &Recoverable) -> bool {
     }
 }
 
-fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
-    if let Some(kind) = wire.kind()
-        && kind.needs().is_some_and(|part| !step.parts.contains(&part))
-    {
-        let message = format!("`{}` does not support `{kind}`", step.step);
+fn check_one(wire: &Variant<PolicyWire>, at: Position, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
+    let (name, policy) = wire.known(at, &step.names())?;
+    if !step.names().contains(&name) {
+        let message = format!("`{}` does not support `{name}`", step.step);
         return Err(Problem::new(at, message).help(format!("`{}` recovers with {}", step.step, quoted(&step.names(), ", "))));
     }
-    match wire {
+    match policy {
         PolicyWire::GiveUp(_) => Ok(Policy::GiveUp),
         PolicyWire::EmptyCache(fields) => Ok(Policy::EmptyCache { retries: retries(fields.retries.as_ref(), 1, checker)? }),
         PolicyWire::Synchronize(fields) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref(), 1, checker)? }),
@@ -144,12 +144,6 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
             factor: fields.factor.as_ref().map_or(Ok(2), |factor| checker.whole(factor, "factor", 1..=10))? as u32,
             retries: retries(fields.retries.as_ref(), 5, checker)?,
         }),
-        PolicyWire::Unknown(name) => {
-            // A bare name has the position of the policy.
-            let place = if name.line == 0 { at } else { name.position() };
-            Err(Problem::new(place, format!("unknown policy `{}`", name.value)).help(choices(&name.value, "policies", step.names())))
-        }
-        PolicyWire::NotOne => Err(Problem::new(at, "expected one policy").help(format!("write one of {}", quoted(&step.names(), ", ")))),
     }
 }
 

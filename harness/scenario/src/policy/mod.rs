@@ -63,13 +63,6 @@ kinds! {
     Wait = "wait": None;
 }
 
-impl PolicyKind {
-    /// Returns whether it needs fields.
-    pub(crate) const fn needs_fields(self) -> bool {
-        matches!(self, Self::Free)
-    }
-}
-
 impl fmt::Display for PolicyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -40,6 +40,16 @@ pub enum Variant<T> {
 }
 
 impl<T: Variants> Variant<T> {
+    /// Reads a bare name.
+    pub fn of_name(name: &str) -> Self {
+        if !T::is_known(name) {
+            return Self::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 });
+        }
+        let bare = MapDeserializer::<_, de::value::Error>::new([(name, BTreeMap::<&str, &str>::new())].into_iter());
+        let fields = T::deserialize(MapAccessDeserializer::new(bare));
+        fields.map_or_else(|_| Self::Bare(name.to_owned()), |fields| Self::Known(name.to_owned(), fields))
+    }
+
     /// The name and the fields, or the problem of the value at this position. `names` are accepted there.
     pub fn known(&self, at: Position, names: &[&str]) -> Result<(&str, &T), Problem> {
         let (noun, nouns) = (T::NOUN, T::NOUNS);
@@ -50,7 +60,9 @@ impl<T: Variants> Variant<T> {
                 nouns,
                 names.iter().copied(),
             )),
-            Self::Bare(name) => Problem::new(at, format!("`{name}` needs fields")).help(format!("as in `{}`", T::EXAMPLE)),
+            Self::Bare(name) => {
+                Problem::new(at, format!("`{name}` needs fields")).help(format!("write its fields in a map, as in `{}`", T::EXAMPLE))
+            }
             Self::NotOne => Problem::new(at, format!("expected one {noun}")).help(format!("write one of {}", quoted(names, ", "))),
         })
     }
@@ -65,12 +77,7 @@ impl<'de, T: Variants> Deserialize<'de> for Variant<T> {
                 write!(f, "a {}, as in `{}`", T::NOUN, T::EXAMPLE)
             }
             fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
-                if !T::is_known(name) {
-                    return Ok(Variant::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 }));
-                }
-                let bare = MapDeserializer::<_, de::value::Error>::new([(name, BTreeMap::<&str, &str>::new())].into_iter());
-                let fields = T::deserialize(MapAccessDeserializer::new(bare));
-                Ok(fields.map_or_else(|_| Variant::Bare(name.to_owned()), |fields| Variant::Known(name.to_owned(), fields)))
+                Ok(Variant::of_name(name))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let Some(name) = map.next_key::<Located<String>>()? else { return Ok(Variant::NotOne) };

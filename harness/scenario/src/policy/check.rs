@@ -68,25 +68,19 @@ impl Recoverable {
 }
 
 /// Checks the policies of a step.
-pub(crate) fn check(wire: &Located<ChainWire>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Chain, Problem> {
-    let at = wire.position();
-    let policies = match &wire.value {
-        ChainWire::One(policy) => vec![check_one(policy, at, step, checker)?],
-        ChainWire::Many(policies) if policies.is_empty() => {
-            return Err(
-                Problem::new(at, "this list of policies is empty").help(format!("write one or more of {}", quoted(&step.names(), ", ")))
-            );
-        }
-        ChainWire::Many(policies) => {
-            if let Some(surplus) = policies.get(MAX_POLICIES) {
-                let message = format!("more than {MAX_POLICIES} policies");
-                return Err(Problem::new(surplus.position(), message).help(format!("use at most {MAX_POLICIES} policies per step")));
-            }
-            policies.iter().map(|policy| check_one(&policy.value, policy.position(), step, checker)).collect::<Result<_, _>>()?
-        }
-    };
-    if let ChainWire::Many(wires) = &wire.value
-        && let Some(last) = policies.iter().position(|policy| ends_recovery(policy, step))
+pub(crate) fn check(wire: &ChainWire, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Chain, Problem> {
+    let (wires, at) = wire.policies();
+    if wires.is_empty() {
+        return Err(
+            Problem::new(at, "this list of policies is empty").help(format!("write one or more of {}", quoted(&step.names(), ", ")))
+        );
+    }
+    if let Some(surplus) = wires.get(MAX_POLICIES) {
+        let message = format!("more than {MAX_POLICIES} policies");
+        return Err(Problem::new(surplus.position(), message).help(format!("use at most {MAX_POLICIES} policies per step")));
+    }
+    let policies = wires.iter().map(|wire| check_one(wire, step, checker)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(last) = policies.iter().position(|policy| ends_recovery(policy, step))
         && let Some(unreachable) = wires.get(last + 1)
     {
         let kind = policies[last].kind();
@@ -106,8 +100,9 @@ fn ends_recovery(policy: &Policy, step: &Recoverable) -> bool {
     }
 }
 
-fn check_one(wire: &Variant<PolicyWire>, at: Position, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
-    let (name, policy) = wire.known(at, &step.names())?;
+fn check_one(wire: &Located<Variant<PolicyWire>>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
+    let at = wire.position();
+    let (name, policy) = wire.value.known(at, &step.names())?;
     if !step.names().contains(&name) {
         let message = format!("`{}` does not support `{name}`", step.step);
         return Err(Problem::new(at, message).help(format!("`{}` recovers with {}", step.step, quoted(&step.names(), ", "))));

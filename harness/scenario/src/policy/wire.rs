@@ -1,23 +1,30 @@
 //! Policies in the file: a name, a map from a name to fields, or a list of these.
 
-use std::fmt;
-
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::PolicyKind;
 use crate::plan::SpilledPart;
-use harness_language::located::Located;
+use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{CountText, DurationText, NameText};
 use harness_language::variant::{Variant, Variants};
 
 /// One policy, or several in the order in which they are tried.
-#[derive(Clone, Debug)]
-pub(crate) enum ChainWire {
-    One(Variant<PolicyWire>),
-    Many(Vec<Located<Variant<PolicyWire>>>),
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline, description = "")]
+pub(crate) struct ChainWire(#[schemars(schema_with = "policies")] Located<ListOr<Located<Variant<PolicyWire>>, Variant<PolicyWire>>>);
+
+impl ChainWire {
+    /// All policies, and the position of the list or of the only policy.
+    pub(super) fn policies(&self) -> (Vec<Located<Variant<PolicyWire>>>, Position) {
+        let policies = match &self.0.value {
+            ListOr::One(name) => vec![self.0.with(Variant::of_name(name))],
+            ListOr::Map(policy) => vec![self.0.with(policy.clone())],
+            ListOr::Many(policies) => policies.clone(),
+        };
+        (policies, self.0.position())
+    }
 }
 
 /// An action between a failed request and the next attempt. A bare name is the policy without fields.
@@ -175,40 +182,10 @@ impl Variants for PolicyWire {
     }
 }
 
-impl<'de> Deserialize<'de> for ChainWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChainVisitor;
-        impl<'de> Visitor<'de> for ChainVisitor {
-            type Value = ChainWire;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a policy, as in `empty_cache` or `{ empty_cache: { retries: 2 } }`, or a list of policies")
-            }
-            fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
-                Variant::deserialize(serde::de::value::StrDeserializer::new(name)).map(ChainWire::One)
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                Variant::deserialize(MapAccessDeserializer::new(map)).map(ChainWire::One)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ChainWire::Many)
-            }
-        }
-        deserializer.deserialize_any(ChainVisitor)
-    }
-}
-
-impl JsonSchema for ChainWire {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "policies".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let policy = generator.subschema_for::<Variant<PolicyWire>>();
-        // `free` needs fields.
-        let bare: Vec<&str> = PolicyKind::ALL.iter().filter(|kind| **kind != PolicyKind::Free).map(|kind| kind.name()).collect();
-        let one = serde_json::json!({ "anyOf": [policy, { "enum": bare, "description": "A policy without any field." }] });
-        json_schema!({ "anyOf": [policy, { "enum": bare }, { "type": "array", "minItems": 1, "items": one }] })
-    }
+fn policies(generator: &mut SchemaGenerator) -> Schema {
+    let policy = generator.subschema_for::<Variant<PolicyWire>>();
+    // `free` needs fields.
+    let bare: Vec<&str> = PolicyKind::ALL.iter().filter(|kind| **kind != PolicyKind::Free).map(|kind| kind.name()).collect();
+    let one = serde_json::json!({ "anyOf": [policy, { "enum": bare, "description": "A policy without any field." }] });
+    json_schema!({ "anyOf": [policy, { "enum": bare }, { "type": "array", "minItems": 1, "items": one }] })
 }

@@ -55,7 +55,7 @@ pub(crate) struct AllocWire {
     /// fails the run. If the request may fail, only `free` may name the buffer afterwards. Default: `fits`.
     expect: Option<EndingWire>,
     /// A recovery policy, or a list of policies, for a failed request. The next policy of the list is tried if one has no retries left or cannot help.
-    on_oom: Option<Located<ChainWire>>,
+    on_oom: Option<Box<ChainWire>>,
     /// Leaks a live buffer of this name: it stays allocated until the end of the run. Otherwise a second buffer of the same name
     /// is an error. Default: `false`.
     #[serde(default)]

@@ -102,7 +102,7 @@ pub(crate) struct InferWire {
     page: Option<CountText>,
     /// Recovery if there is no memory for the next token of a request. A new request waits if the policies evict other requests or contain `wait`. Serving
     /// ends at the end of the list or at `give_up`. Default: `evict`.
-    on_oom: Option<Box<Located<ChainWire>>>,
+    on_oom: Option<Box<ChainWire>>,
     /// How serving ends: `fits` (every request is served), `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Default: `fits`.
     expect: Option<EndingWire>,
     /// The stream. Default: `default`.

@@ -186,7 +186,7 @@ pub(crate) struct TrainWire {
     /// fails the run. Default: `fits`.
     expect: Option<EndingWire>,
     /// A recovery policy, or a list of policies, for a failed iteration. The next policy of the list is tried if one has no retries left or cannot help.
-    on_oom: Option<Box<Located<ChainWire>>>,
+    on_oom: Option<Box<ChainWire>>,
     /// Data-parallel training: a number of ranks, or a map. Default: one program trains.
     ranks: Option<RanksWire>,
     /// The stream. Default: `default`.

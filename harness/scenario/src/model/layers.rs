@@ -15,24 +15,13 @@ pub const MAX_DIMENSION: u64 = 1 << 20;
 /// Most layers of a model, counting repeated blocks.
 pub const MAX_LAYERS: usize = 10_000;
 
-/// The shape of one sample between two layers.
+/// The shape of one sample between two layers: token ids, one for each position of the sequence; a vector for each token; one vector; an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Token ids, one for each position of the sequence.
     Tokens,
-    /// A vector for each token.
-    Sequence {
-        width: u64,
-    },
-    /// One vector.
-    Features {
-        width: u64,
-    },
-    Image {
-        channels: u64,
-        height: u64,
-        width: u64,
-    },
+    Sequence { width: u64 },
+    Features { width: u64 },
+    Image { channels: u64, height: u64, width: u64 },
 }
 
 impl fmt::Display for Shape {
@@ -46,62 +35,25 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A layer with everything that determines its memory, except samples and length.
+/// A layer with everything that determines its memory, except samples and length. A block is a unit of checkpointing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layer {
-    Linear {
-        inputs: u64,
-        outputs: u64,
-        bias: bool,
-        tied: bool,
-    },
-    Conv2d {
-        input: (u64, u64, u64),
-        output: (u64, u64, u64),
-        kernel: u64,
-        bias: bool,
-    },
-    BatchNorm {
-        channels: u64,
-    },
-    LayerNorm {
-        width: u64,
-    },
-    Relu {
-        in_place: bool,
-    },
+    Linear { inputs: u64, outputs: u64, bias: bool, tied: bool },
+    Conv2d { input: (u64, u64, u64), output: (u64, u64, u64), kernel: u64, bias: bool },
+    BatchNorm { channels: u64 },
+    LayerNorm { width: u64 },
+    Relu { in_place: bool },
     Gelu,
     Tanh,
     Dropout,
-    MaxPool {
-        output: (u64, u64, u64),
-    },
-    AveragePool {
-        channels: u64,
-    },
-    Embedding {
-        vocabulary: u64,
-        width: u64,
-        positions: u64,
-        types: u64,
-    },
-    SelfAttention {
-        width: u64,
-        heads: u64,
-    },
-    FirstToken {
-        width: u64,
-    },
+    MaxPool { output: (u64, u64, u64) },
+    AveragePool { channels: u64 },
+    Embedding { vocabulary: u64, width: u64, positions: u64, types: u64 },
+    SelfAttention { width: u64, heads: u64 },
+    FirstToken { width: u64 },
     CrossEntropy,
-    Residual {
-        layers: Vec<Self>,
-        shortcut: Vec<Self>,
-        in_place: bool,
-    },
-    /// A unit of checkpointing.
-    Block {
-        layers: Vec<Self>,
-    },
+    Residual { layers: Vec<Self>, shortcut: Vec<Self>, in_place: bool },
+    Block { layers: Vec<Self> },
 }
 
 /// Registers the layers of the file: `Variant = "name": Wire` and its description.

@@ -84,9 +84,7 @@ impl StepFields for AllocWire {
         ReportKey::Time,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Alloc, Problem> {
         let size = checker.amount(&self.size)?;

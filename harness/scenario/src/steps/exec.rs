@@ -138,9 +138,7 @@ impl StepFields for ExecWire {
         ReportKey::Ooms,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
         let is_list = matches!(self.command.value, Tree::Many(_));

@@ -32,10 +32,8 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
         None
     }
 
-    /// The field `id`.
-    fn id(&self) -> Option<&NameText> {
-        None
-    }
+    /// Returns the field `id`.
+    const ID: fn(&Self) -> Option<&NameText> = |_| None;
 
     /// Checks the step at this point of the scenario.
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;

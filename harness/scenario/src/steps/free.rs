@@ -93,12 +93,7 @@ impl StepFields for FreeWire {
 
     const REPORTS: &'static [ReportKey] = &[ReportKey::FreedBlocks, ReportKey::FreedBytes, ReportKey::Time];
 
-    fn id(&self) -> Option<&NameText> {
-        match &self.0.value {
-            ListOr::Map(pinning) => pinning.id.as_ref(),
-            ListOr::One(_) | ListOr::Many(_) => None,
-        }
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.0.texts().err()?.id.as_ref();
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Free, Problem> {
         match self.0.texts() {

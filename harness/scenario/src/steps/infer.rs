@@ -156,9 +156,7 @@ impl StepFields for InferWire {
     const REPORTS: &'static [ReportKey] =
         &[ReportKey::Served, ReportKey::Evicted, ReportKey::PeakRunning, ReportKey::RecomputedTokens, ReportKey::Ooms, ReportKey::Time];
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
         let width = |text, what| checker.whole(text, what, 1..=MAX_WIDTH);

@@ -70,9 +70,7 @@ impl StepFields for CompareWire {
 
     const REPORTS: &'static [ReportKey] = &[ReportKey::GrownBytes, ReportKey::GrownSites];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
         Ok(Compare { since: checker.measure(&self.since)? })

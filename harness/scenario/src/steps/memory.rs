@@ -66,9 +66,7 @@ impl StepFields for EmptyCacheWire {
         Some(Self { id: None })
     }
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
     fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
         Ok(NoOperand)

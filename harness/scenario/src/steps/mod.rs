@@ -125,7 +125,7 @@ macro_rules! steps {
             }
 
             fn id(&self) -> Option<&NameText> {
-                match self { $(Self::$variant(wire) => wire.id(),)* }
+                match self { $(Self::$variant(wire) => (<$wire>::ID)(wire),)* }
             }
 
             /// Reads a step that is written as a bare name.

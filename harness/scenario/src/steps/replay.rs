@@ -68,9 +68,7 @@ impl StepFields for ReplayWire {
 
     const REPORTS: &'static [ReportKey] = OF_REQUESTS;
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Replay, Problem> {
         checker.storm_may_start(&self.id)?;

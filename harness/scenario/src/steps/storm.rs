@@ -240,9 +240,7 @@ impl StepFields for StormWire {
 
     const REPORTS: &'static [ReportKey] = &REPORTS;
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
         checker.storm_may_start(&self.id)?;
@@ -364,9 +362,7 @@ impl StepFields for PinsWire {
         ReportKey::FreeSegments,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
         checker.live_storm(&self.storm)

@@ -248,9 +248,7 @@ impl StepFields for TrainWire {
         ReportKey::WaitedForRanks,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Train, Problem> {
         let iterations = checker.whole(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;

@@ -10,19 +10,11 @@ pub(crate) const OTHERS: &str = "others";
 pub(crate) const SIMULATED: &str = "simulated";
 pub(crate) const GPU: &str = "gpu";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeviceKind {
-    Simulated,
-    /// A GPU, or a stand-in that is driven in the same way.
-    Gpu,
-}
-
-impl DeviceKind {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Simulated => SIMULATED,
-            Self::Gpu => GPU,
-        }
+harness_allocator::named_enum! {
+    DeviceKind {
+        Simulated = SIMULATED,
+        /// A GPU, or a stand-in that is driven in the same way.
+        Gpu = GPU,
     }
 }
 

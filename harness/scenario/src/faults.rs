@@ -163,7 +163,7 @@ impl FaultWire {
         };
         let fault = Fault {
             calls,
-            skip: self.skip.as_ref().map_or(Ok(0), |skip| checker.whole(skip, "skip", 0..=u64::MAX))?,
+            skip: checker.whole_or(self.skip.as_ref(), "skip", 0..=u64::MAX, 0)?,
             count,
             probability: self.probability.as_ref().map(probability).transpose()?,
             min_size: self.min_size(calls, checker)?,

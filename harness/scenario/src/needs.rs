@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use harness_allocator::named_enum;
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -16,26 +17,15 @@ use harness_language::text::{AmountText, NameText, bounded};
 /// Largest `devices`.
 const MAX_DEVICES: u64 = 64;
 
-/// A device feature beyond plain memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Feature {
-    /// Virtual memory management: mapping pages into reserved addresses.
-    VirtualMemory,
-    /// Stream-ordered memory pools.
-    MemoryPools,
-    /// Reporting how much memory this process uses.
-    ProcessMemory,
-}
-
-impl Feature {
-    pub const ALL: &'static [Self] = &[Self::VirtualMemory, Self::MemoryPools, Self::ProcessMemory];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::VirtualMemory => "virtual_memory",
-            Self::MemoryPools => "memory_pools",
-            Self::ProcessMemory => "process_memory",
-        }
+named_enum! {
+    /// A device feature beyond plain memory.
+    Feature {
+        /// Virtual memory management: mapping pages into reserved addresses.
+        VirtualMemory = "virtual_memory",
+        /// Stream-ordered memory pools.
+        MemoryPools = "memory_pools",
+        /// Reporting how much memory this process uses.
+        ProcessMemory = "process_memory",
     }
 }
 
@@ -76,14 +66,13 @@ impl NeedsWire {
 }
 
 fn device_kind(name: &NameText) -> Result<DeviceKind, Problem> {
-    let kinds = [DeviceKind::Simulated, DeviceKind::Gpu];
-    let unknown =
-        || Problem::not_among(name, format!("unknown kind of device `{}`", name.text()), "kinds of device", kinds.map(DeviceKind::name));
-    kinds.into_iter().find(|kind| kind.name() == name.text()).ok_or_else(unknown)
+    let names = DeviceKind::ALL.iter().map(|kind| kind.name());
+    let unknown = || Problem::not_among(name, format!("unknown kind of device `{}`", name.text()), "kinds of device", names);
+    DeviceKind::from_name(name.text()).ok_or_else(unknown)
 }
 
 fn feature(name: &NameText) -> Result<Feature, Problem> {
-    let names = || Feature::ALL.iter().map(|feature| feature.name());
-    let unknown = || Problem::not_among(name, format!("unknown feature `{}`", name.text()), "features", names());
-    Feature::ALL.iter().copied().find(|feature| feature.name() == name.text()).ok_or_else(unknown)
+    let names = Feature::ALL.iter().map(|feature| feature.name());
+    let unknown = || Problem::not_among(name, format!("unknown feature `{}`", name.text()), "features", names);
+    Feature::from_name(name.text()).ok_or_else(unknown)
 }

@@ -44,6 +44,17 @@ impl Checker<'_> {
         whole.ok_or_else(|| out_of_bounds(text.position(), what, &value, &bounds))
     }
 
+    /// Parses a whole number within bounds, if one is given.
+    pub(crate) fn whole_or(
+        &self,
+        given: Option<&CountText>,
+        what: &str,
+        bounds: RangeInclusive<u64>,
+        otherwise: u64,
+    ) -> Result<u64, Problem> {
+        given.map_or(Ok(otherwise), |text| self.whole(text, what, bounds))
+    }
+
     /// Parses the ends of a range, both within bounds.
     pub(crate) fn range(&self, min: &CountText, max: &CountText, bounds: RangeInclusive<u64>) -> Result<RangeInclusive<u64>, Problem> {
         let at = min.position();

@@ -38,19 +38,21 @@ impl Recoverable {
     ];
 
     pub(crate) const fn alloc() -> Self {
-        let (step, parts) = Self::STEPS[0];
-        Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
+        Self::of(0, Plan::of_batch(1), 0, false)
     }
 
     /// A training. `first` is the plan of the first iteration.
     pub(crate) const fn train(first: Plan, layers: u64, has_state: bool) -> Self {
-        let (step, parts) = Self::STEPS[1];
-        Self { step, parts, first, layers, has_state }
+        Self::of(1, first, layers, has_state)
     }
 
     pub(crate) const fn infer() -> Self {
-        let (step, parts) = Self::STEPS[2];
-        Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
+        Self::of(2, Plan::of_batch(1), 0, false)
+    }
+
+    const fn of(step: usize, first: Plan, layers: u64, has_state: bool) -> Self {
+        let (step, parts) = Self::STEPS[step];
+        Self { step, parts, first, layers, has_state }
     }
 
     fn serves_requests(&self) -> bool {
@@ -111,12 +113,10 @@ fn check_one(wire: &Located<Variant<PolicyWire>>, step: &Recoverable, checker: &
         PolicyWire::GiveUp(_) => Ok(Policy::GiveUp),
         PolicyWire::EmptyCache(fields) => Ok(Policy::EmptyCache { retries: retries(fields.retries.as_ref(), 1, checker)? }),
         PolicyWire::Synchronize(fields) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref(), 1, checker)? }),
-        PolicyWire::Free(fields) => {
-            Ok(Policy::Free { buffers: buffers(&fields.buffers, PolicyKind::Free, at, &mut |name| checker.live_named(name))? })
-        }
+        PolicyWire::Free(fields) => Ok(Policy::Free { buffers: buffers(&fields.buffers, name, at, &mut |name| checker.live_named(name))? }),
         PolicyWire::Evict(fields) if fields.buffers.is_empty() && step.serves_requests() => Ok(Policy::Evict { buffers: Vec::new() }),
         PolicyWire::Evict(fields) => {
-            Ok(Policy::Evict { buffers: buffers(&fields.buffers, PolicyKind::Evict, at, &mut |name| checker.live_or_numbered(name))? })
+            Ok(Policy::Evict { buffers: buffers(&fields.buffers, name, at, &mut |name| checker.live_or_numbered(name))? })
         }
         PolicyWire::HalveBatch(fields) => batch(fields, BatchRule::Halve, step, checker),
         PolicyWire::ShrinkBatch(fields) => batch(fields, BatchRule::Shrink, step, checker),
@@ -136,7 +136,7 @@ fn check_one(wire: &Located<Variant<PolicyWire>>, step: &Recoverable, checker: &
         PolicyWire::SpillToHost(fields) => spill(fields, at, step, checker),
         PolicyWire::Wait(fields) => Ok(Policy::Wait {
             first: fields.first.as_ref().map_or(Ok(Nanos::millis(10)), duration)?,
-            factor: fields.factor.as_ref().map_or(Ok(2), |factor| checker.whole(factor, "factor", 1..=10))? as u32,
+            factor: checker.whole_or(fields.factor.as_ref(), "factor", 1..=10, 2)? as u32,
             retries: retries(fields.retries.as_ref(), 5, checker)?,
         }),
     }
@@ -156,10 +156,7 @@ fn split_and_accumulate(fields: &SplitWire, at: Position, step: &Recoverable, ch
 }
 
 fn checkpoint_more(fields: &CheckpointWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
-    let most = match &fields.most {
-        Some(most) => checker.whole(most, "most", 2..=step.layers.max(2))?,
-        None => step.layers.isqrt().max(2),
-    };
+    let most = checker.whole_or(fields.most.as_ref(), "most", 2..=step.layers.max(2), step.layers.isqrt().max(2))?;
     if step.layers < 2 || step.first.checkpoint_every.is_some_and(|every| every >= most) {
         return Err(nothing_to_do(at, "no layers are left to checkpoint", "use more layers, or a larger `most`"));
     }
@@ -173,12 +170,12 @@ fn nothing_to_do(at: Position, why: &str, help: &str) -> Problem {
 /// Resolves the buffers of a policy.
 fn buffers(
     names: &[NameText],
-    kind: PolicyKind,
+    policy: &str,
     at: Position,
     find: &mut dyn FnMut(&NameText) -> Result<BufferName, Problem>,
 ) -> Result<Vec<BufferName>, Problem> {
     if names.is_empty() {
-        return Err(Problem::new(at, format!("`{kind}` names no buffer")).help(format!("as in `{kind}: {{ buffers: [cache] }}`")));
+        return Err(Problem::new(at, format!("`{policy}` names no buffer")).help(format!("as in `{policy}: {{ buffers: [cache] }}`")));
     }
     let (mut buffers, mut seen) = (Vec::new(), BTreeSet::new());
     for name in names {
@@ -243,8 +240,5 @@ fn floor(given: Option<&CountText>, start: u64, what: &str, verb: &str, checker:
 }
 
 fn retries(given: Option<&CountText>, default: u32, checker: &Checker<'_>) -> Result<u32, Problem> {
-    match given {
-        None => Ok(default),
-        Some(given) => checker.whole(given, "retries", 1..=u64::from(MAX_RETRIES)).map(|n| n as u32),
-    }
+    checker.whole_or(given, "retries", 1..=u64::from(MAX_RETRIES), default.into()).map(|retries| retries as u32)
 }

@@ -167,10 +167,6 @@ impl StepFields for InferWire {
         let output = self.output.check(1, checker)?;
         let buffers = if page.is_some() { 1 } else { 2 * layers };
         checker.count(step.position(), requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
-        let max_running = match &self.max_running {
-            Some(text) => checker.whole(text, "max_running", 1..=MAX_REQUESTS)?,
-            None => requests,
-        };
         let given = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::infer(), checker)).transpose()?;
         let (on_oom, waits) = given.unwrap_or_else(Chain::evict_requests).without_last_wait();
         Ok(Infer {
@@ -180,7 +176,7 @@ impl StepFields for InferWire {
             gap: self.gap.as_ref().map_or(Ok(0..=0), |gap| gap.check(0, checker))?,
             prompt: self.prompt.check(1, checker)?,
             output,
-            max_running,
+            max_running: checker.whole_or(self.max_running.as_ref(), "max_running", 1..=MAX_REQUESTS, requests)?,
             cache: page.map_or(Cache::Growing, Cache::Paged),
             on_oom,
             waits,

@@ -52,16 +52,13 @@ impl LeakCheckWire {
     /// `at` is its position.
     fn check(&self, at: Position, iterations: u64, checker: &Checker<'_>) -> Result<LeakCheck, Problem> {
         let size = |text: &Option<AmountText>| text.as_ref().map(|text| checker.size(text)).transpose();
-        let whole = |text: &Option<CountText>, what, least, default| {
-            text.as_ref().map_or(Ok(default), |text| checker.whole(text, what, least..=MAX_ITERATIONS))
-        };
         let (per_iteration, total) = (size(&self.per_iteration)?, size(&self.total)?);
         let per_iteration = per_iteration.or(total.is_none().then_some(Bytes::ZERO));
         let check = LeakCheck {
             per_iteration,
             total,
-            warmup: whole(&self.warmup, "warmup", 1, WARMUP)?,
-            every: whole(&self.every, "every", 1, 1)?,
+            warmup: checker.whole_or(self.warmup.as_ref(), "warmup", 1..=MAX_ITERATIONS, WARMUP)?,
+            every: checker.whole_or(self.every.as_ref(), "every", 1..=MAX_ITERATIONS, 1)?,
         };
         let least = check.warmup.saturating_add(check.every);
         if iterations < least {

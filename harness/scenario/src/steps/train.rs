@@ -304,7 +304,7 @@ impl TrainWire {
             }
             (None, Some(parameters), Some(activations)) => Ok(Trained::Uniform(Uniform {
                 parameters: countable(checker, parameters, "parameters", optimizer.copies(), "the optimizer's state")?,
-                layers: self.layers.as_ref().map_or(Ok(4), |layers| checker.whole(layers, "layers", 1..=MAX_LAYERS))?,
+                layers: checker.whole_or(self.layers.as_ref(), "layers", 1..=MAX_LAYERS, 4)?,
                 activations_per_sample: countable(checker, activations, "activations_per_sample", largest, "a batch")?,
             })),
             (Some(path), ..) => {
@@ -326,10 +326,10 @@ impl TrainWire {
     }
 
     fn plan(&self, batch: u64, smallest: u64, checker: &Checker<'_>) -> Result<Plan, Problem> {
-        let whole = |given: &Option<CountText>, what, bounds| given.as_ref().map(|text| checker.whole(text, what, bounds)).transpose();
+        let checkpoint_every = self.checkpoint_every.as_ref().map(|text| checker.whole(text, "checkpoint_every", 1..=MAX_LAYERS));
         Ok(Plan {
-            micro_batches: whole(&self.accumulate, "accumulate", 1..=smallest)?.unwrap_or(1),
-            checkpoint_every: whole(&self.checkpoint_every, "checkpoint_every", 1..=MAX_LAYERS)?,
+            micro_batches: checker.whole_or(self.accumulate.as_ref(), "accumulate", 1..=smallest, 1)?,
+            checkpoint_every: checkpoint_every.transpose()?,
             precision: self.precision.unwrap_or_default(),
             ..Plan::of_batch(batch)
         })

@@ -46,7 +46,7 @@ pub struct Language {
 /// Fails if the file cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
 pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
     let Language { noun, example, shorter, .. } = language;
-    let file = |why: String, help: String| FileError::Unreadable { path: path.to_owned(), why, help };
+    let file = |why: String, help: String| FileError::unreadable(path, why, help);
     let io = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), format!("name a {noun} file, as in `{example}`")),
         _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one".to_owned()),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, de};
@@ -99,6 +99,11 @@ pub enum ListOr<T, M> {
     One(#[schemars(with = "T")] String),
     Many(#[schemars(length(min = 1))] Vec<T>),
     Map(M),
+}
+
+/// The schema of a [`ListOr`] that accepts no list.
+pub fn one_or_map<T: JsonSchema, M: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [generator.subschema_for::<T>(), generator.subschema_for::<M>()] })
 }
 
 /// Any value. The check interprets it, because the check can report its position.

@@ -22,7 +22,7 @@ use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
 use harness_language::error::{FileError, Problem};
 use harness_language::fields::{about, check_memory};
-use harness_language::located::{Located, Position, Tree};
+use harness_language::located::{ListOr, Located, Position, Tree, one_or_map};
 use harness_language::text::{AmountText, CountText, DurationText, ExpressionText, NameText, duration};
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
@@ -226,7 +226,7 @@ pub(crate) struct ScenarioWire {
     /// Names of additional programs on the same device, each with its own allocator.
     programs: Option<Vec<NameText>>,
     /// Additional processes on the same device: names, or maps such as `{ name: worker, memory: 1GiB }` with a memory limit.
-    processes: Option<Vec<Located<Tree>>>,
+    processes: Option<Vec<ProcessWire>>,
     /// Tags for selecting scenarios, as in `harness run scenarios --tag slow`.
     #[serde(default)]
     tags: Vec<NameText>,
@@ -255,6 +255,21 @@ pub(crate) struct ScenarioWire {
     violates: Option<InvariantText>,
     /// A claim that the scenario tests. The report lists all claims in one table.
     claim: Option<ClaimWire>,
+}
+
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+struct ProcessWire(#[schemars(schema_with = "one_or_map::<NameText, LimitedProcess>")] Located<ListOr<NameText, LimitedProcess>>);
+
+/// A process with a limit.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "process_with_limit")]
+struct LimitedProcess {
+    /// Its name.
+    name: NameText,
+    /// Limit of its memory.
+    memory: Option<AmountText>,
 }
 
 /// Runs a full check every N steps. It checks all always-checked invariants against the whole structure of each allocator and the device's
@@ -380,40 +395,26 @@ fn programs(given: &[NameText]) -> Result<Vec<ProgramName>, Problem> {
     Ok(programs)
 }
 
-/// Checks names, or maps with a name and a limit.
-fn processes(given: &[Located<Tree>], programs: &[ProgramName], point: &Point, source: &str) -> Result<Vec<Process>, Problem> {
+fn processes(given: &[ProcessWire], programs: &[ProgramName], point: &Point, source: &str) -> Result<Vec<Process>, Problem> {
     let mut processes: Vec<Process> = Vec::new();
-    for tree in given {
-        let (name, memory) = process(tree)?;
-        let text = has_no_meaning(&name, "take another name")?;
+    for ProcessWire(given) in given {
+        let (name, memory) = match &given.value {
+            ListOr::One(name) => (&NameText(given.with(name.clone())), None),
+            ListOr::Map(LimitedProcess { name, memory }) => (name, memory.as_ref()),
+            ListOr::Many(_) => {
+                return Err(Problem::new(given.position(), "expected a process")
+                    .help("a process is a name, or a map as in `{ name: worker, memory: 1GiB }`"));
+            }
+        };
+        let text = has_no_meaning(name, "take another name")?;
         if programs.iter().any(|program| program.name() == text) {
             return Err(Problem::new(name.position(), format!("`{text}` is a program of this scenario")).help("take another name"));
         }
-        is_new(&name, ["process", "processes"], processes.iter().map(|process| process.name.name()), MAX_PROCESSES)?;
-        let memory = memory.map(|text| check_memory(size(&text, &point.values, source)?, text.position())).transpose()?;
+        is_new(name, ["process", "processes"], processes.iter().map(|process| process.name.name()), MAX_PROCESSES)?;
+        let memory = memory.map(|text| check_memory(size(text, &point.values, source)?, text.position())).transpose()?;
         processes.push(Process { name: ProcessName::new(processes.len(), text), memory });
     }
     Ok(processes)
-}
-
-fn process(tree: &Located<Tree>) -> Result<(NameText, Option<AmountText>), Problem> {
-    let form = "a process is a name, or a map as in `{ name: worker, memory: 1GiB }`";
-    let wrong = |at: Position, message: String| Problem::new(at, message).help(form);
-    if let Some(name) = tree.text() {
-        return Ok((NameText(name), None));
-    }
-    let Tree::Map(fields) = &tree.value else { return Err(wrong(tree.position(), "expected a process".to_owned())) };
-    let (mut name, mut memory) = (None, None);
-    for (key, value) in fields {
-        let field = match key.value.as_str() {
-            "name" => &mut name,
-            "memory" => &mut memory,
-            other => return Err(wrong(key.position(), format!("unknown field `{other}` of a process"))),
-        };
-        *field = Some(value.text().ok_or_else(|| wrong(value.position(), format!("expected one value as `{}`", key.value)))?);
-    }
-    let name = name.ok_or_else(|| wrong(tree.position(), "the field `name` is missing".to_owned()))?;
-    Ok((NameText(name), memory.map(AmountText)))
 }
 
 fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {

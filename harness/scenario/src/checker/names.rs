@@ -1,5 +1,7 @@
 //! Resolves names of streams, events, ids, measures, allocators, programs, processes, private pools and variables.
 
+use std::collections::BTreeMap;
+
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position};
@@ -23,36 +25,41 @@ pub(super) struct Id {
     pub(super) ranks: usize,
 }
 
-/// The problem of a name that the top of the file does not declare. `key` declares such names.
-fn undeclared<'n>(name: &NameText, kind: &str, key: &str, names: impl Iterator<Item = &'n str>) -> Problem {
+/// Finds a name that the top of the file declares under this key.
+fn declared<'n, T: Clone + 'n>(
+    name: &NameText,
+    [kind, key]: [&str; 2],
+    known: impl Iterator<Item = &'n T> + Clone,
+    text_of: fn(&T) -> &str,
+) -> Result<T, Problem> {
     let text = name.text();
-    let help = choices(text, key, names);
-    Problem::new(name.position(), format!("unknown {kind} `{text}`"))
-        .help(format!("{help}; declare {key} at the top, as in `{key}: [{text}]`"))
+    known.clone().find(|known| text_of(known) == text).cloned().ok_or_else(|| {
+        let help = choices(text, key, known.map(text_of));
+        Problem::new(name.position(), format!("unknown {kind} `{text}`"))
+            .help(format!("{help}; declare {key} at the top, as in `{key}: [{text}]`"))
+    })
+}
+
+/// Finds a name that an earlier step made.
+fn earlier<'m, T>(name: &NameText, known: &'m BTreeMap<String, T>, does: &str, kinds: &str) -> Result<&'m T, Problem> {
+    let text = name.text();
+    let unknown = || Problem::not_among(name, format!("no earlier step {does} `{text}`"), kinds, known.keys().map(String::as_str));
+    known.get(text).ok_or_else(unknown)
 }
 
 impl Checker<'_> {
     pub(crate) fn stream(&self, name: Option<&NameText>) -> Result<StreamName, Problem> {
-        let text = name.map_or(DEFAULT_STREAM, NameText::text);
-        match (self.declared.streams.iter().find(|stream| stream.name() == text), name) {
-            (Some(stream), _) => Ok(stream.clone()),
-            (None, None) => Ok(StreamName::new(0, DEFAULT_STREAM)),
-            (None, Some(name)) => Err(undeclared(name, "stream", "streams", self.declared.streams.iter().map(StreamName::name))),
-        }
+        let Some(name) = name else { return Ok(StreamName::new(0, DEFAULT_STREAM)) };
+        declared(name, ["stream", "streams"], self.declared.streams.iter(), StreamName::name)
     }
 
     pub(crate) fn program(&self, name: &NameText) -> Result<ProgramName, Problem> {
-        let text = name.text();
-        let known = self.declared.programs.iter().find(|program| program.name() == text).cloned();
-        known.ok_or_else(|| undeclared(name, "program", "programs", self.declared.programs.iter().map(ProgramName::name)))
+        declared(name, ["program", "programs"], self.declared.programs.iter(), ProgramName::name)
     }
 
     /// Returns a declared process.
     pub(crate) fn declared_process(&self, name: &NameText) -> Result<ProcessName, Problem> {
-        let text = name.text();
-        let names = || self.declared.processes.iter().map(|process| &process.name);
-        let known = names().find(|process| process.name() == text).cloned();
-        known.ok_or_else(|| undeclared(name, "process", "processes", names().map(ProcessName::name)))
+        declared(name, ["process", "processes"], self.declared.processes.iter().map(|process| &process.name), ProcessName::name)
     }
 
     pub(crate) fn record_event(&mut self, name: &NameText) -> Result<EventName, Problem> {
@@ -62,10 +69,7 @@ impl Checker<'_> {
     }
 
     pub(crate) fn event(&self, name: &NameText) -> Result<EventName, Problem> {
-        let text = name.text();
-        let names = self.names.events.keys().map(String::as_str);
-        let unknown = || Problem::not_among(name, format!("no earlier step records event `{text}`"), "events", names);
-        self.names.events.get(text).cloned().ok_or_else(unknown)
+        earlier(name, &self.names.events, "records event", "events").cloned()
     }
 
     /// Declares a private pool, or returns an existing one.
@@ -77,10 +81,7 @@ impl Checker<'_> {
 
     /// Returns a private pool that an earlier step used.
     pub(crate) fn pool(&self, name: &NameText) -> Result<PoolName, Problem> {
-        let text = name.text();
-        let names = self.names.pools.keys().map(String::as_str);
-        let unknown = || Problem::not_among(name, format!("no earlier step uses a private pool `{text}`"), "private pools", names);
-        self.names.pools.get(text).cloned().ok_or_else(unknown)
+        earlier(name, &self.names.pools, "uses a private pool", "private pools").cloned()
     }
 
     /// Declares the id of a step with these figures. `step` is its key in YAML.
@@ -129,10 +130,7 @@ impl Checker<'_> {
 
     /// Returns the measure of an earlier step, or `start`.
     pub(crate) fn measure(&self, name: &NameText) -> Result<MeasureName, Problem> {
-        let text = name.text();
-        let names = self.names.measures.keys().map(String::as_str);
-        let unknown = || Problem::not_among(name, format!("no earlier step measures `{text}`"), "measures", names);
-        self.names.measures.get(text).map(|(measure, _)| measure.clone()).ok_or_else(unknown)
+        earlier(name, &self.names.measures, "measures", "measures").map(|(measure, _)| measure.clone())
     }
 
     /// Checks that a name is unused. The same position again is the same step in another iteration.
@@ -140,7 +138,11 @@ impl Checker<'_> {
         let text = name.checked()?;
         let at = name.position();
         self.is_free_for_metrics(name)?;
-        let other = if same_kind == Some(at) { None } else { same_kind.or_else(|| self.announced_elsewhere(text, at)) };
+        let elsewhere = || {
+            let id = self.names.ids.get(text).map(|id| id.at);
+            id.or(self.names.measures.get(text).map(|(_, first)| *first)).filter(|&first| first != at)
+        };
+        let other = if same_kind == Some(at) { None } else { same_kind.or_else(elsewhere) };
         match other {
             None => Ok(text),
             Some(first) => Err(Problem::new(at, format!("`{text}` is already the name of a step, at line {}", first.line))
@@ -179,13 +181,6 @@ impl Checker<'_> {
                 .see(*first, "the step")
                 .help("choose another name")),
         }
-    }
-
-    /// The position of an earlier step with this id or measure.
-    fn announced_elsewhere(&self, text: &str, at: Position) -> Option<Position> {
-        let id = self.names.ids.get(text).map(|id| id.at);
-        let measure = self.names.measures.get(text).map(|(_, first)| *first);
-        id.or(measure).filter(|&first| first != at)
     }
 
     /// Returns a storm with live blocks.

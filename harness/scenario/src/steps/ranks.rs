@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::units::Bytes;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::checker::Checker;
 use crate::policy::{Chain, Policy, PolicyKind};
 use harness_language::error::Problem;
-use harness_language::located::{ListOr, Located, Position, Tree};
+use harness_language::located::{ListOr, Located, Position, Tree, one_or_map};
 use harness_language::text::{AmountText, CountText};
 
 pub const MAX_RANKS: u64 = 16;
@@ -68,7 +68,7 @@ impl fmt::Display for Ranks {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
-pub(super) struct RanksWire(#[schemars(schema_with = "count_or_fields")] Located<ListOr<CountText, RanksFields>>);
+pub(super) struct RanksWire(#[schemars(schema_with = "one_or_map::<CountText, RanksFields>")] Located<ListOr<CountText, RanksFields>>);
 
 /// Data-parallel training. Each rank has its own model, allocator, memory limit, recovery policies and samples. Rank 0 is the program that
 /// has the step. The ranks take turns on the device, and each sees its limit as the memory of a whole GPU.
@@ -108,10 +108,6 @@ struct RanksFields {
     /// The earlier name of `sync_batch`.
     #[schemars(skip)]
     agree: Option<Located<bool>>,
-}
-
-fn count_or_fields(generator: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "anyOf": [generator.subschema_for::<CountText>(), generator.subschema_for::<RanksFields>()] })
 }
 
 const FORMS: &str =

@@ -237,7 +237,7 @@ impl Checker<'_> {
             }
             // A step with an exit code is a program, and its torch has counters.
             let of_torch = || Account::from_name(rest).filter(|_| reports.contains(&ReportKey::ExitCode));
-            return match (ReportKey::from_name(rest).filter(|key| reports.contains(key)), of_torch()) {
+            return match (ReportKey::named(rest).filter(|key| reports.contains(key)), of_torch()) {
                 (Some(key), _) => Ok(Resolved::Quantity(Metric::Report(id.name.clone(), key))),
                 (None, Some(Account::Stat(key))) => Ok(Resolved::Quantity(Metric::Torch(id.name.clone(), key))),
                 (None, _) => Err((
@@ -275,7 +275,7 @@ fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Resolved<Metric>, Unreso
     let Some(number) = rank.parse().ok().filter(|number| *number < id.ranks) else {
         return Err((format!("`{step}` has no rank `{rank}`"), format!("its ranks are `{step}.rank0` to `{step}.rank{}`", id.ranks - 1)));
     };
-    let own = ReportKey::from_name(figure).filter(|key| RankFigure::REPORTS.contains(key)).map(RankFigure::Report);
+    let own = ReportKey::named(figure).filter(|key| RankFigure::REPORTS.contains(key)).map(RankFigure::Report);
     let of_allocator = match Account::from_name(figure) {
         Some(Account::Stat(key)) => Some(RankFigure::Stat(key)),
         Some(Account::Device(_)) | None => None,

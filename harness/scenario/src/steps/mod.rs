@@ -70,18 +70,12 @@ macro_rules! steps {
             }
         }
 
-        /// The kinds of step, in the order of the reference.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum StepKind { $($variant,)* }
+        harness_allocator::named_enum! {
+            /// The kinds of step, by their keys in YAML, in the order of the reference.
+            StepKind { $($variant = $name,)* }
+        }
 
         impl StepKind {
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// Its key in YAML.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
             /// Figures that a step of this kind reports under its `id`.
             pub const fn reports(self) -> &'static [ReportKey] {
                 match self { $(Self::$variant => <$wire>::REPORTS),* }
@@ -191,12 +185,6 @@ impl StepKind {
             self.example().lines().last().unwrap_or_default(),
             quoted(&Self::without_fields(), " and ")
         ))
-    }
-}
-
-impl fmt::Display for StepKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -230,9 +230,9 @@ fn metrics() -> String {
     let row = |name: &str, unit: &str, about: &str| [code(name), unit.to_owned(), about.to_owned()];
     let families = StatFamily::ALL.iter().map(|family| {
         let unit = Account::from_name(&format!("{}.all.current", family.name())).map_or("", |account| account.unit().word());
-        row(&format!("{}.POOL.FIELD", family.name()), unit, stat_about(*family))
+        row(&format!("{}.POOL.FIELD", family.name()), unit, family.about())
     });
-    let counters = StatCounter::ALL.iter().map(|counter| row(counter.name(), "count", counter_about(*counter)));
+    let counters = StatCounter::ALL.iter().map(|counter| row(counter.name(), "count", counter.about()));
     let device = DeviceMetric::ALL.iter().map(|metric| row(metric.name(), metric.unit().word(), metric.about()));
     let pools = list(StatPool::ALL.iter().map(|pool| pool.name()).collect());
     let all_fields = list(StatField::ALL.iter().map(|field| field.name()).collect());
@@ -245,30 +245,6 @@ fn metrics() -> String {
         table(["metric", "unit", "meaning"], families.chain(counters).chain(device)),
         list(Account::SHORT.into_iter().filter(|name| *name != "reserved").collect())
     )
-}
-
-const fn stat_about(family: StatFamily) -> &'static str {
-    match family {
-        StatFamily::AllocatedBytes => "Bytes of allocated blocks, after rounding.",
-        StatFamily::ReservedBytes => "Bytes of segments from the driver.",
-        StatFamily::ActiveBytes => "Bytes of blocks that are allocated, or freed but still in use by a stream.",
-        StatFamily::InactiveSplitBytes => "Bytes of free blocks in partly used segments, which cannot be released to the driver.",
-        StatFamily::RequestedBytes => "Bytes that callers requested.",
-        StatFamily::Allocation => "Allocated blocks.",
-        StatFamily::Segment => "Segments from the driver.",
-        StatFamily::Active => "Blocks that are allocated, or freed but still in use by a stream.",
-        StatFamily::InactiveSplit => "Free blocks in partly used segments.",
-    }
-}
-
-const fn counter_about(counter: StatCounter) -> &'static str {
-    match counter {
-        StatCounter::NumAllocRetries => "Driver allocations that failed and made the allocator release its cache. A final OOM counts too.",
-        StatCounter::NumOoms => "Requests that failed.",
-        StatCounter::NumSyncAllStreams => "Waits of the allocator for all streams.",
-        StatCounter::NumDeviceAlloc => "Successful driver allocations.",
-        StatCounter::NumDeviceFree => "Driver frees.",
-    }
 }
 
 fn figures() -> String {

@@ -2,6 +2,7 @@
 //! the same names. One parser reads both.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use harness_allocator::allocator::caching::{ConfError, Config, Setting};
@@ -168,47 +169,41 @@ fn library(at: Position, settings: &Located<Tree>, folder: &Path) -> Result<Allo
     let Tree::Map(fields) = &settings.value else {
         return Err(Problem::new(at, "`library` needs fields").help(example));
     };
-    if let Some((key, _)) = fields.iter().find(|(key, _)| LIBRARY_FIELDS.iter().all(|(field, ..)| *field != key.value)) {
-        let names = LIBRARY_FIELDS.iter().map(|(field, ..)| *field);
-        return Err(Problem::not_among(key, format!("a library has no field `{}`", key.value), "fields", names));
+    let mut given = BTreeMap::new();
+    for (key, value) in fields {
+        let field = key.value.as_str();
+        if !LIBRARY_FIELDS.iter().any(|(known, ..)| *known == field) {
+            let names = LIBRARY_FIELDS.iter().map(|(known, ..)| *known);
+            return Err(Problem::not_among(key, format!("a library has no field `{field}`"), "fields", names));
+        }
+        let text = value.text().filter(|text| !text.value.is_empty() && !text.value.contains([',', '(', ')']));
+        let wrong =
+            || Problem::new(value.position(), format!("expected text without commas and brackets as `{field}`")).help(example.clone());
+        given.insert(field, text.ok_or_else(wrong)?);
     }
-    let given = |field: &str| fields.iter().find(|(key, _)| key.value == field);
-    let text = |field: &str| match given(field) {
-        None => Ok(None),
-        Some((_, value)) => match &value.value {
-            Tree::One(text) if !text.is_empty() && !text.contains([',', '(', ')']) => Ok(Some(value.with(text.clone()))),
-            _ => {
-                Err(Problem::new(value.position(), format!("expected text without commas and brackets as `{field}`")).help(example.clone()))
-            }
-        },
-    };
+    let optional = |field: &str| given.get(field).map(|text| text.value.clone());
     let needed = |field: &str| {
-        text(field)?.ok_or_else(|| Problem::new(at, format!("the field `{field}` of `library` is missing")).help(example.clone()))
+        optional(field).ok_or_else(|| Problem::new(at, format!("the field `{field}` of `library` is missing")).help(example.clone()))
     };
-    let path = needed(LibrarySpec::PATH)?;
-    let function = |field: &str| needed(field).map(|name| name.value);
-    let optional = |field: &str| text(field).map(|name| name.map(|name| name.value));
-    let (record_stream, empty_cache) = (optional("record_stream")?, optional("empty_cache")?);
-    let (alloc, free) = (function("alloc")?, function("free")?);
-    let library = LibrarySpec { path: folder.join(&path.value), alloc, free, record_stream, empty_cache };
-    let is_optional = match text(OPTIONAL)? {
+    let library = LibrarySpec {
+        path: folder.join(needed(LibrarySpec::PATH)?),
+        alloc: needed("alloc")?,
+        free: needed("free")?,
+        record_stream: optional("record_stream"),
+        empty_cache: optional("empty_cache"),
+    };
+    let is_optional = match given.get(OPTIONAL) {
         None => false,
-        Some(given) => match given.value.as_str() {
-            "true" => true,
-            "false" => false,
-            _ => return Err(Problem::new(given.position(), format!("`{OPTIONAL}` must be {TRUTH}")).help(example)),
-        },
+        Some(given) => {
+            given.value.parse().map_err(|_| Problem::new(given.position(), format!("`{OPTIONAL}` must be {TRUTH}")).help(example))?
+        }
     };
     let may_be_missing = is_optional && library.check_file().is_err();
     if !may_be_missing && let Err(Unusable { field, message, help }) = check_library(&library) {
-        let at = given(field).map_or(at, |(_, value)| value.position());
+        let at = given.get(field).map_or(at, Located::position);
         return Err(Problem::new(at, message).help(help));
     }
-    let spec = AllocatorSpec::library(library);
-    match given(NAME) {
-        None => Ok(spec),
-        Some((_, name)) => Ok(spec.named(arm_name(name)?)),
-    }
+    named(AllocatorSpec::library(library), given.remove(NAME))
 }
 
 fn with_settings(kind: AllocatorKind, at: Position, settings: &Located<Tree>, source: &str) -> Result<AllocatorSpec, Problem> {
@@ -222,18 +217,15 @@ fn with_settings(kind: AllocatorKind, at: Position, settings: &Located<Tree>, so
         Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.position(), SpecError::NoSettings(kind).to_string())),
         Some(_) => AllocatorSpec::caching(config(&settings, source)?),
     };
-    match names.first() {
-        None => Ok(spec),
-        Some((_, name)) => Ok(spec.named(arm_name(name)?)),
-    }
+    let wrong = |name: &Located<Tree>| Problem::new(name.position(), "expected a name").help("as in `name: large_blocks_whole`");
+    named(spec, names.first().map(|(_, name)| name.text().ok_or_else(|| wrong(name))).transpose()?)
 }
 
-fn arm_name(given: &Located<Tree>) -> Result<String, Problem> {
-    let text = given.text().ok_or_else(|| Problem::new(given.position(), "expected a name").help("as in `name: large_blocks_whole`"))?;
-    let name = NameText(text);
+fn named(spec: AllocatorSpec, name: Option<Located<String>>) -> Result<AllocatorSpec, Problem> {
+    let Some(name) = name.map(NameText) else { return Ok(spec) };
     let text = name.checked()?;
     match AllocatorKind::from_name(text) {
-        None => Ok(text.to_owned()),
+        None => Ok(spec.named(text.to_owned())),
         Some(_) => {
             Err(Problem::new(name.position(), format!("`{text}` is the name of an allocator"))
                 .help("choose another name, or remove `name`"))

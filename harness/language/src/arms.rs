@@ -1,7 +1,6 @@
 //! The allocators of a scenario or a suite: names, or maps with settings. Settings are one string, as in `PYTORCH_ALLOC_CONF`, or fields of
 //! the same names. One parser reads both.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -50,9 +49,10 @@ const TRUTH: &str = "`true` or `false`";
 const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
 
 /// An allocator as the file writes it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub struct ArmWire(Tree);
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "allocator")]
+#[schemars(description = ABOUT)]
+pub struct ArmWire(#[schemars(schema_with = "forms")] Tree);
 
 /// Checks `allocator:` or `allocators:`; `caching` if both are missing. Paths of libraries are relative to `folder`.
 pub fn check(
@@ -378,22 +378,16 @@ pub fn advice(error: &ConfError) -> String {
     }
 }
 
-impl JsonSchema for ArmWire {
-    fn schema_name() -> Cow<'static, str> {
-        "allocator".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let names: Vec<&str> = AllocatorKind::ALL.iter().map(|kind| kind.name()).collect();
-        let maps = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind)));
-        let maps: Map<String, Value> = maps.chain([(LIBRARY.to_owned(), library_schema())]).collect();
-        json_schema!({
-            "description": ABOUT,
-            "anyOf": [
-                { "enum": names },
-                { "type": "object", "properties": maps, "additionalProperties": false, "minProperties": 1, "maxProperties": 1 }
-            ]
-        })
-    }
+fn forms(_: &mut SchemaGenerator) -> Schema {
+    let names: Vec<&str> = AllocatorKind::ALL.iter().map(|kind| kind.name()).collect();
+    let maps = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind)));
+    let maps: Map<String, Value> = maps.chain([(LIBRARY.to_owned(), library_schema())]).collect();
+    json_schema!({
+        "anyOf": [
+            { "enum": names },
+            { "type": "object", "properties": maps, "additionalProperties": false, "minProperties": 1, "maxProperties": 1 }
+        ]
+    })
 }
 
 /// Describes an allocator in one line.

@@ -93,7 +93,7 @@ impl EndingWire {
     /// Checks the value. The default is `fits`, or `any` in a loop with `until: oom`.
     pub(crate) fn check(given: Option<&Self>, checker: &mut Checker<'_>) -> Result<Ending, Problem> {
         let Some(Self(given)) = given else {
-            let ends_loop = checker.is_in_loop_until_oom();
+            let ends_loop = checker.loops_until_oom > 0;
             let expected = if ends_loop { Expected::Any } else { Expected::Fits };
             return Ok(Ending { cases: Cases::Always(expected), ends_loop });
         };

@@ -323,7 +323,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     }
     let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(expect_violation).transpose()?;
     let (claim, figures) = wire.claim.as_ref().map(|claim| claim.check(&checker)).transpose()?.unzip();
-    let (comparisons, streams_of_traces, renamed) = checker.finish();
+    let Checker { comparisons, streams_of_traces, renamed, .. } = checker;
     Ok(Scenario {
         name: name(path, &point),
         path: path.to_owned(),
@@ -336,7 +336,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         health_check,
         invariants,
         expect_violation,
-        renamed,
+        renamed: renamed.into_inner().into_iter().collect(),
         claim,
         figures: figures.unwrap_or_default(),
         comparisons,

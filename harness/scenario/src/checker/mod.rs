@@ -50,9 +50,9 @@ pub(crate) struct Checker<'a> {
     /// The time limit of steps without their own.
     pub(crate) time_limit: Option<Nanos>,
     /// Streams for traces, after those of the scenario.
-    streams_of_traces: Vec<StreamName>,
-    /// The process at this point. `names` belongs to it, and the names of the others are in `names_of_processes`.
-    process: Option<ProcessName>,
+    pub(crate) streams_of_traces: Vec<StreamName>,
+    /// The process at this point, unless it is the main one. `names` belongs to it, and the names of the others are in `names_of_processes`.
+    pub(crate) process: Option<ProcessName>,
     names_of_processes: BTreeMap<ProcessName, Names>,
     /// Ids and measures of the whole file. They distinguish a name that is defined later from an unknown one.
     announced: BTreeMap<String, Position>,
@@ -62,19 +62,19 @@ pub(crate) struct Checker<'a> {
     variable_count: usize,
     growth_sites: u32,
     /// Comparisons of allocators, in the order of the file.
-    comparisons: Vec<Located<Expectation>>,
+    pub(crate) comparisons: Vec<Located<Expectation>>,
     /// Buffers and storms that were named since this set was last emptied.
     named: BTreeSet<String>,
     /// Steps that are still running at this point, so that their figures are unknown.
     unfinished: Vec<String>,
     nesting: u32,
     /// Loops with `until: oom` around this point.
-    loops_until_oom: u32,
+    pub(crate) loops_until_oom: u32,
     /// How often the current step runs; 0 while a loop body is checked again.
     multiplier: u64,
     operations: u64,
     /// Keys that the file writes by their earlier names.
-    renamed: RefCell<BTreeSet<Renamed>>,
+    pub(crate) renamed: RefCell<BTreeSet<Renamed>>,
 }
 
 /// The names of one process.
@@ -175,11 +175,6 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// The process at this point, unless it is the main one.
-    pub(crate) const fn process(&self) -> Option<&ProcessName> {
-        self.process.as_ref()
-    }
-
     /// Removes the names of a process. Returns whether it was running.
     pub(crate) fn end_process(&mut self, process: &ProcessName) -> bool {
         self.names_of_processes.remove(process).is_some()
@@ -225,11 +220,6 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// Returns whether an OOM at this point ends a loop.
-    pub(crate) const fn is_in_loop_until_oom(&self) -> bool {
-        self.loops_until_oom > 0
-    }
-
     /// Checks two groups of steps that run interleaved. They must not share a buffer, because their order depends on the run. The figures of the
     /// first group's `id` are known after both.
     pub(crate) fn at_the_same_time<A, B>(
@@ -254,11 +244,6 @@ impl<'a> Checker<'a> {
         }
         self.named = before.into_iter().chain(of_first).chain(of_second).collect();
         Ok((checked, beside))
-    }
-
-    /// Returns the comparisons of allocators, the streams for traces, and the keys with earlier names.
-    pub(crate) fn finish(self) -> (Vec<Located<Expectation>>, Vec<StreamName>, Vec<Renamed>) {
-        (self.comparisons, self.streams_of_traces, self.renamed.into_inner().into_iter().collect())
     }
 
     /// Records a key with an earlier name.

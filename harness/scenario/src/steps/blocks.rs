@@ -175,7 +175,7 @@ pub(super) fn check_inside(
     meanwhile: Option<Position>,
     checker: &Checker<'_>,
 ) -> Result<(), Problem> {
-    let Some(process) = checker.process() else { return Ok(()) };
+    let Some(process) = &checker.process else { return Ok(()) };
     check_main(action.kind(), at, checker)?;
     if let Some(at) = meanwhile {
         return Err(Problem::new(at, format!("`meanwhile` does not work in the process `{process}`"))
@@ -194,7 +194,7 @@ pub(super) fn check_inside(
 
 /// Rejects a step of a kind that only the main process can run.
 fn check_main(kind: StepKind, at: Position, checker: &Checker<'_>) -> Result<(), Problem> {
-    match (checker.process(), kind.not_in_processes()) {
+    match (&checker.process, kind.not_in_processes()) {
         (Some(process), Some(why)) => Err(Problem::new(at, format!("the process `{process}` cannot run `{kind}`")).help(why)),
         _ => Ok(()),
     }

@@ -63,26 +63,24 @@ pub fn check(
 ) -> Result<Vec<AllocatorSpec>, Problem> {
     let arms: &[Located<ArmWire>] = match (one, several) {
         (Some(one), Some(several)) => {
-            return Err(Problem::new(one.position(), "`allocator` and `allocators` exclude each other")
-                .see(several.position(), "the list")
+            return Err(Problem::new(one.at, "`allocator` and `allocators` exclude each other")
+                .see(several.at, "the list")
                 .help("put all of them into `allocators`"));
         }
         (Some(one), None) => std::slice::from_ref(one),
         (None, Some(several)) if several.value.is_empty() => {
-            return Err(
-                Problem::new(several.position(), "`allocators` is empty").help("name an allocator, or remove the key for `[caching]`")
-            );
+            return Err(Problem::new(several.at, "`allocators` is empty").help("name an allocator, or remove the key for `[caching]`"));
         }
         (None, Some(several)) => &several.value,
         (None, None) => return Ok(vec![AllocatorKind::Caching.into()]),
     };
     if let Some(first_too_many) = arms.get(MAX_ARMS) {
         let message = format!("too many allocators: {}", arms.len());
-        return Err(Problem::new(first_too_many.position(), message).help(format!("a file names at most {MAX_ARMS}")));
+        return Err(Problem::new(first_too_many.at, message).help(format!("a file names at most {MAX_ARMS}")));
     }
     let mut specs: Vec<(AllocatorSpec, Position)> = Vec::new();
     for arm in arms {
-        let (spec, at) = (check_arm(arm, source, folder)?, arm.position());
+        let (spec, at) = (check_arm(arm, source, folder)?, arm.at);
         if let Some((first, first_at)) = specs.iter().find(|(first, _)| is_twice(first, &spec)) {
             return Err(twice(first, &spec, *first_at, at));
         }
@@ -112,22 +110,20 @@ fn check_arm(arm: &Located<ArmWire>, source: &str, folder: &Path) -> Result<Allo
             [(name, settings)] => (name.clone(), Some(settings)),
             [(first, _), (second, _), ..] => {
                 let message = format!("`{}` is in the same map as `{}`", second.value, first.value);
-                return Err(Problem::new(second.position(), message)
+                return Err(Problem::new(second.at, message)
                     .help(format!("write each allocator as its own list item, with its settings indented below it, as in {EXAMPLE}")));
             }
-            [] => return Err(Problem::new(arm.position(), "this map names no allocator").help(format!("as in {EXAMPLE}"))),
+            [] => return Err(Problem::new(arm.at, "this map names no allocator").help(format!("as in {EXAMPLE}"))),
         },
         Tree::Nothing | Tree::Many(_) => {
-            return Err(Problem::new(arm.position(), "expected an allocator").help(format!("as in `caching` or {EXAMPLE}")));
+            return Err(Problem::new(arm.at, "expected an allocator").help(format!("as in `caching` or {EXAMPLE}")));
         }
     };
     match settings {
-        None if name.value == LIBRARY => {
-            Err(Problem::new(arm.position(), "`library` needs fields").help(format!("as in {LIBRARY_EXAMPLE}")))
-        }
-        Some(settings) if name.value == LIBRARY => library(name.position(), settings, folder),
+        None if name.value == LIBRARY => Err(Problem::new(arm.at, "`library` needs fields").help(format!("as in {LIBRARY_EXAMPLE}"))),
+        Some(settings) if name.value == LIBRARY => library(name.at, settings, folder),
         None => kind_of(&name).map(AllocatorSpec::from),
-        Some(settings) => with_settings(kind_of(&name)?, name.position(), settings, source),
+        Some(settings) => with_settings(kind_of(&name)?, name.at, settings, source),
     }
 }
 
@@ -177,8 +173,7 @@ fn library(at: Position, settings: &Located<Tree>, folder: &Path) -> Result<Allo
             return Err(Problem::not_among(key, format!("a library has no field `{field}`"), "fields", names));
         }
         let text = value.text().filter(|text| !text.value.is_empty() && !text.value.contains([',', '(', ')']));
-        let wrong =
-            || Problem::new(value.position(), format!("expected text without commas and brackets as `{field}`")).help(example.clone());
+        let wrong = || Problem::new(value.at, format!("expected text without commas and brackets as `{field}`")).help(example.clone());
         given.insert(field, text.ok_or_else(wrong)?);
     }
     let optional = |field: &str| given.get(field).map(|text| text.value.clone());
@@ -194,13 +189,11 @@ fn library(at: Position, settings: &Located<Tree>, folder: &Path) -> Result<Allo
     };
     let is_optional = match given.get(OPTIONAL) {
         None => false,
-        Some(given) => {
-            given.value.parse().map_err(|_| Problem::new(given.position(), format!("`{OPTIONAL}` must be {TRUTH}")).help(example))?
-        }
+        Some(given) => given.value.parse().map_err(|_| Problem::new(given.at, format!("`{OPTIONAL}` must be {TRUTH}")).help(example))?,
     };
     let may_be_missing = is_optional && library.check_file().is_err();
     if !may_be_missing && let Err(Unusable { field, message, help }) = check_library(&library) {
-        let at = given.get(field).map_or(at, Located::position);
+        let at = given.get(field).map_or(at, |given| given.at);
         return Err(Problem::new(at, message).help(help));
     }
     named(AllocatorSpec::library(library), given.remove(NAME))
@@ -214,10 +207,10 @@ fn with_settings(kind: AllocatorKind, at: Position, settings: &Located<Tree>, so
     let (names, settings): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
     let spec = match settings.first() {
         None => kind.into(),
-        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.position(), SpecError::NoSettings(kind).to_string())),
+        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.at, SpecError::NoSettings(kind).to_string())),
         Some(_) => AllocatorSpec::caching(config(&settings, source)?),
     };
-    let wrong = |name: &Located<Tree>| Problem::new(name.position(), "expected a name").help("as in `name: large_blocks_whole`");
+    let wrong = |name: &Located<Tree>| Problem::new(name.at, "expected a name").help("as in `name: large_blocks_whole`");
     named(spec, names.first().map(|(_, name)| name.text().ok_or_else(|| wrong(name))).transpose()?)
 }
 
@@ -227,8 +220,7 @@ fn named(spec: AllocatorSpec, name: Option<Located<String>>) -> Result<Allocator
     match AllocatorKind::from_name(text) {
         None => Ok(spec.named(text.to_owned())),
         Some(_) => {
-            Err(Problem::new(name.position(), format!("`{text}` is the name of an allocator"))
-                .help("choose another name, or remove `name`"))
+            Err(Problem::new(name.at, format!("`{text}` is the name of an allocator")).help("choose another name, or remove `name`"))
         }
     }
 }
@@ -242,14 +234,14 @@ fn config(fields: &[&Field], source: &str) -> Result<Config, Problem> {
         Some((key, _)) if fields.len() > 1 => {
             let other = fields.iter().find(|(other, _)| other.value != CONF).map_or(key, |(other, _)| other);
             let message = format!("`{CONF}` and `{}` exclude each other", other.value);
-            Err(Problem::new(other.position(), message)
-                .see(key.position(), "all settings in one string")
+            Err(Problem::new(other.at, message)
+                .see(key.at, "all settings in one string")
                 .help("write all settings in the string, or all as fields"))
         }
         Some((_, value)) => {
             let text = value
                 .text()
-                .ok_or_else(|| Problem::new(value.position(), format!("expected text as `{CONF}`")).help(format!("as in {EXAMPLE}")))?;
+                .ok_or_else(|| Problem::new(value.at, format!("expected text as `{CONF}`")).help(format!("as in {EXAMPLE}")))?;
             Config::parse(&text.value).map_err(|error| refused(&error, &[(0, text.clone())], source))
         }
     }
@@ -278,7 +270,7 @@ fn config_of_fields(fields: &[&Field], source: &str) -> Result<Config, Problem> 
                 conf.text.push(']');
             }
             Tree::Nothing | Tree::Map(_) => {
-                return Err(Problem::new(key.position(), format!("expected a value after `{}:`", key.value))
+                return Err(Problem::new(key.at, format!("expected a value after `{}:`", key.value))
                     .help(format!("`{}` takes {}", setting.name, setting.takes)));
             }
         }
@@ -317,11 +309,11 @@ fn interval(item: &Located<Tree>) -> Result<String, Problem> {
     match &item.value {
         Tree::One(text) => Ok(text.clone()),
         Tree::Nothing => Ok(String::new()),
-        Tree::Many(_) => Err(wrong(item.position())),
+        Tree::Many(_) => Err(wrong(item.at)),
         Tree::Map(entries) => {
             let pair = |(key, value): &Field| match value.text() {
                 Some(value) => Ok(format!("{}:{}", key.value, value.value)),
-                None => Err(wrong(value.position())),
+                None => Err(wrong(value.at)),
             };
             Ok(entries.iter().map(pair).collect::<Result<Vec<_>, _>>()?.join(","))
         }
@@ -362,10 +354,10 @@ fn unknown_key(key: &Located<String>) -> Problem {
     if let Some((name, value)) = key.value.split_once(':')
         && Setting::from_name(name).is_some()
     {
-        return Problem::new(key.position(), format!("`{}` has no space after the colon", key.value))
+        return Problem::new(key.at, format!("`{}` has no space after the colon", key.value))
             .help(format!("write `{name}: {value}`, or put the whole string after `{CONF}:`"));
     }
-    Problem::new(key.position(), format!("`{}` is not a setting of PyTorch 2.11's allocator", key.value))
+    Problem::new(key.at, format!("`{}` is not a setting of PyTorch 2.11's allocator", key.value))
         .help(choices(&key.value, "accepted", keys))
 }
 

@@ -114,7 +114,7 @@ impl Problem {
         kinds: &str,
         names: impl IntoIterator<Item = &'n str>,
     ) -> Self {
-        Self::new(given.position(), message).help(choices(&given.value, kinds, names))
+        Self::new(given.at, message).help(choices(&given.value, kinds, names))
     }
 
     /// Adds advice.

@@ -24,14 +24,14 @@ pub struct NeedsWire {
 /// Checks that `about` is not empty.
 pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
-        "" => Err(Problem::new(given.position(), "`about` is empty").help(format!("write what the {noun} shows"))),
+        "" => Err(Problem::new(given.at, "`about` is empty").help(format!("write what the {noun} shows"))),
         text => Ok(text.to_owned()),
     }
 }
 
 /// Checks `memory`.
 pub fn memory(given: &SizeText) -> Result<Bytes, Problem> {
-    check_memory(size(given)?, given.position())
+    check_memory(size(given)?, given.at)
 }
 
 /// Checks an amount of memory at a position.

@@ -12,41 +12,32 @@ use serde::{Deserialize, Serialize, de};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located<T> {
     pub value: T,
-    /// Line, counted from 1.
-    pub line: u32,
-    /// Column in characters, counted from 1.
-    pub column: u32,
-    /// Length in characters, for underlining.
-    pub length: u32,
+    pub at: Position,
 }
 
 impl<T> Located<T> {
-    pub const fn position(&self) -> Position {
-        Position { line: self.line, column: self.column, length: self.length }
-    }
-
     /// Puts another value at the same position.
     pub fn with<U>(&self, value: U) -> Located<U> {
-        Located { value, line: self.line, column: self.column, length: self.length }
+        Located { value, at: self.at }
     }
 }
 
 impl Located<String> {
     /// The position of some of its characters if the file writes the text on one line, quoted or not; otherwise its own position.
     pub fn within(&self, source: &str, start: usize, length: usize) -> Position {
-        let line: Vec<char> = source.lines().nth(self.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
-        let first = self.column.saturating_sub(1) as usize;
+        let line: Vec<char> = source.lines().nth(self.at.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
+        let first = self.at.column.saturating_sub(1) as usize;
         let is_spelled = |from: usize| {
             let wanted = self.value.chars().count();
             line.get(from..).is_some_and(|rest| rest.iter().copied().zip(self.value.chars()).filter(|(a, b)| a == b).count() == wanted)
         };
         let is_quoted = matches!(line.get(first), Some('"' | '\''));
         let from = match (is_spelled(first), is_quoted && is_spelled(first + 1)) {
-            (false, false) => return self.position(),
+            (false, false) => return self.at,
             (true, _) => first,
             (false, true) => first + 1,
         };
-        Position { line: self.line, column: (from + start + 1) as u32, length: length as u32 }
+        Position { line: self.at.line, column: (from + start + 1) as u32, length: length as u32 }
     }
 }
 
@@ -72,8 +63,7 @@ impl Position {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Located<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = serde_saphyr::Spanned::<T>::deserialize(deserializer)?;
-        let Position { line, column, length } = Position::of(spanned.referenced);
-        Ok(Self { value: spanned.value, line, column, length })
+        Ok(Self { value: spanned.value, at: Position::of(spanned.referenced) })
     }
 }
 

@@ -43,7 +43,7 @@ impl<T: Variants> Variant<T> {
     /// Reads a bare name.
     pub fn of_name(name: &str) -> Self {
         if !T::is_known(name) {
-            return Self::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 });
+            return Self::Unknown(Located { value: name.to_owned(), at: Position::default() });
         }
         let bare = MapDeserializer::<_, de::value::Error>::new([(name, BTreeMap::<&str, &str>::new())].into_iter());
         let fields = T::deserialize(MapAccessDeserializer::new(bare));
@@ -55,7 +55,7 @@ impl<T: Variants> Variant<T> {
         let (noun, nouns) = (T::NOUN, T::NOUNS);
         Err(match self {
             Self::Known(name, fields) => return Ok((name, fields)),
-            Self::Unknown(name) => Problem::new(name.position(), format!("unknown {noun} `{}`", name.value)).or_at(at).help(choices(
+            Self::Unknown(name) => Problem::new(name.at, format!("unknown {noun} `{}`", name.value)).or_at(at).help(choices(
                 &name.value,
                 nouns,
                 names.iter().copied(),

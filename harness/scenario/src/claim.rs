@@ -50,7 +50,7 @@ impl ClaimWire {
     pub(crate) fn check(&self, checker: &Checker<'_>) -> Result<(Claim, Vec<Figure>), Problem> {
         let says = self.says.value.trim().to_owned();
         if says.is_empty() {
-            return Err(Problem::new(self.says.position(), "`says` is empty").help("write the statement in one sentence"));
+            return Err(Problem::new(self.says.at, "`says` is empty").help("write the statement in one sentence"));
         }
         let given = &self.verdict;
         let names = ClaimVerdict::ALL.iter().map(|verdict| verdict.name());
@@ -59,13 +59,13 @@ impl ClaimWire {
         let because = self.because.as_ref().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         if because.is_none() && verdict != ClaimVerdict::Holds {
             let message = format!("the verdict `{}` needs a `because`", verdict.name());
-            return Err(Problem::new(given.position(), message).help("write the reason, or the conditions"));
+            return Err(Problem::new(given.at, message).help("write the reason, or the conditions"));
         }
         let figures = self.figures.iter().flat_map(|figures| &figures.0).map(|(name, figure)| {
             let formula = |text: &Option<Located<String>>| text.as_ref().map(|text| checker.formula(text)).transpose();
             let figure = Figure { name: name.value.clone(), pytorch: formula(&figure.pytorch)?, harness: formula(&figure.harness)? };
             let is_empty = figure.pytorch.is_none() && figure.harness.is_none();
-            if is_empty { Err(empty(name.position())) } else { Ok(figure) }
+            if is_empty { Err(empty(name.at)) } else { Ok(figure) }
         });
         Ok((Claim { says, source: self.source.clone(), verdict, because }, figures.collect::<Result<_, _>>()?))
     }

@@ -115,13 +115,13 @@ fn expected(tree: &Located<Tree>) -> Result<Expected, Problem> {
             "fits" => Ok(Expected::Fits),
             "oom" => Ok(Expected::Oom(None)),
             "any" => Ok(Expected::Any),
-            other => Err(unknown(tree.position(), other)),
+            other => Err(unknown(tree.at, other)),
         },
         Tree::Map(entries) => match entries.as_slice() {
             [(key, cause)] if key.value == "oom" => cause_of(cause),
-            _ => Err(no_ending(tree.position())),
+            _ => Err(no_ending(tree.at)),
         },
-        Tree::Nothing | Tree::Many(_) => Err(no_ending(tree.position())),
+        Tree::Nothing | Tree::Many(_) => Err(no_ending(tree.at)),
     }
 }
 
@@ -141,7 +141,7 @@ fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
     let names = || CauseKind::ALL.iter().map(|kind| kind.name());
     let Some(text) = given.text() else {
         let help = format!("causes: {}", names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "));
-        return Err(Problem::new(given.position(), "expected one cause").help(help));
+        return Err(Problem::new(given.at, "expected one cause").help(help));
     };
     match CauseKind::from_name(&text.value) {
         Some(kind) => Ok(Expected::Oom(Some(kind))),

@@ -57,7 +57,7 @@ pub(crate) struct NeedsWire {
 
 impl NeedsWire {
     pub(crate) fn check(&self, parameters: &Parameters, source: &str) -> Result<Needs, Problem> {
-        let memory = check_memory(size(&self.memory, parameters, source)?, self.memory.position())?;
+        let memory = check_memory(size(&self.memory, parameters, source)?, self.memory.at)?;
         let device = self.device.as_ref().map(device_kind).transpose()?;
         let devices = self.devices.as_ref().map_or(Ok(1), |devices| bounded(devices, "devices", 1..=MAX_DEVICES))?;
         let features = self.features.iter().map(feature).collect::<Result<_, _>>()?;

@@ -296,7 +296,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
     let processes = processes(wire.processes.as_deref().unwrap_or_default(), &programs, &point, source)?;
     if wire.steps.value.is_empty() {
-        return Err(Problem::new(wire.steps.position(), "`steps` is empty").help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
+        return Err(Problem::new(wire.steps.at, "`steps` is empty").help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
     let declared = Declared {
         folder,
@@ -319,7 +319,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let (skip, expected_to_fail) = (reasons(&wire.skip, "skip")?, reasons(&wire.expected_to_fail, "expected_to_fail")?);
     let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned)).collect::<Result<_, _>>()?;
     if let Some(old) = &wire.violates {
-        checker.renamed(old.position(), "violates", "expect_violation");
+        checker.renamed(old.at, "violates", "expect_violation");
     }
     let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(expect_violation).transpose()?;
     let (claim, figures) = wire.claim.as_ref().map(|claim| claim.check(&checker)).transpose()?.unzip();
@@ -353,7 +353,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
 
 fn check_invariants(given: &[ExpressionText], checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
-        return Err(Problem::new(first_too_many.position(), format!("more than {MAX_INVARIANTS} invariants"))
+        return Err(Problem::new(first_too_many.at, format!("more than {MAX_INVARIANTS} invariants"))
             .help("they are evaluated after every step; use `expect` for a check at one step"));
     }
     given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect()
@@ -377,10 +377,10 @@ fn is_new<'n>(
 ) -> Result<(), Problem> {
     let (number, text) = (known.len(), name.text());
     if known.into_iter().any(|known| known == text) {
-        return Err(Problem::new(name.position(), format!("{kind} `{text}` is named twice")).help("name it once"));
+        return Err(Problem::new(name.at, format!("{kind} `{text}` is named twice")).help("name it once"));
     }
     if number == most {
-        return Err(Problem::new(name.position(), format!("more than {most} {kinds}")).help(format!("use fewer {kinds}")));
+        return Err(Problem::new(name.at, format!("more than {most} {kinds}")).help(format!("use fewer {kinds}")));
     }
     Ok(())
 }
@@ -402,16 +402,16 @@ fn processes(given: &[ProcessWire], programs: &[ProgramName], point: &Point, sou
             ListOr::One(name) => (&NameText(given.with(name.clone())), None),
             ListOr::Map(LimitedProcess { name, memory }) => (name, memory.as_ref()),
             ListOr::Many(_) => {
-                return Err(Problem::new(given.position(), "expected a process")
+                return Err(Problem::new(given.at, "expected a process")
                     .help("a process is a name, or a map as in `{ name: worker, memory: 1GiB }`"));
             }
         };
         let text = has_no_meaning(name, "take another name")?;
         if programs.iter().any(|program| program.name() == text) {
-            return Err(Problem::new(name.position(), format!("`{text}` is a program of this scenario")).help("take another name"));
+            return Err(Problem::new(name.at, format!("`{text}` is a program of this scenario")).help("take another name"));
         }
         is_new(name, ["process", "processes"], processes.iter().map(|process| process.name.name()), MAX_PROCESSES)?;
-        let memory = memory.map(|text| check_memory(size(text, &point.values, source)?, text.position())).transpose()?;
+        let memory = memory.map(|text| check_memory(size(text, &point.values, source)?, text.at)).transpose()?;
         processes.push(Process { name: ProcessName::new(processes.len(), text), memory });
     }
     Ok(processes)
@@ -422,7 +422,7 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
     for name in given {
         let text = name.checked()?;
         if text == DEFAULT_STREAM {
-            return Err(Problem::new(name.position(), "the stream `default` always exists").help("remove it from `streams`"));
+            return Err(Problem::new(name.at, "the stream `default` always exists").help("remove it from `streams`"));
         }
         is_new(name, ["stream", "streams"], streams.iter().skip(1).map(StreamName::name), MAX_STREAMS)?;
         streams.push(StreamName::new(streams.len(), text));

@@ -161,7 +161,7 @@ pub(super) fn check(ctx: &mut RunContext, expectation: &Located<Expectation>) ->
         Err(why) if figures.is_empty() => why.to_string(),
         Err(why) => format!("{why}: {}", figures.join(", ")),
     };
-    Ok(Some(Unmet { at: expectation.position(), expected: expectation.value.text.clone(), seen }))
+    Ok(Some(Unmet { at: expectation.at, expected: expectation.value.text.clone(), seen }))
 }
 
 /// Describes an expectation that does not hold: the values of its computed sides, then every figure.

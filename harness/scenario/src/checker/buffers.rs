@@ -68,7 +68,7 @@ fn parts(text: &Located<String>) -> Result<Parts<'_>, Problem> {
         Some((name, rest)) => match rest.strip_suffix(']') {
             Some(index) if !index.trim().is_empty() => (name, Some((index, name.chars().count() + 1))),
             _ => {
-                return Err(Problem::new(text.position(), format!("`{}` is not a buffer", text.value))
+                return Err(Problem::new(text.at, format!("`{}` is not a buffer", text.value))
                     .help("a numbered buffer is a name with a number in brackets, as in `kv[3]` or `\"kv[i]\"`"));
             }
         },
@@ -96,7 +96,7 @@ impl Checker<'_> {
             None => Ok(()),
             Some(id) => {
                 let message = format!("`{text}` is already a storm, so `free: {text}` would be ambiguous");
-                Err(Problem::new(name.position(), message).see(id.at, "the storm").help("choose another name for the buffer"))
+                Err(Problem::new(name.at, message).see(id.at, "the storm").help("choose another name for the buffer"))
             }
         }
     }
@@ -111,12 +111,12 @@ impl Checker<'_> {
         let index = self.index(&text.0, index, offset)?;
         if self.names.buffers.contains_key(name.text()) {
             let message = format!("`{}` is already a buffer without a number", name.text());
-            return Err(Problem::new(name.position(), message).help("choose another name for the numbered buffers"));
+            return Err(Problem::new(name.at, message).help("choose another name for the numbered buffers"));
         }
         let number = self.new_buffer_number(name)?;
         let elements = self.names.elements.entry(name.text().to_owned()).or_insert_with(|| Elements {
             name: BufferName::new(number, name.text()),
-            at: name.position(),
+            at: name.at,
             may_be_missing: false,
         });
         elements.may_be_missing |= served != Served::Always;
@@ -131,11 +131,11 @@ impl Checker<'_> {
             return Ok(number);
         }
         let message = format!("the scenario has more than {MAX_BUFFERS} buffers");
-        Err(Problem::new(name.position(), message).help("use numbered buffers, as in `kv[i]`, or `storm` for many blocks"))
+        Err(Problem::new(name.at, message).help("use numbered buffers, as in `kv[i]`, or `storm` for many blocks"))
     }
 
     fn make_named(&mut self, name: &NameText, served: Served, again: bool) -> Result<BufferName, Problem> {
-        let (text, at) = (name.text(), name.position());
+        let (text, at) = (name.text(), name.at);
         if let Some(elements) = self.names.elements.get(text) {
             let message = format!("`{text}` is the name of numbered buffers");
             return Err(Problem::new(at, message).see(elements.at, "made here").help(format!("give it a number, as in `{text}[1]`")));
@@ -186,7 +186,7 @@ impl Checker<'_> {
         let index = Some(self.index(text, index, offset)?);
         match self.names.elements.get(name.text()) {
             Some(elements) => Ok(BufferRef { name: elements.name.clone(), index }),
-            None => Err(self.no_such_buffer(name.text(), name.position())),
+            None => Err(self.no_such_buffer(name.text(), name.at)),
         }
     }
 
@@ -198,10 +198,10 @@ impl Checker<'_> {
             Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
             Some((_, Buffer::MaybeLive { since })) => {
                 let message = format!("buffer `{text}` may be freed already");
-                Err(Problem::new(name.position(), message).see(*since, "may be freed from here on").help("only `free` may name it now"))
+                Err(Problem::new(name.at, message).see(*since, "may be freed from here on").help("only `free` may name it now"))
             }
-            Some((_, dead)) => Err(dead_buffer(text, name.position(), dead)),
-            None => Err(self.no_such_buffer(text, name.position())),
+            Some((_, dead)) => Err(dead_buffer(text, name.at, dead)),
+            None => Err(self.no_such_buffer(text, name.at)),
         }
     }
 
@@ -229,7 +229,7 @@ impl Checker<'_> {
     /// Frees a buffer, all numbered buffers of a name, or the blocks of a storm.
     pub(crate) fn free(&mut self, text: &Located<String>) -> Result<Freed, Problem> {
         let Parts { name, index } = parts(text)?;
-        let at = text.position();
+        let at = text.at;
         self.named.insert(name.text().to_owned());
         if let Some((index, offset)) = index {
             let may_be_missing = self.names.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
@@ -278,7 +278,7 @@ impl Checker<'_> {
         let buffer = self.live_buffer(text)?;
         match self.names.buffers.get(buffer.name.name()) {
             Some((_, Buffer::Live { filled: false })) => {
-                Err(Problem::new(text.position(), format!("buffer `{buffer}` has not been filled, so there is nothing to verify"))
+                Err(Problem::new(text.at, format!("buffer `{buffer}` has not been filled, so there is nothing to verify"))
                     .help(format!("add `- fill: {buffer}` before this step")))
             }
             _ => Ok(buffer),

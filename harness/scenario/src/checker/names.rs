@@ -35,8 +35,7 @@ fn declared<'n, T: Clone + 'n>(
     let text = name.text();
     known.clone().find(|known| text_of(known) == text).cloned().ok_or_else(|| {
         let help = choices(text, key, known.map(text_of));
-        Problem::new(name.position(), format!("unknown {kind} `{text}`"))
-            .help(format!("{help}; declare {key} at the top, as in `{key}: [{text}]`"))
+        Problem::new(name.at, format!("unknown {kind} `{text}`")).help(format!("{help}; declare {key} at the top, as in `{key}: [{text}]`"))
     })
 }
 
@@ -88,7 +87,7 @@ impl Checker<'_> {
     pub(crate) fn declare_id(&mut self, name: &NameText, step: &'static str, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = self.new_name(name, self.names.ids.get(name.text()).map(|id| id.at))?.to_owned();
         let index = self.names.ids.len();
-        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.position(), storm: None, ranks: 0 };
+        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.at, storm: None, ranks: 0 };
         Ok(self.names.ids.entry(text.clone()).or_insert_with(new).name.clone())
     }
 
@@ -104,7 +103,7 @@ impl Checker<'_> {
         let text = name.text();
         if self.names.buffers.contains_key(text) || self.names.elements.contains_key(text) {
             let message = format!("`{text}` is already a buffer, so `free: {text}` would be ambiguous");
-            return Err(Problem::new(name.position(), message).help("choose another id for the storm"));
+            return Err(Problem::new(name.at, message).help("choose another id for the storm"));
         }
         self.named.insert(text.to_owned());
         let id = self.declare_id(name, "storm", reports)?;
@@ -125,7 +124,7 @@ impl Checker<'_> {
     pub(crate) fn declare_measure(&mut self, name: &NameText) -> Result<MeasureName, Problem> {
         let text = self.new_name(name, self.names.measures.get(name.text()).map(|(_, at)| *at))?.to_owned();
         let index = self.names.measures.len();
-        Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.position())).0.clone())
+        Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.at)).0.clone())
     }
 
     /// Returns the measure of an earlier step, or `start`.
@@ -136,7 +135,7 @@ impl Checker<'_> {
     /// Checks that a name is unused. The same position again is the same step in another iteration.
     fn new_name<'n>(&self, name: &'n NameText, same_kind: Option<Position>) -> Result<&'n str, Problem> {
         let text = name.checked()?;
-        let at = name.position();
+        let at = name.at;
         self.is_free_for_metrics(name)?;
         let elsewhere = || {
             let id = self.names.ids.get(text).map(|id| id.at);
@@ -169,7 +168,7 @@ impl Checker<'_> {
         } else {
             return Ok(());
         };
-        Err(Problem::new(name.position(), format!("`{text}` {taken}")).help("choose another name"))
+        Err(Problem::new(name.at, format!("`{text}` {taken}")).help("choose another name"))
     }
 
     pub(super) fn new_variable<'n>(&self, name: &'n NameText) -> Result<&'n str, Problem> {
@@ -177,7 +176,7 @@ impl Checker<'_> {
         self.is_free_for_metrics(name)?;
         match self.announced.get(text) {
             None => Ok(text),
-            Some(first) => Err(Problem::new(name.position(), format!("`{text}` is already the name of a step, at line {}", first.line))
+            Some(first) => Err(Problem::new(name.at, format!("`{text}` is already the name of a step, at line {}", first.line))
                 .see(*first, "the step")
                 .help("choose another name")),
         }
@@ -190,7 +189,7 @@ impl Checker<'_> {
         let storms = || self.names.ids.values().filter(|id| id.storm.is_some());
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
-            Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are already freed")).see(id.at, "the storm")),
+            Some(id) => Err(Problem::new(name.at, format!("the blocks of `{text}` are already freed")).see(id.at, "the storm")),
             None => {
                 let message = format!("no earlier step is a storm with id `{text}`");
                 Err(Problem::not_among(name, message, "storms", storms().map(|id| id.name.name())))
@@ -201,9 +200,9 @@ impl Checker<'_> {
     /// Rejects a storm whose blocks from the previous iteration are still live.
     pub(crate) fn storm_may_start(&self, name: &NameText) -> Result<(), Problem> {
         match self.names.ids.get(name.text()) {
-            Some(id) if id.storm == Some(true) && id.at == name.position() => {
+            Some(id) if id.storm == Some(true) && id.at == name.at => {
                 let text = name.text();
-                Err(Problem::new(name.position(), format!("the blocks of `{text}` are still live from the previous iteration"))
+                Err(Problem::new(name.at, format!("the blocks of `{text}` are still live from the previous iteration"))
                     .help(format!("free them with `- free: {text}` before the storm runs again")))
             }
             _ => Ok(()),
@@ -216,7 +215,7 @@ impl Checker<'_> {
         let arms = self.arms();
         match AllocatorKind::from_name(text) {
             _ if arms.contains(text) => Ok(text.clone()),
-            Some(kind) => Err(Problem::new(name.position(), format!("this scenario does not run with the allocator `{}`", kind.name()))
+            Some(kind) => Err(Problem::new(name.at, format!("this scenario does not run with the allocator `{}`", kind.name()))
                 .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name()))),
             None => {
                 let message = format!("this scenario has no allocator `{text}`");
@@ -235,7 +234,7 @@ impl Checker<'_> {
 pub(crate) fn has_no_meaning<'n>(name: &'n NameText, help: &str) -> Result<&'n str, Problem> {
     match name.checked()? {
         text if is_reserved(text) || AllocatorKind::from_name(text).is_some() => {
-            Err(Problem::new(name.position(), format!("`{text}` has another meaning in expressions")).help(help))
+            Err(Problem::new(name.at, format!("`{text}` has another meaning in expressions")).help(help))
         }
         text => Ok(text),
     }

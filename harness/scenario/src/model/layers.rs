@@ -228,8 +228,9 @@ pub(super) fn check(wires: &[Located<Variant<LayerWire>>], shape: &mut Shape, co
         for _ in 0..repetitions {
             *count += 1;
             if *count > MAX_LAYERS {
-                return Err(Problem::new(wire.position(), format!("the model has more than {MAX_LAYERS} layers"))
-                    .help("lower `times`, or remove layers"));
+                return Err(
+                    Problem::new(wire.at, format!("the model has more than {MAX_LAYERS} layers")).help("lower `times`, or remove layers")
+                );
             }
             layers.push(check_one(wire, shape, count)?);
         }
@@ -238,7 +239,7 @@ pub(super) fn check(wires: &[Located<Variant<LayerWire>>], shape: &mut Shape, co
 }
 
 fn check_one(wire: &Located<Variant<LayerWire>>, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
-    let at = wire.position();
+    let at = wire.at;
     let names: Vec<&str> = LAYERS.iter().map(|(name, _)| *name).collect();
     let (name, layer) = wire.value.known(at, &names)?;
     Ok(match layer {
@@ -351,7 +352,7 @@ impl AttentionWire {
         let width = sequence("self_attention", at, shape)?;
         let heads = dimension(&self.heads, "heads")?;
         if width % heads != 0 {
-            return Err(Problem::new(self.heads.position(), format!("{heads} heads cannot share a width of {width} evenly"))
+            return Err(Problem::new(self.heads.at, format!("{heads} heads cannot share a width of {width} evenly"))
                 .help("`heads` must be a divisor of the width"));
         }
         Ok(Layer::SelfAttention { width, heads })

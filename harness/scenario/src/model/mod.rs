@@ -125,13 +125,13 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
                 (Shape::Image { channels, height, width }, 1)
             }
             other => {
-                return Err(Problem::new(sides.position(), format!("`image` has {} numbers", other.len()))
+                return Err(Problem::new(sides.at, format!("`image` has {} numbers", other.len()))
                     .help("write channels, height and width, as in `[3, 224, 224]`"));
             }
         },
     };
     if wire.layers.value.is_empty() {
-        return Err(Problem::new(wire.layers.position(), "`layers` is empty").help("as in `layers: [{ linear: { out: 10 } }]`"));
+        return Err(Problem::new(wire.layers.at, "`layers` is empty").help("as in `layers: [{ linear: { out: 10 } }]`"));
     }
     let mut shape = input;
     let layers = layers::check(&wire.layers.value, &mut shape, &mut 0)?;
@@ -140,7 +140,7 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
     match &wire.parameters {
         Some(wanted) if wanted.value != model.parameter_count() => {
             let message = format!("the layers have {} parameters, but `parameters` is {}", model.parameter_count(), wanted.value);
-            Err(Problem::new(wanted.position(), message).help("correct the layers, or remove `parameters`"))
+            Err(Problem::new(wanted.at, message).help("correct the layers, or remove `parameters`"))
         }
         _ => Ok(model),
     }
@@ -148,7 +148,7 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
 
 /// Loads the model that a step names. An error has the position of that name.
 pub(crate) fn load_for(folder: &Path, named: &Located<String>) -> Result<Model, Problem> {
-    let at: Position = named.position();
+    let at: Position = named.at;
     Model::load(&folder.join(&named.value)).map_err(|error| {
         let help = error.advice().unwrap_or("the path is relative to the folder of the scenario").to_owned();
         Problem::new(at, format!("this model cannot be used: {error}")).help(help)

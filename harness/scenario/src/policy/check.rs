@@ -79,15 +79,15 @@ pub(crate) fn check(wire: &ChainWire, step: &Recoverable, checker: &mut Checker<
     }
     if let Some(surplus) = wires.get(MAX_POLICIES) {
         let message = format!("more than {MAX_POLICIES} policies");
-        return Err(Problem::new(surplus.position(), message).help(format!("use at most {MAX_POLICIES} policies per step")));
+        return Err(Problem::new(surplus.at, message).help(format!("use at most {MAX_POLICIES} policies per step")));
     }
     let policies = wires.iter().map(|wire| check_one(wire, step, checker)).collect::<Result<Vec<_>, _>>()?;
     if let Some(last) = policies.iter().position(|policy| ends_recovery(policy, step))
         && let Some(unreachable) = wires.get(last + 1)
     {
         let kind = policies[last].kind();
-        return Err(Problem::new(unreachable.position(), format!("this policy is never tried, because `{kind}` comes before it"))
-            .see(wires[last].position(), "ends the recovery")
+        return Err(Problem::new(unreachable.at, format!("this policy is never tried, because `{kind}` comes before it"))
+            .see(wires[last].at, "ends the recovery")
             .help(format!("move `{kind}` to the end, or remove it")));
     }
     Ok(Chain(policies))
@@ -103,7 +103,7 @@ fn ends_recovery(policy: &Policy, step: &Recoverable) -> bool {
 }
 
 fn check_one(wire: &Located<Variant<PolicyWire>>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
-    let at = wire.position();
+    let at = wire.at;
     let (name, policy) = wire.value.known(at, &step.names())?;
     if !step.names().contains(&name) {
         let message = format!("`{}` does not support `{name}`", step.step);
@@ -181,7 +181,7 @@ fn buffers(
     for name in names {
         let buffer = find(name)?;
         if !seen.insert(buffer.index()) {
-            return Err(Problem::new(name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
+            return Err(Problem::new(name.at, format!("buffer `{buffer}` is named twice")).help("name it once"));
         }
         buffers.push(buffer);
     }
@@ -205,7 +205,7 @@ fn batch(fields: &BatchWire, rule: BatchRule, step: &Recoverable, checker: &Chec
 fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
     let part = fields.what.as_ref().map(|what| what.value).unwrap_or_default();
     if part == SpilledPart::OptimizerState && !step.has_state {
-        let at = fields.what.as_ref().map_or(at, Located::position);
+        let at = fields.what.as_ref().map_or(at, |given| given.at);
         return Err(nothing_to_do(at, "the optimizer has no state", "use an `optimizer` with state, or `what: activations`"));
     }
     let memory = match fields.memory.as_ref().map_or(HostMemoryWire::Pinned, |memory| memory.value) {
@@ -217,11 +217,10 @@ fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker
     };
     match (&fields.folder, &memory) {
         (Some(folder), HostMemory::Pinned | HostMemory::Pageable) => {
-            Err(Problem::new(folder.position(), "`folder` needs `memory: mapped_file`")
-                .help("add `memory: mapped_file`, or remove `folder`"))
+            Err(Problem::new(folder.at, "`folder` needs `memory: mapped_file`").help("add `memory: mapped_file`, or remove `folder`"))
         }
         (Some(folder), HostMemory::MappedFile { folder: Some(path) }) if !path.is_dir() => {
-            Err(Problem::new(folder.position(), format!("the folder {} does not exist", path.display()))
+            Err(Problem::new(folder.at, format!("the folder {} does not exist", path.display()))
                 .help("name an existing folder, relative to the scenario's, or remove `folder` for TMPDIR"))
         }
         _ => Ok(Policy::SpillToHost { part, memory }),
@@ -236,7 +235,7 @@ fn floor(given: Option<&CountText>, start: u64, what: &str, verb: &str, checker:
         return Ok(floor);
     }
     let message = format!("the floor {floor} is above the {what} {start}, so there is nothing to {verb}");
-    Err(Problem::new(given.position(), message).help(format!("use a floor from 1 to {start}")))
+    Err(Problem::new(given.at, message).help(format!("use a floor from 1 to {start}")))
 }
 
 fn retries(given: Option<&CountText>, default: u32, checker: &Checker<'_>) -> Result<u32, Problem> {

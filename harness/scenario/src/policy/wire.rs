@@ -23,7 +23,7 @@ impl ChainWire {
             ListOr::Map(policy) => vec![self.0.with(policy.clone())],
             ListOr::Many(policies) => policies.clone(),
         };
-        (policies, self.0.position())
+        (policies, self.0.at)
     }
 }
 

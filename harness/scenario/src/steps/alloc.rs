@@ -93,7 +93,7 @@ impl StepFields for AllocWire {
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let buffer = checker.make_buffer(&self.buffer, expect.served(), self.leak)?;
         for given_up in on_oom.iter().flat_map(Chain::policies).flat_map(Policy::may_free) {
-            checker.may_be_gone(given_up, step.position());
+            checker.may_be_gone(given_up, step.at);
         }
         Ok(Alloc { buffer, size, stream, expect, on_oom, leak: self.leak })
     }

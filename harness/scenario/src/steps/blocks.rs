@@ -61,7 +61,7 @@ impl StepFields for ProgramWire {
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
         let (steps, name) = (steps_inside(step, "program")?, checker.program(&self.0)?);
-        Ok(Block { name, steps: checker.nested(step.position(), |checker| check_steps(steps, checker))? })
+        Ok(Block { name, steps: checker.nested(step.at, |checker| check_steps(steps, checker))? })
     }
 }
 
@@ -85,7 +85,7 @@ impl StepFields for PrivatePoolWire {
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
         let (steps, name) = (steps_inside(step, "private_pool")?, checker.use_pool(&self.0)?);
-        Ok(Block { name, steps: checker.nested(step.position(), |checker| check_steps(steps, checker))? })
+        Ok(Block { name, steps: checker.nested(step.at, |checker| check_steps(steps, checker))? })
     }
 }
 
@@ -139,9 +139,9 @@ impl StepFields for ProcessWire {
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
         let (steps, name) = (steps_inside(step, "process")?, checker.declared_process(&self.0)?);
-        check_main(StepKind::Process, step.position(), checker)?;
+        check_main(StepKind::Process, step.at, checker)?;
         let inside = |checker: &mut Checker<'_>| checker.in_process(&name, |checker| check_steps(steps, checker));
-        Ok(Block { steps: checker.nested(step.position(), inside)?, name })
+        Ok(Block { steps: checker.nested(step.at, inside)?, name })
     }
 }
 
@@ -158,9 +158,9 @@ impl StepFields for KillWire {
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<ProcessName, Problem> {
         let process = checker.declared_process(&self.0)?;
-        check_main(StepKind::Kill, step.position(), checker)?;
+        check_main(StepKind::Kill, step.at, checker)?;
         if !checker.end_process(&process) {
-            return Err(Problem::new(self.0.position(), format!("process `{process}` is not running here"))
+            return Err(Problem::new(self.0.at, format!("process `{process}` is not running here"))
                 .help(format!("start it first: `- process: {process}` and below it `  steps: [reset_peak_stats]`")));
         }
         Ok(process)
@@ -186,7 +186,7 @@ pub(super) fn check_inside(
             .help("use it with a loop of the main process, or with `train`"));
     }
     match id {
-        Some(id) if action.is_block() => Err(Problem::new(id.position(), format!("a loop in the process `{process}` has no figures"))
+        Some(id) if action.is_block() => Err(Problem::new(id.at, format!("a loop in the process `{process}` has no figures"))
             .help("give the `id` to a step inside the loop")),
         _ => Ok(()),
     }

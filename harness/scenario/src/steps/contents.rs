@@ -75,7 +75,7 @@ macro_rules! uses {
             const EXAMPLE: &'static str = $example;
 
             fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Use, Problem> {
-                check_use(&self.0, step.position(), $name, checker, $check)
+                check_use(&self.0, step.at, $name, checker, $check)
             }
         }
     )*};

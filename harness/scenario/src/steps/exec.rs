@@ -143,8 +143,7 @@ impl StepFields for ExecWire {
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
         let is_list = matches!(self.command.value, Tree::Many(_));
         let command = self.command.texts().filter(|words| is_list && !words.is_empty()).ok_or_else(|| {
-            Problem::new(self.command.position(), "expected a list with the program and its arguments")
-                .help("as in `command: [python, train.py]`")
+            Problem::new(self.command.at, "expected a list with the program and its arguments").help("as in `command: [python, train.py]`")
         })?;
         let folder = checker.declared.folder;
         let folder = if folder == Path::new("") { Path::new(".") } else { folder };
@@ -167,9 +166,9 @@ impl StepFields for ExecWire {
 fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String, String), Problem> {
     let wrong = |at: Position, message: &str| Problem::new(at, message).help("as in `env: { BATCH: 64 }`");
     if name.value.is_empty() || name.value.contains(['=', '\0']) {
-        return Err(wrong(name.position(), "this is not a valid name of a variable"));
+        return Err(wrong(name.at, "this is not a valid name of a variable"));
     }
-    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.position(), "expected one value"))?;
+    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.at, "expected one value"))?;
     Ok((name.value.clone(), text.value))
 }
 
@@ -179,12 +178,12 @@ fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {
-    text.value.parse().map_err(|error| Problem::new(text.position(), format!("{error}")).help("as in `fail: [\"cudaMalloc:40:2\"]`"))
+    text.value.parse().map_err(|error| Problem::new(text.at, format!("{error}")).help("as in `fail: [\"cudaMalloc:40:2\"]`"))
 }
 
 fn end(tree: &Located<Tree>) -> Result<ProgramEnd, Problem> {
     let problem = || {
-        Problem::new(tree.position(), "expected how the program ends").help(
+        Problem::new(tree.at, "expected how the program ends").help(
             "write an exit code from 0 to 255, `oom`, `any`, or a map from allocators to one of them, as in `{ caching: oom, others: 0 }`",
         )
     };

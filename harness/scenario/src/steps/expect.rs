@@ -114,7 +114,7 @@ impl StepFields for ExpectWire {
                 }
                 Expected::BetweenArms { number: checker.put_aside(expectation.clone()), expectation }
             };
-            Ok(expectations(tree, step.position(), checker)?.into_iter().map(|expectation| place(expectation, checker)).collect())
+            Ok(expectations(tree, step.at, checker)?.into_iter().map(|expectation| place(expectation, checker)).collect())
         })?;
         Ok(Expect(cases))
     }
@@ -135,13 +135,13 @@ impl StepFields for EventuallyWire {
 - alloc: { buffer: b, size: 512B }";
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Eventually, Problem> {
-        let all = expectations(&self.0, step.position(), checker)?;
+        let all = expectations(&self.0, step.at, checker)?;
         let of_arm = |expectation: &&Located<Expectation>| expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..)));
         match all.iter().find(of_arm) {
             None => Ok(Eventually(all)),
             Some(between) => {
                 let help = "use `expect`: values of other allocators are known after all have run";
-                Err(Problem::new(between.position(), "`eventually` cannot compare allocators").help(help))
+                Err(Problem::new(between.at, "`eventually` cannot compare allocators").help(help))
             }
         }
     }
@@ -152,7 +152,7 @@ fn expectations(tree: &Located<Tree>, at: Position, checker: &mut Checker<'_>) -
     let texts = match tree.texts() {
         Some(texts) if !texts.is_empty() => texts,
         Some(_) => return Err(Problem::new(at, "this list of expectations is empty").help(help)),
-        None => return Err(Problem::new(tree.position(), "expected an expression, or a list of expressions").help(help)),
+        None => return Err(Problem::new(tree.at, "expected an expression, or a list of expressions").help(help)),
     };
     checker.count(at, texts.len() as u64 - 1)?;
     texts.iter().map(|text| Ok(text.with(checker.expectation(text)?))).collect()

@@ -89,7 +89,7 @@ pub(super) fn steps_inside<'s>(step: &'s Located<StepWire>, name: &str) -> Resul
     if !keys.steps().is_empty() {
         return Ok(keys.steps());
     }
-    let at = keys.steps.as_ref().map_or(step.position(), Located::position);
+    let at = keys.steps.as_ref().map_or(step.at, |steps| steps.at);
     Err(Problem::new(at, format!("`{name}` has no steps"))
         .help("write them next to it: `- repeat: 3` and below it `  steps: [reset_peak_stats]`"))
 }

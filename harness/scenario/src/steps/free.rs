@@ -99,7 +99,7 @@ impl StepFields for FreeWire {
         match self.0.texts() {
             Err(pinning) => Ok(Free::Pinning { storm: checker.live_storm(&pinning.pinning)?, request: checker.amount(&pinning.request)? }),
             Ok(names) if names.is_empty() => {
-                Err(Problem::new(step.position(), "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
+                Err(Problem::new(step.at, "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
             }
             Ok(names) => Ok(Free::Targets(names.iter().map(|name| target(name, checker)).collect::<Result<_, _>>()?)),
         }

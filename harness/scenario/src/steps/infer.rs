@@ -128,7 +128,7 @@ impl RangeWire {
 impl InferWire {
     fn kv_heads(&self, at: Position, checker: &Checker<'_>) -> Result<&CountText, Problem> {
         if let Some(old) = &self.heads {
-            checker.renamed(old.position(), "heads", "kv_heads");
+            checker.renamed(old.at, "heads", "kv_heads");
         }
         self.kv_heads
             .as_ref()
@@ -161,12 +161,12 @@ impl StepFields for InferWire {
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
         let width = |text, what| checker.whole(text, what, 1..=MAX_WIDTH);
         let layers = width(&self.layers, "layers")?;
-        let token = Bytes(width(self.kv_heads(step.position(), checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
+        let token = Bytes(width(self.kv_heads(step.at, checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
         let requests = checker.whole(&self.requests, "requests", 1..=MAX_REQUESTS)?;
         let page = self.page.as_ref().map(|page| checker.whole(page, "page", 1..=MAX_TOKENS)).transpose()?;
         let output = self.output.check(1, checker)?;
         let buffers = if page.is_some() { 1 } else { 2 * layers };
-        checker.count(step.position(), requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
+        checker.count(step.at, requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
         let given = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::infer(), checker)).transpose()?;
         let (on_oom, waits) = given.unwrap_or_else(Chain::evict_requests).without_last_wait();
         Ok(Infer {

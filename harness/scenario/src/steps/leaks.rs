@@ -45,7 +45,7 @@ pub(crate) struct LeakCheckWire {
 
 /// Checks `leak_check` of a step with at most this many iterations.
 pub(super) fn check(given: Option<&Located<LeakCheckWire>>, iterations: u64, checker: &Checker<'_>) -> Result<Option<LeakCheck>, Problem> {
-    given.map(|check| check.value.check(check.position(), iterations, checker)).transpose()
+    given.map(|check| check.value.check(check.at, iterations, checker)).transpose()
 }
 
 impl LeakCheckWire {
@@ -62,7 +62,7 @@ impl LeakCheckWire {
         };
         let least = check.warmup.saturating_add(check.every);
         if iterations < least {
-            let at = self.warmup.as_ref().map_or(at, |text| text.position());
+            let at = self.warmup.as_ref().map_or(at, |text| text.at);
             let message = format!("{iterations} iterations are too few: a warm-up of {} and one check after it need {least}", check.warmup);
             return Err(Problem::new(at, message).help("run more iterations, or set `leak_check: { warmup: 1 }`"));
         }

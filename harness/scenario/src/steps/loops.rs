@@ -166,7 +166,7 @@ impl StepFields for ForWire {
     const BESIDE: &'static [&'static str] = BESIDE;
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
-        let (at, keys, steps) = (step.position(), &step.value.keys, steps_inside(step, "for")?);
+        let (at, keys, steps) = (step.at, &step.value.keys, steps_inside(step, "for")?);
         let [(name, given)] = self.0.0.as_slice() else {
             let message = format!("`for` takes one variable, not {}", self.0.0.len());
             return Err(Problem::new(at, message).help(format!("{FORMS}; nest two `for` steps for two variables")));
@@ -203,7 +203,7 @@ impl StepFields for RepeatWire {
     const BESIDE: &'static [&'static str] = BESIDE;
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
-        let (at, keys) = (step.position(), &step.value.keys);
+        let (at, keys) = (step.at, &step.value.keys);
         let times = match &self.0.value {
             ListOr::One(text) => Some(CountText(self.0.with(text.clone()))),
             ListOr::Many(_) => Some(CountText(self.0.with("[…]".to_owned()))),
@@ -211,8 +211,9 @@ impl StepFields for RepeatWire {
         };
         let says_until = times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
         if let Some(times) = times.as_ref().filter(|times| !says_until && times.text().starts_with("until")) {
-            return Err(Problem::new(times.position(), format!("unknown number of iterations `{}`", times.text()))
-                .help("write `repeat: until oom`"));
+            return Err(
+                Problem::new(times.at, format!("unknown number of iterations `{}`", times.text())).help("write `repeat: until oom`")
+            );
         }
         let until_oom = until(keys)? || says_until;
         let times = match &times {
@@ -231,7 +232,7 @@ fn until(keys: &Keys) -> Result<bool, Problem> {
     match &keys.until {
         None => Ok(false),
         Some(text) if text.value == "oom" => Ok(true),
-        Some(text) => Err(Problem::new(text.position(), format!("unknown end of a loop `{}`", text.value)).help("write `until: oom`")),
+        Some(text) => Err(Problem::new(text.at, format!("unknown end of a loop `{}`", text.value)).help("write `until: oom`")),
     }
 }
 
@@ -244,13 +245,13 @@ fn values(given: &Located<Tree>, checker: &Checker<'_>) -> Result<(Values, Unit)
     }
     let texts = given.texts().filter(|texts| (1..=MAX_VALUES).contains(&texts.len()));
     let Some(texts) = texts else {
-        return Err(Problem::new(given.position(), format!("expected a range, or a list of 1 to {MAX_VALUES} values")).help(FORMS));
+        return Err(Problem::new(given.at, format!("expected a range, or a list of 1 to {MAX_VALUES} values")).help(FORMS));
     };
     let mut values = Vec::new();
     let mut unit = None;
     for text in &texts {
         let value = checker.constant(text)?;
-        unit = Some(same_unit(unit, &value, text.position())?);
+        unit = Some(same_unit(unit, &value, text.at)?);
         values.push(value.number);
     }
     Ok((Values::List(values), unit.unwrap_or(Unit::Count)))
@@ -267,15 +268,15 @@ fn same_unit(before: Option<Unit>, value: &Value, at: Position) -> Result<Unit, 
 
 /// Parses `FIRST..LAST` or `FIRST..LAST by STEP`.
 fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit), Problem> {
-    let refuse = |message: String| Problem::new(text.position(), message).help(FORMS);
+    let refuse = |message: String| Problem::new(text.at, message).help(FORMS);
     let Some((first, rest)) = text.value.split_once("..") else {
         return Err(refuse(format!("`{}` is not a range", text.value)));
     };
     let (last, by) = rest.split_once(" by ").map_or((rest, None), |(last, by)| (last, Some(by)));
     let value = |piece: &str| checker.constant(&text.with(piece.trim().to_owned()));
     let (first, last) = (value(first)?, value(last)?);
-    let unit = same_unit(None, &first, text.position())?;
-    same_unit(Some(unit), &last, text.position())?;
+    let unit = same_unit(None, &first, text.at)?;
+    same_unit(Some(unit), &last, text.at)?;
     let by = match by.map(str::trim) {
         None if unit == Unit::Count => Number::from_integer(1),
         None => {
@@ -284,7 +285,7 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
         Some(by) => {
             let (piece, sign) = by.strip_prefix('-').map_or((by, 1), |piece| (piece, -1));
             let by = value(piece)?;
-            same_unit(Some(unit), &by, text.position())?;
+            same_unit(Some(unit), &by, text.at)?;
             by.number * Number::from_integer(sign)
         }
     };

@@ -95,7 +95,7 @@ impl StepFields for SetMemoryFractionWire {
     fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
         let given = &self.0;
         MemoryFraction::new(given.value).map(|fraction| SetMemoryFraction { fraction }).ok_or_else(|| {
-            Problem::new(given.position(), format!("`set_memory_fraction` cannot be {}", given.value))
+            Problem::new(given.at, format!("`set_memory_fraction` cannot be {}", given.value))
                 .help("write a fraction from 0 to 1, as in `0.5`")
         })
     }

@@ -265,7 +265,7 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
     let mut names = BTreeMap::new();
     for step in steps {
         if let Some(name) = step.value.name() {
-            names.entry(name.text().to_owned()).or_insert_with(|| name.position());
+            names.entry(name.text().to_owned()).or_insert_with(|| name.at);
         }
         let meanwhile = step.value.keys.meanwhile.as_ref().map_or(&[][..], |steps| steps.value.as_slice());
         for (name, at) in announced(step.value.steps_with_shared_names()).into_iter().chain(announced(meanwhile)) {
@@ -280,7 +280,7 @@ pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>
 }
 
 fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
-    let (position, wire) = (step.position(), &step.value);
+    let (position, wire) = (step.at, &step.value);
     checker.count(position, 1)?;
     if let Some((old, new)) = wire.keys.renamed {
         checker.renamed(position, old, new);
@@ -289,10 +289,10 @@ fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     let check = |checker: &mut Checker<'_>| fields.check(step, checker);
     let (action, meanwhile) = match &wire.keys.meanwhile {
         None => (check(checker)?, Vec::new()),
-        Some(steps) => checker.at_the_same_time(check, wire.id(), steps.position(), |checker| check_steps(&steps.value, checker))?,
+        Some(steps) => checker.at_the_same_time(check, wire.id(), steps.at, |checker| check_steps(&steps.value, checker))?,
     };
     let kind = action.kind();
-    let meanwhile_at = wire.keys.meanwhile.as_ref().map(Located::position);
+    let meanwhile_at = wire.keys.meanwhile.as_ref().map(|given| given.at);
     if let Some(at) = meanwhile_at.filter(|_| !action.takes_its_time()) {
         return Err(Problem::new(at, format!("`{kind}` is one operation, so nothing can run in between")).help(
             "these steps take `meanwhile`: `train`, `infer`, `storm` without `threads`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool`, and `alloc` with the policy `wait`",
@@ -306,7 +306,7 @@ fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     let id = wire.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
     let time_limit = match &wire.keys.timeout {
         Some(text) if action.is_block() => {
-            return Err(Problem::new(text.position(), format!("`{kind}` cannot have a time limit"))
+            return Err(Problem::new(text.at, format!("`{kind}` cannot have a time limit"))
                 .help("give a `timeout` to the steps inside it, or to the whole scenario"));
         }
         Some(text) => Some(duration(text)?),
@@ -362,7 +362,7 @@ impl<'de> Deserialize<'de> for StepWire {
                         name if first.is_none() => {
                             let (renamed, name) = today(name);
                             keys.renamed = renamed;
-                            first = Some(Fields::from_entry(name, key.position(), &mut map)?);
+                            first = Some(Fields::from_entry(name, key.at, &mut map)?);
                             continue;
                         }
                         _ => drop(map.next_value::<IgnoredAny>()?),
@@ -380,7 +380,7 @@ impl<'de> Deserialize<'de> for StepWire {
 fn assembled(first: Option<Result<Fields, Problem>>, others: &[Located<String>], mut keys: Keys) -> StepWire {
     let fields = match (first, others) {
         (Some(first), _) => first,
-        (None, [key, ..]) => Err(unknown(&key.value, key.position())),
+        (None, [key, ..]) => Err(unknown(&key.value, key.at)),
         (None, []) => Err(Problem::new(Position::default(), "this list item is empty").help(FORM)),
     };
     let fields = fields.and_then(|fields| {
@@ -395,7 +395,7 @@ fn assembled(first: Option<Result<Fields, Problem>>, others: &[Located<String>],
         let is_surplus = |key: &&Located<String>| ![TIMEOUT, MEANWHILE].iter().chain(accepted).any(|accepted| *accepted == key.value);
         match others.iter().find(is_surplus) {
             None => Ok(fields),
-            Some(surplus) => Err(Problem::new(surplus.position(), format!("`{}` is in the same list item as `{kind}`", surplus.value))
+            Some(surplus) => Err(Problem::new(surplus.at, format!("`{}` is in the same list item as `{kind}`", surplus.value))
                 .help(format!("put `- ` before it if it is a step, or indent it if it is a field of `{kind}`"))),
         }
     });

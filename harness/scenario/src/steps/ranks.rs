@@ -115,7 +115,7 @@ const FORMS: &str =
 
 impl RanksWire {
     pub(super) fn check(&self, on_oom: Option<&Chain>, checker: &Checker<'_>) -> Result<Ranks, Problem> {
-        let at = self.0.position();
+        let at = self.0.at;
         let kinds = || on_oom.into_iter().flat_map(|chain| chain.policies().iter().map(Policy::kind));
         if let Some((kind, why)) = kinds().find_map(|kind| no_use_for_ranks(kind).map(|why| (kind, why))) {
             return Err(
@@ -147,7 +147,7 @@ impl RanksWire {
             return Ok(memory);
         }
         let message = format!("{count} ranks with {memory} each need more than the {all} of this scenario");
-        Err(Problem::new(given.position(), message).help(format!("use at most {part} per rank, or raise `needs: {{ memory: … }}`")))
+        Err(Problem::new(given.at, message).help(format!("use at most {part} per rank, or raise `needs: {{ memory: … }}`")))
     }
 }
 
@@ -157,7 +157,7 @@ impl RanksFields {
         let memory = RanksWire::memory(count, self.memory.as_ref(), at, checker)?;
         let reduce = self.reduce.unwrap_or(Reduce::Ddp);
         if let Some(bucket) = self.bucket.as_ref().filter(|_| reduce != Reduce::Ddp) {
-            return Err(Problem::new(bucket.position(), "only `reduce: ddp` has buckets").help("remove `bucket`"));
+            return Err(Problem::new(bucket.at, "only `reduce: ddp` has buckets").help("remove `bucket`"));
         }
         let mut limits = vec![memory; count as usize];
         for (rank, limit) in self.overrides(count, memory, checker)? {
@@ -165,7 +165,7 @@ impl RanksFields {
         }
         let bucket = self.bucket.as_ref().map(|bucket| checker.positive_size(bucket, "bucket")).transpose()?;
         if let Some(old) = &self.agree {
-            checker.renamed(old.position(), "agree", "sync_batch");
+            checker.renamed(old.at, "agree", "sync_batch");
         }
         Ok(Ranks { limits, reduce, bucket, sync_batch: self.sync_batch || self.agree.as_ref().is_some_and(|agree| agree.value) })
     }
@@ -176,21 +176,21 @@ impl RanksFields {
         let (given, is_difference) = match (&self.memory_override, &self.less) {
             (Some(given), None) => (given, false),
             (None, Some(given)) => {
-                checker.renamed(given.position(), "less", "memory_override");
+                checker.renamed(given.at, "less", "memory_override");
                 (given, true)
             }
             (None, None) => return Ok(BTreeMap::new()),
             (Some(_), Some(less)) => {
-                return Err(Problem::new(less.position(), "`less` and `memory_override` exclude each other").help("remove `less`"));
+                return Err(Problem::new(less.at, "`less` and `memory_override` exclude each other").help("remove `less`"));
             }
         };
         let Tree::Map(entries) = &given.value else {
-            return Err(Problem::new(given.position(), "expected a map from ranks to limits").help(FORM));
+            return Err(Problem::new(given.at, "expected a map from ranks to limits").help(FORM));
         };
         let mut limits = BTreeMap::new();
         for (rank, text) in entries {
             let number = checker.whole(&CountText(rank.clone()), "a rank", 0..=count - 1)?;
-            let at = text.position();
+            let at = text.at;
             let text = text.text().ok_or_else(|| Problem::new(at, "expected a size").help(FORM))?;
             let size = checker.positive_size(&AmountText(text), "the limit of a rank")?;
             let limit = if is_difference { memory.0.checked_sub(size.0).map(Bytes) } else { Some(size) };
@@ -199,7 +199,7 @@ impl RanksFields {
                 return Err(Problem::new(at, message).help(FORM));
             };
             if limits.insert(number, limit).is_some() {
-                return Err(Problem::new(rank.position(), format!("rank {number} is named twice")).help(FORM));
+                return Err(Problem::new(rank.at, format!("rank {number} is named twice")).help(FORM));
             }
         }
         Ok(limits)

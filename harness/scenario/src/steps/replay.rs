@@ -74,9 +74,9 @@ impl StepFields for ReplayWire {
         checker.storm_may_start(&self.id)?;
         let path = PathBuf::from(&self.trace.value);
         let trace = Trace::read(&checker.declared.folder.join(&path))
-            .map_err(|(message, help)| Problem::new(self.trace.position(), format!("{}: {message}", path.display())).help(help))?;
-        checker.count(step.position(), trace.events.len() as u64)?;
-        let streams = checker.streams_of_trace(self.trace.position(), trace.streams().collect())?;
+            .map_err(|(message, help)| Problem::new(self.trace.at, format!("{}: {message}", path.display())).help(help))?;
+        checker.count(step.at, trace.events.len() as u64)?;
+        let streams = checker.streams_of_trace(self.trace.at, trace.streams().collect())?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let id = checker.declare_storm(&self.id, Self::REPORTS)?;
         Ok(Replay { id, path, trace: Arc::new(trace), streams, expect, fill: self.fill.unwrap_or(true) })

@@ -246,13 +246,13 @@ impl StepFields for StormWire {
         checker.storm_may_start(&self.id)?;
         let threads = self.threads(checker)?;
         let operations = checker.whole(&self.operations, "operations", 1..=MAX_OPERATIONS)?;
-        checker.count(step.position(), operations.saturating_mul(threads.unwrap_or(1)))?;
+        checker.count(step.at, operations.saturating_mul(threads.unwrap_or(1)))?;
         let sizes = sizes(&self.sizes.0, checker)?;
         let live = checker.positive_size(&self.live, "live")?;
         let smallest = sizes.smallest();
         if live < smallest {
             let message = format!("no block fits: `live` is {live}, but the smallest size is {smallest}");
-            return Err(Problem::new(self.live.position(), message).help("raise `live` or lower `sizes`"));
+            return Err(Problem::new(self.live.at, message).help("raise `live` or lower `sizes`"));
         }
         Ok(Storm {
             operations,
@@ -275,7 +275,7 @@ impl StormWire {
         let count = checker.whole(threads, "threads", 2..=MAX_THREADS)?;
         if self.until.is_some() {
             let message = "a storm with threads cannot end early: the interleaving decides when its requests fail";
-            return Err(Problem::new(threads.position(), message).help("remove `until`, or `threads`"));
+            return Err(Problem::new(threads.at, message).help("remove `until`, or `threads`"));
         }
         Ok(Some(count))
     }
@@ -300,14 +300,14 @@ impl StormWire {
 fn sizes(wire: &Located<ListOr<AmountText, RangeWire>>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
     match wire.texts() {
         Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => {
-            Err(Problem::new(wire.position(), format!("`sizes` has {} entries", texts.len()))
+            Err(Problem::new(wire.at, format!("`sizes` has {} entries", texts.len()))
                 .help(format!("write 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
         }
         Ok(texts) => {
             let sizes: Result<_, _> = texts.iter().map(|text| checker.positive_size(text, "sizes")).collect();
             Ok(StormSizes::Choices(sizes?))
         }
-        Err(range) => of_range(range, wire.position(), checker),
+        Err(range) => of_range(range, wire.at, checker),
     }
 }
 
@@ -318,21 +318,21 @@ fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<St
         (None, None, Some(trace)) if range.distribution.is_none() => return recorded(trace, checker),
         _ => return Err(Problem::new(at, "expected a range of sizes or a trace").help(FORMS)),
     };
-    let (at, min, max) = (min.position(), checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
+    let (at, min, max) = (min.at, checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
     in_order(&min, &max, at)?;
     Ok(StormSizes::Range { min, max, distribution: range.distribution.unwrap_or_default() })
 }
 
 fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
     let trace = Trace::read(&checker.declared.folder.join(&path.value))
-        .map_err(|(message, help)| Problem::new(path.position(), format!("{}: {message}", path.value)).help(help))?;
+        .map_err(|(message, help)| Problem::new(path.at, format!("{}: {message}", path.value)).help(help))?;
     let sizes = trace.events.iter().filter_map(|event| match event {
         TraceEvent::Allocate { size, .. } if *size > Bytes::ZERO => Some(*size),
         _ => None,
     });
     let sizes: Arc<[Bytes]> = sizes.collect();
     if sizes.is_empty() {
-        return Err(Problem::new(path.position(), format!("{}: the trace has no requests", path.value)).help("name a trace with requests"));
+        return Err(Problem::new(path.at, format!("{}: the trace has no requests", path.value)).help("name a trace with requests"));
     }
     Ok(StormSizes::Recorded(sizes))
 }

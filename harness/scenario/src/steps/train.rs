@@ -207,7 +207,7 @@ impl CountsWire {
     fn check(&self, what: &str, most: u64, checker: &Checker<'_>) -> Result<Vec<u64>, Problem> {
         let texts = self.0.texts().unwrap_or_default();
         if texts.is_empty() || texts.len() > MAX_BATCHES {
-            return Err(Problem::new(self.0.position(), format!("`{what}` has {} entries", texts.len()))
+            return Err(Problem::new(self.0.at, format!("`{what}` has {} entries", texts.len()))
                 .help(format!("write a number, or a list of 1 to {MAX_BATCHES} numbers")));
         }
         texts.into_iter().map(|text| checker.whole(&CountText(text), what, 1..=most)).collect()
@@ -256,7 +256,7 @@ impl StepFields for TrainWire {
         let (smallest, largest) = batches.iter().fold((MAX_BATCH, 1), |(least, most), &batch| (least.min(batch), most.max(batch)));
         let plan = self.plan(batches[0], smallest, checker)?;
         let optimizer = self.optimizer.unwrap_or(Optimizer::Adam);
-        let model = self.model(step.position(), optimizer, largest, checker)?;
+        let model = self.model(step.at, optimizer, largest, checker)?;
         let lengths = self.lengths(&model, checker)?;
         let layers = match &model {
             Trained::Uniform(uniform) => uniform.layers,
@@ -266,10 +266,10 @@ impl StepFields for TrainWire {
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
         let ranks = self.ranks.as_ref().map(|ranks| ranks.check(on_oom.as_ref(), checker)).transpose()?;
         if let (Some(check), true) = (&self.leak_check, ranks.is_some()) {
-            return Err(Problem::new(check.position(), "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
+            return Err(Problem::new(check.at, "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
         }
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
-        checker.count(step.position(), layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
+        checker.count(step.at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
         // The last three figures exist for ranks only.
         let reports = if ranks.is_some() { Self::REPORTS } else { &Self::REPORTS[..Self::REPORTS.len() - 3] };
         let id = checker.declare_id(&self.id, "train", reports)?;
@@ -308,8 +308,7 @@ impl TrainWire {
                 activations_per_sample: countable(checker, activations, "activations_per_sample", largest, "a batch")?,
             })),
             (Some(path), ..) => {
-                Err(Problem::new(path.position(), "`model` excludes the sizes `parameters`, `layers` and `activations_per_sample`")
-                    .help(FORMS))
+                Err(Problem::new(path.at, "`model` excludes the sizes `parameters`, `layers` and `activations_per_sample`").help(FORMS))
             }
             (None, ..) => Err(Problem::new(at, "`train` needs a model").help(FORMS)),
         }
@@ -320,7 +319,7 @@ impl TrainWire {
             (None, Trained::Uniform(_)) => Ok(vec![1]),
             (None, Trained::Model(model)) => Ok(vec![model.length]),
             (Some(length), Trained::Model(model)) if model.input == Shape::Tokens => length.check("length", model.length, checker),
-            (Some(length), _) => Err(Problem::new(length.0.position(), "`length` works with models of sequences only")
+            (Some(length), _) => Err(Problem::new(length.0.at, "`length` works with models of sequences only")
                 .help("remove it, or name a model whose `input` is `{ tokens: … }`")),
         }
     }
@@ -343,7 +342,7 @@ fn countable(checker: &Checker<'_>, wire: &AmountText, field: &'static str, time
         Some(_) => Ok(size),
         None => {
             let message = format!("`{field}` is {size}, and {times} times this size, for {what_for}, needs more than 64 bits");
-            Err(Problem::new(wire.position(), message).help(format!("use at most {}B", u64::MAX / times)))
+            Err(Problem::new(wire.at, message).help(format!("use at most {}B", u64::MAX / times)))
         }
     }
 }

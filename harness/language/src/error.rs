@@ -141,6 +141,16 @@ impl Problem {
     }
 }
 
+/// Finds what a name stands for. `kind` and `kinds` are words for it, as in `stream` and `streams`; `names` are all names.
+pub fn named<'n, T>(
+    given: &Located<String>,
+    [kind, kinds]: [&str; 2],
+    find: impl FnOnce(&str) -> Option<T>,
+    names: impl IntoIterator<Item = &'n str>,
+) -> Result<T, Problem> {
+    find(&given.value).ok_or_else(|| Problem::not_among(given, format!("unknown {kind} `{}`", given.value), kinds, names))
+}
+
 /// Returns "did you mean …?" and the list of valid names.
 pub fn choices<'a>(wrong: &str, kind: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();

@@ -1,6 +1,6 @@
 //! `claim:` of a scenario: a statement about GPU memory, and figures that support or refute it.
 
-use harness_language::error::Problem;
+use harness_language::error::{Problem, named};
 use harness_language::located::{Entries, Located, Position};
 use harness_record::claim::{Claim, ClaimVerdict};
 use schemars::JsonSchema;
@@ -54,8 +54,8 @@ impl ClaimWire {
         }
         let given = &self.verdict;
         let names = ClaimVerdict::ALL.iter().map(|verdict| verdict.name());
-        let unknown = || Problem::not_among(given, format!("unknown verdict `{}`", given.value), "verdicts", names);
-        let verdict = ClaimVerdict::ALL.into_iter().find(|verdict| verdict.name() == given.value).ok_or_else(unknown)?;
+        let find = |name: &str| ClaimVerdict::ALL.into_iter().find(|verdict| verdict.name() == name);
+        let verdict = named(given, ["verdict", "verdicts"], find, names)?;
         let because = self.because.as_ref().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         if because.is_none() && verdict != ClaimVerdict::Holds {
             let message = format!("the verdict `{}` needs a `because`", verdict.name());

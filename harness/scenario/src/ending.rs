@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::cases::{Cases, DeviceKind, GPU, OTHERS, SIMULATED};
 use crate::checker::{Checker, Served};
-use harness_language::error::Problem;
+use harness_language::error::{Problem, named};
 use harness_language::located::{Located, Position, Tree};
 
 /// The expected end of a request, after recovery.
@@ -143,10 +143,7 @@ fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
         let help = format!("causes: {}", names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "));
         return Err(Problem::new(given.at, "expected one cause").help(help));
     };
-    match CauseKind::from_name(&text.value) {
-        Some(kind) => Ok(Expected::Oom(Some(kind))),
-        None => Err(Problem::not_among(&text, format!("unknown cause `{}`", text.value), "causes", names())),
-    }
+    named(&text, ["cause", "causes"], CauseKind::from_name, names()).map(|kind| Expected::Oom(Some(kind)))
 }
 
 fn endings(_: &mut SchemaGenerator) -> Schema {

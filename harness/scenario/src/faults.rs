@@ -6,7 +6,7 @@ use std::str::FromStr;
 use harness_allocator::device::faulty::{self, Calls, DeviceCall, Effect, Fault, InjectedError};
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
-use harness_language::error::{Problem, choices};
+use harness_language::error::{Problem, choices, named};
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, CountText, DurationText, NameText, duration};
 use schemars::JsonSchema;
@@ -153,8 +153,7 @@ pub(crate) fn check(given: &Located<Vec<Located<FaultWire>>>, checker: &Checker<
 
 impl FaultWire {
     fn check(&self, at: Position, checker: &Checker<'_>) -> Result<PlannedFault, Problem> {
-        let unknown = || Problem::not_among(&self.call, format!("unknown call `{}`", self.call.value), "calls", Calls::names());
-        let calls = Calls::named(&self.call.value).ok_or_else(unknown)?;
+        let calls = named(&self.call, ["call", "calls"], Calls::named, Calls::names())?;
         let effect = self.effect(at, calls)?;
         let strikes_all = self.probability.is_some() || matches!(effect, Effect::Takes(_) | Effect::OffBy(_));
         let count = match &self.count {
@@ -205,11 +204,7 @@ impl FaultWire {
     fn failure(&self, at: Position, calls: Calls) -> Result<Effect, Problem> {
         let error = match &self.error {
             None => InjectedError::usual(calls),
-            Some(name) => {
-                let names = InjectedError::ALL.iter().map(|error| error.name());
-                let unknown = || Problem::not_among(name, format!("unknown error `{}`", name.text()), "errors", names);
-                InjectedError::from_name(name.text()).ok_or_else(unknown)?
-            }
+            Some(name) => named(name, ["error", "errors"], InjectedError::from_name, InjectedError::ALL.iter().map(|error| error.name()))?,
         };
         let is_out_of_memory = error == InjectedError::OutOfMemory;
         if is_out_of_memory && !gets_memory(calls) && !gets_host_memory(calls) {
@@ -306,10 +301,7 @@ fn off_by(text: &Located<String>, calls: Calls) -> Result<Effect, Problem> {
 }
 
 fn gets_memory(calls: Calls) -> bool {
-    match calls {
-        Calls::AnyMemory => true,
-        Calls::Of(call) => call.gets_memory(),
-    }
+    !matches!(calls, Calls::Of(call) if !call.gets_memory())
 }
 
 const fn gets_host_memory(calls: Calls) -> bool {

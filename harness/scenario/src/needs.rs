@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::cases::DeviceKind;
 use crate::checker::{Parameters, size};
-use harness_language::error::Problem;
+use harness_language::error::{Problem, named};
 use harness_language::fields::check_memory;
 use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText, bounded};
@@ -58,21 +58,15 @@ pub(crate) struct NeedsWire {
 impl NeedsWire {
     pub(crate) fn check(&self, parameters: &Parameters, source: &str) -> Result<Needs, Problem> {
         let memory = check_memory(size(&self.memory, parameters, source)?, self.memory.at)?;
-        let device = self.device.as_ref().map(device_kind).transpose()?;
+        let device = self.device.as_ref().map(|name| {
+            named(name, ["kind of device", "kinds of device"], DeviceKind::from_name, DeviceKind::ALL.iter().map(|kind| kind.name()))
+        });
         let devices = self.devices.as_ref().map_or(Ok(1), |devices| bounded(devices, "devices", 1..=MAX_DEVICES))?;
-        let features = self.features.iter().map(feature).collect::<Result<_, _>>()?;
-        Ok(Needs { memory, device, devices, features })
+        let features = self
+            .features
+            .iter()
+            .map(|name| named(name, ["feature", "features"], Feature::from_name, Feature::ALL.iter().map(|feature| feature.name())))
+            .collect::<Result<_, _>>();
+        Ok(Needs { memory, device: device.transpose()?, devices, features: features? })
     }
-}
-
-fn device_kind(name: &NameText) -> Result<DeviceKind, Problem> {
-    let names = DeviceKind::ALL.iter().map(|kind| kind.name());
-    let unknown = || Problem::not_among(name, format!("unknown kind of device `{}`", name.text()), "kinds of device", names);
-    DeviceKind::from_name(name.text()).ok_or_else(unknown)
-}
-
-fn feature(name: &NameText) -> Result<Feature, Problem> {
-    let names = Feature::ALL.iter().map(|feature| feature.name());
-    let unknown = || Problem::not_among(name, format!("unknown feature `{}`", name.text()), "features", names);
-    Feature::from_name(name.text()).ok_or_else(unknown)
 }

@@ -20,7 +20,7 @@ use crate::steps::exec::Exec;
 use crate::steps::{Action, Step, StepWire, announced, check_steps};
 use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
-use harness_language::error::{FileError, Problem};
+use harness_language::error::{FileError, Problem, named};
 use harness_language::fields::{about, check_memory};
 use harness_language::located::{ListOr, Located, Position, Tree, one_or_map};
 use harness_language::text::{AmountText, CountText, DurationText, ExpressionText, NameText, duration};
@@ -321,7 +321,10 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     if let Some(old) = &wire.violates {
         checker.renamed(old.at, "violates", "expect_violation");
     }
-    let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(expect_violation).transpose()?;
+    let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(|given| {
+        let names = Invariant::ALL.iter().map(|invariant| invariant.name());
+        named(given, ["invariant", "invariants"], Invariant::from_name, names).map(|invariant| given.0.with(invariant))
+    });
     let (claim, figures) = wire.claim.as_ref().map(|claim| claim.check(&checker)).transpose()?.unzip();
     let Checker { comparisons, streams_of_traces, renamed, .. } = checker;
     Ok(Scenario {
@@ -335,7 +338,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         faults,
         health_check,
         invariants,
-        expect_violation,
+        expect_violation: expect_violation.transpose()?,
         renamed: renamed.into_inner().into_iter().collect(),
         claim,
         figures: figures.unwrap_or_default(),
@@ -428,10 +431,4 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
         streams.push(StreamName::new(streams.len(), text));
     }
     Ok(streams)
-}
-
-fn expect_violation(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
-    let names = || Invariant::ALL.iter().map(|invariant| invariant.name());
-    let unknown = || Problem::not_among(given, format!("unknown invariant `{}`", given.text()), "invariants", names());
-    Invariant::from_name(given.text()).map(|invariant| given.0.with(invariant)).ok_or_else(unknown)
 }

@@ -15,7 +15,7 @@ use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
 use crate::ending::by_case;
 use crate::metric::ReportKey;
-use harness_language::error::Problem;
+use harness_language::error::{Problem, named};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
@@ -147,11 +147,12 @@ impl StepFields for ExecWire {
         })?;
         let folder = checker.declared.folder;
         let folder = if folder == Path::new("") { Path::new(".") } else { folder };
+        let gpu = self.gpu.as_ref().map(|name| named(name, ["GPU", "GPUs"], Gpu::named, GPUS.iter().map(|gpu| gpu.name)));
         Ok(Exec {
             command: command.into_iter().map(|word| word.value).collect(),
             folder: folder.to_owned(),
             env: self.env.iter().flat_map(|env| &env.0).map(variable).collect::<Result<_, _>>()?,
-            gpu: self.gpu.as_ref().map(gpu).transpose()?,
+            gpu: gpu.transpose()?,
             alloc_conf: self.alloc_conf.as_ref().map(|conf| conf.value.clone()),
             fail: self.fail.iter().flatten().map(fault).collect::<Result<_, _>>()?,
             optional: self.optional,
@@ -170,11 +171,6 @@ fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String,
     }
     let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.at, "expected one value"))?;
     Ok((name.value.clone(), text.value))
-}
-
-fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
-    let unknown = || Problem::not_among(given, format!("unknown GPU `{}`", given.value), "GPUs", GPUS.iter().map(|gpu| gpu.name));
-    Gpu::named(&given.value).ok_or_else(unknown)
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {

@@ -134,9 +134,9 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
 
 /// Methods of a visitor that turn each scalar into text.
 macro_rules! scalars_as_text {
-    ($keep:path: $($visit:ident($type:ty)),*) => {$(
+    ($($visit:ident($type:ty)),*) => {$(
         fn $visit<E: de::Error>(self, value: $type) -> Result<Self::Value, E> {
-            Ok($keep(value.to_string()))
+            Ok(ListOr::One(value.to_string()))
         }
     )*};
 }
@@ -149,7 +149,7 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Deserialize<'de> for ListOr<
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, a list of texts, or a map")
             }
-            scalars_as_text!(ListOr::One: visit_str(&str), visit_u64(u64), visit_i64(i64), visit_f64(f64));
+            scalars_as_text!(visit_str(&str), visit_bool(bool), visit_u64(u64), visit_i64(i64), visit_f64(f64));
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
                 Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ListOr::Many)
             }
@@ -163,24 +163,13 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Deserialize<'de> for ListOr<
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TreeVisitor;
-        impl<'de> Visitor<'de> for TreeVisitor {
-            type Value = Tree;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, a list, or a map")
-            }
-            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-                Ok(Tree::Nothing)
-            }
-            scalars_as_text!(Tree::One: visit_str(&str), visit_bool(bool), visit_u64(u64), visit_i64(i64), visit_f64(f64));
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(Tree::Many)
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                Entries::deserialize(MapAccessDeserializer::new(map)).map(|Entries(entries)| Tree::Map(entries))
-            }
-        }
-        deserializer.deserialize_any(TreeVisitor)
+        let given = Option::<ListOr<Located<Self>, Entries<Located<Self>>>>::deserialize(deserializer)?;
+        Ok(match given {
+            None => Self::Nothing,
+            Some(ListOr::One(text)) => Self::One(text),
+            Some(ListOr::Many(all)) => Self::Many(all),
+            Some(ListOr::Map(Entries(entries))) => Self::Map(entries),
+        })
     }
 }
 

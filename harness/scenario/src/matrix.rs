@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position, Tree};
+use harness_language::located::{Located, Tree};
 use harness_language::text::NameText;
 
 use crate::checker::{Parameters, constant, has_no_meaning};
@@ -64,9 +64,4 @@ const FORMS: &str = "as in `matrix: { batch: [64, 128], memory: [1GiB, 2GiB] }`"
 fn parameter(key: &Located<String>) -> Result<&str, Problem> {
     has_no_meaning(&NameText(key.clone()), "choose another name")?;
     Ok(&key.value)
-}
-
-/// The position of `matrix:`.
-pub(crate) fn place(given: Option<&Located<Tree>>) -> Position {
-    given.map(|given| given.at).unwrap_or_default()
 }

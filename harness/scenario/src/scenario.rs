@@ -186,7 +186,7 @@ impl Scenario {
         match (points.pop(), points.is_empty()) {
             (Some(only), true) => Ok(only),
             _ => {
-                let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO).map(|wire| matrix::place(wire.matrix.as_ref()));
+                let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO).ok().and_then(|wire| Some(wire.matrix?.at));
                 let problem = Problem::new(at.unwrap_or_default(), "expected one scenario, but this matrix has several points")
                     .help("give each parameter one value");
                 Err(FileError::text(problem, path, source))

@@ -11,22 +11,14 @@ use crate::metric::{BufferName, BufferRef, StepName};
 /// Most names of buffers in one scenario. Every step checks all live buffers, so more of them would take minutes.
 pub const MAX_BUFFERS: usize = 10_000;
 
+/// What is known of a buffer. A recovery policy may have freed a [`MaybeLive`](Buffer::MaybeLive) one, or its request may have failed. The scenario
+/// expects the request of a [`Refused`](Buffer::Refused) one to fail.
 #[derive(Clone, Copy)]
 pub(super) enum Buffer {
-    Live {
-        filled: bool,
-    },
-    /// A recovery policy may have freed it, or its request may have failed.
-    MaybeLive {
-        since: Position,
-    },
-    Freed {
-        at: Position,
-    },
-    /// The scenario expects its request to fail.
-    Refused {
-        at: Position,
-    },
+    Live { filled: bool },
+    MaybeLive { since: Position },
+    Freed { at: Position },
+    Refused { at: Position },
 }
 
 /// The numbered buffers of one name. Only the run knows which of them are live.

@@ -24,6 +24,7 @@ use self::layers::{LAYERS, LayerWire};
 pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
 pub use self::program::{Backward, Gradient, Operation, ParameterId, Program, Segment, TensorId, Uniform, Unit};
 use crate::plan::Precision;
+use crate::reference::{code, table};
 
 /// The words for errors in model files.
 pub const MODEL: Language = Language {
@@ -162,22 +163,15 @@ pub fn schema() -> serde_json::Value {
 
 /// The table of layers for the reference.
 pub fn reference() -> String {
-    let mut generator = schemars::SchemaGenerator::default();
-    let mut table = String::from("| layer | fields | meaning |\n|---|---|---|\n");
-    for ((name, schema), (_, about)) in layers::schemas(&mut generator).into_iter().zip(LAYERS) {
+    let schemas = layers::schemas(&mut schemars::SchemaGenerator::default());
+    let rows = schemas.into_iter().zip(LAYERS).map(|((name, schema), (_, about))| {
         let bare = layers::may_be_bare(&schema);
         let value = schema.to_value();
-        let fields: Vec<String> = value["properties"]
-            .as_object()
-            .into_iter()
-            .flatten()
-            .map(|(field, of)| format!("`{field}`: {}", of["description"].as_str().unwrap_or_default()))
-            .collect();
-        let alone = if bare && !fields.is_empty() { "none, or " } else { "" };
-        table.push_str(&format!(
-            "| `{name}` | {alone}{} | {about} |\n",
-            if fields.is_empty() { "none".to_owned() } else { fields.join(" ") }
-        ));
-    }
-    table
+        let fields = value["properties"].as_object().into_iter().flatten();
+        let fields: Vec<String> =
+            fields.map(|(field, of)| format!("`{field}`: {}", of["description"].as_str().unwrap_or_default())).collect();
+        let alone = if fields.is_empty() { "none" } else { "none, or " };
+        [code(name), format!("{}{}", if bare { alone } else { "" }, fields.join(" ")), (*about).to_owned()]
+    });
+    table(["layer", "fields", "meaning"], rows)
 }

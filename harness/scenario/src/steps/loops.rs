@@ -52,13 +52,21 @@ pub enum Values {
     List(Vec<Number>),
 }
 
+impl Values {
+    const fn count(&self) -> u64 {
+        match self {
+            Self::Range { count, .. } => *count,
+            Self::List(values) => values.len() as u64,
+        }
+    }
+}
+
 impl Rounds {
     /// The largest number of iterations.
-    pub fn count(&self) -> u64 {
+    pub const fn count(&self) -> u64 {
         match self {
             Self::Times(times) => *times,
-            Self::Over { values: Values::Range { count, .. }, .. } => *count,
-            Self::Over { values: Values::List(values), .. } => values.len() as u64,
+            Self::Over { values, .. } => values.count(),
         }
     }
 
@@ -173,10 +181,7 @@ impl StepFields for ForWire {
         };
         let (values, unit) = values(given, checker)?;
         let until_oom = until(keys)?;
-        let count = match &values {
-            Values::Range { count, .. } => *count,
-            Values::List(list) => list.len() as u64,
-        };
+        let count = values.count();
         checker.with_variable(&NameText(name.clone()), unit, |checker, variable| {
             let steps = checker.repeated(at, count, until_oom, |checker| check_steps(steps, checker))?;
             let leak_check = leaks::check(keys.leak_check.as_ref(), count, checker)?;

@@ -78,29 +78,24 @@ pub fn check(
         let message = format!("too many allocators: {}", arms.len());
         return Err(Problem::new(first_too_many.at, message).help(format!("a file names at most {MAX_ARMS}")));
     }
-    let mut specs: Vec<(AllocatorSpec, Position)> = Vec::new();
+    let mut specs: Vec<AllocatorSpec> = Vec::new();
     for arm in arms {
-        let (spec, at) = (check_arm(arm, source, folder)?, arm.at);
-        if let Some((first, first_at)) = specs.iter().find(|(first, _)| is_twice(first, &spec)) {
-            return Err(twice(first, &spec, *first_at, at));
+        let spec = check_arm(arm, source, folder)?;
+        let has_its_name = |first: &AllocatorSpec| first.to_string() == spec.to_string();
+        let is_unnamed_twin = |first: &AllocatorSpec| !first.has_own_name() && !spec.has_own_name() && first.is_equivalent_to(&spec);
+        if let Some(number) = specs.iter().position(|first| has_its_name(first) || is_unnamed_twin(first)) {
+            let first = &specs[number];
+            let message = match has_its_name(first) {
+                true => format!("allocator `{first}` is named twice"),
+                false => format!("`{spec}` is the same as `{first}`"),
+            };
+            return Err(Problem::new(arm.at, message)
+                .see(arms[number].at, "the first one")
+                .help("name it once; to run the same settings twice, give each a `name:`"));
         }
-        specs.push((spec, at));
+        specs.push(spec);
     }
-    Ok(specs.into_iter().map(|(spec, _)| spec).collect())
-}
-
-/// Returns whether a report could not distinguish them, or would show the same configuration twice by accident.
-fn is_twice(first: &AllocatorSpec, second: &AllocatorSpec) -> bool {
-    let is_unnamed = !first.has_own_name() && !second.has_own_name();
-    first.to_string() == second.to_string() || (is_unnamed && first.is_equivalent_to(second))
-}
-
-fn twice(first: &AllocatorSpec, second: &AllocatorSpec, first_at: Position, at: Position) -> Problem {
-    let message = match first.to_string() == second.to_string() {
-        true => format!("allocator `{first}` is named twice"),
-        false => format!("`{second}` is the same as `{first}`"),
-    };
-    Problem::new(at, message).see(first_at, "the first one").help("name it once; to run the same settings twice, give each a `name:`")
+    Ok(specs)
 }
 
 fn check_arm(arm: &Located<ArmWire>, source: &str, folder: &Path) -> Result<AllocatorSpec, Problem> {

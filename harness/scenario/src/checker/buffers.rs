@@ -6,7 +6,7 @@ use harness_language::text::{BufferText, NameText};
 
 use super::Checker;
 use super::names::Id;
-use crate::metric::{BufferName, BufferRef, StepName};
+use crate::metric::{BufferName, BufferRef, Expression, StepName};
 
 /// Most names of buffers in one scenario. Every step checks all live buffers, so more of them would take minutes.
 pub const MAX_BUFFERS: usize = 10_000;
@@ -47,39 +47,27 @@ pub(crate) enum Served {
     Perhaps,
 }
 
-/// The name before the brackets, and their content.
-struct Parts<'t> {
-    name: NameText,
-    /// The index, and the number of characters before it.
-    index: Option<(&'t str, usize)>,
-}
-
-fn parts(text: &Located<String>) -> Result<Parts<'_>, Problem> {
-    let (name, index) = match text.value.split_once('[') {
-        None => (text.value.as_str(), None),
-        Some((name, rest)) => match rest.strip_suffix(']') {
-            Some(index) if !index.trim().is_empty() => (name, Some((index, name.chars().count() + 1))),
-            _ => {
-                return Err(Problem::new(text.at, format!("`{}` is not a buffer", text.value))
-                    .help("a numbered buffer is a name with a number in brackets, as in `kv[3]` or `\"kv[i]\"`"));
-            }
-        },
-    };
-    let name = NameText(text.with(name.to_owned()));
-    name.checked()?;
-    Ok(Parts { name, index })
-}
-
 impl Checker<'_> {
+    /// The name before the brackets, and the index in them. Records that the name is used here.
+    fn parts(&mut self, text: &Located<String>) -> Result<(NameText, Option<Expression>), Problem> {
+        let (name, index) = text.value.split_once('[').map_or((text.value.as_str(), None), |(name, index)| (name, Some(index)));
+        let inside = index.map(|index| index.strip_suffix(']').filter(|index| !index.trim().is_empty()));
+        if inside == Some(None) {
+            return Err(Problem::new(text.at, format!("`{}` is not a buffer", text.value))
+                .help("a numbered buffer is a name with a number in brackets, as in `kv[3]` or `\"kv[i]\"`"));
+        }
+        let index = inside.flatten().map(|index| self.index(text, index, name.chars().count() + 1));
+        let name = NameText(text.with(name.to_owned()));
+        self.named.insert(name.checked()?.to_owned());
+        Ok((name, index.transpose()?))
+    }
+
     /// Declares a buffer. With `again`, the buffer may be live already and is then leaked.
     pub(crate) fn make_buffer(&mut self, text: &BufferText, served: Served, again: bool) -> Result<BufferRef, Problem> {
-        let Parts { name, index } = parts(&text.0)?;
-        self.named.insert(name.text().to_owned());
+        let (name, index) = self.parts(text)?;
         self.is_no_storm(&name)?;
-        match index {
-            Some((index, offset)) => self.make_element(&name, text, (index, offset), served),
-            None => Ok(BufferRef { name: self.make_named(&name, served, again)?, index: None }),
-        }
+        let name = if index.is_some() { self.make_element(&name, served)? } else { self.make_named(&name, served, again)? };
+        Ok(BufferRef { name, index })
     }
 
     fn is_no_storm(&self, name: &NameText) -> Result<(), Problem> {
@@ -93,26 +81,16 @@ impl Checker<'_> {
         }
     }
 
-    fn make_element(
-        &mut self,
-        name: &NameText,
-        text: &BufferText,
-        (index, offset): (&str, usize),
-        served: Served,
-    ) -> Result<BufferRef, Problem> {
-        let index = self.index(&text.0, index, offset)?;
+    fn make_element(&mut self, name: &NameText, served: Served) -> Result<BufferName, Problem> {
         if self.names.buffers.contains_key(name.text()) {
             let message = format!("`{}` is already a buffer without a number", name.text());
             return Err(Problem::new(name.at, message).help("choose another name for the numbered buffers"));
         }
         let number = self.new_buffer_number(name)?;
-        let elements = self.names.elements.entry(name.text().to_owned()).or_insert_with(|| Elements {
-            name: BufferName::new(number, name.text()),
-            at: name.at,
-            may_be_missing: false,
-        });
+        let new = || Elements { name: BufferName::new(number, name.text()), at: name.at, may_be_missing: false };
+        let elements = self.names.elements.entry(name.text().to_owned()).or_insert_with(new);
         elements.may_be_missing |= served != Served::Always;
-        Ok(BufferRef { name: elements.name.clone(), index: Some(index) })
+        Ok(elements.name.clone())
     }
 
     /// The number for a new name.
@@ -166,20 +144,13 @@ impl Checker<'_> {
 
     /// Returns a buffer that is certainly live, or a numbered buffer.
     pub(crate) fn live_buffer(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
-        let Parts { name, index } = parts(&text.0)?;
-        self.named.insert(name.text().to_owned());
-        match index {
-            Some((index, offset)) => self.element(&name, text, (index, offset)),
-            None => Ok(BufferRef { name: self.live_named(&name)?, index: None }),
-        }
+        let (name, index) = self.parts(text)?;
+        Ok(BufferRef { name: if index.is_some() { self.element(&name)? } else { self.live_named(&name)? }, index })
     }
 
-    fn element(&mut self, name: &NameText, text: &Located<String>, (index, offset): (&str, usize)) -> Result<BufferRef, Problem> {
-        let index = Some(self.index(text, index, offset)?);
-        match self.names.elements.get(name.text()) {
-            Some(elements) => Ok(BufferRef { name: elements.name.clone(), index }),
-            None => Err(self.no_such_buffer(name.text(), name.at)),
-        }
+    fn element(&self, name: &NameText) -> Result<BufferName, Problem> {
+        let elements = self.names.elements.get(name.text());
+        elements.map(|elements| elements.name.clone()).ok_or_else(|| self.no_such_buffer(name.text(), name.at))
     }
 
     /// Returns a buffer without a number that is certainly live.
@@ -220,12 +191,10 @@ impl Checker<'_> {
 
     /// Frees a buffer, all numbered buffers of a name, or the blocks of a storm.
     pub(crate) fn free(&mut self, text: &Located<String>) -> Result<Freed, Problem> {
-        let Parts { name, index } = parts(text)?;
-        let at = text.at;
-        self.named.insert(name.text().to_owned());
-        if let Some((index, offset)) = index {
+        let ((name, index), at) = (self.parts(text)?, text.at);
+        if index.is_some() {
             let may_be_missing = self.names.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
-            return Ok(Freed::Buffer(self.element(&name, text, (index, offset))?, may_be_missing));
+            return Ok(Freed::Buffer(BufferRef { name: self.element(&name)?, index }, may_be_missing));
         }
         let text = name.text();
         if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.names.ids.get_mut(text) {

@@ -10,7 +10,7 @@ use std::fmt;
 use harness_allocator::device::HostMemory;
 use harness_allocator::named_enum;
 use harness_allocator::units::Nanos;
-use harness_base::words::count;
+use harness_base::words::{count, joined};
 
 use super::metric::BufferName;
 use super::plan::{PlanPart, SpilledPart};
@@ -166,13 +166,12 @@ impl Policy {
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |buffers: &[BufferName]| buffers.iter().map(BufferName::name).collect::<Vec<_>>().join(", ");
         let kind = self.kind();
         match self {
             Self::GiveUp | Self::HalfPrecision => kind.fmt(f),
             Self::Evict { buffers } if buffers.is_empty() => write!(f, "{kind} requests"),
             Self::EmptyCache { retries } | Self::Synchronize { retries } => write!(f, "{kind}, at most {}", count(*retries, "retry")),
-            Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", names(buffers)),
+            Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", joined(buffers, ", ")),
             Self::Batch { floor, retries, empty_cache, .. } => {
                 let cache = if *empty_cache { ", empty_cache before each" } else { "" };
                 write!(f, "{kind} down to {floor}, at most {}{cache}", count(*retries, "retry"))
@@ -226,12 +225,6 @@ impl Chain {
 
 impl fmt::Display for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, policy) in self.0.iter().enumerate() {
-            if number > 0 {
-                f.write_str(", then ")?;
-            }
-            policy.fmt(f)?;
-        }
-        Ok(())
+        f.write_str(&joined(&self.0, ", then "))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use harness_base::words::joined;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -23,10 +24,7 @@ pub struct Use {
 
 impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, buffer) in self.buffers.iter().enumerate() {
-            write!(f, "{}{buffer}", if i == 0 { "" } else { ", " })?;
-        }
-        write!(f, ", on {}", self.stream)
+        write!(f, "{}, on {}", joined(&self.buffers, ", "), self.stream)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use harness_base::words::joined;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -37,20 +38,20 @@ pub enum FreeTarget {
     Storm(StepName),
 }
 
+impl fmt::Display for FreeTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Buffer { buffer, .. } => buffer.fmt(f),
+            Self::Elements(name) => name.fmt(f),
+            Self::Storm(storm) => storm.fmt(f),
+        }
+    }
+}
+
 impl fmt::Display for Free {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Targets(targets) => {
-                for (i, target) in targets.iter().enumerate() {
-                    f.write_str(if i == 0 { "" } else { ", " })?;
-                    match target {
-                        FreeTarget::Buffer { buffer, .. } => buffer.fmt(f)?,
-                        FreeTarget::Elements(name) => name.fmt(f)?,
-                        FreeTarget::Storm(storm) => storm.fmt(f)?,
-                    }
-                }
-                Ok(())
-            }
+            Self::Targets(targets) => f.write_str(&joined(targets, ", ")),
             Self::Pinning { storm, request } => write!(f, "blocks of {storm} that pin segments, for {request}"),
         }
     }

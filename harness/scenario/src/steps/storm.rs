@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
+use harness_base::words::{count, joined};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -117,11 +117,7 @@ impl fmt::Display for Storm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}, ", self.id, count(self.operations, "operation"))?;
         match &self.sizes {
-            StormSizes::Choices(choices) => {
-                for (i, size) in choices.iter().enumerate() {
-                    write!(f, "{}{size}", if i == 0 { "" } else { " or " })?;
-                }
-            }
+            StormSizes::Choices(choices) => f.write_str(&joined(choices, " or "))?,
             StormSizes::Range { min, max, distribution } => match distribution {
                 Distribution::LogUniform => write!(f, "{min} to {max}")?,
                 Distribution::Uniform => write!(f, "{min} to {max}, uniform")?,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
+use harness_base::words::{count, joined};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
@@ -128,8 +128,7 @@ impl fmt::Display for Train {
             Trained::Model(model) => write!(f, "{}, {plan}", model.name)?,
         }
         if batches.len() > 1 {
-            let batches: Vec<String> = batches.iter().map(u64::to_string).collect();
-            write!(f, ", batches {}", batches.join(", "))?;
+            write!(f, ", batches {}", joined(batches, ", "))?;
         }
         if let Some(ranks) = &self.ranks {
             write!(f, ", {ranks}")?;

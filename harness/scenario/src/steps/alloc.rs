@@ -64,9 +64,7 @@ pub(crate) struct AllocWire {
     id: Option<NameText>,
 }
 
-impl StepFields for AllocWire {
-    type Checked = Alloc;
-
+impl StepFields<Alloc> for AllocWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: cache, size: 400MiB }
 - alloc: { buffer: weights, size: 1.5GiB, stream: side, expect: oom }

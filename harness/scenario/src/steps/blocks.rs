@@ -45,9 +45,7 @@ pub(crate) struct PrivatePoolWire(NameText);
 #[serde(transparent, rename = "release_pool")]
 pub(crate) struct ReleasePoolWire(NameText);
 
-impl StepFields for ProgramWire {
-    type Checked = Block<ProgramName>;
-
+impl StepFields<Block<ProgramName>> for ProgramWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: other programs belong to the main process");
 
     const EXAMPLE: &'static str = "\
@@ -59,15 +57,13 @@ impl StepFields for ProgramWire {
 
     const BESIDE: &'static [&'static str] = &[STEPS];
 
-    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Block<ProgramName>, Problem> {
         let (steps, name) = (steps_inside(step, "program")?, checker.program(&self.0)?);
         Ok(Block { name, steps: checker.nested(step.at, |checker| check_steps(steps, checker))? })
     }
 }
 
-impl StepFields for PrivatePoolWire {
-    type Checked = Block<PoolName>;
-
+impl StepFields<Block<PoolName>> for PrivatePoolWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: private pools belong to the main process");
 
     const EXAMPLE: &'static str = "\
@@ -83,15 +79,13 @@ impl StepFields for PrivatePoolWire {
 
     const BESIDE: &'static [&'static str] = &[STEPS];
 
-    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Block<PoolName>, Problem> {
         let (steps, name) = (steps_inside(step, "private_pool")?, checker.use_pool(&self.0)?);
         Ok(Block { name, steps: checker.nested(step.at, |checker| check_steps(steps, checker))? })
     }
 }
 
-impl StepFields for ReleasePoolWire {
-    type Checked = PoolName;
-
+impl StepFields<PoolName> for ReleasePoolWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: private pools belong to the main process");
 
     const EXAMPLE: &'static str = "\
@@ -122,9 +116,7 @@ pub(crate) struct ProcessWire(NameText);
 #[serde(transparent, rename = "kill")]
 pub(crate) struct KillWire(NameText);
 
-impl StepFields for ProcessWire {
-    type Checked = Block<ProcessName>;
-
+impl StepFields<Block<ProcessName>> for ProcessWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("the main process starts all others");
 
     const EXAMPLE: &'static str = "\
@@ -137,7 +129,7 @@ impl StepFields for ProcessWire {
 
     const BESIDE: &'static [&'static str] = &[STEPS];
 
-    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Block<ProcessName>, Problem> {
         let (steps, name) = (steps_inside(step, "process")?, checker.declared_process(&self.0)?);
         check_main(StepKind::Process, step.at, checker)?;
         let inside = |checker: &mut Checker<'_>| checker.in_process(&name, |checker| check_steps(steps, checker));
@@ -145,9 +137,7 @@ impl StepFields for ProcessWire {
     }
 }
 
-impl StepFields for KillWire {
-    type Checked = ProcessName;
-
+impl StepFields<ProcessName> for KillWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("the main process ends all others");
 
     const EXAMPLE: &'static str = "\

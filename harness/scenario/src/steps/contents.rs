@@ -67,9 +67,7 @@ macro_rules! uses {
         #[serde(transparent, rename = $name)]
         pub(crate) struct $wire(UseWire);
 
-        impl StepFields for $wire {
-            type Checked = Use;
-
+        impl StepFields<Use> for $wire {
             const EXAMPLE: &'static str = $example;
 
             fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Use, Problem> {

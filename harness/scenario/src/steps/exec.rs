@@ -117,9 +117,7 @@ fn program_ends(_: &mut SchemaGenerator) -> Schema {
     by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
 }
 
-impl StepFields for ExecWire {
-    type Checked = Exec;
-
+impl StepFields<Exec> for ExecWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: the main process starts programs");
 
     const EXAMPLE: &'static str = "\

@@ -93,9 +93,7 @@ fn cases(generator: &mut SchemaGenerator) -> Schema {
     by_case(&serde_json::json!({ "anyOf": [texts(generator), { "const": "any" }] }), &[])
 }
 
-impl StepFields for ExpectWire {
-    type Checked = Expect;
-
+impl StepFields<Expect> for ExpectWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 3MiB }
 - expect: allocated == 3MiB
@@ -120,9 +118,7 @@ impl StepFields for ExpectWire {
     }
 }
 
-impl StepFields for EventuallyWire {
-    type Checked = Eventually;
-
+impl StepFields<Eventually> for EventuallyWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process, as in `eventually: worker.active == 0`");
 
     const EXAMPLE: &'static str = "\

@@ -11,10 +11,8 @@ use harness_language::error::Problem;
 use harness_language::located::Located;
 use harness_language::text::{DurationText, NameText};
 
-/// The YAML form of a step, and its check.
-pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
-    type Checked;
-
+/// The YAML form of a step, and its check, which returns a `Checked`.
+pub(crate) trait StepFields<Checked>: for<'de> Deserialize<'de> + JsonSchema {
     /// An example in YAML. It may use the streams `side` and `copy`, the program `server` and the process `helper`.
     const EXAMPLE: &'static str;
 
@@ -36,7 +34,7 @@ pub(crate) trait StepFields: for<'de> Deserialize<'de> + JsonSchema {
     const ID: fn(&Self) -> Option<&NameText> = |_| None;
 
     /// Checks the step at this point of the scenario.
-    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem>;
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Checked, Problem>;
 }
 
 pub(super) const STEPS: &str = "steps";

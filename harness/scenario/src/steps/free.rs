@@ -76,9 +76,7 @@ struct PinningWire {
     id: Option<NameText>,
 }
 
-impl StepFields for FreeWire {
-    type Checked = Free;
-
+impl StepFields<Free> for FreeWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 4MiB }
 - alloc: { buffer: b, size: 4MiB }

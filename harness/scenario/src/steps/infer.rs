@@ -137,9 +137,7 @@ impl InferWire {
     }
 }
 
-impl StepFields for InferWire {
-    type Checked = Infer;
-
+impl StepFields<Infer> for InferWire {
     const EXAMPLE: &'static str = "\
 - infer:
     id: serving

@@ -152,9 +152,7 @@ impl RepeatWire {
 const REPORTS: &[ReportKey] = &[ReportKey::Iterations];
 const BESIDE: &[&str] = &[STEPS, UNTIL, ID, LEAK_CHECK];
 
-impl StepFields for ForWire {
-    type Checked = Loop;
-
+impl StepFields<Loop> for ForWire {
     const EXAMPLE: &'static str = "\
 - for: { i: 1..8 }
   steps:
@@ -190,9 +188,7 @@ impl StepFields for ForWire {
     }
 }
 
-impl StepFields for RepeatWire {
-    type Checked = Loop;
-
+impl StepFields<Loop> for RepeatWire {
     const EXAMPLE: &'static str = "\
 - repeat: 10
   steps:

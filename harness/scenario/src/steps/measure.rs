@@ -24,9 +24,7 @@ impl MeasureWire {
     }
 }
 
-impl StepFields for MeasureWire {
-    type Checked = MeasureName;
-
+impl StepFields<MeasureName> for MeasureWire {
     const EXAMPLE: &'static str = "\
 - measure: before
 - alloc: { buffer: a, size: 400MiB }
@@ -59,9 +57,7 @@ pub(crate) struct CompareWire {
     id: Option<NameText>,
 }
 
-impl StepFields for CompareWire {
-    type Checked = Compare;
-
+impl StepFields<Compare> for CompareWire {
     const EXAMPLE: &'static str = "\
 - measure: warm
 - alloc: { buffer: kept, size: 4MiB }

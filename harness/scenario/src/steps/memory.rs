@@ -53,9 +53,7 @@ pub(crate) struct ResetPeakStatsWire {}
 #[serde(transparent, rename = "set_memory_fraction")]
 pub(crate) struct SetMemoryFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
 
-impl StepFields for EmptyCacheWire {
-    type Checked = NoOperand;
-
+impl StepFields<NoOperand> for EmptyCacheWire {
     const EXAMPLE: &'static str = "\
 - empty_cache
 - empty_cache: { id: emptied }";
@@ -73,9 +71,7 @@ impl StepFields for EmptyCacheWire {
     }
 }
 
-impl StepFields for ResetPeakStatsWire {
-    type Checked = NoOperand;
-
+impl StepFields<NoOperand> for ResetPeakStatsWire {
     const EXAMPLE: &'static str = "- reset_peak_stats";
 
     fn bare() -> Option<Self> {
@@ -87,9 +83,7 @@ impl StepFields for ResetPeakStatsWire {
     }
 }
 
-impl StepFields for SetMemoryFractionWire {
-    type Checked = SetMemoryFraction;
-
+impl StepFields<SetMemoryFraction> for SetMemoryFractionWire {
     const EXAMPLE: &'static str = "- set_memory_fraction: 0.5";
 
     fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
@@ -106,9 +100,7 @@ impl StepFields for SetMemoryFractionWire {
 #[serde(transparent, rename = "external_memory")]
 pub(crate) struct ExternalMemoryWire(AmountText);
 
-impl StepFields for ExternalMemoryWire {
-    type Checked = Amount;
-
+impl StepFields<Amount> for ExternalMemoryWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process");
 
     const EXAMPLE: &'static str = "\

@@ -78,26 +78,26 @@ macro_rules! steps {
         impl StepKind {
             /// Figures that a step of this kind reports under its `id`.
             pub const fn reports(self) -> &'static [ReportKey] {
-                match self { $(Self::$variant => <$wire>::REPORTS),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::REPORTS),* }
             }
 
             /// An example in YAML.
             pub const fn example(self) -> &'static str {
-                match self { $(Self::$variant => <$wire>::EXAMPLE),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::EXAMPLE),* }
             }
 
             /// Why a process cannot run such a step, if so.
             const fn not_in_processes(self) -> Option<&'static str> {
-                match self { $(Self::$variant => <$wire>::NOT_IN_PROCESSES),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::NOT_IN_PROCESSES),* }
             }
 
             /// Keys that are allowed next to the step's own key.
             fn beside(self) -> &'static [&'static str] {
-                match self { $(Self::$variant => <$wire>::BESIDE),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::BESIDE),* }
             }
 
             fn takes_no_fields(self) -> bool {
-                match self { $(Self::$variant => <$wire>::bare().is_some()),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::bare().is_some()),* }
             }
 
             pub(super) fn schema(self, generator: &mut SchemaGenerator) -> Schema {
@@ -119,13 +119,13 @@ macro_rules! steps {
             }
 
             fn id(&self) -> Option<&NameText> {
-                match self { $(Self::$variant(wire) => (<$wire>::ID)(wire),)* }
+                match self { $(Self::$variant(wire) => <$wire as StepFields<$checked>>::ID(wire),)* }
             }
 
             /// Reads a step that is written as a bare name.
             fn from_name(name: &str) -> Result<Self, Problem> {
                 match name {
-                    $($name => <$wire>::bare().map(Self::$variant).ok_or_else(|| StepKind::$variant.needs_fields()),)*
+                    $($name => <$wire as StepFields<$checked>>::bare().map(Self::$variant).ok_or_else(|| StepKind::$variant.needs_fields()),)*
                     _ => Err(unknown(name, Position::default())),
                 }
             }

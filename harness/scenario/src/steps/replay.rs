@@ -58,9 +58,7 @@ pub(crate) struct ReplayWire {
     fill: Option<bool>,
 }
 
-impl StepFields for ReplayWire {
-    type Checked = Replay;
-
+impl StepFields<Replay> for ReplayWire {
     const EXAMPLE: &'static str = "\
 - replay: { id: job, trace: imported_program.trace.gz }
 - expect: job.ooms == 0

@@ -221,9 +221,7 @@ pub enum Distribution {
     Bimodal,
 }
 
-impl StepFields for StormWire {
-    type Checked = Storm;
-
+impl StepFields<Storm> for StormWire {
     const EXAMPLE: &'static str = "\
 - storm:
     id: churn
@@ -343,9 +341,7 @@ pub(crate) struct PinsWire {
     id: Option<NameText>,
 }
 
-impl StepFields for PinsWire {
-    type Checked = StepName;
-
+impl StepFields<StepName> for PinsWire {
     const EXAMPLE: &'static str = "\
 - storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
 - pins: { storm: churn, id: pinned }";

@@ -90,9 +90,7 @@ pub(crate) enum SynchronizeWire {
     Event(NameText),
 }
 
-impl StepFields for RecordWire {
-    type Checked = Record;
-
+impl StepFields<Record> for RecordWire {
     const EXAMPLE: &'static str = "- record: { event: copied, stream: copy }";
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Record, Problem> {
@@ -100,9 +98,7 @@ impl StepFields for RecordWire {
     }
 }
 
-impl StepFields for WaitWire {
-    type Checked = Wait;
-
+impl StepFields<Wait> for WaitWire {
     const EXAMPLE: &'static str = "\
 - record: { event: copied, stream: copy }
 - wait: { event: copied, stream: side }";
@@ -112,9 +108,7 @@ impl StepFields for WaitWire {
     }
 }
 
-impl StepFields for SynchronizeWire {
-    type Checked = Synchronize;
-
+impl StepFields<Synchronize> for SynchronizeWire {
     const EXAMPLE: &'static str = "\
 - record: { event: copied, stream: copy }
 - synchronize: { event: copied }
@@ -152,9 +146,7 @@ pub(crate) struct BusyWire {
     duration: DurationText,
 }
 
-impl StepFields for BusyWire {
-    type Checked = Busy;
-
+impl StepFields<Busy> for BusyWire {
     const EXAMPLE: &'static str = "- busy: { stream: side, duration: 5ms }";
 
     fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
@@ -184,9 +176,7 @@ pub(crate) struct RecordStreamWire {
     stream: NameText,
 }
 
-impl StepFields for RecordStreamWire {
-    type Checked = RecordStream;
-
+impl StepFields<RecordStream> for RecordStreamWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: batch, size: 4MiB }
 - record_stream: { buffer: batch, stream: copy }";

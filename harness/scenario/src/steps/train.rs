@@ -213,9 +213,7 @@ impl CountsWire {
     }
 }
 
-impl StepFields for TrainWire {
-    type Checked = Train;
-
+impl StepFields<Train> for TrainWire {
     const EXAMPLE: &'static str = "\
 - train:
     id: training

@@ -101,7 +101,6 @@ pub(super) fn may_be_bare(fields: &Schema) -> bool {
 #[serde(deny_unknown_fields)]
 pub(super) struct NoFields {}
 
-/// Fields of `linear`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LinearWire {
@@ -114,7 +113,6 @@ pub(super) struct LinearWire {
     tied: bool,
 }
 
-/// Fields of `conv2d`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Conv2dWire {
@@ -130,7 +128,6 @@ pub(super) struct Conv2dWire {
     bias: Option<bool>,
 }
 
-/// Fields of `relu`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReluWire {
@@ -139,7 +136,6 @@ pub(super) struct ReluWire {
     in_place: bool,
 }
 
-/// Fields of `max_pool`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoolWire {
@@ -151,7 +147,6 @@ pub(super) struct PoolWire {
     padding: Option<Located<u64>>,
 }
 
-/// Fields of `embedding`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EmbeddingWire {
@@ -165,7 +160,6 @@ pub(super) struct EmbeddingWire {
     types: Option<Located<u64>>,
 }
 
-/// Fields of `self_attention`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AttentionWire {
@@ -173,7 +167,6 @@ pub(super) struct AttentionWire {
     heads: Located<u64>,
 }
 
-/// Fields of `residual`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ResidualWire {
@@ -187,7 +180,6 @@ pub(super) struct ResidualWire {
     in_place: bool,
 }
 
-/// Fields of `block`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlockWire {
@@ -314,20 +306,19 @@ impl LinearWire {
 impl Conv2dWire {
     fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
         let input @ (_, height, width) = image("conv2d", at, *shape)?;
-        let window = window(&self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
-        let output = (dimension(&self.out, "out")?, window.of(height, at)?, window.of(width, at)?);
-        *shape = Shape::Image { channels: output.0, height: output.1, width: output.2 };
-        Ok(Layer::Conv2d { input, output, kernel: window.kernel, bias: self.bias.unwrap_or(true) })
+        let (kernel, [height, width]) = windows([height, width], at, &self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
+        let channels = dimension(&self.out, "out")?;
+        *shape = Shape::Image { channels, height, width };
+        Ok(Layer::Conv2d { input, output: (channels, height, width), kernel, bias: self.bias.unwrap_or(true) })
     }
 }
 
 impl PoolWire {
     fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
         let (channels, height, width) = image("max_pool", at, *shape)?;
-        let window = window(&self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
-        let output = (channels, window.of(height, at)?, window.of(width, at)?);
-        *shape = Shape::Image { channels, height: output.1, width: output.2 };
-        Ok(Layer::MaxPool { output })
+        let (_, [height, width]) = windows([height, width], at, &self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
+        *shape = Shape::Image { channels, height, width };
+        Ok(Layer::MaxPool { output: (channels, height, width) })
     }
 }
 
@@ -381,24 +372,22 @@ fn dimension_or(given: Option<&Located<u64>>, what: &str, otherwise: u64) -> Res
     given.map_or(Ok(otherwise), |given| bounded(given, what, 0..=MAX_DIMENSION))
 }
 
-struct Window {
-    kernel: u64,
-    stride: u64,
-    padding: u64,
-}
-
-fn window(kernel: &Located<u64>, stride: Option<&Located<u64>>, padding: Option<&Located<u64>>) -> Result<Window, Problem> {
+/// The side of a window, and the number of its positions along each of these sides.
+fn windows(
+    sides: [u64; 2],
+    at: Position,
+    kernel: &Located<u64>,
+    stride: Option<&Located<u64>>,
+    padding: Option<&Located<u64>>,
+) -> Result<(u64, [u64; 2]), Problem> {
+    let (kernel, padding) = (dimension(kernel, "kernel")?, dimension_or(padding, "padding", 0)?);
     let stride = stride.map_or(Ok(1), |stride| dimension(stride, "stride"))?;
-    Ok(Window { kernel: dimension(kernel, "kernel")?, stride, padding: dimension_or(padding, "padding", 0)? })
-}
-
-impl Window {
-    /// Number of positions along a side.
-    fn of(&self, side: u64, at: Position) -> Result<u64, Problem> {
-        let room = (side + 2 * self.padding).checked_sub(self.kernel);
-        room.map(|room| room / self.stride + 1).ok_or_else(|| {
-            Problem::new(at, format!("a window of {} does not fit into {side} points with {} at each edge", self.kernel, self.padding))
+    let positions = |side: u64| {
+        let room = (side + 2 * padding).checked_sub(kernel);
+        room.map(|room| room / stride + 1).ok_or_else(|| {
+            Problem::new(at, format!("a window of {kernel} does not fit into {side} points with {padding} at each edge"))
                 .help("lower `kernel`, or raise `padding`")
         })
-    }
+    };
+    Ok((kernel, [positions(sides[0])?, positions(sides[1])?]))
 }

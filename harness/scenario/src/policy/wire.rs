@@ -74,12 +74,10 @@ pub(crate) enum PolicyWire {
     Wait(WaitWire),
 }
 
-/// No fields.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_without_fields")]
 pub(crate) struct NoFields {}
 
-/// Fields of `empty_cache` and `synchronize`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_retries")]
 pub(crate) struct RetriesWire {
@@ -87,7 +85,6 @@ pub(crate) struct RetriesWire {
     pub(super) retries: Option<CountText>,
 }
 
-/// Fields of `free`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_free")]
 pub(crate) struct FreeWire {
@@ -95,7 +92,6 @@ pub(crate) struct FreeWire {
     pub(super) buffers: Vec<NameText>,
 }
 
-/// Fields of policies that change the batch.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_batch")]
 pub(crate) struct BatchWire {
@@ -108,7 +104,6 @@ pub(crate) struct BatchWire {
     pub(super) empty_cache: bool,
 }
 
-/// Fields of `split_and_accumulate`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_split")]
 pub(crate) struct SplitWire {
@@ -116,7 +111,6 @@ pub(crate) struct SplitWire {
     pub(super) floor: Option<CountText>,
 }
 
-/// Fields of `checkpoint_more`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_checkpoint")]
 pub(crate) struct CheckpointWire {
@@ -124,7 +118,6 @@ pub(crate) struct CheckpointWire {
     pub(super) most: Option<CountText>,
 }
 
-/// Fields of `spill_to_host`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_spill")]
 pub(crate) struct SpillWire {
@@ -146,7 +139,6 @@ pub(crate) enum HostMemoryWire {
     MappedFile,
 }
 
-/// Fields of `evict`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_evict")]
 pub(crate) struct EvictWire {
@@ -156,7 +148,6 @@ pub(crate) struct EvictWire {
     pub(super) buffers: Vec<NameText>,
 }
 
-/// Fields of `wait`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "policy_wait")]
 pub(crate) struct WaitWire {

@@ -180,7 +180,7 @@ pub(crate) struct TrainWire {
     #[serde(default)]
     retain_graph: bool,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
-    leak_check: Option<Located<LeakCheckWire>>,
+    leak_check: Option<Box<Located<LeakCheckWire>>>,
     /// How the training ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
     /// fails the run. Default: `fits`.
     expect: Option<EndingWire>,
@@ -281,7 +281,7 @@ impl StepFields<Train> for TrainWire {
             optimizer,
             zero_grad: self.zero_grad.unwrap_or(ZeroGrad::SetToNone),
             retain_graph: self.retain_graph,
-            leak_check: leaks::check(self.leak_check.as_ref(), iterations, checker)?,
+            leak_check: leaks::check(self.leak_check.as_deref(), iterations, checker)?,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations,
             on_oom,

@@ -115,7 +115,7 @@ fn an_expectation_has_its_allocator_and_its_position() {
     };
     assert!(expect.of("direct", DeviceKind::Gpu).is_empty());
     let [first, second] = expect.of("caching", DeviceKind::Gpu) else { panic!("two expectations") };
-    let (first, second) = (first.expectation(), second.expectation());
+    let (first, second) = (&first.expectation, &second.expectation);
     assert_eq!((first.at.line, first.at.column, second.at.column), (18, 32, 71));
     let metrics: Vec<&Metric> = first.value.quantities().collect();
     let used = Account::Device(DeviceMetric::Used);

@@ -17,23 +17,11 @@ use harness_language::text::ExpressionText;
 
 /// A checked expectation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expected {
-    /// Evaluated at this step.
-    Here(Located<Expectation>),
-    /// Compares allocators: its values are kept at this step, and it is evaluated after all allocators have run.
-    BetweenArms {
-        /// Its index in [`Scenario::comparisons`](crate::Scenario::comparisons).
-        number: usize,
-        expectation: Located<Expectation>,
-    },
-}
-
-impl Expected {
-    pub const fn expectation(&self) -> &Located<Expectation> {
-        match self {
-            Self::Here(expectation) | Self::BetweenArms { expectation, .. } => expectation,
-        }
-    }
+pub struct Expected {
+    pub expectation: Located<Expectation>,
+    /// For a comparison of allocators, its index in [`Scenario::comparisons`](crate::Scenario::comparisons). Its values are kept at this step, and it
+    /// is evaluated after all allocators have run.
+    pub comparison: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -62,7 +50,7 @@ fn shortened<'e>(f: &mut fmt::Formatter<'_>, mut all: impl Iterator<Item = &'e L
 
 impl fmt::Display for Expect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        shortened(f, self.0.values().into_iter().flat_map(|(_, all)| all).map(Expected::expectation))
+        shortened(f, self.0.values().into_iter().flat_map(|(_, all)| all).map(|expected| &expected.expectation))
     }
 }
 
@@ -106,11 +94,9 @@ impl StepFields<Expect> for ExpectWire {
             if tree.text().is_some_and(|text| text.value == "any") {
                 return Ok(Vec::new());
             }
-            let place = |expectation: Located<Expectation>, checker: &mut Checker<'_>| {
-                if !expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..))) {
-                    return Expected::Here(expectation);
-                }
-                Expected::BetweenArms { number: checker.put_aside(expectation.clone()), expectation }
+            let place = |expectation, checker: &mut Checker<'_>| {
+                let comparison = compares_allocators(&expectation).then(|| checker.put_aside(expectation.clone()));
+                Expected { expectation, comparison }
             };
             Ok(expectations(tree, step.at, checker)?.into_iter().map(|expectation| place(expectation, checker)).collect())
         })?;
@@ -132,8 +118,7 @@ impl StepFields<Eventually> for EventuallyWire {
 
     fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Eventually, Problem> {
         let all = expectations(&self.0, step.at, checker)?;
-        let of_arm = |expectation: &&Located<Expectation>| expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..)));
-        match all.iter().find(of_arm) {
+        match all.iter().find(|expectation| compares_allocators(expectation)) {
             None => Ok(Eventually(all)),
             Some(between) => {
                 let help = "use `expect`: values of other allocators are known after all have run";
@@ -141,6 +126,10 @@ impl StepFields<Eventually> for EventuallyWire {
             }
         }
     }
+}
+
+fn compares_allocators(expectation: &Located<Expectation>) -> bool {
+    expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..)))
 }
 
 fn expectations(tree: &Located<Tree>, at: Position, checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {

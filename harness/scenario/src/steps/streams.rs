@@ -1,4 +1,6 @@
 //! `record`, `wait`, `synchronize`, `busy` and `record_stream`: the work of streams and its order.
+//!
+//! A step in the file and a checked step have the same fields, of different types.
 
 use std::fmt;
 
@@ -13,28 +15,6 @@ use crate::metric::{BufferRef, EventName, StreamName};
 use harness_language::error::Problem;
 use harness_language::located::Located;
 use harness_language::text::{BufferText, DurationText, NameText, duration};
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    /// Created by its first `record`.
-    pub event: EventName,
-    /// The event completes after the work of this stream so far.
-    pub stream: StreamName,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Wait {
-    pub event: EventName,
-    pub stream: StreamName,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Synchronize {
-    Device,
-    Stream(StreamName),
-    /// The last record of an event.
-    Event(EventName),
-}
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,36 +39,42 @@ impl fmt::Display for Synchronize {
 }
 
 /// Records an event after all work of a stream so far. The first `record` creates the event. Recording it again replaces the earlier record.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "record")]
-pub(crate) struct RecordWire {
+pub struct Record<E = EventName, S = StreamName> {
     /// The event.
-    event: NameText,
+    pub event: E,
     /// The stream. Default: `default`.
-    stream: Option<NameText>,
+    pub stream: S,
 }
+
+pub(crate) type RecordWire = Record<NameText, Option<NameText>>;
 
 /// Makes all later work of a stream wait for the last record of an event. The next step starts immediately.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "wait")]
-pub(crate) struct WaitWire {
+pub struct Wait<E = EventName, S = StreamName> {
     /// A recorded event.
-    event: NameText,
+    pub event: E,
     /// The stream. Default: `default`.
-    stream: Option<NameText>,
+    pub stream: S,
 }
 
+pub(crate) type WaitWire = Wait<NameText, Option<NameText>>;
+
 /// Waits for all work of the `device`, for all work of one stream, or for the last record of an event.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", rename = "synchronize")]
-pub(crate) enum SynchronizeWire {
+pub enum Synchronize<E = EventName, S = StreamName> {
     /// All work of all streams.
     Device,
     /// All work of one stream.
-    Stream(NameText),
+    Stream(S),
     /// The last record of an event.
-    Event(NameText),
+    Event(E),
 }
+
+pub(crate) type SynchronizeWire = Synchronize<NameText, NameText>;
 
 impl StepFields<Record> for RecordWire {
     const EXAMPLE: &'static str = "- record: { event: copied, stream: copy }";
@@ -124,12 +110,6 @@ impl StepFields<Synchronize> for SynchronizeWire {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Busy {
-    pub stream: StreamName,
-    pub duration: Nanos,
-}
-
 impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.duration, self.stream)
@@ -137,14 +117,16 @@ impl fmt::Display for Busy {
 }
 
 /// Queues work that keeps a stream busy for some time. The next step starts immediately.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "busy")]
-pub(crate) struct BusyWire {
+pub struct Busy<S = StreamName, D = Nanos> {
     /// The stream. Default: `default`.
-    stream: Option<NameText>,
+    pub stream: S,
     /// How long the work takes.
-    duration: DurationText,
+    pub duration: D,
 }
+
+pub(crate) type BusyWire = Busy<Option<NameText>, DurationText>;
 
 impl StepFields<Busy> for BusyWire {
     const EXAMPLE: &'static str = "- busy: { stream: side, duration: 5ms }";
@@ -154,12 +136,6 @@ impl StepFields<Busy> for BusyWire {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct RecordStream {
-    pub buffer: BufferRef,
-    pub stream: StreamName,
-}
-
 impl fmt::Display for RecordStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, on {}", self.buffer, self.stream)
@@ -167,14 +143,16 @@ impl fmt::Display for RecordStream {
 }
 
 /// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its memory is not reused until the work of that stream is done.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "record_stream")]
-pub(crate) struct RecordStreamWire {
+pub struct RecordStream<B = BufferRef, S = StreamName> {
     /// A live buffer.
-    buffer: BufferText,
+    pub buffer: B,
     /// The other stream.
-    stream: NameText,
+    pub stream: S,
 }
+
+pub(crate) type RecordStreamWire = RecordStream<BufferText, NameText>;
 
 impl StepFields<RecordStream> for RecordStreamWire {
     const EXAMPLE: &'static str = "\

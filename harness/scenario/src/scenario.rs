@@ -50,12 +50,17 @@ pub const MAX_PROCESSES: usize = 8;
 pub const MAX_INVARIANTS: usize = 100;
 
 /// A process besides the main one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
-    pub name: ProcessName,
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "process_with_limit")]
+pub struct Process<N = ProcessName, B = Bytes> {
+    /// Its name.
+    pub name: N,
     /// Limit of its memory.
-    pub memory: Option<Bytes>,
+    pub memory: Option<B>,
 }
+
+/// A process as the file writes it.
+type ProcessFields = Process<NameText, AmountText>;
 
 /// A checked scenario.
 #[derive(Clone, Debug, PartialEq)]
@@ -260,17 +265,7 @@ pub(crate) struct ScenarioWire {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
-struct ProcessWire(#[schemars(schema_with = "one_or_map::<NameText, LimitedProcess>")] Located<ListOr<NameText, LimitedProcess>>);
-
-/// A process with a limit.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, rename = "process_with_limit")]
-struct LimitedProcess {
-    /// Its name.
-    name: NameText,
-    /// Limit of its memory.
-    memory: Option<AmountText>,
-}
+struct ProcessWire(#[schemars(schema_with = "one_or_map::<NameText, ProcessFields>")] Located<ListOr<NameText, ProcessFields>>);
 
 /// Runs a full check every N steps. It checks all always-checked invariants against the whole structure of each allocator and the device's
 /// counters, and verifies every live buffer and the live blocks of storms. A violation names the step. It is for runs without the audit
@@ -403,7 +398,7 @@ fn processes(given: &[ProcessWire], programs: &[ProgramName], point: &Point, sou
     for ProcessWire(given) in given {
         let (name, memory) = match &given.value {
             ListOr::One(name) => (&NameText(given.with(name.clone())), None),
-            ListOr::Map(LimitedProcess { name, memory }) => (name, memory.as_ref()),
+            ListOr::Map(ProcessFields { name, memory }) => (name, memory.as_ref()),
             ListOr::Many(_) => {
                 return Err(Problem::new(given.at, "expected a process")
                     .help("a process is a name, or a map as in `{ name: worker, memory: 1GiB }`"));

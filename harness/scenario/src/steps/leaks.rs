@@ -14,34 +14,25 @@ pub const MAX_ITERATIONS: u64 = 1_000_000;
 /// Default of `warmup`.
 const WARMUP: u64 = 3;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeakCheck {
-    /// Most growth of a site per iteration, on average; `None`: not checked.
-    pub per_iteration: Option<Bytes>,
-    /// Most growth of a site in total.
-    pub total: Option<Bytes>,
-    /// Iterations at the start that are not checked.
-    pub warmup: u64,
-    /// Iterations from one check to the next.
-    pub every: u64,
-}
-
 /// Finds leaks. After each iteration it compares the allocated bytes of each allocation site. A site is a step with the name of its buffer, or
 /// a kind of tensor of a training. All numbered buffers of a step are one site. The run fails if a site grows by more than the limit. The
 /// report shows the growth per iteration and how long memory would last. Memory that is held temporarily does not count: the check compares the
 /// minimum of the first half of the iterations with the minimum of the second half.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename = "leak_check")]
-pub(crate) struct LeakCheckWire {
+pub struct LeakCheck<B = Bytes, N = u64> {
     /// Most growth of a site per iteration, on average. Default: 0B if `total` is not given either.
-    per_iteration: Option<AmountText>,
+    pub per_iteration: Option<B>,
     /// Most growth of a site in total after the warm-up.
-    total: Option<AmountText>,
+    pub total: Option<B>,
     /// Iterations at the start that are not checked, for example because they fill a cache. Default: 3.
-    warmup: Option<CountText>,
+    pub warmup: N,
     /// Iterations from one check to the next. Default: 1.
-    every: Option<CountText>,
+    pub every: N,
 }
+
+/// A leak check as the file writes it.
+pub(crate) type LeakCheckWire = LeakCheck<AmountText, Option<CountText>>;
 
 /// Checks `leak_check` of a step with at most this many iterations.
 pub(super) fn check(given: Option<&Located<LeakCheckWire>>, iterations: u64, checker: &Checker<'_>) -> Result<Option<LeakCheck>, Problem> {

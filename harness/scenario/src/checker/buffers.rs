@@ -6,7 +6,8 @@ use harness_language::text::{BufferText, NameText};
 
 use super::Checker;
 use super::names::Id;
-use crate::metric::{BufferName, BufferRef, Expression, StepName};
+use crate::metric::{BufferName, BufferRef, Expression};
+use crate::steps::free::FreeTarget;
 
 /// Most names of buffers in one scenario. Every step checks all live buffers, so more of them would take minutes.
 pub const MAX_BUFFERS: usize = 10_000;
@@ -27,16 +28,6 @@ pub(super) struct Elements {
     at: Position,
     /// `true` if a request for one of them may fail.
     may_be_missing: bool,
-}
-
-/// The target of a `free`.
-pub(crate) enum Freed {
-    /// A buffer, and whether it may be freed already.
-    Buffer(BufferRef, bool),
-    /// All numbered buffers of a name.
-    Elements(BufferName),
-    /// The blocks of a storm.
-    Storm(StepName),
 }
 
 /// The result of a request, as far as the check knows.
@@ -190,27 +181,27 @@ impl Checker<'_> {
     }
 
     /// Frees a buffer, all numbered buffers of a name, or the blocks of a storm.
-    pub(crate) fn free(&mut self, text: &Located<String>) -> Result<Freed, Problem> {
+    pub(crate) fn free(&mut self, text: &Located<String>) -> Result<FreeTarget, Problem> {
         let ((name, index), at) = (self.parts(text)?, text.at);
         if index.is_some() {
-            let may_be_missing = self.names.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
-            return Ok(Freed::Buffer(BufferRef { name: self.element(&name)?, index }, may_be_missing));
+            let may_be_gone = self.names.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
+            return Ok(FreeTarget::Buffer { buffer: BufferRef { name: self.element(&name)?, index }, may_be_gone });
         }
         let text = name.text();
         if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.names.ids.get_mut(text) {
             return match std::mem::take(live) {
-                true => Ok(Freed::Storm(name.clone())),
+                true => Ok(FreeTarget::Storm(name.clone())),
                 false => Err(Problem::new(at, format!("the blocks of `{text}` are already freed")).see(*storm_at, "the storm")),
             };
         }
         if let Some(elements) = self.names.elements.get(text) {
-            return Ok(Freed::Elements(elements.name.clone()));
+            return Ok(FreeTarget::Elements(elements.name.clone()));
         }
         match self.names.buffers.get_mut(text) {
             Some((buffer, state @ (Buffer::Live { .. } | Buffer::MaybeLive { .. }))) => {
                 let may_be_gone = matches!(state, Buffer::MaybeLive { .. });
                 *state = Buffer::Freed { at };
-                Ok(Freed::Buffer(BufferRef { name: buffer.clone(), index: None }, may_be_gone))
+                Ok(FreeTarget::Buffer { buffer: BufferRef { name: buffer.clone(), index: None }, may_be_gone })
             }
             Some((_, dead)) => Err(dead_buffer(text, at, dead)),
             None => Err(self.no_such_buffer(text, at)),

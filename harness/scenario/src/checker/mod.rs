@@ -24,7 +24,7 @@ use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
 pub use buffers::MAX_BUFFERS;
-pub(crate) use buffers::{Freed, Served};
+pub(crate) use buffers::Served;
 pub(crate) use names::has_no_meaning;
 pub(crate) use values::{constant, in_order, size, unit_of};
 

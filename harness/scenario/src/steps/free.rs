@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::StepWire;
 use super::fields::StepFields;
-use crate::checker::{Checker, Freed};
+use crate::checker::Checker;
 use crate::metric::{Amount, BufferName, BufferRef, ReportKey, StepName};
 use harness_language::error::Problem;
 use harness_language::located::{ListOr, Located};
@@ -100,15 +100,7 @@ impl StepFields<Free> for FreeWire {
             Ok(names) if names.is_empty() => {
                 Err(Problem::new(step.at, "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
             }
-            Ok(names) => Ok(Free::Targets(names.iter().map(|name| target(name, checker)).collect::<Result<_, _>>()?)),
+            Ok(names) => Ok(Free::Targets(names.iter().map(|name| checker.free(name)).collect::<Result<_, _>>()?)),
         }
     }
-}
-
-fn target(name: &Located<String>, checker: &mut Checker<'_>) -> Result<FreeTarget, Problem> {
-    Ok(match checker.free(name)? {
-        Freed::Buffer(buffer, may_be_gone) => FreeTarget::Buffer { buffer, may_be_gone },
-        Freed::Elements(name) => FreeTarget::Elements(name),
-        Freed::Storm(storm) => FreeTarget::Storm(storm),
-    })
 }

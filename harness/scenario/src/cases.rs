@@ -113,11 +113,8 @@ impl<T> Cases<T> {
         }
         let unnamed: Vec<String> = checker.arms().into_iter().filter(|arm| !arms.iter().any(|(name, _)| name == arm)).collect();
         match (&others, unnamed.is_empty()) {
-            (None, false) => {
-                let names = unnamed.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-                Err(Problem::new(given.at, format!("missing allocators: {names}"))
-                    .help(format!("name every allocator, or add a value for the rest, as in `{OTHERS}: any`")))
-            }
+            (None, false) => Err(Problem::new(given.at, format!("missing allocators: `{}`", unnamed.join("`, `")))
+                .help(format!("name every allocator, or add a value for the rest, as in `{OTHERS}: any`"))),
             (Some((key, _)), true) => Err(Problem::new(key.at, "every allocator is already named").help(format!("remove `{OTHERS}`"))),
             _ => Ok(Self::Arms { arms, others: others.map(|(_, value)| value) }),
         }

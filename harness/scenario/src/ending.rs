@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use crate::cases::{Cases, DeviceKind, GPU, OTHERS, SIMULATED};
 use crate::checker::{Checker, Served};
-use harness_language::error::{Problem, named};
-use harness_language::located::{Located, Position, Tree};
+use harness_language::error::{Problem, named, quoted};
+use harness_language::located::{Located, Tree};
 
 /// The expected end of a request, after recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,40 +110,26 @@ fn is_cause(tree: &Tree) -> bool {
 }
 
 fn expected(tree: &Located<Tree>) -> Result<Expected, Problem> {
+    let wrong = |message: String| Problem::new(tree.at, message).help(FORMS);
     match &tree.value {
-        Tree::One(word) => match word.as_str() {
-            "fits" => Ok(Expected::Fits),
-            "oom" => Ok(Expected::Oom(None)),
-            "any" => Ok(Expected::Any),
-            other => Err(unknown(tree.at, other)),
+        Tree::One(word) => match (word.as_str(), CauseKind::from_name(word)) {
+            ("fits", _) => Ok(Expected::Fits),
+            ("oom", _) => Ok(Expected::Oom(None)),
+            ("any", _) => Ok(Expected::Any),
+            (_, None) => Err(wrong(format!("unknown end `{word}`"))),
+            (_, Some(cause)) => {
+                Err(wrong(format!("unknown end `{word}`")).help(format!("write a cause after `oom`, as in `expect: {{ oom: {cause} }}`")))
+            }
         },
-        Tree::Map(entries) => match entries.as_slice() {
-            [(key, cause)] if key.value == "oom" => cause_of(cause),
-            _ => Err(no_ending(tree.at)),
-        },
-        Tree::Nothing | Tree::Many(_) => Err(no_ending(tree.at)),
-    }
-}
-
-fn no_ending(at: Position) -> Problem {
-    Problem::new(at, "expected an end").help(FORMS)
-}
-
-fn unknown(at: Position, word: &str) -> Problem {
-    let problem = Problem::new(at, format!("unknown end `{word}`"));
-    match CauseKind::from_name(word) {
-        Some(cause) => problem.help(format!("write a cause after `oom`, as in `expect: {{ oom: {cause} }}`")),
-        None => problem.help(FORMS),
+        Tree::Map(entries) if entries.len() == 1 && is_cause(&tree.value) => cause_of(&entries[0].1),
+        _ => Err(wrong("expected an end".to_owned())),
     }
 }
 
 fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
-    let names = || CauseKind::ALL.iter().map(|kind| kind.name());
-    let Some(text) = given.text() else {
-        let help = format!("causes: {}", names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "));
-        return Err(Problem::new(given.at, "expected one cause").help(help));
-    };
-    named(&text, ["cause", "causes"], CauseKind::from_name, names()).map(|kind| Expected::Oom(Some(kind)))
+    let names: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
+    let one = given.text().ok_or_else(|| Problem::new(given.at, "expected one cause").help(format!("causes: {}", quoted(&names, ", "))))?;
+    named(&one, ["cause", "causes"], CauseKind::from_name, names).map(|kind| Expected::Oom(Some(kind)))
 }
 
 fn endings(_: &mut SchemaGenerator) -> Schema {

@@ -1,6 +1,7 @@
 //! A macro for plain enums whose variants have names.
 
 /// Declares an enum with `ALL`, `name` and `from_name`.
+#[macro_export]
 macro_rules! named_enum {
     ($(#[$meta:meta])* $type:ident { $($(#[$doc:meta])* $variant:ident = $name:expr,)* }) => {
         $(#[$meta])*

@@ -131,23 +131,37 @@ impl MemoryStats {
 
 /// Declares the counters of an allocator, and the keys that select one of them.
 macro_rules! memory_stats {
-    (pooled { $($(#[$doc:meta])* $field:ident: $family:ident,)* } counters { $($(#[$text:meta])* $number:ident: $counter:ident,)* }) => {
+    (pooled { $(#[doc = $doc:literal] $field:ident: $family:ident,)* } counters { $(#[doc = $text:literal] $number:ident: $counter:ident,)* }) => {
         /// The running counters of an allocator. Field names are the first part of the keys of `torch.cuda.memory_stats()`
         /// (<https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html>).
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct MemoryStats {
-            $($(#[$doc])* pub $field: PooledStat,)*
-            $($(#[$text])* pub $number: u64,)*
+            $(#[doc = $doc] pub $field: PooledStat,)*
+            $(#[doc = $text] pub $number: u64,)*
         }
 
         named_enum! {
             /// The first part of a pooled key.
-            StatFamily { $($(#[$doc])* $family = stringify!($field),)* }
+            StatFamily { $(#[doc = $doc] $family = stringify!($field),)* }
         }
 
         named_enum! {
             /// A key without parts.
-            StatCounter { $($(#[$text])* $counter = stringify!($number),)* }
+            StatCounter { $(#[doc = $text] $counter = stringify!($number),)* }
+        }
+
+        impl StatFamily {
+            /// Describes it in one sentence.
+            pub fn about(self) -> &'static str {
+                match self { $(Self::$family => $doc.trim(),)* }
+            }
+        }
+
+        impl StatCounter {
+            /// Describes it in one or two sentences.
+            pub fn about(self) -> &'static str {
+                match self { $(Self::$counter => $text.trim(),)* }
+            }
         }
 
         impl MemoryStats {
@@ -169,31 +183,31 @@ macro_rules! memory_stats {
 
 memory_stats! {
     pooled {
-        /// Allocated bytes after rounding.
+        /// Bytes of allocated blocks, after rounding.
         allocated_bytes: AllocatedBytes,
-        /// Bytes reserved from the driver.
+        /// Bytes of segments from the driver.
         reserved_bytes: ReservedBytes,
-        /// Allocated bytes, and freed ones that wait for an event.
+        /// Bytes of blocks that are allocated, or freed but still in use by a stream.
         active_bytes: ActiveBytes,
-        /// Bytes of free split pieces in partly used segments, which cannot be released.
+        /// Bytes of free blocks in partly used segments, which cannot be released to the driver.
         inactive_split_bytes: InactiveSplitBytes,
         /// Bytes that callers requested.
         requested_bytes: RequestedBytes,
-        /// Live allocations.
+        /// Allocated blocks.
         allocation: Allocation,
-        /// Segments reserved from the driver.
+        /// Segments from the driver.
         segment: Segment,
-        /// Allocated blocks, and freed ones that wait for an event.
+        /// Blocks that are allocated, or freed but still in use by a stream.
         active: Active,
-        /// Free split pieces in partly used segments.
+        /// Free blocks in partly used segments.
         inactive_split: InactiveSplit,
     }
     counters {
-        /// Failed driver allocations after which the allocator released its cache. A final OOM counts here too.
+        /// Driver allocations that failed and made the allocator release its cache. A final OOM counts too.
         num_alloc_retries: NumAllocRetries,
-        /// Requests that finally failed.
+        /// Requests that failed.
         num_ooms: NumOoms,
-        /// Waits for all streams.
+        /// Waits of the allocator for all streams.
         num_sync_all_streams: NumSyncAllStreams,
         /// Successful driver allocations.
         num_device_alloc: NumDeviceAlloc,

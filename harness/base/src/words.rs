@@ -1,4 +1,4 @@
-//! Counted nouns.
+//! Counted nouns and lists.
 
 use std::fmt::Display;
 
@@ -12,6 +12,11 @@ use std::fmt::Display;
 /// ```
 pub fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
     if number == N::from(1) { format!("1 {noun}") } else { format!("{number} {}", plural(noun)) }
+}
+
+/// Joins texts with a separator.
+pub fn joined<T: Display>(all: impl IntoIterator<Item = T>, separator: &str) -> String {
+    all.into_iter().map(|one| one.to_string()).collect::<Vec<_>>().join(separator)
 }
 
 fn plural(noun: &str) -> String {

@@ -86,10 +86,7 @@ pub struct Figures {
 
 /// Reads a text file. If it cannot be read, the advice lists the profiles in [`FOLDER`].
 pub(crate) fn read(path: &Path) -> Result<String, FileError> {
-    yaml::read(path, &LANGUAGE).map_err(|error| match error {
-        FileError::Unreadable { path, why, .. } => FileError::Unreadable { path, why, help: known() },
-        text @ FileError::Text(_) => text,
-    })
+    yaml::read(path, &LANGUAGE).map_err(|error| if error.position().is_none() { error.with_advice(known()) } else { error })
 }
 
 /// Names the profiles in [`FOLDER`]; none if the folder cannot be read.

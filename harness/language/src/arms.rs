@@ -1,7 +1,7 @@
 //! The allocators of a scenario or a suite: names, or maps with settings. Settings are one string, as in `PYTORCH_ALLOC_CONF`, or fields of
 //! the same names. One parser reads both.
 
-use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use harness_allocator::allocator::caching::{ConfError, Config, Setting, TorchVersion, TorchVersionError};
@@ -51,9 +51,10 @@ const TRUTH: &str = "`true` or `false`";
 const EXAMPLE: &str = "`{ caching: { conf: \"max_split_size_mb:512\" } }`";
 
 /// An allocator as the file writes it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub struct ArmWire(Tree);
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "allocator")]
+#[schemars(description = ABOUT)]
+pub struct ArmWire(#[schemars(schema_with = "forms")] Tree);
 
 /// Checks `allocator:` or `allocators:`; `caching` if both are missing. Paths of libraries are relative to `folder`.
 pub fn check(
@@ -64,46 +65,39 @@ pub fn check(
 ) -> Result<Vec<AllocatorSpec>, Problem> {
     let arms: &[Located<ArmWire>] = match (one, several) {
         (Some(one), Some(several)) => {
-            return Err(Problem::new(one.position(), "`allocator` and `allocators` exclude each other")
-                .see(several.position(), "the list")
+            return Err(Problem::new(one.at, "`allocator` and `allocators` exclude each other")
+                .see(several.at, "the list")
                 .help("put all of them into `allocators`"));
         }
         (Some(one), None) => std::slice::from_ref(one),
         (None, Some(several)) if several.value.is_empty() => {
-            return Err(
-                Problem::new(several.position(), "`allocators` is empty").help("name an allocator, or remove the key for `[caching]`")
-            );
+            return Err(Problem::new(several.at, "`allocators` is empty").help("name an allocator, or remove the key for `[caching]`"));
         }
         (None, Some(several)) => &several.value,
         (None, None) => return Ok(vec![AllocatorKind::Caching.into()]),
     };
     if let Some(first_too_many) = arms.get(MAX_ARMS) {
         let message = format!("too many allocators: {}", arms.len());
-        return Err(Problem::new(first_too_many.position(), message).help(format!("a file names at most {MAX_ARMS}")));
+        return Err(Problem::new(first_too_many.at, message).help(format!("a file names at most {MAX_ARMS}")));
     }
-    let mut specs: Vec<(AllocatorSpec, Position)> = Vec::new();
+    let mut specs: Vec<AllocatorSpec> = Vec::new();
     for arm in arms {
-        let (spec, at) = (check_arm(arm, source, folder)?, arm.position());
-        if let Some((first, first_at)) = specs.iter().find(|(first, _)| is_twice(first, &spec)) {
-            return Err(twice(first, &spec, *first_at, at));
+        let spec = check_arm(arm, source, folder)?;
+        let has_its_name = |first: &AllocatorSpec| first.to_string() == spec.to_string();
+        let is_unnamed_twin = |first: &AllocatorSpec| !first.has_own_name() && !spec.has_own_name() && first.is_equivalent_to(&spec);
+        if let Some(number) = specs.iter().position(|first| has_its_name(first) || is_unnamed_twin(first)) {
+            let first = &specs[number];
+            let message = match has_its_name(first) {
+                true => format!("allocator `{first}` is named twice"),
+                false => format!("`{spec}` is the same as `{first}`"),
+            };
+            return Err(Problem::new(arm.at, message)
+                .see(arms[number].at, "the first one")
+                .help("name it once; to run the same settings twice, give each a `name:`"));
         }
-        specs.push((spec, at));
+        specs.push(spec);
     }
-    Ok(specs.into_iter().map(|(spec, _)| spec).collect())
-}
-
-/// Returns whether a report could not distinguish them, or would show the same configuration twice by accident.
-fn is_twice(first: &AllocatorSpec, second: &AllocatorSpec) -> bool {
-    let is_unnamed = !first.has_own_name() && !second.has_own_name();
-    first.to_string() == second.to_string() || (is_unnamed && first.is_equivalent_to(second))
-}
-
-fn twice(first: &AllocatorSpec, second: &AllocatorSpec, first_at: Position, at: Position) -> Problem {
-    let message = match first.to_string() == second.to_string() {
-        true => format!("allocator `{first}` is named twice"),
-        false => format!("`{second}` is the same as `{first}`"),
-    };
-    Problem::new(at, message).see(first_at, "the first one").help("name it once; to run the same settings twice, give each a `name:`")
+    Ok(specs)
 }
 
 fn check_arm(arm: &Located<ArmWire>, source: &str, folder: &Path) -> Result<AllocatorSpec, Problem> {
@@ -113,22 +107,20 @@ fn check_arm(arm: &Located<ArmWire>, source: &str, folder: &Path) -> Result<Allo
             [(name, settings)] => (name.clone(), Some(settings)),
             [(first, _), (second, _), ..] => {
                 let message = format!("`{}` is in the same map as `{}`", second.value, first.value);
-                return Err(Problem::new(second.position(), message)
+                return Err(Problem::new(second.at, message)
                     .help(format!("write each allocator as its own list item, with its settings indented below it, as in {EXAMPLE}")));
             }
-            [] => return Err(Problem::new(arm.position(), "this map names no allocator").help(format!("as in {EXAMPLE}"))),
+            [] => return Err(Problem::new(arm.at, "this map names no allocator").help(format!("as in {EXAMPLE}"))),
         },
         Tree::Nothing | Tree::Many(_) => {
-            return Err(Problem::new(arm.position(), "expected an allocator").help(format!("as in `caching` or {EXAMPLE}")));
+            return Err(Problem::new(arm.at, "expected an allocator").help(format!("as in `caching` or {EXAMPLE}")));
         }
     };
     match settings {
-        None if name.value == LIBRARY => {
-            Err(Problem::new(arm.position(), "`library` needs fields").help(format!("as in {LIBRARY_EXAMPLE}")))
-        }
-        Some(settings) if name.value == LIBRARY => library(name.position(), settings, folder),
+        None if name.value == LIBRARY => Err(Problem::new(arm.at, "`library` needs fields").help(format!("as in {LIBRARY_EXAMPLE}"))),
+        Some(settings) if name.value == LIBRARY => library(name.at, settings, folder),
         None => kind_of(&name).map(AllocatorSpec::from),
-        Some(settings) => with_settings(kind_of(&name)?, name.position(), settings, source),
+        Some(settings) => with_settings(kind_of(&name)?, name.at, settings, source),
     }
 }
 
@@ -170,47 +162,38 @@ fn library(at: Position, settings: &Located<Tree>, folder: &Path) -> Result<Allo
     let Tree::Map(fields) = &settings.value else {
         return Err(Problem::new(at, "`library` needs fields").help(example));
     };
-    if let Some((key, _)) = fields.iter().find(|(key, _)| LIBRARY_FIELDS.iter().all(|(field, ..)| *field != key.value)) {
-        let names = LIBRARY_FIELDS.iter().map(|(field, ..)| *field);
-        return Err(Problem::not_among(key, format!("a library has no field `{}`", key.value), "fields", names));
+    let mut given = BTreeMap::new();
+    for (key, value) in fields {
+        let field = key.value.as_str();
+        if !LIBRARY_FIELDS.iter().any(|(known, ..)| *known == field) {
+            let names = LIBRARY_FIELDS.iter().map(|(known, ..)| *known);
+            return Err(Problem::not_among(key, format!("a library has no field `{field}`"), "fields", names));
+        }
+        let text = value.text().filter(|text| !text.value.is_empty() && !text.value.contains([',', '(', ')']));
+        let wrong = || Problem::new(value.at, format!("expected text without commas and brackets as `{field}`")).help(example.clone());
+        given.insert(field, text.ok_or_else(wrong)?);
     }
-    let given = |field: &str| fields.iter().find(|(key, _)| key.value == field);
-    let text = |field: &str| match given(field) {
-        None => Ok(None),
-        Some((_, value)) => match &value.value {
-            Tree::One(text) if !text.is_empty() && !text.contains([',', '(', ')']) => Ok(Some(value.with(text.clone()))),
-            _ => {
-                Err(Problem::new(value.position(), format!("expected text without commas and brackets as `{field}`")).help(example.clone()))
-            }
-        },
-    };
+    let optional = |field: &str| given.get(field).map(|text| text.value.clone());
     let needed = |field: &str| {
-        text(field)?.ok_or_else(|| Problem::new(at, format!("the field `{field}` of `library` is missing")).help(example.clone()))
+        optional(field).ok_or_else(|| Problem::new(at, format!("the field `{field}` of `library` is missing")).help(example.clone()))
     };
-    let path = needed(LibrarySpec::PATH)?;
-    let function = |field: &str| needed(field).map(|name| name.value);
-    let optional = |field: &str| text(field).map(|name| name.map(|name| name.value));
-    let (record_stream, empty_cache) = (optional("record_stream")?, optional("empty_cache")?);
-    let (alloc, free) = (function("alloc")?, function("free")?);
-    let library = LibrarySpec { path: folder.join(&path.value), alloc, free, record_stream, empty_cache };
-    let is_optional = match text(OPTIONAL)? {
+    let library = LibrarySpec {
+        path: folder.join(needed(LibrarySpec::PATH)?),
+        alloc: needed("alloc")?,
+        free: needed("free")?,
+        record_stream: optional("record_stream"),
+        empty_cache: optional("empty_cache"),
+    };
+    let is_optional = match given.get(OPTIONAL) {
         None => false,
-        Some(given) => match given.value.as_str() {
-            "true" => true,
-            "false" => false,
-            _ => return Err(Problem::new(given.position(), format!("`{OPTIONAL}` must be {TRUTH}")).help(example)),
-        },
+        Some(given) => given.value.parse().map_err(|_| Problem::new(given.at, format!("`{OPTIONAL}` must be {TRUTH}")).help(example))?,
     };
     let may_be_missing = is_optional && library.check_file().is_err();
     if !may_be_missing && let Err(Unusable { field, message, help }) = check_library(&library) {
-        let at = given(field).map_or(at, |(_, value)| value.position());
+        let at = given.get(field).map_or(at, |given| given.at);
         return Err(Problem::new(at, message).help(help));
     }
-    let spec = AllocatorSpec::library(library);
-    match given(NAME) {
-        None => Ok(spec),
-        Some((_, name)) => Ok(spec.named(arm_name(name)?)),
-    }
+    named(AllocatorSpec::library(library), given.remove(NAME))
 }
 
 fn with_settings(kind: AllocatorKind, at: Position, settings: &Located<Tree>, source: &str) -> Result<AllocatorSpec, Problem> {
@@ -221,34 +204,30 @@ fn with_settings(kind: AllocatorKind, at: Position, settings: &Located<Tree>, so
     let (names, others): (Vec<_>, Vec<_>) = fields.iter().partition(|(key, _)| key.value == NAME);
     let spec = match others.first() {
         None => kind.into(),
-        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.position(), SpecError::NoSettings(kind).to_string())),
+        Some((key, _)) if !kind.has_settings() => return Err(Problem::new(key.at, SpecError::NoSettings(kind).to_string())),
         Some(_) => {
             let (versions, settings): (Vec<_>, Vec<_>) = others.into_iter().partition(|(key, _)| key.value == TORCH);
             let torch = versions.first().map_or(Ok(TorchVersion::default()), |(_, version)| torch(version))?;
             AllocatorSpec::caching(config(torch, &settings, source)?)
         }
     };
-    match names.first() {
-        None => Ok(spec),
-        Some((_, name)) => Ok(spec.named(arm_name(name)?)),
-    }
+    let wrong = |name: &Located<Tree>| Problem::new(name.at, "expected a name").help("as in `name: large_blocks_whole`");
+    named(spec, names.first().map(|(_, name)| name.text().ok_or_else(|| wrong(name))).transpose()?)
 }
 
 fn torch(given: &Located<Tree>) -> Result<TorchVersion, Problem> {
     let help = "as in `torch: \"2.9\"`";
-    let text = given.text().ok_or_else(|| Problem::new(given.position(), "expected a version of PyTorch").help(help))?;
-    text.value.parse().map_err(|error: TorchVersionError| Problem::new(text.position(), error.to_string()).help(help))
+    let text = given.text().ok_or_else(|| Problem::new(given.at, "expected a version of PyTorch").help(help))?;
+    text.value.parse().map_err(|error: TorchVersionError| Problem::new(text.at, error.to_string()).help(help))
 }
 
-fn arm_name(given: &Located<Tree>) -> Result<String, Problem> {
-    let text = given.text().ok_or_else(|| Problem::new(given.position(), "expected a name").help("as in `name: large_blocks_whole`"))?;
-    let name = NameText(text);
+fn named(spec: AllocatorSpec, name: Option<Located<String>>) -> Result<AllocatorSpec, Problem> {
+    let Some(name) = name.map(NameText) else { return Ok(spec) };
     let text = name.checked()?;
     match AllocatorKind::from_name(text) {
-        None => Ok(text.to_owned()),
+        None => Ok(spec.named(text.to_owned())),
         Some(_) => {
-            Err(Problem::new(name.position(), format!("`{text}` is the name of an allocator"))
-                .help("choose another name, or remove `name`"))
+            Err(Problem::new(name.at, format!("`{text}` is the name of an allocator")).help("choose another name, or remove `name`"))
         }
     }
 }
@@ -262,14 +241,14 @@ fn config(torch: TorchVersion, fields: &[&Field], source: &str) -> Result<Config
         Some((key, _)) if fields.len() > 1 => {
             let other = fields.iter().find(|(other, _)| other.value != CONF).map_or(key, |(other, _)| other);
             let message = format!("`{CONF}` and `{}` exclude each other", other.value);
-            Err(Problem::new(other.position(), message)
-                .see(key.position(), "all settings in one string")
+            Err(Problem::new(other.at, message)
+                .see(key.at, "all settings in one string")
                 .help("write all settings in the string, or all as fields"))
         }
         Some((_, value)) => {
             let text = value
                 .text()
-                .ok_or_else(|| Problem::new(value.position(), format!("expected text as `{CONF}`")).help(format!("as in {EXAMPLE}")))?;
+                .ok_or_else(|| Problem::new(value.at, format!("expected text as `{CONF}`")).help(format!("as in {EXAMPLE}")))?;
             Config::parse_for(torch, &text.value).map_err(|error| refused(&error, &[(0, text.clone())], source))
         }
     }
@@ -298,7 +277,7 @@ fn config_of_fields(torch: TorchVersion, fields: &[&Field], source: &str) -> Res
                 conf.text.push(']');
             }
             Tree::Nothing | Tree::Map(_) => {
-                return Err(Problem::new(key.position(), format!("expected a value after `{}:`", key.value))
+                return Err(Problem::new(key.at, format!("expected a value after `{}:`", key.value))
                     .help(format!("`{}` takes {}", setting.name, setting.takes)));
             }
         }
@@ -337,11 +316,11 @@ fn interval(item: &Located<Tree>) -> Result<String, Problem> {
     match &item.value {
         Tree::One(text) => Ok(text.clone()),
         Tree::Nothing => Ok(String::new()),
-        Tree::Many(_) => Err(wrong(item.position())),
+        Tree::Many(_) => Err(wrong(item.at)),
         Tree::Map(entries) => {
             let pair = |(key, value): &Field| match value.text() {
                 Some(value) => Ok(format!("{}:{}", key.value, value.value)),
-                None => Err(wrong(value.position())),
+                None => Err(wrong(value.at)),
             };
             Ok(entries.iter().map(pair).collect::<Result<Vec<_>, _>>()?.join(","))
         }
@@ -382,10 +361,10 @@ fn unknown_key(key: &Located<String>) -> Problem {
     if let Some((name, value)) = key.value.split_once(':')
         && Setting::from_name(name).is_some()
     {
-        return Problem::new(key.position(), format!("`{}` has no space after the colon", key.value))
+        return Problem::new(key.at, format!("`{}` has no space after the colon", key.value))
             .help(format!("write `{name}: {value}`, or put the whole string after `{CONF}:`"));
     }
-    Problem::new(key.position(), format!("`{}` is not a setting of PyTorch's allocator", key.value))
+    Problem::new(key.at, format!("`{}` is not a setting of PyTorch's allocator", key.value))
         .help(choices(&key.value, "accepted", keys))
 }
 
@@ -399,22 +378,16 @@ pub fn advice(error: &ConfError) -> String {
     }
 }
 
-impl JsonSchema for ArmWire {
-    fn schema_name() -> Cow<'static, str> {
-        "allocator".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let names: Vec<&str> = AllocatorKind::ALL.iter().map(|kind| kind.name()).collect();
-        let maps = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind)));
-        let maps: Map<String, Value> = maps.chain([(LIBRARY.to_owned(), library_schema())]).collect();
-        json_schema!({
-            "description": ABOUT,
-            "anyOf": [
-                { "enum": names },
-                { "type": "object", "properties": maps, "additionalProperties": false, "minProperties": 1, "maxProperties": 1 }
-            ]
-        })
-    }
+fn forms(_: &mut SchemaGenerator) -> Schema {
+    let names: Vec<&str> = AllocatorKind::ALL.iter().map(|kind| kind.name()).collect();
+    let maps = AllocatorKind::ALL.iter().map(|kind| (kind.name().to_owned(), settings_schema(*kind)));
+    let maps: Map<String, Value> = maps.chain([(LIBRARY.to_owned(), library_schema())]).collect();
+    json_schema!({
+        "anyOf": [
+            { "enum": names },
+            { "type": "object", "properties": maps, "additionalProperties": false, "minProperties": 1, "maxProperties": 1 }
+        ]
+    })
 }
 
 /// Describes an allocator in one line.

@@ -13,29 +13,23 @@ use harness_base::printable::{printable, printable_lines};
 /// Why a scenario or a suite cannot be used. Its text is `file:line:column: message`; as a [`Diagnostic`] it shows the line and gives advice.
 /// Control characters of the file are escaped.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// The file could not be read.
-    #[error("{}: {why}", printable(&.path.display().to_string()))]
-    Unreadable { path: PathBuf, why: String, help: String },
-    /// Something in the file is wrong.
-    #[error("{0}")]
-    Text(Box<TextError>),
+#[error("{}: {}", self.place(), .0.message)]
+pub struct FileError(Box<Contents>);
+
+#[derive(Debug)]
+struct Contents {
+    path: PathBuf,
+    /// `None`: the file could not be read.
+    at: Option<Position>,
+    message: String,
+    help: Option<String>,
+    excerpt: Option<Excerpt>,
 }
 
 impl FileError {
-    /// The position of the mistake, if it is inside the file.
-    pub fn position(&self) -> Option<Position> {
-        match self {
-            Self::Unreadable { .. } => None,
-            Self::Text(error) => Some(error.at),
-        }
-    }
-
-    pub fn advice(&self) -> Option<&str> {
-        match self {
-            Self::Unreadable { help, .. } => Some(help),
-            Self::Text(error) => error.help.as_deref(),
-        }
+    /// Makes an error of a file that could not be read.
+    pub fn unreadable(path: &Path, message: String, help: String) -> Self {
+        Self(Box::new(Contents { path: path.to_owned(), at: None, message, help: Some(help), excerpt: None }))
     }
 
     /// Makes an error of a problem in the text `source`, which was read from `path`.
@@ -44,29 +38,33 @@ impl FileError {
         let shown = |text: String| printable_lines(&text).into_owned();
         let places = std::iter::once((at, label)).chain(related);
         let places: Vec<_> = places.map(|(at, text)| (byte_range(source, at), shown(text))).collect();
-        let excerpt = Excerpt::new(path.display().to_string(), source, &places);
+        let excerpt = Some(Excerpt::new(path.display().to_string(), source, &places));
         let message = printable(&shortened(&message)).into_owned();
-        Self::Text(Box::new(TextError { path: path.to_owned(), at, message, help: help.map(shown), excerpt }))
+        Self(Box::new(Contents { path: path.to_owned(), at: Some(at), message, help: help.map(shown), excerpt }))
+    }
+
+    /// The position of the mistake; `None` if the file could not be read.
+    pub fn position(&self) -> Option<Position> {
+        self.0.at
+    }
+
+    pub fn advice(&self) -> Option<&str> {
+        self.0.help.as_deref()
+    }
+
+    /// Replaces the advice.
+    pub fn with_advice(mut self, help: String) -> Self {
+        self.0.help = Some(help);
+        self
+    }
+
+    /// The file, with line and column.
+    fn place(&self) -> String {
+        let path = self.0.path.display().to_string();
+        let path = printable(&path);
+        self.0.at.map_or_else(|| path.to_string(), |at| format!("{path}:{}:{}", at.line, at.column))
     }
 }
-
-#[derive(Debug)]
-pub struct TextError {
-    path: PathBuf,
-    at: Position,
-    message: String,
-    help: Option<String>,
-    excerpt: Excerpt,
-}
-
-impl fmt::Display for TextError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, at: Position { line, column, .. }, message, .. } = self;
-        write!(f, "{}:{line}:{column}: {message}", printable(&path.display().to_string()))
-    }
-}
-
-impl std::error::Error for TextError {}
 
 impl Diagnostic for FileError {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
@@ -74,17 +72,11 @@ impl Diagnostic for FileError {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        match self {
-            Self::Unreadable { .. } => None,
-            Self::Text(error) => Some(&error.excerpt),
-        }
+        self.0.excerpt.as_ref().map(|excerpt| excerpt as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        match self {
-            Self::Unreadable { .. } => None,
-            Self::Text(error) => Some(Box::new(error.excerpt.labels())),
-        }
+        Some(Box::new(self.0.excerpt.as_ref()?.labels()))
     }
 }
 
@@ -122,12 +114,17 @@ impl Problem {
         kinds: &str,
         names: impl IntoIterator<Item = &'n str>,
     ) -> Self {
-        Self::new(given.position(), message).help(choices(&given.value, kinds, names))
+        Self::new(given.at, message).help(choices(&given.value, kinds, names))
     }
 
     /// Adds advice.
     pub fn help(self, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..self }
+    }
+
+    /// Sets the position unless the problem has one.
+    pub fn or_at(self, at: Position) -> Self {
+        if self.at == Position::default() { Self { at, ..self } } else { self }
     }
 
     /// Sets the text under the marked place.
@@ -142,6 +139,16 @@ impl Problem {
         }
         self
     }
+}
+
+/// Finds what a name stands for. `kind` and `kinds` are words for it, as in `stream` and `streams`; `names` are all names.
+pub fn named<'n, T>(
+    given: &Located<String>,
+    [kind, kinds]: [&str; 2],
+    find: impl FnOnce(&str) -> Option<T>,
+    names: impl IntoIterator<Item = &'n str>,
+) -> Result<T, Problem> {
+    find(&given.value).ok_or_else(|| Problem::not_among(given, format!("unknown {kind} `{}`", given.value), kinds, names))
 }
 
 /// Returns "did you mean …?" and the list of valid names.

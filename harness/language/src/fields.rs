@@ -15,8 +15,7 @@ pub const MAX_MEMORY: Bytes = Bytes::gib(1 << 20);
 
 /// What the file needs to run.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "needs")]
+#[serde(deny_unknown_fields, rename = "needs")]
 pub struct NeedsWire {
     /// Memory of the device, from 2MiB to 1PiB. A larger device is limited to this.
     pub memory: SizeText,
@@ -25,14 +24,14 @@ pub struct NeedsWire {
 /// Checks that `about` is not empty.
 pub fn about(given: &Located<String>, noun: &str) -> Result<String, Problem> {
     match given.value.trim() {
-        "" => Err(Problem::new(given.position(), "`about` is empty").help(format!("write what the {noun} shows"))),
+        "" => Err(Problem::new(given.at, "`about` is empty").help(format!("write what the {noun} shows"))),
         text => Ok(text.to_owned()),
     }
 }
 
 /// Checks `memory`.
 pub fn memory(given: &SizeText) -> Result<Bytes, Problem> {
-    check_memory(size(given)?, given.position())
+    check_memory(size(given)?, given.at)
 }
 
 /// Checks an amount of memory at a position.

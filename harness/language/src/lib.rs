@@ -3,6 +3,7 @@
 //! * [`yaml`]: reads a bounded file into wire types;
 //! * [`located`]: values with line and column;
 //! * [`text`]: scalars, kept as text until they are checked;
+//! * [`variant`]: values that are a name, or a map from a name to fields;
 //! * [`expression`]: sums and comparisons of named quantities;
 //! * [`fields`], [`arms`]: `about`, `needs` and `allocators`, which both languages have;
 //! * [`error`]: problems, and errors that name file, line, column and the accepted forms.
@@ -13,4 +14,5 @@ pub mod expression;
 pub mod fields;
 pub mod located;
 pub mod text;
+pub mod variant;
 pub mod yaml;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, de};
@@ -12,41 +12,32 @@ use serde::{Deserialize, Serialize, de};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located<T> {
     pub value: T,
-    /// Line, counted from 1.
-    pub line: u32,
-    /// Column in characters, counted from 1.
-    pub column: u32,
-    /// Length in characters, for underlining.
-    pub length: u32,
+    pub at: Position,
 }
 
 impl<T> Located<T> {
-    pub const fn position(&self) -> Position {
-        Position { line: self.line, column: self.column, length: self.length }
-    }
-
     /// Puts another value at the same position.
     pub fn with<U>(&self, value: U) -> Located<U> {
-        Located { value, line: self.line, column: self.column, length: self.length }
+        Located { value, at: self.at }
     }
 }
 
 impl Located<String> {
     /// The position of some of its characters if the file writes the text on one line, quoted or not; otherwise its own position.
     pub fn within(&self, source: &str, start: usize, length: usize) -> Position {
-        let line: Vec<char> = source.lines().nth(self.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
-        let first = self.column.saturating_sub(1) as usize;
+        let line: Vec<char> = source.lines().nth(self.at.line.saturating_sub(1) as usize).unwrap_or("").chars().collect();
+        let first = self.at.column.saturating_sub(1) as usize;
         let is_spelled = |from: usize| {
             let wanted = self.value.chars().count();
             line.get(from..).is_some_and(|rest| rest.iter().copied().zip(self.value.chars()).filter(|(a, b)| a == b).count() == wanted)
         };
         let is_quoted = matches!(line.get(first), Some('"' | '\''));
         let from = match (is_spelled(first), is_quoted && is_spelled(first + 1)) {
-            (false, false) => return self.position(),
+            (false, false) => return self.at,
             (true, _) => first,
             (false, true) => first + 1,
         };
-        Position { line: self.line, column: (from + start + 1) as u32, length: length as u32 }
+        Position { line: self.at.line, column: (from + start + 1) as u32, length: length as u32 }
     }
 }
 
@@ -72,8 +63,7 @@ impl Position {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Located<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = serde_saphyr::Spanned::<T>::deserialize(deserializer)?;
-        let Position { line, column, length } = Position::of(spanned.referenced);
-        Ok(Self { value: spanned.value, line, column, length })
+        Ok(Self { value: spanned.value, at: Position::of(spanned.referenced) })
     }
 }
 
@@ -93,25 +83,22 @@ impl<T: JsonSchema> JsonSchema for Located<T> {
 }
 
 /// One scalar, a list of scalars, or a map.
-#[derive(Clone, Debug)]
-pub enum ListOr<M> {
-    One(String),
-    Many(Vec<Located<String>>),
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(untagged, inline, description = "")]
+pub enum ListOr<T, M> {
+    One(#[schemars(with = "T")] String),
+    Many(#[schemars(length(min = 1))] Vec<T>),
     Map(M),
 }
 
-/// Stands for the map of a [`ListOr`] that accepts none.
-#[derive(Clone, Debug)]
-pub enum NoMap {}
-
-impl<'de> Deserialize<'de> for NoMap {
-    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(de::Error::invalid_type(de::Unexpected::Map, &"a text or a list of texts"))
-    }
+/// The schema of a [`ListOr`] that accepts no list.
+pub fn one_or_map<T: JsonSchema, M: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [generator.subschema_for::<T>(), generator.subschema_for::<M>()] })
 }
 
 /// Any value. The check interprets it, because the check can report its position.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(from = "serde_json::Value", inline, description = "")]
 pub enum Tree {
     Nothing,
     One(String),
@@ -121,7 +108,8 @@ pub enum Tree {
 }
 
 /// The entries of a map in the order of the file. Keys have positions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(from = "std::collections::BTreeMap<String, V>", inline)]
 pub struct Entries<V>(pub Vec<(Located<String>, V)>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
@@ -146,22 +134,22 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
 
 /// Methods of a visitor that turn each scalar into text.
 macro_rules! scalars_as_text {
-    ($keep:path: $($visit:ident($type:ty)),*) => {$(
+    ($($visit:ident($type:ty)),*) => {$(
         fn $visit<E: de::Error>(self, value: $type) -> Result<Self::Value, E> {
-            Ok($keep(value.to_string()))
+            Ok(ListOr::One(value.to_string()))
         }
     )*};
 }
 
-impl<'de, M: Deserialize<'de>> Deserialize<'de> for ListOr<M> {
+impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Deserialize<'de> for ListOr<T, M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ListOrVisitor<M>(PhantomData<M>);
-        impl<'de, M: Deserialize<'de>> Visitor<'de> for ListOrVisitor<M> {
-            type Value = ListOr<M>;
+        struct ListOrVisitor<T, M>(PhantomData<(T, M)>);
+        impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Visitor<'de> for ListOrVisitor<T, M> {
+            type Value = ListOr<T, M>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, a list of texts, or a map")
             }
-            scalars_as_text!(ListOr::One: visit_str(&str), visit_u64(u64), visit_i64(i64), visit_f64(f64));
+            scalars_as_text!(visit_str(&str), visit_bool(bool), visit_u64(u64), visit_i64(i64), visit_f64(f64));
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
                 Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ListOr::Many)
             }
@@ -175,24 +163,13 @@ impl<'de, M: Deserialize<'de>> Deserialize<'de> for ListOr<M> {
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TreeVisitor;
-        impl<'de> Visitor<'de> for TreeVisitor {
-            type Value = Tree;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, a list, or a map")
-            }
-            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-                Ok(Tree::Nothing)
-            }
-            scalars_as_text!(Tree::One: visit_str(&str), visit_bool(bool), visit_u64(u64), visit_i64(i64), visit_f64(f64));
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(Tree::Many)
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                Entries::deserialize(MapAccessDeserializer::new(map)).map(|Entries(entries)| Tree::Map(entries))
-            }
-        }
-        deserializer.deserialize_any(TreeVisitor)
+        let given = Option::<ListOr<Located<Self>, Entries<Located<Self>>>>::deserialize(deserializer)?;
+        Ok(match given {
+            None => Self::Nothing,
+            Some(ListOr::One(text)) => Self::One(text),
+            Some(ListOr::Many(all)) => Self::Many(all),
+            Some(ListOr::Map(Entries(entries))) => Self::Map(entries),
+        })
     }
 }
 
@@ -214,11 +191,11 @@ impl Located<Tree> {
     }
 }
 
-impl<M> Located<ListOr<M>> {
+impl<T: Clone + From<Located<String>>, M> Located<ListOr<T, M>> {
     /// The texts of a scalar or of a list of scalars; `Err` with the map otherwise.
-    pub fn texts(&self) -> Result<Vec<Located<String>>, &M> {
+    pub fn texts(&self) -> Result<Vec<T>, &M> {
         match &self.value {
-            ListOr::One(text) => Ok(vec![self.with(text.clone())]),
+            ListOr::One(text) => Ok(vec![self.with(text.clone()).into()]),
             ListOr::Many(texts) => Ok(texts.clone()),
             ListOr::Map(map) => Err(map),
         }

@@ -26,6 +26,12 @@ macro_rules! scalars {
                 }
             }
 
+            impl From<$crate::located::Located<String>> for $type {
+                fn from(text: $crate::located::Located<String>) -> Self {
+                    Self(text)
+                }
+            }
+
             impl std::ops::Deref for $type {
                 type Target = $crate::located::Located<String>;
                 fn deref(&self) -> &Self::Target {
@@ -88,14 +94,14 @@ impl NameText {
         if starts_well && chars.all(|c| c.is_ascii_alphanumeric() || c == '_') && text.len() <= MAX_NAME {
             return Ok(text);
         }
-        Err(Problem::new(self.position(), format!("`{text}` is not a name"))
+        Err(Problem::new(self.at, format!("`{text}` is not a name"))
             .help(format!("a name is a letter or `_`, then letters, digits and `_`, at most {MAX_NAME} characters, as in `activations_2`")))
     }
 }
 
 /// Checks that a number is within bounds.
 pub fn bounded(given: &Located<u64>, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
-    if bounds.contains(&given.value) { Ok(given.value) } else { Err(out_of_bounds(given.position(), what, &given.value, &bounds)) }
+    if bounds.contains(&given.value) { Ok(given.value) } else { Err(out_of_bounds(given.at, what, &given.value, &bounds)) }
 }
 
 /// The problem of a number that is not within bounds.
@@ -110,12 +116,12 @@ pub fn out_of_bounds(at: Position, what: &str, given: &dyn fmt::Display, bounds:
 
 /// Parses a size.
 pub fn size(text: &SizeText) -> Result<Bytes, Problem> {
-    Bytes::parse(text.text()).map_err(|why| Problem::new(text.position(), why.to_string()).label("a size"))
+    Bytes::parse(text.text()).map_err(|why| Problem::new(text.at, why.to_string()).label("a size"))
 }
 
 /// Parses a size of at least one byte.
 pub fn positive_size(text: &SizeText, what: &str) -> Result<Bytes, Problem> {
-    not_zero(size(text)?, what, text.position())
+    not_zero(size(text)?, what, text.at)
 }
 
 /// Checks that a size is at least one byte.
@@ -129,8 +135,8 @@ pub fn not_zero(size: Bytes, what: &str, at: Position) -> Result<Bytes, Problem>
 /// Parses a duration that is not zero.
 pub fn duration(text: &DurationText) -> Result<Nanos, Problem> {
     match Nanos::parse(text.text()) {
-        Ok(Nanos::ZERO) => Err(Problem::new(text.position(), "the duration cannot be 0").help("as in `5ms`")),
+        Ok(Nanos::ZERO) => Err(Problem::new(text.at, "the duration cannot be 0").help("as in `5ms`")),
         Ok(nanos) => Ok(nanos),
-        Err(why) => Err(Problem::new(text.position(), why.to_string()).label("a duration")),
+        Err(why) => Err(Problem::new(text.at, why.to_string()).label("a duration")),
     }
 }

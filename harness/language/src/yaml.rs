@@ -46,7 +46,7 @@ pub struct Language {
 /// Fails if the file cannot be read, is larger than [`MAX_FILE`], or is not UTF-8.
 pub fn read(path: &Path, language: &Language) -> Result<String, FileError> {
     let Language { noun, example, shorter, .. } = language;
-    let file = |why: String, help: String| FileError::Unreadable { path: path.to_owned(), why, help };
+    let file = |why: String, help: String| FileError::unreadable(path, why, help);
     let io = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => file("there is no such file".to_owned(), format!("name a {noun} file, as in `{example}`")),
         _ => file(format!("cannot be read: {error}"), "make the file readable, or name another one".to_owned()),
@@ -89,7 +89,11 @@ pub fn parse<T: DeserializeOwned>(source: &str, path: &Path, language: &Language
     };
     serde_saphyr::from_str_with_options(source, options).map_err(|error| {
         let problem = in_our_words(&error, language);
-        if is_of_another_kind(source, language) { problem.help(other_command(path, language)) } else { problem }
+        if !is_of_another_kind(source, language) {
+            return problem;
+        }
+        let (kind, command) = language.other;
+        problem.help(format!("this is {kind}: run it with `{command} {}`", path.display()))
     })
 }
 
@@ -99,55 +103,45 @@ fn is_of_another_kind(source: &str, language: &Language) -> bool {
     language.foreign.iter().any(|key| has(key)) && !language.own.iter().any(|key| has(key))
 }
 
-fn other_command(path: &Path, language: &Language) -> String {
-    let (kind, command) = language.other;
-    format!("this is {kind}: run it with `{command} {}`", path.display())
-}
-
 /// Rewords an error. Errors that are not listed are YAML syntax errors, which serde-saphyr words well.
 fn in_our_words(error: &Error, language: &Language) -> Problem {
     let error = error.without_snippet();
     let at = error.location().map_or(Position { line: 1, column: 1, length: 1 }, Position::of);
-    let shape = |message: String| Problem::new(at, message);
-    match error {
-        Error::AliasError { error, .. } => in_our_words(error, language),
-        Error::SerdeUnknownField { field, expected, .. } => shape(format!("unknown field `{field}`")).help(choices(
-            field,
-            "fields",
-            expected.iter().copied().filter(|name| !language.renamed.contains(name)),
-        )),
+    let (message, help) = match error {
+        Error::AliasError { error, .. } => return in_our_words(error, language),
+        Error::SerdeUnknownField { field, expected, .. } => {
+            let names = expected.iter().copied().filter(|name| !language.renamed.contains(name));
+            (format!("unknown field `{field}`"), choices(field, "fields", names))
+        }
         Error::SerdeUnknownVariant { variant, expected, .. } => {
-            shape(format!("unknown value `{variant}`")).help(choices(variant, "accepted", expected.iter().copied()))
+            (format!("unknown value `{variant}`"), choices(variant, "accepted", expected.iter().copied()))
         }
         Error::SerdeMissingField { field, .. } => {
-            let help =
-                if language.required.contains(&&**field) { language.shape.to_owned() } else { format!("add `{field}: …` to this map") };
-            shape(format!("the field `{field}` is missing")).help(help)
+            let is_key = language.required.contains(&&**field);
+            let help = if is_key { language.shape.to_owned() } else { format!("add `{field}: …` to this map") };
+            (format!("the field `{field}` is missing"), help)
         }
-        Error::DuplicateMappingKey { key: Some(key), .. } => shape(format!("the key `{key}` appears twice")).help("remove one of them"),
+        Error::DuplicateMappingKey { key: Some(key), .. } => (format!("the key `{key}` appears twice"), "remove one of them".to_owned()),
         Error::MultipleDocuments { .. } => {
-            let help = format!("put each {} into its own file", language.noun);
-            shape("a second YAML document begins here".to_owned()).help(help)
+            ("a second YAML document begins here".to_owned(), format!("put each {} into its own file", language.noun))
         }
-        Error::InvalidScalar { ty, .. } => {
-            let (message, help) = scalar(ty);
-            Problem::new(at, message).help(help)
-        }
+        Error::InvalidScalar { ty, .. } => scalar(ty),
         Error::SerdeInvalidType { unexpected, expected, .. } | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            shape(format!("unexpected {unexpected}")).help(format!("expected {expected}"))
+            (format!("unexpected {unexpected}"), format!("expected {expected}"))
         }
-        Error::NullIntoString { .. } => shape("expected text, found nothing".to_owned()).help("write a value after the colon"),
-        Error::Unexpected { expected, .. } => shape(format!("expected {}", noun(expected))).help(FORM),
+        Error::NullIntoString { .. } => ("expected text, found nothing".to_owned(), "write a value after the colon".to_owned()),
+        Error::Unexpected { expected, .. } => (format!("expected {}", noun(expected)), FORM.to_owned()),
         Error::Budget { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => {
             let Language { noun, shorter, .. } = language;
-            Problem::new(at, format!("the file is too large: {}", plain(error)))
-                .help(format!("a {noun} has at most {MAX_NODES} values and few aliases; use {shorter} for many operations"))
+            let help = format!("a {noun} has at most {MAX_NODES} values and few aliases; use {shorter} for many operations");
+            (format!("the file is too large: {}", plain(error)), help)
         }
-        _ => Problem::new(at, plain(error)).help(language.advice),
-    }
+        _ => (plain(error), language.advice.to_owned()),
+    };
+    Problem::new(at, message).help(help)
 }
 
 const FORM: &str = "write fields as a map, as in `alloc: { buffer: a, size: 1MiB }`, and lists in brackets or with `- ` before each item";
@@ -161,14 +155,14 @@ fn noun(expected: &str) -> &str {
     }
 }
 
-fn scalar(ty: &str) -> (&'static str, &'static str) {
-    if ty.starts_with('u') || ty.starts_with('i') {
-        ("expected a whole number from 0 to 18446744073709551615", "write digits only, as in `3`")
-    } else if ty.starts_with('f') {
-        ("expected a number", "write digits and a point, as in `0.5`")
-    } else {
-        ("expected `true` or `false`", "write `true` or `false`")
-    }
+/// The message and the advice for a scalar that is not of this type of Rust.
+fn scalar(ty: &str) -> (String, String) {
+    let (wanted, help) = match ty.as_bytes().first() {
+        Some(b'u' | b'i') => ("a whole number from 0 to 18446744073709551615", "digits only, as in `3`"),
+        Some(b'f') => ("a number", "digits and a point, as in `0.5`"),
+        _ => ("`true` or `false`", "`true` or `false`"),
+    };
+    (format!("expected {wanted}"), format!("write {help}"))
 }
 
 /// The error's text without its position, which our message already has.

@@ -10,19 +10,11 @@ pub(crate) const OTHERS: &str = "others";
 pub(crate) const SIMULATED: &str = "simulated";
 pub(crate) const GPU: &str = "gpu";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeviceKind {
-    Simulated,
-    /// A GPU, or a stand-in that is driven in the same way.
-    Gpu,
-}
-
-impl DeviceKind {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Simulated => SIMULATED,
-            Self::Gpu => GPU,
-        }
+harness_allocator::named_enum! {
+    DeviceKind {
+        Simulated = SIMULATED,
+        /// A GPU, or a stand-in that is driven in the same way.
+        Gpu = GPU,
     }
 }
 
@@ -96,11 +88,11 @@ impl<T> Cases<T> {
         let help = format!("as in `{{ {SIMULATED}: …, {GPU}: … }}`; `any` expects nothing");
         if let Some((other, _)) = entries.iter().find(|(key, _)| ![SIMULATED, GPU].contains(&key.value.as_str())) {
             let message = format!("`{}` is next to `{}`, which is a kind of device", other.value, first.value);
-            return Err(Problem::new(other.position(), message).help("move the allocators into the map of each kind of device"));
+            return Err(Problem::new(other.at, message).help("move the allocators into the map of each kind of device"));
         }
         let mut of = |name: &str| match entries.iter().find(|(key, _)| key.value == name) {
             Some((_, given)) => Self::check(given, checker, is_value, value).map(Box::new),
-            None => Err(Problem::new(first.position(), format!("`{name}` is missing")).help(help.clone())),
+            None => Err(Problem::new(first.at, format!("`{name}` is missing")).help(help.clone())),
         };
         Ok(Self::Devices { simulated: of(SIMULATED)?, gpu: of(GPU)? })
     }
@@ -121,14 +113,9 @@ impl<T> Cases<T> {
         }
         let unnamed: Vec<String> = checker.arms().into_iter().filter(|arm| !arms.iter().any(|(name, _)| name == arm)).collect();
         match (&others, unnamed.is_empty()) {
-            (None, false) => {
-                let names = unnamed.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-                Err(Problem::new(given.position(), format!("missing allocators: {names}"))
-                    .help(format!("name every allocator, or add a value for the rest, as in `{OTHERS}: any`")))
-            }
-            (Some((key, _)), true) => {
-                Err(Problem::new(key.position(), "every allocator is already named").help(format!("remove `{OTHERS}`")))
-            }
+            (None, false) => Err(Problem::new(given.at, format!("missing allocators: `{}`", unnamed.join("`, `")))
+                .help(format!("name every allocator, or add a value for the rest, as in `{OTHERS}: any`"))),
+            (Some((key, _)), true) => Err(Problem::new(key.at, "every allocator is already named").help(format!("remove `{OTHERS}`"))),
             _ => Ok(Self::Arms { arms, others: others.map(|(_, value)| value) }),
         }
     }
@@ -166,7 +153,7 @@ impl Reasons {
             format!("as in `{what}: needs a newer driver`, or for some allocators `{what}: {{ direct: too slow, gpu: not tested yet }}`");
         let reason = |tree: &Located<Tree>| match tree.text().filter(|text| !text.value.trim().is_empty()) {
             Some(text) => Ok(text.value.trim().to_owned()),
-            None => Err(Problem::new(tree.position(), format!("`{what}` needs a reason")).help(help.clone())),
+            None => Err(Problem::new(tree.at, format!("`{what}` needs a reason")).help(help.clone())),
         };
         let Tree::Map(entries) = &given.value else { return Ok(Self(vec![(Scope::Always, reason(given)?)])) };
         let scope = |key: &Located<String>| match key.value.as_str() {
@@ -175,7 +162,7 @@ impl Reasons {
             _ => arm(key).map(Scope::Arm),
         };
         if entries.is_empty() {
-            return Err(Problem::new(given.position(), format!("`{what}` needs a reason")).help(help));
+            return Err(Problem::new(given.at, format!("`{what}` needs a reason")).help(help));
         }
         entries.iter().map(|(key, tree)| Ok((scope(key)?, reason(tree)?))).collect::<Result<_, _>>().map(Self)
     }

@@ -1,6 +1,5 @@
 //! `expect:` of a request or a training: how it ends, with a cause, or per allocator.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use harness_allocator::allocator::AllocatorKind;
@@ -11,8 +10,8 @@ use serde_json::{Map, Value};
 
 use crate::cases::{Cases, DeviceKind, GPU, OTHERS, SIMULATED};
 use crate::checker::{Checker, Served};
-use harness_language::error::Problem;
-use harness_language::located::{Located, Position, Tree};
+use harness_language::error::{Problem, named, quoted};
+use harness_language::located::{Located, Tree};
 
 /// The expected end of a request, after recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,15 +84,16 @@ impl fmt::Display for Ending {
     }
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub(crate) struct EndingWire(Located<Tree>);
+#[schemars(inline)]
+pub(crate) struct EndingWire(#[schemars(schema_with = "endings")] Located<Tree>);
 
 impl EndingWire {
     /// Checks the value. The default is `fits`, or `any` in a loop with `until: oom`.
     pub(crate) fn check(given: Option<&Self>, checker: &mut Checker<'_>) -> Result<Ending, Problem> {
         let Some(Self(given)) = given else {
-            let ends_loop = checker.is_in_loop_until_oom();
+            let ends_loop = checker.loops_until_oom > 0;
             let expected = if ends_loop { Expected::Any } else { Expected::Fits };
             return Ok(Ending { cases: Cases::Always(expected), ends_loop });
         };
@@ -110,58 +110,32 @@ fn is_cause(tree: &Tree) -> bool {
 }
 
 fn expected(tree: &Located<Tree>) -> Result<Expected, Problem> {
+    let wrong = |message: String| Problem::new(tree.at, message).help(FORMS);
     match &tree.value {
-        Tree::One(word) => match word.as_str() {
-            "fits" => Ok(Expected::Fits),
-            "oom" => Ok(Expected::Oom(None)),
-            "any" => Ok(Expected::Any),
-            other => Err(unknown(tree.position(), other)),
+        Tree::One(word) => match (word.as_str(), CauseKind::from_name(word)) {
+            ("fits", _) => Ok(Expected::Fits),
+            ("oom", _) => Ok(Expected::Oom(None)),
+            ("any", _) => Ok(Expected::Any),
+            (_, None) => Err(wrong(format!("unknown end `{word}`"))),
+            (_, Some(cause)) => {
+                Err(wrong(format!("unknown end `{word}`")).help(format!("write a cause after `oom`, as in `expect: {{ oom: {cause} }}`")))
+            }
         },
-        Tree::Map(entries) => match entries.as_slice() {
-            [(key, cause)] if key.value == "oom" => cause_of(cause),
-            _ => Err(no_ending(tree.position())),
-        },
-        Tree::Nothing | Tree::Many(_) => Err(no_ending(tree.position())),
-    }
-}
-
-fn no_ending(at: Position) -> Problem {
-    Problem::new(at, "expected an end").help(FORMS)
-}
-
-fn unknown(at: Position, word: &str) -> Problem {
-    let problem = Problem::new(at, format!("unknown end `{word}`"));
-    match CauseKind::from_name(word) {
-        Some(cause) => problem.help(format!("write a cause after `oom`, as in `expect: {{ oom: {cause} }}`")),
-        None => problem.help(FORMS),
+        Tree::Map(entries) if entries.len() == 1 && is_cause(&tree.value) => cause_of(&entries[0].1),
+        _ => Err(wrong("expected an end".to_owned())),
     }
 }
 
 fn cause_of(given: &Located<Tree>) -> Result<Expected, Problem> {
-    let names = || CauseKind::ALL.iter().map(|kind| kind.name());
-    let Some(text) = given.text() else {
-        let help = format!("causes: {}", names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "));
-        return Err(Problem::new(given.position(), "expected one cause").help(help));
-    };
-    match CauseKind::from_name(&text.value) {
-        Some(kind) => Ok(Expected::Oom(Some(kind))),
-        None => Err(Problem::not_among(&text, format!("unknown cause `{}`", text.value), "causes", names())),
-    }
+    let names: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
+    let one = given.text().ok_or_else(|| Problem::new(given.at, "expected one cause").help(format!("causes: {}", quoted(&names, ", "))))?;
+    named(&one, ["cause", "causes"], CauseKind::from_name, names).map(|kind| Expected::Oom(Some(kind)))
 }
 
-impl JsonSchema for EndingWire {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "ending".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let causes: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
-        let cause = serde_json::json!({ "type": "object", "properties": { "oom": { "enum": causes } }, "required": ["oom"], "additionalProperties": false });
-        let word = serde_json::json!({ "enum": ["fits", "oom", "any"] });
-        by_case(&serde_json::json!({ "anyOf": [word, cause] }), &["oom"])
-    }
+fn endings(_: &mut SchemaGenerator) -> Schema {
+    let causes: Vec<&str> = CauseKind::ALL.iter().map(|kind| kind.name()).collect();
+    let cause = serde_json::json!({ "type": "object", "properties": { "oom": { "enum": causes } }, "required": ["oom"], "additionalProperties": false });
+    by_case(&serde_json::json!({ "anyOf": [{ "enum": ["fits", "oom", "any"] }, cause] }), &["oom"])
 }
 
 /// The JSON Schema of a value, or of a map from allocators or kinds of device to values. The `reserved` keys are not allocators.

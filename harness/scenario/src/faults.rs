@@ -6,7 +6,7 @@ use std::str::FromStr;
 use harness_allocator::device::faulty::{self, Calls, DeviceCall, Effect, Fault, InjectedError};
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
-use harness_language::error::{Problem, choices};
+use harness_language::error::{Problem, choices, named};
 use harness_language::located::{Located, Position};
 use harness_language::text::{AmountText, CountText, DurationText, NameText, duration};
 use schemars::JsonSchema;
@@ -107,11 +107,9 @@ impl AskedFault {
 /// An injected failure: calls fail, take longer or report wrong values, or an event never completes. Matching calls are counted from the first
 /// step. A fault that no call matches fails the run.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "fault")]
+#[serde(deny_unknown_fields, rename = "fault")]
 pub(crate) struct FaultWire {
     /// The CUDA or NVML name of the call, as in `cudaMalloc`, or `any` for all calls that allocate device memory, counted together.
-    #[schemars(with = "String")]
     call: Located<String>,
     /// The process whose calls match. The count continues if the process is started again. Default: the main process.
     process: Option<NameText>,
@@ -120,7 +118,6 @@ pub(crate) struct FaultWire {
     /// Largest number of affected calls. Default: 1, or no limit with `probability`, `latency` or `off_by`.
     count: Option<CountText>,
     /// Probability that a matching call is affected, above 0 and at most 1, drawn from the seed. Default: 1.
-    #[schemars(with = "Option<f64>")]
     probability: Option<Located<f64>>,
     /// Matches only calls that request at least this much.
     min_size: Option<AmountText>,
@@ -132,15 +129,12 @@ pub(crate) struct FaultWire {
     /// fail with `out_of_memory` by default.
     error: Option<NameText>,
     /// Every later call fails with the same error. Default: `true` for `illegal_address`, `launch_failure`, `ecc` and `device_lost` of CUDA calls.
-    #[schemars(with = "Option<bool>")]
     sticky: Option<Located<bool>>,
     /// Additional duration of the call: virtual time on the simulated device, real time on a GPU.
     latency: Option<DurationText>,
     /// Error of the free memory that `cudaMemGetInfo` reports, or of the used memory that NVML reports, as in `-100MiB`.
-    #[schemars(with = "Option<String>")]
     off_by: Option<Located<String>>,
     /// `true`: the event of `cudaEventRecord` never completes, later work on its stream never runs, and waits for it never return.
-    #[schemars(with = "Option<bool>")]
     never_completes: Option<Located<bool>>,
     /// `error`: the run passes only if it ends with this error, or with a wait that never returns.
     expect: Option<NameText>,
@@ -148,19 +142,18 @@ pub(crate) struct FaultWire {
 
 pub(crate) fn check(given: &Located<Vec<Located<FaultWire>>>, checker: &Checker<'_>) -> Result<Vec<PlannedFault>, Problem> {
     match given.value.get(MAX_FAULTS) {
-        Some(first_too_many) => Err(Problem::new(first_too_many.position(), format!("more than {MAX_FAULTS} faults"))
+        Some(first_too_many) => Err(Problem::new(first_too_many.at, format!("more than {MAX_FAULTS} faults"))
             .help("use `count` to affect several calls with one fault")),
         None if given.value.is_empty() => {
-            Err(Problem::new(given.position(), "`faults` is empty").help("as in `faults: [{ call: cudaMalloc, skip: 2 }]`"))
+            Err(Problem::new(given.at, "`faults` is empty").help("as in `faults: [{ call: cudaMalloc, skip: 2 }]`"))
         }
-        None => given.value.iter().map(|fault| fault.value.check(fault.position(), checker)).collect(),
+        None => given.value.iter().map(|fault| fault.value.check(fault.at, checker)).collect(),
     }
 }
 
 impl FaultWire {
     fn check(&self, at: Position, checker: &Checker<'_>) -> Result<PlannedFault, Problem> {
-        let unknown = || Problem::not_among(&self.call, format!("unknown call `{}`", self.call.value), "calls", Calls::names());
-        let calls = Calls::named(&self.call.value).ok_or_else(unknown)?;
+        let calls = named(&self.call, ["call", "calls"], Calls::named, Calls::names())?;
         let effect = self.effect(at, calls)?;
         let strikes_all = self.probability.is_some() || matches!(effect, Effect::Takes(_) | Effect::OffBy(_));
         let count = match &self.count {
@@ -169,7 +162,7 @@ impl FaultWire {
         };
         let fault = Fault {
             calls,
-            skip: self.skip.as_ref().map_or(Ok(0), |skip| checker.whole(skip, "skip", 0..=u64::MAX))?,
+            skip: checker.whole_or(self.skip.as_ref(), "skip", 0..=u64::MAX, 0)?,
             count,
             probability: self.probability.as_ref().map(probability).transpose()?,
             min_size: self.min_size(calls, checker)?,
@@ -185,10 +178,10 @@ impl FaultWire {
     fn effect(&self, at: Position, calls: Calls) -> Result<Effect, Problem> {
         let never = self.never_completes.as_ref().filter(|never| never.value);
         let given = [
-            self.error.as_ref().map(|error| ("error", error.position())),
-            self.latency.as_ref().map(|latency| ("latency", latency.position())),
-            self.off_by.as_ref().map(|off_by| ("off_by", off_by.position())),
-            never.map(|never| ("never_completes", never.position())),
+            self.error.as_ref().map(|error| ("error", error.at)),
+            self.latency.as_ref().map(|latency| ("latency", latency.at)),
+            self.off_by.as_ref().map(|off_by| ("off_by", off_by.at)),
+            never.map(|never| ("never_completes", never.at)),
         ];
         let mut given = given.into_iter().flatten();
         let first = given.next();
@@ -196,15 +189,13 @@ impl FaultWire {
             return Err(Problem::new(position, format!("`{one}` and `{other}` exclude each other")).help("write two faults"));
         }
         if let (Some(sticky), Some((other, _))) = (&self.sticky, first.filter(|(name, _)| *name != "error")) {
-            return Err(
-                Problem::new(sticky.position(), format!("`sticky` works with errors only, not with `{other}`")).help("remove `sticky`")
-            );
+            return Err(Problem::new(sticky.at, format!("`sticky` works with errors only, not with `{other}`")).help("remove `sticky`"));
         }
         match (&self.latency, &self.off_by, never) {
             (Some(latency), ..) => Ok(Effect::Takes(duration(latency)?)),
             (_, Some(bytes), _) => off_by(bytes, calls),
             (.., Some(_)) if calls == Calls::Of(DeviceCall::RecordEvent) => Ok(Effect::NeverCompletes),
-            (.., Some(never)) => Err(Problem::new(never.position(), format!("`{calls}` records no event"))
+            (.., Some(never)) => Err(Problem::new(never.at, format!("`{calls}` records no event"))
                 .help("as in `{ call: cudaEventRecord, never_completes: true }`")),
             (None, None, None) => self.failure(at, calls),
         }
@@ -213,15 +204,11 @@ impl FaultWire {
     fn failure(&self, at: Position, calls: Calls) -> Result<Effect, Problem> {
         let error = match &self.error {
             None => InjectedError::usual(calls),
-            Some(name) => {
-                let names = InjectedError::ALL.iter().map(|error| error.name());
-                let unknown = || Problem::not_among(name, format!("unknown error `{}`", name.text()), "errors", names);
-                InjectedError::from_name(name.text()).ok_or_else(unknown)?
-            }
+            Some(name) => named(name, ["error", "errors"], InjectedError::from_name, InjectedError::ALL.iter().map(|error| error.name()))?,
         };
         let is_out_of_memory = error == InjectedError::OutOfMemory;
         if is_out_of_memory && !gets_memory(calls) && !gets_host_memory(calls) {
-            let at = self.error.as_ref().map_or(at, |error| error.position());
+            let at = self.error.as_ref().map_or(at, |error| error.at);
             return Err(Problem::new(at, format!("`{calls}` does not allocate memory, so it cannot run out of memory")).help(format!(
                 "calls that allocate memory: {}; errors of other calls: illegal_address, launch_failure, ecc, device_lost, unknown",
                 names(DeviceCall::gets_memory)
@@ -229,7 +216,7 @@ impl FaultWire {
         }
         match &self.sticky {
             Some(sticky) if is_out_of_memory && sticky.value => {
-                Err(Problem::new(sticky.position(), "`out_of_memory` cannot be sticky, because the next call may succeed")
+                Err(Problem::new(sticky.at, "`out_of_memory` cannot be sticky, because the next call may succeed")
                     .help("use `count` for several failed calls"))
             }
             sticky => Ok(Effect::Fails { error, sticky: sticky.as_ref().map_or_else(|| error.is_sticky(calls), |sticky| sticky.value) }),
@@ -242,24 +229,22 @@ impl FaultWire {
             Some(size) if gets_memory(calls) || gets_host_memory(calls) || calls == Calls::Of(DeviceCall::Reserve) => {
                 checker.positive_size(size, "min_size")
             }
-            Some(size) => Err(Problem::new(size.position(), format!("`{calls}` does not request memory")).help("remove `min_size`")),
+            Some(size) => Err(Problem::new(size.at, format!("`{calls}` does not request memory")).help("remove `min_size`")),
         }
     }
 
     fn stream(&self, calls: Calls, checker: &Checker<'_>) -> Result<Option<usize>, Problem> {
         let is_of_a_stream = |call: DeviceCall| call.is_of_a_stream() || call.gets_memory();
         match (&self.stream, calls) {
-            (Some(name), Calls::Of(call)) if !is_of_a_stream(call) => {
-                Err(Problem::new(name.position(), format!("`{call}` does not use a stream"))
-                    .help(format!("calls that use a stream: {}", names(is_of_a_stream))))
-            }
+            (Some(name), Calls::Of(call)) if !is_of_a_stream(call) => Err(Problem::new(name.at, format!("`{call}` does not use a stream"))
+                .help(format!("calls that use a stream: {}", names(is_of_a_stream)))),
             (name, _) => name.as_ref().map(|name| Ok(checker.stream(Some(name))?.index())).transpose(),
         }
     }
 
     fn pool(&self, calls: Calls) -> Result<Option<PoolKind>, Problem> {
         let Some(name) = &self.pool else { return Ok(None) };
-        let wrong = |message: String, help: &str| Err(Problem::new(name.position(), message).help(help));
+        let wrong = |message: String, help: &str| Err(Problem::new(name.at, message).help(help));
         match name.text() {
             _ if !gets_memory(calls) => wrong(format!("`{calls}` does not allocate device memory"), "remove `pool`"),
             "small" => Ok(Some(PoolKind::Small)),
@@ -272,7 +257,7 @@ impl FaultWire {
 
     fn ends_run(&self, effect: Effect) -> Result<bool, Problem> {
         let Some(expect) = &self.expect else { return Ok(false) };
-        let wrong = |message: String, help: &str| Err(Problem::new(expect.position(), message).help(help));
+        let wrong = |message: String, help: &str| Err(Problem::new(expect.at, message).help(help));
         match effect {
             _ if expect.text() != "error" => {
                 wrong(format!("unknown end of a run `{}`", expect.text()), "write `expect: error`, or remove it if the run continues")
@@ -291,14 +276,14 @@ impl FaultWire {
 fn probability(given: &Located<f64>) -> Result<f64, Problem> {
     let is_one = given.value > 0.0 && given.value <= 1.0;
     is_one.then_some(given.value).ok_or_else(|| {
-        Problem::new(given.position(), format!("`probability` cannot be {}", given.value))
+        Problem::new(given.at, format!("`probability` cannot be {}", given.value))
             .help("write a number above 0 and at most 1, as in `0.25`")
     })
 }
 
 fn off_by(text: &Located<String>, calls: Calls) -> Result<Effect, Problem> {
     if !matches!(calls, Calls::Of(call) if call.tells_memory()) {
-        return Err(Problem::new(text.position(), format!("`{calls}` does not report an amount of memory"))
+        return Err(Problem::new(text.at, format!("`{calls}` does not report an amount of memory"))
             .help(format!("calls that report one: {}", names(DeviceCall::tells_memory))));
     }
     let (sign, size) = match text.value.split_at_checked(1) {
@@ -306,7 +291,7 @@ fn off_by(text: &Located<String>, calls: Calls) -> Result<Effect, Problem> {
         Some(("+", size)) => (1, size),
         _ => (1, text.value.as_str()),
     };
-    let wrong = |why: String| Problem::new(text.position(), why).label("a size, as in `-100MiB`");
+    let wrong = |why: String| Problem::new(text.at, why).label("a size, as in `-100MiB`");
     let bytes = Bytes::parse(size).map_err(|why| wrong(why.to_string()))?;
     match i64::try_from(bytes.0) {
         Ok(0) => Err(wrong("`off_by` cannot be 0".to_owned())),
@@ -316,10 +301,7 @@ fn off_by(text: &Located<String>, calls: Calls) -> Result<Effect, Problem> {
 }
 
 fn gets_memory(calls: Calls) -> bool {
-    match calls {
-        Calls::AnyMemory => true,
-        Calls::Of(call) => call.gets_memory(),
-    }
+    !matches!(calls, Calls::Of(call) if !call.gets_memory())
 }
 
 const fn gets_host_memory(calls: Calls) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position, Tree};
+use harness_language::located::{Located, Tree};
 use harness_language::text::NameText;
 
 use crate::checker::{Parameters, constant, has_no_meaning};
@@ -25,7 +25,7 @@ pub(crate) fn points(given: Option<&Located<Tree>>, settings: &Settings, source:
     let Some(given) = given else { return Ok(vec![Point::default()]) };
     let entries = match &given.value {
         Tree::Map(entries) if !entries.is_empty() => entries,
-        _ => return Err(Problem::new(given.position(), "`matrix` is empty").help(FORMS)),
+        _ => return Err(Problem::new(given.at, "`matrix` is empty").help(FORMS)),
     };
     let mut points = vec![Point::default()];
     for (key, list) in entries {
@@ -35,17 +35,17 @@ pub(crate) fn points(given: Option<&Located<Tree>>, settings: &Settings, source:
             None => list
                 .texts()
                 .filter(|texts| !texts.is_empty())
-                .ok_or_else(|| Problem::new(list.position(), format!("`{name}` has no values")).help(FORMS))?,
+                .ok_or_else(|| Problem::new(list.at, format!("`{name}` has no values")).help(FORMS))?,
         };
         if points.len() * texts.len() > MAX_POINTS {
             let message = format!("the matrix has more than {MAX_POINTS} points");
-            return Err(Problem::new(key.position(), message).help("use fewer values, or set some with `--set NAME=VALUE`"));
+            return Err(Problem::new(key.at, message).help("use fewer values, or set some with `--set NAME=VALUE`"));
         }
         let mut next = Vec::new();
         for point in &points {
             for text in &texts {
                 let value = constant(text, &Parameters::new(), source).map_err(|problem| match settings.contains_key(name) {
-                    true => problem.see(key.position(), format!("set to `{}`", text.value)),
+                    true => problem.see(key.at, format!("set to `{}`", text.value)),
                     false => problem,
                 })?;
                 let mut point = point.clone();
@@ -64,9 +64,4 @@ const FORMS: &str = "as in `matrix: { batch: [64, 128], memory: [1GiB, 2GiB] }`"
 fn parameter(key: &Located<String>) -> Result<&str, Problem> {
     has_no_meaning(&NameText(key.clone()), "choose another name")?;
     Ok(&key.value)
-}
-
-/// The position of `matrix:`.
-pub(crate) fn place(given: Option<&Located<Tree>>) -> Position {
-    given.map(Located::position).unwrap_or_default()
 }

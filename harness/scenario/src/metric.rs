@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::device::{DeviceCalls, DeviceMemory};
+use harness_allocator::named_enum;
 use harness_allocator::stats::{MemoryStats, StatKey};
 use harness_allocator::units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -211,7 +212,7 @@ impl Account {
     /// Parses a full or short name: `reserved` is `reserved_bytes.all.current`, `reserved.peak` is `reserved_bytes.all.peak`.
     pub fn from_name(name: &str) -> Option<Self> {
         let key = StatKey::from_name(name).or_else(|| StatKey::from_name(&Self::in_full(name)?));
-        key.map(Self::Stat).or_else(|| DeviceMetric::from_name(name).map(Self::Device))
+        key.map(Self::Stat).or_else(|| DeviceMetric::named(name).map(Self::Device))
     }
 
     /// Short names of counters in bytes over all pools.
@@ -250,18 +251,13 @@ fn current_name(name: &str) -> &str {
 /// Declares metrics: variant, name in scenarios, unit and description.
 macro_rules! metrics {
     ($(#[$meta:meta])* $type:ident { $($variant:ident = $name:literal, $unit:ident: $about:literal;)* }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        pub enum $type { $(#[doc = $about] #[serde(rename = $name)] $variant,)* }
+        named_enum! {
+            $(#[$meta])*
+            #[derive(Serialize, Deserialize)]
+            $type { $(#[doc = $about] #[serde(rename = $name)] $variant = $name,)* }
+        }
 
         impl $type {
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// Its name in scenarios and records.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
             pub const fn unit(self) -> Unit {
                 match self { $(Self::$variant => Unit::$unit),* }
             }
@@ -271,14 +267,9 @@ macro_rules! metrics {
                 match self { $(Self::$variant => $about),* }
             }
 
-            pub fn from_name(name: &str) -> Option<Self> {
-                match current_name(name) { $($name => Some(Self::$variant),)* _ => None }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
+            /// Finds a metric by its name, or by its earlier name.
+            pub fn named(name: &str) -> Option<Self> {
+                Self::from_name(current_name(name))
             }
         }
     };

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use harness_allocator::named_enum;
 use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::cases::DeviceKind;
 use crate::checker::{Parameters, size};
-use harness_language::error::Problem;
+use harness_language::error::{Problem, named};
 use harness_language::fields::check_memory;
 use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText, bounded};
@@ -16,26 +17,15 @@ use harness_language::text::{AmountText, NameText, bounded};
 /// Largest `devices`.
 const MAX_DEVICES: u64 = 64;
 
-/// A device feature beyond plain memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Feature {
-    /// Virtual memory management: mapping pages into reserved addresses.
-    VirtualMemory,
-    /// Stream-ordered memory pools.
-    MemoryPools,
-    /// Reporting how much memory this process uses.
-    ProcessMemory,
-}
-
-impl Feature {
-    pub const ALL: &'static [Self] = &[Self::VirtualMemory, Self::MemoryPools, Self::ProcessMemory];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::VirtualMemory => "virtual_memory",
-            Self::MemoryPools => "memory_pools",
-            Self::ProcessMemory => "process_memory",
-        }
+named_enum! {
+    /// A device feature beyond plain memory.
+    Feature {
+        /// Virtual memory management: mapping pages into reserved addresses.
+        VirtualMemory = "virtual_memory",
+        /// Stream-ordered memory pools.
+        MemoryPools = "memory_pools",
+        /// Reporting how much memory this process uses.
+        ProcessMemory = "process_memory",
     }
 }
 
@@ -51,8 +41,7 @@ pub struct Needs {
 
 /// Requirements on the machine. A machine that does not meet them skips the scenario and reports why.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "needs")]
+#[serde(deny_unknown_fields, rename = "needs")]
 pub(crate) struct NeedsWire {
     /// Memory of the device, from 2MiB to 1PiB. A larger device is limited to this.
     memory: AmountText,
@@ -68,23 +57,16 @@ pub(crate) struct NeedsWire {
 
 impl NeedsWire {
     pub(crate) fn check(&self, parameters: &Parameters, source: &str) -> Result<Needs, Problem> {
-        let memory = check_memory(size(&self.memory, parameters, source)?, self.memory.position())?;
-        let device = self.device.as_ref().map(device_kind).transpose()?;
+        let memory = check_memory(size(&self.memory, parameters, source)?, self.memory.at)?;
+        let device = self.device.as_ref().map(|name| {
+            named(name, ["kind of device", "kinds of device"], DeviceKind::from_name, DeviceKind::ALL.iter().map(|kind| kind.name()))
+        });
         let devices = self.devices.as_ref().map_or(Ok(1), |devices| bounded(devices, "devices", 1..=MAX_DEVICES))?;
-        let features = self.features.iter().map(feature).collect::<Result<_, _>>()?;
-        Ok(Needs { memory, device, devices, features })
+        let features = self
+            .features
+            .iter()
+            .map(|name| named(name, ["feature", "features"], Feature::from_name, Feature::ALL.iter().map(|feature| feature.name())))
+            .collect::<Result<_, _>>();
+        Ok(Needs { memory, device: device.transpose()?, devices, features: features? })
     }
-}
-
-fn device_kind(name: &NameText) -> Result<DeviceKind, Problem> {
-    let kinds = [DeviceKind::Simulated, DeviceKind::Gpu];
-    let unknown =
-        || Problem::not_among(name, format!("unknown kind of device `{}`", name.text()), "kinds of device", kinds.map(DeviceKind::name));
-    kinds.into_iter().find(|kind| kind.name() == name.text()).ok_or_else(unknown)
-}
-
-fn feature(name: &NameText) -> Result<Feature, Problem> {
-    let names = || Feature::ALL.iter().map(|feature| feature.name());
-    let unknown = || Problem::not_among(name, format!("unknown feature `{}`", name.text()), "features", names());
-    Feature::ALL.iter().copied().find(|feature| feature.name() == name.text()).ok_or_else(unknown)
 }

@@ -1,5 +1,6 @@
 //! [`Plan`]: the settings of one attempt. After a failure a recovery policy replaces it with a smaller one.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::device::HostMemory;
@@ -21,17 +22,11 @@ pub struct Plan {
     pub spilled: Spilled,
 }
 
-/// The host memory of each part of a training; `None`: the part stays on the device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Spilled {
-    /// Tensors that are saved for the backward pass.
-    pub activations: Option<HostMemory>,
-    /// The state of the optimizer, which then runs on the host.
-    pub optimizer_state: Option<HostMemory>,
-}
+/// The host memory of each part of a training that moved to the host.
+pub type Spilled = BTreeMap<SpilledPart, HostMemory>;
 
 /// A part of a training that can move to host memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
 pub enum SpilledPart {
@@ -40,31 +35,6 @@ pub enum SpilledPart {
     Activations,
     /// The optimizer's state.
     OptimizerState,
-}
-
-impl Spilled {
-    pub const NOTHING: Self = Self { activations: None, optimizer_state: None };
-
-    pub const fn part(&self, part: SpilledPart) -> Option<&HostMemory> {
-        match part {
-            SpilledPart::Activations => self.activations.as_ref(),
-            SpilledPart::OptimizerState => self.optimizer_state.as_ref(),
-        }
-    }
-
-    /// Moves a part to this memory.
-    pub fn with(self, part: SpilledPart, memory: HostMemory) -> Self {
-        match part {
-            SpilledPart::Activations => Self { activations: Some(memory), ..self },
-            SpilledPart::OptimizerState => Self { optimizer_state: Some(memory), ..self },
-        }
-    }
-
-    /// Returns whether each part is in memory that is at least as plentiful as in the other plan. Device memory is the scarcest.
-    fn is_no_harder_than(&self, other: &Self) -> bool {
-        let rank = |memory: Option<&HostMemory>| memory.map(HostMemory::rank);
-        [SpilledPart::Activations, SpilledPart::OptimizerState].into_iter().all(|part| rank(self.part(part)) >= rank(other.part(part)))
-    }
 }
 
 impl SpilledPart {
@@ -116,7 +86,7 @@ pub enum PlanPart {
 impl Plan {
     /// A plan with this batch and no savings.
     pub const fn of_batch(batch: u64) -> Self {
-        Self { batch, micro_batches: 1, checkpoint_every: None, precision: Precision::Fp32, spilled: Spilled::NOTHING }
+        Self { batch, micro_batches: 1, checkpoint_every: None, precision: Precision::Fp32, spilled: Spilled::new() }
     }
 
     /// Samples in memory at the same time: those of the largest micro-batch.
@@ -128,10 +98,13 @@ impl Plan {
     pub fn asks_for_less_than(&self, other: &Self) -> bool {
         let checkpointed = |plan: &Self| plan.checkpoint_every.is_some();
         let is_mixed = |plan: &Self| plan.precision == Precision::Mixed;
+        // Device memory is the scarcest.
+        let rank = |plan: &Self, part| plan.spilled.get(&part).map(HostMemory::rank);
+        let parts = [SpilledPart::Activations, SpilledPart::OptimizerState];
         let not_more = self.samples_at_once() <= other.samples_at_once()
             && checkpointed(self) >= checkpointed(other)
             && is_mixed(self) >= is_mixed(other)
-            && self.spilled.is_no_harder_than(&other.spilled);
+            && parts.into_iter().all(|part| rank(self, part) >= rank(other, part));
         not_more && self != other
     }
 }
@@ -150,11 +123,6 @@ impl fmt::Display for Plan {
             Precision::Fp32 => {}
             Precision::Mixed => f.write_str(", in mixed precision")?,
         }
-        for part in [SpilledPart::Activations, SpilledPart::OptimizerState] {
-            if let Some(memory) = self.spilled.part(part) {
-                write!(f, ", {} in {memory}", part.words())?;
-            }
-        }
-        Ok(())
+        self.spilled.iter().try_for_each(|(part, memory)| write!(f, ", {} in {memory}", part.words()))
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::metric::{Account, DeviceMetric, ReportKey};
 use crate::policy::{PolicyKind, Recoverable};
 use crate::scenario::schema;
-use crate::steps::StepKind;
+use crate::steps::{Keys, StepKind};
 use crate::{MAX_BUFFERS, MAX_INVARIANTS, MAX_NESTING, MAX_OPERATIONS, MAX_POINTS, MAX_PROCESSES, MAX_PROGRAMS, MAX_STREAMS, text};
 
 /// The page with the reference of the language, in markdown.
@@ -72,11 +72,11 @@ fn value_forms() -> String {
     table(["form", "meaning"], kinds.map(|(name, about)| [format!("*{name}*"), about.to_owned()]))
 }
 
-fn code(text: &str) -> String {
+pub(crate) fn code(text: &str) -> String {
     format!("`{text}`")
 }
 
-fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+pub(crate) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(N));
     for row in rows {
         let cells = row.map(|cell| cell.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|"));
@@ -87,54 +87,49 @@ fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = [String
 
 /// Follows the reference of a schema.
 fn resolved<'s>(root: &'s Value, schema: &'s Value) -> &'s Value {
-    match schema.get("$ref").and_then(Value::as_str).and_then(|path| path.strip_prefix('#')) {
+    match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
         Some(path) => root.pointer(path).unwrap_or(schema),
         None => schema,
     }
 }
 
 fn about(schema: &Value) -> &str {
-    schema.get("description").and_then(Value::as_str).unwrap_or_default()
+    schema["description"].as_str().unwrap_or_default()
 }
 
 /// The form of a value, for a table: `*size*`, `list of *name*`, `` `fits` or `oom` ``.
 fn form(root: &Value, schema: &Value) -> String {
-    if let Some(name) = schema.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next()) {
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
         let explained = ["policy", "step", "allocator", "fault", "claim"].contains(&name)
             || scalar_kinds().iter().chain(&text::scalar_kinds()).any(|(scalar, _)| *scalar == name);
         return if explained { format!("*{name}*") } else { form(root, resolved(root, schema)) };
     }
-    for key in ["anyOf", "oneOf"] {
-        if let Some(forms) = schema.get(key).and_then(Value::as_array) {
-            let alternatives = forms.iter().map(|one| form(root, one)).collect::<Vec<_>>().join(" or ");
-            let mut unique: Vec<&str> = Vec::new();
+    if let Some(forms) = schema["anyOf"].as_array().or(schema["oneOf"].as_array()) {
+        let alternatives = forms.iter().map(|one| form(root, one)).collect::<Vec<_>>().join(" or ");
+        let mut unique: Vec<&str> = Vec::new();
+        for one in alternatives.split(" or ") {
             // A bare name is one of the forms of a policy.
-            let is_new = |one: &&str| *one != "*null*" && !PolicyKind::ALL.iter().any(|kind| code(kind.name()) == *one);
-            for one in alternatives.split(" or ").filter(is_new) {
-                if !unique.contains(&one) {
-                    unique.push(one);
-                }
+            let is_policy = PolicyKind::ALL.iter().any(|kind| code(kind.name()) == one);
+            if one != "*null*" && !is_policy && !unique.contains(&one) {
+                unique.push(one);
             }
-            return unique.join(" or ");
         }
+        return unique.join(" or ");
     }
-    let constants =
-        |value: &Value| value.as_array().map(|all| all.iter().filter_map(Value::as_str).map(code).collect::<Vec<_>>().join(" or "));
-    if let Some(constants) = schema.get("enum").and_then(constants) {
-        return constants;
+    if let Some(constants) = schema["enum"].as_array() {
+        return constants.iter().filter_map(Value::as_str).map(code).collect::<Vec<_>>().join(" or ");
     }
-    if let Some(constant) = schema.get("const").and_then(Value::as_str) {
+    if let Some(constant) = schema["const"].as_str() {
         return code(constant);
     }
-    let types: Vec<&str> = match schema.get("type") {
-        Some(Value::String(one)) => vec![one.as_str()],
-        Some(Value::Array(many)) => many.iter().filter_map(Value::as_str).filter(|one| *one != "null").collect(),
+    let types: Vec<&str> = match &schema["type"] {
+        Value::String(one) => vec![one.as_str()],
+        Value::Array(many) => many.iter().filter_map(Value::as_str).filter(|one| *one != "null").collect(),
         _ => vec!["any"],
     };
     let words = types.iter().map(|one| match *one {
-        "array" => format!("list of {}", schema.get("items").map_or_else(String::new, |items| form(root, items))),
-        "integer" => "integer".to_owned(),
-        "number" => "number".to_owned(),
+        "array" => format!("list of {}", form(root, &schema["items"])),
+        "integer" | "number" => (*one).to_owned(),
         "boolean" => "`true` or `false`".to_owned(),
         "string" => "text".to_owned(),
         "any" => "any value".to_owned(),
@@ -146,13 +141,12 @@ fn form(root: &Value, schema: &Value) -> String {
 
 /// The fields of a map: key, form, default, meaning. A description states a default in its last sentence, `Default: X.`.
 fn fields(root: &Value, schema: &Value) -> String {
-    let Some(properties) = schema.get("properties").and_then(Value::as_object).filter(|all| !all.is_empty()) else { return String::new() };
-    let required: Vec<&str> =
-        schema.get("required").and_then(Value::as_array).map(|all| all.iter().filter_map(Value::as_str).collect()).unwrap_or_default();
+    let Some(properties) = schema["properties"].as_object().filter(|all| !all.is_empty()) else { return String::new() };
+    let is_required = |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one == name));
     let rows = properties.iter().map(|(name, property)| {
         let text = if about(property).is_empty() { about(resolved(root, property)) } else { about(property) };
         let (meaning, default) = text.rsplit_once("Default: ").unwrap_or((text, ""));
-        let default = if required.contains(&name.as_str()) { "required" } else { default.trim_end().trim_end_matches('.') };
+        let default = if is_required(name) { "required" } else { default.trim_end().trim_end_matches('.') };
         [code(name), form(root, property), default.to_owned(), meaning.to_owned()]
     });
     table(["key", "form", "default", "meaning"], rows)
@@ -171,7 +165,7 @@ fn steps(root: &Value) -> String {
          keys of this table. `steps` belongs to blocks (`for`, `repeat`, `program`, `process`, `private_pool`); `until`, `id` and `leak_check` \
          belong to loops.\n\n",
     );
-    text.push_str(&table(["key", "meaning"], StepKind::common_keys().map(|(key, about)| [code(key), about.to_owned()])));
+    text.push_str(&table(["key", "meaning"], Keys::ALL.map(|(key, about)| [code(key), about.to_owned()])));
     for kind in StepKind::ALL {
         let schema = root.pointer(&format!("/$defs/{kind}")).unwrap_or(&Value::Null);
         let _ = write!(text, "\n### {kind}\n\n{}\n\n```yaml\n{}\n```\n", about(schema), kind.example());
@@ -230,9 +224,9 @@ fn metrics() -> String {
     let row = |name: &str, unit: &str, about: &str| [code(name), unit.to_owned(), about.to_owned()];
     let families = StatFamily::ALL.iter().map(|family| {
         let unit = Account::from_name(&format!("{}.all.current", family.name())).map_or("", |account| account.unit().word());
-        row(&format!("{}.POOL.FIELD", family.name()), unit, stat_about(*family))
+        row(&format!("{}.POOL.FIELD", family.name()), unit, family.about())
     });
-    let counters = StatCounter::ALL.iter().map(|counter| row(counter.name(), "count", counter_about(*counter)));
+    let counters = StatCounter::ALL.iter().map(|counter| row(counter.name(), "count", counter.about()));
     let device = DeviceMetric::ALL.iter().map(|metric| row(metric.name(), metric.unit().word(), metric.about()));
     let pools = list(StatPool::ALL.iter().map(|pool| pool.name()).collect());
     let all_fields = list(StatField::ALL.iter().map(|field| field.name()).collect());
@@ -245,30 +239,6 @@ fn metrics() -> String {
         table(["metric", "unit", "meaning"], families.chain(counters).chain(device)),
         list(Account::SHORT.into_iter().filter(|name| *name != "reserved").collect())
     )
-}
-
-const fn stat_about(family: StatFamily) -> &'static str {
-    match family {
-        StatFamily::AllocatedBytes => "Bytes of allocated blocks, after rounding.",
-        StatFamily::ReservedBytes => "Bytes of segments from the driver.",
-        StatFamily::ActiveBytes => "Bytes of blocks that are allocated, or freed but still in use by a stream.",
-        StatFamily::InactiveSplitBytes => "Bytes of free blocks in partly used segments, which cannot be released to the driver.",
-        StatFamily::RequestedBytes => "Bytes that callers requested.",
-        StatFamily::Allocation => "Allocated blocks.",
-        StatFamily::Segment => "Segments from the driver.",
-        StatFamily::Active => "Blocks that are allocated, or freed but still in use by a stream.",
-        StatFamily::InactiveSplit => "Free blocks in partly used segments.",
-    }
-}
-
-const fn counter_about(counter: StatCounter) -> &'static str {
-    match counter {
-        StatCounter::NumAllocRetries => "Driver allocations that failed and made the allocator release its cache. A final OOM counts too.",
-        StatCounter::NumOoms => "Requests that failed.",
-        StatCounter::NumSyncAllStreams => "Waits of the allocator for all streams.",
-        StatCounter::NumDeviceAlloc => "Successful driver allocations.",
-        StatCounter::NumDeviceFree => "Driver frees.",
-    }
 }
 
 fn figures() -> String {

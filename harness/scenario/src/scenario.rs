@@ -1,11 +1,10 @@
 //! A scenario: its keys in the file, and its checked form.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use harness_allocator::allocator::AllocatorSpec;
-use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::units::Bytes;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::Deserialize;
@@ -21,9 +20,9 @@ use crate::steps::exec::Exec;
 use crate::steps::{Action, Step, StepWire, announced, check_steps};
 use crate::text::InvariantText;
 use harness_language::arms::{self, ArmWire};
-use harness_language::error::{FileError, Problem};
+use harness_language::error::{FileError, Problem, named};
 use harness_language::fields::{about, check_memory};
-use harness_language::located::{Located, Position, Tree};
+use harness_language::located::{ListOr, Located, Position, Tree, one_or_map};
 use harness_language::text::{AmountText, CountText, DurationText, ExpressionText, NameText, duration};
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 use harness_record::{Claim, Invariant, ScenarioInfo, SourceLine};
@@ -51,12 +50,17 @@ pub const MAX_PROCESSES: usize = 8;
 pub const MAX_INVARIANTS: usize = 100;
 
 /// A process besides the main one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
-    pub name: ProcessName,
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "process_with_limit")]
+pub struct Process<N = ProcessName, B = Bytes> {
+    /// Its name.
+    pub name: N,
     /// Limit of its memory.
-    pub memory: Option<Bytes>,
+    pub memory: Option<B>,
 }
+
+/// A process as the file writes it.
+type ProcessFields = Process<NameText, AmountText>;
 
 /// A checked scenario.
 #[derive(Clone, Debug, PartialEq)]
@@ -187,7 +191,7 @@ impl Scenario {
         match (points.pop(), points.is_empty()) {
             (Some(only), true) => Ok(only),
             _ => {
-                let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO).map(|wire| matrix::place(wire.matrix.as_ref()));
+                let at = yaml::parse::<ScenarioWire>(source, path, &SCENARIO).ok().and_then(|wire| Some(wire.matrix?.at));
                 let problem = Problem::new(at.unwrap_or_default(), "expected one scenario, but this matrix has several points")
                     .help("give each parameter one value");
                 Err(FileError::text(problem, path, source))
@@ -216,7 +220,7 @@ pub(crate) struct ScenarioWire {
     needs: NeedsWire,
     /// Parameters with their values, as in `{ batch: [64, 128], memory: [1GiB, 2GiB] }`. The scenario runs once per combination. Sizes, numbers
     /// and expectations can use the parameters. `--set batch=96` sets one on the command line.
-    #[schemars(with = "Option<BTreeMap<String, Vec<serde_json::Value>>>")]
+    #[schemars(with = "Option<std::collections::BTreeMap<String, Vec<Tree>>>")]
     matrix: Option<Located<Tree>>,
     /// The allocators that the scenario runs with. Default: `[caching]`.
     allocators: Option<Located<Vec<Located<ArmWire>>>>,
@@ -227,18 +231,15 @@ pub(crate) struct ScenarioWire {
     /// Names of additional programs on the same device, each with its own allocator.
     programs: Option<Vec<NameText>>,
     /// Additional processes on the same device: names, or maps such as `{ name: worker, memory: 1GiB }` with a memory limit.
-    #[schemars(with = "Option<Vec<serde_json::Value>>")]
-    processes: Option<Vec<Located<Tree>>>,
+    processes: Option<Vec<ProcessWire>>,
     /// Tags for selecting scenarios, as in `harness run scenarios --tag slow`.
     #[serde(default)]
     tags: Vec<NameText>,
     /// Time limit of every step without its own `timeout`. Default: 5 min.
     timeout: Option<DurationText>,
     /// Why the scenario is skipped: a reason, or a map from allocators, `simulated` or `gpu` to reasons.
-    #[schemars(with = "Option<serde_json::Value>")]
     skip: Option<Located<Tree>>,
     /// Why the scenario is known to fail, in the form of `skip`. A run that fails counts as expected, and a run that passes counts as failed.
-    #[schemars(with = "Option<serde_json::Value>")]
     expected_to_fail: Option<Located<Tree>>,
     /// Seed of all random choices. Default: 0.
     #[serde(default)]
@@ -261,12 +262,16 @@ pub(crate) struct ScenarioWire {
     claim: Option<ClaimWire>,
 }
 
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+struct ProcessWire(#[schemars(schema_with = "one_or_map::<NameText, ProcessFields>")] Located<ListOr<NameText, ProcessFields>>);
+
 /// Runs a full check every N steps. It checks all always-checked invariants against the whole structure of each allocator and the device's
 /// counters, and verifies every live buffer and the live blocks of storms. A violation names the step. It is for runs without the audit
 /// (`--skip-checks`), which otherwise find errors only when a buffer is freed or at the end. With the audit it adds the contents. Timed runs skip it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "health_check")]
+#[serde(deny_unknown_fields, rename = "health_check")]
 struct HealthCheckWire {
     /// Steps from one check to the next, from 1 to 10000000. Steps in loops and operations of `storm`, `replay`, `train` and `infer` count.
     every: CountText,
@@ -286,7 +291,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let programs = programs(wire.programs.as_deref().unwrap_or_default())?;
     let processes = processes(wire.processes.as_deref().unwrap_or_default(), &programs, &point, source)?;
     if wire.steps.value.is_empty() {
-        return Err(Problem::new(wire.steps.position(), "`steps` is empty").help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
+        return Err(Problem::new(wire.steps.at, "`steps` is empty").help("as in `steps: [alloc: { buffer: a, size: 1MiB }]`"));
     }
     let declared = Declared {
         folder,
@@ -301,21 +306,22 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
     let invariants = check_invariants(wire.invariants.as_deref().unwrap_or_default(), &mut checker)?;
     let faults = wire.faults.as_ref().map_or_else(|| Ok(Vec::new()), |given| faults::check(given, &checker))?;
     let health_check = wire.health_check.as_ref().map(|health| checker.whole(&health.every, "every", 1..=MAX_OPERATIONS)).transpose()?;
-    let mut steps = check_steps(&wire.steps.value, &mut checker)?;
-    if let Some(limit) = wire.timeout.as_ref().map(duration).transpose()? {
-        limit_time(&mut steps, limit);
-    }
+    checker.time_limit = wire.timeout.as_ref().map(duration).transpose()?;
+    let steps = check_steps(&wire.steps.value, &mut checker)?;
     let reasons = |given: &Option<Located<Tree>>, what: &str| {
         given.as_ref().map_or_else(|| Ok(Reasons::default()), |given| Reasons::check(given, what, |arm| checker.arm(arm)))
     };
     let (skip, expected_to_fail) = (reasons(&wire.skip, "skip")?, reasons(&wire.expected_to_fail, "expected_to_fail")?);
     let tags = wire.tags.iter().map(|tag| tag.checked().map(str::to_owned)).collect::<Result<_, _>>()?;
     if let Some(old) = &wire.violates {
-        checker.renamed(old.position(), "violates", "expect_violation");
+        checker.renamed(old.at, "violates", "expect_violation");
     }
-    let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(expect_violation).transpose()?;
+    let expect_violation = wire.expect_violation.as_ref().or(wire.violates.as_ref()).map(|given| {
+        let names = Invariant::ALL.iter().map(|invariant| invariant.name());
+        named(given, ["invariant", "invariants"], Invariant::from_name, names).map(|invariant| given.0.with(invariant))
+    });
     let (claim, figures) = wire.claim.as_ref().map(|claim| claim.check(&checker)).transpose()?.unzip();
-    let (comparisons, streams_of_traces, renamed) = checker.finish();
+    let Checker { comparisons, streams_of_traces, renamed, .. } = checker;
     Ok(Scenario {
         name: name(path, &point),
         path: path.to_owned(),
@@ -327,8 +333,8 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
         faults,
         health_check,
         invariants,
-        expect_violation,
-        renamed,
+        expect_violation: expect_violation.transpose()?,
+        renamed: renamed.into_inner().into_iter().collect(),
         claim,
         figures: figures.unwrap_or_default(),
         comparisons,
@@ -345,7 +351,7 @@ fn check_scenario(wire: &ScenarioWire, point: Point, source: &str, path: &Path) 
 
 fn check_invariants(given: &[ExpressionText], checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
     if let Some(first_too_many) = given.get(MAX_INVARIANTS) {
-        return Err(Problem::new(first_too_many.position(), format!("more than {MAX_INVARIANTS} invariants"))
+        return Err(Problem::new(first_too_many.at, format!("more than {MAX_INVARIANTS} invariants"))
             .help("they are evaluated after every step; use `expect` for a check at one step"));
     }
     given.iter().map(|text| Ok(text.0.with(checker.invariant(text)?))).collect()
@@ -360,15 +366,6 @@ fn name(path: &Path, point: &Point) -> String {
     format!("{stem}[{}]", values.join(","))
 }
 
-/// Gives a time limit to all steps without one.
-fn limit_time(steps: &mut [Step], limit: Nanos) {
-    for step in steps {
-        step.time_limit.get_or_insert(limit);
-        limit_time(&mut step.meanwhile, limit);
-        limit_time(step.action.steps_mut(), limit);
-    }
-}
-
 /// Checks that a declared name is new, and that there are at most `most` of its kind.
 fn is_new<'n>(
     name: &NameText,
@@ -378,10 +375,10 @@ fn is_new<'n>(
 ) -> Result<(), Problem> {
     let (number, text) = (known.len(), name.text());
     if known.into_iter().any(|known| known == text) {
-        return Err(Problem::new(name.position(), format!("{kind} `{text}` is named twice")).help("name it once"));
+        return Err(Problem::new(name.at, format!("{kind} `{text}` is named twice")).help("name it once"));
     }
     if number == most {
-        return Err(Problem::new(name.position(), format!("more than {most} {kinds}")).help(format!("use fewer {kinds}")));
+        return Err(Problem::new(name.at, format!("more than {most} {kinds}")).help(format!("use fewer {kinds}")));
     }
     Ok(())
 }
@@ -396,40 +393,26 @@ fn programs(given: &[NameText]) -> Result<Vec<ProgramName>, Problem> {
     Ok(programs)
 }
 
-/// Checks names, or maps with a name and a limit.
-fn processes(given: &[Located<Tree>], programs: &[ProgramName], point: &Point, source: &str) -> Result<Vec<Process>, Problem> {
+fn processes(given: &[ProcessWire], programs: &[ProgramName], point: &Point, source: &str) -> Result<Vec<Process>, Problem> {
     let mut processes: Vec<Process> = Vec::new();
-    for tree in given {
-        let (name, memory) = process(tree)?;
-        let text = has_no_meaning(&name, "take another name")?;
+    for ProcessWire(given) in given {
+        let (name, memory) = match &given.value {
+            ListOr::One(name) => (&NameText(given.with(name.clone())), None),
+            ListOr::Map(ProcessFields { name, memory }) => (name, memory.as_ref()),
+            ListOr::Many(_) => {
+                return Err(Problem::new(given.at, "expected a process")
+                    .help("a process is a name, or a map as in `{ name: worker, memory: 1GiB }`"));
+            }
+        };
+        let text = has_no_meaning(name, "take another name")?;
         if programs.iter().any(|program| program.name() == text) {
-            return Err(Problem::new(name.position(), format!("`{text}` is a program of this scenario")).help("take another name"));
+            return Err(Problem::new(name.at, format!("`{text}` is a program of this scenario")).help("take another name"));
         }
-        is_new(&name, ["process", "processes"], processes.iter().map(|process| process.name.name()), MAX_PROCESSES)?;
-        let memory = memory.map(|text| check_memory(size(&text, &point.values, source)?, text.position())).transpose()?;
+        is_new(name, ["process", "processes"], processes.iter().map(|process| process.name.name()), MAX_PROCESSES)?;
+        let memory = memory.map(|text| check_memory(size(text, &point.values, source)?, text.at)).transpose()?;
         processes.push(Process { name: ProcessName::new(processes.len(), text), memory });
     }
     Ok(processes)
-}
-
-fn process(tree: &Located<Tree>) -> Result<(NameText, Option<AmountText>), Problem> {
-    let form = "a process is a name, or a map as in `{ name: worker, memory: 1GiB }`";
-    let wrong = |at: Position, message: String| Problem::new(at, message).help(form);
-    if let Some(name) = tree.text() {
-        return Ok((NameText(name), None));
-    }
-    let Tree::Map(fields) = &tree.value else { return Err(wrong(tree.position(), "expected a process".to_owned())) };
-    let (mut name, mut memory) = (None, None);
-    for (key, value) in fields {
-        let field = match key.value.as_str() {
-            "name" => &mut name,
-            "memory" => &mut memory,
-            other => return Err(wrong(key.position(), format!("unknown field `{other}` of a process"))),
-        };
-        *field = Some(value.text().ok_or_else(|| wrong(value.position(), format!("expected one value as `{}`", key.value)))?);
-    }
-    let name = name.ok_or_else(|| wrong(tree.position(), "the field `name` is missing".to_owned()))?;
-    Ok((NameText(name), memory.map(AmountText)))
 }
 
 fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
@@ -437,16 +420,10 @@ fn streams(given: &[NameText]) -> Result<Vec<StreamName>, Problem> {
     for name in given {
         let text = name.checked()?;
         if text == DEFAULT_STREAM {
-            return Err(Problem::new(name.position(), "the stream `default` always exists").help("remove it from `streams`"));
+            return Err(Problem::new(name.at, "the stream `default` always exists").help("remove it from `streams`"));
         }
         is_new(name, ["stream", "streams"], streams.iter().skip(1).map(StreamName::name), MAX_STREAMS)?;
         streams.push(StreamName::new(streams.len(), text));
     }
     Ok(streams)
-}
-
-fn expect_violation(given: &InvariantText) -> Result<Located<Invariant>, Problem> {
-    let names = || Invariant::ALL.iter().map(|invariant| invariant.name());
-    let unknown = || Problem::not_among(given, format!("unknown invariant `{}`", given.text()), "invariants", names());
-    Invariant::from_name(given.text()).map(|invariant| given.0.with(invariant)).ok_or_else(unknown)
 }

@@ -54,7 +54,7 @@ fn keys_of_the_file_are_parsed() {
     let step = scenario.steps[0].position;
     assert_eq!(scenario.place(step).to_string(), "folder/everything.yaml:7:5");
     assert_eq!(scenario.info().about, "Everything at once.");
-    assert_eq!(scenario.expect_violation.map(|found| (found.value, found.line)), Some((Invariant::RetryMakesProgress, 21)));
+    assert_eq!(scenario.expect_violation.map(|found| (found.value, found.at.line)), Some((Invariant::RetryMakesProgress, 21)));
     let metrics: Vec<String> = scenario.invariants[0].value.quantities().map(ToString::to_string).collect();
     assert_eq!(metrics, ["reserved_bytes.all.peak", "start.device.free"]);
 }
@@ -115,8 +115,8 @@ fn an_expectation_has_its_allocator_and_its_position() {
     };
     assert!(expect.of("direct", DeviceKind::Gpu).is_empty());
     let [first, second] = expect.of("caching", DeviceKind::Gpu) else { panic!("two expectations") };
-    let (first, second) = (first.expectation(), second.expectation());
-    assert_eq!((first.line, first.column, second.column), (18, 32, 71));
+    let (first, second) = (&first.expectation, &second.expectation);
+    assert_eq!((first.at.line, first.at.column, second.at.column), (18, 32, 71));
     let metrics: Vec<&Metric> = first.value.quantities().collect();
     let used = Account::Device(DeviceMetric::Used);
     assert_eq!(metrics, [&Metric::Now(used), &Metric::At(before.clone(), used)]);

@@ -74,11 +74,11 @@ fn rounds(wire: &RoundsWire) -> Result<Rounds, Problem> {
         return Ok(rounds);
     }
     let message = format!("`most` is {}, which is below `least`, {}", rounds.most, rounds.least);
-    Err(Problem::new(wire.most.position(), message).see(wire.least.position(), "least").help("as in `rounds: { least: 10, most: 200 }`"))
+    Err(Problem::new(wire.most.at, message).see(wire.least.at, "least").help("as in `rounds: { least: 10, most: 200 }`"))
 }
 
 fn not_empty<T>(list: &Located<Vec<T>>, message: &str, help: &str) -> Result<(), Problem> {
-    if list.value.is_empty() { Err(Problem::new(list.position(), message).help(help)) } else { Ok(()) }
+    if list.value.is_empty() { Err(Problem::new(list.at, message).help(help)) } else { Ok(()) }
 }
 
 struct Checker<'a> {
@@ -91,7 +91,7 @@ struct Checker<'a> {
 
 impl Checker<'_> {
     fn measure(&mut self, wire: &Located<MeasureWire>) -> Result<(), Refused> {
-        let at = wire.position();
+        let at = wire.at;
         let kind = match &wire.value {
             MeasureWire::Kind(kind) => kind,
             MeasureWire::Bare(name) => return Err(bare(at, name).into()),
@@ -167,7 +167,7 @@ impl Checker<'_> {
     }
 
     fn trace(&mut self, file: &FileText) -> Result<(), Problem> {
-        let at = file.0.position();
+        let at = file.0.at;
         let path = self.folder.join(&file.0.value);
         let refuse = |why: String, help: &str| Problem::new(at, format!("`{}` {why}", path.display())).help(help);
         let text = read_trace(&path).map_err(|error| match error.kind() {
@@ -185,7 +185,7 @@ impl Checker<'_> {
     }
 
     fn scenario(&mut self, file: &FileText) -> Result<(), Refused> {
-        let at = file.0.position();
+        let at = file.0.at;
         let path = self.folder.join(&file.0.value);
         let in_file = |error| Refused::InFile(Box::new(error));
         if !path.exists() {
@@ -211,8 +211,8 @@ impl Checker<'_> {
         not_empty(given, "`sizes` names none", "as in `sizes: [512B, 2MiB]`")?;
         let sized = given.value.iter().map(|text| {
             let size = positive_size(text, "size")?;
-            self.fits(text.position(), size, count)?;
-            Ok((text.position(), size))
+            self.fits(text.at, size, count)?;
+            Ok((text.at, size))
         });
         sized.collect()
     }
@@ -220,7 +220,7 @@ impl Checker<'_> {
     fn size_or(&self, given: Option<&SizeText>, otherwise: Bytes) -> Result<Bytes, Problem> {
         let Some(text) = given else { return Ok(otherwise) };
         let size = positive_size(text, "size")?;
-        self.fits(text.position(), size, 1)?;
+        self.fits(text.at, size, 1)?;
         Ok(size)
     }
 
@@ -245,7 +245,7 @@ fn bare(at: Position, name: &str) -> Problem {
 
 fn numbers(given: &Located<Vec<Located<u64>>>, what: &str, least: u64, most: u64) -> Result<Vec<(Position, u64)>, Problem> {
     not_empty(given, &format!("`{what}` names none"), &format!("as in `{what}: [1, 2, 4]`"))?;
-    given.value.iter().map(|number| Ok((number.position(), bounded(number, what, least..=most)?))).collect()
+    given.value.iter().map(|number| Ok((number.at, bounded(number, what, least..=most)?))).collect()
 }
 
 fn by_size(size: Bytes) -> Point {

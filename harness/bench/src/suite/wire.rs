@@ -86,7 +86,7 @@ pub(super) fn percent(given: &PercentText) -> Result<f64, Problem> {
     let number = text.value.strip_suffix('%').map(str::trim_end).filter(|digits| digits.chars().all(|c| c.is_ascii_digit() || c == '.'));
     match number.and_then(|digits| digits.parse::<f64>().ok()) {
         Some(share) if share > 0.0 && share <= 100.0 => Ok(share / 100.0),
-        _ => Err(Problem::new(text.position(), format!("`{}` is not a share", text.value))
+        _ => Err(Problem::new(text.at, format!("`{}` is not a share", text.value))
             .label("a share")
             .help("write a number above 0 and at most 100, and a percent sign, as in `5%` or `2.5%`")),
     }

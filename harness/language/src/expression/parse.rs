@@ -6,7 +6,7 @@ use num_traits::Zero;
 use super::value::parse_decimal;
 use super::{
     Amount, Choice, Comparison, Dimension, Expectation, Expression, MAX_DEPTH, MAX_TERMS, Node, Number, Operator, Quantity, Tolerance,
-    Value,
+    Unit, Value,
 };
 
 /// A mistake in an expression, with the position of the wrong part.
@@ -113,6 +113,9 @@ pub fn parse_constant<Q: Quantity>(text: &str, resolve: Resolve<'_, Q>) -> Resul
 
 type Range = (usize, usize);
 
+const SUM: [Operator; 2] = [Operator::Add, Operator::Subtract];
+const PRODUCT: [Operator; 2] = [Operator::Multiply, Operator::Divide];
+
 /// Parses a text that is one formula. Returns its position too.
 fn formula<Q: Quantity>(text: &str, forms: &'static str, resolve: Resolve<'_, Q>) -> Result<(Expression<Q>, Range), ExpressionError> {
     let mut parser = Parser::new(text, forms, resolve)?;
@@ -149,20 +152,14 @@ enum TokenKind {
     Name(String),
     /// `min(` or `max(`.
     Choice(Choice),
-    Literal(Literal),
+    /// A value, and whether it is a percentage.
+    Literal(Value, bool),
     Operator(Operator),
     Open,
     Close,
     Comma,
     Tolerance,
     Comparison(Comparison),
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Literal {
-    number: Number,
-    dimension: Dimension,
-    is_percentage: bool,
 }
 
 struct Parser<'a, Q> {
@@ -220,44 +217,34 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
 
     fn sum(&mut self, depth: usize) -> Result<(Expression<Q>, Range), ExpressionError> {
         let start = self.start();
-        let mut left = self.product(depth)?;
-        while let Some(operator) = self.peek_operator([Operator::Add, Operator::Subtract]) {
-            self.next();
-            let right_start = self.start();
-            let right = self.product(depth)?;
-            let dimension = self.same_dimension(left.dimension, right.dimension, self.range_from(right_start))?;
-            left = self.operation(operator, left, right, dimension, start);
-        }
-        Ok((left, self.range_from(start)))
+        let sum = self.operation(depth, SUM)?;
+        Ok((sum, self.range_from(start)))
     }
 
-    fn product(&mut self, depth: usize) -> Result<Expression<Q>, ExpressionError> {
+    /// Parses operands with these operators between them. The operands of a sum are products.
+    fn operation(&mut self, depth: usize, operators: [Operator; 2]) -> Result<Expression<Q>, ExpressionError> {
         let start = self.start();
-        let mut left = self.value(depth)?;
-        while let Some(operator) = self.peek_operator([Operator::Multiply, Operator::Divide]) {
+        let operand = |parser: &mut Self| if operators == SUM { parser.operation(depth, PRODUCT) } else { parser.value(depth) };
+        let mut left = operand(self)?;
+        while let Some(operator) = self.peek_operator(operators) {
             self.next();
-            let right = self.value(depth)?;
+            let right_start = self.start();
+            let right = operand(self)?;
             if operator == Operator::Divide && matches!(&right.node, Node::Literal(number) if number.is_zero()) {
                 return Err(error(self.last, "division by zero", self.forms));
             }
-            let (a, b) = (left.dimension(), right.dimension());
-            let dimension = if operator == Operator::Multiply { a.times(b) } else { a.over(b) };
-            let Some(dimension) = dimension else { return Err(error(self.last, "too many units are multiplied", self.forms)) };
-            left = self.operation(operator, left, right, Some(dimension), start);
+            let dimension = match operator {
+                Operator::Add | Operator::Subtract => self.same_dimension(left.dimension, right.dimension, self.range_from(right_start))?,
+                Operator::Multiply => left.dimension().times(right.dimension()),
+                Operator::Divide => left.dimension().over(right.dimension()),
+            };
+            if operators == PRODUCT && dimension.is_none() {
+                return Err(error(self.last, "too many units are multiplied", self.forms));
+            }
+            let node = Node::Operation { operator, left: Box::new(left), right: Box::new(right) };
+            left = Expression { node, dimension, text: self.piece(self.range_from(start)) };
         }
         Ok(left)
-    }
-
-    fn operation(
-        &self,
-        operator: Operator,
-        left: Expression<Q>,
-        right: Expression<Q>,
-        dimension: Option<Dimension>,
-        start: usize,
-    ) -> Expression<Q> {
-        let (left, right) = (Box::new(left), Box::new(right));
-        Expression { node: Node::Operation { operator, left, right }, dimension, text: self.piece(self.range_from(start)) }
     }
 
     fn value(&mut self, depth: usize) -> Result<Expression<Q>, ExpressionError> {
@@ -270,9 +257,9 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
         let at = self.last;
         match token.map(|token| token.kind) {
             Some(TokenKind::Name(name)) => self.name(&name, at),
-            Some(TokenKind::Literal(literal)) => {
-                let dimension = (!literal.number.is_zero() || literal.dimension != Dimension::NUMBER).then_some(literal.dimension);
-                Ok(Expression { node: Node::Literal(literal.number), dimension, text: self.piece(at) })
+            Some(TokenKind::Literal(Value { number, dimension }, _)) => {
+                let dimension = (!number.is_zero() || dimension != Dimension::NUMBER).then_some(dimension);
+                Ok(Expression { node: Node::Literal(number), dimension, text: self.piece(at) })
             }
             Some(TokenKind::Open) => {
                 self.nested(depth)?;
@@ -353,8 +340,8 @@ impl<'a, Q: Quantity> Parser<'a, Q> {
             return Err(error(self.last, "only `==` and `!=` take a tolerance", HELP));
         }
         match self.next().map(|token| token.kind) {
-            Some(TokenKind::Literal(Literal { number, is_percentage: true, .. })) => Ok(Some(Tolerance::Share(number))),
-            Some(TokenKind::Literal(Literal { number, dimension, .. })) => {
+            Some(TokenKind::Literal(Value { number, .. }, true)) => Ok(Some(Tolerance::Share(number))),
+            Some(TokenKind::Literal(Value { number, dimension }, false)) => {
                 self.same_dimension(of, Some(dimension), self.last)?;
                 Ok(Some(Tolerance::Amount(number)))
             }
@@ -465,21 +452,15 @@ fn literal(text: &[char], start: usize) -> Result<Token, ExpressionError> {
     let at = (start, length);
     let refuse = |why: String| error(at, why, "literals are numbers, percentages, sizes as in `400MiB` and durations as in `5ms`");
     let number: String = rest[..digits].iter().collect();
-    let literal = if unit == 0 {
+    let value = if unit == 0 {
         let number = parse_decimal(&number).ok_or_else(|| refuse(format!("`{number}` is not a number from 0 to 18446744073709551615")))?;
-        Literal {
-            number: if percent { number / Number::from_integer(100) } else { number },
-            dimension: Dimension::NUMBER,
-            is_percentage: percent,
-        }
+        Value { number: if percent { number / Number::from_integer(100) } else { number }, dimension: Dimension::NUMBER }
     } else if is_time(&piece) {
-        let nanos = Nanos::parse(&piece).map_err(|why| refuse(why.to_string()))?;
-        Literal { number: Number::from_integer(nanos.get().into()), dimension: Dimension::TIME, is_percentage: false }
+        Value::of(Nanos::parse(&piece).map_err(|why| refuse(why.to_string()))?.get(), Unit::Time)
     } else {
-        let bytes = Bytes::parse(&piece).map_err(|why| refuse(why.to_string()))?;
-        Literal { number: Number::from_integer(bytes.get().into()), dimension: Dimension::BYTES, is_percentage: false }
+        Value::of(Bytes::parse(&piece).map_err(|why| refuse(why.to_string()))?.get(), Unit::Bytes)
     };
-    Ok(Token { kind: TokenKind::Literal(literal), at })
+    Ok(Token { kind: TokenKind::Literal(value, percent), at })
 }
 
 fn is_time(text: &str) -> bool {

@@ -151,7 +151,7 @@ fn node(key: &str, tree: Located<Tree>, comments: &mut Comments) -> Node {
 }
 
 fn step(tree: Located<Tree>, comments: &mut Comments) -> StepNode {
-    let (above, behind) = comments.take(tree.line);
+    let (above, behind) = comments.take(tree.at.line);
     let keys = match tree.value {
         Tree::One(name) => vec![(name, Node::Nothing)],
         Tree::Map(entries) => spread(map(entries, comments)),

@@ -21,9 +21,9 @@ pub(super) fn half_precision(plan: &Plan) -> Option<Plan> {
 /// Keeps a part of a training in host memory of this kind; `None`: it is already there, or in memory that is at least as
 /// plentiful.
 pub(super) fn spill_to_host(plan: &Plan, part: SpilledPart, memory: &HostMemory) -> Option<Plan> {
-    let next = Plan { spilled: plan.spilled.clone().with(part, memory.clone()), ..plan.clone() };
-    let now = plan.spilled.part(part).map(HostMemory::rank);
-    now.is_none_or(|now| memory.rank() > now).then_some(next)
+    let mut next = plan.clone();
+    let before = next.spilled.insert(part, memory.clone());
+    before.is_none_or(|before| memory.rank() > before.rank()).then_some(next)
 }
 
 /// Splits the batch further, into micro-batches of at least `floor` samples; `None`: they cannot be smaller.

@@ -18,7 +18,6 @@ use crate::workload::{exec, infer, pins, replay, storm, train};
 use harness_record::Outcome;
 use harness_scenario::steps::alloc::Alloc;
 use harness_scenario::steps::contents::Use;
-use harness_scenario::steps::expect::Expected as Expectations;
 use harness_scenario::steps::free::{Free, FreeTarget};
 use harness_scenario::steps::streams::Synchronize;
 use harness_scenario::steps::{Action, Step};
@@ -65,9 +64,9 @@ pub(crate) fn execute(ctx: &mut RunContext, step: &Step, between: Between<'_>) -
         Action::Expect(expect) => {
             let mut result = StepResult::default();
             for expected in expect.of(&ctx.arm, ctx.device) {
-                match expected {
-                    Expectations::Here(expectation) => result.unmet.extend(check(ctx, expectation)?),
-                    Expectations::BetweenArms { number, expectation } => keep_figures(ctx, *number, &expectation.value)?,
+                match expected.comparison {
+                    None => result.unmet.extend(check(ctx, &expected.expectation)?),
+                    Some(number) => keep_figures(ctx, number, &expected.expectation.value)?,
                 }
             }
             return Ok(result);
@@ -161,7 +160,7 @@ pub(super) fn check(ctx: &mut RunContext, expectation: &Located<Expectation>) ->
         Err(why) if figures.is_empty() => why.to_string(),
         Err(why) => format!("{why}: {}", figures.join(", ")),
     };
-    Ok(Some(Unmet { at: expectation.position(), expected: expectation.value.text.clone(), seen }))
+    Ok(Some(Unmet { at: expectation.at, expected: expectation.value.text.clone(), seen }))
 }
 
 /// Describes an expectation that does not hold: the values of its computed sides, then every figure.

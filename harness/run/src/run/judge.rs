@@ -82,7 +82,7 @@ impl Runner<'_, '_> {
     /// Checks the pending `eventually` expectations and drops those that hold. An `eventually` step adds its own first.
     pub(super) fn check_awaited(&mut self, ctx: &mut RunContext, step: &Step) {
         if let Action::Eventually(eventually) = &step.action {
-            let is_new = |expectation: &&Located<Expectation>| !self.awaited.iter().any(|other| other.position() == expectation.position());
+            let is_new = |expectation: &&Located<Expectation>| !self.awaited.iter().any(|other| other.at == expectation.at);
             let new: Vec<_> = eventually.0.iter().filter(is_new).cloned().collect();
             self.awaited.extend(new);
         }
@@ -234,7 +234,7 @@ impl Runner<'_, '_> {
             // A timed run does not look for violations.
             if self.violations.is_empty() && self.checks != Checks::Timing && !self.observer.only_observed {
                 let expected = format!("the run to violate `{}`: {} must not hold", violates.value, violates.value.promise());
-                self.violate(Some(violates.position()), Rule::ExpectedViolation, expected, "it was never violated".to_owned());
+                self.violate(Some(violates.at), Rule::ExpectedViolation, expected, "it was never violated".to_owned());
             } else if self.only_expected_violations() {
                 return Verdict::Passed;
             }

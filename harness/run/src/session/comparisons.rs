@@ -47,14 +47,14 @@ impl Comparisons {
             Ok(evaluation) => describe_unmet(&expectation.value, &evaluation, figures),
             Err(why) => {
                 let note = format!("not compared: {}, because {why} is unknown: its allocator did not reach that step", expectation.value);
-                let behind = record.steps.iter_mut().rev().find(|step| step.kind == "expect" && step.line <= expectation.line);
+                let behind = record.steps.iter_mut().rev().find(|step| step.kind == "expect" && step.line <= expectation.at.line);
                 behind.into_iter().for_each(|step| step.notes.push(note.clone()));
                 return;
             }
         };
         let violation = Violation {
-            step: record.steps.iter().rev().find(|step| step.line <= expectation.line).map_or(0, |step| step.number),
-            at: Some(scenario.place(expectation.position())),
+            step: record.steps.iter().rev().find(|step| step.line <= expectation.at.line).map_or(0, |step| step.number),
+            at: Some(scenario.place(expectation.at)),
             rule: Rule::BetweenArms,
             expected: expectation.value.text.clone(),
             seen,

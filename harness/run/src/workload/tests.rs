@@ -141,14 +141,14 @@ fn peak_of(fields: &str, spilled: harness_scenario::Spilled) -> u64 {
 /// pageable memory gave the same values.
 #[test]
 fn with_saved_activations_on_the_host_the_peak_matches_pytorch() {
-    use harness_scenario::Spilled;
-    let on_host = Spilled { activations: Some(harness_allocator::device::HostMemory::Pinned), ..Spilled::NOTHING };
+    use harness_scenario::{Spilled, SpilledPart};
+    let on_host = Spilled::from([(SpilledPart::Activations, harness_allocator::device::HostMemory::Pinned)]);
     // The programs sum the outputs of the MLPs. The gradients of that sum take one or two activations of 64 MiB,
     // which the models without a loss omit: an eighth of the smallest total.
     for (model, batch, plain, saved, most) in
         [("mlp_8x2048", 16384, 1509.1, 833.1, 0.1), ("mlp_16x1024", 16384, 2373.1, 509.1, 0.13), ("gpt2", 4, 5304.6, 2898.5, 0.1)]
     {
-        for (spilled, pytorch) in [(Spilled::NOTHING, plain), (on_host.clone(), saved)] {
+        for (spilled, pytorch) in [(Spilled::new(), plain), (on_host.clone(), saved)] {
             let fields = format!("model: models/{model}.yaml, batch: {batch}, iterations: 2, optimizer: sgd");
             let ours = peak_of(&fields, spilled.clone()) as f64 / (1 << 20) as f64;
             let off = ours / pytorch - 1.0;
@@ -165,17 +165,20 @@ const DEEP: &str = "parameters: 64MiB, layers: 8, activations_per_sample: 8MiB, 
 #[test]
 fn with_saved_activations_on_the_host_one_layer_is_on_the_device() {
     use harness_allocator::device::HostMemory;
-    use harness_scenario::Spilled;
+    use harness_scenario::{Spilled, SpilledPart};
     let mib = |bytes: u64| bytes >> 20;
-    let spilled = |activations, optimizer_state| Spilled { activations, optimizer_state };
-    assert_eq!(mib(peak_of(DEEP, Spilled::NOTHING)), 192 + 512 + 64 + 8);
+    let spilled = |part, memory: HostMemory| Spilled::from([(part, memory)]);
+    assert_eq!(mib(peak_of(DEEP, Spilled::new())), 192 + 512 + 64 + 8);
     for memory in [HostMemory::Pinned, HostMemory::Pageable, HostMemory::MappedFile { folder: None }] {
-        assert_eq!(mib(peak_of(DEEP, spilled(Some(memory.clone()), None))), 192 + 64 + 64 + 64, "{memory}");
-        assert_eq!(mib(peak_of(&format!("{DEEP}, checkpoint_every: 2"), spilled(Some(memory.clone()), None))), 192 + 3 * 64 + 64 + 5 * 8);
-        assert_eq!(mib(peak_of(&DEEP.replace("batch: 64", "batch: 128"), spilled(Some(memory), None))), 192 + 128 + 128 + 64);
+        assert_eq!(mib(peak_of(DEEP, spilled(SpilledPart::Activations, memory.clone()))), 192 + 64 + 64 + 64, "{memory}");
+        assert_eq!(
+            mib(peak_of(&format!("{DEEP}, checkpoint_every: 2"), spilled(SpilledPart::Activations, memory.clone()))),
+            192 + 3 * 64 + 64 + 5 * 8
+        );
+        assert_eq!(mib(peak_of(&DEEP.replace("batch: 64", "batch: 128"), spilled(SpilledPart::Activations, memory))), 192 + 128 + 128 + 64);
     }
     // The state is spilled before the first forward pass, so only its creation peaks on the device.
-    let state = spilled(None, Some(HostMemory::Pinned));
+    let state = spilled(SpilledPart::OptimizerState, HostMemory::Pinned);
     assert_eq!(mib(peak_of(DEEP, state)), 64 + 512 + 64 + 8);
 }
 

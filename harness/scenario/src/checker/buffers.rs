@@ -6,27 +6,20 @@ use harness_language::text::{BufferText, NameText};
 
 use super::Checker;
 use super::names::Id;
-use crate::metric::{BufferName, BufferRef, StepName};
+use crate::metric::{BufferName, BufferRef, Expression};
+use crate::steps::free::FreeTarget;
 
 /// Most names of buffers in one scenario. Every step checks all live buffers, so more of them would take minutes.
 pub const MAX_BUFFERS: usize = 10_000;
 
+/// What is known of a buffer. A recovery policy may have freed a [`MaybeLive`](Buffer::MaybeLive) one, or its request may have failed. The scenario
+/// expects the request of a [`Refused`](Buffer::Refused) one to fail.
 #[derive(Clone, Copy)]
 pub(super) enum Buffer {
-    Live {
-        filled: bool,
-    },
-    /// A recovery policy may have freed it, or its request may have failed.
-    MaybeLive {
-        since: Position,
-    },
-    Freed {
-        at: Position,
-    },
-    /// The scenario expects its request to fail.
-    Refused {
-        at: Position,
-    },
+    Live { filled: bool },
+    MaybeLive { since: Position },
+    Freed { at: Position },
+    Refused { at: Position },
 }
 
 /// The numbered buffers of one name. Only the run knows which of them are live.
@@ -37,16 +30,6 @@ pub(super) struct Elements {
     may_be_missing: bool,
 }
 
-/// The target of a `free`.
-pub(crate) enum Freed {
-    /// A buffer, and whether it may be freed already.
-    Buffer(BufferRef, bool),
-    /// All numbered buffers of a name.
-    Elements(BufferName),
-    /// The blocks of a storm.
-    Storm(StepName),
-}
-
 /// The result of a request, as far as the check knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
@@ -55,39 +38,27 @@ pub(crate) enum Served {
     Perhaps,
 }
 
-/// The name before the brackets, and their content.
-struct Parts<'t> {
-    name: NameText,
-    /// The index, and the number of characters before it.
-    index: Option<(&'t str, usize)>,
-}
-
-fn parts(text: &Located<String>) -> Result<Parts<'_>, Problem> {
-    let (name, index) = match text.value.split_once('[') {
-        None => (text.value.as_str(), None),
-        Some((name, rest)) => match rest.strip_suffix(']') {
-            Some(index) if !index.trim().is_empty() => (name, Some((index, name.chars().count() + 1))),
-            _ => {
-                return Err(Problem::new(text.position(), format!("`{}` is not a buffer", text.value))
-                    .help("a numbered buffer is a name with a number in brackets, as in `kv[3]` or `\"kv[i]\"`"));
-            }
-        },
-    };
-    let name = NameText(text.with(name.to_owned()));
-    name.checked()?;
-    Ok(Parts { name, index })
-}
-
 impl Checker<'_> {
+    /// The name before the brackets, and the index in them. Records that the name is used here.
+    fn parts(&mut self, text: &Located<String>) -> Result<(NameText, Option<Expression>), Problem> {
+        let (name, index) = text.value.split_once('[').map_or((text.value.as_str(), None), |(name, index)| (name, Some(index)));
+        let inside = index.map(|index| index.strip_suffix(']').filter(|index| !index.trim().is_empty()));
+        if inside == Some(None) {
+            return Err(Problem::new(text.at, format!("`{}` is not a buffer", text.value))
+                .help("a numbered buffer is a name with a number in brackets, as in `kv[3]` or `\"kv[i]\"`"));
+        }
+        let index = inside.flatten().map(|index| self.index(text, index, name.chars().count() + 1));
+        let name = NameText(text.with(name.to_owned()));
+        self.named.insert(name.checked()?.to_owned());
+        Ok((name, index.transpose()?))
+    }
+
     /// Declares a buffer. With `again`, the buffer may be live already and is then leaked.
     pub(crate) fn make_buffer(&mut self, text: &BufferText, served: Served, again: bool) -> Result<BufferRef, Problem> {
-        let Parts { name, index } = parts(&text.0)?;
-        self.named.insert(name.text().to_owned());
+        let (name, index) = self.parts(text)?;
         self.is_no_storm(&name)?;
-        match index {
-            Some((index, offset)) => self.make_element(&name, text, (index, offset), served),
-            None => Ok(BufferRef { name: self.make_named(&name, served, again)?, index: None }),
-        }
+        let name = if index.is_some() { self.make_element(&name, served)? } else { self.make_named(&name, served, again)? };
+        Ok(BufferRef { name, index })
     }
 
     fn is_no_storm(&self, name: &NameText) -> Result<(), Problem> {
@@ -96,31 +67,21 @@ impl Checker<'_> {
             None => Ok(()),
             Some(id) => {
                 let message = format!("`{text}` is already a storm, so `free: {text}` would be ambiguous");
-                Err(Problem::new(name.position(), message).see(id.at, "the storm").help("choose another name for the buffer"))
+                Err(Problem::new(name.at, message).see(id.at, "the storm").help("choose another name for the buffer"))
             }
         }
     }
 
-    fn make_element(
-        &mut self,
-        name: &NameText,
-        text: &BufferText,
-        (index, offset): (&str, usize),
-        served: Served,
-    ) -> Result<BufferRef, Problem> {
-        let index = self.index(&text.0, index, offset)?;
+    fn make_element(&mut self, name: &NameText, served: Served) -> Result<BufferName, Problem> {
         if self.names.buffers.contains_key(name.text()) {
             let message = format!("`{}` is already a buffer without a number", name.text());
-            return Err(Problem::new(name.position(), message).help("choose another name for the numbered buffers"));
+            return Err(Problem::new(name.at, message).help("choose another name for the numbered buffers"));
         }
         let number = self.new_buffer_number(name)?;
-        let elements = self.names.elements.entry(name.text().to_owned()).or_insert_with(|| Elements {
-            name: BufferName::new(number, name.text()),
-            at: name.position(),
-            may_be_missing: false,
-        });
+        let new = || Elements { name: BufferName::new(number, name.text()), at: name.at, may_be_missing: false };
+        let elements = self.names.elements.entry(name.text().to_owned()).or_insert_with(new);
         elements.may_be_missing |= served != Served::Always;
-        Ok(BufferRef { name: elements.name.clone(), index: Some(index) })
+        Ok(elements.name.clone())
     }
 
     /// The number for a new name.
@@ -131,11 +92,11 @@ impl Checker<'_> {
             return Ok(number);
         }
         let message = format!("the scenario has more than {MAX_BUFFERS} buffers");
-        Err(Problem::new(name.position(), message).help("use numbered buffers, as in `kv[i]`, or `storm` for many blocks"))
+        Err(Problem::new(name.at, message).help("use numbered buffers, as in `kv[i]`, or `storm` for many blocks"))
     }
 
     fn make_named(&mut self, name: &NameText, served: Served, again: bool) -> Result<BufferName, Problem> {
-        let (text, at) = (name.text(), name.position());
+        let (text, at) = (name.text(), name.at);
         if let Some(elements) = self.names.elements.get(text) {
             let message = format!("`{text}` is the name of numbered buffers");
             return Err(Problem::new(at, message).see(elements.at, "made here").help(format!("give it a number, as in `{text}[1]`")));
@@ -174,20 +135,13 @@ impl Checker<'_> {
 
     /// Returns a buffer that is certainly live, or a numbered buffer.
     pub(crate) fn live_buffer(&mut self, text: &BufferText) -> Result<BufferRef, Problem> {
-        let Parts { name, index } = parts(&text.0)?;
-        self.named.insert(name.text().to_owned());
-        match index {
-            Some((index, offset)) => self.element(&name, text, (index, offset)),
-            None => Ok(BufferRef { name: self.live_named(&name)?, index: None }),
-        }
+        let (name, index) = self.parts(text)?;
+        Ok(BufferRef { name: if index.is_some() { self.element(&name)? } else { self.live_named(&name)? }, index })
     }
 
-    fn element(&mut self, name: &NameText, text: &Located<String>, (index, offset): (&str, usize)) -> Result<BufferRef, Problem> {
-        let index = Some(self.index(text, index, offset)?);
-        match self.names.elements.get(name.text()) {
-            Some(elements) => Ok(BufferRef { name: elements.name.clone(), index }),
-            None => Err(self.no_such_buffer(name.text(), name.position())),
-        }
+    fn element(&self, name: &NameText) -> Result<BufferName, Problem> {
+        let elements = self.names.elements.get(name.text());
+        elements.map(|elements| elements.name.clone()).ok_or_else(|| self.no_such_buffer(name.text(), name.at))
     }
 
     /// Returns a buffer without a number that is certainly live.
@@ -198,10 +152,10 @@ impl Checker<'_> {
             Some((buffer, Buffer::Live { .. })) => Ok(buffer.clone()),
             Some((_, Buffer::MaybeLive { since })) => {
                 let message = format!("buffer `{text}` may be freed already");
-                Err(Problem::new(name.position(), message).see(*since, "may be freed from here on").help("only `free` may name it now"))
+                Err(Problem::new(name.at, message).see(*since, "may be freed from here on").help("only `free` may name it now"))
             }
-            Some((_, dead)) => Err(dead_buffer(text, name.position(), dead)),
-            None => Err(self.no_such_buffer(text, name.position())),
+            Some((_, dead)) => Err(dead_buffer(text, name.at, dead)),
+            None => Err(self.no_such_buffer(text, name.at)),
         }
     }
 
@@ -227,29 +181,27 @@ impl Checker<'_> {
     }
 
     /// Frees a buffer, all numbered buffers of a name, or the blocks of a storm.
-    pub(crate) fn free(&mut self, text: &Located<String>) -> Result<Freed, Problem> {
-        let Parts { name, index } = parts(text)?;
-        let at = text.position();
-        self.named.insert(name.text().to_owned());
-        if let Some((index, offset)) = index {
-            let may_be_missing = self.names.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
-            return Ok(Freed::Buffer(self.element(&name, text, (index, offset))?, may_be_missing));
+    pub(crate) fn free(&mut self, text: &Located<String>) -> Result<FreeTarget, Problem> {
+        let ((name, index), at) = (self.parts(text)?, text.at);
+        if index.is_some() {
+            let may_be_gone = self.names.elements.get(name.text()).is_some_and(|elements| elements.may_be_missing);
+            return Ok(FreeTarget::Buffer { buffer: BufferRef { name: self.element(&name)?, index }, may_be_gone });
         }
         let text = name.text();
         if let Some(Id { name, at: storm_at, storm: Some(live), .. }) = self.names.ids.get_mut(text) {
             return match std::mem::take(live) {
-                true => Ok(Freed::Storm(name.clone())),
+                true => Ok(FreeTarget::Storm(name.clone())),
                 false => Err(Problem::new(at, format!("the blocks of `{text}` are already freed")).see(*storm_at, "the storm")),
             };
         }
         if let Some(elements) = self.names.elements.get(text) {
-            return Ok(Freed::Elements(elements.name.clone()));
+            return Ok(FreeTarget::Elements(elements.name.clone()));
         }
         match self.names.buffers.get_mut(text) {
             Some((buffer, state @ (Buffer::Live { .. } | Buffer::MaybeLive { .. }))) => {
                 let may_be_gone = matches!(state, Buffer::MaybeLive { .. });
                 *state = Buffer::Freed { at };
-                Ok(Freed::Buffer(BufferRef { name: buffer.clone(), index: None }, may_be_gone))
+                Ok(FreeTarget::Buffer { buffer: BufferRef { name: buffer.clone(), index: None }, may_be_gone })
             }
             Some((_, dead)) => Err(dead_buffer(text, at, dead)),
             None => Err(self.no_such_buffer(text, at)),
@@ -278,7 +230,7 @@ impl Checker<'_> {
         let buffer = self.live_buffer(text)?;
         match self.names.buffers.get(buffer.name.name()) {
             Some((_, Buffer::Live { filled: false })) => {
-                Err(Problem::new(text.position(), format!("buffer `{buffer}` has not been filled, so there is nothing to verify"))
+                Err(Problem::new(text.at, format!("buffer `{buffer}` has not been filled, so there is nothing to verify"))
                     .help(format!("add `- fill: {buffer}` before this step")))
             }
             _ => Ok(buffer),

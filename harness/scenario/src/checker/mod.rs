@@ -17,14 +17,14 @@ use std::path::Path;
 
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::StreamId;
-use harness_allocator::units::Bytes;
+use harness_allocator::units::{Bytes, Nanos};
 use harness_language::error::Problem;
 use harness_language::expression::Value;
 use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
 pub use buffers::MAX_BUFFERS;
-pub(crate) use buffers::{Freed, Served};
+pub(crate) use buffers::Served;
 pub(crate) use names::has_no_meaning;
 pub(crate) use values::{constant, in_order, size, unit_of};
 
@@ -46,18 +46,13 @@ pub(crate) type Parameters = BTreeMap<String, Value>;
 /// The state of the check at one point.
 pub(crate) struct Checker<'a> {
     source: &'a str,
-    /// The folder of the scenario.
-    folder: &'a Path,
-    pub(crate) parameters: &'a Parameters,
-    allocators: &'a [AllocatorSpec],
-    streams: &'a [StreamName],
+    pub(crate) declared: Declared<'a>,
+    /// The time limit of steps without their own.
+    pub(crate) time_limit: Option<Nanos>,
     /// Streams for traces, after those of the scenario.
-    streams_of_traces: Vec<StreamName>,
-    programs: &'a [ProgramName],
-    processes: &'a [Process],
-    memory: Bytes,
-    /// The process at this point. `names` belongs to it, and the names of the others are in `names_of_processes`.
-    process: Option<ProcessName>,
+    pub(crate) streams_of_traces: Vec<StreamName>,
+    /// The process at this point, unless it is the main one. `names` belongs to it, and the names of the others are in `names_of_processes`.
+    pub(crate) process: Option<ProcessName>,
     names_of_processes: BTreeMap<ProcessName, Names>,
     /// Ids and measures of the whole file. They distinguish a name that is defined later from an unknown one.
     announced: BTreeMap<String, Position>,
@@ -67,19 +62,19 @@ pub(crate) struct Checker<'a> {
     variable_count: usize,
     growth_sites: u32,
     /// Comparisons of allocators, in the order of the file.
-    comparisons: Vec<Located<Expectation>>,
+    pub(crate) comparisons: Vec<Located<Expectation>>,
     /// Buffers and storms that were named since this set was last emptied.
     named: BTreeSet<String>,
     /// Steps that are still running at this point, so that their figures are unknown.
     unfinished: Vec<String>,
     nesting: u32,
     /// Loops with `until: oom` around this point.
-    loops_until_oom: u32,
+    pub(crate) loops_until_oom: u32,
     /// How often the current step runs; 0 while a loop body is checked again.
     multiplier: u64,
     operations: u64,
     /// Keys that the file writes by their earlier names.
-    renamed: RefCell<BTreeSet<Renamed>>,
+    pub(crate) renamed: RefCell<BTreeSet<Renamed>>,
 }
 
 /// The names of one process.
@@ -115,17 +110,11 @@ pub(crate) struct Declared<'a> {
 impl<'a> Checker<'a> {
     /// `announced` are the ids and measures of the whole file.
     pub(crate) fn new(source: &'a str, declared: Declared<'a>, announced: BTreeMap<String, Position>) -> Self {
-        let Declared { folder, parameters, allocators, streams, programs, processes, memory } = declared;
         Self {
             source,
-            folder,
-            parameters,
-            allocators,
-            streams,
+            declared,
+            time_limit: None,
             streams_of_traces: Vec::new(),
-            programs,
-            processes,
-            memory,
             process: None,
             names_of_processes: BTreeMap::new(),
             announced,
@@ -175,20 +164,15 @@ impl<'a> Checker<'a> {
     ) -> Result<T, Problem> {
         let names = self.names_of_processes.remove(process).unwrap_or_default();
         let outer = std::mem::replace(&mut self.names, names);
-        let (programs, named) = (std::mem::take(&mut self.programs), std::mem::take(&mut self.named));
+        let (programs, named) = (std::mem::take(&mut self.declared.programs), std::mem::take(&mut self.named));
         self.process = Some(process.clone());
         let checked = body(self)?;
         self.process = None;
-        self.programs = programs;
+        self.declared.programs = programs;
         let inner = std::mem::replace(&mut self.named, named);
         self.named.extend(inner.into_iter().map(|name| format!("{process}: {name}")));
         self.names_of_processes.insert(process.clone(), std::mem::replace(&mut self.names, outer));
         Ok(checked)
-    }
-
-    /// The process at this point, unless it is the main one.
-    pub(crate) const fn process(&self) -> Option<&ProcessName> {
-        self.process.as_ref()
     }
 
     /// Removes the names of a process. Returns whether it was running.
@@ -236,11 +220,6 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// Returns whether an OOM at this point ends a loop.
-    pub(crate) const fn is_in_loop_until_oom(&self) -> bool {
-        self.loops_until_oom > 0
-    }
-
     /// Checks two groups of steps that run interleaved. They must not share a buffer, because their order depends on the run. The figures of the
     /// first group's `id` are known after both.
     pub(crate) fn at_the_same_time<A, B>(
@@ -267,27 +246,14 @@ impl<'a> Checker<'a> {
         Ok((checked, beside))
     }
 
-    /// Returns the comparisons of allocators, the streams for traces, and the keys with earlier names.
-    pub(crate) fn finish(self) -> (Vec<Located<Expectation>>, Vec<StreamName>, Vec<Renamed>) {
-        (self.comparisons, self.streams_of_traces, self.renamed.into_inner().into_iter().collect())
-    }
-
     /// Records a key with an earlier name.
     pub(crate) fn renamed(&self, at: Position, old: &'static str, new: &'static str) {
         self.renamed.borrow_mut().insert(Renamed { at, old, new });
     }
 
-    pub(crate) const fn memory(&self) -> Bytes {
-        self.memory
-    }
-
-    pub(crate) const fn folder(&self) -> &'a Path {
-        self.folder
-    }
-
     /// Returns a stream for each stream of a trace. All traces share these streams, because their work completes immediately.
     pub(crate) fn streams_of_trace(&mut self, at: Position, named: BTreeSet<StreamId>) -> Result<BTreeMap<StreamId, StreamName>, Problem> {
-        let own = self.streams.len();
+        let own = self.declared.streams.len();
         // The default stream is one of the scenario's own.
         if own - 1 + named.len() > MAX_STREAMS {
             let message = format!("this trace has {} streams, so the scenario has more than {MAX_STREAMS}", named.len());

@@ -1,5 +1,7 @@
 //! Resolves names of streams, events, ids, measures, allocators, programs, processes, private pools and variables.
 
+use std::collections::BTreeMap;
+
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec};
 use harness_language::error::{Problem, choices};
 use harness_language::located::{Located, Position};
@@ -23,36 +25,40 @@ pub(super) struct Id {
     pub(super) ranks: usize,
 }
 
-/// The problem of a name that the top of the file does not declare. `key` declares such names.
-fn undeclared<'n>(name: &NameText, kind: &str, key: &str, names: impl Iterator<Item = &'n str>) -> Problem {
+/// Finds a name that the top of the file declares under this key.
+fn declared<'n, T: Clone + 'n>(
+    name: &NameText,
+    [kind, key]: [&str; 2],
+    known: impl Iterator<Item = &'n T> + Clone,
+    text_of: fn(&T) -> &str,
+) -> Result<T, Problem> {
     let text = name.text();
-    let help = choices(text, key, names);
-    Problem::new(name.position(), format!("unknown {kind} `{text}`"))
-        .help(format!("{help}; declare {key} at the top, as in `{key}: [{text}]`"))
+    known.clone().find(|known| text_of(known) == text).cloned().ok_or_else(|| {
+        let help = choices(text, key, known.map(text_of));
+        Problem::new(name.at, format!("unknown {kind} `{text}`")).help(format!("{help}; declare {key} at the top, as in `{key}: [{text}]`"))
+    })
+}
+
+/// Finds a name that an earlier step made.
+fn earlier<'m, T>(name: &NameText, known: &'m BTreeMap<String, T>, does: &str, kinds: &str) -> Result<&'m T, Problem> {
+    let text = name.text();
+    let unknown = || Problem::not_among(name, format!("no earlier step {does} `{text}`"), kinds, known.keys().map(String::as_str));
+    known.get(text).ok_or_else(unknown)
 }
 
 impl Checker<'_> {
     pub(crate) fn stream(&self, name: Option<&NameText>) -> Result<StreamName, Problem> {
-        let text = name.map_or(DEFAULT_STREAM, NameText::text);
-        match (self.streams.iter().find(|stream| stream.name() == text), name) {
-            (Some(stream), _) => Ok(stream.clone()),
-            (None, None) => Ok(StreamName::new(0, DEFAULT_STREAM)),
-            (None, Some(name)) => Err(undeclared(name, "stream", "streams", self.streams.iter().map(StreamName::name))),
-        }
+        let Some(name) = name else { return Ok(StreamName::new(0, DEFAULT_STREAM)) };
+        declared(name, ["stream", "streams"], self.declared.streams.iter(), StreamName::name)
     }
 
     pub(crate) fn program(&self, name: &NameText) -> Result<ProgramName, Problem> {
-        let text = name.text();
-        let known = self.programs.iter().find(|program| program.name() == text).cloned();
-        known.ok_or_else(|| undeclared(name, "program", "programs", self.programs.iter().map(ProgramName::name)))
+        declared(name, ["program", "programs"], self.declared.programs.iter(), ProgramName::name)
     }
 
     /// Returns a declared process.
     pub(crate) fn declared_process(&self, name: &NameText) -> Result<ProcessName, Problem> {
-        let text = name.text();
-        let names = || self.processes.iter().map(|process| &process.name);
-        let known = names().find(|process| process.name() == text).cloned();
-        known.ok_or_else(|| undeclared(name, "process", "processes", names().map(ProcessName::name)))
+        declared(name, ["process", "processes"], self.declared.processes.iter().map(|process| &process.name), ProcessName::name)
     }
 
     pub(crate) fn record_event(&mut self, name: &NameText) -> Result<EventName, Problem> {
@@ -62,10 +68,7 @@ impl Checker<'_> {
     }
 
     pub(crate) fn event(&self, name: &NameText) -> Result<EventName, Problem> {
-        let text = name.text();
-        let names = self.names.events.keys().map(String::as_str);
-        let unknown = || Problem::not_among(name, format!("no earlier step records event `{text}`"), "events", names);
-        self.names.events.get(text).cloned().ok_or_else(unknown)
+        earlier(name, &self.names.events, "records event", "events").cloned()
     }
 
     /// Declares a private pool, or returns an existing one.
@@ -77,17 +80,14 @@ impl Checker<'_> {
 
     /// Returns a private pool that an earlier step used.
     pub(crate) fn pool(&self, name: &NameText) -> Result<PoolName, Problem> {
-        let text = name.text();
-        let names = self.names.pools.keys().map(String::as_str);
-        let unknown = || Problem::not_among(name, format!("no earlier step uses a private pool `{text}`"), "private pools", names);
-        self.names.pools.get(text).cloned().ok_or_else(unknown)
+        earlier(name, &self.names.pools, "uses a private pool", "private pools").cloned()
     }
 
     /// Declares the id of a step with these figures. `step` is its key in YAML.
     pub(crate) fn declare_id(&mut self, name: &NameText, step: &'static str, reports: &'static [ReportKey]) -> Result<StepName, Problem> {
         let text = self.new_name(name, self.names.ids.get(name.text()).map(|id| id.at))?.to_owned();
         let index = self.names.ids.len();
-        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.position(), storm: None, ranks: 0 };
+        let new = || Id { name: StepName::new(index, &text), step, reports, at: name.at, storm: None, ranks: 0 };
         Ok(self.names.ids.entry(text.clone()).or_insert_with(new).name.clone())
     }
 
@@ -103,7 +103,7 @@ impl Checker<'_> {
         let text = name.text();
         if self.names.buffers.contains_key(text) || self.names.elements.contains_key(text) {
             let message = format!("`{text}` is already a buffer, so `free: {text}` would be ambiguous");
-            return Err(Problem::new(name.position(), message).help("choose another id for the storm"));
+            return Err(Problem::new(name.at, message).help("choose another id for the storm"));
         }
         self.named.insert(text.to_owned());
         let id = self.declare_id(name, "storm", reports)?;
@@ -124,23 +124,24 @@ impl Checker<'_> {
     pub(crate) fn declare_measure(&mut self, name: &NameText) -> Result<MeasureName, Problem> {
         let text = self.new_name(name, self.names.measures.get(name.text()).map(|(_, at)| *at))?.to_owned();
         let index = self.names.measures.len();
-        Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.position())).0.clone())
+        Ok(self.names.measures.entry(text.clone()).or_insert_with(|| (MeasureName::new(index, &text), name.at)).0.clone())
     }
 
     /// Returns the measure of an earlier step, or `start`.
     pub(crate) fn measure(&self, name: &NameText) -> Result<MeasureName, Problem> {
-        let text = name.text();
-        let names = self.names.measures.keys().map(String::as_str);
-        let unknown = || Problem::not_among(name, format!("no earlier step measures `{text}`"), "measures", names);
-        self.names.measures.get(text).map(|(measure, _)| measure.clone()).ok_or_else(unknown)
+        earlier(name, &self.names.measures, "measures", "measures").map(|(measure, _)| measure.clone())
     }
 
     /// Checks that a name is unused. The same position again is the same step in another iteration.
     fn new_name<'n>(&self, name: &'n NameText, same_kind: Option<Position>) -> Result<&'n str, Problem> {
         let text = name.checked()?;
-        let at = name.position();
+        let at = name.at;
         self.is_free_for_metrics(name)?;
-        let other = if same_kind == Some(at) { None } else { same_kind.or_else(|| self.announced_elsewhere(text, at)) };
+        let elsewhere = || {
+            let id = self.names.ids.get(text).map(|id| id.at);
+            id.or(self.names.measures.get(text).map(|(_, first)| *first)).filter(|&first| first != at)
+        };
+        let other = if same_kind == Some(at) { None } else { same_kind.or_else(elsewhere) };
         match other {
             None => Ok(text),
             Some(first) => Err(Problem::new(at, format!("`{text}` is already the name of a step, at line {}", first.line))
@@ -154,20 +155,20 @@ impl Checker<'_> {
         let text = name.text();
         let taken = if is_reserved(text) {
             "is the name of a metric"
-        } else if self.parameters.contains_key(text) {
+        } else if self.declared.parameters.contains_key(text) {
             "is a parameter of this scenario"
         } else if self.variables.iter().any(|(variable, _)| variable.name() == text) {
             "is the variable of a loop around this step"
-        } else if self.programs.iter().any(|program| program.name() == text) {
+        } else if self.declared.programs.iter().any(|program| program.name() == text) {
             "is a program of this scenario"
-        } else if self.processes.iter().any(|process| process.name.name() == text) {
+        } else if self.declared.processes.iter().any(|process| process.name.name() == text) {
             "is a process of this scenario"
-        } else if self.allocators.iter().any(|arm| arm.to_string() == text) {
+        } else if self.declared.allocators.iter().any(|arm| arm.to_string() == text) {
             "is an allocator of this scenario"
         } else {
             return Ok(());
         };
-        Err(Problem::new(name.position(), format!("`{text}` {taken}")).help("choose another name"))
+        Err(Problem::new(name.at, format!("`{text}` {taken}")).help("choose another name"))
     }
 
     pub(super) fn new_variable<'n>(&self, name: &'n NameText) -> Result<&'n str, Problem> {
@@ -175,17 +176,10 @@ impl Checker<'_> {
         self.is_free_for_metrics(name)?;
         match self.announced.get(text) {
             None => Ok(text),
-            Some(first) => Err(Problem::new(name.position(), format!("`{text}` is already the name of a step, at line {}", first.line))
+            Some(first) => Err(Problem::new(name.at, format!("`{text}` is already the name of a step, at line {}", first.line))
                 .see(*first, "the step")
                 .help("choose another name")),
         }
-    }
-
-    /// The position of an earlier step with this id or measure.
-    fn announced_elsewhere(&self, text: &str, at: Position) -> Option<Position> {
-        let id = self.names.ids.get(text).map(|id| id.at);
-        let measure = self.names.measures.get(text).map(|(_, first)| *first);
-        id.or(measure).filter(|&first| first != at)
     }
 
     /// Returns a storm with live blocks.
@@ -195,7 +189,7 @@ impl Checker<'_> {
         let storms = || self.names.ids.values().filter(|id| id.storm.is_some());
         match storms().find(|id| id.name.name() == text) {
             Some(id) if id.storm == Some(true) => Ok(id.name.clone()),
-            Some(id) => Err(Problem::new(name.position(), format!("the blocks of `{text}` are already freed")).see(id.at, "the storm")),
+            Some(id) => Err(Problem::new(name.at, format!("the blocks of `{text}` are already freed")).see(id.at, "the storm")),
             None => {
                 let message = format!("no earlier step is a storm with id `{text}`");
                 Err(Problem::not_among(name, message, "storms", storms().map(|id| id.name.name())))
@@ -206,9 +200,9 @@ impl Checker<'_> {
     /// Rejects a storm whose blocks from the previous iteration are still live.
     pub(crate) fn storm_may_start(&self, name: &NameText) -> Result<(), Problem> {
         match self.names.ids.get(name.text()) {
-            Some(id) if id.storm == Some(true) && id.at == name.position() => {
+            Some(id) if id.storm == Some(true) && id.at == name.at => {
                 let text = name.text();
-                Err(Problem::new(name.position(), format!("the blocks of `{text}` are still live from the previous iteration"))
+                Err(Problem::new(name.at, format!("the blocks of `{text}` are still live from the previous iteration"))
                     .help(format!("free them with `- free: {text}` before the storm runs again")))
             }
             _ => Ok(()),
@@ -221,7 +215,7 @@ impl Checker<'_> {
         let arms = self.arms();
         match AllocatorKind::from_name(text) {
             _ if arms.contains(text) => Ok(text.clone()),
-            Some(kind) => Err(Problem::new(name.position(), format!("this scenario does not run with the allocator `{}`", kind.name()))
+            Some(kind) => Err(Problem::new(name.at, format!("this scenario does not run with the allocator `{}`", kind.name()))
                 .help(format!("add it at the top, as in `allocators: [{}, {}]`", arms.join(", "), kind.name()))),
             None => {
                 let message = format!("this scenario has no allocator `{text}`");
@@ -232,7 +226,7 @@ impl Checker<'_> {
 
     /// The names of all allocators.
     pub(crate) fn arms(&self) -> Vec<String> {
-        self.allocators.iter().map(AllocatorSpec::to_string).collect()
+        self.declared.allocators.iter().map(AllocatorSpec::to_string).collect()
     }
 }
 
@@ -240,7 +234,7 @@ impl Checker<'_> {
 pub(crate) fn has_no_meaning<'n>(name: &'n NameText, help: &str) -> Result<&'n str, Problem> {
     match name.checked()? {
         text if is_reserved(text) || AllocatorKind::from_name(text).is_some() => {
-            Err(Problem::new(name.position(), format!("`{text}` has another meaning in expressions")).help(help))
+            Err(Problem::new(name.at, format!("`{text}` has another meaning in expressions")).help(help))
         }
         text => Ok(text),
     }

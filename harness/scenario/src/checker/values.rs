@@ -28,25 +28,36 @@ impl Checker<'_> {
 
     /// Parses a size that is known before the run.
     pub(crate) fn size(&self, text: &AmountText) -> Result<Bytes, Problem> {
-        size(text, self.parameters, self.source)
+        size(text, self.declared.parameters, self.source)
     }
 
     /// Parses a size of at least one byte that is known before the run.
     pub(crate) fn positive_size(&self, text: &AmountText, what: &str) -> Result<Bytes, Problem> {
-        not_zero(self.size(text)?, what, text.position())
+        not_zero(self.size(text)?, what, text.at)
     }
 
     /// Parses a whole number within bounds that is known before the run.
     pub(crate) fn whole(&self, text: &CountText, what: &str, bounds: RangeInclusive<u64>) -> Result<u64, Problem> {
-        let value = constant(&text.0, self.parameters, self.source)?;
+        let value = constant(&text.0, self.declared.parameters, self.source)?;
         let whole = value.whole().filter(|_| value.dimension == Dimension::NUMBER);
         let whole = whole.and_then(|whole| u64::try_from(whole).ok()).filter(|whole| bounds.contains(whole));
-        whole.ok_or_else(|| out_of_bounds(text.position(), what, &value, &bounds))
+        whole.ok_or_else(|| out_of_bounds(text.at, what, &value, &bounds))
+    }
+
+    /// Parses a whole number within bounds, if one is given.
+    pub(crate) fn whole_or(
+        &self,
+        given: Option<&CountText>,
+        what: &str,
+        bounds: RangeInclusive<u64>,
+        otherwise: u64,
+    ) -> Result<u64, Problem> {
+        given.map_or(Ok(otherwise), |text| self.whole(text, what, bounds))
     }
 
     /// Parses the ends of a range, both within bounds.
     pub(crate) fn range(&self, min: &CountText, max: &CountText, bounds: RangeInclusive<u64>) -> Result<RangeInclusive<u64>, Problem> {
-        let at = min.position();
+        let at = min.at;
         let (min, max) = (self.whole(min, "min", bounds.clone())?, self.whole(max, "max", bounds)?);
         in_order(&min, &max, at)?;
         Ok(min..=max)
@@ -54,7 +65,7 @@ impl Checker<'_> {
 
     /// Parses a value that is known before the run.
     pub(crate) fn constant(&self, text: &Located<String>) -> Result<Value, Problem> {
-        constant(text, self.parameters, self.source)
+        constant(text, self.declared.parameters, self.source)
     }
 
     /// Parses the index of a numbered buffer. `offset` is the number of characters before it.
@@ -66,7 +77,7 @@ impl Checker<'_> {
     pub(crate) fn formula(&self, text: &Located<String>) -> Result<Expression, Problem> {
         let formula = expression::parse_formula(&text.value, &|name| self.resolve(name)).map_err(|error| self.locate(text, 0, error))?;
         match formula.dimension() {
-            Dimension::TIME => Err(Problem::new(text.position(), "a claim cannot use times, because its run is not timed")
+            Dimension::TIME => Err(Problem::new(text.at, "a claim cannot use times, because its run is not timed")
                 .help("use bytes, counts, or a quotient of them")),
             _ => Ok(formula),
         }
@@ -75,11 +86,12 @@ impl Checker<'_> {
     /// Parses an expectation.
     pub(crate) fn expectation(&mut self, text: &Located<String>) -> Result<Expectation, Problem> {
         let sites = std::cell::Cell::new(self.growth_sites);
+        let growth_of = |name: &str| Some(name.strip_prefix(GROWTH)?.strip_prefix('(')?.strip_suffix(')')?.to_owned());
         let resolve = |name: &str| match growth_of(name) {
             None => self.resolve(name),
             Some(inner) => {
                 sites.set(sites.get() + 1);
-                growth(inner, GrowthSite(sites.get() - 1))
+                growth(&inner, GrowthSite(sites.get() - 1)).map(Resolved::Quantity)
             }
         };
         let parsed = expression::parse_expectation(&text.value, &resolve);
@@ -95,14 +107,14 @@ impl Checker<'_> {
         let is_between_arms = expectation.quantities().any(|metric| of_arm(&metric));
         match expectation.quantities().find(|metric| is_between_arms && !of_arm(metric)) {
             None => Ok(()),
-            Some(metric) => Err(Problem::new(text.position(), format!("`{metric}` needs an allocator"))
+            Some(metric) => Err(Problem::new(text.at, format!("`{metric}` needs an allocator"))
                 .help(format!("name the allocator of each metric, as in `{}.{metric}`", self.arms().join("` or `")))),
         }
     }
 
     /// Keeps a comparison of allocators until all have run, and returns its number.
     pub(crate) fn put_aside(&mut self, expectation: Located<Expectation>) -> usize {
-        let known = self.comparisons.iter().position(|other| other.position() == expectation.position());
+        let known = self.comparisons.iter().position(|other| other.at == expectation.at);
         known.unwrap_or_else(|| {
             self.comparisons.push(expectation);
             self.comparisons.len() - 1
@@ -113,10 +125,12 @@ impl Checker<'_> {
     pub(crate) fn invariant(&self, text: &ExpressionText) -> Result<Expectation, Problem> {
         let resolve = |name: &str| match Account::from_name(name) {
             Some(account) => Ok(Resolved::Quantity(Metric::Now(account))),
-            None if self.parameters.contains_key(name) || name.starts_with("start.") => self.resolve(name),
+            None if self.declared.parameters.contains_key(name) || name.starts_with("start.") => self.resolve(name),
             None => match name.split_once('.') {
-                Some((head, rest)) if self.programs.iter().any(|program| program.name() == head) => self.of_program(head, rest),
-                Some((head, _)) if self.processes.iter().any(|process| process.name.name() == head) => {
+                Some((head, rest)) if self.declared.programs.iter().any(|program| program.name() == head) => {
+                    self.of_program(head, rest).map(Resolved::Quantity)
+                }
+                Some((head, _)) if self.declared.processes.iter().any(|process| process.name.name() == head) => {
                     Err((format!("`{name}` does not exist before the process starts"), "use an `expect` step".to_owned()))
                 }
                 Some((head, _)) if self.announced.contains_key(head) => {
@@ -124,7 +138,7 @@ impl Checker<'_> {
                         .to_owned();
                     Err((format!("`{name}` does not exist after every step"), help))
                 }
-                _ => Err(unknown_metric(name, account_names().iter().map(String::as_str))),
+                _ => Err(unknown_metric(name, &account_names())),
             },
         };
         expression::parse_expectation(text.text(), &resolve).map_err(|error| self.locate(&text.0, 0, error))
@@ -140,23 +154,26 @@ impl Checker<'_> {
         if let Some(account) = Account::from_name(name) {
             return Ok(Resolved::Quantity(Metric::Now(account)));
         }
-        if let Some(value) = self.parameters.get(name) {
+        if let Some(value) = self.declared.parameters.get(name) {
             return Ok(Resolved::Constant(*value));
         }
         if let Some((variable, unit)) = self.variables.iter().rev().find(|(variable, _)| variable.name() == name) {
             return Ok(Resolved::Quantity(Metric::Variable(variable.clone(), *unit)));
         }
         let (head, rest) = name.split_once('.').unwrap_or((name, ""));
-        if self.programs.iter().any(|program| program.name() == head) {
-            return self.of_program(head, rest);
+        if self.declared.programs.iter().any(|program| program.name() == head) {
+            return self.of_program(head, rest).map(Resolved::Quantity);
         }
-        if let Some(process) = self.processes.iter().find(|process| process.name.name() == head) {
-            return self.of_process(&process.name, rest);
-        }
-        if !rest.is_empty() && self.process.is_some() && self.arms().iter().any(|arm| arm == head) {
-            return Err((format!("`{name}` compares allocators, which a process cannot do"), "move this out of the process".to_owned()));
+        if let Some(process) = self.declared.processes.iter().find(|process| process.name.name() == head) {
+            return self.of_process(&process.name, rest).map(Resolved::Quantity);
         }
         if !rest.is_empty() && self.arms().iter().any(|arm| arm == head) {
+            if self.process.is_some() {
+                return Err((
+                    format!("`{name}` compares allocators, which a process cannot do"),
+                    "move this out of the process".to_owned(),
+                ));
+            }
             return match self.resolve(rest)? {
                 Resolved::Quantity(metric @ (Metric::Arm(..) | Metric::Variable(..))) => {
                     Err((format!("`{metric}` does not belong to one allocator"), format!("as in `{head}.reserved.peak`")))
@@ -165,13 +182,13 @@ impl Checker<'_> {
                 constant @ Resolved::Constant(_) => Ok(constant),
             };
         }
-        self.resolve_named(name, head, rest)
+        self.resolve_named(name, head, rest).map(Resolved::Quantity)
     }
 
-    fn of_program(&self, head: &str, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
-        let program = self.programs.iter().find(|program| program.name() == head);
+    fn of_program(&self, head: &str, rest: &str) -> Result<Metric, Unresolved> {
+        let program = self.declared.programs.iter().find(|program| program.name() == head);
         match (program, Account::from_name(rest)) {
-            (Some(program), Some(Account::Stat(key))) => Ok(Resolved::Quantity(Metric::Program(program.clone(), key))),
+            (Some(program), Some(Account::Stat(key))) => Ok(Metric::Program(program.clone(), key)),
             _ => {
                 let keys: Vec<String> = StatKey::all().map(|key| key.to_string()).collect();
                 let names = Account::SHORT.into_iter().chain(keys.iter().map(String::as_str));
@@ -184,7 +201,7 @@ impl Checker<'_> {
         }
     }
 
-    fn of_process(&self, process: &ProcessName, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
+    fn of_process(&self, process: &ProcessName, rest: &str) -> Result<Metric, Unresolved> {
         if let Some(inside) = &self.process {
             let help = "steps of a process use its own metrics, as in `reserved`; move this out of the process".to_owned();
             return Err((format!("`{process}.{rest}` is unknown in the process `{inside}`"), help));
@@ -193,7 +210,7 @@ impl Checker<'_> {
             return Err((format!("no earlier step starts the process `{process}`"), format!("start it with `process: {process}`")));
         }
         match Account::from_name(rest) {
-            Some(account) if account.is_of_one_process() => Ok(Resolved::Quantity(Metric::Process(process.clone(), account))),
+            Some(account) if account.is_of_one_process() => Ok(Metric::Process(process.clone(), account)),
             Some(_) => Err((
                 format!("`{rest}` belongs to the device, not to the process `{process}`"),
                 format!("write `{rest}`, or `{process}.device.process` for the memory of the process"),
@@ -208,10 +225,10 @@ impl Checker<'_> {
     }
 
     /// Resolves measures and figures of steps.
-    fn resolve_named(&self, name: &str, head: &str, rest: &str) -> Result<Resolved<Metric>, Unresolved> {
+    fn resolve_named(&self, name: &str, head: &str, rest: &str) -> Result<Metric, Unresolved> {
         if let Some((measure, _)) = self.names.measures.get(head) {
             return match Account::from_name(rest) {
-                Some(account) => Ok(Resolved::Quantity(Metric::At(measure.clone(), account))),
+                Some(account) => Ok(Metric::At(measure.clone(), account)),
                 None => Err(unknown_metric_of(head, rest)),
             };
         }
@@ -221,14 +238,15 @@ impl Checker<'_> {
         }
         if let Some(id) = self.names.ids.get(head) {
             let reports = id.reports;
-            if let Some((rank, figure)) = rank_of(rest).filter(|_| id.ranks > 0) {
+            if let Some(rank) = rest.strip_prefix("rank").filter(|_| id.ranks > 0) {
+                let (rank, figure) = rank.split_once('.').unwrap_or((rank, ""));
                 return of_rank(id, rank, figure);
             }
             // A step with an exit code is a program, and its torch has counters.
             let of_torch = || Account::from_name(rest).filter(|_| reports.contains(&ReportKey::ExitCode));
-            return match (ReportKey::from_name(rest).filter(|key| reports.contains(key)), of_torch()) {
-                (Some(key), _) => Ok(Resolved::Quantity(Metric::Report(id.name.clone(), key))),
-                (None, Some(Account::Stat(key))) => Ok(Resolved::Quantity(Metric::Torch(id.name.clone(), key))),
+            return match (ReportKey::named(rest).filter(|key| reports.contains(key)), of_torch()) {
+                (Some(key), _) => Ok(Metric::Report(id.name.clone(), key)),
+                (None, Some(Account::Stat(key))) => Ok(Metric::Torch(id.name.clone(), key)),
                 (None, _) => Err((
                     format!("`{}` step `{head}` does not report `{rest}`", id.step),
                     choices(rest, "it reports", reports.iter().map(|key| key.name())),
@@ -248,29 +266,24 @@ impl Checker<'_> {
             self.names.measures.keys().take(MOST).flat_map(|measure| known.iter().map(move |account| format!("{measure}.{account}")));
         let reports = self.names.ids.iter().take(MOST).flat_map(|(id, known)| known.reports.iter().map(move |key| format!("{id}.{key}")));
         let variables = self.variables.iter().map(|(variable, _)| variable.name().to_owned());
-        let own = self.parameters.keys().cloned().chain(variables);
+        let own = self.declared.parameters.keys().cloned().chain(variables);
         let names: Vec<String> = known.iter().cloned().chain(own).chain(heads).chain(reports).collect();
-        Err(unknown_metric(name, names.iter().map(String::as_str)))
+        Err(unknown_metric(name, &names))
     }
 }
 
-/// Splits `1.final_batch` off `rank1.final_batch` at the period.
-fn rank_of(rest: &str) -> Option<(&str, &str)> {
-    rest.strip_prefix("rank").map(|rest| rest.split_once('.').unwrap_or((rest, "")))
-}
-
-fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Resolved<Metric>, Unresolved> {
+fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Metric, Unresolved> {
     let step = &id.name;
     let Some(number) = rank.parse().ok().filter(|number| *number < id.ranks) else {
         return Err((format!("`{step}` has no rank `{rank}`"), format!("its ranks are `{step}.rank0` to `{step}.rank{}`", id.ranks - 1)));
     };
-    let own = ReportKey::from_name(figure).filter(|key| RankFigure::REPORTS.contains(key)).map(RankFigure::Report);
+    let own = ReportKey::named(figure).filter(|key| RankFigure::REPORTS.contains(key)).map(RankFigure::Report);
     let of_allocator = match Account::from_name(figure) {
         Some(Account::Stat(key)) => Some(RankFigure::Stat(key)),
         Some(Account::Device(_)) | None => None,
     };
     match own.or(of_allocator) {
-        Some(figure) => Ok(Resolved::Quantity(Metric::Rank(step.clone(), number, figure))),
+        Some(figure) => Ok(Metric::Rank(step.clone(), number, figure)),
         None => {
             let names: Vec<&str> = RankFigure::REPORTS.iter().map(|key| key.name()).chain(["allocated.peak", "reserved.peak"]).collect();
             let help = choices(figure, "it has", names);
@@ -279,15 +292,10 @@ fn of_rank(id: &Id, rank: &str, figure: &str) -> Result<Resolved<Metric>, Unreso
     }
 }
 
-/// The text in the parentheses of `growth(…)`.
-fn growth_of(name: &str) -> Option<&str> {
-    name.strip_prefix(GROWTH)?.strip_prefix('(')?.strip_suffix(')')
-}
-
-fn growth(inner: &str, site: GrowthSite) -> Result<Resolved<Metric>, Unresolved> {
+fn growth(inner: &str, site: GrowthSite) -> Result<Metric, Unresolved> {
     match Account::from_name(inner) {
-        Some(account) => Ok(Resolved::Quantity(Metric::Growth(site, account))),
-        None => Err(unknown_metric(inner, account_names().iter().map(String::as_str))),
+        Some(account) => Ok(Metric::Growth(site, account)),
+        None => Err(unknown_metric(inner, &account_names())),
     }
 }
 
@@ -295,7 +303,7 @@ fn growth(inner: &str, site: GrowthSite) -> Result<Resolved<Metric>, Unresolved>
 pub(crate) fn size(text: &AmountText, parameters: &Parameters, source: &str) -> Result<Bytes, Problem> {
     match expression::parse_amount::<Metric>(text.text(), &|name| of_parameters(name, parameters)) {
         Ok(Amount::Fixed(bytes)) => Ok(bytes),
-        Ok(Amount::Computed(_)) => Err(Problem::new(text.position(), "this is known only during the run")),
+        Ok(Amount::Computed(_)) => Err(Problem::new(text.at, "this is known only during the run")),
         Err(error) => Err(locate(&text.0, source, 0, error)),
     }
 }
@@ -340,8 +348,8 @@ fn account_names() -> Vec<String> {
     Account::SHORT.into_iter().map(str::to_owned).chain(Account::all().map(|account| account.to_string())).collect()
 }
 
-fn unknown_metric<'n>(name: &str, names: impl IntoIterator<Item = &'n str>) -> Unresolved {
-    let hint = did_you_mean(name, names);
+fn unknown_metric(name: &str, names: &[String]) -> Unresolved {
+    let hint = did_you_mean(name, names.iter().map(String::as_str));
     let forms = "a metric is `reserved`, `allocated` or another key of torch.cuda.memory_stats(), `device.…`, `time.now`, one of these after `start.` or the name of a measure, or a figure of a step with an `id`";
     (format!("unknown metric `{name}`"), format!("{hint}{forms}"))
 }

@@ -25,12 +25,14 @@ struct Value {
     wants_gradient: bool,
 }
 
+/// A program, the sizes of its model, and what the next layers need.
+#[derive(Default)]
 pub(super) struct Compiler {
-    program: Program,
+    pub(super) program: Program,
     /// Bytes of each parameter, in the order of the layers.
-    parameters: Vec<Bytes>,
+    pub(super) parameters: Vec<Bytes>,
     /// Bytes of tensors that live as long as the parameters and are not trained.
-    constants: Vec<Bytes>,
+    pub(super) constants: Vec<Bytes>,
     samples: u64,
     length: u64,
     is_mixed: bool,
@@ -41,26 +43,9 @@ pub(super) struct Compiler {
     unit: usize,
 }
 
-/// A program, and the sizes of its model.
-pub(super) struct Compiled {
-    pub(super) program: Program,
-    pub(super) parameters: Vec<Bytes>,
-    pub(super) constants: Vec<Bytes>,
-}
-
 /// Compiles one pass over this many samples of this length.
-pub(super) fn compile(layers: &[Layer], input: Shape, samples: u64, length: u64, precision: Precision) -> Compiled {
-    let mut compiler = Compiler {
-        program: Program::default(),
-        parameters: Vec::new(),
-        constants: Vec::new(),
-        samples,
-        length,
-        is_mixed: precision == Precision::Mixed,
-        embedding: None,
-        targets: 0,
-        unit: 0,
-    };
+pub(super) fn compile(layers: &[Layer], input: Shape, samples: u64, length: u64, precision: Precision) -> Compiler {
+    let mut compiler = Compiler { samples, length, is_mixed: precision == Precision::Mixed, ..Compiler::default() };
     let (elements, bytes, targets) = match input {
         Shape::Tokens => (product(&[samples, length]), 8, product(&[samples, length])),
         Shape::Sequence { width } => (product(&[samples, length, width]), 4, product(&[samples, length])),
@@ -76,8 +61,7 @@ pub(super) fn compile(layers: &[Layer], input: Shape, samples: u64, length: u64,
         value = compiler.layer(layer, value);
         compiler.end_unit(!has_blocks || matches!(layer, Layer::Block { .. }));
     }
-    let Compiler { program, parameters, constants, .. } = compiler;
-    Compiled { program, parameters, constants }
+    compiler
 }
 
 fn product(factors: &[u64]) -> u64 {
@@ -114,12 +98,18 @@ impl Compiler {
         self.parameters.len() - 1
     }
 
-    fn push(&mut self, operation: Operation) {
+    /// Adds an operation that reads these values and allocates these tensors, the first of which is its result. `complete` sets the rest.
+    fn push(&mut self, reads: &[Value], makes: &[TensorId], complete: impl FnOnce(&mut Operation)) {
+        let gradients = reads.iter().filter(|value| value.wants_gradient).map(|value| Gradient::Made(value.id)).collect();
+        let mut operation = Operation {
+            reads: reads.iter().map(|value| value.id).collect(),
+            makes: makes.to_vec(),
+            output: makes.first().copied().unwrap_or_default(),
+            backward: Backward { gradients, ..Backward::default() },
+            ..Operation::default()
+        };
+        complete(&mut operation);
         self.program.operations.push(operation);
-    }
-
-    fn gradient(value: Value) -> Vec<Gradient> {
-        if value.wants_gradient { vec![Gradient::Made(value.id)] } else { Vec::new() }
     }
 
     /// Casts a value to 16 or 32 bits with a copy, unless it has that precision.
@@ -128,73 +118,50 @@ impl Compiler {
             return value;
         }
         let cast = Value { wants_gradient: value.wants_gradient, ..self.made(value.elements, is_half) };
-        self.push(Operation {
-            reads: vec![value.id],
-            makes: vec![cast.id],
-            output: cast.id,
-            backward: Backward { gradients: Self::gradient(value), ..Backward::default() },
-            ..Operation::default()
-        });
+        self.push(&[value], &[cast.id], |_| ());
         cast
-    }
-
-    /// A 16-bit copy of a parameter under autocast. Its gradient is the parameter's gradient.
-    fn half_weight(&mut self, parameter: ParameterId) -> Option<Value> {
-        if !self.is_mixed {
-            return None;
-        }
-        let copy = self.made(self.parameters[parameter].0 / 4, true);
-        self.push(Operation {
-            makes: vec![copy.id],
-            output: copy.id,
-            backward: Backward { parameters: vec![parameter], ..Backward::default() },
-            ..Operation::default()
-        });
-        Some(copy)
     }
 
     fn layer(&mut self, layer: &Layer, value: Value) -> Value {
         match layer {
             Layer::Linear { inputs, outputs, bias, tied } => self.linear(value, *inputs, *outputs, *bias, *tied),
             Layer::Conv2d { input, output, kernel, bias } => self.convolution(value, *input, *output, *kernel, *bias),
-            Layer::BatchNorm { channels } => self.batch_norm(value, *channels),
-            Layer::LayerNorm { width } => self.layer_norm(value, *width),
+            Layer::BatchNorm { channels } => {
+                // Running mean and variance, and the number of batches.
+                self.constants.extend([Bytes(channels.saturating_mul(4)), Bytes(channels.saturating_mul(4)), Bytes(8)]);
+                self.normalization(value, value.is_half, *channels, *channels, 1)
+            }
+            Layer::LayerNorm { width } => {
+                // Under autocast the result has 32 bits.
+                let value = self.cast(value, false);
+                self.normalization(value, false, *width, value.elements / width, 2)
+            }
             Layer::Relu { in_place: true } => {
-                self.push(Operation {
-                    reads: vec![value.id],
-                    output: value.id,
-                    saves: vec![value.id],
-                    backward: Backward { gradients: Self::gradient(value), ..Backward::default() },
-                    ..Operation::default()
-                });
+                self.push(&[value], &[], |relu| (relu.output, relu.saves) = (value.id, vec![value.id]));
                 value
             }
             Layer::Relu { in_place: false } | Layer::Tanh => {
                 let result = self.made(value.elements, value.is_half);
-                self.simple(value, result, vec![result.id], Vec::new())
+                self.simple(value, result, vec![result.id], &[])
             }
             Layer::Gelu => {
                 let result = self.made(value.elements, value.is_half);
-                self.simple(value, result, vec![value.id], Vec::new())
+                self.simple(value, result, vec![value.id], &[])
             }
             Layer::Dropout => {
                 let result = self.made(value.elements, value.is_half);
                 let mask = self.tensor(value.elements, 1);
-                self.simple(value, result, vec![mask], vec![mask])
+                self.simple(value, result, vec![mask], &[mask])
             }
             Layer::MaxPool { output: (channels, height, width) } => {
                 let elements = product(&[self.samples, *channels, *height, *width]);
                 let result = self.made(elements, value.is_half);
                 let places = self.tensor(elements, 8);
-                self.simple(value, result, vec![value.id, places], vec![places])
+                self.simple(value, result, vec![value.id, places], &[places])
             }
-            Layer::AveragePool { channels } => {
-                let result = self.made(product(&[self.samples, *channels]), value.is_half);
-                self.simple(value, result, Vec::new(), Vec::new())
-            }
-            Layer::FirstToken { width } => {
+            Layer::AveragePool { channels: width } | Layer::FirstToken { width } => {
                 let result = self.made(product(&[self.samples, *width]), value.is_half);
-                self.simple(value, result, Vec::new(), Vec::new())
+                self.simple(value, result, Vec::new(), &[])
             }
             Layer::Embedding { vocabulary, width, positions, types } => self.embedding(value, *vocabulary, *width, *positions, *types),
             Layer::SelfAttention { width, heads } => self.attention(value, *width, *heads),
@@ -209,35 +176,54 @@ impl Compiler {
     }
 
     /// Adds an operation with one input and one result, and other tensors that it allocates.
-    fn simple(&mut self, value: Value, result: Value, saves: Vec<TensorId>, more: Vec<TensorId>) -> Value {
-        let makes = std::iter::once(result.id).chain(more).collect();
-        self.push(Operation {
-            reads: vec![value.id],
-            makes,
-            output: result.id,
-            saves,
-            backward: Backward { gradients: Self::gradient(value), ..Backward::default() },
-            ..Operation::default()
-        });
+    fn simple(&mut self, value: Value, result: Value, saves: Vec<TensorId>, more: &[TensorId]) -> Value {
+        self.push(&[value], &[&[result.id], more].concat(), |operation| operation.saves = saves);
         result
     }
 
     fn sum(&mut self, left: Value, right: Value, in_place: bool) -> Value {
-        let handed_on = |value: Value| value.wants_gradient.then_some(Gradient::HandedOn(value.id));
-        let gradients: Vec<Gradient> = [left, right].into_iter().filter_map(handed_on).collect();
         let result = if in_place { left } else { self.made(left.elements, left.is_half && right.is_half) };
+        let tensors = &self.program.tensors;
         // The gradient of a 16-bit summand is a separate copy.
-        let copied = |gradient: Gradient| match gradient {
-            Gradient::HandedOn(id) if self.program.tensors[id] != self.program.tensors[result.id] => Gradient::Made(id),
-            same => same,
-        };
-        let gradients = gradients.into_iter().map(copied).collect();
-        self.push(Operation {
-            reads: vec![left.id, right.id],
-            makes: if in_place { Vec::new() } else { vec![result.id] },
-            output: result.id,
-            backward: Backward { gradients, ..Backward::default() },
-            ..Operation::default()
+        let gradient = |id: TensorId| if tensors[id] == tensors[result.id] { Gradient::HandedOn(id) } else { Gradient::Made(id) };
+        let gradients = [left, right].into_iter().filter(|value| value.wants_gradient).map(|value| gradient(value.id)).collect();
+        self.push(&[left, right], &[result.id], |sum| {
+            sum.backward.gradients = gradients;
+            if in_place {
+                sum.makes.clear();
+            }
+        });
+        result
+    }
+
+    /// Adds an operation with a weight, and an optional bias of this many elements. Under autocast it reads a 16-bit copy of the weight, whose
+    /// gradient is the weight's gradient.
+    fn weighted(
+        &mut self,
+        value: Value,
+        weight: ParameterId,
+        bias: Option<ParameterId>,
+        elements: u64,
+        complete: impl FnOnce(&mut Operation),
+    ) -> Value {
+        let value = self.cast(value, self.is_mixed);
+        let mut reads = vec![value];
+        let mut parameters: Vec<ParameterId> = bias.into_iter().collect();
+        let mut saves_parameters = Vec::new();
+        if self.is_mixed {
+            let copy = self.made(self.parameters[weight].0 / 4, true);
+            self.push(&[], &[copy.id], |cast| cast.backward.parameters = vec![weight]);
+            reads.push(copy);
+        } else {
+            parameters.insert(0, weight);
+            saves_parameters.push(weight);
+        }
+        let result = self.made(elements, self.is_mixed);
+        self.push(&reads, &[result.id], |operation| {
+            operation.saves = operation.reads.clone();
+            operation.saves_parameters = saves_parameters;
+            operation.backward.parameters = parameters;
+            complete(operation);
         });
         result
     }
@@ -246,95 +232,38 @@ impl Compiler {
         let own = self.embedding.filter(|_| tied);
         let weight = own.unwrap_or_else(|| self.parameter(inputs.saturating_mul(outputs)));
         let bias = bias.then(|| self.parameter(outputs));
-        let value = self.cast(value, self.is_mixed);
-        let copy = self.half_weight(weight);
         let rows = value.elements / inputs;
-        let result = self.made(product(&[rows, outputs]), self.is_mixed);
-        let mut gradients = Self::gradient(value);
-        gradients.extend(copy.map(|copy| Gradient::Made(copy.id)));
-        let parameters = copy.is_none().then_some(weight).into_iter().chain(bias).collect();
-        self.push(Operation {
-            reads: std::iter::once(value.id).chain(copy.map(|copy| copy.id)).collect(),
-            makes: vec![result.id],
-            output: result.id,
-            saves: std::iter::once(value.id).chain(copy.map(|copy| copy.id)).collect(),
-            saves_parameters: copy.is_none().then_some(weight).into_iter().collect(),
-            backward: Backward { gradients, parameters, ..Backward::default() },
-            uses_cublas: true,
-            work: product(&[rows, inputs, outputs]),
-            ..Operation::default()
-        });
-        result
+        self.weighted(value, weight, bias, product(&[rows, outputs]), |linear| {
+            linear.uses_cublas = true;
+            linear.work = product(&[rows, inputs, outputs]);
+        })
     }
 
     fn convolution(&mut self, value: Value, input: (u64, u64, u64), output: (u64, u64, u64), kernel: u64, bias: bool) -> Value {
         let filter = product(&[output.0, input.0, kernel, kernel]);
         let weight = self.parameter(filter);
         let bias = bias.then(|| self.parameter(output.0));
-        let value = self.cast(value, self.is_mixed);
-        let copy = self.half_weight(weight);
         let elements = product(&[self.samples, output.0, output.1, output.2]);
-        let result = self.made(elements, self.is_mixed);
-        let filter_bytes = filter.saturating_mul(if self.is_mixed { 2 } else { 4 });
-        let operands = [self.program.tensors[value.id], Bytes(filter_bytes), self.program.tensors[result.id]];
-        let workspace = operands.into_iter().map(rounded).fold(0, u64::saturating_add);
-        let of_filter = Bytes(workspace.saturating_add(filter_bytes.saturating_mul(4)));
-        let mut gradients = Self::gradient(value);
-        gradients.extend(copy.map(|copy| Gradient::Made(copy.id)));
-        let parameters: Vec<ParameterId> = copy.is_none().then_some(weight).into_iter().chain(bias).collect();
-        self.push(Operation {
-            reads: std::iter::once(value.id).chain(copy.map(|copy| copy.id)).collect(),
-            makes: vec![result.id],
-            output: result.id,
-            workspace: Bytes(workspace),
-            saves: std::iter::once(value.id).chain(copy.map(|copy| copy.id)).collect(),
-            saves_parameters: copy.is_none().then_some(weight).into_iter().collect(),
-            backward: Backward {
-                gradients,
-                workspace: Bytes(workspace),
-                parameters,
-                parameter_workspace: of_filter,
-                ..Backward::default()
-            },
-            work: product(&[elements, input.0, kernel, kernel]),
-            ..Operation::default()
-        });
-        result
+        let bytes = if self.is_mixed { 2 } else { 4 };
+        let operands = [value.elements, filter, elements].map(|elements| rounded(Bytes(elements.saturating_mul(bytes))));
+        let workspace = operands.into_iter().fold(0, u64::saturating_add);
+        self.weighted(value, weight, bias, elements, |convolution| {
+            convolution.workspace = Bytes(workspace);
+            convolution.backward.workspace = Bytes(workspace);
+            convolution.backward.parameter_workspace = Bytes(workspace.saturating_add(filter.saturating_mul(bytes * 4)));
+            convolution.work = product(&[elements, input.0, kernel, kernel]);
+        })
     }
 
-    fn batch_norm(&mut self, value: Value, channels: u64) -> Value {
-        let parameters = vec![self.parameter(channels), self.parameter(channels)];
-        // Running mean and variance, and the number of batches.
-        self.constants.extend([Bytes(channels.saturating_mul(4)), Bytes(channels.saturating_mul(4)), Bytes(8)]);
-        let result = self.made(value.elements, value.is_half);
-        let (mean, deviation) = (self.tensor(channels, 4), self.tensor(channels, 4));
-        self.push(Operation {
-            reads: vec![value.id],
-            makes: vec![result.id, mean, deviation],
-            output: result.id,
-            saves: vec![value.id, mean, deviation],
-            saves_parameters: vec![parameters[0]],
-            backward: Backward { gradients: Self::gradient(value), parameters, ..Backward::default() },
-            ..Operation::default()
-        });
-        result
-    }
-
-    /// Under autocast the result has 32 bits.
-    fn layer_norm(&mut self, value: Value, width: u64) -> Value {
+    /// Adds an operation with two parameters of this width, the first of which it saves, or both, and as many means and deviations as groups.
+    fn normalization(&mut self, value: Value, is_half: bool, width: u64, groups: u64, saved: usize) -> Value {
         let parameters = vec![self.parameter(width), self.parameter(width)];
-        let value = self.cast(value, false);
-        let result = self.made(value.elements, false);
-        let rows = value.elements / width;
-        let (mean, deviation) = (self.tensor(rows, 4), self.tensor(rows, 4));
-        self.push(Operation {
-            reads: vec![value.id],
-            makes: vec![result.id, mean, deviation],
-            output: result.id,
-            saves: vec![value.id, mean, deviation],
-            saves_parameters: parameters.clone(),
-            backward: Backward { gradients: Self::gradient(value), parameters, ..Backward::default() },
-            ..Operation::default()
+        let result = self.made(value.elements, is_half);
+        let (mean, deviation) = (self.tensor(groups, 4), self.tensor(groups, 4));
+        self.push(&[value], &[result.id, mean, deviation], |operation| {
+            operation.saves = vec![value.id, mean, deviation];
+            operation.saves_parameters = parameters[..saved].to_vec();
+            operation.backward.parameters = parameters;
         });
         result
     }
@@ -344,25 +273,16 @@ impl Compiler {
         self.embedding = Some(weight);
         let elements = product(&[value.elements, width]);
         let words = self.made(elements, false);
-        self.push(Operation {
-            reads: vec![value.id],
-            makes: vec![words.id],
-            output: words.id,
-            saves: vec![value.id],
-            backward: Backward { parameters: vec![weight], ..Backward::default() },
-            ..Operation::default()
+        self.push(&[value], &[words.id], |embedding| {
+            embedding.saves = vec![value.id];
+            embedding.backward.parameters = vec![weight];
         });
         let mut sum = words;
         for (entries, elements) in [(positions, product(&[self.length, width])), (types, elements)] {
             if entries > 0 {
                 let weight = self.parameter(product(&[entries, width]));
                 let more = self.made(elements, false);
-                self.push(Operation {
-                    makes: vec![more.id],
-                    output: more.id,
-                    backward: Backward { parameters: vec![weight], ..Backward::default() },
-                    ..Operation::default()
-                });
+                self.push(&[], &[more.id], |embedding| embedding.backward.parameters = vec![weight]);
                 sum = self.sum(sum, more, false);
             }
         }
@@ -385,14 +305,11 @@ impl Compiler {
         } else {
             vec![parts, Bytes(product(&[rows, self.length, 4]))]
         };
-        self.push(Operation {
-            reads: vec![projected.id],
-            makes: vec![result.id, sums],
-            output: result.id,
-            saves: vec![projected.id, result.id, sums],
-            backward: Backward { scratch, gradients: Self::gradient(projected), ..Backward::default() },
-            work: product(&[self.samples, self.length, self.length, width, 2]),
-            ..Operation::default()
+        let work = product(&[self.samples, self.length, self.length, width, 2]);
+        self.push(&[projected], &[result.id, sums], |attention| {
+            attention.saves = vec![projected.id, result.id, sums];
+            attention.backward.scratch = scratch;
+            attention.work = work;
         });
         self.linear(result, width, width, true, false)
     }
@@ -400,16 +317,13 @@ impl Compiler {
     /// The log-softmax has 32 bits for every input, without a cast of the input.
     fn cross_entropy(&mut self, value: Value) -> Value {
         let logarithms = self.made(value.elements, false);
-        let logarithms = self.simple(value, logarithms, vec![logarithms.id], Vec::new());
+        let logarithms = self.simple(value, logarithms, vec![logarithms.id], &[]);
         let loss = self.made(1, false);
         let weight = self.tensor(1, 4);
-        self.push(Operation {
-            reads: vec![logarithms.id, self.targets],
-            makes: vec![loss.id, weight],
-            output: loss.id,
-            saves: vec![logarithms.id, self.targets, weight],
-            backward: Backward { gradients: Self::gradient(logarithms), ..Backward::default() },
-            ..Operation::default()
+        let targets = self.targets;
+        self.push(&[logarithms], &[loss.id, weight], |entropy| {
+            entropy.reads.push(targets);
+            entropy.saves = vec![logarithms.id, targets, weight];
         });
         loss
     }

@@ -3,36 +3,25 @@
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::value::MapDeserializer;
-use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::Deserialize;
 
-use harness_language::error::{Problem, choices, quoted};
+use harness_language::error::Problem;
 use harness_language::located::{Located, Position};
 use harness_language::text::bounded;
+use harness_language::variant::{Variant, Variants};
 
 /// Largest dimension of a shape, and most repetitions of a block.
 pub const MAX_DIMENSION: u64 = 1 << 20;
 /// Most layers of a model, counting repeated blocks.
 pub const MAX_LAYERS: usize = 10_000;
 
-/// The shape of one sample between two layers.
+/// The shape of one sample between two layers: token ids, one for each position of the sequence; a vector for each token; one vector; an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Token ids, one for each position of the sequence.
     Tokens,
-    /// A vector for each token.
-    Sequence {
-        width: u64,
-    },
-    /// One vector.
-    Features {
-        width: u64,
-    },
-    Image {
-        channels: u64,
-        height: u64,
-        width: u64,
-    },
+    Sequence { width: u64 },
+    Features { width: u64 },
+    Image { channels: u64, height: u64, width: u64 },
 }
 
 impl fmt::Display for Shape {
@@ -46,99 +35,36 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A layer with everything that determines its memory, except samples and length.
+/// A layer with everything that determines its memory, except samples and length. A block is a unit of checkpointing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layer {
-    Linear {
-        inputs: u64,
-        outputs: u64,
-        bias: bool,
-        tied: bool,
-    },
-    Conv2d {
-        input: (u64, u64, u64),
-        output: (u64, u64, u64),
-        kernel: u64,
-        bias: bool,
-    },
-    BatchNorm {
-        channels: u64,
-    },
-    LayerNorm {
-        width: u64,
-    },
-    Relu {
-        in_place: bool,
-    },
+    Linear { inputs: u64, outputs: u64, bias: bool, tied: bool },
+    Conv2d { input: (u64, u64, u64), output: (u64, u64, u64), kernel: u64, bias: bool },
+    BatchNorm { channels: u64 },
+    LayerNorm { width: u64 },
+    Relu { in_place: bool },
     Gelu,
     Tanh,
     Dropout,
-    MaxPool {
-        output: (u64, u64, u64),
-    },
-    AveragePool {
-        channels: u64,
-    },
-    Embedding {
-        vocabulary: u64,
-        width: u64,
-        positions: u64,
-        types: u64,
-    },
-    SelfAttention {
-        width: u64,
-        heads: u64,
-    },
-    FirstToken {
-        width: u64,
-    },
+    MaxPool { output: (u64, u64, u64) },
+    AveragePool { channels: u64 },
+    Embedding { vocabulary: u64, width: u64, positions: u64, types: u64 },
+    SelfAttention { width: u64, heads: u64 },
+    FirstToken { width: u64 },
     CrossEntropy,
-    Residual {
-        layers: Vec<Self>,
-        shortcut: Vec<Self>,
-        in_place: bool,
-    },
-    /// A unit of checkpointing.
-    Block {
-        layers: Vec<Self>,
-    },
+    Residual { layers: Vec<Self>, shortcut: Vec<Self>, in_place: bool },
+    Block { layers: Vec<Self> },
 }
 
 /// Registers the layers of the file: `Variant = "name": Wire` and its description.
 macro_rules! layers {
     ($($variant:ident = $name:literal: $wire:ident $about:literal,)*) => {
         /// A layer as the file writes it.
-        #[derive(Clone, Debug)]
-        pub(super) enum LayerWire {
-            $($variant($wire),)*
-            Unknown(Located<String>),
-            /// A layer without its required fields.
-            Bare(Located<String>),
-            /// A map without a layer, or with several.
-            NotOne,
-        }
+        #[derive(Clone, Debug, Deserialize)]
+        pub(super) enum LayerWire { $(#[serde(rename = $name)] $variant($wire),)* }
 
         /// The name of each layer and its description.
         pub(super) const LAYERS: &[(&str, &str)] = &[$(($name, $about)),*];
-
-        impl LayerWire {
-            fn from_name(name: Located<String>) -> Self {
-                match name.value.as_str() {
-                    $($name => without_fields().map_or(Self::Bare(name), Self::$variant),)*
-                    _ => Self::Unknown(name),
-                }
-            }
-
-            fn from_entry<'de, A: MapAccess<'de>>(name: Located<String>, map: &mut A) -> Result<Self, A::Error> {
-                match name.value.as_str() {
-                    $($name => Ok(Self::$variant(map.next_value()?)),)*
-                    _ => {
-                        map.next_value::<IgnoredAny>()?;
-                        Ok(Self::Unknown(name))
-                    }
-                }
-            }
-        }
 
         pub(super) fn schemas(generator: &mut SchemaGenerator) -> Vec<(&'static str, Schema)> {
             vec![$(($name, $wire::json_schema(generator))),*]
@@ -165,23 +91,17 @@ layers! {
     Block = "block": BlockWire "A group of layers, repeated `times` times. Checkpointing recomputes whole blocks.",
 }
 
-/// A layer that is written as a bare name; `None`: it needs fields.
-fn without_fields<T: DeserializeOwned>() -> Option<T> {
-    T::deserialize(MapDeserializer::<_, de::value::Error>::new(std::iter::empty::<(&str, &str)>())).ok()
-}
-
 /// Returns whether a layer with these fields can be written as a bare name.
 pub(super) fn may_be_bare(fields: &Schema) -> bool {
     fields.get("required").is_none()
 }
 
 /// No fields.
-#[derive(Clone, Copy, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NoFields {}
 
-/// Fields of `linear`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LinearWire {
     /// Output features.
@@ -193,8 +113,7 @@ pub(super) struct LinearWire {
     tied: bool,
 }
 
-/// Fields of `conv2d`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Conv2dWire {
     /// Output channels.
@@ -209,8 +128,7 @@ pub(super) struct Conv2dWire {
     bias: Option<bool>,
 }
 
-/// Fields of `relu`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReluWire {
     /// Works in place. Default: `false`.
@@ -218,8 +136,7 @@ pub(super) struct ReluWire {
     in_place: bool,
 }
 
-/// Fields of `max_pool`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PoolWire {
     /// Side of the square window.
@@ -230,8 +147,7 @@ pub(super) struct PoolWire {
     padding: Option<Located<u64>>,
 }
 
-/// Fields of `embedding`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EmbeddingWire {
     /// Number of tokens in the vocabulary.
@@ -244,69 +160,45 @@ pub(super) struct EmbeddingWire {
     types: Option<Located<u64>>,
 }
 
-/// Fields of `self_attention`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AttentionWire {
     /// Number of heads, a divisor of the width.
     heads: Located<u64>,
 }
 
-/// Fields of `residual`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ResidualWire {
     /// The layers whose result is added.
-    layers: Vec<Located<LayerWire>>,
+    layers: Vec<Located<Variant<LayerWire>>>,
     /// Layers for the input before it is added. Default: none.
     #[serde(default)]
-    shortcut: Vec<Located<LayerWire>>,
+    shortcut: Vec<Located<Variant<LayerWire>>>,
     /// Writes the sum into the result of the layers. Default: `false`.
     #[serde(default)]
     in_place: bool,
 }
 
-/// Fields of `block`.
-#[derive(Clone, Debug, serde::Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlockWire {
     /// Repetitions. Default: 1.
     times: Option<Located<u64>>,
     /// The layers of the block.
-    layers: Vec<Located<LayerWire>>,
+    layers: Vec<Located<Variant<LayerWire>>>,
 }
 
-impl<'de> Deserialize<'de> for LayerWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct LayerVisitor;
-        impl<'de> Visitor<'de> for LayerVisitor {
-            type Value = LayerWire;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a layer, as in `{ linear: { out: 10 } }` or `gelu`")
-            }
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<LayerWire, E> {
-                // A bare name has the position of the list item, which the check knows.
-                Ok(LayerWire::from_name(Located { value: name.to_owned(), line: 0, column: 0, length: 0 }))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LayerWire, A::Error> {
-                let Some(name) = map.next_key::<Located<String>>()? else { return Ok(LayerWire::NotOne) };
-                let layer = LayerWire::from_entry(name, &mut map)?;
-                let mut is_one = true;
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
-                    is_one = false;
-                }
-                Ok(if is_one { layer } else { LayerWire::NotOne })
-            }
-        }
-        deserializer.deserialize_any(LayerVisitor)
-    }
-}
+impl Variants for LayerWire {
+    const NOUN: &'static str = "layer";
+    const NOUNS: &'static str = "layers";
+    const EXAMPLE: &'static str = "{ linear: { out: 10 } }";
 
-impl JsonSchema for LayerWire {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "layer".into()
+    fn is_known(name: &str) -> bool {
+        LAYERS.iter().any(|(known, _)| *known == name)
     }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+
+    fn schema(generator: &mut SchemaGenerator) -> Schema {
         let layers = schemas(generator);
         let bare: Vec<&str> = layers.iter().filter(|(_, fields)| may_be_bare(fields)).map(|(name, _)| *name).collect();
         let maps = layers.into_iter().map(|(name, fields)| {
@@ -318,18 +210,19 @@ impl JsonSchema for LayerWire {
 }
 
 /// Checks layers in order. `shape` is the input of the first layer, and becomes the output of the last one.
-pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut usize) -> Result<Vec<Layer>, Problem> {
+pub(super) fn check(wires: &[Located<Variant<LayerWire>>], shape: &mut Shape, count: &mut usize) -> Result<Vec<Layer>, Problem> {
     let mut layers = Vec::new();
     for wire in wires {
         let repetitions = match &wire.value {
-            LayerWire::Block(block) => dimension_or(block.times.as_ref(), "times", 1)?,
+            Variant::Known(_, LayerWire::Block(block)) => dimension_or(block.times.as_ref(), "times", 1)?,
             _ => 1,
         };
         for _ in 0..repetitions {
             *count += 1;
             if *count > MAX_LAYERS {
-                return Err(Problem::new(wire.position(), format!("the model has more than {MAX_LAYERS} layers"))
-                    .help("lower `times`, or remove layers"));
+                return Err(
+                    Problem::new(wire.at, format!("the model has more than {MAX_LAYERS} layers")).help("lower `times`, or remove layers")
+                );
             }
             layers.push(check_one(wire, shape, count)?);
         }
@@ -337,15 +230,17 @@ pub(super) fn check(wires: &[Located<LayerWire>], shape: &mut Shape, count: &mut
     Ok(layers)
 }
 
-fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
-    let at = wire.position();
-    Ok(match &wire.value {
+fn check_one(wire: &Located<Variant<LayerWire>>, shape: &mut Shape, count: &mut usize) -> Result<Layer, Problem> {
+    let at = wire.at;
+    let names: Vec<&str> = LAYERS.iter().map(|(name, _)| *name).collect();
+    let (name, layer) = wire.value.known(at, &names)?;
+    Ok(match layer {
         LayerWire::Linear(linear) => linear.check(at, shape)?,
         LayerWire::Conv2d(conv) => conv.check(at, shape)?,
-        LayerWire::BatchNorm(NoFields {}) => Layer::BatchNorm { channels: image("batch_norm", at, *shape)?.0 },
+        LayerWire::BatchNorm(NoFields {}) => Layer::BatchNorm { channels: image(name, at, *shape)?.0 },
         LayerWire::LayerNorm(NoFields {}) => match *shape {
             Shape::Sequence { width } | Shape::Features { width } => Layer::LayerNorm { width },
-            _ => return Err(unsuitable("layer_norm", "features or a sequence", at, *shape)),
+            _ => return Err(unsuitable(name, "features or a sequence", at, *shape)),
         },
         LayerWire::Relu(relu) => Layer::Relu { in_place: relu.in_place },
         LayerWire::Gelu(NoFields {}) => Layer::Gelu,
@@ -353,14 +248,14 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
         LayerWire::Dropout(NoFields {}) => Layer::Dropout,
         LayerWire::MaxPool(pool) => pool.check(at, shape)?,
         LayerWire::AveragePool(NoFields {}) => {
-            let (channels, ..) = image("average_pool", at, *shape)?;
+            let (channels, ..) = image(name, at, *shape)?;
             *shape = Shape::Features { width: channels };
             Layer::AveragePool { channels }
         }
         LayerWire::Embedding(embedding) => embedding.check(at, shape)?,
         LayerWire::SelfAttention(attention) => attention.check(at, *shape)?,
         LayerWire::FirstToken(NoFields {}) => {
-            let width = sequence("first_token", at, *shape)?;
+            let width = sequence(name, at, *shape)?;
             *shape = Shape::Features { width };
             Layer::FirstToken { width }
         }
@@ -369,23 +264,10 @@ fn check_one(wire: &Located<LayerWire>, shape: &mut Shape, count: &mut usize) ->
                 *shape = Shape::Features { width: 1 };
                 Layer::CrossEntropy
             }
-            _ => return Err(unsuitable("cross_entropy", "features or a sequence", at, *shape)),
+            _ => return Err(unsuitable(name, "features or a sequence", at, *shape)),
         },
         LayerWire::Residual(residual) => residual.check(at, shape, count)?,
         LayerWire::Block(block) => Layer::Block { layers: check(&block.layers, shape, count)? },
-        LayerWire::Unknown(name) => {
-            let place = if name.line == 0 { at } else { name.position() };
-            let names = LAYERS.iter().map(|(name, ..)| *name);
-            return Err(Problem::new(place, format!("unknown layer `{}`", name.value)).help(choices(&name.value, "layers", names)));
-        }
-        LayerWire::Bare(name) => {
-            let message = format!("`{}` needs fields", name.value);
-            return Err(Problem::new(at, message).help(format!("as in `- {}: {{ … }}`", name.value)));
-        }
-        LayerWire::NotOne => {
-            let names: Vec<&str> = LAYERS.iter().map(|(name, ..)| *name).collect();
-            return Err(Problem::new(at, "expected one layer").help(format!("write one of {}", quoted(&names, ", "))));
-        }
     })
 }
 
@@ -424,20 +306,19 @@ impl LinearWire {
 impl Conv2dWire {
     fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
         let input @ (_, height, width) = image("conv2d", at, *shape)?;
-        let window = window(&self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
-        let output = (dimension(&self.out, "out")?, window.of(height, at)?, window.of(width, at)?);
-        *shape = Shape::Image { channels: output.0, height: output.1, width: output.2 };
-        Ok(Layer::Conv2d { input, output, kernel: window.kernel, bias: self.bias.unwrap_or(true) })
+        let (kernel, [height, width]) = windows([height, width], at, &self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
+        let channels = dimension(&self.out, "out")?;
+        *shape = Shape::Image { channels, height, width };
+        Ok(Layer::Conv2d { input, output: (channels, height, width), kernel, bias: self.bias.unwrap_or(true) })
     }
 }
 
 impl PoolWire {
     fn check(&self, at: Position, shape: &mut Shape) -> Result<Layer, Problem> {
         let (channels, height, width) = image("max_pool", at, *shape)?;
-        let window = window(&self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
-        let output = (channels, window.of(height, at)?, window.of(width, at)?);
-        *shape = Shape::Image { channels, height: output.1, width: output.2 };
-        Ok(Layer::MaxPool { output })
+        let (_, [height, width]) = windows([height, width], at, &self.kernel, self.stride.as_ref(), self.padding.as_ref())?;
+        *shape = Shape::Image { channels, height, width };
+        Ok(Layer::MaxPool { output: (channels, height, width) })
     }
 }
 
@@ -462,7 +343,7 @@ impl AttentionWire {
         let width = sequence("self_attention", at, shape)?;
         let heads = dimension(&self.heads, "heads")?;
         if width % heads != 0 {
-            return Err(Problem::new(self.heads.position(), format!("{heads} heads cannot share a width of {width} evenly"))
+            return Err(Problem::new(self.heads.at, format!("{heads} heads cannot share a width of {width} evenly"))
                 .help("`heads` must be a divisor of the width"));
         }
         Ok(Layer::SelfAttention { width, heads })
@@ -491,24 +372,22 @@ fn dimension_or(given: Option<&Located<u64>>, what: &str, otherwise: u64) -> Res
     given.map_or(Ok(otherwise), |given| bounded(given, what, 0..=MAX_DIMENSION))
 }
 
-struct Window {
-    kernel: u64,
-    stride: u64,
-    padding: u64,
-}
-
-fn window(kernel: &Located<u64>, stride: Option<&Located<u64>>, padding: Option<&Located<u64>>) -> Result<Window, Problem> {
+/// The side of a window, and the number of its positions along each of these sides.
+fn windows(
+    sides: [u64; 2],
+    at: Position,
+    kernel: &Located<u64>,
+    stride: Option<&Located<u64>>,
+    padding: Option<&Located<u64>>,
+) -> Result<(u64, [u64; 2]), Problem> {
+    let (kernel, padding) = (dimension(kernel, "kernel")?, dimension_or(padding, "padding", 0)?);
     let stride = stride.map_or(Ok(1), |stride| dimension(stride, "stride"))?;
-    Ok(Window { kernel: dimension(kernel, "kernel")?, stride, padding: dimension_or(padding, "padding", 0)? })
-}
-
-impl Window {
-    /// Number of positions along a side.
-    fn of(&self, side: u64, at: Position) -> Result<u64, Problem> {
-        let room = (side + 2 * self.padding).checked_sub(self.kernel);
-        room.map(|room| room / self.stride + 1).ok_or_else(|| {
-            Problem::new(at, format!("a window of {} does not fit into {side} points with {} at each edge", self.kernel, self.padding))
+    let positions = |side: u64| {
+        let room = (side + 2 * padding).checked_sub(kernel);
+        room.map(|room| room / stride + 1).ok_or_else(|| {
+            Problem::new(at, format!("a window of {kernel} does not fit into {side} points with {padding} at each edge"))
                 .help("lower `kernel`, or raise `padding`")
         })
-    }
+    };
+    Ok((kernel, [positions(sides[0])?, positions(sides[1])?]))
 }

@@ -17,12 +17,14 @@ use harness_language::error::{FileError, Problem};
 use harness_language::fields::about;
 use harness_language::located::{Located, Position};
 use harness_language::text::bounded;
+use harness_language::variant::Variant;
 use harness_language::yaml::{self, Language, ONE_DOCUMENT};
 
 use self::layers::{LAYERS, LayerWire};
 pub use self::layers::{Layer, MAX_DIMENSION, MAX_LAYERS, Shape};
 pub use self::program::{Backward, Gradient, Operation, ParameterId, Program, Segment, TensorId, Uniform, Unit};
 use crate::plan::Precision;
+use crate::reference::{code, table};
 
 /// The words for errors in model files.
 pub const MODEL: Language = Language {
@@ -65,7 +67,7 @@ struct ModelWire {
     /// Number of trained parameters, which is checked against the layers. Default: no check.
     parameters: Option<Located<u64>>,
     /// The layers, in order.
-    layers: Located<Vec<Located<LayerWire>>>,
+    layers: Located<Vec<Located<Variant<LayerWire>>>>,
 }
 
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -124,13 +126,13 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
                 (Shape::Image { channels, height, width }, 1)
             }
             other => {
-                return Err(Problem::new(sides.position(), format!("`image` has {} numbers", other.len()))
+                return Err(Problem::new(sides.at, format!("`image` has {} numbers", other.len()))
                     .help("write channels, height and width, as in `[3, 224, 224]`"));
             }
         },
     };
     if wire.layers.value.is_empty() {
-        return Err(Problem::new(wire.layers.position(), "`layers` is empty").help("as in `layers: [{ linear: { out: 10 } }]`"));
+        return Err(Problem::new(wire.layers.at, "`layers` is empty").help("as in `layers: [{ linear: { out: 10 } }]`"));
     }
     let mut shape = input;
     let layers = layers::check(&wire.layers.value, &mut shape, &mut 0)?;
@@ -139,7 +141,7 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
     match &wire.parameters {
         Some(wanted) if wanted.value != model.parameter_count() => {
             let message = format!("the layers have {} parameters, but `parameters` is {}", model.parameter_count(), wanted.value);
-            Err(Problem::new(wanted.position(), message).help("correct the layers, or remove `parameters`"))
+            Err(Problem::new(wanted.at, message).help("correct the layers, or remove `parameters`"))
         }
         _ => Ok(model),
     }
@@ -147,7 +149,7 @@ fn check(wire: &ModelWire, path: &Path) -> Result<Model, Problem> {
 
 /// Loads the model that a step names. An error has the position of that name.
 pub(crate) fn load_for(folder: &Path, named: &Located<String>) -> Result<Model, Problem> {
-    let at: Position = named.position();
+    let at: Position = named.at;
     Model::load(&folder.join(&named.value)).map_err(|error| {
         let help = error.advice().unwrap_or("the path is relative to the folder of the scenario").to_owned();
         Problem::new(at, format!("this model cannot be used: {error}")).help(help)
@@ -161,22 +163,15 @@ pub fn schema() -> serde_json::Value {
 
 /// The table of layers for the reference.
 pub fn reference() -> String {
-    let mut generator = schemars::SchemaGenerator::default();
-    let mut table = String::from("| layer | fields | meaning |\n|---|---|---|\n");
-    for ((name, schema), (_, about)) in layers::schemas(&mut generator).into_iter().zip(LAYERS) {
+    let schemas = layers::schemas(&mut schemars::SchemaGenerator::default());
+    let rows = schemas.into_iter().zip(LAYERS).map(|((name, schema), (_, about))| {
         let bare = layers::may_be_bare(&schema);
         let value = schema.to_value();
-        let fields: Vec<String> = value["properties"]
-            .as_object()
-            .into_iter()
-            .flatten()
-            .map(|(field, of)| format!("`{field}`: {}", of["description"].as_str().unwrap_or_default()))
-            .collect();
-        let alone = if bare && !fields.is_empty() { "none, or " } else { "" };
-        table.push_str(&format!(
-            "| `{name}` | {alone}{} | {about} |\n",
-            if fields.is_empty() { "none".to_owned() } else { fields.join(" ") }
-        ));
-    }
-    table
+        let fields = value["properties"].as_object().into_iter().flatten();
+        let fields: Vec<String> =
+            fields.map(|(field, of)| format!("`{field}`: {}", of["description"].as_str().unwrap_or_default())).collect();
+        let alone = if fields.is_empty() { "none" } else { "none, or " };
+        [code(name), format!("{}{}", if bare { alone } else { "" }, fields.join(" ")), (*about).to_owned()]
+    });
+    table(["layer", "fields", "meaning"], rows)
 }

@@ -10,9 +10,10 @@ use super::{BatchRule, Chain, MAX_POLICIES, MAX_RETRIES, Policy, PolicyKind};
 use crate::checker::Checker;
 use crate::metric::BufferName;
 use crate::plan::{Plan, PlanPart, Precision, SpilledPart};
-use harness_language::error::{Problem, choices, quoted};
+use harness_language::error::{Problem, quoted};
 use harness_language::located::{Located, Position};
 use harness_language::text::{CountText, NameText, duration};
+use harness_language::variant::Variant;
 
 /// A step that can recover.
 pub(crate) struct Recoverable {
@@ -37,19 +38,21 @@ impl Recoverable {
     ];
 
     pub(crate) const fn alloc() -> Self {
-        let (step, parts) = Self::STEPS[0];
-        Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
+        Self::of(0, Plan::of_batch(1), 0, false)
     }
 
     /// A training. `first` is the plan of the first iteration.
     pub(crate) const fn train(first: Plan, layers: u64, has_state: bool) -> Self {
-        let (step, parts) = Self::STEPS[1];
-        Self { step, parts, first, layers, has_state }
+        Self::of(1, first, layers, has_state)
     }
 
     pub(crate) const fn infer() -> Self {
-        let (step, parts) = Self::STEPS[2];
-        Self { step, parts, first: Plan::of_batch(1), layers: 0, has_state: false }
+        Self::of(2, Plan::of_batch(1), 0, false)
+    }
+
+    const fn of(step: usize, first: Plan, layers: u64, has_state: bool) -> Self {
+        let (step, parts) = Self::STEPS[step];
+        Self { step, parts, first, layers, has_state }
     }
 
     fn serves_requests(&self) -> bool {
@@ -67,30 +70,24 @@ impl Recoverable {
 }
 
 /// Checks the policies of a step.
-pub(crate) fn check(wire: &Located<ChainWire>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Chain, Problem> {
-    let at = wire.position();
-    let policies = match &wire.value {
-        ChainWire::One(policy) => vec![check_one(policy, at, step, checker)?],
-        ChainWire::Many(policies) if policies.is_empty() => {
-            return Err(
-                Problem::new(at, "this list of policies is empty").help(format!("write one or more of {}", quoted(&step.names(), ", ")))
-            );
-        }
-        ChainWire::Many(policies) => {
-            if let Some(surplus) = policies.get(MAX_POLICIES) {
-                let message = format!("more than {MAX_POLICIES} policies");
-                return Err(Problem::new(surplus.position(), message).help(format!("use at most {MAX_POLICIES} policies per step")));
-            }
-            policies.iter().map(|policy| check_one(&policy.value, policy.position(), step, checker)).collect::<Result<_, _>>()?
-        }
-    };
-    if let ChainWire::Many(wires) = &wire.value
-        && let Some(last) = policies.iter().position(|policy| ends_recovery(policy, step))
+pub(crate) fn check(wire: &ChainWire, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Chain, Problem> {
+    let (wires, at) = wire.policies();
+    if wires.is_empty() {
+        return Err(
+            Problem::new(at, "this list of policies is empty").help(format!("write one or more of {}", quoted(&step.names(), ", ")))
+        );
+    }
+    if let Some(surplus) = wires.get(MAX_POLICIES) {
+        let message = format!("more than {MAX_POLICIES} policies");
+        return Err(Problem::new(surplus.at, message).help(format!("use at most {MAX_POLICIES} policies per step")));
+    }
+    let policies = wires.iter().map(|wire| check_one(wire, step, checker)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(last) = policies.iter().position(|policy| ends_recovery(policy, step))
         && let Some(unreachable) = wires.get(last + 1)
     {
         let kind = policies[last].kind();
-        return Err(Problem::new(unreachable.position(), format!("this policy is never tried, because `{kind}` comes before it"))
-            .see(wires[last].position(), "ends the recovery")
+        return Err(Problem::new(unreachable.at, format!("this policy is never tried, because `{kind}` comes before it"))
+            .see(wires[last].at, "ends the recovery")
             .help(format!("move `{kind}` to the end, or remove it")));
     }
     Ok(Chain(policies))
@@ -105,23 +102,21 @@ fn ends_recovery(policy: &Policy, step: &Recoverable) -> bool {
     }
 }
 
-fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
-    if let Some(kind) = wire.kind()
-        && kind.needs().is_some_and(|part| !step.parts.contains(&part))
-    {
-        let message = format!("`{}` does not support `{kind}`", step.step);
+fn check_one(wire: &Located<Variant<PolicyWire>>, step: &Recoverable, checker: &mut Checker<'_>) -> Result<Policy, Problem> {
+    let at = wire.at;
+    let (name, policy) = wire.value.known(at, &step.names())?;
+    if !step.names().contains(&name) {
+        let message = format!("`{}` does not support `{name}`", step.step);
         return Err(Problem::new(at, message).help(format!("`{}` recovers with {}", step.step, quoted(&step.names(), ", "))));
     }
-    match wire {
+    match policy {
         PolicyWire::GiveUp(_) => Ok(Policy::GiveUp),
         PolicyWire::EmptyCache(fields) => Ok(Policy::EmptyCache { retries: retries(fields.retries.as_ref(), 1, checker)? }),
         PolicyWire::Synchronize(fields) => Ok(Policy::Synchronize { retries: retries(fields.retries.as_ref(), 1, checker)? }),
-        PolicyWire::Free(fields) => {
-            Ok(Policy::Free { buffers: buffers(&fields.buffers, PolicyKind::Free, at, &mut |name| checker.live_named(name))? })
-        }
+        PolicyWire::Free(fields) => Ok(Policy::Free { buffers: buffers(&fields.buffers, name, at, &mut |name| checker.live_named(name))? }),
         PolicyWire::Evict(fields) if fields.buffers.is_empty() && step.serves_requests() => Ok(Policy::Evict { buffers: Vec::new() }),
         PolicyWire::Evict(fields) => {
-            Ok(Policy::Evict { buffers: buffers(&fields.buffers, PolicyKind::Evict, at, &mut |name| checker.live_or_numbered(name))? })
+            Ok(Policy::Evict { buffers: buffers(&fields.buffers, name, at, &mut |name| checker.live_or_numbered(name))? })
         }
         PolicyWire::HalveBatch(fields) => batch(fields, BatchRule::Halve, step, checker),
         PolicyWire::ShrinkBatch(fields) => batch(fields, BatchRule::Shrink, step, checker),
@@ -141,15 +136,9 @@ fn check_one(wire: &PolicyWire, at: Position, step: &Recoverable, checker: &mut 
         PolicyWire::SpillToHost(fields) => spill(fields, at, step, checker),
         PolicyWire::Wait(fields) => Ok(Policy::Wait {
             first: fields.first.as_ref().map_or(Ok(Nanos::millis(10)), duration)?,
-            factor: fields.factor.as_ref().map_or(Ok(2), |factor| checker.whole(factor, "factor", 1..=10))? as u32,
+            factor: checker.whole_or(fields.factor.as_ref(), "factor", 1..=10, 2)? as u32,
             retries: retries(fields.retries.as_ref(), 5, checker)?,
         }),
-        PolicyWire::Unknown(name) => {
-            // A bare name has the position of the policy.
-            let place = if name.line == 0 { at } else { name.position() };
-            Err(Problem::new(place, format!("unknown policy `{}`", name.value)).help(choices(&name.value, "policies", step.names())))
-        }
-        PolicyWire::NotOne => Err(Problem::new(at, "expected one policy").help(format!("write one of {}", quoted(&step.names(), ", ")))),
     }
 }
 
@@ -167,10 +156,7 @@ fn split_and_accumulate(fields: &SplitWire, at: Position, step: &Recoverable, ch
 }
 
 fn checkpoint_more(fields: &CheckpointWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
-    let most = match &fields.most {
-        Some(most) => checker.whole(most, "most", 2..=step.layers.max(2))?,
-        None => step.layers.isqrt().max(2),
-    };
+    let most = checker.whole_or(fields.most.as_ref(), "most", 2..=step.layers.max(2), step.layers.isqrt().max(2))?;
     if step.layers < 2 || step.first.checkpoint_every.is_some_and(|every| every >= most) {
         return Err(nothing_to_do(at, "no layers are left to checkpoint", "use more layers, or a larger `most`"));
     }
@@ -184,18 +170,18 @@ fn nothing_to_do(at: Position, why: &str, help: &str) -> Problem {
 /// Resolves the buffers of a policy.
 fn buffers(
     names: &[NameText],
-    kind: PolicyKind,
+    policy: &str,
     at: Position,
     find: &mut dyn FnMut(&NameText) -> Result<BufferName, Problem>,
 ) -> Result<Vec<BufferName>, Problem> {
     if names.is_empty() {
-        return Err(Problem::new(at, format!("`{kind}` names no buffer")).help(format!("as in `{kind}: {{ buffers: [cache] }}`")));
+        return Err(Problem::new(at, format!("`{policy}` names no buffer")).help(format!("as in `{policy}: {{ buffers: [cache] }}`")));
     }
     let (mut buffers, mut seen) = (Vec::new(), BTreeSet::new());
     for name in names {
         let buffer = find(name)?;
         if !seen.insert(buffer.index()) {
-            return Err(Problem::new(name.position(), format!("buffer `{buffer}` is named twice")).help("name it once"));
+            return Err(Problem::new(name.at, format!("buffer `{buffer}` is named twice")).help("name it once"));
         }
         buffers.push(buffer);
     }
@@ -219,23 +205,22 @@ fn batch(fields: &BatchWire, rule: BatchRule, step: &Recoverable, checker: &Chec
 fn spill(fields: &SpillWire, at: Position, step: &Recoverable, checker: &Checker<'_>) -> Result<Policy, Problem> {
     let part = fields.what.as_ref().map(|what| what.value).unwrap_or_default();
     if part == SpilledPart::OptimizerState && !step.has_state {
-        let at = fields.what.as_ref().map_or(at, Located::position);
+        let at = fields.what.as_ref().map_or(at, |given| given.at);
         return Err(nothing_to_do(at, "the optimizer has no state", "use an `optimizer` with state, or `what: activations`"));
     }
     let memory = match fields.memory.as_ref().map_or(HostMemoryWire::Pinned, |memory| memory.value) {
         HostMemoryWire::Pinned => HostMemory::Pinned,
         HostMemoryWire::Pageable => HostMemory::Pageable,
         HostMemoryWire::MappedFile => {
-            HostMemory::MappedFile { folder: fields.folder.as_ref().map(|folder| checker.folder().join(&folder.value)) }
+            HostMemory::MappedFile { folder: fields.folder.as_ref().map(|folder| checker.declared.folder.join(&folder.value)) }
         }
     };
     match (&fields.folder, &memory) {
         (Some(folder), HostMemory::Pinned | HostMemory::Pageable) => {
-            Err(Problem::new(folder.position(), "`folder` needs `memory: mapped_file`")
-                .help("add `memory: mapped_file`, or remove `folder`"))
+            Err(Problem::new(folder.at, "`folder` needs `memory: mapped_file`").help("add `memory: mapped_file`, or remove `folder`"))
         }
         (Some(folder), HostMemory::MappedFile { folder: Some(path) }) if !path.is_dir() => {
-            Err(Problem::new(folder.position(), format!("the folder {} does not exist", path.display()))
+            Err(Problem::new(folder.at, format!("the folder {} does not exist", path.display()))
                 .help("name an existing folder, relative to the scenario's, or remove `folder` for TMPDIR"))
         }
         _ => Ok(Policy::SpillToHost { part, memory }),
@@ -250,12 +235,9 @@ fn floor(given: Option<&CountText>, start: u64, what: &str, verb: &str, checker:
         return Ok(floor);
     }
     let message = format!("the floor {floor} is above the {what} {start}, so there is nothing to {verb}");
-    Err(Problem::new(given.position(), message).help(format!("use a floor from 1 to {start}")))
+    Err(Problem::new(given.at, message).help(format!("use a floor from 1 to {start}")))
 }
 
 fn retries(given: Option<&CountText>, default: u32, checker: &Checker<'_>) -> Result<u32, Problem> {
-    match given {
-        None => Ok(default),
-        Some(given) => checker.whole(given, "retries", 1..=u64::from(MAX_RETRIES)).map(|n| n as u32),
-    }
+    checker.whole_or(given, "retries", 1..=u64::from(MAX_RETRIES), default.into()).map(|retries| retries as u32)
 }

@@ -8,8 +8,9 @@ mod wire;
 use std::fmt;
 
 use harness_allocator::device::HostMemory;
+use harness_allocator::named_enum;
 use harness_allocator::units::Nanos;
-use harness_base::words::count;
+use harness_base::words::{count, joined};
 
 use super::metric::BufferName;
 use super::plan::{PlanPart, SpilledPart};
@@ -20,59 +21,37 @@ pub(crate) use wire::ChainWire;
 pub const MAX_RETRIES: u32 = 100;
 pub const MAX_POLICIES: usize = 10;
 
-/// Declares the policies: variant, name in YAML, and the part of a plan that the policy changes.
-macro_rules! kinds {
-    ($($variant:ident = $name:literal: $needs:expr;)*) => {
-        /// A kind of policy. [`Policy`] describes them.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum PolicyKind { $($variant,)* }
-
-        impl PolicyKind {
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// Its name in YAML.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
-            /// The part of a plan that a step must support; `None`: every step can use the policy.
-            pub const fn needs(self) -> Option<PlanPart> {
-                match self { $(Self::$variant => $needs),* }
-            }
-
-            pub fn from_name(name: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|kind| kind.name() == name)
-            }
-        }
-    };
-}
-
-kinds! {
-    GiveUp = "give_up": None;
-    EmptyCache = "empty_cache": None;
-    Free = "free": Some(PlanPart::Buffers);
-    Synchronize = "synchronize": None;
-    HalveBatch = "halve_batch": Some(PlanPart::Batch);
-    ShrinkBatch = "shrink_batch": Some(PlanPart::Batch);
-    BisectBatch = "bisect_batch": Some(PlanPart::Batch);
-    SplitAndAccumulate = "split_and_accumulate": Some(PlanPart::MicroBatches);
-    CheckpointMore = "checkpoint_more": Some(PlanPart::Checkpointing);
-    HalfPrecision = "half_precision": Some(PlanPart::Precision);
-    SpillToHost = "spill_to_host": Some(PlanPart::Spilled);
-    Evict = "evict": Some(PlanPart::Buffers);
-    Wait = "wait": None;
-}
-
-impl PolicyKind {
-    /// Returns whether it needs fields.
-    pub(crate) const fn needs_fields(self) -> bool {
-        matches!(self, Self::Free)
+named_enum! {
+    /// A kind of policy. [`Policy`] describes them.
+    PolicyKind {
+        GiveUp = "give_up",
+        EmptyCache = "empty_cache",
+        Free = "free",
+        Synchronize = "synchronize",
+        HalveBatch = "halve_batch",
+        ShrinkBatch = "shrink_batch",
+        BisectBatch = "bisect_batch",
+        SplitAndAccumulate = "split_and_accumulate",
+        CheckpointMore = "checkpoint_more",
+        HalfPrecision = "half_precision",
+        SpillToHost = "spill_to_host",
+        Evict = "evict",
+        Wait = "wait",
     }
 }
 
-impl fmt::Display for PolicyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+impl PolicyKind {
+    /// The part of a plan that a step must support; `None`: every step can use the policy.
+    pub const fn needs(self) -> Option<PlanPart> {
+        match self {
+            Self::GiveUp | Self::EmptyCache | Self::Synchronize | Self::Wait => None,
+            Self::Free | Self::Evict => Some(PlanPart::Buffers),
+            Self::HalveBatch | Self::ShrinkBatch | Self::BisectBatch => Some(PlanPart::Batch),
+            Self::SplitAndAccumulate => Some(PlanPart::MicroBatches),
+            Self::CheckpointMore => Some(PlanPart::Checkpointing),
+            Self::HalfPrecision => Some(PlanPart::Precision),
+            Self::SpillToHost => Some(PlanPart::Spilled),
+        }
     }
 }
 
@@ -187,13 +166,12 @@ impl Policy {
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |buffers: &[BufferName]| buffers.iter().map(BufferName::name).collect::<Vec<_>>().join(", ");
         let kind = self.kind();
         match self {
             Self::GiveUp | Self::HalfPrecision => kind.fmt(f),
             Self::Evict { buffers } if buffers.is_empty() => write!(f, "{kind} requests"),
             Self::EmptyCache { retries } | Self::Synchronize { retries } => write!(f, "{kind}, at most {}", count(*retries, "retry")),
-            Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", names(buffers)),
+            Self::Free { buffers } | Self::Evict { buffers } => write!(f, "{kind} {}", joined(buffers, ", ")),
             Self::Batch { floor, retries, empty_cache, .. } => {
                 let cache = if *empty_cache { ", empty_cache before each" } else { "" };
                 write!(f, "{kind} down to {floor}, at most {}{cache}", count(*retries, "retry"))
@@ -247,12 +225,6 @@ impl Chain {
 
 impl fmt::Display for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, policy) in self.0.iter().enumerate() {
-            if number > 0 {
-                f.write_str(", then ")?;
-            }
-            policy.fmt(f)?;
-        }
-        Ok(())
+        f.write_str(&joined(&self.0, ", then "))
     }
 }

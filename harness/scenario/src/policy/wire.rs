@@ -1,27 +1,35 @@
 //! Policies in the file: a name, a map from a name to fields, or a list of these.
 
-use std::fmt;
-
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::PolicyKind;
 use crate::plan::SpilledPart;
-use harness_language::located::Located;
+use harness_language::located::{ListOr, Located, Position};
 use harness_language::text::{CountText, DurationText, NameText};
+use harness_language::variant::{Variant, Variants};
 
 /// One policy, or several in the order in which they are tried.
-#[derive(Clone, Debug)]
-pub(crate) enum ChainWire {
-    One(PolicyWire),
-    Many(Vec<Located<PolicyWire>>),
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline, description = "")]
+pub(crate) struct ChainWire(#[schemars(schema_with = "policies")] Located<ListOr<Located<Variant<PolicyWire>>, Variant<PolicyWire>>>);
+
+impl ChainWire {
+    /// All policies, and the position of the list or of the only policy.
+    pub(super) fn policies(&self) -> (Vec<Located<Variant<PolicyWire>>>, Position) {
+        let policies = match &self.0.value {
+            ListOr::One(name) => vec![self.0.with(Variant::of_name(name))],
+            ListOr::Map(policy) => vec![self.0.with(policy.clone())],
+            ListOr::Many(policies) => policies.clone(),
+        };
+        (policies, self.0.at)
+    }
 }
 
 /// An action between a failed request and the next attempt. A bare name is the policy without fields.
-#[derive(Clone, Debug, JsonSchema)]
-#[schemars(rename = "policy", rename_all = "snake_case")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(rename = "policy", rename_all = "snake_case")]
 pub(crate) enum PolicyWire {
     /// Fails without another attempt.
     GiveUp(NoFields),
@@ -64,42 +72,28 @@ pub(crate) enum PolicyWire {
     Evict(EvictWire),
     /// Waits for memory of other processes, then retries. Waits grow by a factor. In `infer`, a request waits without a limit until others end; `wait` takes no fields there.
     Wait(WaitWire),
-    /// An unknown name. The check reports it, because it knows the step.
-    #[schemars(skip)]
-    Unknown(Located<String>),
-    /// A map without a policy, or with several.
-    #[schemars(skip)]
-    NotOne,
 }
 
-/// No fields.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_without_fields")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_without_fields")]
 pub(crate) struct NoFields {}
 
-/// Fields of `empty_cache` and `synchronize`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_retries")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_retries")]
 pub(crate) struct RetriesWire {
     /// Most retries, at most 100. Default: 1.
     pub(super) retries: Option<CountText>,
 }
 
-/// Fields of `free`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_free")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_free")]
 pub(crate) struct FreeWire {
     /// Live buffers, in the order in which they are freed. Later steps may only `free` them, which skips freed ones.
     pub(super) buffers: Vec<NameText>,
 }
 
-/// Fields of policies that change the batch.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_batch")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_batch")]
 pub(crate) struct BatchWire {
     /// The smallest batch. Default: 1.
     pub(super) floor: Option<CountText>,
@@ -110,28 +104,22 @@ pub(crate) struct BatchWire {
     pub(super) empty_cache: bool,
 }
 
-/// Fields of `split_and_accumulate`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_split")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_split")]
 pub(crate) struct SplitWire {
     /// The smallest part, in samples. Default: 1.
     pub(super) floor: Option<CountText>,
 }
 
-/// Fields of `checkpoint_more`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_checkpoint")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_checkpoint")]
 pub(crate) struct CheckpointWire {
     /// Most layers per checkpoint. Default: the square root of the number of layers, which keeps the least memory.
     pub(super) most: Option<CountText>,
 }
 
-/// Fields of `spill_to_host`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_spill")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_spill")]
 pub(crate) struct SpillWire {
     /// `activations` or `optimizer_state`. Default: `activations`.
     pub(super) what: Option<Located<SpilledPart>>,
@@ -151,10 +139,8 @@ pub(crate) enum HostMemoryWire {
     MappedFile,
 }
 
-/// Fields of `evict`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_evict")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_evict")]
 pub(crate) struct EvictWire {
     /// Buffers that may be evicted; optional in `infer`. A name of numbered buffers stands for all of them. `alloc`, `fill`, `verify` and `read_async` use a buffer. Later steps
     /// may only `free` these buffers, which skips freed ones.
@@ -162,10 +148,8 @@ pub(crate) struct EvictWire {
     pub(super) buffers: Vec<NameText>,
 }
 
-/// Fields of `wait`.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "policy_wait")]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "policy_wait")]
 pub(crate) struct WaitWire {
     /// The first wait. Default: 10ms.
     pub(super) first: Option<DurationText>,
@@ -175,100 +159,24 @@ pub(crate) struct WaitWire {
     pub(super) retries: Option<CountText>,
 }
 
-/// Connects each kind of policy with its fields.
-macro_rules! kinds {
-    ($($kind:ident)*) => {
-        impl PolicyWire {
-            pub(super) const fn kind(&self) -> Option<PolicyKind> {
-                match self {
-                    $(Self::$kind(_) => Some(PolicyKind::$kind),)*
-                    Self::Unknown(_) | Self::NotOne => None,
-                }
-            }
+impl Variants for PolicyWire {
+    const NOUN: &'static str = "policy";
+    const NOUNS: &'static str = "policies";
+    const EXAMPLE: &'static str = "{ free: { buffers: [cache] } }";
 
-            /// A policy that is written as a bare name.
-            fn bare(kind: PolicyKind) -> Self {
-                match kind { $(PolicyKind::$kind => Self::$kind(Default::default()),)* }
-            }
+    fn is_known(name: &str) -> bool {
+        PolicyKind::from_name(name).is_some()
+    }
 
-            /// Reads the fields of a policy from the value of a map entry.
-            fn of<'de, A: MapAccess<'de>>(kind: PolicyKind, map: &mut A) -> Result<Self, A::Error> {
-                Ok(match kind { $(PolicyKind::$kind => Self::$kind(map.next_value()?),)* })
-            }
-        }
-    };
-}
-
-kinds! {
-    GiveUp EmptyCache Free Synchronize HalveBatch ShrinkBatch BisectBatch SplitAndAccumulate CheckpointMore HalfPrecision SpillToHost Evict Wait
-}
-
-impl<'de> Deserialize<'de> for PolicyWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct PolicyVisitor;
-        impl<'de> Visitor<'de> for PolicyVisitor {
-            type Value = PolicyWire;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a policy, as in `empty_cache` or `{ empty_cache: { retries: 2 } }`")
-            }
-            fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
-                // An unknown name has the position of the whole value, which the check knows.
-                let unknown = || PolicyWire::Unknown(Located { value: name.to_owned(), line: 0, column: 0, length: 0 });
-                Ok(PolicyKind::from_name(name).map_or_else(unknown, PolicyWire::bare))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let Some(key) = map.next_key::<Located<String>>()? else { return Ok(PolicyWire::NotOne) };
-                let policy = match PolicyKind::from_name(&key.value) {
-                    Some(kind) => PolicyWire::of(kind, &mut map)?,
-                    None => {
-                        map.next_value::<IgnoredAny>()?;
-                        PolicyWire::Unknown(key)
-                    }
-                };
-                let mut is_one = true;
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
-                    is_one = false;
-                }
-                Ok(if is_one { policy } else { PolicyWire::NotOne })
-            }
-        }
-        deserializer.deserialize_any(PolicyVisitor)
+    fn schema(generator: &mut SchemaGenerator) -> Schema {
+        Self::json_schema(generator)
     }
 }
 
-impl<'de> Deserialize<'de> for ChainWire {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChainVisitor;
-        impl<'de> Visitor<'de> for ChainVisitor {
-            type Value = ChainWire;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a policy, as in `empty_cache` or `{ empty_cache: { retries: 2 } }`, or a list of policies")
-            }
-            fn visit_str<E: Error>(self, name: &str) -> Result<Self::Value, E> {
-                PolicyWire::deserialize(serde::de::value::StrDeserializer::new(name)).map(ChainWire::One)
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-                PolicyWire::deserialize(MapAccessDeserializer::new(map)).map(ChainWire::One)
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(seq)).map(ChainWire::Many)
-            }
-        }
-        deserializer.deserialize_any(ChainVisitor)
-    }
-}
-
-impl JsonSchema for ChainWire {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "policies".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let policy = generator.subschema_for::<PolicyWire>();
-        let bare: Vec<&str> = PolicyKind::ALL.iter().filter(|kind| !kind.needs_fields()).map(|kind| kind.name()).collect();
-        let one = serde_json::json!({ "anyOf": [policy, { "enum": bare, "description": "A policy without any field." }] });
-        json_schema!({ "anyOf": [policy, { "enum": bare }, { "type": "array", "minItems": 1, "items": one }] })
-    }
+fn policies(generator: &mut SchemaGenerator) -> Schema {
+    let policy = generator.subschema_for::<Variant<PolicyWire>>();
+    // `free` needs fields.
+    let bare: Vec<&str> = PolicyKind::ALL.iter().filter(|kind| **kind != PolicyKind::Free).map(|kind| kind.name()).collect();
+    let one = serde_json::json!({ "anyOf": [policy, { "enum": bare, "description": "A policy without any field." }] });
+    json_schema!({ "anyOf": [policy, { "enum": bare }, { "type": "array", "minItems": 1, "items": one }] })
 }

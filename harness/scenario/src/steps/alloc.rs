@@ -5,13 +5,14 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
 use crate::metric::{Amount, BufferRef, ReportKey, StreamName};
 use crate::policy::{self, Chain, ChainWire, Policy, Recoverable};
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
+use harness_language::located::Located;
 use harness_language::text::{AmountText, BufferText, NameText};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -42,8 +43,7 @@ impl fmt::Display for Alloc {
 
 /// Requests memory from the allocator and keeps it under a name until `free`. Buffers that are live after the last step are freed then.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "alloc")]
+#[serde(deny_unknown_fields, rename = "alloc")]
 pub(crate) struct AllocWire {
     /// The name of the buffer. A number in brackets makes one of many, as in `kv[3]` or `"kv[i]"`.
     buffer: BufferText,
@@ -55,7 +55,7 @@ pub(crate) struct AllocWire {
     /// fails the run. If the request may fail, only `free` may name the buffer afterwards. Default: `fits`.
     expect: Option<EndingWire>,
     /// A recovery policy, or a list of policies, for a failed request. The next policy of the list is tried if one has no retries left or cannot help.
-    on_oom: Option<Located<ChainWire>>,
+    on_oom: Option<Box<ChainWire>>,
     /// Leaks a live buffer of this name: it stays allocated until the end of the run. Otherwise a second buffer of the same name
     /// is an error. Default: `false`.
     #[serde(default)]
@@ -64,9 +64,7 @@ pub(crate) struct AllocWire {
     id: Option<NameText>,
 }
 
-impl StepFields for AllocWire {
-    type Checked = Alloc;
-
+impl StepFields<Alloc> for AllocWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: cache, size: 400MiB }
 - alloc: { buffer: weights, size: 1.5GiB, stream: side, expect: oom }
@@ -84,18 +82,16 @@ impl StepFields for AllocWire {
         ReportKey::Time,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Alloc, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Alloc, Problem> {
         let size = checker.amount(&self.size)?;
         let stream = checker.stream(self.stream.as_ref())?;
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::alloc(), checker)).transpose()?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let buffer = checker.make_buffer(&self.buffer, expect.served(), self.leak)?;
         for given_up in on_oom.iter().flat_map(Chain::policies).flat_map(Policy::may_free) {
-            checker.may_be_gone(given_up, at);
+            checker.may_be_gone(given_up, step.at);
         }
         Ok(Alloc { buffer, size, stream, expect, on_oom, leak: self.leak })
     }

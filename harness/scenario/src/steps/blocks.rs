@@ -6,12 +6,12 @@ use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::fields::{Beside, Body, StepFields};
-use super::{Action, Step, StepKind, check_steps};
+use super::fields::{STEPS, StepFields, steps_inside};
+use super::{Action, Step, StepKind, StepWire, check_steps};
 use crate::checker::Checker;
 use crate::metric::{PoolName, ProcessName, ProgramName};
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::{Located, Position};
 use harness_language::text::NameText;
 
 /// Steps that run in another program, process or pool. The first use of a pool creates it.
@@ -31,34 +31,21 @@ impl<N: fmt::Display> fmt::Display for Block<N> {
 /// Runs steps as another program on the same device, with its own allocator. `programs:` declares it. The main program sees its memory as in use by
 /// other processes. `NAME.reserved` and the other counters of its allocator work everywhere. Inside the block, `reserved` belongs to the program.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "program")]
-pub(crate) struct ProgramWire {
-    name: NameText,
-    #[serde(skip)]
-    body: Body,
-}
+#[serde(transparent, rename = "program")]
+pub(crate) struct ProgramWire(NameText);
 
 /// Runs steps whose requests are served from a private pool of the allocator, as PyTorch does for a CUDA graph or `torch.cuda.MemPool`.
 /// Memory of the pool serves no other request until `release_pool` names it. Allocators without private pools fail here.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "private_pool")]
-pub(crate) struct PrivatePoolWire {
-    name: NameText,
-    #[serde(skip)]
-    body: Body,
-}
+#[serde(transparent, rename = "private_pool")]
+pub(crate) struct PrivatePoolWire(NameText);
 
 /// Releases a private pool. After its last block is freed, `empty_cache` and a retry can release its segments to the driver.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "release_pool")]
+#[serde(transparent, rename = "release_pool")]
 pub(crate) struct ReleasePoolWire(NameText);
 
-impl StepFields for ProgramWire {
-    type Checked = Block<ProgramName>;
-
+impl StepFields<Block<ProgramName>> for ProgramWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: other programs belong to the main process");
 
     const EXAMPLE: &'static str = "\
@@ -68,20 +55,15 @@ impl StepFields for ProgramWire {
 - expect: server.reserved == 3GiB
 - alloc: { buffer: batch, size: 2GiB, expect: { oom: others_hold } }";
 
-    const BESIDE: &'static [Beside] = &[Beside::Steps];
+    const BESIDE: &'static [&'static str] = &[STEPS];
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
-        self.body.has_steps(at, "program")?;
-        let name = checker.program(&self.name)?;
-        Ok(Block { name, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Block<ProgramName>, Problem> {
+        let (steps, name) = (steps_inside(step, "program")?, checker.program(&self.0)?);
+        Ok(Block { name, steps: checker.nested(step.at, |checker| check_steps(steps, checker))? })
     }
 }
 
-impl StepFields for PrivatePoolWire {
-    type Checked = Block<PoolName>;
-
+impl StepFields<Block<PoolName>> for PrivatePoolWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: private pools belong to the main process");
 
     const EXAMPLE: &'static str = "\
@@ -95,20 +77,15 @@ impl StepFields for PrivatePoolWire {
 - empty_cache
 - expect: reserved == 64MiB";
 
-    const BESIDE: &'static [Beside] = &[Beside::Steps];
+    const BESIDE: &'static [&'static str] = &[STEPS];
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
-        self.body.has_steps(at, "private_pool")?;
-        let name = checker.use_pool(&self.name)?;
-        Ok(Block { name, steps: checker.nested(at, |checker| check_steps(self.body.steps(), checker))? })
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Block<PoolName>, Problem> {
+        let (steps, name) = (steps_inside(step, "private_pool")?, checker.use_pool(&self.0)?);
+        Ok(Block { name, steps: checker.nested(step.at, |checker| check_steps(steps, checker))? })
     }
 }
 
-impl StepFields for ReleasePoolWire {
-    type Checked = PoolName;
-
+impl StepFields<PoolName> for ReleasePoolWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: private pools belong to the main process");
 
     const EXAMPLE: &'static str = "\
@@ -116,7 +93,7 @@ impl StepFields for ReleasePoolWire {
   steps: [ alloc: { buffer: captured, size: 64MiB } ]
 - release_pool: graph";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<PoolName, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<PoolName, Problem> {
         checker.pool(&self.0)
     }
 }
@@ -130,24 +107,16 @@ impl StepFields for ReleasePoolWire {
 /// Outside, `NAME.reserved` and the other counters of its allocator can be used, and `NAME.device.process`, the memory that NVML attributes to
 /// it. Both have the values after its last step, even if the process was killed.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "process")]
-pub(crate) struct ProcessWire {
-    name: NameText,
-    #[serde(skip)]
-    body: Body,
-}
+#[serde(transparent, rename = "process")]
+pub(crate) struct ProcessWire(NameText);
 
 /// Ends a process with SIGKILL. The process cannot release its memory, but the driver must reclaim it. A later `process` step with the same
 /// name starts it again.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "kill")]
+#[serde(transparent, rename = "kill")]
 pub(crate) struct KillWire(NameText);
 
-impl StepFields for ProcessWire {
-    type Checked = Block<ProcessName>;
-
+impl StepFields<Block<ProcessName>> for ProcessWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("the main process starts all others");
 
     const EXAMPLE: &'static str = "\
@@ -158,23 +127,17 @@ impl StepFields for ProcessWire {
 - expect: helper.reserved == 3GiB
 - alloc: { buffer: batch, size: 2GiB, expect: { oom: others_hold } }";
 
-    const BESIDE: &'static [Beside] = &[Beside::Steps];
+    const BESIDE: &'static [&'static str] = &[STEPS];
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Self::Checked, Problem> {
-        self.body.has_steps(at, "process")?;
-        let process = checker.declared_process(&self.name)?;
-        check_main(StepKind::Process, at, checker)?;
-        let inside = |checker: &mut Checker<'_>| checker.in_process(&process, |checker| check_steps(self.body.steps(), checker));
-        let steps = checker.nested(at, inside)?;
-        Ok(Block { name: process, steps })
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Block<ProcessName>, Problem> {
+        let (steps, name) = (steps_inside(step, "process")?, checker.declared_process(&self.0)?);
+        check_main(StepKind::Process, step.at, checker)?;
+        let inside = |checker: &mut Checker<'_>| checker.in_process(&name, |checker| check_steps(steps, checker));
+        Ok(Block { steps: checker.nested(step.at, inside)?, name })
     }
 }
 
-impl StepFields for KillWire {
-    type Checked = ProcessName;
-
+impl StepFields<ProcessName> for KillWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("the main process ends all others");
 
     const EXAMPLE: &'static str = "\
@@ -183,11 +146,11 @@ impl StepFields for KillWire {
 - kill: helper
 - eventually: device.used <= start.device.used";
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<ProcessName, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<ProcessName, Problem> {
         let process = checker.declared_process(&self.0)?;
-        check_main(StepKind::Kill, at, checker)?;
+        check_main(StepKind::Kill, step.at, checker)?;
         if !checker.end_process(&process) {
-            return Err(Problem::new(self.0.position(), format!("process `{process}` is not running here"))
+            return Err(Problem::new(self.0.at, format!("process `{process}` is not running here"))
                 .help(format!("start it first: `- process: {process}` and below it `  steps: [reset_peak_stats]`")));
         }
         Ok(process)
@@ -202,7 +165,7 @@ pub(super) fn check_inside(
     meanwhile: Option<Position>,
     checker: &Checker<'_>,
 ) -> Result<(), Problem> {
-    let Some(process) = checker.process() else { return Ok(()) };
+    let Some(process) = &checker.process else { return Ok(()) };
     check_main(action.kind(), at, checker)?;
     if let Some(at) = meanwhile {
         return Err(Problem::new(at, format!("`meanwhile` does not work in the process `{process}`"))
@@ -213,7 +176,7 @@ pub(super) fn check_inside(
             .help("use it with a loop of the main process, or with `train`"));
     }
     match id {
-        Some(id) if action.is_block() => Err(Problem::new(id.position(), format!("a loop in the process `{process}` has no figures"))
+        Some(id) if action.is_block() => Err(Problem::new(id.at, format!("a loop in the process `{process}` has no figures"))
             .help("give the `id` to a step inside the loop")),
         _ => Ok(()),
     }
@@ -221,7 +184,7 @@ pub(super) fn check_inside(
 
 /// Rejects a step of a kind that only the main process can run.
 fn check_main(kind: StepKind, at: Position, checker: &Checker<'_>) -> Result<(), Problem> {
-    match (checker.process(), kind.not_in_processes()) {
+    match (&checker.process, kind.not_in_processes()) {
         (Some(process), Some(why)) => Err(Problem::new(at, format!("the process `{process}` cannot run `{kind}`")).help(why)),
         _ => Ok(()),
     }

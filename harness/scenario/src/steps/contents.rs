@@ -1,11 +1,12 @@
 //! `fill`, `verify` and `read_async`: the contents of buffers.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_base::words::joined;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{BufferRef, StreamName};
@@ -23,22 +24,16 @@ pub struct Use {
 
 impl fmt::Display for Use {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, buffer) in self.buffers.iter().enumerate() {
-            write!(f, "{}{buffer}", if i == 0 { "" } else { ", " })?;
-        }
-        write!(f, ", on {}", self.stream)
+        write!(f, "{}, on {}", joined(&self.buffers, ", "), self.stream)
     }
 }
 
 /// A buffer, a list of buffers, or a map with a stream.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-struct UseWire(Located<ListOr<OnStreamWire>>);
+type UseWire = Located<ListOr<BufferText, OnStreamWire>>;
 
 /// A buffer, and the stream whose work uses it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "use_on_stream")]
+#[serde(deny_unknown_fields, rename = "use_on_stream")]
 struct OnStreamWire {
     /// A live buffer.
     buffer: BufferText,
@@ -46,56 +41,37 @@ struct OnStreamWire {
     stream: Option<NameText>,
 }
 
-impl UseWire {
-    fn check(
-        &self,
-        at: Position,
-        step: &str,
-        checker: &mut Checker<'_>,
-        check: impl Fn(&mut Checker<'_>, &BufferText) -> Result<BufferRef, Problem>,
-    ) -> Result<Use, Problem> {
-        match self.0.texts() {
-            Ok(names) if names.is_empty() => {
-                Err(Problem::new(at, format!("`{step}` has an empty list")).help(format!("as in `- {step}: a` or `- {step}: [a, b]`")))
-            }
-            Ok(names) => {
-                let buffers = names.into_iter().map(|name| check(checker, &BufferText(name))).collect::<Result<_, _>>()?;
-                Ok(Use { buffers, stream: checker.stream(None)? })
-            }
-            Err(OnStreamWire { buffer, stream }) => {
-                let stream = checker.stream(stream.as_ref())?;
-                Ok(Use { buffers: vec![check(checker, buffer)?], stream })
-            }
-        }
+fn check_use(
+    wire: &UseWire,
+    at: Position,
+    step: &str,
+    checker: &mut Checker<'_>,
+    check: impl Fn(&mut Checker<'_>, &BufferText) -> Result<BufferRef, Problem>,
+) -> Result<Use, Problem> {
+    let (names, stream) = match wire.texts() {
+        Ok(names) => (names, None),
+        Err(OnStreamWire { buffer, stream }) => (vec![buffer.clone()], stream.as_ref()),
+    };
+    if names.is_empty() {
+        return Err(Problem::new(at, format!("`{step}` has an empty list")).help(format!("as in `- {step}: a` or `- {step}: [a, b]`")));
     }
+    let stream = checker.stream(stream)?;
+    Ok(Use { buffers: names.iter().map(|name| check(checker, name)).collect::<Result<_, _>>()?, stream })
 }
 
 /// Declares the steps. They differ in their documentation and in the check of their buffers.
 macro_rules! uses {
     ($($wire:ident, $name:literal, $check:expr, $example:literal, $about:literal;)*) => {$(
         #[doc = $about]
-        #[derive(Clone, Debug, Deserialize)]
-        #[serde(transparent)]
+        #[derive(Clone, Debug, Deserialize, JsonSchema)]
+        #[serde(transparent, rename = $name)]
         pub(crate) struct $wire(UseWire);
 
-        impl JsonSchema for $wire {
-            fn schema_name() -> Cow<'static, str> {
-                $name.into()
-            }
-            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-                let name = generator.subschema_for::<BufferText>();
-                let map = generator.subschema_for::<OnStreamWire>();
-                json_schema!({ "description": $about, "anyOf": [name, { "type": "array", "items": name, "minItems": 1 }, map] })
-            }
-        }
-
-        impl StepFields for $wire {
-            type Checked = Use;
-
+        impl StepFields<Use> for $wire {
             const EXAMPLE: &'static str = $example;
 
-            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Use, Problem> {
-                self.0.check(at, $name, checker, $check)
+            fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Use, Problem> {
+                check_use(&self.0, step.at, $name, checker, $check)
             }
         }
     )*};

@@ -1,6 +1,5 @@
 //! `exec`: runs an unmodified PyTorch program, as `harness exec` does.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -10,12 +9,13 @@ use harness_gpu_settings::settings::Fault;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
 use crate::ending::by_case;
 use crate::metric::ReportKey;
-use harness_language::error::Problem;
+use harness_language::error::{Problem, named};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
@@ -85,25 +85,20 @@ impl fmt::Display for ProgramEnd {
 /// Expressions can use the step's figures and the counters of `torch.cuda.memory_stats()`, as in `training.allocated.peak`, summed over the
 /// program's processes. This works on a GPU too. If the program's Python has no torch, the scenario is skipped unless the step is `optional`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "exec")]
+#[serde(deny_unknown_fields, rename = "exec")]
 pub(crate) struct ExecWire {
     /// A name for the step's figures.
     id: Option<NameText>,
     /// The program and its arguments. `python` is the Python in the variable HARNESS_PYTHON, or the one in PATH if the variable is not set.
-    #[schemars(with = "Vec<serde_json::Value>", length(min = 1))]
+    #[schemars(with = "Vec<Tree>", length(min = 1))]
     command: Located<Tree>,
     /// Environment variables of the program, as in `{ BATCH: 64 }`.
-    #[schemars(with = "Option<std::collections::BTreeMap<String, serde_json::Value>>")]
     env: Option<Entries<Located<Tree>>>,
     /// The GPU that the program sees, with the memory of the scenario. On a real GPU of another name the program cannot run. Default: `h100-80`.
-    #[schemars(with = "Option<String>")]
     gpu: Option<Located<String>>,
     /// Settings of PyTorch's allocator in the form of PYTORCH_ALLOC_CONF. Default: those of the scenario's allocator.
-    #[schemars(with = "Option<String>")]
     alloc_conf: Option<Located<String>>,
     /// Allocations that fail, each as CALL:FIRST[:COUNT][:MIN_SIZE], as in `cudaMalloc:40:2`. The step fails if the program does not make the call.
-    #[schemars(with = "Option<Vec<String>>")]
     fail: Option<Vec<Located<String>>>,
     /// Skips this step and its expectations, instead of the scenario, if the program cannot run. Default: `false`.
     #[serde(default)]
@@ -112,26 +107,17 @@ pub(crate) struct ExecWire {
     expect: Option<ProgramEndWire>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-struct ProgramEndWire(Located<Tree>);
+#[schemars(inline)]
+struct ProgramEndWire(#[schemars(schema_with = "program_ends")] Located<Tree>);
 
-impl JsonSchema for ProgramEndWire {
-    fn inline_schema() -> bool {
-        true
-    }
-    fn schema_name() -> Cow<'static, str> {
-        "program_end".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let code = json_schema!({ "type": "integer", "minimum": 0, "maximum": 255 });
-        by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
-    }
+fn program_ends(_: &mut SchemaGenerator) -> Schema {
+    let code = json_schema!({ "type": "integer", "minimum": 0, "maximum": 255 });
+    by_case(&serde_json::json!({ "anyOf": [code, { "enum": ["oom", "any"] }] }), &[])
 }
 
-impl StepFields for ExecWire {
-    type Checked = Exec;
-
+impl StepFields<Exec> for ExecWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process: the main process starts programs");
 
     const EXAMPLE: &'static str = "\
@@ -150,23 +136,21 @@ impl StepFields for ExecWire {
         ReportKey::Ooms,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Exec, Problem> {
         let is_list = matches!(self.command.value, Tree::Many(_));
         let command = self.command.texts().filter(|words| is_list && !words.is_empty()).ok_or_else(|| {
-            Problem::new(self.command.position(), "expected a list with the program and its arguments")
-                .help("as in `command: [python, train.py]`")
+            Problem::new(self.command.at, "expected a list with the program and its arguments").help("as in `command: [python, train.py]`")
         })?;
-        let folder = checker.folder();
+        let folder = checker.declared.folder;
         let folder = if folder == Path::new("") { Path::new(".") } else { folder };
+        let gpu = self.gpu.as_ref().map(|name| named(name, ["GPU", "GPUs"], Gpu::named, GPUS.iter().map(|gpu| gpu.name)));
         Ok(Exec {
             command: command.into_iter().map(|word| word.value).collect(),
             folder: folder.to_owned(),
             env: self.env.iter().flat_map(|env| &env.0).map(variable).collect::<Result<_, _>>()?,
-            gpu: self.gpu.as_ref().map(gpu).transpose()?,
+            gpu: gpu.transpose()?,
             alloc_conf: self.alloc_conf.as_ref().map(|conf| conf.value.clone()),
             fail: self.fail.iter().flatten().map(fault).collect::<Result<_, _>>()?,
             optional: self.optional,
@@ -181,24 +165,19 @@ impl StepFields for ExecWire {
 fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String, String), Problem> {
     let wrong = |at: Position, message: &str| Problem::new(at, message).help("as in `env: { BATCH: 64 }`");
     if name.value.is_empty() || name.value.contains(['=', '\0']) {
-        return Err(wrong(name.position(), "this is not a valid name of a variable"));
+        return Err(wrong(name.at, "this is not a valid name of a variable"));
     }
-    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.position(), "expected one value"))?;
+    let text = value.text().filter(|text| !text.value.contains('\0')).ok_or_else(|| wrong(value.at, "expected one value"))?;
     Ok((name.value.clone(), text.value))
 }
 
-fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
-    let unknown = || Problem::not_among(given, format!("unknown GPU `{}`", given.value), "GPUs", GPUS.iter().map(|gpu| gpu.name));
-    Gpu::named(&given.value).ok_or_else(unknown)
-}
-
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {
-    text.value.parse().map_err(|error| Problem::new(text.position(), format!("{error}")).help("as in `fail: [\"cudaMalloc:40:2\"]`"))
+    text.value.parse().map_err(|error| Problem::new(text.at, format!("{error}")).help("as in `fail: [\"cudaMalloc:40:2\"]`"))
 }
 
 fn end(tree: &Located<Tree>) -> Result<ProgramEnd, Problem> {
     let problem = || {
-        Problem::new(tree.position(), "expected how the program ends").help(
+        Problem::new(tree.at, "expected how the program ends").help(
             "write an exit code from 0 to 255, `oom`, `any`, or a map from allocators to one of them, as in `{ caching: oom, others: 0 }`",
         )
     };

@@ -1,11 +1,11 @@
 //! `expect` and `eventually`.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
@@ -17,23 +17,11 @@ use harness_language::text::ExpressionText;
 
 /// A checked expectation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expected {
-    /// Evaluated at this step.
-    Here(Located<Expectation>),
-    /// Compares allocators: its values are kept at this step, and it is evaluated after all allocators have run.
-    BetweenArms {
-        /// Its index in [`Scenario::comparisons`](crate::Scenario::comparisons).
-        number: usize,
-        expectation: Located<Expectation>,
-    },
-}
-
-impl Expected {
-    pub const fn expectation(&self) -> &Located<Expectation> {
-        match self {
-            Self::Here(expectation) | Self::BetweenArms { expectation, .. } => expectation,
-        }
-    }
+pub struct Expected {
+    pub expectation: Located<Expectation>,
+    /// For a comparison of allocators, its index in [`Scenario::comparisons`](crate::Scenario::comparisons). Its values are kept at this step, and it
+    /// is evaluated after all allocators have run.
+    pub comparison: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -62,7 +50,7 @@ fn shortened<'e>(f: &mut fmt::Formatter<'_>, mut all: impl Iterator<Item = &'e L
 
 impl fmt::Display for Expect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        shortened(f, self.0.values().into_iter().flat_map(|(_, all)| all).map(Expected::expectation))
+        shortened(f, self.0.values().into_iter().flat_map(|(_, all)| all).map(|expected| &expected.expectation))
     }
 }
 
@@ -72,50 +60,28 @@ impl fmt::Display for Eventually {
     }
 }
 
-/// Checks expectations now.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct ExpectWire(Located<Tree>);
+/// Checks that an expression, or each of a list, holds now. A map gives expectations per allocator; `others` stands for the allocators that it
+/// does not name, and `any` expects nothing. An expression with values of named allocators, as in
+/// `expandable.reserved.peak <= caching.reserved.peak`, is evaluated after all allocators have run, with their values at this step.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "expect")]
+pub(crate) struct ExpectWire(#[schemars(schema_with = "cases")] Located<Tree>);
 
-/// Checks expectations after this step or a later one.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct EventuallyWire(Located<Tree>);
+/// Checks that an expression, or each of a list, holds after this step or after a later step of the run.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "eventually")]
+pub(crate) struct EventuallyWire(#[schemars(schema_with = "texts")] Located<Tree>);
 
-fn texts(generator: &mut SchemaGenerator) -> serde_json::Value {
+fn texts(generator: &mut SchemaGenerator) -> Schema {
     let one = generator.subschema_for::<ExpressionText>();
-    serde_json::json!({ "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
+    json_schema!({ "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
 }
 
-impl JsonSchema for ExpectWire {
-    fn schema_name() -> Cow<'static, str> {
-        "expect".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let texts = texts(generator);
-        let mut schema = by_case(&serde_json::json!({ "anyOf": [texts, { "const": "any" }] }), &[]);
-        let about = "Checks that an expression, or each of a list, holds now. A map gives expectations per allocator; `others` stands for the \
-                     allocators that it does not name, and `any` expects nothing. An expression with values of named allocators, as in \
-                     `expandable.reserved.peak <= caching.reserved.peak`, is evaluated after all allocators have run, with their values at this step.";
-        schema.insert("description".to_owned(), about.into());
-        schema
-    }
+fn cases(generator: &mut SchemaGenerator) -> Schema {
+    by_case(&serde_json::json!({ "anyOf": [texts(generator), { "const": "any" }] }), &[])
 }
 
-impl JsonSchema for EventuallyWire {
-    fn schema_name() -> Cow<'static, str> {
-        "eventually".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = json_schema!({ "description": "Checks that an expression, or each of a list, holds after this step or after a later step of the run." });
-        schema.insert("anyOf".to_owned(), texts(generator)["anyOf"].take());
-        schema
-    }
-}
-
-impl StepFields for ExpectWire {
-    type Checked = Expect;
-
+impl StepFields<Expect> for ExpectWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 3MiB }
 - expect: allocated == 3MiB
@@ -123,26 +89,22 @@ impl StepFields for ExpectWire {
 - expect: { caching: reserved == 20MiB }
 - expect: { simulated: device.used - start.device.used >= 3MiB, gpu: any }";
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Expect, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Expect, Problem> {
         let cases = Cases::check(&self.0, checker, |_| false, &mut |tree, checker| {
             if tree.text().is_some_and(|text| text.value == "any") {
                 return Ok(Vec::new());
             }
-            let place = |expectation: Located<Expectation>, checker: &mut Checker<'_>| {
-                if !expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..))) {
-                    return Expected::Here(expectation);
-                }
-                Expected::BetweenArms { number: checker.put_aside(expectation.clone()), expectation }
+            let place = |expectation, checker: &mut Checker<'_>| {
+                let comparison = compares_allocators(&expectation).then(|| checker.put_aside(expectation.clone()));
+                Expected { expectation, comparison }
             };
-            Ok(expectations(tree, at, checker)?.into_iter().map(|expectation| place(expectation, checker)).collect())
+            Ok(expectations(tree, step.at, checker)?.into_iter().map(|expectation| place(expectation, checker)).collect())
         })?;
         Ok(Expect(cases))
     }
 }
 
-impl StepFields for EventuallyWire {
-    type Checked = Eventually;
-
+impl StepFields<Eventually> for EventuallyWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process, as in `eventually: worker.active == 0`");
 
     const EXAMPLE: &'static str = "\
@@ -154,17 +116,20 @@ impl StepFields for EventuallyWire {
 - synchronize: device
 - alloc: { buffer: b, size: 512B }";
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Eventually, Problem> {
-        let all = expectations(&self.0, at, checker)?;
-        let of_arm = |expectation: &&Located<Expectation>| expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..)));
-        match all.iter().find(of_arm) {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Eventually, Problem> {
+        let all = expectations(&self.0, step.at, checker)?;
+        match all.iter().find(|expectation| compares_allocators(expectation)) {
             None => Ok(Eventually(all)),
             Some(between) => {
                 let help = "use `expect`: values of other allocators are known after all have run";
-                Err(Problem::new(between.position(), "`eventually` cannot compare allocators").help(help))
+                Err(Problem::new(between.at, "`eventually` cannot compare allocators").help(help))
             }
         }
     }
+}
+
+fn compares_allocators(expectation: &Located<Expectation>) -> bool {
+    expectation.value.quantities().any(|metric| matches!(metric, Metric::Arm(..)))
 }
 
 fn expectations(tree: &Located<Tree>, at: Position, checker: &mut Checker<'_>) -> Result<Vec<Located<Expectation>>, Problem> {
@@ -172,7 +137,7 @@ fn expectations(tree: &Located<Tree>, at: Position, checker: &mut Checker<'_>) -
     let texts = match tree.texts() {
         Some(texts) if !texts.is_empty() => texts,
         Some(_) => return Err(Problem::new(at, "this list of expectations is empty").help(help)),
-        None => return Err(Problem::new(tree.position(), "expected an expression, or a list of expressions").help(help)),
+        None => return Err(Problem::new(tree.at, "expected an expression, or a list of expressions").help(help)),
     };
     checker.count(at, texts.len() as u64 - 1)?;
     texts.iter().map(|text| Ok(text.with(checker.expectation(text)?))).collect()

@@ -1,16 +1,17 @@
 //! `free`: returns memory to the allocator.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use harness_base::words::joined;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
-use crate::checker::{Checker, Freed};
+use crate::checker::Checker;
 use crate::metric::{Amount, BufferName, BufferRef, ReportKey, StepName};
 use harness_language::error::Problem;
-use harness_language::located::{ListOr, Located, Position};
+use harness_language::located::{ListOr, Located};
 use harness_language::text::{AmountText, BufferText, NameText};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -37,34 +38,34 @@ pub enum FreeTarget {
     Storm(StepName),
 }
 
+impl fmt::Display for FreeTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Buffer { buffer, .. } => buffer.fmt(f),
+            Self::Elements(name) => name.fmt(f),
+            Self::Storm(storm) => storm.fmt(f),
+        }
+    }
+}
+
 impl fmt::Display for Free {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Targets(targets) => {
-                for (i, target) in targets.iter().enumerate() {
-                    f.write_str(if i == 0 { "" } else { ", " })?;
-                    match target {
-                        FreeTarget::Buffer { buffer, .. } => buffer.fmt(f)?,
-                        FreeTarget::Elements(name) => name.fmt(f)?,
-                        FreeTarget::Storm(storm) => storm.fmt(f)?,
-                    }
-                }
-                Ok(())
-            }
+            Self::Targets(targets) => f.write_str(&joined(targets, ", ")),
             Self::Pinning { storm, request } => write!(f, "blocks of {storm} that pin segments, for {request}"),
         }
     }
 }
 
-/// Returns memory to the allocator.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct FreeWire(Located<ListOr<PinningWire>>);
+/// Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or
+/// the blocks that pin segments.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "free")]
+pub(crate) struct FreeWire(Located<ListOr<BufferText, PinningWire>>);
 
 /// Frees the live blocks of a storm that pin just enough segments for a request of the given size.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "free_pinning")]
+#[serde(deny_unknown_fields, rename = "free_pinning")]
 struct PinningWire {
     /// The id of the storm.
     pinning: NameText,
@@ -75,23 +76,7 @@ struct PinningWire {
     id: Option<NameText>,
 }
 
-impl JsonSchema for FreeWire {
-    fn schema_name() -> Cow<'static, str> {
-        "free".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let name = generator.subschema_for::<BufferText>();
-        let pinning = generator.subschema_for::<PinningWire>();
-        json_schema!({
-            "description": "Returns memory to the allocator: a buffer, a list of buffers, all numbered buffers of a name, all live blocks of a storm (by its id), or the blocks that pin segments.",
-            "anyOf": [name, { "type": "array", "items": name, "minItems": 1 }, pinning]
-        })
-    }
-}
-
-impl StepFields for FreeWire {
-    type Checked = Free;
-
+impl StepFields<Free> for FreeWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: a, size: 4MiB }
 - alloc: { buffer: b, size: 4MiB }
@@ -107,28 +92,15 @@ impl StepFields for FreeWire {
 
     const REPORTS: &'static [ReportKey] = &[ReportKey::FreedBlocks, ReportKey::FreedBytes, ReportKey::Time];
 
-    fn id(&self) -> Option<&NameText> {
-        match &self.0.value {
-            ListOr::Map(pinning) => pinning.id.as_ref(),
-            ListOr::One(_) | ListOr::Many(_) => None,
-        }
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.0.texts().err()?.id.as_ref();
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Free, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Free, Problem> {
         match self.0.texts() {
             Err(pinning) => Ok(Free::Pinning { storm: checker.live_storm(&pinning.pinning)?, request: checker.amount(&pinning.request)? }),
             Ok(names) if names.is_empty() => {
-                Err(Problem::new(at, "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
+                Err(Problem::new(step.at, "`free` has an empty list").help("as in `- free: a` or `- free: [a, b]`"))
             }
-            Ok(names) => Ok(Free::Targets(names.iter().map(|name| target(name, checker)).collect::<Result<_, _>>()?)),
+            Ok(names) => Ok(Free::Targets(names.iter().map(|name| checker.free(name)).collect::<Result<_, _>>()?)),
         }
     }
-}
-
-fn target(name: &Located<String>, checker: &mut Checker<'_>) -> Result<FreeTarget, Problem> {
-    Ok(match checker.free(name)? {
-        Freed::Buffer(buffer, may_be_gone) => FreeTarget::Buffer { buffer, may_be_gone },
-        Freed::Elements(name) => FreeTarget::Elements(name),
-        Freed::Storm(storm) => FreeTarget::Storm(storm),
-    })
 }

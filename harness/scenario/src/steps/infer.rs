@@ -8,6 +8,7 @@ use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
@@ -72,8 +73,7 @@ impl fmt::Display for Infer {
 /// Serves requests to a language model. Each request has a KV cache in every layer. The cache starts with the tokens of the prompt and grows by one
 /// token per decoding step. Contents are verified when a cache is copied or freed. Lengths and arrivals are drawn from the seed of the run. Cache elements have 16 bits.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "infer")]
+#[serde(deny_unknown_fields, rename = "infer")]
 pub(crate) struct InferWire {
     /// A name for the step's figures.
     id: NameText,
@@ -102,7 +102,7 @@ pub(crate) struct InferWire {
     page: Option<CountText>,
     /// Recovery if there is no memory for the next token of a request. A new request waits if the policies evict other requests or contain `wait`. Serving
     /// ends at the end of the list or at `give_up`. Default: `evict`.
-    on_oom: Option<Box<Located<ChainWire>>>,
+    on_oom: Option<Box<ChainWire>>,
     /// How serving ends: `fits` (every request is served), `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Default: `fits`.
     expect: Option<EndingWire>,
     /// The stream. Default: `default`.
@@ -111,8 +111,7 @@ pub(crate) struct InferWire {
 
 /// A range for uniform random numbers, both ends included.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "infer_range")]
+#[serde(deny_unknown_fields, rename = "infer_range")]
 struct RangeWire {
     /// Smallest number.
     min: CountText,
@@ -129,7 +128,7 @@ impl RangeWire {
 impl InferWire {
     fn kv_heads(&self, at: Position, checker: &Checker<'_>) -> Result<&CountText, Problem> {
         if let Some(old) = &self.heads {
-            checker.renamed(old.position(), "heads", "kv_heads");
+            checker.renamed(old.at, "heads", "kv_heads");
         }
         self.kv_heads
             .as_ref()
@@ -138,9 +137,7 @@ impl InferWire {
     }
 }
 
-impl StepFields for InferWire {
-    type Checked = Infer;
-
+impl StepFields<Infer> for InferWire {
     const EXAMPLE: &'static str = "\
 - infer:
     id: serving
@@ -157,23 +154,17 @@ impl StepFields for InferWire {
     const REPORTS: &'static [ReportKey] =
         &[ReportKey::Served, ReportKey::Evicted, ReportKey::PeakRunning, ReportKey::RecomputedTokens, ReportKey::Ooms, ReportKey::Time];
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Infer, Problem> {
         let width = |text, what| checker.whole(text, what, 1..=MAX_WIDTH);
         let layers = width(&self.layers, "layers")?;
-        let token = Bytes(width(self.kv_heads(at, checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
+        let token = Bytes(width(self.kv_heads(step.at, checker)?, "kv_heads")? * width(&self.head_dim, "head_dim")? * NUMBER);
         let requests = checker.whole(&self.requests, "requests", 1..=MAX_REQUESTS)?;
         let page = self.page.as_ref().map(|page| checker.whole(page, "page", 1..=MAX_TOKENS)).transpose()?;
         let output = self.output.check(1, checker)?;
         let buffers = if page.is_some() { 1 } else { 2 * layers };
-        checker.count(at, requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
-        let max_running = match &self.max_running {
-            Some(text) => checker.whole(text, "max_running", 1..=MAX_REQUESTS)?,
-            None => requests,
-        };
+        checker.count(step.at, requests.saturating_mul(*output.end()).saturating_mul(buffers))?;
         let given = self.on_oom.as_ref().map(|wire| policy::check(wire, &Recoverable::infer(), checker)).transpose()?;
         let (on_oom, waits) = given.unwrap_or_else(Chain::evict_requests).without_last_wait();
         Ok(Infer {
@@ -183,7 +174,7 @@ impl StepFields for InferWire {
             gap: self.gap.as_ref().map_or(Ok(0..=0), |gap| gap.check(0, checker))?,
             prompt: self.prompt.check(1, checker)?,
             output,
-            max_running,
+            max_running: checker.whole_or(self.max_running.as_ref(), "max_running", 1..=MAX_REQUESTS, requests)?,
             cache: page.map_or(Cache::Growing, Cache::Paged),
             on_oom,
             waits,

@@ -1,6 +1,5 @@
 //! `for` and `repeat`: loops.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use harness_allocator::units::Bytes;
@@ -9,13 +8,13 @@ use harness_language::expression::{Number, Operator, Unit, Value};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::fields::{Beside, Body, StepFields};
-use super::leaks::{LeakCheck, LeakCheckWire};
+use super::fields::{ID, Keys, LEAK_CHECK, STEPS, StepFields, UNTIL, steps_inside};
+use super::leaks::{self, LeakCheck, LeakCheckWire};
 use super::{Step, StepWire, check_steps};
 use crate::checker::{Checker, unit_of};
 use crate::metric::{ReportKey, VariableName};
 use harness_language::error::Problem;
-use harness_language::located::{Entries, Located, Position, Tree};
+use harness_language::located::{Entries, ListOr, Located, Position, Tree};
 use harness_language::text::{CountText, NameText};
 
 pub const MAX_TIMES: u64 = 1_000_000;
@@ -53,13 +52,21 @@ pub enum Values {
     List(Vec<Number>),
 }
 
+impl Values {
+    const fn count(&self) -> u64 {
+        match self {
+            Self::Range { count, .. } => *count,
+            Self::List(values) => values.len() as u64,
+        }
+    }
+}
+
 impl Rounds {
     /// The largest number of iterations.
-    pub fn count(&self) -> u64 {
+    pub const fn count(&self) -> u64 {
         match self {
             Self::Times(times) => *times,
-            Self::Over { values: Values::Range { count, .. }, .. } => *count,
-            Self::Over { values: Values::List(values), .. } => values.len() as u64,
+            Self::Over { values, .. } => values.count(),
         }
     }
 
@@ -91,26 +98,34 @@ impl fmt::Display for Loop {
     }
 }
 
-/// Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can use the variable.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct ForWire {
-    variables: Entries<Located<Tree>>,
-    #[serde(skip)]
-    body: Body,
+/// Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can use the variable. Values are a range with
+/// both ends included, `for: { i: 1..8 }`, `1..600 by 2` or `8..1 by -1`, or a list, `for: { size: [1MiB, 4MiB] }`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "for")]
+pub(crate) struct ForWire(#[schemars(schema_with = "values_of_a_variable")] Entries<Located<Tree>>);
+
+fn values_of_a_variable(_: &mut SchemaGenerator) -> Schema {
+    let scalar = serde_json::json!({ "type": ["string", "number"] });
+    json_schema!({
+        "type": "object", "minProperties": 1, "maxProperties": 1,
+        "additionalProperties": { "anyOf": [scalar, { "type": "array", "items": scalar, "minItems": 1, "maxItems": MAX_VALUES }] }
+    })
 }
 
-/// Runs steps several times.
-#[derive(Clone, Debug)]
-pub(crate) struct RepeatWire {
-    times: Option<CountText>,
-    body: Body,
+/// Runs steps several times. The state after one iteration must suit the next. `repeat: until oom` repeats until a request runs out of memory,
+/// and fails if no request does in 10000 iterations.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "repeat")]
+pub(crate) struct RepeatWire(#[schemars(schema_with = "until_oom_or_count")] Located<ListOr<CountText, RepeatFields>>);
+
+fn until_oom_or_count(generator: &mut SchemaGenerator) -> Schema {
+    let (count, fields) = (generator.subschema_for::<CountText>(), generator.subschema_for::<RepeatFields>());
+    json_schema!({ "anyOf": [{ "const": "until oom" }, count, fields] })
 }
 
 /// The fields of a `repeat` in the form of a map.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "repeat_fields")]
+#[serde(deny_unknown_fields, rename = "repeat_fields")]
 struct RepeatFields {
     /// Number of iterations, from 1 to 1000000. A scenario has at most 10000000 operations.
     times: Option<CountText>,
@@ -122,58 +137,22 @@ struct RepeatFields {
     /// A name for the step's figures.
     id: Option<NameText>,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
-    #[schemars(with = "Option<LeakCheckWire>")]
-    leak_check: Option<Box<Located<LeakCheckWire>>>,
+    leak_check: Option<Located<LeakCheckWire>>,
 }
 
-impl<'de> Deserialize<'de> for RepeatWire {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        use harness_language::located::ListOr;
-        let given = Located::<ListOr<RepeatFields>>::deserialize(deserializer)?;
-        Ok(match &given.value {
-            ListOr::Map(RepeatFields { times, until, steps, id, leak_check }) => {
-                let (until, leak_check) = (until.as_ref().map(|until| until.0.clone()), leak_check.clone());
-                Self { times: times.clone(), body: Body { steps: Some(steps.clone()), until, id: id.clone(), leak_check } }
-            }
-            ListOr::One(text) => Self { times: Some(CountText(given.with(text.clone()))), body: Body::default() },
-            ListOr::Many(_) => Self { times: Some(CountText(given.with("[…]".to_owned()))), body: Body::default() },
-        })
-    }
-}
-
-impl JsonSchema for ForWire {
-    fn schema_name() -> Cow<'static, str> {
-        "for".into()
-    }
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let scalar = serde_json::json!({ "type": ["string", "number"] });
-        json_schema!({
-            "description": "Runs steps once for each value of a variable. Sizes, buffer numbers and expectations inside can use the variable. Values are a range with both ends included, `for: { i: 1..8 }`, `1..600 by 2` or `8..1 by -1`, or a list, `for: { size: [1MiB, 4MiB] }`.",
-            "type": "object", "minProperties": 1, "maxProperties": 1,
-            "additionalProperties": { "anyOf": [scalar, { "type": "array", "items": scalar, "minItems": 1, "maxItems": MAX_VALUES }] }
-        })
-    }
-}
-
-impl JsonSchema for RepeatWire {
-    fn schema_name() -> Cow<'static, str> {
-        "repeat".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let (count, fields) = (generator.subschema_for::<CountText>(), generator.subschema_for::<RepeatFields>());
-        json_schema!({
-            "description": "Runs steps several times. The state after one iteration must suit the next. `repeat: until oom` repeats until a request runs out of memory, and fails if no request does in 10000 iterations.",
-            "anyOf": [{ "const": "until oom" }, count, fields]
-        })
+impl RepeatWire {
+    /// The keys of the step, if they are inside its own map.
+    pub(super) fn keys_inside(&self) -> Option<Keys> {
+        let ListOr::Map(RepeatFields { until, steps, id, leak_check, .. }) = &self.0.value else { return None };
+        let until = until.as_ref().map(|until| until.0.clone());
+        Some(Keys { steps: Some(steps.clone()), until, id: id.clone(), leak_check: leak_check.clone(), ..Keys::default() })
     }
 }
 
 const REPORTS: &[ReportKey] = &[ReportKey::Iterations];
-const BESIDE: &[Beside] = &[Beside::Steps, Beside::Until, Beside::Id, Beside::LeakCheck];
+const BESIDE: &[&str] = &[STEPS, UNTIL, ID, LEAK_CHECK];
 
-impl StepFields for ForWire {
-    type Checked = Loop;
-
+impl StepFields<Loop> for ForWire {
     const EXAMPLE: &'static str = "\
 - for: { i: 1..8 }
   steps:
@@ -190,33 +169,26 @@ impl StepFields for ForWire {
 - expect: growing.iterations == 2";
 
     const REPORTS: &'static [ReportKey] = REPORTS;
-    const BESIDE: &'static [Beside] = BESIDE;
+    const BESIDE: &'static [&'static str] = BESIDE;
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
-        self.body.has_steps(at, "for")?;
-        let [(name, given)] = self.variables.0.as_slice() else {
-            let message = format!("`for` takes one variable, not {}", self.variables.0.len());
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
+        let (at, keys, steps) = (step.at, &step.value.keys, steps_inside(step, "for")?);
+        let [(name, given)] = self.0.0.as_slice() else {
+            let message = format!("`for` takes one variable, not {}", self.0.0.len());
             return Err(Problem::new(at, message).help(format!("{FORMS}; nest two `for` steps for two variables")));
         };
         let (values, unit) = values(given, checker)?;
-        let until_oom = until(self.body.until.as_ref())?;
-        let count = match &values {
-            Values::Range { count, .. } => *count,
-            Values::List(list) => list.len() as u64,
-        };
+        let until_oom = until(keys)?;
+        let count = values.count();
         checker.with_variable(&NameText(name.clone()), unit, |checker, variable| {
-            let steps = checker.repeated(at, count, until_oom, |checker| check_steps(self.body.steps(), checker))?;
-            let leak_check = self.body.leak_check(count, checker)?;
+            let steps = checker.repeated(at, count, until_oom, |checker| check_steps(steps, checker))?;
+            let leak_check = leaks::check(keys.leak_check.as_ref(), count, checker)?;
             Ok(Loop { rounds: Rounds::Over { variable, unit, values }, until_oom, leak_check, steps })
         })
     }
 }
 
-impl StepFields for RepeatWire {
-    type Checked = Loop;
-
+impl StepFields<Loop> for RepeatWire {
     const EXAMPLE: &'static str = "\
 - repeat: 10
   steps:
@@ -229,34 +201,39 @@ impl StepFields for RepeatWire {
 - expect: leak.iterations == 8";
 
     const REPORTS: &'static [ReportKey] = REPORTS;
-    const BESIDE: &'static [Beside] = BESIDE;
+    const BESIDE: &'static [&'static str] = BESIDE;
 
-    with_body!();
-
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
-        let says_until = self.times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
-        if let Some(times) = self.times.as_ref().filter(|times| !says_until && times.text().starts_with("until")) {
-            return Err(Problem::new(times.position(), format!("unknown number of iterations `{}`", times.text()))
-                .help("write `repeat: until oom`"));
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Loop, Problem> {
+        let (at, keys) = (step.at, &step.value.keys);
+        let times = match &self.0.value {
+            ListOr::One(text) => Some(CountText(self.0.with(text.clone()))),
+            ListOr::Many(_) => Some(CountText(self.0.with("[…]".to_owned()))),
+            ListOr::Map(fields) => fields.times.clone(),
+        };
+        let says_until = times.as_ref().is_some_and(|times| times.text().split_whitespace().eq(["until", "oom"]));
+        if let Some(times) = times.as_ref().filter(|times| !says_until && times.text().starts_with("until")) {
+            return Err(
+                Problem::new(times.at, format!("unknown number of iterations `{}`", times.text())).help("write `repeat: until oom`")
+            );
         }
-        let until_oom = until(self.body.until.as_ref())? || says_until;
-        let times = match &self.times {
+        let until_oom = until(keys)? || says_until;
+        let times = match &times {
             Some(times) if !says_until => checker.whole(times, "times", 1..=MAX_TIMES)?,
             _ if until_oom => UNTIL_OOM_TIMES,
             _ => return Err(Problem::new(at, "expected the number of iterations").help("as in `repeat: 3` or `repeat: until oom`")),
         };
-        self.body.has_steps(at, "repeat")?;
-        let steps = checker.repeated(at, times, until_oom, |checker| check_steps(self.body.steps(), checker))?;
-        let leak_check = self.body.leak_check(times, checker)?;
+        let inside = steps_inside(step, "repeat")?;
+        let steps = checker.repeated(at, times, until_oom, |checker| check_steps(inside, checker))?;
+        let leak_check = leaks::check(keys.leak_check.as_ref(), times, checker)?;
         Ok(Loop { rounds: Rounds::Times(times), until_oom, leak_check, steps })
     }
 }
 
-fn until(given: Option<&Located<String>>) -> Result<bool, Problem> {
-    match given {
+fn until(keys: &Keys) -> Result<bool, Problem> {
+    match &keys.until {
         None => Ok(false),
         Some(text) if text.value == "oom" => Ok(true),
-        Some(text) => Err(Problem::new(text.position(), format!("unknown end of a loop `{}`", text.value)).help("write `until: oom`")),
+        Some(text) => Err(Problem::new(text.at, format!("unknown end of a loop `{}`", text.value)).help("write `until: oom`")),
     }
 }
 
@@ -269,13 +246,13 @@ fn values(given: &Located<Tree>, checker: &Checker<'_>) -> Result<(Values, Unit)
     }
     let texts = given.texts().filter(|texts| (1..=MAX_VALUES).contains(&texts.len()));
     let Some(texts) = texts else {
-        return Err(Problem::new(given.position(), format!("expected a range, or a list of 1 to {MAX_VALUES} values")).help(FORMS));
+        return Err(Problem::new(given.at, format!("expected a range, or a list of 1 to {MAX_VALUES} values")).help(FORMS));
     };
     let mut values = Vec::new();
     let mut unit = None;
     for text in &texts {
         let value = checker.constant(text)?;
-        unit = Some(same_unit(unit, &value, text.position())?);
+        unit = Some(same_unit(unit, &value, text.at)?);
         values.push(value.number);
     }
     Ok((Values::List(values), unit.unwrap_or(Unit::Count)))
@@ -292,15 +269,15 @@ fn same_unit(before: Option<Unit>, value: &Value, at: Position) -> Result<Unit, 
 
 /// Parses `FIRST..LAST` or `FIRST..LAST by STEP`.
 fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit), Problem> {
-    let refuse = |message: String| Problem::new(text.position(), message).help(FORMS);
+    let refuse = |message: String| Problem::new(text.at, message).help(FORMS);
     let Some((first, rest)) = text.value.split_once("..") else {
         return Err(refuse(format!("`{}` is not a range", text.value)));
     };
     let (last, by) = rest.split_once(" by ").map_or((rest, None), |(last, by)| (last, Some(by)));
     let value = |piece: &str| checker.constant(&text.with(piece.trim().to_owned()));
     let (first, last) = (value(first)?, value(last)?);
-    let unit = same_unit(None, &first, text.position())?;
-    same_unit(Some(unit), &last, text.position())?;
+    let unit = same_unit(None, &first, text.at)?;
+    same_unit(Some(unit), &last, text.at)?;
     let by = match by.map(str::trim) {
         None if unit == Unit::Count => Number::from_integer(1),
         None => {
@@ -309,7 +286,7 @@ fn range(text: &Located<String>, checker: &Checker<'_>) -> Result<(Values, Unit)
         Some(by) => {
             let (piece, sign) = by.strip_prefix('-').map_or((by, 1), |piece| (piece, -1));
             let by = value(piece)?;
-            same_unit(Some(unit), &by, text.position())?;
+            same_unit(Some(unit), &by, text.at)?;
             by.number * Number::from_integer(sign)
         }
     };

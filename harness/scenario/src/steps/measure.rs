@@ -5,17 +5,17 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{MeasureName, ReportKey};
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::Located;
 use harness_language::text::NameText;
 
 /// Keeps the current value of every counter under a name. Later steps use `NAME.reserved_bytes.all.current`, `NAME.device.used` or `NAME.time.now`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "measure")]
+#[serde(transparent, rename = "measure")]
 pub(crate) struct MeasureWire(NameText);
 
 impl MeasureWire {
@@ -24,15 +24,13 @@ impl MeasureWire {
     }
 }
 
-impl StepFields for MeasureWire {
-    type Checked = MeasureName;
-
+impl StepFields<MeasureName> for MeasureWire {
     const EXAMPLE: &'static str = "\
 - measure: before
 - alloc: { buffer: a, size: 400MiB }
 - expect: device.used - before.device.used == 400MiB";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<MeasureName, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<MeasureName, Problem> {
         checker.declare_measure(&self.0)
     }
 }
@@ -51,8 +49,7 @@ impl fmt::Display for Compare {
 /// Compares the allocated bytes of each allocation site with an earlier `measure`. The report shows the sites that grew, largest growth first. A site is
 /// a step with the name of its buffer, or a kind of tensor of a training. All numbered buffers of a step are one site. Timed runs skip this step.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "compare")]
+#[serde(deny_unknown_fields, rename = "compare")]
 pub(crate) struct CompareWire {
     /// The name of a `measure` before this step, or `start`.
     since: NameText,
@@ -60,9 +57,7 @@ pub(crate) struct CompareWire {
     id: Option<NameText>,
 }
 
-impl StepFields for CompareWire {
-    type Checked = Compare;
-
+impl StepFields<Compare> for CompareWire {
     const EXAMPLE: &'static str = "\
 - measure: warm
 - alloc: { buffer: kept, size: 4MiB }
@@ -71,11 +66,9 @@ impl StepFields for CompareWire {
 
     const REPORTS: &'static [ReportKey] = &[ReportKey::GrownBytes, ReportKey::GrownSites];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Compare, Problem> {
         Ok(Compare { since: checker.measure(&self.since)? })
     }
 }

@@ -6,11 +6,12 @@ use harness_allocator::allocator::MemoryFraction;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{Amount, ReportKey};
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
+use harness_language::located::Located;
 use harness_language::text::{AmountText, NameText};
 
 /// A step that its name describes completely.
@@ -36,8 +37,7 @@ impl fmt::Display for SetMemoryFraction {
 
 /// Releases all unused cached memory to the driver.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "empty_cache")]
+#[serde(deny_unknown_fields, rename = "empty_cache")]
 pub(crate) struct EmptyCacheWire {
     /// A name for the step's figures.
     id: Option<NameText>,
@@ -45,19 +45,15 @@ pub(crate) struct EmptyCacheWire {
 
 /// Resets every peak (`….peak`) to the current value.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "reset_peak_stats")]
+#[serde(deny_unknown_fields, rename = "reset_peak_stats")]
 pub(crate) struct ResetPeakStatsWire {}
 
 /// Limits the allocator to a share of `needs.memory`, from 0 to 1. 1 removes the limit. Memory that is reserved already stays reserved.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "set_memory_fraction")]
+#[serde(transparent, rename = "set_memory_fraction")]
 pub(crate) struct SetMemoryFractionWire(#[schemars(range(min = 0, max = 1))] Located<f64>);
 
-impl StepFields for EmptyCacheWire {
-    type Checked = NoOperand;
-
+impl StepFields<NoOperand> for EmptyCacheWire {
     const EXAMPLE: &'static str = "\
 - empty_cache
 - empty_cache: { id: emptied }";
@@ -68,38 +64,32 @@ impl StepFields for EmptyCacheWire {
         Some(Self { id: None })
     }
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
+    fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
         Ok(NoOperand)
     }
 }
 
-impl StepFields for ResetPeakStatsWire {
-    type Checked = NoOperand;
-
+impl StepFields<NoOperand> for ResetPeakStatsWire {
     const EXAMPLE: &'static str = "- reset_peak_stats";
 
     fn bare() -> Option<Self> {
         Some(Self {})
     }
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
+    fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<NoOperand, Problem> {
         Ok(NoOperand)
     }
 }
 
-impl StepFields for SetMemoryFractionWire {
-    type Checked = SetMemoryFraction;
-
+impl StepFields<SetMemoryFraction> for SetMemoryFractionWire {
     const EXAMPLE: &'static str = "- set_memory_fraction: 0.5";
 
-    fn check(&self, _: Position, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
+    fn check(&self, _: &Located<StepWire>, _: &mut Checker<'_>) -> Result<SetMemoryFraction, Problem> {
         let given = &self.0;
         MemoryFraction::new(given.value).map(|fraction| SetMemoryFraction { fraction }).ok_or_else(|| {
-            Problem::new(given.position(), format!("`set_memory_fraction` cannot be {}", given.value))
+            Problem::new(given.at, format!("`set_memory_fraction` cannot be {}", given.value))
                 .help("write a fraction from 0 to 1, as in `0.5`")
         })
     }
@@ -107,20 +97,17 @@ impl StepFields for SetMemoryFractionWire {
 
 /// Sets how much memory of the device is in use by other processes, at most the free memory. `0B` releases all of it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(rename = "external_memory")]
+#[serde(transparent, rename = "external_memory")]
 pub(crate) struct ExternalMemoryWire(AmountText);
 
-impl StepFields for ExternalMemoryWire {
-    type Checked = Amount;
-
+impl StepFields<Amount> for ExternalMemoryWire {
     const NOT_IN_PROCESSES: Option<&'static str> = Some("move it out of the process");
 
     const EXAMPLE: &'static str = "\
 - external_memory: 200MiB
 - external_memory: 0B";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Amount, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Amount, Problem> {
         checker.amount(&self.0)
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! A step's file contains the YAML form (`…Wire`, whose comments become the reference), the check, and the checked form that a run executes.
 
-#[macro_use]
 mod fields;
 
 pub mod alloc;
@@ -22,7 +21,6 @@ pub mod storm;
 pub mod streams;
 pub mod train;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -30,7 +28,8 @@ use harness_allocator::units::Nanos;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use fields::{Beside, Body, StepFields};
+pub(crate) use fields::Keys;
+use fields::{ID, LEAK_CHECK, MEANWHILE, STEPS, StepFields, TIMEOUT, UNTIL};
 
 use super::checker::Checker;
 use super::metric::{Amount, MeasureName, PoolName, ProcessName, ProgramName, ReportKey, StepName};
@@ -71,40 +70,34 @@ macro_rules! steps {
             }
         }
 
-        /// The kinds of step, in the order of the reference.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum StepKind { $($variant,)* }
+        harness_allocator::named_enum! {
+            /// The kinds of step, by their keys in YAML, in the order of the reference.
+            StepKind { $($variant = $name,)* }
+        }
 
         impl StepKind {
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// Its key in YAML.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-
             /// Figures that a step of this kind reports under its `id`.
             pub const fn reports(self) -> &'static [ReportKey] {
-                match self { $(Self::$variant => <$wire>::REPORTS),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::REPORTS),* }
             }
 
             /// An example in YAML.
             pub const fn example(self) -> &'static str {
-                match self { $(Self::$variant => <$wire>::EXAMPLE),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::EXAMPLE),* }
             }
 
             /// Why a process cannot run such a step, if so.
             const fn not_in_processes(self) -> Option<&'static str> {
-                match self { $(Self::$variant => <$wire>::NOT_IN_PROCESSES),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::NOT_IN_PROCESSES),* }
             }
 
             /// Keys that are allowed next to the step's own key.
-            fn beside(self) -> &'static [Beside] {
-                match self { $(Self::$variant => <$wire>::BESIDE),* }
+            fn beside(self) -> &'static [&'static str] {
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::BESIDE),* }
             }
 
             fn takes_no_fields(self) -> bool {
-                match self { $(Self::$variant => <$wire>::bare().is_some()),* }
+                match self { $(Self::$variant => <$wire as StepFields<$checked>>::bare().is_some()),* }
             }
 
             pub(super) fn schema(self, generator: &mut SchemaGenerator) -> Schema {
@@ -121,34 +114,26 @@ macro_rules! steps {
                 match self { $(Self::$variant(_) => StepKind::$variant),* }
             }
 
-            fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Action, Problem> {
-                match self { $(Self::$variant(wire) => wire.check(at, checker).map(Action::$variant),)* }
+            fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Action, Problem> {
+                match self { $(Self::$variant(wire) => wire.check(step, checker).map(Action::$variant),)* }
             }
 
             fn id(&self) -> Option<&NameText> {
-                match self { $(Self::$variant(wire) => wire.id(),)* }
+                match self { $(Self::$variant(wire) => <$wire as StepFields<$checked>>::ID(wire),)* }
             }
 
-            /// The steps inside it and the keys next to its own.
-            fn body(&self) -> Option<&Body> {
-                match self { $(Self::$variant(wire) => wire.body(),)* }
-            }
-
-            fn take(&mut self, body: Body) {
-                match self { $(Self::$variant(wire) => wire.take(body),)* }
-            }
-
-            fn from_name(name: &str) -> Result<Self, Mistake> {
+            /// Reads a step that is written as a bare name.
+            fn from_name(name: &str) -> Result<Self, Problem> {
                 match name {
-                    $($name => <$wire>::bare().map(Self::$variant).ok_or(Mistake::Bare(StepKind::$variant)),)*
-                    _ => Err(Mistake::Unknown(name.to_owned(), None)),
+                    $($name => <$wire as StepFields<$checked>>::bare().map(Self::$variant).ok_or_else(|| StepKind::$variant.needs_fields()),)*
+                    _ => Err(unknown(name, Position::default())),
                 }
             }
 
-            fn from_entry<'de, A: MapAccess<'de>>(name: &str, at: Position, map: &mut A) -> Result<Result<Self, Mistake>, A::Error> {
+            fn from_entry<'de, A: MapAccess<'de>>(name: &str, at: Position, map: &mut A) -> Result<Result<Self, Problem>, A::Error> {
                 match name {
                     $($name => map.next_value().map(|wire| Ok(Self::$variant(wire))),)*
-                    _ => map.next_value::<IgnoredAny>().map(|_| Err(Mistake::Unknown(name.to_owned(), Some(at)))),
+                    _ => map.next_value::<IgnoredAny>().map(|_| Err(unknown(name, at))),
                 }
             }
         }
@@ -190,44 +175,25 @@ steps! {
 }
 
 impl StepKind {
-    /// Keys next to a step's own key, with their documentation.
-    pub(crate) fn common_keys() -> impl Iterator<Item = (&'static str, &'static str)> {
-        let of_blocks = Beside::ALL.into_iter().map(|beside| (beside.name(), beside.about()));
-        [(TIMEOUT, ABOUT_TIMEOUT), (MEANWHILE, ABOUT_MEANWHILE)].into_iter().chain(of_blocks)
+    fn without_fields() -> Vec<&'static str> {
+        Self::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect()
     }
-}
 
-impl fmt::Display for StepKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+    fn needs_fields(self) -> Problem {
+        Problem::new(Position::default(), format!("`{self}` needs fields")).help(format!(
+            "write it as in `{}`. These steps work without fields: {}",
+            self.example().lines().last().unwrap_or_default(),
+            quoted(&Self::without_fields(), " and ")
+        ))
     }
 }
 
 /// A step as the file writes it. Invalid steps are kept, because the check can report their position.
 #[derive(Clone, Debug)]
 pub(crate) struct StepWire {
-    fields: Result<Fields, Mistake>,
-    extras: Extras,
-}
-
-/// Why a list item is not a step.
-#[derive(Clone, Debug)]
-enum Mistake {
-    /// A bare name has the position of the whole step, which the check knows.
-    Unknown(String, Option<Position>),
-    /// The step needs fields and has none.
-    Bare(StepKind),
-    Empty,
-    SeveralKeys(StepKind, Located<String>),
-}
-
-/// Keys that every step may have next to its own.
-#[derive(Clone, Debug, Default)]
-struct Extras {
-    timeout: Option<DurationText>,
-    meanwhile: Option<Located<Vec<Located<StepWire>>>>,
-    /// The earlier name that the file uses, and the name today.
-    renamed: Option<(&'static str, &'static str)>,
+    /// A problem with the whole step has no position.
+    fields: Result<Fields, Problem>,
+    keys: Keys,
 }
 
 impl Action {
@@ -243,16 +209,6 @@ impl Action {
             Self::Process(process) => process.steps.as_slice(),
             Self::PrivatePool(pool) => pool.steps.as_slice(),
             _ => &[],
-        }
-    }
-
-    pub(crate) fn steps_mut(&mut self) -> &mut [Step] {
-        match self {
-            Self::For(steps) | Self::Repeat(steps) => &mut steps.steps,
-            Self::Program(program) => &mut program.steps,
-            Self::Process(process) => &mut process.steps,
-            Self::PrivatePool(pool) => &mut pool.steps,
-            _ => &mut [],
         }
     }
 
@@ -285,15 +241,8 @@ impl Action {
 }
 
 impl StepWire {
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Action, Problem> {
-        match &self.fields {
-            Ok(fields) => fields.check(at, checker),
-            Err(mistake) => Err(mistake.problem(at)),
-        }
-    }
-
     fn id(&self) -> Option<&NameText> {
-        self.fields.as_ref().ok()?.id()
+        self.fields.as_ref().ok()?.id().or(self.keys.id.as_ref())
     }
 
     /// The id of a step, or the name of a `measure`.
@@ -306,34 +255,7 @@ impl StepWire {
 
     /// The steps inside it that share its names. A process has its own names.
     fn steps_with_shared_names(&self) -> &[Located<Self>] {
-        match &self.fields {
-            Ok(Fields::Process(_)) | Err(_) => &[],
-            Ok(fields) => fields.body().map_or(&[], Body::steps),
-        }
-    }
-}
-
-impl Mistake {
-    /// `at` is the position of the whole step.
-    fn problem(&self, at: Position) -> Problem {
-        match self {
-            Self::Unknown(name, key_at) => unknown(name, key_at.unwrap_or(at)),
-            Self::Bare(kind) => bare(*kind, at),
-            Self::Empty => Problem::new(at, "this list item is empty").help(FORM),
-            Self::SeveralKeys(kind, second) => several_keys(*kind, second),
-        }
-    }
-}
-
-/// The step's own time limit.
-fn time_limit(wire: &StepWire, action: &Action) -> Result<Option<Nanos>, Problem> {
-    match &wire.extras.timeout {
-        Some(text) if action.is_block() => {
-            let message = format!("`{}` cannot have a time limit", action.kind());
-            Err(Problem::new(text.position(), message).help("give a `timeout` to the steps inside it, or to the whole scenario"))
-        }
-        Some(text) => duration(text).map(Some),
-        None => Ok(None),
+        if matches!(self.fields, Ok(Fields::Process(_))) { &[] } else { self.keys.steps() }
     }
 }
 
@@ -343,9 +265,9 @@ pub(crate) fn announced(steps: &[Located<StepWire>]) -> BTreeMap<String, Positio
     let mut names = BTreeMap::new();
     for step in steps {
         if let Some(name) = step.value.name() {
-            names.entry(name.text().to_owned()).or_insert_with(|| name.position());
+            names.entry(name.text().to_owned()).or_insert_with(|| name.at);
         }
-        let meanwhile = step.value.extras.meanwhile.as_ref().map_or(&[][..], |steps| steps.value.as_slice());
+        let meanwhile = step.value.keys.meanwhile.as_ref().map_or(&[][..], |steps| steps.value.as_slice());
         for (name, at) in announced(step.value.steps_with_shared_names()).into_iter().chain(announced(meanwhile)) {
             names.entry(name).or_insert(at);
         }
@@ -358,22 +280,19 @@ pub(crate) fn check_steps(steps: &[Located<StepWire>], checker: &mut Checker<'_>
 }
 
 fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Step, Problem> {
-    let (position, wire) = (step.position(), &step.value);
+    let (position, wire) = (step.at, &step.value);
     checker.count(position, 1)?;
-    if let Some((old, new)) = wire.extras.renamed {
+    if let Some((old, new)) = wire.keys.renamed {
         checker.renamed(position, old, new);
     }
-    let (action, meanwhile) = match &wire.extras.meanwhile {
-        None => (wire.check(position, checker)?, Vec::new()),
-        Some(steps) => checker.at_the_same_time(
-            |checker| wire.check(position, checker),
-            wire.id(),
-            steps.position(),
-            |checker| check_steps(&steps.value, checker),
-        )?,
+    let fields = wire.fields.as_ref().map_err(|problem| problem.clone().or_at(position))?;
+    let check = |checker: &mut Checker<'_>| fields.check(step, checker);
+    let (action, meanwhile) = match &wire.keys.meanwhile {
+        None => (check(checker)?, Vec::new()),
+        Some(steps) => checker.at_the_same_time(check, wire.id(), steps.at, |checker| check_steps(&steps.value, checker))?,
     };
     let kind = action.kind();
-    let meanwhile_at = wire.extras.meanwhile.as_ref().map(Located::position);
+    let meanwhile_at = wire.keys.meanwhile.as_ref().map(|given| given.at);
     if let Some(at) = meanwhile_at.filter(|_| !action.takes_its_time()) {
         return Err(Problem::new(at, format!("`{kind}` is one operation, so nothing can run in between")).help(
             "these steps take `meanwhile`: `train`, `infer`, `storm` without `threads`, `replay`, `exec`, `for`, `repeat`, `program`, `process`, `private_pool`, and `alloc` with the policy `wait`",
@@ -385,21 +304,18 @@ fn check_step(step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Ste
     }
     blocks::check_inside(&action, position, wire.id(), meanwhile_at, checker)?;
     let id = wire.id().map(|id| checker.declare_id(id, kind.name(), kind.reports())).transpose()?;
-    Ok(Step { position, id, time_limit: time_limit(wire, &action)?, action, meanwhile })
+    let time_limit = match &wire.keys.timeout {
+        Some(text) if action.is_block() => {
+            return Err(Problem::new(text.at, format!("`{kind}` cannot have a time limit"))
+                .help("give a `timeout` to the steps inside it, or to the whole scenario"));
+        }
+        Some(text) => Some(duration(text)?),
+        None => checker.time_limit,
+    };
+    Ok(Step { position, id, time_limit, action, meanwhile })
 }
 
 const FORM: &str = "a step is a list item with one key, as in `- alloc: { buffer: a, size: 1MiB }`, or a bare name, as in `- empty_cache`";
-
-const TIMEOUT: &str = "timeout";
-
-const ABOUT_TIMEOUT: &str =
-    "Time limit of the step, on the clock of the machine that runs it. A step that takes longer fails the run. Default: 5 min.";
-
-const MEANWHILE: &str = "meanwhile";
-
-const ABOUT_MEANWHILE: &str = "Steps that run while this step runs: one after each of its operations, and the rest after its end. An operation is a request or \
-                               free of a `storm`, an iteration of a `train`, an operation of the trace of a `replay`, a wait of the policy `wait` of an `alloc`, or a step \
-                               inside a block. An `exec` starts all of them after its own start. They must not name the same buffers as this step.";
 
 /// Earlier names of steps, which still work, and their names today.
 const RENAMED: &[(&str, &str)] = &[
@@ -411,27 +327,14 @@ const RENAMED: &[(&str, &str)] = &[
     ("pressure", "external_memory"),
 ];
 
-fn renamed(name: &str) -> Option<(&'static str, &'static str)> {
-    RENAMED.iter().copied().find(|(old, _)| *old == name)
+/// The names of a step if the file uses the earlier one, and the name today.
+fn today(name: &str) -> (Option<(&'static str, &'static str)>, &str) {
+    let renamed = RENAMED.iter().copied().find(|(old, _)| *old == name);
+    (renamed, renamed.map_or(name, |(_, new)| new))
 }
 
 fn unknown(name: &str, at: Position) -> Problem {
-    let steps = choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name()));
-    Problem::new(at, format!("unknown step `{name}`")).help(steps)
-}
-
-fn bare(kind: StepKind, at: Position) -> Problem {
-    let alone: Vec<&str> = StepKind::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect();
-    Problem::new(at, format!("`{kind}` needs fields")).help(format!(
-        "write it as in `{}`. These steps work without fields: {}",
-        kind.example().lines().last().unwrap_or_default(),
-        quoted(&alone, " and ")
-    ))
-}
-
-fn several_keys(kind: StepKind, second: &Located<String>) -> Problem {
-    Problem::new(second.position(), format!("`{}` is in the same list item as `{kind}`", second.value))
-        .help(format!("put `- ` before it if it is a step, or indent it if it is a field of `{kind}`"))
+    Problem::new(at, format!("unknown step `{name}`")).help(choices(name, "steps", StepKind::ALL.iter().map(|kind| kind.name())))
 }
 
 impl<'de> Deserialize<'de> for StepWire {
@@ -443,102 +346,87 @@ impl<'de> Deserialize<'de> for StepWire {
                 f.write_str("a step, as in `alloc: { buffer: a, size: 1MiB }` or `empty_cache`")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
-                let extras = Extras { renamed: renamed(name), ..Extras::default() };
-                let name = extras.renamed.map_or(name, |(_, new)| new);
-                Ok(StepWire { fields: Fields::from_name(name), extras })
+                let (renamed, name) = today(name);
+                Ok(StepWire { fields: Fields::from_name(name), keys: Keys { renamed, ..Keys::default() } })
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let (mut first, mut second) = (None, None);
-                let (mut extras, mut body, mut beside) = (Extras::default(), Body::default(), None);
+                let (mut first, mut others, mut keys) = (None, Vec::new(), Keys::default());
                 while let Some(key) = map.next_key::<Located<String>>()? {
                     match key.value.as_str() {
-                        TIMEOUT => extras.timeout = Some(map.next_value()?),
-                        MEANWHILE => extras.meanwhile = Some(map.next_value()?),
-                        name if name == Beside::Steps.name() => body.steps = Some(map.next_value()?),
-                        name if name == Beside::Until.name() => body.until = Some(map.next_value()?),
-                        name if name == Beside::Id.name() => body.id = Some(map.next_value()?),
-                        name if name == Beside::LeakCheck.name() => body.leak_check = Some(map.next_value()?),
-                        _ if first.is_none() => {
-                            extras.renamed = renamed(&key.value);
-                            let name = extras.renamed.map_or(key.value.as_str(), |(_, new)| new);
-                            first = Some(Fields::from_entry(name, key.position(), &mut map)?);
+                        TIMEOUT => keys.timeout = Some(map.next_value()?),
+                        MEANWHILE => keys.meanwhile = Some(map.next_value()?),
+                        STEPS => keys.steps = Some(map.next_value()?),
+                        UNTIL => keys.until = Some(map.next_value()?),
+                        ID => keys.id = Some(map.next_value()?),
+                        LEAK_CHECK => keys.leak_check = Some(map.next_value()?),
+                        name if first.is_none() => {
+                            let (renamed, name) = today(name);
+                            keys.renamed = renamed;
+                            first = Some(Fields::from_entry(name, key.at, &mut map)?);
                             continue;
                         }
-                        _ => {
-                            map.next_value::<IgnoredAny>()?;
-                            second = second.or(Some(key));
-                            continue;
-                        }
+                        _ => drop(map.next_value::<IgnoredAny>()?),
                     }
-                    beside = beside.or(Some(key));
+                    others.push(key);
                 }
-                // A mistake has no extras, because the check reports nothing else about it.
-                Ok(match assembled(first, second, beside, body) {
-                    Ok(fields) => StepWire { fields: Ok(fields), extras },
-                    Err(mistake) => StepWire { fields: Err(mistake), extras: Extras::default() },
-                })
+                Ok(assembled(first, &others, keys))
             }
         }
         deserializer.deserialize_any(StepVisitor)
     }
 }
 
-/// Makes the fields of a step from the keys of a list item.
-fn assembled(
-    first: Option<Result<Fields, Mistake>>,
-    second: Option<Located<String>>,
-    beside: Option<Located<String>>,
-    body: Body,
-) -> Result<Fields, Mistake> {
-    let mut fields = match (first, beside) {
-        (Some(first), _) => first?,
-        (None, Some(key)) => return Err(Mistake::Unknown(key.value.clone(), Some(key.position()))),
-        (None, None) => return Err(Mistake::Empty),
+/// Makes a step from the keys of a list item.
+fn assembled(first: Option<Result<Fields, Problem>>, others: &[Located<String>], mut keys: Keys) -> StepWire {
+    let fields = match (first, others) {
+        (Some(first), _) => first,
+        (None, [key, ..]) => Err(unknown(&key.value, key.at)),
+        (None, []) => Err(Problem::new(Position::default(), "this list item is empty").help(FORM)),
     };
-    let kind = fields.kind();
-    // If a step's steps are inside it, all its fields are inside it.
-    let is_inside = fields.body().is_some_and(|body| body.steps.is_some());
-    let accepted = if is_inside { &[] } else { kind.beside() };
-    if let Some(second) = second.or_else(|| body.unexpected(accepted)) {
-        return Err(Mistake::SeveralKeys(kind, second));
-    }
-    if !accepted.is_empty() {
-        fields.take(body);
-    }
-    Ok(fields)
+    let fields = fields.and_then(|fields| {
+        let kind = fields.kind();
+        let mut accepted = kind.beside();
+        if let Fields::Repeat(repeat) = &fields
+            && let Some(inside) = repeat.keys_inside()
+        {
+            accepted = &[];
+            keys = Keys { timeout: keys.timeout.take(), meanwhile: keys.meanwhile.take(), renamed: keys.renamed, ..inside };
+        }
+        let is_surplus = |key: &&Located<String>| ![TIMEOUT, MEANWHILE].iter().chain(accepted).any(|accepted| *accepted == key.value);
+        match others.iter().find(is_surplus) {
+            None => Ok(fields),
+            Some(surplus) => Err(Problem::new(surplus.at, format!("`{}` is in the same list item as `{kind}`", surplus.value))
+                .help(format!("put `- ` before it if it is a step, or indent it if it is a field of `{kind}`"))),
+        }
+    });
+    // The check reports nothing else about an invalid step.
+    if fields.is_err() { StepWire { fields, keys: Keys::default() } } else { StepWire { fields, keys } }
 }
 
 impl JsonSchema for StepWire {
-    fn schema_name() -> Cow<'static, str> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
         "step".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let bare: Vec<&str> = StepKind::ALL.iter().filter(|kind| kind.takes_no_fields()).map(|kind| kind.name()).collect();
-        let mut forms = vec![json_schema!({ "enum": bare, "description": "A step without fields." })];
+        let mut forms = vec![json_schema!({ "enum": StepKind::without_fields(), "description": "A step without fields." })];
         let steps = generator.subschema_for::<Vec<Self>>();
         for kind in StepKind::ALL {
             let mut properties = serde_json::Map::from_iter([(kind.name().to_owned(), kind.schema(generator).to_value())]);
-            let mut add = |name: &str, about: &str, mut schema: Schema| {
-                schema.insert("description".to_owned(), about.into());
-                properties.insert(name.to_owned(), schema.to_value());
-            };
-            for beside in kind.beside() {
-                let schema = match beside {
-                    Beside::Steps => steps.clone(),
-                    Beside::Until => json_schema!({ "const": "oom" }),
-                    Beside::Id => generator.subschema_for::<NameText>(),
-                    Beside::LeakCheck => generator.subschema_for::<leaks::LeakCheckWire>(),
-                };
-                add(beside.name(), beside.about(), schema);
-            }
             let is_block = !kind.beside().is_empty();
-            if !is_block {
-                add(TIMEOUT, ABOUT_TIMEOUT, generator.subschema_for::<DurationText>());
-            }
-            if is_block
-                || matches!(kind, StepKind::Alloc | StepKind::Train | StepKind::Infer | StepKind::Storm | StepKind::Replay | StepKind::Exec)
-            {
-                add(MEANWHILE, ABOUT_MEANWHILE, steps.clone());
+            let may_take_time =
+                matches!(kind, StepKind::Alloc | StepKind::Train | StepKind::Infer | StepKind::Storm | StepKind::Replay | StepKind::Exec);
+            for (key, about) in Keys::ALL {
+                let mut schema = match key {
+                    TIMEOUT if !is_block => generator.subschema_for::<DurationText>(),
+                    MEANWHILE if is_block || may_take_time => steps.clone(),
+                    _ if !kind.beside().contains(&key) => continue,
+                    STEPS => steps.clone(),
+                    UNTIL => json_schema!({ "const": "oom" }),
+                    ID => generator.subschema_for::<NameText>(),
+                    _ => generator.subschema_for::<leaks::LeakCheckWire>(),
+                };
+                schema.insert("description".to_owned(), about.into());
+                properties.insert(key.to_owned(), schema.to_value());
             }
             forms.push(json_schema!({
                 "type": "object", "properties": properties, "required": [kind.name()], "additionalProperties": false

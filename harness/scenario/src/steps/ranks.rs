@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::units::Bytes;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::checker::Checker;
 use crate::policy::{Chain, Policy, PolicyKind};
 use harness_language::error::Problem;
-use harness_language::located::{ListOr, Located, Position, Tree};
+use harness_language::located::{ListOr, Located, Position, Tree, one_or_map};
 use harness_language::text::{AmountText, CountText};
 
 pub const MAX_RANKS: u64 = 16;
@@ -65,9 +65,10 @@ impl fmt::Display for Ranks {
     }
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub(super) struct RanksWire(Located<ListOr<RanksFields>>);
+#[schemars(inline)]
+pub(super) struct RanksWire(#[schemars(schema_with = "one_or_map::<CountText, RanksFields>")] Located<ListOr<CountText, RanksFields>>);
 
 /// Data-parallel training. Each rank has its own model, allocator, memory limit, recovery policies and samples. Rank 0 is the program that
 /// has the step. The ranks take turns on the device, and each sees its limit as the memory of a whole GPU.
@@ -76,8 +77,7 @@ pub(super) struct RanksWire(Located<ListOr<RanksFields>>);
 /// rank can continue, or if different gradients would be summed, the training ends with a violation of `collectives_match`, which says which
 /// rank waits for which. Collectives take no time, and no memory except DDP's buckets.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "ranks")]
+#[serde(deny_unknown_fields, rename = "ranks")]
 struct RanksFields {
     /// Number of ranks, from 2 to 16.
     count: CountText,
@@ -110,24 +110,12 @@ struct RanksFields {
     agree: Option<Located<bool>>,
 }
 
-impl JsonSchema for RanksWire {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "count or ranks".into()
-    }
-    fn inline_schema() -> bool {
-        true
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [generator.subschema_for::<CountText>(), generator.subschema_for::<RanksFields>()] })
-    }
-}
-
 const FORMS: &str =
     "write a number from 2 to 16, or a map, as in `{ count: 4, memory: 16GiB, memory_override: { 1: 2GiB }, sync_batch: true }`";
 
 impl RanksWire {
     pub(super) fn check(&self, on_oom: Option<&Chain>, checker: &Checker<'_>) -> Result<Ranks, Problem> {
-        let at = self.0.position();
+        let at = self.0.at;
         let kinds = || on_oom.into_iter().flat_map(|chain| chain.policies().iter().map(Policy::kind));
         if let Some((kind, why)) = kinds().find_map(|kind| no_use_for_ranks(kind).map(|why| (kind, why))) {
             return Err(
@@ -147,7 +135,7 @@ impl RanksWire {
 
     /// The limit of ranks without an override.
     fn memory(count: u64, given: Option<&AmountText>, at: Position, checker: &Checker<'_>) -> Result<Bytes, Problem> {
-        let (all, part) = (checker.memory(), Bytes(checker.memory().0 / count));
+        let (all, part) = (checker.declared.memory, Bytes(checker.declared.memory.0 / count));
         let Some(given) = given else {
             return match part {
                 Bytes::ZERO => Err(Problem::new(at, format!("{all} for {count} ranks is less than one byte per rank")).help(FORMS)),
@@ -159,7 +147,7 @@ impl RanksWire {
             return Ok(memory);
         }
         let message = format!("{count} ranks with {memory} each need more than the {all} of this scenario");
-        Err(Problem::new(given.position(), message).help(format!("use at most {part} per rank, or raise `needs: {{ memory: … }}`")))
+        Err(Problem::new(given.at, message).help(format!("use at most {part} per rank, or raise `needs: {{ memory: … }}`")))
     }
 }
 
@@ -169,7 +157,7 @@ impl RanksFields {
         let memory = RanksWire::memory(count, self.memory.as_ref(), at, checker)?;
         let reduce = self.reduce.unwrap_or(Reduce::Ddp);
         if let Some(bucket) = self.bucket.as_ref().filter(|_| reduce != Reduce::Ddp) {
-            return Err(Problem::new(bucket.position(), "only `reduce: ddp` has buckets").help("remove `bucket`"));
+            return Err(Problem::new(bucket.at, "only `reduce: ddp` has buckets").help("remove `bucket`"));
         }
         let mut limits = vec![memory; count as usize];
         for (rank, limit) in self.overrides(count, memory, checker)? {
@@ -177,7 +165,7 @@ impl RanksFields {
         }
         let bucket = self.bucket.as_ref().map(|bucket| checker.positive_size(bucket, "bucket")).transpose()?;
         if let Some(old) = &self.agree {
-            checker.renamed(old.position(), "agree", "sync_batch");
+            checker.renamed(old.at, "agree", "sync_batch");
         }
         Ok(Ranks { limits, reduce, bucket, sync_batch: self.sync_batch || self.agree.as_ref().is_some_and(|agree| agree.value) })
     }
@@ -188,21 +176,21 @@ impl RanksFields {
         let (given, is_difference) = match (&self.memory_override, &self.less) {
             (Some(given), None) => (given, false),
             (None, Some(given)) => {
-                checker.renamed(given.position(), "less", "memory_override");
+                checker.renamed(given.at, "less", "memory_override");
                 (given, true)
             }
             (None, None) => return Ok(BTreeMap::new()),
             (Some(_), Some(less)) => {
-                return Err(Problem::new(less.position(), "`less` and `memory_override` exclude each other").help("remove `less`"));
+                return Err(Problem::new(less.at, "`less` and `memory_override` exclude each other").help("remove `less`"));
             }
         };
         let Tree::Map(entries) = &given.value else {
-            return Err(Problem::new(given.position(), "expected a map from ranks to limits").help(FORM));
+            return Err(Problem::new(given.at, "expected a map from ranks to limits").help(FORM));
         };
         let mut limits = BTreeMap::new();
         for (rank, text) in entries {
             let number = checker.whole(&CountText(rank.clone()), "a rank", 0..=count - 1)?;
-            let at = text.position();
+            let at = text.at;
             let text = text.text().ok_or_else(|| Problem::new(at, "expected a size").help(FORM))?;
             let size = checker.positive_size(&AmountText(text), "the limit of a rank")?;
             let limit = if is_difference { memory.0.checked_sub(size.0).map(Bytes) } else { Some(size) };
@@ -211,7 +199,7 @@ impl RanksFields {
                 return Err(Problem::new(at, message).help(FORM));
             };
             if limits.insert(number, limit).is_some() {
-                return Err(Problem::new(rank.position(), format!("rank {number} is named twice")).help(FORM));
+                return Err(Problem::new(rank.at, format!("rank {number} is named twice")).help(FORM));
             }
         }
         Ok(limits)

@@ -10,6 +10,7 @@ use harness_base::words::count;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use super::storm::OF_REQUESTS;
 use crate::checker::Checker;
@@ -17,7 +18,7 @@ use crate::ending::{Ending, EndingWire};
 use crate::metric::{ReportKey, StepName, StreamName};
 use crate::trace::Trace;
 use harness_language::error::Problem;
-use harness_language::located::{Located, Position};
+use harness_language::located::Located;
 use harness_language::text::NameText;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -44,8 +45,7 @@ impl fmt::Display for Replay {
 /// be compressed with gzip. Failed requests are counted, and the replay continues. Work on other streams completes immediately. Blocks that the trace
 /// leaves live stay until `free` names the replay. Private pools of the trace are ignored if the allocator has none.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "replay")]
+#[serde(deny_unknown_fields, rename = "replay")]
 pub(crate) struct ReplayWire {
     /// A name for the step's figures, and for `free`.
     id: NameText,
@@ -58,9 +58,7 @@ pub(crate) struct ReplayWire {
     fill: Option<bool>,
 }
 
-impl StepFields for ReplayWire {
-    type Checked = Replay;
-
+impl StepFields<Replay> for ReplayWire {
     const EXAMPLE: &'static str = "\
 - replay: { id: job, trace: imported_program.trace.gz }
 - expect: job.ooms == 0
@@ -68,17 +66,15 @@ impl StepFields for ReplayWire {
 
     const REPORTS: &'static [ReportKey] = OF_REQUESTS;
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Replay, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Replay, Problem> {
         checker.storm_may_start(&self.id)?;
         let path = PathBuf::from(&self.trace.value);
-        let trace = Trace::read(&checker.folder().join(&path))
-            .map_err(|(message, help)| Problem::new(self.trace.position(), format!("{}: {message}", path.display())).help(help))?;
-        checker.count(at, trace.events.len() as u64)?;
-        let streams = checker.streams_of_trace(self.trace.position(), trace.streams().collect())?;
+        let trace = Trace::read(&checker.declared.folder.join(&path))
+            .map_err(|(message, help)| Problem::new(self.trace.at, format!("{}: {message}", path.display())).help(help))?;
+        checker.count(step.at, trace.events.len() as u64)?;
+        let streams = checker.streams_of_trace(self.trace.at, trace.streams().collect())?;
         let expect = EndingWire::check(self.expect.as_ref(), checker)?;
         let id = checker.declare_storm(&self.id, Self::REPORTS)?;
         Ok(Replay { id, path, trace: Arc::new(trace), streams, expect, fill: self.fill.unwrap_or(true) })

@@ -1,14 +1,14 @@
 //! `storm`: many requests and frees with random sizes and lifetimes. `pins`: those of its blocks that pin segments.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
+use harness_base::words::{count, joined};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::{Checker, in_order};
 use crate::metric::{ReportKey, StepName, StreamName};
@@ -117,11 +117,7 @@ impl fmt::Display for Storm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}, ", self.id, count(self.operations, "operation"))?;
         match &self.sizes {
-            StormSizes::Choices(choices) => {
-                for (i, size) in choices.iter().enumerate() {
-                    write!(f, "{}{size}", if i == 0 { "" } else { " or " })?;
-                }
-            }
+            StormSizes::Choices(choices) => f.write_str(&joined(choices, " or "))?,
             StormSizes::Range { min, max, distribution } => match distribution {
                 Distribution::LogUniform => write!(f, "{min} to {max}")?,
                 Distribution::Uniform => write!(f, "{min} to {max}, uniform")?,
@@ -152,8 +148,7 @@ impl fmt::Display for Storm {
 /// is not timed, not part of `--every-fault`, and skipped with other allocators than PyTorch's. Faults do not apply to it. A failure may
 /// need several runs to occur again: use `--repeat 20`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "storm")]
+#[serde(deny_unknown_fields, rename = "storm")]
 pub(crate) struct StormWire {
     /// A name for the step's figures, and for `free` and `pins`.
     id: NameText,
@@ -177,8 +172,7 @@ pub(crate) struct StormWire {
 
 /// The number of operations from a block's allocation to its free. Drawn uniformly from `min` to `max` unless `order` says otherwise.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "storm_lifetime")]
+#[serde(deny_unknown_fields, rename = "storm_lifetime")]
 struct LifetimeWire {
     /// Shortest lifetime, 1 or more.
     min: CountText,
@@ -189,14 +183,19 @@ struct LifetimeWire {
     order: Option<FreeOrder>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-struct SizesWire(Located<ListOr<RangeWire>>);
+/// A list of sizes with the same probability, or a range.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "storm_sizes")]
+struct SizesWire(#[schemars(schema_with = "list_or_range")] Located<ListOr<AmountText, RangeWire>>);
+
+fn list_or_range(generator: &mut SchemaGenerator) -> Schema {
+    let (size, range) = (generator.subschema_for::<AmountText>(), generator.subschema_for::<RangeWire>());
+    json_schema!({ "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range] })
+}
 
 /// A range of sizes, or the sizes of a recorded trace.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "storm_size_range")]
+#[serde(deny_unknown_fields, rename = "storm_size_range")]
 struct RangeWire {
     /// Smallest size, 1 B or more.
     min: Option<AmountText>,
@@ -222,23 +221,7 @@ pub enum Distribution {
     Bimodal,
 }
 
-impl JsonSchema for SizesWire {
-    fn schema_name() -> Cow<'static, str> {
-        "storm_sizes".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let size = generator.subschema_for::<AmountText>();
-        let range = generator.subschema_for::<RangeWire>();
-        json_schema!({
-            "description": "A list of sizes with the same probability, or a range.",
-            "anyOf": [size, { "type": "array", "items": size, "minItems": 1, "maxItems": MAX_SIZES }, range]
-        })
-    }
-}
-
-impl StepFields for StormWire {
-    type Checked = Storm;
-
+impl StepFields<Storm> for StormWire {
     const EXAMPLE: &'static str = "\
 - storm:
     id: churn
@@ -251,21 +234,19 @@ impl StepFields for StormWire {
 
     const REPORTS: &'static [ReportKey] = &REPORTS;
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Storm, Problem> {
         checker.storm_may_start(&self.id)?;
         let threads = self.threads(checker)?;
         let operations = checker.whole(&self.operations, "operations", 1..=MAX_OPERATIONS)?;
-        checker.count(at, operations.saturating_mul(threads.unwrap_or(1)))?;
+        checker.count(step.at, operations.saturating_mul(threads.unwrap_or(1)))?;
         let sizes = sizes(&self.sizes.0, checker)?;
         let live = checker.positive_size(&self.live, "live")?;
         let smallest = sizes.smallest();
         if live < smallest {
             let message = format!("no block fits: `live` is {live}, but the smallest size is {smallest}");
-            return Err(Problem::new(self.live.position(), message).help("raise `live` or lower `sizes`"));
+            return Err(Problem::new(self.live.at, message).help("raise `live` or lower `sizes`"));
         }
         Ok(Storm {
             operations,
@@ -288,7 +269,7 @@ impl StormWire {
         let count = checker.whole(threads, "threads", 2..=MAX_THREADS)?;
         if self.until.is_some() {
             let message = "a storm with threads cannot end early: the interleaving decides when its requests fail";
-            return Err(Problem::new(threads.position(), message).help("remove `until`, or `threads`"));
+            return Err(Problem::new(threads.at, message).help("remove `until`, or `threads`"));
         }
         Ok(Some(count))
     }
@@ -310,17 +291,17 @@ impl StormWire {
     }
 }
 
-fn sizes(wire: &Located<ListOr<RangeWire>>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
+fn sizes(wire: &Located<ListOr<AmountText, RangeWire>>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
     match wire.texts() {
         Ok(texts) if texts.is_empty() || texts.len() > MAX_SIZES => {
-            Err(Problem::new(wire.position(), format!("`sizes` has {} entries", texts.len()))
+            Err(Problem::new(wire.at, format!("`sizes` has {} entries", texts.len()))
                 .help(format!("write 1 to {MAX_SIZES} sizes, or a range, as in `{{ min: 512B, max: 64MiB }}`")))
         }
         Ok(texts) => {
-            let sizes: Result<_, _> = texts.into_iter().map(|text| checker.positive_size(&AmountText(text), "sizes")).collect();
+            let sizes: Result<_, _> = texts.iter().map(|text| checker.positive_size(text, "sizes")).collect();
             Ok(StormSizes::Choices(sizes?))
         }
-        Err(range) => of_range(range, wire.position(), checker),
+        Err(range) => of_range(range, wire.at, checker),
     }
 }
 
@@ -331,29 +312,28 @@ fn of_range(range: &RangeWire, at: Position, checker: &Checker<'_>) -> Result<St
         (None, None, Some(trace)) if range.distribution.is_none() => return recorded(trace, checker),
         _ => return Err(Problem::new(at, "expected a range of sizes or a trace").help(FORMS)),
     };
-    let (at, min, max) = (min.position(), checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
+    let (at, min, max) = (min.at, checker.positive_size(min, "min")?, checker.positive_size(max, "max")?);
     in_order(&min, &max, at)?;
     Ok(StormSizes::Range { min, max, distribution: range.distribution.unwrap_or_default() })
 }
 
 fn recorded(path: &Located<String>, checker: &Checker<'_>) -> Result<StormSizes, Problem> {
-    let trace = Trace::read(&checker.folder().join(&path.value))
-        .map_err(|(message, help)| Problem::new(path.position(), format!("{}: {message}", path.value)).help(help))?;
+    let trace = Trace::read(&checker.declared.folder.join(&path.value))
+        .map_err(|(message, help)| Problem::new(path.at, format!("{}: {message}", path.value)).help(help))?;
     let sizes = trace.events.iter().filter_map(|event| match event {
         TraceEvent::Allocate { size, .. } if *size > Bytes::ZERO => Some(*size),
         _ => None,
     });
     let sizes: Arc<[Bytes]> = sizes.collect();
     if sizes.is_empty() {
-        return Err(Problem::new(path.position(), format!("{}: the trace has no requests", path.value)).help("name a trace with requests"));
+        return Err(Problem::new(path.at, format!("{}: the trace has no requests", path.value)).help("name a trace with requests"));
     }
     Ok(StormSizes::Recorded(sizes))
 }
 
 /// Lists the live blocks of a storm that keep each segment from being released to the driver. The report shows them as a table.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "pins")]
+#[serde(deny_unknown_fields, rename = "pins")]
 pub(crate) struct PinsWire {
     /// The id of a storm with live blocks.
     storm: NameText,
@@ -361,9 +341,7 @@ pub(crate) struct PinsWire {
     id: Option<NameText>,
 }
 
-impl StepFields for PinsWire {
-    type Checked = StepName;
-
+impl StepFields<StepName> for PinsWire {
     const EXAMPLE: &'static str = "\
 - storm: { id: churn, operations: 1000, sizes: [1MiB, 3MiB], live: 64MiB, lifetime: { min: 1, max: 100 } }
 - pins: { storm: churn, id: pinned }";
@@ -376,11 +354,9 @@ impl StepFields for PinsWire {
         ReportKey::FreeSegments,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        self.id.as_ref()
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| wire.id.as_ref();
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<StepName, Problem> {
         checker.live_storm(&self.storm)
     }
 }

@@ -1,4 +1,6 @@
 //! `record`, `wait`, `synchronize`, `busy` and `record_stream`: the work of streams and its order.
+//!
+//! A step in the file and a checked step have the same fields, of different types.
 
 use std::fmt;
 
@@ -6,34 +8,13 @@ use harness_allocator::units::Nanos;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
 use crate::checker::Checker;
 use crate::metric::{BufferRef, EventName, StreamName};
 use harness_language::error::Problem;
-use harness_language::located::Position;
+use harness_language::located::Located;
 use harness_language::text::{BufferText, DurationText, NameText, duration};
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    /// Created by its first `record`.
-    pub event: EventName,
-    /// The event completes after the work of this stream so far.
-    pub stream: StreamName,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Wait {
-    pub event: EventName,
-    pub stream: StreamName,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Synchronize {
-    Device,
-    Stream(StreamName),
-    /// The last record of an event.
-    Event(EventName),
-}
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,84 +39,75 @@ impl fmt::Display for Synchronize {
 }
 
 /// Records an event after all work of a stream so far. The first `record` creates the event. Recording it again replaces the earlier record.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "record")]
-pub(crate) struct RecordWire {
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "record")]
+pub struct Record<E = EventName, S = StreamName> {
     /// The event.
-    event: NameText,
+    pub event: E,
     /// The stream. Default: `default`.
-    stream: Option<NameText>,
+    pub stream: S,
 }
+
+pub(crate) type RecordWire = Record<NameText, Option<NameText>>;
 
 /// Makes all later work of a stream wait for the last record of an event. The next step starts immediately.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "wait")]
-pub(crate) struct WaitWire {
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "wait")]
+pub struct Wait<E = EventName, S = StreamName> {
     /// A recorded event.
-    event: NameText,
+    pub event: E,
     /// The stream. Default: `default`.
-    stream: Option<NameText>,
+    pub stream: S,
 }
 
+pub(crate) type WaitWire = Wait<NameText, Option<NameText>>;
+
 /// Waits for all work of the `device`, for all work of one stream, or for the last record of an event.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[schemars(rename = "synchronize")]
-pub(crate) enum SynchronizeWire {
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", rename = "synchronize")]
+pub enum Synchronize<E = EventName, S = StreamName> {
     /// All work of all streams.
     Device,
     /// All work of one stream.
-    Stream(NameText),
+    Stream(S),
     /// The last record of an event.
-    Event(NameText),
+    Event(E),
 }
 
-impl StepFields for RecordWire {
-    type Checked = Record;
+pub(crate) type SynchronizeWire = Synchronize<NameText, NameText>;
 
+impl StepFields<Record> for RecordWire {
     const EXAMPLE: &'static str = "- record: { event: copied, stream: copy }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Record, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Record, Problem> {
         Ok(Record { stream: checker.stream(self.stream.as_ref())?, event: checker.record_event(&self.event)? })
     }
 }
 
-impl StepFields for WaitWire {
-    type Checked = Wait;
-
+impl StepFields<Wait> for WaitWire {
     const EXAMPLE: &'static str = "\
 - record: { event: copied, stream: copy }
 - wait: { event: copied, stream: side }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Wait, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Wait, Problem> {
         Ok(Wait { stream: checker.stream(self.stream.as_ref())?, event: checker.event(&self.event)? })
     }
 }
 
-impl StepFields for SynchronizeWire {
-    type Checked = Synchronize;
-
+impl StepFields<Synchronize> for SynchronizeWire {
     const EXAMPLE: &'static str = "\
 - record: { event: copied, stream: copy }
 - synchronize: { event: copied }
 - synchronize: { stream: side }
 - synchronize: device";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Synchronize, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Synchronize, Problem> {
         Ok(match self {
             Self::Device => Synchronize::Device,
             Self::Stream(stream) => Synchronize::Stream(checker.stream(Some(stream))?),
             Self::Event(event) => Synchronize::Event(checker.event(event)?),
         })
     }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct Busy {
-    pub stream: StreamName,
-    pub duration: Nanos,
 }
 
 impl fmt::Display for Busy {
@@ -145,30 +117,23 @@ impl fmt::Display for Busy {
 }
 
 /// Queues work that keeps a stream busy for some time. The next step starts immediately.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "busy")]
-pub(crate) struct BusyWire {
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "busy")]
+pub struct Busy<S = StreamName, D = Nanos> {
     /// The stream. Default: `default`.
-    stream: Option<NameText>,
+    pub stream: S,
     /// How long the work takes.
-    duration: DurationText,
+    pub duration: D,
 }
 
-impl StepFields for BusyWire {
-    type Checked = Busy;
+pub(crate) type BusyWire = Busy<Option<NameText>, DurationText>;
 
+impl StepFields<Busy> for BusyWire {
     const EXAMPLE: &'static str = "- busy: { stream: side, duration: 5ms }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Busy, Problem> {
         Ok(Busy { stream: checker.stream(self.stream.as_ref())?, duration: duration(&self.duration)? })
     }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct RecordStream {
-    pub buffer: BufferRef,
-    pub stream: StreamName,
 }
 
 impl fmt::Display for RecordStream {
@@ -178,24 +143,23 @@ impl fmt::Display for RecordStream {
 }
 
 /// Marks a buffer as used by another stream, as `Tensor.record_stream` does. After `free`, its memory is not reused until the work of that stream is done.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "record_stream")]
-pub(crate) struct RecordStreamWire {
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename = "record_stream")]
+pub struct RecordStream<B = BufferRef, S = StreamName> {
     /// A live buffer.
-    buffer: BufferText,
+    pub buffer: B,
     /// The other stream.
-    stream: NameText,
+    pub stream: S,
 }
 
-impl StepFields for RecordStreamWire {
-    type Checked = RecordStream;
+pub(crate) type RecordStreamWire = RecordStream<BufferText, NameText>;
 
+impl StepFields<RecordStream> for RecordStreamWire {
     const EXAMPLE: &'static str = "\
 - alloc: { buffer: batch, size: 4MiB }
 - record_stream: { buffer: batch, stream: copy }";
 
-    fn check(&self, _: Position, checker: &mut Checker<'_>) -> Result<RecordStream, Problem> {
+    fn check(&self, _: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<RecordStream, Problem> {
         Ok(RecordStream { buffer: checker.live_buffer(&self.buffer)?, stream: checker.stream(Some(&self.stream))? })
     }
 }

@@ -1,16 +1,16 @@
 //! `train`: iterations of a training and their memory.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
+use harness_base::words::{count, joined};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::StepWire;
 use super::fields::StepFields;
-use super::leaks::{LeakCheck, LeakCheckWire};
+use super::leaks::{self, LeakCheck, LeakCheckWire};
 use super::ranks::{Ranks, RanksWire};
 use crate::checker::Checker;
 use crate::ending::{Ending, EndingWire};
@@ -19,7 +19,7 @@ use crate::model::{self, Model, Program, Shape, Uniform};
 use crate::plan::{Plan, Precision};
 use crate::policy::{self, Chain, ChainWire, Recoverable};
 use harness_language::error::Problem;
-use harness_language::located::{ListOr, Located, NoMap, Position};
+use harness_language::located::{Located, Position, Tree};
 use harness_language::text::{AmountText, CountText, NameText};
 
 pub const MAX_ITERATIONS: u64 = 1_000_000;
@@ -128,8 +128,7 @@ impl fmt::Display for Train {
             Trained::Model(model) => write!(f, "{}, {plan}", model.name)?,
         }
         if batches.len() > 1 {
-            let batches: Vec<String> = batches.iter().map(u64::to_string).collect();
-            write!(f, ", batches {}", batches.join(", "))?;
+            write!(f, ", batches {}", joined(batches, ", "))?;
         }
         if let Some(ranks) = &self.ranks {
             write!(f, ", {ranks}")?;
@@ -147,8 +146,7 @@ impl fmt::Display for Train {
 ///
 /// The model is either a file with layers, which takes the same memory as in PyTorch, or two sizes: `parameters` and `activations_per_sample`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "train")]
+#[serde(deny_unknown_fields, rename = "train")]
 pub(crate) struct TrainWire {
     /// A name for the step's figures.
     id: NameText,
@@ -182,53 +180,40 @@ pub(crate) struct TrainWire {
     #[serde(default)]
     retain_graph: bool,
     /// Most growth per iteration and allocation site. `{}` allows no growth.
-    #[schemars(with = "Option<LeakCheckWire>")]
     leak_check: Option<Box<Located<LeakCheckWire>>>,
     /// How the training ends, after recovery: `fits`, `oom`, `{ oom: CAUSE }` or `any`, or a map from allocators to one of these. Any other end
     /// fails the run. Default: `fits`.
     expect: Option<EndingWire>,
     /// A recovery policy, or a list of policies, for a failed iteration. The next policy of the list is tried if one has no retries left or cannot help.
-    on_oom: Option<Box<Located<ChainWire>>>,
+    on_oom: Option<Box<ChainWire>>,
     /// Data-parallel training: a number of ranks, or a map. Default: one program trains.
     ranks: Option<RanksWire>,
     /// The stream. Default: `default`.
     stream: Option<NameText>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(transparent)]
-struct CountsWire(Located<ListOr<NoMap>>);
+/// A number, or a list with one number per iteration, which is repeated.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(transparent, rename = "counts")]
+struct CountsWire(#[schemars(schema_with = "count_or_list")] Located<Tree>);
 
-impl JsonSchema for CountsWire {
-    fn schema_name() -> Cow<'static, str> {
-        "counts".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let count = generator.subschema_for::<CountText>();
-        json_schema!({
-            "description": "A number, or a list with one number per iteration, which is repeated.",
-            "anyOf": [count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }]
-        })
-    }
+fn count_or_list(generator: &mut SchemaGenerator) -> Schema {
+    let count = generator.subschema_for::<CountText>();
+    json_schema!({ "anyOf": [count, { "type": "array", "items": count, "minItems": 1, "maxItems": MAX_BATCHES }] })
 }
 
 impl CountsWire {
     fn check(&self, what: &str, most: u64, checker: &Checker<'_>) -> Result<Vec<u64>, Problem> {
-        let texts = match self.0.texts() {
-            Ok(texts) => texts,
-            Err(never) => match *never {},
-        };
+        let texts = self.0.texts().unwrap_or_default();
         if texts.is_empty() || texts.len() > MAX_BATCHES {
-            return Err(Problem::new(self.0.position(), format!("`{what}` has {} entries", texts.len()))
+            return Err(Problem::new(self.0.at, format!("`{what}` has {} entries", texts.len()))
                 .help(format!("write a number, or a list of 1 to {MAX_BATCHES} numbers")));
         }
         texts.into_iter().map(|text| checker.whole(&CountText(text), what, 1..=most)).collect()
     }
 }
 
-impl StepFields for TrainWire {
-    type Checked = Train;
-
+impl StepFields<Train> for TrainWire {
     const EXAMPLE: &'static str = "\
 - train:
     id: training
@@ -260,17 +245,15 @@ impl StepFields for TrainWire {
         ReportKey::WaitedForRanks,
     ];
 
-    fn id(&self) -> Option<&NameText> {
-        Some(&self.id)
-    }
+    const ID: fn(&Self) -> Option<&NameText> = |wire| Some(&wire.id);
 
-    fn check(&self, at: Position, checker: &mut Checker<'_>) -> Result<Train, Problem> {
+    fn check(&self, step: &Located<StepWire>, checker: &mut Checker<'_>) -> Result<Train, Problem> {
         let iterations = checker.whole(&self.iterations, "iterations", 1..=MAX_ITERATIONS)?;
         let batches = self.batch.check("batch", MAX_BATCH, checker)?;
         let (smallest, largest) = batches.iter().fold((MAX_BATCH, 1), |(least, most), &batch| (least.min(batch), most.max(batch)));
         let plan = self.plan(batches[0], smallest, checker)?;
         let optimizer = self.optimizer.unwrap_or(Optimizer::Adam);
-        let model = self.model(at, optimizer, largest, checker)?;
+        let model = self.model(step.at, optimizer, largest, checker)?;
         let lengths = self.lengths(&model, checker)?;
         let layers = match &model {
             Trained::Uniform(uniform) => uniform.layers,
@@ -280,10 +263,10 @@ impl StepFields for TrainWire {
         let on_oom = self.on_oom.as_ref().map(|wire| policy::check(wire, &first, checker)).transpose()?;
         let ranks = self.ranks.as_ref().map(|ranks| ranks.check(on_oom.as_ref(), checker)).transpose()?;
         if let (Some(check), true) = (&self.leak_check, ranks.is_some()) {
-            return Err(Problem::new(check.position(), "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
+            return Err(Problem::new(check.at, "`leak_check` does not work with `ranks`").help("remove `leak_check`, or `ranks`"));
         }
         let trainings = ranks.as_ref().map_or(1, Ranks::count) as u64;
-        checker.count(at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
+        checker.count(step.at, layers.saturating_mul(iterations).saturating_mul(plan.micro_batches).saturating_mul(trainings))?;
         // The last three figures exist for ranks only.
         let reports = if ranks.is_some() { Self::REPORTS } else { &Self::REPORTS[..Self::REPORTS.len() - 3] };
         let id = checker.declare_id(&self.id, "train", reports)?;
@@ -298,7 +281,7 @@ impl StepFields for TrainWire {
             optimizer,
             zero_grad: self.zero_grad.unwrap_or(ZeroGrad::SetToNone),
             retain_graph: self.retain_graph,
-            leak_check: self.leak_check.as_ref().map(|check| check.value.check(check.position(), iterations, checker)).transpose()?,
+            leak_check: leaks::check(self.leak_check.as_deref(), iterations, checker)?,
             expect: EndingWire::check(self.expect.as_ref(), checker)?,
             iterations,
             on_oom,
@@ -313,15 +296,16 @@ impl TrainWire {
     fn model(&self, at: Position, optimizer: Optimizer, largest: u64, checker: &Checker<'_>) -> Result<Trained, Problem> {
         const FORMS: &str = "write `model: models/gpt2.yaml`, or `parameters: 64MiB` and `activations_per_sample: 4MiB`";
         match (&self.model, &self.parameters, &self.activations_per_sample) {
-            (Some(path), None, None) if self.layers.is_none() => Ok(Trained::Model(Arc::new(model::load_for(checker.folder(), path)?))),
+            (Some(path), None, None) if self.layers.is_none() => {
+                Ok(Trained::Model(Arc::new(model::load_for(checker.declared.folder, path)?)))
+            }
             (None, Some(parameters), Some(activations)) => Ok(Trained::Uniform(Uniform {
                 parameters: countable(checker, parameters, "parameters", optimizer.copies(), "the optimizer's state")?,
-                layers: self.layers.as_ref().map_or(Ok(4), |layers| checker.whole(layers, "layers", 1..=MAX_LAYERS))?,
+                layers: checker.whole_or(self.layers.as_ref(), "layers", 1..=MAX_LAYERS, 4)?,
                 activations_per_sample: countable(checker, activations, "activations_per_sample", largest, "a batch")?,
             })),
             (Some(path), ..) => {
-                Err(Problem::new(path.position(), "`model` excludes the sizes `parameters`, `layers` and `activations_per_sample`")
-                    .help(FORMS))
+                Err(Problem::new(path.at, "`model` excludes the sizes `parameters`, `layers` and `activations_per_sample`").help(FORMS))
             }
             (None, ..) => Err(Problem::new(at, "`train` needs a model").help(FORMS)),
         }
@@ -332,16 +316,16 @@ impl TrainWire {
             (None, Trained::Uniform(_)) => Ok(vec![1]),
             (None, Trained::Model(model)) => Ok(vec![model.length]),
             (Some(length), Trained::Model(model)) if model.input == Shape::Tokens => length.check("length", model.length, checker),
-            (Some(length), _) => Err(Problem::new(length.0.position(), "`length` works with models of sequences only")
+            (Some(length), _) => Err(Problem::new(length.0.at, "`length` works with models of sequences only")
                 .help("remove it, or name a model whose `input` is `{ tokens: … }`")),
         }
     }
 
     fn plan(&self, batch: u64, smallest: u64, checker: &Checker<'_>) -> Result<Plan, Problem> {
-        let whole = |given: &Option<CountText>, what, bounds| given.as_ref().map(|text| checker.whole(text, what, bounds)).transpose();
+        let checkpoint_every = self.checkpoint_every.as_ref().map(|text| checker.whole(text, "checkpoint_every", 1..=MAX_LAYERS));
         Ok(Plan {
-            micro_batches: whole(&self.accumulate, "accumulate", 1..=smallest)?.unwrap_or(1),
-            checkpoint_every: whole(&self.checkpoint_every, "checkpoint_every", 1..=MAX_LAYERS)?,
+            micro_batches: checker.whole_or(self.accumulate.as_ref(), "accumulate", 1..=smallest, 1)?,
+            checkpoint_every: checkpoint_every.transpose()?,
             precision: self.precision.unwrap_or_default(),
             ..Plan::of_batch(batch)
         })
@@ -355,7 +339,7 @@ fn countable(checker: &Checker<'_>, wire: &AmountText, field: &'static str, time
         Some(_) => Ok(size),
         None => {
             let message = format!("`{field}` is {size}, and {times} times this size, for {what_for}, needs more than 64 bits");
-            Err(Problem::new(wire.position(), message).help(format!("use at most {}B", u64::MAX / times)))
+            Err(Problem::new(wire.at, message).help(format!("use at most {}B", u64::MAX / times)))
         }
     }
 }

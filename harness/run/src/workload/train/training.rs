@@ -15,7 +15,7 @@ use crate::workload::memory::{Failed, answer, free_all, make};
 use harness_record::{FailedRequest, HostUse, Invariant};
 use harness_scenario::model::Program;
 use harness_scenario::steps::train::{Optimizer, Train, Trained, ZeroGrad};
-use harness_scenario::{Plan, Precision};
+use harness_scenario::{Plan, Precision, SpilledPart};
 
 pub(super) type Answer<T> = Result<Result<T, AllocatorError>, Stop>;
 
@@ -161,7 +161,7 @@ impl<'a> Training<'a> {
         begun.state = self.state.len();
         begun.on_host = (self.host.retained.len(), self.state_on_host.len());
         let done = spilled.and_then(|()| (0..plan.micro_batches).try_for_each(|part| self.pass(ctx, plan, (part, length), &mut begun)));
-        let done = done.and_then(|()| match &plan.spilled.optimizer_state {
+        let done = done.and_then(|()| match plan.spilled.get(&SpilledPart::OptimizerState) {
             Some(memory) => self.update_on_host(ctx, memory),
             None => self.update(ctx),
         });
@@ -221,7 +221,7 @@ impl<'a> Training<'a> {
     /// Runs the forward and backward pass of one micro-batch.
     pub(super) fn pass(&mut self, ctx: &mut RunContext, plan: &Plan, (part, length): (u64, u64), begun: &mut Begun) -> Result<(), Failed> {
         let program = self.program(plan, part, length);
-        let saved = plan.spilled.activations.clone();
+        let saved = plan.spilled.get(&SpilledPart::Activations).cloned();
         let on_host = saved.map(|memory| SavedOnHost::new(memory, &mut self.host, &self.parameters));
         let mut pass = Pass::new(&program, self.stream, self.train.retain_graph).saving_on_host(on_host);
         let Begun { made, arrived, .. } = begun;
@@ -280,7 +280,7 @@ impl<'a> Training<'a> {
 
     /// Moves the optimizer's state to the host if the plan says so. Moved state stays there even if the attempt fails.
     fn spill_state(&mut self, ctx: &mut RunContext, plan: &Plan) -> Result<(), Failed> {
-        let Some(memory) = &plan.spilled.optimizer_state else { return Ok(()) };
+        let Some(memory) = plan.spilled.get(&SpilledPart::OptimizerState) else { return Ok(()) };
         while let Some(buffer) = self.state.last() {
             let mut host = self.host.take(ctx, buffer.range().len, memory)?;
             let copied = self.host.copy_down(ctx, buffer, &mut host, self.stream);

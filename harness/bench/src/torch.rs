@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::child::{ChildProcess, Patience};
+use crate::measure::visit::Fault;
 use crate::suite::Suite;
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
@@ -54,12 +55,11 @@ pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     arms
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Answer {
+enum Answer {
     Done(Samples),
-    Skipped { skipped: String },
-    Failed { failed: String },
+    Fault(Fault),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -146,20 +146,21 @@ impl Torch {
     }
 
     /// Loads a trace, with one line per event, without running it.
-    pub(crate) fn load(&mut self, trace: &str, events: &[String]) -> Answer {
+    pub(crate) fn load(&mut self, trace: &str, events: &[String]) -> Result<(), Fault> {
         // An allocator that refuses requests has no figures.
-        let answer = self.ask(&json!({ "do": "load", "trace": trace, "events": events, "refused": 0 }));
-        if matches!(answer, Answer::Done(_)) {
-            self.traces.insert(trace.to_owned());
-        }
-        answer
+        self.ask(&json!({ "do": "load", "trace": trace, "events": events, "refused": 0 }))?;
+        self.traces.insert(trace.to_owned());
+        Ok(())
     }
 
-    pub(crate) fn ask(&mut self, question: &Value) -> Answer {
+    pub(crate) fn ask(&mut self, question: &Value) -> Result<Samples, Fault> {
         if !self.process.is_running() {
-            return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
+            return Err(Fault::Skipped("PyTorch stopped answering earlier".to_owned()));
         }
-        self.process.ask(question).unwrap_or_else(|failed| Answer::Failed { failed })
+        match self.process.ask(question).map_err(Fault::Failed)? {
+            Answer::Done(samples) => Ok(samples),
+            Answer::Fault(fault) => Err(fault),
+        }
     }
 }
 

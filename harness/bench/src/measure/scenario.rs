@@ -57,11 +57,8 @@ fn readings(clock: Clock, run: &TimedRun, not_timed: Option<&str>) -> Vec<Readin
         let samples = not_timed.map_or_else(|| Ok(vec![ps(time)]), |reason| Err(reason.to_owned()));
         Reading { samples, ..Reading::time(clock, 1, Vec::new()) }
     };
-    vec![
-        time(run.timings.scenario),
-        // Zero lost time is recorded too, so the first retry is a difference.
-        Reading { part: Some("lost to retry".into()), ..time(run.timings.lost_to_retry) },
-        Reading::memory("peak reserved", run.stats.reserved_bytes.all.peak),
-        Reading::memory("not allocated at the peak", run.unused_at_peak.0),
-    ]
+    // Zero lost time is recorded too, so the first retry is a difference.
+    let lost = Reading { part: Some("lost to retry".into()), ..time(run.timings.lost_to_retry) };
+    let peak = Reading::peak(run.stats.reserved_bytes.all.peak, run.unused_at_peak.0);
+    [time(run.timings.scenario), lost].into_iter().chain(peak).collect()
 }

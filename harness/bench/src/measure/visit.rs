@@ -167,6 +167,16 @@ impl Visit<'_> {
         Ok(samples)
     }
 
+    /// Takes such samples as the only reading of a case. Each is the time of `batch` operations, divided by their number.
+    pub(super) fn timed(
+        &mut self,
+        clock: Clock,
+        batch: u64,
+        take: impl FnMut(&mut Self) -> Result<u64, Fault>,
+    ) -> Result<Vec<Reading>, Fault> {
+        Ok(vec![Reading::time(clock, batch, self.sample(clock, take)?)])
+    }
+
     /// Operations to time together, determined in the first visit.
     pub(super) fn batch(&mut self, clock: Clock, region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
         if let Some(batch) = *self.batch {
@@ -203,6 +213,11 @@ impl Reading {
 
     pub(super) fn memory(part: &'static str, bytes: u64) -> Self {
         Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
+    }
+
+    /// The peak of reserved memory, and the bytes of it that were not allocated then.
+    pub(super) fn peak(reserved: u64, unused: u64) -> [Self; 2] {
+        [Self::memory("peak reserved", reserved), Self::memory("not allocated at the peak", unused)]
     }
 }
 

@@ -79,14 +79,7 @@ pub fn picture(squeezed: &Squeezed) -> Option<String> {
     let keys = [("device used (driver)", Key::Line(RESERVED, 2)), ("all of its memory", Key::Limit)];
     Some(svg::panels(("Device used while the program ran", &described), &keys, &[plot], |area, plot| {
         let mut chart = plot.chart(area)?;
-        // A sample holds until the next one.
-        let mut stairs: Vec<(f64, Bytes)> = Vec::new();
-        for Look { milliseconds, used, .. } in &squeezed.curve {
-            let at = *milliseconds as f64;
-            stairs.extend(stairs.last().map(|(_, before)| (at, *before)));
-            stairs.push((at, *used));
-        }
-        svg::line(&mut chart, stairs, RESERVED)?;
+        svg::line(&mut chart, squeezed.curve.iter().map(|look| (look.milliseconds as f64, look.used)), plot.end, RESERVED)?;
         svg::limit(&mut chart, plot.end, svg::mib(plot.top))
     }))
 }

@@ -19,7 +19,8 @@ fn what_is_reserved_falls_where_memory_was_given_back() {
         ..Timeline::default()
     };
     let curve = Curve::new(&timeline, 0, String::new());
-    let mut points: Vec<(u64, u64)> = curve.reserved().into_iter().map(|(x, held)| (x as u64, held.0 >> 20)).collect();
+    let changes = curve.reserved().into_iter().map(|(x, held)| (x, svg::mib(held)));
+    let mut points: Vec<(u64, u64)> = svg::stairs(changes, curve.end()).into_iter().map(|(x, mib)| (x as u64, mib as u64)).collect();
     points.dedup();
     assert_eq!(points, [(0, 0), (0, 20), (3, 20), (3, 0), (5, 0), (5, 4), (9, 4), (9, 0)]);
 }

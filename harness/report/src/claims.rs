@@ -23,11 +23,11 @@ fn of_scenario<'a>(scenario: &'a ScenarioGroup<'a>) -> Option<Tested<'a>> {
     let claim = scenario.info.claim.as_ref()?;
     let arms = || scenario.by_device.iter().flat_map(|on_device| &on_device.arms);
     let figures = arms().map(|arm| arm.shown().figures.as_slice()).find(|figures| !figures.is_empty()).unwrap_or_default();
-    let verdict = match claim.verdict {
+    let verdict = match claim.verdict.words() {
         verdict if arms().any(|arm| matches!(arm.shown().verdict, Verdict::Failed { .. })) => {
             format!("unproven: {verdict}; its scenario fails")
         }
-        verdict if arms().any(|arm| arm.shown().verdict == Verdict::Passed) => verdict.to_string(),
+        verdict if arms().any(|arm| arm.shown().verdict == Verdict::Passed) => verdict.to_owned(),
         verdict => format!("not tested; expected: {verdict}"),
     };
     Some(Tested { scenario, claim, figures, verdict })

@@ -347,7 +347,7 @@ impl Page {
         let Some(timing) = Timing::new(on_device, device) else { return };
         self.block(format!("**{}** on {}", timing::title(timing.clock), prose(&device.label)));
         self.grid(&timing.grid());
-        self.block(prose(&timing.footnotes().join(" ")));
+        self.block(prose(&timing.footnotes.join(" ")));
     }
 
     fn recovery(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {

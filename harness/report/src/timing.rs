@@ -4,7 +4,7 @@ use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
 use super::words::{self, Align, Grid, NOTHING};
-use super::{ArmGroup, DeviceGroup, ScenarioOnDevice};
+use super::{ArmGroup, Counts, DeviceGroup, ScenarioOnDevice};
 use harness_base::statistics::{self, Summary};
 use harness_record::{RunRecord, Samples};
 
@@ -14,21 +14,10 @@ pub(super) const BASELINE: &str = "direct";
 #[derive(Clone, Debug)]
 pub(super) struct Timing<'a> {
     pub(super) clock: Clock,
-    pub(super) baseline: Baseline,
     /// Rows by allocator, in the order of the arms. Arms without passed runs are omitted.
     pub(super) rows: Vec<Row<'a>>,
-    /// Runs that failed or stopped early, whose times are omitted.
-    pub(super) unfinished: usize,
-    /// Runs disturbed by other processes, whose times are omitted.
-    pub(super) contended: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Baseline {
-    Passed,
-    NotPassed,
-    /// It was not selected.
-    NotRun,
+    /// Notes on this table. The report's legend explains the columns.
+    pub(super) footnotes: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,14 +51,21 @@ impl<'a> Timing<'a> {
                 row.scenario_ratio = ratio(row.scenario.median, scenario);
             }
         }
-        let baseline = match base {
-            Some(_) => Baseline::Passed,
-            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => Baseline::NotPassed,
-            None => Baseline::NotRun,
+        let no_baseline = match base {
+            Some(_) => None,
+            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => {
+                Some(format!("No run of `{BASELINE}` passed, so there is no baseline."))
+            }
+            None => Some(format!("`{BASELINE}` did not run, so there is no baseline.")),
         };
-        let unfinished = on_device.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
-        let contended = on_device.arms.iter().map(|arm| arm.counts.contended).sum();
-        (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, unfinished, contended })
+        let excluded = |number: fn(Counts) -> usize, why: &str| {
+            let runs: usize = on_device.arms.iter().map(|arm| number(arm.counts)).sum();
+            (runs > 0).then(|| format!("Times exclude {} {why}.", words::count(runs, "run")))
+        };
+        let unfinished = excluded(|counts| counts.failed + counts.interrupted, "that failed or stopped early");
+        let contended = excluded(|counts| counts.contended, "during which other processes used the device");
+        let footnotes = [no_baseline, unfinished, contended].into_iter().flatten().collect();
+        (!rows.is_empty()).then_some(Self { clock: device.info.clock, rows, footnotes })
     }
 
     pub(super) fn grid(&self) -> Grid {
@@ -83,23 +79,6 @@ impl<'a> Timing<'a> {
         let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
         let grid = Grid::new("l", ["scenario", "allocator"], names);
         columns(grid, &rows.iter().map(|(_, row)| *row).collect::<Vec<_>>(), BRIEF)
-    }
-
-    /// Notes on this table. The report's legend explains the columns.
-    pub(super) fn footnotes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        match self.baseline {
-            Baseline::Passed => {}
-            Baseline::NotPassed => notes.push(format!("No run of `{BASELINE}` passed, so there is no baseline.")),
-            Baseline::NotRun => notes.push(format!("`{BASELINE}` did not run, so there is no baseline.")),
-        }
-        if self.unfinished > 0 {
-            notes.push(format!("Times exclude {} that failed or stopped early.", words::count(self.unfinished, "run")));
-        }
-        if self.contended > 0 {
-            notes.push(format!("Times exclude {} during which other processes used the device.", words::count(self.contended, "run")));
-        }
-        notes
     }
 }
 

@@ -61,7 +61,7 @@ impl ClaimWire {
         let given = &self.verdict;
         let names = ClaimVerdict::ALL.iter().map(|verdict| verdict.name());
         let unknown = || Problem::not_among(given, format!("unknown verdict `{}`", given.value), "verdicts", names);
-        let verdict = ClaimVerdict::ALL.into_iter().find(|verdict| verdict.name() == given.value).ok_or_else(unknown)?;
+        let verdict = ClaimVerdict::ALL.iter().copied().find(|verdict| verdict.name() == given.value).ok_or_else(unknown)?;
         let because = self.because.as_ref().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         if because.is_none() && verdict != ClaimVerdict::Holds {
             let message = format!("the verdict `{}` needs a `because`", verdict.name());

@@ -3,6 +3,7 @@
 //! [`Machine`] and [`Conditions`] describe where it was measured, [`Build`] what was measured. An entry has the figures of this
 //! build and those of the accepted build from the same rounds.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::device::{Clock, CostFigure};
@@ -90,9 +91,10 @@ impl BenchRun {
         }
         let changes = self.comparison.as_ref()?.changes.iter().filter(|change| !change.entry.quantity.is_exact());
         let counts = Counts::of(changes);
-        let all = counts.unsure + counts.compared();
-        (counts.unsure as f64 > MOST_UNSURE * all as f64)
-            .then(|| format!("{} of {all} measured entries are unsure; raise the budget, or free the machine", counts.unsure))
+        let unsure = counts.with(Verdict::Unsure);
+        let all = unsure + counts.compared();
+        (unsure as f64 > MOST_UNSURE * all as f64)
+            .then(|| format!("{unsure} of {all} measured entries are unsure; raise the budget, or free the machine"))
     }
 
     /// Counts skipped entries and those that ran out of memory.
@@ -411,7 +413,7 @@ pub struct Change {
     pub reason: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// More time or memory.
@@ -432,6 +434,11 @@ pub enum Verdict {
     NotCompared,
 }
 
+impl Verdict {
+    pub const ALL: [Self; 8] =
+        [Self::Worse, Self::Better, Self::Same, Self::Unsure, Self::Broken, Self::Fixed, Self::StillBroken, Self::NotCompared];
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeFigures {
     /// Median of the other side.
@@ -447,42 +454,28 @@ pub struct ChangeFigures {
 }
 
 /// Number of entries per [`Verdict`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
-    pub worse: usize,
-    pub better: usize,
-    pub same: usize,
-    pub unsure: usize,
-    pub broken: usize,
-    pub fixed: usize,
-    pub still_broken: usize,
-    pub not_compared: usize,
-}
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Counts(BTreeMap<Verdict, usize>);
 
 impl Counts {
     pub fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
-        let mut counts = Self::default();
+        let mut counts = BTreeMap::from(Verdict::ALL.map(|verdict| (verdict, 0)));
         for change in changes {
-            *match change.verdict {
-                Verdict::Worse => &mut counts.worse,
-                Verdict::Better => &mut counts.better,
-                Verdict::Same => &mut counts.same,
-                Verdict::Unsure => &mut counts.unsure,
-                Verdict::Broken => &mut counts.broken,
-                Verdict::Fixed => &mut counts.fixed,
-                Verdict::StillBroken => &mut counts.still_broken,
-                Verdict::NotCompared => &mut counts.not_compared,
-            } += 1;
+            *counts.entry(change.verdict).or_default() += 1;
         }
-        counts
+        Self(counts)
+    }
+
+    pub fn with(&self, verdict: Verdict) -> usize {
+        self.0[&verdict]
     }
 
     /// Entries with a certain verdict.
-    pub const fn compared(self) -> usize {
-        self.worse + self.better + self.same + self.broken + self.fixed + self.still_broken
+    pub fn compared(&self) -> usize {
+        self.0.values().sum::<usize>() - self.with(Verdict::Unsure) - self.with(Verdict::NotCompared)
     }
 
-    pub const fn is_regression(self) -> bool {
-        self.worse + self.broken > 0
+    pub fn is_regression(&self) -> bool {
+        self.with(Verdict::Worse) + self.with(Verdict::Broken) > 0
     }
 }

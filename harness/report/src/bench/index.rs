@@ -1,6 +1,6 @@
 //! The index of all benchmark runs: the latest verdict and a table of runs per device.
 
-use harness_bench::record::{BenchRun, Counts};
+use harness_bench::record::{BenchRun, Counts, Verdict};
 use harness_bench::store::{INDEX, REPORT};
 
 use super::super::escape::{code, prose};
@@ -58,16 +58,16 @@ fn list(page: &mut Page, runs: &[Place<'_>]) {
 
 fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
     let counts = run.comparison.as_ref().map(|comparison| Counts::of(&comparison.changes));
-    let number = |of: fn(Counts) -> usize| or_nothing(counts.map(of));
+    let number = |verdict| or_nothing(counts.as_ref().map(|counts| counts.with(verdict)));
     let commit = |commit: Option<&String>| or_nothing(commit.map(|commit| code(&words::shortened(commit))));
     vec![
         format!("[{}]({})", words::moment(&run.started), link(folder)),
         commit(run.build.commit.as_ref()),
         if run.accepted.missing.is_some() { NOTHING.to_owned() } else { commit(run.accepted.commit.as_ref()) },
-        number(|counts| counts.broken),
-        number(|counts| counts.worse),
-        number(|counts| counts.better),
-        number(|counts| counts.unsure),
+        number(Verdict::Broken),
+        number(Verdict::Worse),
+        number(Verdict::Better),
+        number(Verdict::Unsure),
         run.failed().to_string(),
         run.entries().count().to_string(),
         if run.conditions.contended.is_empty() { "no".to_owned() } else { prose(&run.conditions.contended.join("; ")) },

@@ -76,11 +76,11 @@ pub fn verdict(run: &BenchRun) -> String {
         return format!("{entries} measured, {failed}. No earlier run to compare with{losses}{inconclusive}.");
     };
     let counts = Counts::of(&comparison.changes);
-    let Counts { broken, worse, better, fixed, still_broken, unsure, .. } = counts;
-    let kinds = [(broken, "broken"), (worse, "worse"), (better, "better"), (fixed, "fixed"), (still_broken, "still broken")];
-    let changed: Vec<String> =
-        kinds.into_iter().filter(|(number, _)| *number > 0).map(|(number, kind)| format!("{number} {kind}")).collect();
+    let kinds = [Verdict::Broken, Verdict::Worse, Verdict::Better, Verdict::Fixed, Verdict::StillBroken];
+    let kinds = kinds.into_iter().filter(|&kind| counts.with(kind) > 0);
+    let changed: Vec<String> = kinds.map(|kind| format!("{} {}", counts.with(kind), word(kind))).collect();
     let changed = if changed.is_empty() { "Nothing changed".to_owned() } else { changed.join(", ") };
+    let unsure = counts.with(Verdict::Unsure);
     let unsure = if unsure > 0 { format!("; {unsure} unsure") } else { String::new() };
     let contended = if run.conditions.contended.is_empty() {
         String::new()

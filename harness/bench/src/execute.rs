@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
+use indexmap::IndexMap;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -415,28 +416,21 @@ impl Results {
             return vec![(None, first, ended)];
         }
         let measured = self.series.iter().map(|series| series.measured().count()).max().unwrap_or_default();
-        let why = self.why_skipped.unwrap_or_else(|| "interrupted".to_owned());
-        if measured == 0 {
-            return vec![(None, first, Outcome::Skipped { reason: why })];
-        }
-        let skipped = self.skipped_rounds;
-        if skipped > measured {
-            let reason = format!("skipped in {skipped} of {} rounds; last reason: {why}", skipped + measured);
-            return vec![(None, first, Outcome::Skipped { reason })];
-        }
-        self.series.into_iter().map(|series| (series.part.clone(), series.quantity, series.outcome())).collect()
+        let (skipped, why) = (self.skipped_rounds, self.why_skipped.unwrap_or_else(|| "interrupted".to_owned()));
+        let reason = match measured {
+            0 => why,
+            _ if skipped > measured => format!("skipped in {skipped} of {} rounds; last reason: {why}", skipped + measured),
+            _ => return self.series.into_iter().map(|series| (series.part.clone(), series.quantity, series.outcome())).collect(),
+        };
+        vec![(None, first, Outcome::Skipped { reason })]
     }
 }
 
 /// All entries in the order of first appearance; the arms of a case are adjacent.
 fn entries(tasks: Vec<Task<'_>>) -> Vec<Entry> {
-    let mut cases: Vec<Vec<Entry>> = Vec::new();
+    let mut cases: IndexMap<_, Vec<Entry>> = IndexMap::new();
     for entry in tasks.into_iter().flat_map(Task::entries) {
-        let same = |first: &Entry| (&first.group, &first.point, first.quantity) == (&entry.group, &entry.point, entry.quantity);
-        match cases.iter_mut().find(|arms| arms.first().is_some_and(same)) {
-            Some(arms) => arms.push(entry),
-            None => cases.push(vec![entry]),
-        }
+        cases.entry((entry.group.clone(), entry.point.clone(), entry.quantity)).or_default().push(entry);
     }
-    cases.into_iter().flatten().collect()
+    cases.into_values().flatten().collect()
 }

@@ -244,7 +244,7 @@ pub(crate) fn case_name(group: &str, point: Option<&Point>) -> String {
     point.map_or_else(|| group.to_owned(), |point| format!("{group}, {point}"))
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Point {
     /// The axis, as in `size` or `segments`.
     pub axis: String,

@@ -81,10 +81,7 @@ impl From<AllocatorError> for Fault {
 
 /// The quantity of a time between two events.
 pub(super) const fn device_time(clock: Clock) -> Quantity {
-    match clock {
-        Clock::Simulated => Quantity::ModelTime,
-        Clock::Measured => Quantity::DeviceTime,
-    }
+    if matches!(clock, Clock::Measured) { Quantity::DeviceTime } else { Quantity::ModelTime }
 }
 
 pub(super) struct TestBench<A: ?Sized = dyn Allocator> {
@@ -182,12 +179,9 @@ impl Visit<'_> {
         if let Some(batch) = *self.batch {
             return Ok(batch);
         }
-        let batch = match clock {
-            Clock::Measured => batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)?,
-            Clock::Simulated => 1,
-        };
-        *self.batch = Some(batch);
-        Ok(batch)
+        let is_measured = clock == Clock::Measured;
+        let batch = if is_measured { batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)? } else { 1 };
+        Ok(*self.batch.insert(batch))
     }
 }
 

@@ -16,7 +16,7 @@ use super::timing::{self, Timing};
 use super::why;
 use super::words::{self, Grid, NOTHING};
 use super::{ArmGroup, Clocks, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
-use harness_record::{CostFigure, PinnedSegment, RunRecord, StepRecord, Table, Verdict, Violation};
+use harness_record::{ClaimFigure, CostFigure, PinnedSegment, RunRecord, StepRecord, Table, Verdict, Violation};
 
 pub(super) use self::summary::summary;
 
@@ -132,20 +132,12 @@ fn claim_rows(tested: &Tested<'_>) -> Vec<Vec<String>> {
     let says = format!("[{}](#scenario-{}){source}", prose(&claim.says), scenario.slug);
     let because = claim.because.as_ref().map(|because| format!(": {}", prose(because))).unwrap_or_default();
     let verdict = format!("**{}**{because}", prose(&tested.verdict));
-    let mut rows: Vec<Vec<String>> = figures
-        .iter()
-        .map(|figure| {
-            let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| prose(&words::or_nothing(value.as_deref())));
-            vec![String::new(), String::new(), prose(&figure.name), pytorch, harness]
-        })
-        .collect();
-    if rows.is_empty() {
-        rows.push(vec![String::new(), String::new(), NOTHING.to_owned(), NOTHING.to_owned(), NOTHING.to_owned()]);
-    }
-    if let Some(first) = rows.first_mut() {
-        first.splice(..2, [says, verdict]);
-    }
-    rows
+    let cells = |figure: &ClaimFigure| {
+        [Some(&figure.name), figure.pytorch.as_ref(), figure.harness.as_ref()].map(|text| prose(&words::or_nothing(text)))
+    };
+    let figures = if figures.is_empty() { vec![[NOTHING; 3].map(str::to_owned)] } else { figures.iter().map(cells).collect() };
+    let names = std::iter::once([says, verdict]).chain(std::iter::repeat_with(Default::default));
+    names.zip(figures).map(|(names, figure)| names.into_iter().chain(figure).collect()).collect()
 }
 
 fn verdict_cell(arm: &ArmGroup<'_>) -> String {
@@ -266,8 +258,8 @@ impl Page {
         let split = last.failed_request.as_ref().map(|shortage| shortage.inactive_split).or(after);
         let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
         let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure + device.processes);
-        let always = |name: &str, size: Bytes| Some((name.to_owned(), size));
-        let if_any = |name: &str, size: Bytes| (size > Bytes::ZERO).then(|| (name.to_owned(), size));
+        let always = |name, size| Some((name, size));
+        let if_any = |name, size| (size > Bytes::ZERO).then_some((name, size));
         let rows = [
             always("limit", run.scenario.memory),
             always("free on the device", device.free),
@@ -281,7 +273,7 @@ impl Page {
             split.and_then(|split| always("– – in segments with live blocks (inactive split)", split)),
             split.and_then(|split| always("– – in free segments", unallocated.saturating_sub(split))),
         ];
-        let rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]);
+        let rows = rows.into_iter().flatten().map(|(name, size)| vec![name.to_owned(), words::size(size)]);
         let when = if last.failed_request.is_some() { "when the request failed in" } else { "after" };
         self.block(format!("Memory by owner {when} step {}:", last.number));
         self.grid(&Grid::new("lr", ["the memory", "size"], rows));

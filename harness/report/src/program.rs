@@ -2,7 +2,7 @@
 
 mod picture;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
 use harness_exec::machine::Machine;
@@ -122,16 +122,12 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         page.block("## Out of memory errors");
         page.list(errors);
     }
-    match program.machine {
-        Machine::Simulated(settings) => {
-            page.block("## Simulated parts");
-            page.list(models(program, settings));
-        }
-        Machine::Real(_, limits) => {
-            page.block("## Limits");
-            page.list(limited(program, limits));
-        }
-    }
+    let (heading, lines) = match program.machine {
+        Machine::Simulated(settings) => ("## Simulated parts", models(program, settings)),
+        Machine::Real(_, limits) => ("## Limits", limited(program, limits)),
+    };
+    page.block(heading);
+    page.list(lines.iter().map(|line| prose(line)));
     page.block("## Reproduce");
     page.command(program.again);
     page.end();
@@ -212,7 +208,7 @@ fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
     ];
     lines.extend(faults.iter().map(|fault| format!("Injected failures: {fault}.")));
     lines.extend(latencies.iter().map(|latency| format!("Injected latency: {latency}.")));
-    lines.iter().map(|line| prose(line)).collect()
+    lines
 }
 
 fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
@@ -226,9 +222,7 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         CudnnWorkspace::Operands => "cuDNN workspaces are estimated from the operands of a convolution.",
         CudnnWorkspace::None => "cuDNN uses no workspaces.",
     };
-    let mut names: Vec<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
-    names.sort_unstable();
-    names.dedup();
+    let names: BTreeSet<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
     let mut lines = vec![
         format!("Programs see the GPU {} ({}); events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
         format!("Each process uses {context_overhead} for its CUDA context."),
@@ -238,9 +232,9 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
     if !names.is_empty() {
-        lines.push(format!("Not modelled; these calls return success: {}.", names.join(", ")));
+        lines.push(format!("Not modelled; these calls return success: {}.", Vec::from_iter(names).join(", ")));
     }
-    lines.iter().map(|line| prose(line)).collect()
+    lines
 }
 
 /// The run as a test case. It fails if the exit code is not 0 or an injected failure matched no call.

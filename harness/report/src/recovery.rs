@@ -113,14 +113,12 @@ impl Row<'_> {
 }
 
 pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
-    let (lost, throughput) = match clock {
-        Clock::Measured => ("time lost", "throughput"),
-        Clock::Simulated => ("model time lost", "model throughput"),
-    };
-    let heads = ["allocator", "step", "policies", "outcome", "rank", "attempts", lost, "cache released", "leaked"];
+    let model = if clock == Clock::Simulated { "model " } else { "" };
+    let [lost, throughput] = ["time lost", "throughput"].map(|head| format!("{model}{head}"));
+    let heads = ["allocator", "step", "policies", "outcome", "rank", "attempts", &lost, "cache released", "leaked"];
     // Few steps use host memory, so the column is optional.
     let on_host = rows.iter().any(|row| !row.recovery.host.is_nothing());
-    let heads = heads.into_iter().chain(["final batch", "effective batch", throughput]).chain(on_host.then_some("host memory"));
+    let heads = heads.into_iter().chain(["final batch", "effective batch", &throughput]).chain(on_host.then_some("host memory"));
     let cells = |row: &Row<'_>| row.cells().into_iter().chain(on_host.then(|| row.host_memory())).collect();
     Grid::new("lllllr", heads, rows.iter().map(cells))
 }

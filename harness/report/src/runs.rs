@@ -59,7 +59,8 @@ const FIGURES: [&str; 6] = ["verdict", "peak reserved", "OOMs", "allocator retri
 
 fn figures(arm: &ArmGroup<'_>) -> [String; 6] {
     let run = arm.shown();
-    let time = |time: fn(&RunRecord) -> Nanos| words::or_nothing(median(arm, time).map(|time| format!("{time}{}", clock(run))));
+    let clock = if run.device.clock == Clock::Simulated { " (model)" } else { "" };
+    let time = |time: fn(&RunRecord) -> Nanos| words::or_nothing(median(arm, time).map(|time| format!("{time}{clock}")));
     let peak = run.stats.reserved_bytes.all.peak;
     let is_done = !matches!(run.verdict, Verdict::Skipped { .. });
     let if_done = |figure: String| if is_done { figure } else { NOTHING.to_owned() };
@@ -71,13 +72,6 @@ fn figures(arm: &ArmGroup<'_>) -> [String; 6] {
         time(|run| run.timings.scenario),
         time(|run| run.timings.lost_to_retry),
     ]
-}
-
-const fn clock(run: &RunRecord) -> &'static str {
-    match run.device.clock {
-        Clock::Measured => "",
-        Clock::Simulated => " (model)",
-    }
 }
 
 fn median(arm: &ArmGroup<'_>, time: fn(&RunRecord) -> Nanos) -> Option<Nanos> {

@@ -81,10 +81,7 @@ fn is_notable(step: &StepRecord, before: &StepRecord) -> bool {
 }
 
 fn heads(clock: Clock, has_pressure: bool) -> impl Iterator<Item = &'static str> {
-    let time = match clock {
-        Clock::Measured => "time",
-        Clock::Simulated => "model time",
-    };
+    let time = if clock == Clock::Measured { "time" } else { "model time" };
     let accounts = ["step", "line", "what", "outcome", "allocated", "reserved", "active", "device used − overhead"];
     accounts.into_iter().chain(has_pressure.then_some("pressure")).chain(["peak allocated", "peak reserved", "allocator retries", time])
 }

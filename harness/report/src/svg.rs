@@ -9,6 +9,8 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::escape::between_tags;
+
 pub(super) const WIDTH: u32 = 880;
 /// Left edge of panels and of their titles and legends.
 pub(super) const LEFT: u32 = 64;
@@ -41,8 +43,8 @@ pub(super) fn document(height: u32, title: &str, description: &str, draw: impl F
         let drawn = root.fill(&WHITE).and_then(|()| draw(&root)).and_then(|()| root.present());
         drawn.expect("drawing into a string cannot fail");
     }
-    let escaped = |text: &str| printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(title), escaped(description));
+    let [title, description] = [title, description].map(|text| between_tags(&printable(text)));
+    let words = format!("<title>{title}</title>\n<desc>{description}</desc>\n");
     let Some((tag, content)) = svg.split_once('>') else { return svg };
     format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
 }

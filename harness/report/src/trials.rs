@@ -31,16 +31,12 @@ pub enum Trials<'a> {
     Settings(&'a SettingsReport),
 }
 
-struct Parts {
-    sentence: String,
-    is_bad: bool,
-    grid: Grid,
-    notes: Vec<String>,
-}
+/// The sentence, whether it is bad news, the table, and notes.
+type Parts = (String, bool, Grid, Vec<String>);
 
 /// Renders text for a terminal of this width.
 pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
-    let Parts { sentence, is_bad, grid, notes } = parts(trials);
+    let (sentence, is_bad, grid, notes) = parts(trials);
     let mut text = Text::new(style, width);
     text.important(&sentence, is_bad);
     if !grid.rows.is_empty() {
@@ -54,7 +50,7 @@ pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
 }
 
 pub fn markdown(trials: Trials<'_>) -> String {
-    let Parts { sentence, grid, notes, .. } = parts(trials);
+    let (sentence, _, grid, notes) = parts(trials);
     let mut page = Page::default();
     page.block(format!("**{}**", prose(&sentence)));
     if !grid.rows.is_empty() {
@@ -67,24 +63,15 @@ pub fn markdown(trials: Trials<'_>) -> String {
 
 fn parts(trials: Trials<'_>) -> Parts {
     match trials {
-        Trials::Faults(report, expectation) => Parts {
-            sentence: sentence_of_faults(report),
-            is_bad: report.cases.iter().any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers))),
-            grid: grid_of_faults(report),
-            notes: notes_on_faults(report, expectation),
-        },
-        Trials::Calls(runs) => {
-            Parts { sentence: calls::sentence(runs), is_bad: !runs.passed(), grid: calls::grid(runs), notes: calls::notes(runs) }
+        Trials::Faults(report, expectation) => {
+            let is_bad = report.cases.iter().any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers)));
+            (sentence_of_faults(report), is_bad, grid_of_faults(report), notes_on_faults(report, expectation))
         }
-        Trials::Least(report) => {
-            Parts { sentence: sentence_of_least(report), is_bad: false, grid: grid_of_least(report), notes: notes_on_least(report) }
+        Trials::Calls(runs) => (calls::sentence(runs), !runs.passed(), calls::grid(runs), calls::notes(runs)),
+        Trials::Least(report) => (sentence_of_least(report), false, grid_of_least(report), notes_on_least(report)),
+        Trials::Settings(report) => {
+            (sentence_of_settings(report), report.best.is_none(), grid_of_settings(report), notes_on_settings(report))
         }
-        Trials::Settings(report) => Parts {
-            sentence: sentence_of_settings(report),
-            is_bad: report.best.is_none(),
-            grid: grid_of_settings(report),
-            notes: notes_on_settings(report),
-        },
     }
 }
 
@@ -148,11 +135,7 @@ fn outcome_cell(outcome: &Outcome) -> String {
 }
 
 fn more(bytes: i64) -> String {
-    match bytes {
-        0 => "the same".to_owned(),
-        more if more > 0 => format!("+{}", Bytes(more.unsigned_abs())),
-        less => format!("−{}", Bytes(less.unsigned_abs())),
-    }
+    if bytes == 0 { "the same".to_owned() } else { words::signed(bytes) }
 }
 
 fn grid_of_faults(report: &FaultReport) -> Grid {
@@ -216,10 +199,7 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
 
 fn sentence_of_least(report: &LeastReport) -> String {
     let Some(order) = report.orders.first() else { return "No tested amount of memory is enough.".to_owned() };
-    let less = match order.too_little {
-        0 => String::new(),
-        too_little => format!(", {} are not", Bytes(too_little)),
-    };
+    let less = if order.too_little > 0 { format!(", {} are not", Bytes(order.too_little)) } else { String::new() };
     format!("{} are enough{less}. With {} the program reserved {}.", Bytes(order.enough), Bytes(report.plenty), Bytes(report.peak_reserved))
 }
 
@@ -234,14 +214,10 @@ fn grid_of_least(report: &LeastReport) -> Grid {
 }
 
 fn notes_on_least(report: &LeastReport) -> Vec<String> {
-    let mut notes = Vec::new();
-    if report.orders.len() > 1 {
-        notes.push(ORDERS.to_owned());
-    }
-    if report.orders.iter().any(|order| !order.is_monotonic) {
-        notes.push("`?`: a larger amount failed, so smaller amounts than the one shown may be enough.".to_owned());
-    }
-    notes
+    let is_unsure = report.orders.iter().any(|order| !order.is_monotonic);
+    let unsure = "`?`: a larger amount failed, so smaller amounts than the one shown may be enough.";
+    let notes = [(report.orders.len() > 1).then_some(ORDERS), is_unsure.then_some(unsure)];
+    notes.into_iter().flatten().map(str::to_owned).collect()
 }
 
 fn named(row: &Row) -> String {

@@ -7,6 +7,7 @@ use harness_allocator::device::Clock;
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::shell::quoted;
+use indexmap::IndexSet;
 
 use super::{ArmGroup, Clocks, Counts, DeviceGroup, Report};
 pub(super) use harness_base::words::count;
@@ -97,13 +98,13 @@ pub(super) fn at_most(mut items: Vec<String>, most: usize, more: impl FnOnce(usi
 
 /// Distinct names in the order of their first appearance.
 pub(super) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct: Vec<&str> = Vec::new();
-    for name in names {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    }
-    distinct
+    names.into_iter().collect::<IndexSet<&str>>().into_iter().collect()
+}
+
+/// Formats a difference of sizes, for example `+2 MiB`, `−2 MiB` or `0 B`.
+pub(super) fn signed(bytes: i64) -> String {
+    let sign = ["−", "", "+"][(bytes.signum() + 1) as usize];
+    format!("{sign}{}", Bytes(bytes.unsigned_abs()))
 }
 
 /// Formats a ratio, for example `1.25×`; small ratios have four decimals.

@@ -131,30 +131,30 @@ fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTr
     };
     let (zero, shown): (Vec<String>, Vec<String>) = cases.into_iter().partition(is_zero);
     let heads = std::iter::once("case".to_owned()).chain(arms.iter().map(|arm| code(arm)));
-    let row = |case: &String| {
-        let cell = |arm: &&str| {
-            let entry = entries.iter().find(|entry| entry.arm == **arm && entry.case() == *case);
-            entry.map_or_else(String::new, |entry| cell(entry, changes.get(&EntryName::of(suite, entry)).copied()))
-        };
-        std::iter::once(prose(case)).chain(arms.iter().map(cell)).collect()
-    };
+    let cell = |entry: &Entry| cell(entry, changes.get(&EntryName::of(suite, entry)).copied());
     if !shown.is_empty() {
-        page.table(&Grid::new("lr", heads, shown.iter().map(row)));
+        page.table(&Grid::new("lr", heads, shown.iter().map(|case| row(prose(case), case, &arms, entries, cell))));
     }
     if !zero.is_empty() {
         page.block(format!("Zero for every arm: {}.", prose(&zero.join(", "))));
     }
 }
 
+/// A row of a table of cases by arms.
+fn row(head: String, case: &str, arms: &[&str], entries: &[&Entry], cell: impl Fn(&Entry) -> String) -> Vec<String> {
+    let entry = |arm: &&str| entries.iter().find(|entry| entry.arm == **arm && entry.case() == case);
+    std::iter::once(head).chain(arms.iter().map(|arm| entry(arm).map(|entry| cell(entry)).unwrap_or_default())).collect()
+}
+
 /// The median, with its ratio if it changed.
 fn cell(entry: &Entry, change: Option<&Change>) -> String {
     let figure = words::figure(entry);
-    match change.map(|change| (change.verdict, change)) {
-        Some((Verdict::Worse, change)) => format!("**{figure}, worse: {}**", words::change(change)),
-        Some((Verdict::Better, change)) => format!("**{figure}, better: {}**", words::change(change)),
-        Some((Verdict::Broken, _)) => format!("**{figure}: broken**"),
-        Some((Verdict::Fixed, _)) => format!("**{figure}: fixed**"),
-        Some((Verdict::Unsure, _)) => format!("{figure} (unsure)"),
+    let Some(change) = change else { return figure };
+    let word = verdict::word(change.verdict);
+    match change.verdict {
+        Verdict::Worse | Verdict::Better => format!("**{figure}, {word}: {}**", words::change(change)),
+        Verdict::Broken | Verdict::Fixed => format!("**{figure}: {word}**"),
+        Verdict::Unsure => format!("{figure} ({word})"),
         _ => figure,
     }
 }

@@ -8,7 +8,7 @@ use harness_bench::summary::precision;
 
 use super::super::text::{Style, table as plain_table};
 use super::super::words::{Grid, count};
-use super::{arms_of, cases_of, entries_of, reasons, words};
+use super::{arms_of, cases_of, entries_of, reasons, row, words};
 
 pub fn terminal(run: &BenchRun) -> String {
     let mut text = String::new();
@@ -55,13 +55,9 @@ fn worst_overhead(suite: &SuiteRecord) -> Option<(f64, String)> {
 
 fn table(text: &mut String, entries: &[&Entry], quantity: Quantity) {
     let arms = arms_of(entries);
-    let row = |case: String| {
-        let of_arm = |arm: &&str| entries.iter().find(|entry| entry.arm == **arm && entry.case() == case).map(|entry| cell(entry));
-        let cells: Vec<String> = arms.iter().map(|arm| of_arm(arm).unwrap_or_default()).collect();
-        std::iter::once(case).chain(cells).collect()
-    };
+    let rows = cases_of(entries).into_iter().map(|case| row(case.clone(), &case, &arms, entries, cell));
     let heads = std::iter::once(words::short(quantity)).chain(arms.iter().copied());
-    for line in plain_table(&Grid::new("lr", heads, cases_of(entries).into_iter().map(row)), None, Style::Plain).lines() {
+    for line in plain_table(&Grid::new("lr", heads, rows), None, Style::Plain).lines() {
         let _ = writeln!(text, "  {line}");
     }
 }

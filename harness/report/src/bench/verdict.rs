@@ -52,7 +52,7 @@ fn since(change: &Change) -> String {
     [since, run, change.reason.clone()].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-const fn word(verdict: Verdict) -> &'static str {
+pub(super) const fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Worse => "worse",
         Verdict::Better => "better",

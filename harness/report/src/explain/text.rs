@@ -230,9 +230,5 @@ fn changed_sites(comparison: &Comparison) -> Grid {
 }
 
 fn signed(before: Bytes, after: Bytes) -> String {
-    match before.cmp(&after) {
-        std::cmp::Ordering::Less => format!("+{}", after - before),
-        std::cmp::Ordering::Equal => "0 B".to_owned(),
-        std::cmp::Ordering::Greater => format!("−{}", before - after),
-    }
+    words::signed(after.get() as i64 - before.get() as i64)
 }

@@ -6,8 +6,7 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_explain::causes::{CauseBytes, Explanation, SiteBytes};
-use harness_explain::growth::Growth;
+use harness_explain::causes::{CauseBytes, Explanation};
 use harness_explain::sites::{SiteId, Sites};
 use harness_explain::state::MomentKind;
 use harness_explain::waits::Wait;
@@ -68,7 +67,7 @@ impl RankData {
             "device_total": explanation.device_total,
             "device_total_is": explanation.device_total_is,
             "causes": explanation.causes.iter().map(cause).collect::<Vec<_>>(),
-            "suspects": explanation.growing.iter().map(suspect).collect::<Vec<_>>(),
+            "suspects": explanation.growing,
             "waits": explanation.stalled_frees.iter().filter_map(wait).collect::<Vec<_>>(),
             "moment": moment,
             "is_oom": explanation.moment.at == MomentKind::Oom,
@@ -99,19 +98,9 @@ impl RankData {
 }
 
 fn cause(found: &CauseBytes) -> Value {
-    let site = |of: &SiteBytes| json!({ "site": of.site, "bytes": of.bytes, "blocks": of.blocks });
-    json!({
-        "cause": found.cause.name(),
-        "about": found.cause.about(),
-        "bytes": found.bytes,
-        "blocks": found.blocks,
-        "sites": found.sites.iter().map(site).collect::<Vec<_>>(),
-    })
-}
-
-/// A site whose memory grows.
-fn suspect(growth: &Growth) -> Value {
-    json!({ "site": growth.site, "grown": growth.grown, "held": growth.held })
+    let mut cause = json!(found);
+    cause["about"] = json!(found.cause.about());
+    cause
 }
 
 /// A free that waited for other streams. `None` while it is live; the page derives the state at any moment.
@@ -122,19 +111,13 @@ fn wait(wait: &Wait) -> Option<Value> {
 
 /// A memory pool. `page`: bytes of expandable segments that can be released to the driver at a time.
 fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
+    let size = |kind| if kind == PoolKind::Small { "small" } else { "large" };
     let name = match pool {
         None => "segments released later".to_owned(),
-        Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind_name(kind)),
-        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind_name(kind)),
+        Some((kind, PoolId::DEFAULT)) => format!("{} pool", size(kind)),
+        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", size(kind)),
     };
     json!({ "name": name, "page": config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) })
-}
-
-const fn kind_name(kind: PoolKind) -> &'static str {
-    match kind {
-        PoolKind::Small => "small",
-        PoolKind::Large => "large",
-    }
 }
 
 /// The fields of [`BlockLife`] as columns.
@@ -182,7 +165,7 @@ impl<T: Ord> Names<T> {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Stack {
     site: usize,
     /// Indices of frames, outermost first.
@@ -247,8 +230,7 @@ impl StackTable {
                 })
             });
             let frames = outermost_first.collect();
-            let byte_seconds = has_times.then_some(0.0);
-            self.stacks.push(Stack { site: 0, frames, at_peak: Bytes::ZERO, at_moment: Bytes::ZERO, byte_events: 0.0, byte_seconds });
+            self.stacks.push(Stack { frames, byte_seconds: has_times.then_some(0.0), ..Stack::default() });
         }
     }
 
@@ -330,22 +312,17 @@ fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Value> {
 /// Notes on events that contradict the final state.
 fn contradictions(lives: &Lifetimes) -> Vec<String> {
     let Contradictions { missing_frees, missing_blocks, missing_segment_bytes } = lives.contradictions;
-    let mut notes = Vec::new();
-    if missing_frees > 0 {
-        notes.push(format!(
-            "The recording lacks {}: an address was allocated again while its block was live.",
-            count(missing_frees, "free")
-        ));
-    }
-    if missing_blocks > 0 {
-        let blocks = count(missing_blocks, "block");
-        notes.push(format!("Live after all events, but missing from the final state: {blocks}. The page ends them with the recording."));
-    }
-    if missing_segment_bytes > 0 {
-        notes.push(format!(
-            "{} of segments were allocated but are missing from the final state: the events are incomplete.",
-            Bytes(missing_segment_bytes)
-        ));
-    }
-    notes
+    let (frees, blocks, bytes) = (count(missing_frees, "free"), count(missing_blocks, "block"), Bytes(missing_segment_bytes));
+    let notes = [
+        (missing_frees, format!("The recording lacks {frees}: an address was allocated again while its block was live.")),
+        (
+            missing_blocks,
+            format!("Live after all events, but missing from the final state: {blocks}. The page ends them with the recording."),
+        ),
+        (
+            missing_segment_bytes as usize,
+            format!("{bytes} of segments were allocated but are missing from the final state: the events are incomplete."),
+        ),
+    ];
+    notes.into_iter().filter(|(missing, _)| *missing > 0).map(|(_, note)| note).collect()
 }

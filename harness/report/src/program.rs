@@ -140,13 +140,11 @@ fn named(process: &Process) -> String {
 }
 
 fn processes(program: &Program<'_>) -> Grid {
-    let heads = ["process", "peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees"];
-    // A real GPU does not count it.
-    let work = matches!(program.machine, Machine::Simulated(_)).then_some("submitted work");
+    let heads = ["process", "peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees", "submitted work"];
     let cells = |process: &Process| {
         let torch = |name: &str| process.torch.as_ref().map(|torch| torch.sum(name));
         let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| process.devices.iter().map(figure);
-        let mut row = vec![
+        vec![
             named(process),
             Bytes(device(|device| device.peak_reserved).max().unwrap_or_default()).to_string(),
             words::or_nothing(torch("allocated_bytes.all.peak").map(Bytes)),
@@ -154,11 +152,12 @@ fn processes(program: &Program<'_>) -> Grid {
             words::or_nothing(torch("num_ooms")),
             device(|device| device.mallocs).sum::<u64>().to_string(),
             device(|device| device.frees).sum::<u64>().to_string(),
-        ];
-        row.extend(work.map(|_| process.submitted.to_string()));
-        row
+            process.submitted.to_string(),
+        ]
     };
-    Grid::new("lr", heads.into_iter().chain(work), program.used().map(cells))
+    // A real GPU does not count submitted work.
+    let is_shown = |head: &str| matches!(program.machine, Machine::Simulated(_)) || head != "submitted work";
+    Grid::new("lr", heads, program.used().map(cells)).with_columns(is_shown)
 }
 
 fn calls(program: &Program<'_>) -> Grid {

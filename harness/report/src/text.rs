@@ -1,7 +1,6 @@
 //! Terminal reports, and the step table that a failing test prints.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style as Paint};
 use indexmap::IndexMap;
@@ -217,18 +216,14 @@ impl Text {
     }
 
     fn table_of_verdicts(&mut self, report: &Report<'_>) {
+        let heads = ["verdict", "scenario", "device", "allocator", "peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"];
+        let rows = report.arms().map(|(scenario, device, arm)| {
+            let names = [words::arm_verdicts(arm), scenario.info.name.clone(), device.label.clone(), arm.allocator.to_owned()];
+            names.into_iter().chain(figures_of(arm.shown())).chain([arm.shown().scenario.memory.to_string()]).collect()
+        });
         let has_devices = report.devices.len() > 1;
-        let names = ["verdict", "scenario"].into_iter().chain(has_devices.then_some("device"));
-        let heads = names.chain(["allocator", "peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"]);
-        let mut grid = Grid::new(if has_devices { "llllr" } else { "lllr" }, heads, []);
-        let mut paints = Vec::new();
-        for (scenario, device, arm) in report.arms() {
-            let names = [words::arm_verdicts(arm), scenario.info.name.clone()].into_iter();
-            let names = names.chain(has_devices.then(|| device.label.clone())).chain([arm.allocator.to_owned()]);
-            let limit = arm.shown().scenario.memory.to_string();
-            grid.rows.push(names.chain(figures_of(arm.shown())).chain([limit]).collect());
-            paints.push(verdict_paint(&arm.shown().verdict));
-        }
+        let grid = Grid::new("llllr", heads, rows).with_columns(|head| has_devices || head != "device");
+        let paints: Vec<Paint> = report.arms().map(|(_, _, arm)| verdict_paint(&arm.shown().verdict)).collect();
         self.table(&grid, if has_devices { 4 } else { 3 }, Some((0, &paints)));
     }
 
@@ -403,36 +398,26 @@ fn widths(grid: &Grid) -> Vec<usize> {
 
 /// Renders a table with columns as wide as their widest cell. One column may have a color per row.
 pub(super) fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
-    let harmless = |row: &Vec<String>| row.iter().map(|cell| log_line(cell)).collect();
-    let grid = &Grid { columns: grid.columns.clone(), rows: grid.rows.iter().map(harmless).collect() };
     let widths = widths(grid);
-    let heads: Vec<String> = grid.columns.iter().map(|(head, _)| head.clone()).collect();
-    let mut out = String::new();
-    table_row(&mut out, grid, &widths, &heads, None);
-    for (index, row) in grid.rows.iter().enumerate() {
-        let paint = paints.filter(|_| style == Style::Colour).map(|(column, paints)| (column, paints[index]));
-        table_row(&mut out, grid, &widths, row, paint);
-    }
-    out
-}
-
-fn table_row(out: &mut String, grid: &Grid, widths: &[usize], row: &[String], paint: Option<(usize, Paint)>) {
-    let start = out.len();
-    for (column, (cell, &width)) in row.iter().zip(widths).enumerate() {
-        let gap = " ".repeat(width - cell.width());
-        let shown = match paint {
-            Some((painted_column, paint)) if painted_column == column => painted(cell, paint, Style::Colour),
-            _ => cell.clone(),
-        };
-        let between = if column == 0 { "" } else { "  " };
-        // Writing to a string cannot fail.
-        let _ = match grid.columns[column].1 {
-            Align::Left => write!(out, "{between}{shown}{gap}"),
-            Align::Right => write!(out, "{between}{gap}{shown}"),
-        };
-    }
-    out.truncate(start + out[start..].trim_end().len());
-    out.push('\n');
+    let row = |cells: Vec<&String>, paint: Option<(usize, Paint)>| {
+        let mut line = String::new();
+        for (column, (cell, width)) in cells.into_iter().zip(&widths).enumerate() {
+            let cell = log_line(cell);
+            let gap = " ".repeat(width - cell.width());
+            let shown = match paint {
+                Some((painted_column, paint)) if painted_column == column => painted(&cell, paint, Style::Colour),
+                _ => cell,
+            };
+            let between = if column == 0 { "" } else { "  " };
+            let is_left = grid.columns[column].1 == Align::Left;
+            line += &if is_left { format!("{between}{shown}{gap}") } else { format!("{between}{gap}{shown}") };
+        }
+        format!("{}\n", line.trim_end())
+    };
+    let heads = row(grid.columns.iter().map(|(head, _)| head).collect(), None);
+    let paint_of = |index: usize| paints.filter(|_| style == Style::Colour).map(|(column, paints)| (column, paints[index]));
+    let rows = grid.rows.iter().enumerate().map(|(index, cells)| row(cells.iter().collect(), paint_of(index)));
+    std::iter::once(heads).chain(rows).collect()
 }
 
 #[cfg(test)]

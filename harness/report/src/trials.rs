@@ -247,14 +247,14 @@ fn sentence_of_settings(report: &SettingsReport) -> String {
 }
 
 fn grid_of_settings(report: &SettingsReport) -> Grid {
-    let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
-    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls"];
+    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls", "least memory"];
     let rows = report.rows.iter().map(|row| {
         let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls].map(|figure| figure.to_string());
         let cells = [named(row), row_ends(row), Bytes(row.peak_reserved).to_string()].into_iter().chain(figures);
-        cells.chain(with_least.then(|| words::or_nothing(row.least_memory.map(Bytes)))).collect()
+        cells.chain([words::or_nothing(row.least_memory.map(Bytes))]).collect()
     });
-    Grid::new("llr", heads.into_iter().chain(with_least.then_some("least memory")), rows)
+    let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
+    Grid::new("llr", heads, rows).with_columns(|head| with_least || head != "least memory")
 }
 
 /// Differences between address orders, by setting.

@@ -42,11 +42,9 @@ impl Grid {
     }
 
     pub(super) fn with_columns(self, is_kept: impl Fn(&str) -> bool) -> Self {
-        let keep: Vec<bool> = self.columns.iter().map(|(head, _)| is_kept(head)).collect();
-        fn kept<T>(items: Vec<T>, keep: &[bool]) -> Vec<T> {
-            items.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
-        }
-        Self { rows: self.rows.into_iter().map(|row| kept(row, &keep)).collect(), columns: kept(self.columns, &keep) }
+        let kept: Vec<usize> = (0..self.columns.len()).filter(|&column| is_kept(&self.columns[column].0)).collect();
+        let rows = self.rows.iter().map(|row| kept.iter().map(|&column| row[column].clone()).collect()).collect();
+        Self { rows, columns: kept.iter().map(|&column| self.columns[column].clone()).collect() }
     }
 }
 

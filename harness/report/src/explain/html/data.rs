@@ -52,10 +52,10 @@ impl RankData {
         let (peak_moment, peak_allocated) = lives.peak_allocated();
         let figures = lives.at(moment);
         let of_blocks = lives.blocks.iter().map(|life| life.stream);
-        let streams: Names<u64> =
-            of_blocks.chain(lives.segments.iter().map(|life| life.stream)).chain(refused(events).map(|(_, oom)| oom.stream)).collect();
+        let of_segments = lives.segments.iter().map(|life| life.stream);
+        let streams = names(of_blocks.chain(of_segments).chain(refused(events).map(|(_, oom)| oom.stream)));
         let stacks = StackTable::new(snapshot, device, &lives, times.as_deref(), (peak_moment, moment));
-        let pools: Names<Option<(PoolKind, PoolId)>> = lives.segments.iter().map(|life| life.pool).collect();
+        let pools = names(lives.segments.iter().map(|life| life.pool));
         let base =
             lives.blocks.iter().map(|life| life.address).chain(lives.segments.iter().map(|life| life.address)).min().unwrap_or_default();
         let config = explanation.conf.as_deref().and_then(|conf| Config::parse(conf).ok()).unwrap_or_default();
@@ -84,8 +84,8 @@ impl RankData {
             "reserved": figures.reserved,
             // The base of all addresses in the columns. A text, because it may need 64 bits.
             "base_address": base.to_string(),
-            "streams": streams.0.iter().map(u64::to_string).collect::<Vec<_>>(),
-            "pools": pools.0.iter().map(|&of| pool(of, &config)).collect::<Vec<_>>(),
+            "streams": streams.iter().map(u64::to_string).collect::<Vec<_>>(),
+            "pools": pools.iter().map(|&of| pool(of, &config)).collect::<Vec<_>>(),
             "sites": stacks.sites,
             "frames": stacks.frames,
             "stacks": stacks.stacks,
@@ -121,7 +121,7 @@ fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
 }
 
 /// The fields of [`BlockLife`] as columns.
-fn blocks(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &[usize]) -> Value {
+fn blocks(lives: &[BlockLife], base: u64, streams: &[u64], stacks: &[usize]) -> Value {
     let column = |of: &dyn Fn(&BlockLife) -> u64| encode(lives.iter().map(of));
     json!({
         "address": column(&|life| life.address - base),
@@ -132,37 +132,32 @@ fn blocks(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &[usize]
         "freed": column(&|life| (life.freed - life.start) as u64),
         "end": column(&|life| (life.end - life.freed) as u64),
         "stack": encode(stacks.iter().map(|&stack| stack as u64)),
-        "stream": column(&|life| streams.index(&life.stream) as u64),
+        "stream": column(&|life| position(streams, &life.stream) as u64),
     })
 }
 
 /// The fields of [`SegmentLife`] as columns.
-fn segments(lives: &[SegmentLife], base: u64, streams: &Names<u64>, pools: &Names<Option<(PoolKind, PoolId)>>) -> Value {
+fn segments(lives: &[SegmentLife], base: u64, streams: &[u64], pools: &[Option<(PoolKind, PoolId)>]) -> Value {
     let column = |of: &dyn Fn(&SegmentLife) -> u64| encode(lives.iter().map(of));
     json!({
         "address": column(&|life| life.address - base),
         "size": column(&|life| life.size.0),
         "start": column(&|life| life.start as u64),
         "end": column(&|life| (life.end - life.start) as u64),
-        "stream": column(&|life| streams.index(&life.stream) as u64),
-        "pool": column(&|life| pools.index(&life.pool) as u64),
+        "stream": column(&|life| position(streams, &life.stream) as u64),
+        "pool": column(&|life| position(pools, &life.pool) as u64),
         "expandable": column(&|life| u64::from(life.expandable)),
     })
 }
 
 /// Distinct values, sorted.
-struct Names<T>(Vec<T>);
-
-impl<T: Ord> FromIterator<T> for Names<T> {
-    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
-        Self(BTreeSet::from_iter(values).into_iter().collect())
-    }
+fn names<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
+    BTreeSet::from_iter(values).into_iter().collect()
 }
 
-impl<T: Ord> Names<T> {
-    fn index(&self, value: &T) -> usize {
-        self.0.binary_search(value).unwrap_or_default()
-    }
+/// The position of a name.
+fn position<T: Ord>(names: &[T], name: &T) -> usize {
+    names.binary_search(name).unwrap_or_default()
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -185,7 +180,7 @@ type Key = (StackId, SiteId);
 
 /// The stacks of blocks and failed requests, with their sites and frames.
 struct StackTable {
-    keys: Names<Key>,
+    keys: Vec<Key>,
     /// The stack index of each block.
     of_blocks: Vec<usize>,
     /// The stack index of each failed request.
@@ -202,10 +197,10 @@ impl StackTable {
         let key = |event: Option<usize>, stack| (stack, sites.of_block(event.and_then(|event| u32::try_from(event).ok()), stack));
         let of_blocks: Vec<Key> = lives.blocks.iter().map(|life| key(life.start.checked_sub(1), life.stack)).collect();
         let of_refused: Vec<Key> = refused(events).map(|(index, event)| key(Some(index), event.stack)).collect();
-        let keys: Names<Key> = of_blocks.iter().chain(&of_refused).copied().collect();
+        let keys = names(of_blocks.iter().chain(&of_refused).copied());
         let mut table = Self {
-            of_blocks: of_blocks.iter().map(|key| keys.index(key)).collect(),
-            of_refused: of_refused.iter().map(|key| keys.index(key)).collect(),
+            of_blocks: of_blocks.iter().map(|key| position(&keys, key)).collect(),
+            of_refused: of_refused.iter().map(|key| position(&keys, key)).collect(),
             keys,
             stacks: Vec::new(),
             sites: Vec::new(),
@@ -221,7 +216,7 @@ impl StackTable {
 
     fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
         let mut places = BTreeMap::new();
-        for &(stack, _) in &self.keys.0 {
+        for &(stack, _) in &self.keys {
             let outermost_first = snapshot.stacks.ids(stack).iter().rev().map(|&id| {
                 *places.entry(id).or_insert_with(|| {
                     let frame = snapshot.stacks.frame(id);
@@ -237,7 +232,7 @@ impl StackTable {
     /// Numbers the sites by bytes at the peak, and assigns them to the stacks.
     fn rank_sites(&mut self, sites: &Sites) {
         let mut sums: BTreeMap<SiteId, (Bytes, f64)> = BTreeMap::new();
-        for (stack, &(_, site)) in self.stacks.iter().zip(&self.keys.0) {
+        for (stack, &(_, site)) in self.stacks.iter().zip(&self.keys) {
             let sum = sums.entry(site).or_default();
             sum.0 += stack.at_peak;
             sum.1 += stack.byte_events;
@@ -245,7 +240,7 @@ impl StackTable {
         let mut ranked: Vec<(SiteId, (Bytes, f64))> = sums.into_iter().collect();
         ranked.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
         let places: BTreeMap<SiteId, usize> = ranked.iter().enumerate().map(|(place, &(site, _))| (site, place)).collect();
-        for (stack, (_, site)) in self.stacks.iter_mut().zip(&self.keys.0) {
+        for (stack, (_, site)) in self.stacks.iter_mut().zip(&self.keys) {
             stack.site = places[site];
         }
         self.sites = ranked.into_iter().map(|(site, _)| sites.get(site).name.clone()).collect();
@@ -285,9 +280,9 @@ fn times_of(events: &[Event]) -> Option<Vec<u64>> {
         .collect()
 }
 
-fn ooms_of(events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Value> {
+fn ooms_of(events: &[Event], streams: &[u64], stacks: &StackTable) -> Vec<Value> {
     let oom = |((index, event), stack): ((usize, &Event), &usize)| {
-        let stream = streams.index(&event.stream);
+        let stream = position(streams, &event.stream);
         json!({ "moment": index + 1, "size": event.size, "device_free": event.address, "stream": stream, "stack": stack })
     };
     refused(events).zip(&stacks.of_refused).map(oom).collect()

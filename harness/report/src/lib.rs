@@ -117,17 +117,6 @@ impl<'a> Report<'a> {
         report
     }
 
-    /// Returns whether the devices are simulated, real, or both. `None` if nothing ran.
-    pub fn clocks(&self) -> Option<Clocks> {
-        let simulated = self.devices.iter().filter(|device| device.info.clock == Clock::Simulated).count();
-        match simulated {
-            _ if self.devices.is_empty() => None,
-            0 => Some(Clocks::Measured),
-            _ if simulated == self.devices.len() => Some(Clocks::Simulated),
-            _ => Some(Clocks::Mixed),
-        }
-    }
-
     /// All arms, in the order of the report.
     pub fn arms(&self) -> impl Iterator<Item = (&ScenarioGroup<'a>, &DeviceGroup<'a>, &ArmGroup<'a>)> {
         self.by_device()
@@ -171,13 +160,6 @@ impl<'a> Report<'a> {
             }
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clocks {
-    Measured,
-    Simulated,
-    Mixed,
 }
 
 impl Counts {

@@ -4,7 +4,9 @@ mod summary;
 
 use std::collections::BTreeSet;
 
+use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
+use harness_base::statistics::LEAST_FOR_P99;
 
 use super::claims::{self, Tested};
 use super::escape::{code, fenced, prose, prose_block};
@@ -15,7 +17,7 @@ use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::why;
 use super::words::{self, Grid, NOTHING};
-use super::{ArmGroup, Clocks, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
+use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
 use harness_record::{ClaimFigure, CostFigure, PinnedSegment, RunRecord, StepRecord, Table, Verdict, Violation};
 
 pub(super) use self::summary::summary;
@@ -479,54 +481,36 @@ fn counted(step: &StepRecord) -> Option<String> {
 impl Page {
     fn how_to_read(&mut self, report: &Report<'_>) {
         self.block("## How to read this");
-        let words = [
-            ("requested", "bytes requested by the caller."),
-            ("allocated", "requested bytes after rounding."),
-            ("active", "allocated bytes, plus freed blocks that wait for an event of another stream."),
-            ("reserved", "memory obtained from the driver, including cached memory."),
-            ("device used", "NVML's figure for the whole device; the tables show it without the context overhead."),
-            ("context overhead", "device used before the first allocation: the CUDA context, its modules, and other processes."),
-            ("peak", "the maximum since the start of the run or the last reset."),
-            (
-                "allocator retry",
-                "a failed driver allocation, after which the allocator released its cache and tried again (`num_alloc_retries`).",
-            ),
-            ("OOM", "a request that failed after all allocator retries."),
-            ("fits after 1 retry", "the step's recovery policy repeated a failed request. Allocator retries do not count."),
-            (
-                "rank",
-                "position among completed trainings of the same arm with the same model and first request, but other recovery policies. Ordered by \
-                 throughput (completed samples divided by the time of the step), then by effective batch.",
-            ),
-            (
-                "memory summary",
-                "the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; *non-releasable*: free \
-                 memory in segments with live blocks. Oversize allocations are not counted.",
-            ),
-            ("runs", "repetitions that passed. Allocators take turns, so a drift of the device affects all of them."),
-            (
-                "audited and timed",
-                "a run is checked after every operation. If it passes, it is repeated on a new device without checks, to measure times.",
-            ),
-            ("median, MAD, p99", "the median sample, the median absolute deviation (unscaled), and the 99th percentile by nearest rank."),
+        let max = format!("**max**: the largest sample, shown instead of p99 for fewer than {LEAST_FOR_P99} samples.");
+        let lines = [
+            "**requested**: bytes requested by the caller.",
+            "**allocated**: requested bytes after rounding.",
+            "**active**: allocated bytes, plus freed blocks that wait for an event of another stream.",
+            "**reserved**: memory obtained from the driver, including cached memory.",
+            "**device used**: NVML's figure for the whole device; the tables show it without the context overhead.",
+            "**context overhead**: device used before the first allocation: the CUDA context, its modules, and other processes.",
+            "**peak**: the maximum since the start of the run or the last reset.",
+            "**allocator retry**: a failed driver allocation, after which the allocator released its cache and tried again (`num_alloc_retries`).",
+            "**OOM**: a request that failed after all allocator retries.",
+            "**fits after 1 retry**: the step's recovery policy repeated a failed request. Allocator retries do not count.",
+            "**rank**: position among completed trainings of the same arm with the same model and first request, but other recovery policies. \
+             Ordered by throughput (completed samples divided by the time of the step), then by effective batch.",
+            "**memory summary**: the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; \
+             *non-releasable*: free memory in segments with live blocks. Oversize allocations are not counted.",
+            "**runs**: repetitions that passed. Allocators take turns, so a drift of the device affects all of them.",
+            "**audited and timed**: a run is checked after every operation. If it passes, it is repeated on a new device without checks, to \
+             measure times.",
+            "**median, MAD, p99**: the median sample, the median absolute deviation (unscaled), and the 99th percentile by nearest rank.",
+            &max,
+            "**(n)**: number of samples; `a of b`: a random sample of a from b operations.",
+            "**÷ direct**: the median divided by the median of `direct`, which calls the driver for every request. Below 1 is faster.",
         ];
-        let mut lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
-        lines.push(format!(
-            "**max**: the largest sample, shown instead of p99 for fewer than {} samples.",
-            harness_base::statistics::LEAST_FOR_P99
-        ));
-        lines.push("**(n)**: number of samples; `a of b`: a random sample of a from b operations.".to_owned());
-        lines.push(
-            "**÷ direct**: the median divided by the median of `direct`, which calls the driver for every request. Below 1 is faster."
-                .to_owned(),
+        let is_simulated = report.devices.iter().any(|device| device.info.clock == Clock::Simulated);
+        let model_times = is_simulated.then_some(
+            "**0 ns**, as a model time: an operation without a device call, for example an allocation from the cache. The model charges \
+             device calls only, not the allocator's work on the host.",
         );
-        if matches!(report.clocks(), Some(Clocks::Simulated | Clocks::Mixed)) {
-            lines.push(
-                "**0 ns**, as a model time: an operation without a device call, for example an allocation from the cache. The model \
-                 charges device calls only, not the allocator's work on the host."
-                    .to_owned(),
-            );
-        }
+        let lines = lines.into_iter().chain(model_times).map(str::to_owned);
         self.list(lines);
         self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
         self.block(format!(

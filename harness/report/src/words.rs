@@ -9,7 +9,7 @@ use harness_allocator::units::{Bytes, Nanos};
 use harness_base::shell::quoted;
 use indexmap::IndexSet;
 
-use super::{ArmGroup, Clocks, Counts, DeviceGroup, Report};
+use super::{ArmGroup, Counts, DeviceGroup, Report};
 pub(super) use harness_base::words::count;
 use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, Verdict, Violation};
 
@@ -286,26 +286,26 @@ pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
 /// Warns that times come from a cost model. `None` if all times were measured.
 pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
     let simulated: Vec<&DeviceGroup<'_>> = report.devices.iter().filter(|device| device.info.clock == Clock::Simulated).collect();
+    if simulated.is_empty() {
+        return None;
+    }
     let models = distinct(simulated.iter().filter_map(|device| device.info.fingerprint.cost_model.as_deref()));
     let model = match models.as_slice() {
         [] => "its cost model".to_owned(),
         [one] => format!("the cost model {one}"),
         several => format!("the cost models {}", several.join(" and ")),
     };
-    match report.clocks()? {
-        Clocks::Measured => None,
-        Clocks::Simulated => Some(format!(
+    if simulated.len() == report.devices.len() {
+        return Some(format!(
             "All times in this report are model times from {model}. No GPU was measured, and the allocator's own work on the host is not included."
-        )),
-        Clocks::Mixed => {
-            let labels: Vec<&str> = simulated.iter().map(|device| device.label.as_str()).collect();
-            Some(format!(
-                "All times of {} are model times from {model}. They do not include the allocator's own work on the host. They have separate \
-                 tables and are never compared with measured times.",
-                labels.join(" and ")
-            ))
-        }
+        ));
     }
+    let labels: Vec<&str> = simulated.iter().map(|device| device.label.as_str()).collect();
+    Some(format!(
+        "All times of {} are model times from {model}. They do not include the allocator's own work on the host. They have separate tables \
+         and are never compared with measured times.",
+        labels.join(" and ")
+    ))
 }
 
 #[cfg(test)]

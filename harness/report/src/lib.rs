@@ -112,8 +112,7 @@ impl<'a> Report<'a> {
     pub fn new(records: &'a Records) -> Self {
         let mut report = Self { records, counts: Counts::default(), devices: Vec::new(), scenarios: Vec::new() };
         records.runs.iter().for_each(|run| report.add(run));
-        report.name_devices();
-        report.name_sections();
+        report.name();
         report
     }
 
@@ -144,15 +143,10 @@ impl<'a> Report<'a> {
         arms[arm].counts.add(&run.verdict);
     }
 
-    fn name_devices(&mut self) {
-        let mut taken = BTreeSet::new();
-        for device in &mut self.devices {
-            device.label = unique(&device.info.name, " ", &mut taken);
-        }
-    }
-
-    fn name_sections(&mut self) {
-        let (mut scenarios, mut arms) = (BTreeSet::new(), BTreeSet::new());
+    /// Names devices and sections.
+    fn name(&mut self) {
+        let (mut devices, mut scenarios, mut arms) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        self.devices.iter_mut().for_each(|device| device.label = unique(&device.info.name, " ", &mut devices));
         for scenario in &mut self.scenarios {
             scenario.slug = unique(&slug(&scenario.info.name), "-", &mut scenarios);
             for arm in scenario.by_device.iter_mut().flat_map(|on_device| &mut on_device.arms) {

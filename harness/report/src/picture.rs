@@ -188,7 +188,11 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
     let name = unnamed.map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
     let title = shortened(&printable(&name), TITLE.saturating_sub(rest.chars().count())) + &rest;
     area.draw(&Text::new(title, (LEFT as i32, 2), font(13, INK, HPos::Left, VPos::Top)))?;
-    if let Some(cause) = cause_line(run) {
+    // The cause of the last failed request.
+    if let Some((step, shortage)) = why::failed_requests(run).last() {
+        let requests = why::failed_requests(run).count();
+        let more = if requests > 1 { format!(" (last of {requests})") } else { String::new() };
+        let cause = format!("{}, {}{more}: {}", words::step_place(step), why::request(shortage), why::in_short(shortage));
         area.draw(&Text::new(cut(&printable(&cause), CAUSE), (LEFT as i32, 18), font(11, OOM, HPos::Left, VPos::Top)))?;
     }
     let mut chart = svg::chart_on(area, (TITLES, RIGHT), (LEFT, STEPS)).build_cartesian_2d(0.0..axes.right, 0.0..axes.top)?;
@@ -208,16 +212,6 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
 
 const CAUSE: usize = ((WIDTH - LEFT) as f64 / 6.0) as usize;
 
-/// The cause of the last failed request. `None` if none failed.
-fn cause_line(run: &RunRecord) -> Option<String> {
-    let (step, shortage) = why::failed_requests(run).last()?;
-    let more = match why::failed_requests(run).count() {
-        1 => String::new(),
-        count => format!(" (last of {count})"),
-    };
-    Some(format!("{}, {}{more}: {}", words::step_place(step), why::request(shortage), why::in_short(shortage)))
-}
-
 /// Draws step names below the numbers, if their columns have room. At a new loop iteration, draws its name and a line instead.
 fn step_names(chart: &mut Chart<'_, '_>, axes: &Axes<'_>) -> Drawn {
     let style = font(10, LIMIT, HPos::Center, VPos::Top);
@@ -226,14 +220,12 @@ fn step_names(chart: &mut Chart<'_, '_>, axes: &Axes<'_>) -> Drawn {
     for (step, &(left, right)) in &axes.columns {
         let Some(step) = axes.steps.get(step) else { continue };
         if has_loops {
-            if let Some(pass) = step.iteration.as_ref().filter(|&pass| before != Some(pass)) {
-                let (x, room) = (left * axes.pixels(), pass.chars().count() as f64 * NAME);
-                if x >= free_from {
-                    free_from = x + room + NAME;
-                    let style = font(10, LIMIT, HPos::Left, VPos::Top);
-                    chart.draw_series([PathElement::new([(left, 0.0), (left, axes.top)], LIMIT.mix(0.25).stroke_width(1))])?;
-                    chart.draw_series([EmptyElement::at((left, 0.0)) + Text::new(printable(pass).into_owned(), (0, 21), style)])?;
-                }
+            let x = left * axes.pixels();
+            if let Some(pass) = step.iteration.as_ref().filter(|&pass| before != Some(pass) && x >= free_from) {
+                free_from = x + (pass.chars().count() + 1) as f64 * NAME;
+                let style = font(10, LIMIT, HPos::Left, VPos::Top);
+                chart.draw_series([PathElement::new([(left, 0.0), (left, axes.top)], LIMIT.mix(0.25).stroke_width(1))])?;
+                chart.draw_series([EmptyElement::at((left, 0.0)) + Text::new(printable(pass).into_owned(), (0, 21), style)])?;
             }
             before = step.iteration.as_ref();
             continue;

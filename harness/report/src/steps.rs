@@ -33,7 +33,14 @@ impl<'a> Selection<'a> {
         if steps.len() <= WHOLE {
             return Self::last(run, WHOLE);
         }
-        let notable = (EDGE..steps.len() - EDGE).filter(|&index| is_notable(&steps[index], &steps[index - 1])).take(NOTABLE);
+        // An unusual outcome, a note, a table, a retry or an OOM.
+        let has_event = |&index: &usize| {
+            let (step, before) = (&steps[index], &steps[index - 1].accounts);
+            let is_usual = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 });
+            let is_plain = is_usual && step.notes.is_empty() && step.tables.is_empty();
+            !is_plain || step.accounts.retries > before.retries || step.accounts.ooms > before.ooms
+        };
+        let notable = (EDGE..steps.len() - EDGE).filter(has_event).take(NOTABLE);
         let shown: BTreeSet<usize> = (0..EDGE).chain(notable).chain(steps.len() - EDGE..steps.len()).collect();
         Self { run, shown: shown.into_iter().collect() }
     }
@@ -75,12 +82,6 @@ fn push_gap(grid: &mut Grid, steps: usize, what: &str) {
         (row[0], row[2]) = ("…".to_owned(), format!("{} {what}", words::count(steps, "step")));
         grid.rows.push(row);
     }
-}
-
-/// Returns whether the step has an event: an unusual outcome, a note, a table, a retry or an OOM.
-fn is_notable(step: &StepRecord, before: &StepRecord) -> bool {
-    let is_plain = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 }) && step.notes.is_empty() && step.tables.is_empty();
-    !is_plain || step.accounts.retries > before.accounts.retries || step.accounts.ooms > before.accounts.ooms
 }
 
 fn cells(step: &StepRecord) -> Vec<String> {

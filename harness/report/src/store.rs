@@ -49,10 +49,12 @@ pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
     let files = files(&Report::new(records));
     let locked = Folder::open(folder, Document::RECORDS)?;
-    let earlier = pictures_of_earlier_report(folder);
+    let earlier = fs::read_to_string(folder.join(REPORT)).unwrap_or_default();
     locked.replace(&files)?;
-    let kept: BTreeSet<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-    for name in earlier.iter().filter(|name| !kept.contains(name.as_str())) {
+    // Removes pictures that only the earlier report links to. Other files stay.
+    let linked = earlier.lines().filter(|line| line.starts_with("![")).filter_map(|line| line.rsplit_once("]("));
+    let pictures = linked.map(|(_, name)| name.trim_end_matches(')')).filter(|name| name.ends_with(".svg") && !name.contains('/'));
+    for name in pictures.filter(|picture| files.iter().all(|(name, _)| name != picture)) {
         // An unused picture is harmless, so a failure to remove it is ignored.
         let _ = fs::remove_file(folder.join(name));
     }
@@ -233,13 +235,6 @@ fn next_number(root: &Path) -> io::Result<u64> {
 fn number(name: &OsStr) -> Option<u64> {
     let (digits, _) = name.to_str()?.split_once('-')?;
     digits.parse().ok()
-}
-
-/// Pictures in `folder` that an earlier report links to. Other files are not removed.
-fn pictures_of_earlier_report(folder: &Path) -> Vec<String> {
-    let text = fs::read_to_string(folder.join(REPORT)).unwrap_or_default();
-    let links = text.lines().filter(|line| line.starts_with("![")).filter_map(|line| Some(line.rsplit_once("](")?.1.trim_end_matches(')')));
-    links.filter(|name| name.ends_with(".svg") && !name.contains('/')).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -40,7 +40,11 @@ pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String
         out.expected_shortages(report);
         out.claims(report);
         for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
-            out.failure(arm.shown());
+            let run = arm.shown();
+            let head = format!("FAILED {} on {} with {}", run.scenario.name, run.device.name, run.allocator);
+            let head = words::shortened(&head, width.unwrap_or(usize::MAX));
+            out.text.push_str(&format!("\n{}\n", painted(&head, FAILED, style)));
+            out.ending(run);
         }
         out.text.push('\n');
     }
@@ -287,13 +291,6 @@ impl Text {
         }
     }
 
-    fn failure(&mut self, run: &RunRecord) {
-        let head = format!("FAILED {} on {} with {}", run.scenario.name, run.device.name, run.allocator);
-        let head = words::shortened(&head, self.width.unwrap_or(usize::MAX));
-        self.text.push_str(&format!("\n{}\n", painted(&head, FAILED, self.style)));
-        self.ending(run);
-    }
-
     fn ending(&mut self, run: &RunRecord) {
         match &run.verdict {
             Verdict::Passed | Verdict::Interrupted => {}
@@ -305,7 +302,13 @@ impl Text {
             }
             Verdict::Failed { first, rest } => {
                 std::iter::once(first).chain(rest).for_each(|seen| self.wrapped(&words::violation(seen), 12));
-                self.why(run);
+                if let Some(last) = run.steps.last()
+                    && let Some(shortage) = &last.failed_request
+                {
+                    let place = words::step_place(last);
+                    self.wrapped(&format!("{} ({place}): {}", words::step_name(last), why::request(shortage)), 2);
+                    self.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
+                }
             }
         }
         if let Some(settings) = &run.settings {
@@ -316,13 +319,6 @@ impl Text {
         if let (Verdict::Failed { .. }, Some(command)) = (&run.verdict, words::explain_command(run)) {
             self.line(&format!("explain: {command}"));
         }
-    }
-
-    fn why(&mut self, run: &RunRecord) {
-        let Some(last) = run.steps.last() else { return };
-        let Some(shortage) = &last.failed_request else { return };
-        self.wrapped(&format!("{} ({}): {}", words::step_name(last), words::step_place(last), why::request(shortage)), 2);
-        self.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
     }
 }
 

@@ -170,10 +170,8 @@ impl<'a> Row<'a> {
     }
 
     fn whole_scenario(&self) -> String {
-        match (self.scenario.median, self.scenario.mad) {
-            (Some(median), Some(mad)) => format!("{median} / {mad}"),
-            (median, _) => words::or_nothing(median),
-        }
+        let mad = self.scenario.mad.map_or_else(String::new, |mad| format!(" / {mad}"));
+        words::or_nothing(self.scenario.median) + &mad
     }
 
     fn calls(&self) -> String {
@@ -198,16 +196,10 @@ fn ratio(value: Option<Nanos>, base: Option<Nanos>) -> Option<f64> {
 fn summary(summary: &Summary) -> String {
     let Some(median) = summary.median else { return NOTHING.to_owned() };
     let sampled = if summary.count > summary.kept as u64 { format!(" of {}", summary.count) } else { String::new() };
-    format!("{median} / {} / {} ({}{sampled})", tail(summary), words::or_nothing(summary.mad), summary.kept)
-}
-
-/// The 99th percentile, or the maximum if there are too few samples.
-fn tail(summary: &Summary) -> String {
-    match (summary.p99, summary.max) {
-        (Some(p99), _) => p99.to_string(),
-        (None, Some(max)) => format!("max {max}"),
-        (None, None) => NOTHING.to_owned(),
-    }
+    // With too few samples, the maximum replaces the 99th percentile.
+    let max = || summary.max.map(|max| format!("max {max}"));
+    let tail = words::or_nothing(summary.p99.map(|p99| p99.to_string()).or_else(max));
+    format!("{median} / {tail} / {} ({}{sampled})", words::or_nothing(summary.mad), summary.kept)
 }
 
 #[cfg(test)]

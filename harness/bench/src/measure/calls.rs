@@ -112,7 +112,11 @@ pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
                 let half = live.len().div_ceil(2);
                 live.into_iter().try_for_each(|allocation| allocator.free(device, allocation))?;
                 allocator.empty_cache(device)?;
-                (0..half).map(|_| allocator.allocate(device, Request::new(size)).map_err(not_recovered)).collect()
+                let again = (0..half).map(|_| allocator.allocate(device, Request::new(size)));
+                again.collect::<Result<_, _>>().map_err(|error| match error {
+                    AllocatorError::Device(error) => error.into(),
+                    error => Fault::Failed(format!("half of the freed memory cannot be allocated again: {error}")),
+                })
             });
             recovered?.into_iter().try_for_each(|allocation| bench.free(allocation))?;
             Ok(time)
@@ -132,13 +136,6 @@ pub(super) fn fill<A: Allocator + ?Sized>(bench: &mut TestBench<A>, request: Req
         if live.len() as u64 > most {
             return Err(Fault::Failed(format!("{most} × {} were allocated, more than the device has", request.size)));
         }
-    }
-}
-
-fn not_recovered(error: AllocatorError) -> Fault {
-    match error {
-        AllocatorError::Device(error) => error.into(),
-        error => Fault::Failed(format!("half of the freed memory cannot be allocated again: {error}")),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
@@ -16,7 +15,9 @@ use harness_scenario::Scenario;
 
 pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Reading>, Fault> {
     let arm = visit.arm;
-    if !lists(scenario, arm) {
+    // The same rule as `harness run`: PyTorch's allocator runs a scenario that lists it, under any settings; a library runs any scenario.
+    let is_listed = arm.as_library().is_some() || scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
+    if !is_listed && !(arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario)) {
         return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
     let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));
@@ -40,13 +41,6 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
         Verdict::Skipped { reason, .. } | Verdict::Contended { reason } => Err(Fault::Skipped(reason.clone())),
         Verdict::Interrupted => Err(Fault::Interrupted),
     }
-}
-
-/// The same rule as `harness run`: PyTorch's allocator runs a scenario that lists it, under any settings; a library runs any
-/// scenario.
-fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
-    let listed = arm.as_library().is_some() || scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
-    listed || (arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario))
 }
 
 /// `not_timed` states why measured times would not be the allocator's own.

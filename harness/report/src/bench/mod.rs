@@ -167,7 +167,10 @@ fn machine(page: &mut Page, run: &BenchRun) {
         let facts = run.machine.facts().into_iter().chain([free]).map(|(what, value)| vec![what.to_owned(), or_nothing(value)]);
         page.grid(&Grid::new("l", ["machine", ""], facts));
         gpu(page, &run.conditions.gpu);
-        cost_model(page, run);
+        if !run.conditions.cost_figures.is_empty() {
+            page.block(format!("Cost model {}:", prose(run.machine.cost_model.as_deref().unwrap_or("without a name"))));
+            page.cost_figures(run.conditions.cost_figures.iter());
+        }
         page.list([
             "A *round* measures every entry once, in a new order. Figures are medians of all samples.".to_owned(),
             "*Worse*: one of three conditions. The ratio to the accepted build exceeds 1 by more than the suite's threshold, and its whole 99 % \
@@ -200,16 +203,6 @@ fn gpu(page: &mut Page, states: &[GpuState]) {
         ]
     };
     page.grid(&Grid::new("rrrrrlr", heads, states.iter().map(cells)));
-}
-
-fn cost_model(page: &mut Page, run: &BenchRun) {
-    let figures = &run.conditions.cost_figures;
-    if figures.is_empty() {
-        return;
-    }
-    let name = run.machine.cost_model.as_deref().unwrap_or("without a name");
-    page.block(format!("Cost model {}:", prose(name)));
-    page.cost_figures(figures.iter());
 }
 
 #[cfg(test)]

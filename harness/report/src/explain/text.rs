@@ -25,7 +25,8 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
     out.wrapped(&format!("{name}: {}", moment(&explanation.moment, explanation.device)), 2);
     out.important(&explanation.headline, explanation.request.is_some());
     out.line("");
-    out.wrapped(&format!("Where the {} are ({}):", explanation.device_total, in_bytes(explanation.device_total)), 2);
+    let total = explanation.device_total;
+    out.wrapped(&format!("Where the {total} are ({} bytes):", total.get()), 2);
     out.table(&causes(explanation), 4, None);
     if let Some(request) = &explanation.request {
         out.line("");
@@ -95,10 +96,6 @@ pub(super) fn moment(moment: &Moment, device: u32) -> String {
     };
     let device = if device > 0 { format!(" on device {device}") } else { String::new() };
     format!("{what}{device}{place}")
-}
-
-fn in_bytes(bytes: Bytes) -> String {
-    format!("{} bytes", bytes.get())
 }
 
 pub(super) fn share(part: Bytes, whole: Bytes) -> String {

@@ -224,7 +224,11 @@ type Ranges = BTreeMap<u64, SegmentLife>;
 fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contradictions) -> Vec<SegmentLife> {
     let never = events.len() + 1;
     let mut lives = Vec::new();
-    let mut ranges: Ranges = held.iter().map(|segment| (segment.address, final_range(segment, never))).collect();
+    let final_range = |segment: &&Segment| {
+        let &Segment { address, size, stream, expandable, pool, private_pool, .. } = *segment;
+        (address, SegmentLife { address, size, stream, pool: Some((pool, private_pool)), expandable, start: 0, end: never })
+    };
+    let mut ranges: Ranges = held.iter().map(final_range).collect();
     for (index, event) in events.iter().enumerate().rev() {
         let moment = index + 1;
         if !event.action.reserves() && !event.action.releases() {
@@ -245,11 +249,6 @@ fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contr
     lives.extend(ranges.into_values());
     lives.sort_by_key(|life| (life.start, life.address));
     lives
-}
-
-fn final_range(segment: &Segment, end: usize) -> SegmentLife {
-    let &Segment { address, size, stream, expandable, pool, private_pool, .. } = segment;
-    SegmentLife { address, size, stream, pool: Some((pool, private_pool)), expandable, start: 0, end }
 }
 
 /// Removes and returns `address..address + size`. A larger range is cut, and its rest remains.

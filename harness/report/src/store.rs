@@ -206,7 +206,7 @@ impl Journal {
 /// Pictures first and the report last, so links never dangle.
 fn files(report: &Report<'_>) -> Vec<(String, String)> {
     let mut files = markdown::render(report).files(REPORT);
-    files.insert(files.len() - 1, (RECORDS.to_owned(), json::render(report)));
+    files.insert(files.len() - 1, (RECORDS.to_owned(), json::render(report, false)));
     files
 }
 

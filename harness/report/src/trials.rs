@@ -68,7 +68,7 @@ fn parts(trials: Trials<'_>) -> Parts {
             (sentence_of_faults(report), is_bad, grid_of_faults(report), notes_on_faults(report, expectation))
         }
         Trials::Calls(runs) => (calls::sentence(runs), !runs.passed(), calls::grid(runs), calls::notes(runs)),
-        Trials::Least(report) => (sentence_of_least(report), false, grid_of_least(report), notes_on_least(report)),
+        Trials::Least(report) => of_least(report),
         Trials::Settings(report) => {
             (sentence_of_settings(report), report.best.is_none(), grid_of_settings(report), notes_on_settings(report))
         }
@@ -197,27 +197,27 @@ fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Ve
     notes
 }
 
-fn sentence_of_least(report: &LeastReport) -> String {
-    let Some(order) = report.orders.first() else { return "No tested amount of memory is enough.".to_owned() };
-    let less = if order.too_little > 0 { format!(", {} are not", Bytes(order.too_little)) } else { String::new() };
-    format!("{} are enough{less}. With {} the program reserved {}.", Bytes(order.enough), Bytes(report.plenty), Bytes(report.peak_reserved))
-}
-
-fn grid_of_least(report: &LeastReport) -> Grid {
-    let first = report.orders.first().map_or(0, |order| order.enough);
+fn of_least(report: &LeastReport) -> Parts {
+    let first = report.orders.first();
+    let sentence = first.map_or_else(
+        || "No tested amount of memory is enough.".to_owned(),
+        |order| {
+            let less = if order.too_little > 0 { format!(", {} are not", Bytes(order.too_little)) } else { String::new() };
+            let [enough, plenty, reserved] = [order.enough, report.plenty, report.peak_reserved].map(Bytes);
+            format!("{enough} are enough{less}. With {plenty} the program reserved {reserved}.")
+        },
+    );
+    let first = first.map_or(0, |order| order.enough);
     let rows = report.orders.iter().map(|order| {
         let too_little = Some(order.too_little).filter(|bytes| *bytes > 0).map(Bytes);
         let enough = format!("{}{}", Bytes(order.enough), if order.is_monotonic { "" } else { " ?" });
         vec![order.addresses.clone(), enough, words::or_nothing(too_little), more(order.enough as i64 - first as i64)]
     });
-    Grid::new("lr", ["addresses", "least memory", "too little", "compared"], rows)
-}
-
-fn notes_on_least(report: &LeastReport) -> Vec<String> {
+    let grid = Grid::new("lr", ["addresses", "least memory", "too little", "compared"], rows);
     let is_unsure = report.orders.iter().any(|order| !order.is_monotonic);
     let unsure = "`?`: a larger amount failed, so smaller amounts than the one shown may be enough.";
     let notes = [(report.orders.len() > 1).then_some(ORDERS), is_unsure.then_some(unsure)];
-    notes.into_iter().flatten().map(str::to_owned).collect()
+    (sentence, false, grid, notes.into_iter().flatten().map(str::to_owned).collect())
 }
 
 fn named(row: &Row) -> String {

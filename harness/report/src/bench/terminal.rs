@@ -16,7 +16,7 @@ pub fn terminal(run: &BenchRun) -> String {
         write_suite(&mut text, suite);
     }
     let shard = run.shard.map(|shard| format!(", shard {shard}")).unwrap_or_default();
-    let (entries, suites) = (words::entries(run.entries().count()), count(run.suites.len(), "suite"));
+    let (entries, suites) = (count(run.entries().count(), "entry"), count(run.suites.len(), "suite"));
     let (failed, skipped, seconds) = (run.failed(), run.skipped(), run.took_ms as f64 / 1000.0);
     let (seed, device) = (run.seed, &run.machine.device);
     let _ = writeln!(text, "{entries} in {suites}, {failed} failed, {skipped} skipped, in {seconds:.1} s, seed {seed}{shard}, on {device}");
@@ -37,7 +37,7 @@ fn write_suite(text: &mut String, suite: &SuiteRecord) {
         let word = if matches!(entries[0].outcome, Outcome::Failed { .. }) { "failed" } else { "skipped" };
         let _ = match entries.as_slice() {
             [entry] => writeln!(text, "  {word}: {}, {}: {reason}", entry.case(), entry.arm),
-            _ => writeln!(text, "  {word}: {} of {}: {reason}", words::entries(entries.len()), arms_of(&entries).join(", ")),
+            _ => writeln!(text, "  {word}: {} of {}: {reason}", count(entries.len(), "entry"), arms_of(&entries).join(", ")),
         };
     }
     text.push('\n');

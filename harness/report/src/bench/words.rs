@@ -1,7 +1,6 @@
 //! Wording of benchmark figures, shared by all formats.
 
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
 
 use harness_bench::record::{Build, Change, Entry, Machine, Outcome, Quantity, Stopped};
 
@@ -158,10 +157,6 @@ pub(super) const fn stopped(stopped: Stopped) -> &'static str {
 
 pub(super) fn device(machine: &Machine) -> String {
     if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
-}
-
-pub(super) fn entries(number: usize) -> String {
-    count(number, "entry")
 }
 
 #[cfg(test)]

@@ -8,24 +8,19 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 use super::super::words;
 use harness_bench::record::Quantity;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
-    Of(Quantity),
-    Number,
-}
+/// The unit of an axis. `None`: numbers without a unit.
+type Unit = Option<Quantity>;
 
-impl Unit {
-    /// Formats an axis label without needless digits.
-    fn label(self, value: u64) -> String {
-        match self {
-            Self::Of(Quantity::Memory) => Bytes(value).to_string().replace(".00 ", " "),
-            Self::Of(Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime) => {
-                let time = words::time(value);
-                let Some((number, unit)) = time.split_once(' ') else { return time };
-                let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
-                format!("{number} {unit}")
-            }
-            Self::Number => value.to_string(),
+/// Formats an axis label without needless digits.
+fn label(unit: Unit, value: u64) -> String {
+    match unit {
+        None => value.to_string(),
+        Some(Quantity::Memory) => Bytes(value).to_string().replace(".00 ", " "),
+        Some(Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime) => {
+            let time = words::time(value);
+            let Some((number, unit)) = time.split_once(' ') else { return time };
+            let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
+            format!("{number} {unit}")
         }
     }
 }
@@ -110,7 +105,7 @@ impl Ranged for LogAxis {
 
 impl ValueFormatter<u64> for LogAxis {
     fn format_ext(&self, value: &u64) -> String {
-        if *value == 0 && self.zero.is_some() { "0".to_owned() } else { self.unit.label(*value) }
+        if *value == 0 && self.zero.is_some() { "0".to_owned() } else { label(self.unit, *value) }
     }
 }
 

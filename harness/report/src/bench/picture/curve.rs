@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use super::axis::{LogAxis, Unit};
+use super::axis::LogAxis;
 use super::{LABELS, arms, colour, mark};
 use crate::bench::words;
 use crate::svg::{Area, Drawn, INK, LIMIT, Legend, WIDTH, chart_on, cut, document, mesh, text};
@@ -86,9 +86,9 @@ fn panel(root: &Area<'_>, group: &Group<'_>, quantity: Quantity, (left, top): (i
     text(root, cut(group.name, 60), (left + LABELS as i32, top + 10), HPos::Left, 12, INK)?;
     let points = || group.lines.iter().flatten();
     let values: BTreeSet<u64> = points().map(|&(value, _)| value).collect();
-    let unit = if group.is_bytes { Unit::Of(Quantity::Memory) } else { Unit::Number };
+    let unit = group.is_bytes.then_some(Quantity::Memory);
     let across = LogAxis::marked(unit, values, 58.0 / f64::from(wide - LABELS as i32 - 26));
-    let up = LogAxis::new(Unit::Of(quantity), points().flat_map(|(_, summary)| [summary.min, summary.max]));
+    let up = LogAxis::new(Some(quantity), points().flat_map(|(_, summary)| [summary.min, summary.max]));
     let area = root.clone().shrink((left, top), (wide, PANEL));
     let mut chart = chart_on(&area, (24, 26), (LABELS, 44)).build_cartesian_2d(across, up)?;
     mesh(&mut chart.configure_mesh()).x_desc(group.axis).y_labels(8).draw()?;

@@ -74,8 +74,8 @@ pub(crate) enum Side {
 /// The processes of both builds.
 #[derive(Debug)]
 pub struct Builds {
-    this: Build,
-    accepted: Build,
+    /// By [`Side`].
+    sides: [Build; 2],
     began: Stopwatch,
     /// Nanoseconds spent on starting processes.
     starting: u64,
@@ -104,12 +104,11 @@ impl Builds {
             programs = [this, accepted].map(|program| vec![program.to_owned()]);
         }
         let [this, accepted] = programs.map(|layouts| Build::start(layouts, arguments, ordinal));
-        let (this, accepted) = (this?, accepted?);
-        Ok(Self { this, accepted, began, starting: began.elapsed_ns() })
+        Ok(Self { sides: [this?, accepted?], began, starting: began.elapsed_ns() })
     }
 
     pub fn accepted_commit(&self) -> Option<&str> {
-        self.accepted.commit.as_deref()
+        self.sides[Side::Accepted as usize].commit.as_deref()
     }
 
     /// Restarts both processes if the time budget allows.
@@ -118,7 +117,7 @@ impl Builds {
             return;
         }
         let watch = Stopwatch::start();
-        for build in [&mut self.this, &mut self.accepted] {
+        for build in &mut self.sides {
             // A process that cannot start now is retried at its next request.
             build.restart().ok();
         }
@@ -127,10 +126,7 @@ impl Builds {
 
     /// Visits a case once. Also returns the number of operations timed together.
     pub(crate) fn visit(&mut self, side: Side, request: &Request<'_>) -> Result<(Vec<Reading>, Option<u64>), Fault> {
-        let build = match side {
-            Side::This => &mut self.this,
-            Side::Accepted => &mut self.accepted,
-        };
+        let build = &mut self.sides[side as usize];
         if !build.process.is_running() {
             build.restart().map_err(Fault::Failed)?;
         }

@@ -63,9 +63,10 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
             && !run.entries().any(|(suite, entry)| EntryName::of(suite, entry) == **name)
     };
     let last = base.or(before.last().copied());
+    let same_host = before.iter().rev().copied().filter(|other| other.machine.is_same_host(&run.machine));
     Some(Comparison {
         machine: last.map_or_else(Vec::new, |last| last.machine.differences(&run.machine)),
-        contended_runs: contended_runs(run, &before),
+        contended_runs: std::iter::once(run).chain(same_host).take_while(|run| !run.conditions.contended.is_empty()).count(),
         missing: base_entries.keys().filter(is_gone).cloned().collect(),
         basis,
         changes,
@@ -86,11 +87,6 @@ fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRu
 /// Returns whether figures are comparable: same device, same accepted build.
 fn is_comparable(other: &BenchRun, run: &BenchRun) -> bool {
     other.machine.is_same_device(&run.machine) && other.accepted.commit == run.accepted.commit
-}
-
-fn contended_runs(run: &BenchRun, before: &[&BenchRun]) -> usize {
-    let same_machine = before.iter().rev().copied().filter(|other| other.machine.is_same_host(&run.machine));
-    std::iter::once(run).chain(same_machine).take_while(|run| !run.conditions.contended.is_empty()).count()
 }
 
 /// An entry with its earlier runs.

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
+use harness_trace::trace::TraceEvent;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -141,15 +142,14 @@ impl Torch {
         }
     }
 
-    pub(crate) fn has(&self, trace: &str) -> bool {
-        self.traces.contains(trace)
-    }
-
-    /// Loads a trace, with one line per event, without running it.
-    pub(crate) fn load(&mut self, trace: &str, events: &[String]) -> Result<(), Fault> {
-        // An allocator that refuses requests has no figures.
-        self.ask(&json!({ "do": "load", "trace": trace, "events": events, "refused": 0 }))?;
-        self.traces.insert(trace.to_owned());
+    /// Loads a trace, unless it is loaded, without running it.
+    pub(crate) fn load(&mut self, trace: &str, events: &[TraceEvent]) -> Result<(), Fault> {
+        if !self.traces.contains(trace) {
+            let events: Vec<String> = events.iter().map(ToString::to_string).collect();
+            // An allocator that refuses requests has no figures.
+            self.ask(&json!({ "do": "load", "trace": trace, "events": events, "refused": 0 }))?;
+            self.traces.insert(trace.to_owned());
+        }
         Ok(())
     }
 

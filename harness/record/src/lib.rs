@@ -97,7 +97,7 @@ pub struct RunRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
     /// `true` if the user added this configuration. Its unmet expectations are noted and do not fail the run.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub only_observed: bool,
     pub seed: u64,
     /// The repetition, counted from 0.
@@ -107,7 +107,7 @@ pub struct RunRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audited: Option<bool>,
     /// `true` if the run was repeated on a new device without checks, to measure times.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub timed: bool,
     pub verdict: Verdict,
     /// The steps that ran. A step inside `repeat` has one entry per iteration.
@@ -133,9 +133,8 @@ pub struct RunRecord {
 /// Prefix of a note about an unmet expectation that does not fail the run.
 pub const NOT_JUDGED: &str = "observed, not judged: ";
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
-const fn is_false(value: &bool) -> bool {
-    !*value
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -377,7 +376,7 @@ pub struct FailedRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<PinnedSegment>,
     /// The remaining segments of this kind.
-    #[serde(default, skip_serializing_if = "UnlistedSegments::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pinned_unlisted: UnlistedSegments,
 }
 
@@ -428,12 +427,6 @@ pub struct UnlistedSegments {
     pub count: u64,
     /// Free bytes in these segments.
     pub free: Bytes,
-}
-
-impl UnlistedSegments {
-    pub const fn is_empty(&self) -> bool {
-        self.count == 0
-    }
 }
 
 /// Free memory of an allocator that serves the same requests: one pool and one stream.

@@ -89,7 +89,7 @@ impl Row<'_> {
     }
 
     fn uses_host(&self) -> bool {
-        !self.recovery.host.is_nothing()
+        self.recovery.host != HostUse::default()
     }
 
     pub(super) fn attempts(&self) -> Grid {

@@ -199,10 +199,10 @@ fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
         return "A request needs one contiguous block, and a segment or page with a live block cannot be released to the driver."
             .to_owned();
     }
-    let is_whole = shortage.pinned_unlisted.is_empty() && segments.iter().all(|segment| segment.other_blocks == 0);
+    let is_whole = shortage.pinned_unlisted.count == 0 && segments.iter().all(|segment| segment.other_blocks == 0);
     let is_one_name = is_whole && holders.iter().all(|holder| holder.name == holders[0].name);
     let verb = if is_one_name { "pins" } else { "pin" };
-    let rest = if segments.len() == 1 && shortage.pinned_unlisted.is_empty() {
+    let rest = if segments.len() == 1 && shortage.pinned_unlisted.count == 0 {
         "a segment that therefore cannot be released to the driver"
     } else {
         "segments that therefore cannot be released to the driver"

@@ -44,9 +44,7 @@ pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) 
         Measure::Pipeline { size } => (json!({ "do": "pipeline", "size": size, "turns": TURNS }), TURNS),
         Measure::Trace { events } => {
             let name = format!("{suite}: {}", case.name());
-            if !torch.has(&name) {
-                torch.load(&name, &events.iter().map(ToString::to_string).collect::<Vec<_>>())?;
-            }
+            torch.load(&name, events)?;
             return trace(torch, &name, memory);
         }
         Measure::Scenario(_) | Measure::Threads { .. } | Measure::StartUp => {

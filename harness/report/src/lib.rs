@@ -209,14 +209,9 @@ impl<'a> ArmGroup<'a> {
         self.runs.iter().copied().min_by_key(rank).expect("an arm has at least one run")
     }
 
-    /// Settings that differ from the allocator's defaults.
-    pub fn settings(&self) -> Option<&'a str> {
-        self.shown().settings.as_deref()
-    }
-
-    /// Such settings, unless the name contains them.
+    /// Settings that differ from the allocator's defaults, unless the name contains them.
     pub fn unnamed_settings(&self) -> Option<&'a str> {
-        self.settings().filter(|settings| !self.allocator.contains(settings))
+        words::unnamed_settings(self.shown())
     }
 
     pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {

@@ -41,8 +41,7 @@ pub(super) fn render(report: &Report<'_>) -> Page {
         page.how_to_read(report);
         page.cost_models(report);
     }
-    page.end();
-    page
+    page.ended()
 }
 
 impl Page {
@@ -241,7 +240,7 @@ impl Page {
         let Some(shortage) = last.failed_request.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
         let cells = |segment: &PinnedSegment| vec![words::size(segment.size), words::size(segment.free), why::holders_of(segment)];
         let unlisted = shortage.pinned_unlisted;
-        let more = if unlisted.is_empty() {
+        let more = if unlisted.count == 0 {
             String::new()
         } else {
             format!(" {} more such segments have {} free.", unlisted.count, words::size(unlisted.free))

@@ -184,8 +184,7 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
     let line =
         run.verdict.violation().map_or_else(String::new, |first| format!(" (thick vertical line: violation after step {})", first.step));
     let rest = format!(": {}{line}", words::verdict(&run.verdict));
-    let unnamed = run.settings.as_ref().filter(|settings| !run.allocator.contains(settings.as_str()));
-    let name = unnamed.map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
+    let name = words::unnamed_settings(run).map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
     let title = shortened(&printable(&name), TITLE.saturating_sub(rest.chars().count())) + &rest;
     area.draw(&Text::new(title, (LEFT as i32, 2), font(13, INK, HPos::Left, VPos::Top)))?;
     // The cause of the last failed request.

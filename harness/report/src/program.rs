@@ -130,8 +130,7 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
     page.list(lines.iter().map(|line| prose(line)));
     page.block("## Reproduce");
     page.command(program.again);
-    page.end();
-    page.text
+    page.ended().text
 }
 
 fn named(process: &Process) -> String {

@@ -103,8 +103,7 @@ pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> Stri
     }
     page.block("## Again");
     page.command(again);
-    page.end();
-    page.text
+    page.ended().text
 }
 
 #[cfg(test)]

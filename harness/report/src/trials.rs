@@ -57,8 +57,7 @@ pub fn markdown(trials: Trials<'_>) -> String {
         page.grid(&grid);
     }
     page.list(notes.iter().map(|note| prose(note)));
-    page.end();
-    page.text
+    page.ended().text
 }
 
 fn parts(trials: Trials<'_>) -> Parts {

@@ -236,6 +236,11 @@ pub(super) fn arm_verdicts(arm: &ArmGroup<'_>) -> String {
     if not_judged(arm.shown()).is_some() { "not met".to_owned() } else { verdicts(arm.counts) }
 }
 
+/// Settings that the allocator's name does not contain.
+pub(super) fn unnamed_settings(run: &RunRecord) -> Option<&str> {
+    run.settings.as_deref().filter(|settings| !run.allocator.contains(settings))
+}
+
 /// Expectations that an unjudged run did not meet. `None` if the run is judged or met them all.
 pub(super) fn not_judged(run: &RunRecord) -> Option<String> {
     let mut unmet = run.steps.iter().flat_map(|step| &step.notes).filter_map(|note| note.strip_prefix(NOT_JUDGED));

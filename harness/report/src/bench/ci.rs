@@ -10,9 +10,7 @@ use super::words;
 
 /// Renders the report without pictures as a step summary of at most `limit` bytes.
 pub fn summary(run: &BenchRun, limit: usize) -> String {
-    let mut page = super::page(run, false);
-    page.end();
-    github::cut(&page.text, limit)
+    github::cut(&super::page(run, false).ended().text, limit)
 }
 
 /// Renders at most [`github::ANNOTATIONS`] workflow commands: broken and worse entries, contention, then better entries.

@@ -26,19 +26,12 @@ pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
     if runs.is_empty() {
         page.block("No run yet: `harness bench` adds one.");
     }
-    for device in devices(runs) {
-        section(&mut page, &device);
-    }
-    page.end();
-    vec![(INDEX.to_owned(), page.text)]
-}
-
-/// Runs by device, real devices first, each with its latest run first.
-fn devices(runs: &[(String, BenchRun)]) -> Vec<Vec<Place<'_>>> {
     let mut ordered: Vec<Place<'_>> = runs.iter().map(|(folder, run)| (folder.as_str(), run)).collect();
+    // Real devices first, each with its latest run first.
     let key = |run: &BenchRun| (run.machine.cost_model.clone(), run.machine.device.clone());
     ordered.sort_by(|(folder_a, a), (folder_b, b)| key(a).cmp(&key(b)).then_with(|| (&b.started, folder_b).cmp(&(&a.started, folder_a))));
-    ordered.chunk_by(|a, b| key(a.1) == key(b.1)).map(<[Place<'_>]>::to_vec).collect()
+    ordered.chunk_by(|a, b| key(a.1) == key(b.1)).for_each(|of_device| section(&mut page, of_device));
+    vec![(INDEX.to_owned(), page.ended().text)]
 }
 
 fn section(page: &mut Page, runs: &[Place<'_>]) {

@@ -33,8 +33,7 @@ use super::words::{Grid, count, distinct, or_nothing, size, unless_empty};
 pub fn render(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
     let mut page = page(run, true);
     trend(&mut page, run, earlier);
-    page.end();
-    page.files(REPORT)
+    page.ended().files(REPORT)
 }
 
 /// Renders all sections except the trend.

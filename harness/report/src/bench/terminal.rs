@@ -6,7 +6,7 @@ use std::fmt::Write;
 use harness_bench::record::{BenchRun, Entry, Outcome, Quantity, SuiteRecord};
 use harness_bench::summary::precision;
 
-use super::super::text::{Style, table as plain_table};
+use super::super::text::{Style, table};
 use super::super::words::{Grid, count};
 use super::{arms_of, cases_of, entries_of, reasons, row, words};
 
@@ -31,7 +31,12 @@ fn write_suite(text: &mut String, suite: &SuiteRecord) {
     let timing = worst_overhead(suite).map(|(share, case)| format!("; timing adds at most {:.2} % ({case})", share * 100.0));
     let _ = writeln!(text, "{}: {rounds}, {why}{}", suite.name, timing.unwrap_or_default());
     for (quantity, entries) in entries_of(suite) {
-        table(text, &entries, quantity);
+        let arms = arms_of(&entries);
+        let rows = cases_of(&entries).into_iter().map(|case| row(case.clone(), &case, &arms, &entries, cell));
+        let heads = std::iter::once(words::short(quantity)).chain(arms.iter().copied());
+        for line in table(&Grid::new("lr", heads, rows), None, Style::Plain).lines() {
+            let _ = writeln!(text, "  {line}");
+        }
     }
     for (reason, entries) in reasons(suite) {
         let word = if matches!(entries[0].outcome, Outcome::Failed { .. }) { "failed" } else { "skipped" };
@@ -51,15 +56,6 @@ fn worst_overhead(suite: &SuiteRecord) -> Option<(f64, String)> {
         Some((suite.overhead_ps as f64 / region as f64, format!("{}, {}", entry.case(), entry.arm)))
     });
     shares.max_by(|(a, _), (b, _)| a.total_cmp(b))
-}
-
-fn table(text: &mut String, entries: &[&Entry], quantity: Quantity) {
-    let arms = arms_of(entries);
-    let rows = cases_of(entries).into_iter().map(|case| row(case.clone(), &case, &arms, entries, cell));
-    let heads = std::iter::once(words::short(quantity)).chain(arms.iter().copied());
-    for line in plain_table(&Grid::new("lr", heads, rows), None, Style::Plain).lines() {
-        let _ = writeln!(text, "  {line}");
-    }
 }
 
 /// `1.23 µs ± 0.5 % (20)`: median, half the width of its interval if there are enough rounds, and the number of samples if there

@@ -21,12 +21,6 @@ pub fn render(ranks: Option<&Overview>, (name, explanation): (&str, &Explanation
         page.grid(&text::ranks(overview));
         page.list(overview.differences.iter().map(|difference| prose(&difference.sentence())));
     }
-    one(&mut page, name, explanation, picture);
-    page.end();
-    page.text
-}
-
-fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&str>) {
     page.block(format!("# Where the memory was: {}", prose(name)));
     page.block(format!("**{}**", prose(&explanation.headline)));
     if let Some(picture) = picture {
@@ -51,6 +45,7 @@ fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&
         page.list(explanation.growing.iter().map(|growth| prose(&text::grows(growth))));
     }
     page.list(explanation.notes.iter().map(|note| format!("Note: {}", prose(note))));
+    page.ended().text
 }
 
 const BAR_TOP: i32 = 40;

@@ -14,8 +14,7 @@ pub(crate) fn summary(report: &Report<'_>) -> String {
     page.table_of_failures(report);
     page.reasons(report);
     page.skipped(report);
-    page.end();
-    page.text
+    page.ended().text
 }
 
 impl Page {

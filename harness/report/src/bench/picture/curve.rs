@@ -6,11 +6,11 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
 use super::axis::LogAxis;
-use super::{LABELS, arms, colour, mark};
+use super::{LABELS, colour, mark};
 use crate::bench::words;
 use crate::svg::{Area, Drawn, INK, LIMIT, Legend, WIDTH, chart_on, cut, document, mesh, text};
 use crate::words::distinct;
-use harness_bench::record::{EntrySummary, Outcome, Quantity, SuiteRecord};
+use harness_bench::record::{Entry, EntrySummary, Outcome, Quantity, SuiteRecord};
 
 /// Minimum number of points of a curve. A table shows fewer points better.
 const LEAST_POINTS: usize = 3;
@@ -30,26 +30,21 @@ struct Group<'a> {
 /// Draws the curves of one quantity. `None` if no group has three points.
 pub(in super::super) fn draw(suite: &SuiteRecord, quantity: Quantity) -> Option<String> {
     let entries = || suite.entries.iter().filter(|entry| entry.quantity == quantity && entry.point.is_some());
-    let arms = arms(suite);
+    // The position of an arm selects its color and mark in all pictures of the suite.
+    let measured = suite.entries.iter().filter(|entry| matches!(entry.outcome, Outcome::Measured(_)));
+    let arms = distinct(measured.map(|entry| entry.arm.as_str()));
     let names = distinct(entries().map(|entry| entry.group.as_str()));
     let groups: Vec<Group<'_>> = names.into_iter().filter_map(|name| group(suite, quantity, name, &arms)).take(PANELS).collect();
-    if groups.is_empty() {
-        return None;
-    }
-    Some(picture(suite, quantity, &groups, &arms))
+    (!groups.is_empty()).then(|| picture(suite, quantity, &groups, &arms))
 }
 
 fn group<'a>(suite: &'a SuiteRecord, quantity: Quantity, name: &'a str, arms: &[&str]) -> Option<Group<'a>> {
     let entries = || suite.entries.iter().filter(|entry| entry.group == name && entry.quantity == quantity);
     let first = entries().find_map(|entry| entry.point.as_ref())?;
     let line = |arm: &&str| {
-        let mut line: Vec<(u64, EntrySummary)> = entries()
-            .filter(|entry| entry.arm == **arm)
-            .filter_map(|entry| match (&entry.point, &entry.outcome) {
-                (Some(point), Outcome::Measured(measured)) => Some((point.value, measured.summary)),
-                _ => None,
-            })
-            .collect();
+        let of_arm = entries().filter(|entry| entry.arm == **arm);
+        let point = |entry: &Entry| Some((entry.point.as_ref()?.value, entry.outcome.measured()?.summary));
+        let mut line: Vec<(u64, EntrySummary)> = of_arm.filter_map(point).collect();
         line.sort_by_key(|&(value, _)| value);
         line
     };

@@ -9,8 +9,6 @@ pub(super) mod trend;
 use plotters::prelude::*;
 
 use crate::svg::{Area, Drawn};
-use crate::words::distinct;
-use harness_bench::record::{Outcome, SuiteRecord};
 
 // Okabe and Ito's palette for color-blind readers, without yellow, which is too pale on white:
 // <https://jfly.uni-koeln.de/color/>. Then wine and olive of Paul Tol's muted scheme: <https://sronpersonalpages.nl/~pault/>.
@@ -44,10 +42,4 @@ fn mark(area: &Area<'_>, (x, y): (i32, i32), index: usize) -> Drawn {
         3 => area.draw(&Polygon::new(vec![(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y)], style)),
         _ => area.draw(&Cross::new((x, y), 4, colour(index).stroke_width(2))),
     }
-}
-
-/// Arms with figures in a suite, in the order of first appearance. The position of an arm selects its color and mark in all
-/// pictures of the suite.
-fn arms(suite: &SuiteRecord) -> Vec<&str> {
-    distinct(suite.entries.iter().filter(|entry| matches!(entry.outcome, Outcome::Measured(_))).map(|entry| entry.arm.as_str()))
 }

@@ -69,7 +69,15 @@ pub fn apply(suites: &mut [Suite], accepted: &[AcceptedSuite], scope: Scope) -> 
             }
             continue;
         };
-        apply_terms(suite, accepted, &mut gate.overridden);
+        let rounds = Rounds { least: accepted.rounds.0, most: accepted.rounds.1 };
+        let differs = [
+            (suite.threshold != accepted.threshold, "threshold"),
+            (suite.precision != accepted.precision, "precision"),
+            (suite.budget != accepted.budget, "budget"),
+            (suite.rounds != rounds, "rounds"),
+        ];
+        gate.overridden.extend(differs.into_iter().filter(|(differs, _)| *differs).map(|(_, term)| format!("{}: {term}", suite.name)));
+        (suite.threshold, suite.precision, suite.budget, suite.rounds) = (accepted.threshold, accepted.precision, accepted.budget, rounds);
         let now = entries(suite);
         let in_shard = |entry: &&AcceptedEntry| scope.shard.is_none_or(|shard| shard.has(&format!("{}\n{}", accepted.name, entry.case)));
         for entry in accepted.entries.iter().filter(in_shard) {
@@ -82,18 +90,6 @@ pub fn apply(suites: &mut [Suite], accepted: &[AcceptedSuite], scope: Scope) -> 
         }
     }
     gate
-}
-
-fn apply_terms(suite: &mut Suite, accepted: &AcceptedSuite, overridden: &mut Vec<String>) {
-    let rounds = Rounds { least: accepted.rounds.0, most: accepted.rounds.1 };
-    let differs = [
-        (suite.threshold != accepted.threshold, "threshold"),
-        (suite.precision != accepted.precision, "precision"),
-        (suite.budget != accepted.budget, "budget"),
-        (suite.rounds != rounds, "rounds"),
-    ];
-    overridden.extend(differs.into_iter().filter(|(differs, _)| *differs).map(|(_, term)| format!("{}: {term}", suite.name)));
-    (suite.threshold, suite.precision, suite.budget, suite.rounds) = (accepted.threshold, accepted.precision, accepted.budget, rounds);
 }
 
 #[cfg(test)]

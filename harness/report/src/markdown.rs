@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
+use harness_base::files::slug;
 use harness_base::statistics::LEAST_FOR_P99;
 
 use super::claims::{self, Tested};
@@ -310,7 +311,13 @@ impl Page {
                 self.block(format!("### On {}", prose(&device.label)));
             }
             self.settings(on_device);
-            self.curves(report, scenario, on_device);
+            let runs: Vec<&RunRecord> = on_device.arms.iter().map(ArmGroup::shown).collect();
+            if let Some(svg) = picture::draw(&runs) {
+                let file_name = self.picture(&format!("{}-{}", scenario.slug, slug(&device.label)), svg);
+                let name = &scenario.info.name;
+                let alt = format!("Allocated, reserved and device used over the steps of {name}, one panel per allocator");
+                self.block(format!("![{}]({file_name})", prose(&alt)));
+            }
             self.timing(on_device, device);
             self.recovery(on_device, device);
             for arm in &on_device.arms {
@@ -325,15 +332,6 @@ impl Page {
         if !arms.is_empty() {
             self.block(format!("Settings in the form of `PYTORCH_ALLOC_CONF`: {}.", arms.join("; ")));
         }
-    }
-
-    fn curves(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, on_device: &ScenarioOnDevice<'_>) {
-        let device = &report.devices[on_device.device];
-        let runs: Vec<&RunRecord> = on_device.arms.iter().map(ArmGroup::shown).collect();
-        let Some(svg) = picture::draw(&runs) else { return };
-        let file_name = self.picture(&format!("{}-{}", scenario.slug, harness_base::files::slug(&device.label)), svg);
-        let alt = format!("Allocated, reserved and device used over the steps of {}, one panel per allocator", scenario.info.name);
-        self.block(format!("![{}]({file_name})", prose(&alt)));
     }
 
     fn timing(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {
@@ -427,7 +425,7 @@ impl Page {
             );
         }
         self.grid(&selection.grid());
-        self.unrecorded(selection.run());
+        self.unrecorded(selection.run);
         self.list(selection.steps().flat_map(|step| notes(step, &[]).into_iter().chain(counted(step))));
         self.step_tables(selection, UNFOLDED);
     }

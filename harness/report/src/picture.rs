@@ -378,31 +378,26 @@ fn rises(run: &RunRecord, axes: &Axes<'_>, counter: fn(&CurvePoint) -> u64) -> V
     marks
 }
 
-/// Draws OOMs and retries in two rows above the limit, and a line at a violation.
+/// Draws OOMs and retries in two rows above the limit, and a line at a violation. A merged mark has its number of events.
 fn marks(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
-    let (upper, lower) = (axes.top * 0.96, axes.top * 0.87);
-    for mark in rises(run, axes, |point| point.ooms) {
-        let place = (mark.x / axes.pixels(), upper);
-        chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;
-        number_of(mark, place, OOM, chart)?;
-    }
-    for mark in rises(run, axes, |point| point.retries) {
-        let place = (mark.x / axes.pixels(), lower);
-        chart.draw_series([TriangleMarker::new(place, 6, RETRY.filled())])?;
-        number_of(mark, place, RETRY, chart)?;
+    let rows: [(fn(&CurvePoint) -> u64, f64, RGBColor); 2] = [(|point| point.ooms, 0.96, OOM), (|point| point.retries, 0.87, RETRY)];
+    for (counter, height, colour) in rows {
+        for mark in rises(run, axes, counter) {
+            let place = (mark.x / axes.pixels(), axes.top * height);
+            if colour == OOM {
+                chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;
+            } else {
+                chart.draw_series([TriangleMarker::new(place, 6, RETRY.filled())])?;
+            }
+            if mark.count > 1 {
+                let style = font(11, colour, HPos::Left, VPos::Center);
+                chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
+            }
+        }
     }
     if let Some(first) = run.verdict.violation() {
         let x = axes.end_of(first.step);
         chart.draw_series([PathElement::new([(x, 0.0), (x, axes.top)], OOM.stroke_width(2))])?;
-    }
-    Ok(())
-}
-
-/// Draws the number of events to the right of a merged mark.
-fn number_of(mark: Mark, place: (f64, f64), colour: RGBColor, chart: &mut Chart<'_, '_>) -> Drawn {
-    if mark.count > 1 {
-        let style = font(11, colour, HPos::Left, VPos::Center);
-        chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
     }
     Ok(())
 }

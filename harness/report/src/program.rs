@@ -80,8 +80,7 @@ pub fn picture(program: &Program<'_>) -> Option<String> {
     for process in program.used() {
         let Some(timeline) = program.timelines.iter().find(|timeline| timeline.pid == process.pid) else { continue };
         for device in process.devices.iter().filter(|device| device.mallocs > 0) {
-            let title = format!("{}, device {}", named(process), device.index);
-            curves.push(Curve::new(timeline, device.index as u32, title));
+            curves.push(Curve { timeline, device: device.index as u32, title: format!("{}, device {}", named(process), device.index) });
         }
     }
     curves.truncate(MOST_CURVES);

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
-use super::words::{self, Grid, NOTHING};
+use super::words::{self, Grid};
 use super::{ArmGroup, ScenarioOnDevice};
 use harness_record::{Attempt, HostUse, Outcome, Recovery, StepRecord, Trained};
 
@@ -95,12 +95,8 @@ impl Row<'_> {
     pub(super) fn attempts(&self) -> Grid {
         let cells = |attempt: &Attempt| {
             let failed = attempt.failed.clone().unwrap_or_else(|| "none".to_owned());
-            let then = match (&attempt.then, &attempt.failed) {
-                (Some(then), _) => then.clone(),
-                (None, Some(_)) => "gave up".to_owned(),
-                (None, None) => NOTHING.to_owned(),
-            };
-            vec![attempt.asked.clone(), failed, then, words::or_nothing(attempt.time)]
+            let gave_up = attempt.failed.as_ref().map(|_| "gave up");
+            vec![attempt.asked.clone(), failed, words::or_nothing(attempt.then.as_deref().or(gave_up)), words::or_nothing(attempt.time)]
         };
         let more = words::count(self.recovery.unlisted, "more attempt");
         let more =

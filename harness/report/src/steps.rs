@@ -16,7 +16,7 @@ const EDGE: usize = 30;
 const NOTABLE: usize = 100;
 
 pub(super) struct Selection<'a> {
-    run: &'a RunRecord,
+    pub(super) run: &'a RunRecord,
     /// Ascending indices of steps.
     shown: Vec<usize>,
 }
@@ -43,10 +43,6 @@ impl<'a> Selection<'a> {
         let notable = (EDGE..steps.len() - EDGE).filter(has_event).take(NOTABLE);
         let shown: BTreeSet<usize> = (0..EDGE).chain(notable).chain(steps.len() - EDGE..steps.len()).collect();
         Self { run, shown: shown.into_iter().collect() }
-    }
-
-    pub(super) const fn run(&self) -> &'a RunRecord {
-        self.run
     }
 
     pub(super) fn steps(&self) -> impl Iterator<Item = &'a StepRecord> {

@@ -79,12 +79,8 @@ pub fn render_again(folder: &Path) -> Result<(), StoreError> {
 
 /// Returns whether a folder or file was written by `harness run`.
 pub fn is_of_run(path: &Path) -> bool {
-    let names = [OsStr::new(RECORDS), OsStr::new(EVENTS)];
-    if path.is_dir() {
-        names.iter().any(|name| path.join(name).is_file())
-    } else {
-        path.file_name().is_some_and(|name| names.contains(&name))
-    }
+    let has = |name: &str| if path.is_dir() { path.join(name).is_file() } else { path.file_name() == Some(OsStr::new(name)) };
+    has(RECORDS) || has(EVENTS)
 }
 
 fn read_events(path: &Path) -> Result<Records, StoreError> {

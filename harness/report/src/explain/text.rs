@@ -70,10 +70,18 @@ pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style
     out.line("");
     out.table(&wholes(&comparison.before, &comparison.after), 3, None);
     out.line("\nBy cause, at the moment compared:");
-    out.table(&changed_causes(comparison), 4, None);
+    let row = |change: &compare::CauseChange| {
+        vec![change.cause.about().to_owned(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after)]
+    };
+    out.table(&Grid::new("lr", ["cause", "before", "after", "change"], comparison.causes.iter().map(row)), 4, None);
     if !comparison.sites.is_empty() {
         out.line("\nBy site, allocated then:");
-        out.table(&changed_sites(comparison), 4, None);
+        let row = |change: &compare::SiteChange| {
+            let blocks = format!("{} → {}", change.blocks_before, change.blocks_after);
+            vec![change.site.clone(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after), blocks]
+        };
+        let sites = comparison.sites.iter().take(DIFFERENCES).map(row);
+        out.table(&Grid::new("lr", ["site", "before", "after", "change", "blocks"], sites), 4, None);
         let more = comparison.sites.len().saturating_sub(DIFFERENCES);
         if more > 0 {
             out.line(&format!("… and {more} more, by `--format json`"));
@@ -209,21 +217,6 @@ fn wholes(before: &Whole, after: &Whole) -> Grid {
         row("requests refused", &before.ooms, &after.ooms),
     ];
     Grid::new("lr", ["over the whole recording", "before", "after"], rows)
-}
-
-fn changed_causes(comparison: &Comparison) -> Grid {
-    let row = |change: &compare::CauseChange| {
-        vec![change.cause.about().to_owned(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after)]
-    };
-    Grid::new("lr", ["cause", "before", "after", "change"], comparison.causes.iter().map(row))
-}
-
-fn changed_sites(comparison: &Comparison) -> Grid {
-    let row = |change: &compare::SiteChange| {
-        let blocks = format!("{} → {}", change.blocks_before, change.blocks_after);
-        vec![change.site.clone(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after), blocks]
-    };
-    Grid::new("lr", ["site", "before", "after", "change", "blocks"], comparison.sites.iter().take(DIFFERENCES).map(row))
 }
 
 fn signed(before: Bytes, after: Bytes) -> String {

@@ -26,8 +26,8 @@ pub(super) struct Clock {
 }
 
 pub(super) struct Curve<'a> {
-    timeline: &'a Timeline,
-    device: u32,
+    pub(super) timeline: &'a Timeline,
+    pub(super) device: u32,
     pub(super) title: String,
 }
 
@@ -39,11 +39,7 @@ enum Mark {
     Oom,
 }
 
-impl<'a> Curve<'a> {
-    pub(super) const fn new(timeline: &'a Timeline, device: u32, title: String) -> Self {
-        Self { timeline, device, title }
-    }
-
+impl Curve<'_> {
     /// Attempts to allocate device memory.
     fn attempts(&self) -> impl Iterator<Item = &Attempt> {
         self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))

@@ -18,7 +18,7 @@ fn what_is_reserved_falls_where_memory_was_given_back() {
         frees: vec![free(1, 3, 0), free(3, 9, 0)],
         ..Timeline::default()
     };
-    let curve = Curve::new(&timeline, 0, String::new());
+    let curve = Curve { timeline: &timeline, device: 0, title: String::new() };
     let changes = curve.reserved().into_iter().map(|(x, held)| (x, svg::mib(held)));
     let mut points: Vec<(u64, u64)> = svg::stairs(changes, curve.end()).into_iter().map(|(x, mib)| (x as u64, mib as u64)).collect();
     points.dedup();

@@ -32,7 +32,6 @@ impl Stopwatch {
     }
 }
 
-/// The quantity of times on this clock.
 pub(super) const fn quantity(clock: Clock) -> Quantity {
     if matches!(clock, Clock::Measured) { Quantity::HostTime } else { Quantity::ModelTime }
 }

@@ -249,7 +249,6 @@ pub struct Point {
     /// The axis, as in `size` or `segments`.
     pub axis: String,
     pub value: u64,
-    /// `true` if the value is in bytes.
     pub bytes: bool,
 }
 
@@ -295,19 +294,14 @@ impl Quantity {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
+    /// It has figures.
     Measured(Measured),
     /// It did not fit in the suite's memory.
-    OutOfMemory {
-        reason: String,
-    },
+    OutOfMemory { reason: String },
     /// It misbehaved.
-    Failed {
-        reason: String,
-    },
+    Failed { reason: String },
     /// It cannot run here.
-    Skipped {
-        reason: String,
-    },
+    Skipped { reason: String },
 }
 
 impl Outcome {
@@ -315,7 +309,6 @@ impl Outcome {
         if let Self::Measured(measured) = self { Some(measured) } else { None }
     }
 
-    /// The reason for missing figures.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Measured(_) => None,
@@ -345,9 +338,8 @@ pub struct EntrySummary {
     pub p99: Option<u64>,
     pub min: u64,
     pub max: u64,
-    /// Lower end of the median's 95 % confidence interval over rounds; equal to the median for deterministic figures.
+    /// Ends of the median's 95 % confidence interval over rounds; equal to the median for deterministic figures.
     pub low: u64,
-    /// Upper end.
     pub high: u64,
 }
 
@@ -375,13 +367,8 @@ pub struct Comparison {
 pub enum Basis {
     /// The accepted build, measured in the same run.
     SideBySide { commit: Option<String> },
-    /// The record of an earlier run; the accepted build was not measured.
-    Records {
-        started: String,
-        build: Build,
-        /// Why the accepted build was not measured.
-        why: String,
-    },
+    /// The record of an earlier run; `why` says why the accepted build was not measured.
+    Records { started: String, build: Build, why: String },
 }
 
 /// Identifies an entry from run to run.
@@ -447,9 +434,8 @@ pub struct ChangeFigures {
     pub new: u64,
     /// New over base; side by side, the typical ratio of a round.
     pub ratio: f64,
-    /// Lower end of the ratio's 99 % confidence interval.
+    /// Ends of the ratio's 99 % confidence interval.
     pub low: f64,
-    /// Upper end.
     pub high: f64,
 }
 

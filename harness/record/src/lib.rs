@@ -172,19 +172,10 @@ pub fn scenario_id(path: &Path, name: &str) -> String {
 pub enum Verdict {
     /// All expectations and invariants held.
     Passed,
-    /// An expectation was not met, or an invariant did not hold.
-    Failed {
-        first: Violation,
-        /// Other violations at the same step.
-        rest: Vec<Violation>,
-    },
+    /// An expectation was not met, or an invariant did not hold. `rest` has the other violations at the same step.
+    Failed { first: Violation, rest: Vec<Violation> },
     /// The run failed, and the scenario expects this failure.
-    FailedAsExpected {
-        reason: String,
-        first: Violation,
-        /// Other violations at the same step.
-        rest: Vec<Violation>,
-    },
+    FailedAsExpected { reason: String, first: Violation, rest: Vec<Violation> },
     /// The run did not start.
     Skipped {
         reason: String,
@@ -192,11 +183,8 @@ pub enum Verdict {
         #[serde(default)]
         kind: SkipKind,
     },
-    /// Other processes used the device, so the result says nothing about the allocator.
-    Contended {
-        /// A description of their activity.
-        reason: String,
-    },
+    /// Other processes used the device, so the result says nothing about the allocator. The reason describes their activity.
+    Contended { reason: String },
     /// The user or the system stopped the run early.
     Interrupted,
 }
@@ -270,7 +258,6 @@ pub enum Rule {
     ExpectedViolation,
     /// The device or the allocator failed for a reason other than lack of memory.
     DeviceFailure,
-    /// A step exceeded its time limit.
     TimeLimit,
     /// A fault of the scenario matched no call, or the run did not end as the fault requires.
     Fault,
@@ -465,12 +452,11 @@ impl Pieces {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
+    /// The step ended without a failed request.
     #[default]
     Done,
-    Fits {
-        /// Retries by the recovery policy. Retries inside the allocator do not count.
-        retries: u32,
-    },
+    /// The request succeeded after this many retries by the recovery policy. Retries inside the allocator do not count.
+    Fits { retries: u32 },
     /// The request failed after all retries.
     OutOfMemory,
     /// An expectation or invariant failed; the verdict names it.

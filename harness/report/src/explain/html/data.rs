@@ -10,7 +10,8 @@ use harness_explain::causes::{CauseBytes, Explanation};
 use harness_explain::sites::{SiteId, Sites};
 use harness_explain::state::MomentKind;
 use harness_explain::waits::Wait;
-use harness_trace::snapshot::{Action, Event, PoolId, Snapshot, StackId};
+use harness_trace::snapshot::{Action, Event, Frame, PoolId, Snapshot, StackId};
+use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -215,35 +216,28 @@ impl StackTable {
     }
 
     fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
-        let mut places = BTreeMap::new();
+        let mut frames = IndexSet::new();
         for &(stack, _) in &self.keys {
-            let outermost_first = snapshot.stacks.ids(stack).iter().rev().map(|&id| {
-                *places.entry(id).or_insert_with(|| {
-                    let frame = snapshot.stacks.frame(id);
-                    self.frames.push((frame.name.clone(), frame.file.clone(), frame.line));
-                    self.frames.len() - 1
-                })
-            });
-            let frames = outermost_first.collect();
+            let frames = snapshot.stacks.ids(stack).iter().rev().map(|&id| frames.insert_full(id).0).collect();
             self.stacks.push(Stack { frames, byte_seconds: has_times.then_some(0.0), ..Stack::default() });
         }
+        let of_frame = |frame: &Frame| (frame.name.clone(), frame.file.clone(), frame.line);
+        self.frames = frames.into_iter().map(|id| of_frame(snapshot.stacks.frame(id))).collect();
     }
 
     /// Numbers the sites by bytes at the peak, and assigns them to the stacks.
     fn rank_sites(&mut self, sites: &Sites) {
-        let mut sums: BTreeMap<SiteId, (Bytes, f64)> = BTreeMap::new();
+        let mut sums: IndexMap<SiteId, (Bytes, f64)> = IndexMap::new();
         for (stack, &(_, site)) in self.stacks.iter().zip(&self.keys) {
             let sum = sums.entry(site).or_default();
             sum.0 += stack.at_peak;
             sum.1 += stack.byte_events;
         }
-        let mut ranked: Vec<(SiteId, (Bytes, f64))> = sums.into_iter().collect();
-        ranked.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
-        let places: BTreeMap<SiteId, usize> = ranked.iter().enumerate().map(|(place, &(site, _))| (site, place)).collect();
+        sums.sort_by(|a_site, a, b_site, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(a_site.cmp(b_site)));
         for (stack, (_, site)) in self.stacks.iter_mut().zip(&self.keys) {
-            stack.site = places[site];
+            stack.site = sums.get_index_of(site).unwrap_or_default();
         }
-        self.sites = ranked.into_iter().map(|(site, _)| sites.get(site).name.clone()).collect();
+        self.sites = sums.into_keys().map(|site| sites.get(site).name.clone()).collect();
     }
 }
 

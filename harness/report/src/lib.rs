@@ -129,7 +129,15 @@ impl<'a> Report<'a> {
 
     fn add(&mut self, run: &'a RunRecord) {
         self.counts.add(&run.verdict);
-        let device = place_of(&mut self.devices, |known| device_key(known.info) == device_key(&run.device), || DeviceGroup::new(run));
+        let new = || DeviceGroup {
+            info: &run.device,
+            label: String::new(),
+            clocks_mhz: BTreeSet::new(),
+            throttle_reasons: BTreeSet::new(),
+            other_processes: None,
+            cost_figures: Vec::new(),
+        };
+        let device = place_of(&mut self.devices, |known| device_key(known.info) == device_key(&run.device), new);
         self.devices[device].add(run);
         let is_same = |known: &ScenarioGroup<'_>| (&known.info.name, &known.info.path) == (&run.scenario.name, &run.scenario.path);
         let new = || ScenarioGroup { info: &run.scenario, slug: String::new(), by_device: Vec::new() };
@@ -174,17 +182,6 @@ impl Counts {
 }
 
 impl<'a> DeviceGroup<'a> {
-    const fn new(run: &'a RunRecord) -> Self {
-        Self {
-            info: &run.device,
-            label: String::new(),
-            clocks_mhz: BTreeSet::new(),
-            throttle_reasons: BTreeSet::new(),
-            other_processes: None,
-            cost_figures: Vec::new(),
-        }
-    }
-
     fn add(&mut self, run: &'a RunRecord) {
         let fingerprint = &run.device.fingerprint;
         self.clocks_mhz.extend(fingerprint.clocks_mhz);

@@ -162,38 +162,31 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
 
 fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Vec<String> {
     let first = &report.first;
-    let mut notes = Vec::new();
-    if report.left_out > 0 {
-        notes.push(format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
-    }
-    if let Some(expectation) = expectation {
+    let interrupted = (report.left_out > 0).then(|| format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
+    let expectation = expectation.map(|expectation| {
         let missed: Vec<String> =
             report.cases.iter().filter(|case| !case.meets(expectation)).map(|case| case.attempt.to_string()).collect();
         let what = match expectation {
             Expectation::Recovers => "recovers",
             Expectation::EndsCleanly => "recovers or ends cleanly",
         };
-        notes.push(match missed.len() {
+        match missed.len() {
             0 => format!("Expectation met: it {what}."),
             _ => format!("Expectation not met: it {what}, except after failures of these attempts: {}.", missed.join(", ")),
-        });
-    }
+        }
+    });
     let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", left {} allocated at its end", Bytes(bytes)));
-    notes.push(format!(
+    let figures = format!(
         "Without failures the program made {} to allocate device memory{held} and reserved at most {}. The columns are differences to that run. Each run fails two attempts in a row, because PyTorch retries once. Injected: {}.",
         words::count(first.attempts, "attempt"),
         Bytes(first.peak_reserved),
         report.chosen,
-    ));
+    );
     let alone: Vec<&Outcome> = report.cases.iter().filter_map(|case| case.alone.as_ref()).collect();
-    if !alone.is_empty() {
-        let served = alone.iter().filter(|outcome| **outcome == &Outcome::ServedByRetry).count();
-        notes.push(format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {}.", words::count(alone.len(), "run")));
-    }
-    if first.processes > 1 {
-        notes.push(format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
-    }
-    notes
+    let (served, runs) = (alone.iter().filter(|outcome| ***outcome == Outcome::ServedByRetry).count(), words::count(alone.len(), "run"));
+    let alone = (!alone.is_empty()).then(|| format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}."));
+    let several = (first.processes > 1).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
+    [interrupted, expectation, Some(figures), alone, several].into_iter().flatten().collect()
 }
 
 fn of_least(report: &LeastReport) -> Parts {

@@ -19,9 +19,6 @@ use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::provider::MemoryLimit;
 use crate::suite::{LatencyCase, Measure};
 
-const ONE_THREAD: &str = "its process calls it from one thread";
-const DEVICE_WAITS: &str = "the device would wait for the calls between processes";
-
 type Bench = TestBench<LibraryAllocator>;
 
 /// Visits a case that needs special handling for a library; `None` if the general code fits. Model times are those of the device
@@ -30,9 +27,9 @@ pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Meas
     let is_measured = visit.provider.clock() == Clock::Measured;
     Some(match measure {
         Measure::Trace { events } => trace(visit, library, events),
-        Measure::Threads { .. } => Err(Fault::Skipped(ONE_THREAD.to_owned())),
+        Measure::Threads { .. } => Err(Fault::Skipped("its process calls it from one thread".to_owned())),
         _ if !is_measured => return None,
-        Measure::Pipeline { .. } => Err(Fault::Skipped(DEVICE_WAITS.to_owned())),
+        Measure::Pipeline { .. } => Err(Fault::Skipped("the device would wait for the calls between processes".to_owned())),
         Measure::Latency { size, case } => latency(visit, library, *size, *case),
         Measure::Recovery { size } => recovery(visit, library, *size),
         Measure::EmptyCache { segments, size } => empty_cache(visit, library, *segments, *size),

@@ -25,7 +25,6 @@ pub struct AcceptedBuild {
     pub suites: Vec<AcceptedSuite>,
 }
 
-/// Reads the accepted build of these reports.
 pub fn read(root: &Path) -> Result<Option<AcceptedBuild>, String> {
     let path = root.join(FILE);
     let failed = |why: &dyn Display| format!("cannot read the accepted build from `{}`: {why}", path.display());

@@ -74,8 +74,8 @@ pub(crate) enum Side {
 /// The processes of both builds.
 #[derive(Debug)]
 pub struct Builds {
-    this: Build,
-    accepted: Build,
+    /// By [`Side`].
+    sides: [Build; 2],
     began: Stopwatch,
     /// Nanoseconds spent on starting processes.
     starting: u64,
@@ -104,12 +104,11 @@ impl Builds {
             programs = [this, accepted].map(|program| vec![program.to_owned()]);
         }
         let [this, accepted] = programs.map(|layouts| Build::start(layouts, arguments, ordinal));
-        let (this, accepted) = (this?, accepted?);
-        Ok(Self { this, accepted, began, starting: began.elapsed_ns() })
+        Ok(Self { sides: [this?, accepted?], began, starting: began.elapsed_ns() })
     }
 
     pub fn accepted_commit(&self) -> Option<&str> {
-        self.accepted.commit.as_deref()
+        self.sides[Side::Accepted as usize].commit.as_deref()
     }
 
     /// Restarts both processes if the time budget allows.
@@ -118,7 +117,7 @@ impl Builds {
             return;
         }
         let watch = Stopwatch::start();
-        for build in [&mut self.this, &mut self.accepted] {
+        for build in &mut self.sides {
             // A process that cannot start now is retried at its next request.
             build.restart().ok();
         }
@@ -127,10 +126,7 @@ impl Builds {
 
     /// Visits a case once. Also returns the number of operations timed together.
     pub(crate) fn visit(&mut self, side: Side, request: &Request<'_>) -> Result<(Vec<Reading>, Option<u64>), Fault> {
-        let build = match side {
-            Side::This => &mut self.this,
-            Side::Accepted => &mut self.accepted,
-        };
+        let build = &mut self.sides[side as usize];
         if !build.process.is_running() {
             build.restart().map_err(Fault::Failed)?;
         }
@@ -182,13 +178,13 @@ fn start_process(program: &Path, arguments: &[OsString], ordinal: Option<u32>) -
 
 /// Runs `harness bench --serve`: sends the greeting and answers requests until its input ends.
 pub fn serve(provider: &mut dyn DeviceProvider, commit: Option<String>, input: impl BufRead, output: &mut impl Write) -> io::Result<()> {
-    let mut server = Server { overhead_ps: overhead_ps(), suites: BTreeMap::new(), interrupt: Arc::default() };
+    let mut server = Server { provider, overhead_ps: overhead_ps(), suites: BTreeMap::new(), interrupt: Arc::default() };
     say(output, &Greeting { protocol: PROTOCOL, commit })?;
     for line in input.lines() {
         let answer = match serde_json::from_str::<Request<'_>>(&line?) {
             Ok(request) => {
                 let mut batch = request.batch;
-                let readings = server.readings(provider, &request, &mut batch);
+                let readings = server.readings(&request, &mut batch);
                 readings.map_or_else(Answer::Fault, |readings| Answer::Measured { readings, batch })
             }
             Err(error) => Answer::Fault(Fault::Skipped(format!("this build does not understand the request: {error}"))),
@@ -203,20 +199,16 @@ fn say(output: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
     output.flush()
 }
 
-struct Server {
+struct Server<'a> {
+    provider: &'a mut dyn DeviceProvider,
     overhead_ps: u64,
     /// Suites read so far, or why they cannot be read.
     suites: BTreeMap<PathBuf, Result<Suite, String>>,
     interrupt: Arc<AtomicBool>,
 }
 
-impl Server {
-    fn readings(
-        &mut self,
-        provider: &mut dyn DeviceProvider,
-        request: &Request<'_>,
-        batch: &mut Option<u64>,
-    ) -> Result<Vec<Reading>, Fault> {
+impl Server<'_> {
+    fn readings(&mut self, request: &Request<'_>, batch: &mut Option<u64>) -> Result<Vec<Reading>, Fault> {
         let unknown = |why: &str| Fault::Skipped(format!("this build {why}"));
         let read = || Suite::load(&request.suite).map_err(|error| format!("cannot read the suite: {error}"));
         let suite = self.suites.entry(request.suite.to_path_buf()).or_insert_with(read).as_ref().map_err(|why| unknown(why))?;
@@ -226,7 +218,7 @@ impl Server {
         }
         let arm = suite.arms.iter().find(|arm| arm.to_string() == request.arm).ok_or_else(|| unknown("does not know the arm"))?;
         let (memory, overhead_ps, interrupt) = (suite.memory, self.overhead_ps, &self.interrupt);
-        measure::visit(&case.measure, &mut Visit { provider, arm, memory, overhead_ps, batch, interrupt })
+        measure::visit(&case.measure, &mut Visit { provider: self.provider, arm, memory, overhead_ps, batch, interrupt })
     }
 }
 

@@ -32,12 +32,8 @@ impl Stopwatch {
     }
 }
 
-/// The quantity of times on this clock.
 pub(super) const fn quantity(clock: Clock) -> Quantity {
-    match clock {
-        Clock::Measured => Quantity::HostTime,
-        Clock::Simulated => Quantity::ModelTime,
-    }
+    if matches!(clock, Clock::Measured) { Quantity::HostTime } else { Quantity::ModelTime }
 }
 
 /// Times a region in picoseconds, on the host's clock or on the virtual clock of a simulated device.

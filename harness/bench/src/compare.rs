@@ -63,9 +63,10 @@ pub fn compare(run: &BenchRun, earlier: &[&BenchRun], base: Option<&BenchRun>) -
             && !run.entries().any(|(suite, entry)| EntryName::of(suite, entry) == **name)
     };
     let last = base.or(before.last().copied());
+    let same_host = before.iter().rev().copied().filter(|other| other.machine.is_same_host(&run.machine));
     Some(Comparison {
         machine: last.map_or_else(Vec::new, |last| last.machine.differences(&run.machine)),
-        contended_runs: contended_runs(run, &before),
+        contended_runs: std::iter::once(run).chain(same_host).take_while(|run| !run.conditions.contended.is_empty()).count(),
         missing: base_entries.keys().filter(is_gone).cloned().collect(),
         basis,
         changes,
@@ -86,11 +87,6 @@ fn base_among<'a>(run: &BenchRun, before: &[&'a BenchRun]) -> Option<&'a BenchRu
 /// Returns whether figures are comparable: same device, same accepted build.
 fn is_comparable(other: &BenchRun, run: &BenchRun) -> bool {
     other.machine.is_same_device(&run.machine) && other.accepted.commit == run.accepted.commit
-}
-
-fn contended_runs(run: &BenchRun, before: &[&BenchRun]) -> usize {
-    let same_machine = before.iter().rev().copied().filter(|other| other.machine.is_same_host(&run.machine));
-    std::iter::once(run).chain(same_machine).take_while(|run| !run.conditions.contended.is_empty()).count()
 }
 
 /// An entry with its earlier runs.
@@ -146,13 +142,9 @@ impl<'r> Earlier<'_, 'r> {
         let levels = self.levels(is_ratio);
         let found = self.change(verdict(now, reference, threshold), Some(figures));
         let found = if found.verdict == Verdict::Worse { found } else { self.against_runs(found, now, &levels, threshold) };
-        let since = match found.verdict {
-            Verdict::Worse | Verdict::Better => {
-                found.since.clone().or_else(|| Some(self.since(found.verdict, reference, &levels, threshold)))
-            }
-            _ => None,
-        };
-        Change { since, ..found }
+        let changed = matches!(found.verdict, Verdict::Worse | Verdict::Better);
+        let since = || self.since(found.verdict, reference, &levels, threshold);
+        Change { since: changed.then(|| found.since.clone().unwrap_or_else(since)), ..found }
     }
 
     /// The entry's levels in earlier runs, oldest first: ratios to the accepted build, or figures.
@@ -273,19 +265,14 @@ impl Machine {
 
 /// Important changes first: broken, worse, better, fixed; then by the end of the interval nearer to no change.
 pub fn by_importance(comparison: &Comparison) -> Vec<&Change> {
-    let rank = |change: &Change| match change.verdict {
-        Verdict::Broken => Some(0),
-        Verdict::Worse => Some(1),
-        Verdict::Better => Some(2),
-        Verdict::Fixed => Some(3),
-        Verdict::Same | Verdict::Unsure | Verdict::StillBroken | Verdict::NotCompared => None,
-    };
+    const ORDER: [Verdict; 4] = [Verdict::Broken, Verdict::Worse, Verdict::Better, Verdict::Fixed];
+    let rank = |change: &Change| ORDER.iter().position(|verdict| *verdict == change.verdict);
     let size = |change: &Change| match (change.verdict, change.figures) {
         (Verdict::Worse, Some(figures)) => figures.low,
         (Verdict::Better, Some(figures)) => 1.0 / figures.high.max(f64::MIN_POSITIVE),
         _ => f64::INFINITY,
     };
-    let mut ranked: Vec<(i32, f64, &Change)> =
+    let mut ranked: Vec<(usize, f64, &Change)> =
         comparison.changes.iter().filter_map(|change| Some((rank(change)?, size(change), change))).collect();
     ranked.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
     ranked.into_iter().map(|(.., change)| change).collect()

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
+use indexmap::IndexMap;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -119,7 +120,7 @@ pub fn run_suite(
     let tasks = cases_of(suite, terms.shard).flat_map(|case| arms(case).map(move |arm| task(case, arm))).collect();
     let budget = terms.budget.unwrap_or(suite.budget);
     let mut run = Run { suite, terms, provider, processes, tasks, overhead_ps, began: Stopwatch::start(), budget, round: 0, counted: 0 };
-    let stopped = run.rounds(&mut watch);
+    let stopped = run.rounds(&mut watch).unwrap_or(Stopped::Interrupted);
     SuiteRecord {
         name: suite.name.clone(),
         about: suite.about.clone(),
@@ -148,12 +149,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Stopped {
+    fn rounds(&mut self, watch: &mut impl FnMut(Progress<'_>)) -> Result<Stopped, Fault> {
         if self.tasks.iter().any(|task| !task.quantity.is_exact()) {
             for _ in 0..WARM_UP {
-                if self.round(watch, true).is_err() {
-                    return Stopped::Interrupted;
-                }
+                self.round(watch, true)?;
                 if self.time_is_up(0) {
                     break;
                 }
@@ -161,20 +160,18 @@ impl Run<'_> {
         }
         for counted in 1.. {
             let began = self.began.elapsed_ns();
-            if self.round(watch, false).is_err() {
-                return Stopped::Interrupted;
-            }
+            self.round(watch, false)?;
             if self.tasks.iter().all(Task::is_settled) {
-                return Stopped::Deterministic;
+                return Ok(Stopped::Deterministic);
             }
             if counted >= self.suite.rounds.least && self.tasks.iter().all(|task| task.is_precise(self.suite.precision)) {
-                return Stopped::Precise;
+                return Ok(Stopped::Precise);
             }
             if counted >= self.suite.rounds.most || self.time_is_up(self.began.elapsed_ns() - began) {
                 break;
             }
         }
-        Stopped::Budget
+        Ok(Stopped::Budget)
     }
 
     /// Returns whether another round of `round` nanoseconds would exceed the budget.
@@ -185,9 +182,7 @@ impl Run<'_> {
     /// Runs every entry once, except settled ones.
     fn round(&mut self, watch: &mut impl FnMut(Progress<'_>), warm_up: bool) -> Result<(), Fault> {
         self.round += 1;
-        if let Some(builds) = &mut self.processes.builds {
-            builds.renew();
-        }
+        self.processes.builds.iter_mut().for_each(Builds::renew);
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
         let salt = hash_of([self.suite.name.as_str(), &self.round.to_string()]);
         let mut rng = ChaCha8Rng::seed_from_u64(self.terms.seed ^ salt);
@@ -200,10 +195,8 @@ impl Run<'_> {
                 continue;
             }
             watch(Progress { suite: self.suite, case: task.case, arm: task.arm, round: self.round, used: used.min(1.0) });
-            for side in sides {
-                if side == Side::Accepted && self.tasks[index].accepted.is_none() {
-                    continue;
-                }
+            let has_accepted = task.accepted.is_some();
+            for side in sides.into_iter().filter(|side| has_accepted || *side == Side::This) {
                 let visited = self.visit(index, side);
                 // The interruption may have cut this visit short.
                 if self.terms.interrupt.load(Ordering::Relaxed) || visited == Err(Fault::Interrupted) {
@@ -220,13 +213,10 @@ impl Run<'_> {
         let (task, suite, interrupt) = (&mut self.tasks[index], self.suite, &self.terms.interrupt);
         let (case, memory, provider) = (task.case, suite.memory, &mut *self.provider);
         match (task.arm, &mut self.processes.builds) {
-            (Arm::Torch(arm), _) => match &mut self.processes.torches {
-                Some(torches) => {
-                    let torch = torches.with(&arm.settings).map_err(Fault::Skipped)?;
-                    measure::torch::visit(torch, &suite.name, case, memory)
-                }
-                None => Err(Fault::Skipped("PyTorch was not requested".to_owned())),
-            },
+            (Arm::Torch(arm), _) => {
+                let torches = self.processes.torches.as_mut().ok_or_else(|| Fault::Skipped("PyTorch was not requested".to_owned()))?;
+                measure::torch::visit(torches.with(&arm.settings).map_err(Fault::Skipped)?, &suite.name, case, memory)
+            }
             (Arm::Ours(arm), Some(builds)) => {
                 let request = Request {
                     suite: Cow::Borrowed(&suite.path),
@@ -273,13 +263,11 @@ struct Results {
     /// Skipped visits without warm-up.
     skipped_rounds: usize,
     why_skipped: Option<String>,
-    /// One per part of the case, in the order of the visit's readings.
-    series: Vec<Series>,
+    /// By part of the case and quantity, in the order of the visit's readings.
+    series: IndexMap<(Option<Cow<'static, str>>, Quantity), Series>,
 }
 
 struct Series {
-    part: Option<Cow<'static, str>>,
-    quantity: Quantity,
     batch: u64,
     /// One per round; empty if the round has no samples.
     rounds: Vec<Vec<u64>>,
@@ -293,11 +281,11 @@ impl Series {
         self.rounds.iter().filter(|round| !round.is_empty())
     }
 
-    /// Returns whether a virtual clock returned the same figures each time.
-    fn is_settled(&self) -> bool {
+    /// Returns whether several rounds had the same figures.
+    fn is_steady(&self) -> bool {
         let mut measured = self.measured();
         let first = measured.next();
-        self.quantity.is_exact() && self.measured().count() >= EQUAL_ROUNDS && measured.all(|round| Some(round) == first)
+        self.measured().count() >= EQUAL_ROUNDS && measured.all(|round| Some(round) == first)
     }
 
     fn outcome(self) -> Outcome {
@@ -370,12 +358,8 @@ impl Results {
     fn add(&mut self, readings: Vec<Reading>, before: usize) {
         self.can_be_done = true;
         for Reading { part, quantity, batch, samples } in readings {
-            let known = self.series.iter().position(|series| (&series.part, series.quantity) == (&part, quantity));
-            let index = known.unwrap_or_else(|| {
-                self.series.push(Series { part, quantity, batch, rounds: Vec::new(), missing: None });
-                self.series.len() - 1
-            });
-            let series = &mut self.series[index];
+            let new = || Series { batch, rounds: Vec::new(), missing: None };
+            let series = self.series.entry((part, quantity)).or_insert_with(new);
             match samples {
                 Ok(samples) => {
                     // A round keeps its index, so both builds' rounds can be paired.
@@ -395,18 +379,21 @@ impl Results {
     }
 
     fn rounds(&self) -> u32 {
-        self.series.iter().map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX)).max().unwrap_or_default()
+        self.series.values().map(|series| u32::try_from(series.rounds.len()).unwrap_or(u32::MAX)).max().unwrap_or_default()
     }
 
     /// Returns whether further visits add nothing: it failed, was dropped, or a virtual clock returned the same figures each time.
     fn is_settled(&self) -> bool {
-        self.ended.is_some() || self.given_up || (!self.series.is_empty() && self.series.iter().all(Series::is_settled))
+        let is_steady = |((_, quantity), series): (&(_, Quantity), &Series)| quantity.is_exact() && series.is_steady();
+        self.ended.is_some() || self.given_up || (!self.series.is_empty() && self.series.iter().all(is_steady))
     }
 
     fn is_precise(&self, wanted: f64) -> bool {
-        let precise =
-            |series: &Series| precision(&summarize(&series.rounds), series.measured().count()).is_some_and(|reached| reached <= wanted);
-        self.is_settled() || (!self.series.is_empty() && self.series.iter().filter(|series| series.quantity.is_time()).all(precise))
+        let precise = |((_, quantity), series): (&(_, Quantity), &Series)| {
+            let reached = || precision(&summarize(&series.rounds), series.measured().count());
+            !quantity.is_time() || reached().is_some_and(|reached| reached <= wanted)
+        };
+        self.is_settled() || (!self.series.is_empty() && self.series.iter().all(precise))
     }
 
     /// One outcome per part, or one with the reason for missing figures.
@@ -414,29 +401,22 @@ impl Results {
         if let Some(ended) = self.ended {
             return vec![(None, first, ended)];
         }
-        let measured = self.series.iter().map(|series| series.measured().count()).max().unwrap_or_default();
-        let why = self.why_skipped.unwrap_or_else(|| "interrupted".to_owned());
-        if measured == 0 {
-            return vec![(None, first, Outcome::Skipped { reason: why })];
-        }
-        let skipped = self.skipped_rounds;
-        if skipped > measured {
-            let reason = format!("skipped in {skipped} of {} rounds; last reason: {why}", skipped + measured);
-            return vec![(None, first, Outcome::Skipped { reason })];
-        }
-        self.series.into_iter().map(|series| (series.part.clone(), series.quantity, series.outcome())).collect()
+        let measured = self.series.values().map(|series| series.measured().count()).max().unwrap_or_default();
+        let (skipped, why) = (self.skipped_rounds, self.why_skipped.unwrap_or_else(|| "interrupted".to_owned()));
+        let reason = match measured {
+            0 => why,
+            _ if skipped > measured => format!("skipped in {skipped} of {} rounds; last reason: {why}", skipped + measured),
+            _ => return self.series.into_iter().map(|((part, quantity), series)| (part, quantity, series.outcome())).collect(),
+        };
+        vec![(None, first, Outcome::Skipped { reason })]
     }
 }
 
 /// All entries in the order of first appearance; the arms of a case are adjacent.
 fn entries(tasks: Vec<Task<'_>>) -> Vec<Entry> {
-    let mut cases: Vec<Vec<Entry>> = Vec::new();
+    let mut cases: IndexMap<_, Vec<Entry>> = IndexMap::new();
     for entry in tasks.into_iter().flat_map(Task::entries) {
-        let same = |first: &Entry| (&first.group, &first.point, first.quantity) == (&entry.group, &entry.point, entry.quantity);
-        match cases.iter_mut().find(|arms| arms.first().is_some_and(same)) {
-            Some(arms) => arms.push(entry),
-            None => cases.push(vec![entry]),
-        }
+        cases.entry((entry.group.clone(), entry.point.clone(), entry.quantity)).or_default().push(entry);
     }
-    cases.into_iter().flatten().collect()
+    cases.into_values().flatten().collect()
 }

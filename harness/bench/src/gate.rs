@@ -1,8 +1,6 @@
 //! The gate: the suites of the accepted build decide what a run measures and how it is judged. A change therefore cannot raise its own
 //! threshold, shorten its own measurement, or drop or redefine a case without being reported.
 
-use std::collections::BTreeMap;
-
 use harness_allocator::units::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -71,33 +69,27 @@ pub fn apply(suites: &mut [Suite], accepted: &[AcceptedSuite], scope: Scope) -> 
             }
             continue;
         };
-        apply_terms(suite, accepted, &mut gate.overridden);
-        let now: BTreeMap<(String, String), String> =
-            entries(suite).into_iter().map(|entry| ((entry.case, entry.arm), entry.hash)).collect();
-        for entry in &accepted.entries {
-            let in_shard = scope.shard.is_none_or(|shard| shard.has(&format!("{}\n{}", accepted.name, entry.case)));
+        let rounds = Rounds { least: accepted.rounds.0, most: accepted.rounds.1 };
+        let differs = [
+            (suite.threshold != accepted.threshold, "threshold"),
+            (suite.precision != accepted.precision, "precision"),
+            (suite.budget != accepted.budget, "budget"),
+            (suite.rounds != rounds, "rounds"),
+        ];
+        gate.overridden.extend(differs.into_iter().filter(|(differs, _)| *differs).map(|(_, term)| format!("{}: {term}", suite.name)));
+        (suite.threshold, suite.precision, suite.budget, suite.rounds) = (accepted.threshold, accepted.precision, accepted.budget, rounds);
+        let now = entries(suite);
+        let in_shard = |entry: &&AcceptedEntry| scope.shard.is_none_or(|shard| shard.has(&format!("{}\n{}", accepted.name, entry.case)));
+        for entry in accepted.entries.iter().filter(in_shard) {
             let name = format!("{}: {} on {}", accepted.name, entry.case, entry.arm);
-            match now.get(&(entry.case.clone(), entry.arm.clone())) {
-                _ if !in_shard => {}
+            match now.iter().find(|other| (&other.case, &other.arm) == (&entry.case, &entry.arm)) {
                 None => gate.lost.push(name),
-                Some(hash) if *hash != entry.hash => gate.redefined.push(name),
+                Some(now) if now.hash != entry.hash => gate.redefined.push(name),
                 Some(_) => {}
             }
         }
     }
     gate
-}
-
-fn apply_terms(suite: &mut Suite, accepted: &AcceptedSuite, overridden: &mut Vec<String>) {
-    let rounds = Rounds { least: accepted.rounds.0, most: accepted.rounds.1 };
-    let differs = [
-        (suite.threshold != accepted.threshold, "threshold"),
-        (suite.precision != accepted.precision, "precision"),
-        (suite.budget != accepted.budget, "budget"),
-        (suite.rounds != rounds, "rounds"),
-    ];
-    overridden.extend(differs.into_iter().filter(|(differs, _)| *differs).map(|(_, term)| format!("{}: {term}", suite.name)));
-    (suite.threshold, suite.precision, suite.budget, suite.rounds) = (accepted.threshold, accepted.precision, accepted.budget, rounds);
 }
 
 #[cfg(test)]

@@ -39,10 +39,7 @@ impl Machine {
     /// Every fact with its name. `None`: unknown.
     pub fn facts(&self) -> [(&'static str, Option<String>); 13] {
         let Self { device, clock, memory, uuid_hash, driver, cuda, mig, ecc, cost_model, cpu, cores, kernel, compiler } = self;
-        let clock = match clock {
-            Clock::Simulated => "virtual",
-            Clock::Measured => "real",
-        };
+        let clock = if *clock == Clock::Simulated { "virtual" } else { "real" };
         let on = |switch: &Option<bool>| switch.map(|on| if on { "on" } else { "off" }.to_owned());
         [
             ("device", Some(device.clone())),

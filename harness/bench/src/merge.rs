@@ -3,7 +3,7 @@
 //! Shards must have the same build, seed and number of shards, and appear once. The merged run does not record differences
 //! between the machines.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::record::{BenchRun, Shard, SuiteRecord};
 
@@ -36,6 +36,7 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
         let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
         return Err(format!("missing: shard {}", missing.join(", ")));
     }
+    let mut suites: BTreeMap<&str, SuiteRecord> = BTreeMap::new();
     let mut whole = BenchRun { shard: None, suites: Vec::new(), comparison: None, ..base.clone() };
     whole.conditions.contended.extend(missing.iter().map(|shard| format!("shard {shard} is missing")));
     for (index, (_, run)) in parts.iter().enumerate() {
@@ -44,24 +45,20 @@ pub fn merge(shards: &[BenchRun], allow_missing: bool) -> Result<BenchRun, Strin
         for (all, part) in [(&mut whole.gate.lost, &run.gate.lost), (&mut whole.gate.redefined, &run.gate.redefined)] {
             all.extend(part.iter().filter(|name| !all.contains(name)).cloned().collect::<Vec<_>>());
         }
-        run.suites.iter().for_each(|suite| add(&mut whole.suites, suite));
+        for suite in &run.suites {
+            let more = |known: &mut SuiteRecord| {
+                known.rounds = known.rounds.max(suite.rounds);
+                known.entries.extend(suite.entries.iter().cloned());
+            };
+            suites.entry(&suite.name).and_modify(more).or_insert_with(|| suite.clone());
+        }
         if index > 0 {
             whole.conditions.contended.extend(run.conditions.contended.iter().cloned());
             whole.conditions.gpu.extend(run.conditions.gpu.iter().cloned());
         }
     }
-    whole.suites.sort_by(|a, b| a.name.cmp(&b.name));
+    whole.suites = suites.into_values().collect();
     Ok(whole)
-}
-
-fn add(suites: &mut Vec<SuiteRecord>, suite: &SuiteRecord) {
-    match suites.iter_mut().find(|known| known.name == suite.name) {
-        Some(known) => {
-            known.rounds = known.rounds.max(suite.rounds);
-            known.entries.extend(suite.entries.iter().cloned());
-        }
-        None => suites.push(suite.clone()),
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! [`Machine`] and [`Conditions`] describe where it was measured, [`Build`] what was measured. An entry has the figures of this
 //! build and those of the accepted build from the same rounds.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use harness_allocator::device::{Clock, CostFigure};
@@ -90,9 +91,10 @@ impl BenchRun {
         }
         let changes = self.comparison.as_ref()?.changes.iter().filter(|change| !change.entry.quantity.is_exact());
         let counts = Counts::of(changes);
-        let all = counts.unsure + counts.compared();
-        (counts.unsure as f64 > MOST_UNSURE * all as f64)
-            .then(|| format!("{} of {all} measured entries are unsure; raise the budget, or free the machine", counts.unsure))
+        let unsure = counts.with(Verdict::Unsure);
+        let all = unsure + counts.compared();
+        (unsure as f64 > MOST_UNSURE * all as f64)
+            .then(|| format!("{unsure} of {all} measured entries are unsure; raise the budget, or free the machine"))
     }
 
     /// Counts skipped entries and those that ran out of memory.
@@ -242,12 +244,11 @@ pub(crate) fn case_name(group: &str, point: Option<&Point>) -> String {
     point.map_or_else(|| group.to_owned(), |point| format!("{group}, {point}"))
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Point {
     /// The axis, as in `size` or `segments`.
     pub axis: String,
     pub value: u64,
-    /// `true` if the value is in bytes.
     pub bytes: bool,
 }
 
@@ -293,19 +294,14 @@ impl Quantity {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
+    /// It has figures.
     Measured(Measured),
     /// It did not fit in the suite's memory.
-    OutOfMemory {
-        reason: String,
-    },
+    OutOfMemory { reason: String },
     /// It misbehaved.
-    Failed {
-        reason: String,
-    },
+    Failed { reason: String },
     /// It cannot run here.
-    Skipped {
-        reason: String,
-    },
+    Skipped { reason: String },
 }
 
 impl Outcome {
@@ -313,7 +309,6 @@ impl Outcome {
         if let Self::Measured(measured) = self { Some(measured) } else { None }
     }
 
-    /// The reason for missing figures.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Measured(_) => None,
@@ -343,9 +338,8 @@ pub struct EntrySummary {
     pub p99: Option<u64>,
     pub min: u64,
     pub max: u64,
-    /// Lower end of the median's 95 % confidence interval over rounds; equal to the median for deterministic figures.
+    /// Ends of the median's 95 % confidence interval over rounds; equal to the median for deterministic figures.
     pub low: u64,
-    /// Upper end.
     pub high: u64,
 }
 
@@ -373,13 +367,8 @@ pub struct Comparison {
 pub enum Basis {
     /// The accepted build, measured in the same run.
     SideBySide { commit: Option<String> },
-    /// The record of an earlier run; the accepted build was not measured.
-    Records {
-        started: String,
-        build: Build,
-        /// Why the accepted build was not measured.
-        why: String,
-    },
+    /// The record of an earlier run; `why` says why the accepted build was not measured.
+    Records { started: String, build: Build, why: String },
 }
 
 /// Identifies an entry from run to run.
@@ -411,7 +400,7 @@ pub struct Change {
     pub reason: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// More time or memory.
@@ -432,6 +421,11 @@ pub enum Verdict {
     NotCompared,
 }
 
+impl Verdict {
+    pub const ALL: [Self; 8] =
+        [Self::Worse, Self::Better, Self::Same, Self::Unsure, Self::Broken, Self::Fixed, Self::StillBroken, Self::NotCompared];
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeFigures {
     /// Median of the other side.
@@ -440,49 +434,34 @@ pub struct ChangeFigures {
     pub new: u64,
     /// New over base; side by side, the typical ratio of a round.
     pub ratio: f64,
-    /// Lower end of the ratio's 99 % confidence interval.
+    /// Ends of the ratio's 99 % confidence interval.
     pub low: f64,
-    /// Upper end.
     pub high: f64,
 }
 
 /// Number of entries per [`Verdict`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
-    pub worse: usize,
-    pub better: usize,
-    pub same: usize,
-    pub unsure: usize,
-    pub broken: usize,
-    pub fixed: usize,
-    pub still_broken: usize,
-    pub not_compared: usize,
-}
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Counts(BTreeMap<Verdict, usize>);
 
 impl Counts {
     pub fn of<'a>(changes: impl IntoIterator<Item = &'a Change>) -> Self {
-        let mut counts = Self::default();
+        let mut counts = BTreeMap::from(Verdict::ALL.map(|verdict| (verdict, 0)));
         for change in changes {
-            *match change.verdict {
-                Verdict::Worse => &mut counts.worse,
-                Verdict::Better => &mut counts.better,
-                Verdict::Same => &mut counts.same,
-                Verdict::Unsure => &mut counts.unsure,
-                Verdict::Broken => &mut counts.broken,
-                Verdict::Fixed => &mut counts.fixed,
-                Verdict::StillBroken => &mut counts.still_broken,
-                Verdict::NotCompared => &mut counts.not_compared,
-            } += 1;
+            *counts.entry(change.verdict).or_default() += 1;
         }
-        counts
+        Self(counts)
+    }
+
+    pub fn with(&self, verdict: Verdict) -> usize {
+        self.0[&verdict]
     }
 
     /// Entries with a certain verdict.
-    pub const fn compared(self) -> usize {
-        self.worse + self.better + self.same + self.broken + self.fixed + self.still_broken
+    pub fn compared(&self) -> usize {
+        self.0.values().sum::<usize>() - self.with(Verdict::Unsure) - self.with(Verdict::NotCompared)
     }
 
-    pub const fn is_regression(self) -> bool {
-        self.worse + self.broken > 0
+    pub fn is_regression(&self) -> bool {
+        self.with(Verdict::Worse) + self.with(Verdict::Broken) > 0
     }
 }

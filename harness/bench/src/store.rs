@@ -104,10 +104,8 @@ pub fn save_into(folder: &Path, mut run: BenchRun, renderer: Renderer) -> Result
 
 /// Renders a run again from its record; other files stay.
 pub fn render_again(folder: &Path, run: &BenchRun, others: &[(String, BenchRun)], renderer: Renderer) -> Result<(), StoreError> {
-    let files = files_of(run, others, renderer);
-    // The record is unchanged.
-    let rendered: Vec<(String, String)> = files.into_iter().filter(|(name, _)| name != RECORD).collect();
-    Folder::open(folder, Document::BENCHMARK)?.replace(&rendered)
+    // The record, which is the first file, is unchanged.
+    Folder::open(folder, Document::BENCHMARK)?.replace(&files_of(run, others, renderer)[1..])
 }
 
 /// Writes the index again, and returns the unreadable runs.
@@ -125,10 +123,7 @@ pub fn write(file: &Path, run: &BenchRun) -> Result<(), StoreError> {
 
 /// Replaces one text file atomically.
 pub fn write_text(file: &Path, text: String) -> Result<(), StoreError> {
-    let name = file.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| StoreError::writing(Document::BENCHMARK, file, ErrorKind::InvalidFilename.into()))?;
-    let folder = file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    Folder::open(folder, Document::BENCHMARK)?.replace(&[(name.to_owned(), text)])
+    files::write(file, text).map_err(|source| StoreError::writing(Document::BENCHMARK, file, source))
 }
 
 /// Reads all runs; a missing root has no runs.

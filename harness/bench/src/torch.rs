@@ -8,10 +8,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use harness_allocator::allocator::{AllocatorKind, AllocatorSpec, MemoryFraction};
+use harness_trace::trace::TraceEvent;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::child::{ChildProcess, Patience};
+use crate::measure::visit::Fault;
 use crate::suite::Suite;
 
 const SCRIPT: &str = include_str!("../../../ci/torch_reference.py");
@@ -54,12 +56,11 @@ pub fn torch_arms(suite: &Suite) -> Vec<TorchArm> {
     arms
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Answer {
+enum Answer {
     Done(Samples),
-    Skipped { skipped: String },
-    Failed { failed: String },
+    Fault(Fault),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -141,25 +142,25 @@ impl Torch {
         }
     }
 
-    pub(crate) fn has(&self, trace: &str) -> bool {
-        self.traces.contains(trace)
-    }
-
-    /// Loads a trace, with one line per event, without running it.
-    pub(crate) fn load(&mut self, trace: &str, events: &[String]) -> Answer {
-        // An allocator that refuses requests has no figures.
-        let answer = self.ask(&json!({ "do": "load", "trace": trace, "events": events, "refused": 0 }));
-        if matches!(answer, Answer::Done(_)) {
+    /// Loads a trace, unless it is loaded, without running it.
+    pub(crate) fn load(&mut self, trace: &str, events: &[TraceEvent]) -> Result<(), Fault> {
+        if !self.traces.contains(trace) {
+            let events: Vec<String> = events.iter().map(ToString::to_string).collect();
+            // An allocator that refuses requests has no figures.
+            self.ask(&json!({ "do": "load", "trace": trace, "events": events, "refused": 0 }))?;
             self.traces.insert(trace.to_owned());
         }
-        answer
+        Ok(())
     }
 
-    pub(crate) fn ask(&mut self, question: &Value) -> Answer {
+    pub(crate) fn ask(&mut self, question: &Value) -> Result<Samples, Fault> {
         if !self.process.is_running() {
-            return Answer::Skipped { skipped: "PyTorch stopped answering earlier".to_owned() };
+            return Err(Fault::Skipped("PyTorch stopped answering earlier".to_owned()));
         }
-        self.process.ask(question).unwrap_or_else(|failed| Answer::Failed { failed })
+        match self.process.ask(question).map_err(Fault::Failed)? {
+            Answer::Done(samples) => Ok(samples),
+            Answer::Fault(fault) => Err(fault),
+        }
     }
 }
 

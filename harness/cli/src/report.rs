@@ -96,7 +96,7 @@ impl Compare {
         let counts = Counts::of(new.comparison.iter().flat_map(|comparison| &comparison.changes));
         let comparison = new.comparison.as_ref();
         let most_important = comparison.into_iter().flat_map(compare::by_importance).take(MOST_IMPORTANT).collect();
-        self.format.print(&Document { counts, most_important, comparison }, || bench::comparison(&new))?;
+        self.format.print(&Document { counts: &counts, most_important, comparison }, || bench::comparison(&new))?;
         Ok(if counts.is_regression() || new.has_losses() { Exit::Failed } else { Exit::Passed })
     }
 }
@@ -112,7 +112,7 @@ fn compare_runs(base: &Path, new: &Path, format: Format) -> Result<Exit, Failure
 /// The document of `--format json`.
 #[derive(Serialize)]
 struct Document<'a> {
-    counts: Counts,
+    counts: &'a Counts,
     most_important: Vec<&'a Change>,
     comparison: Option<&'a Comparison>,
 }

@@ -460,8 +460,7 @@ impl Run {
 
     fn print(&self, report: &Report<'_>, exit: Exit) -> Result<(), CliError> {
         match self.format {
-            Format::Json if self.memory_summary => terminal::print_document(&json::render_with_memory_stats(report)),
-            Format::Json => terminal::print_document(&json::render(report)),
+            Format::Json => terminal::print_document(&json::render(report, self.memory_summary)),
             Format::Text if self.quiet && exit == Exit::Passed => Ok(()),
             Format::Text => {
                 terminal::print(&text::render(report, terminal::style(), terminal::width_of_output()))?;

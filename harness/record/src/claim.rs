@@ -1,7 +1,5 @@
 //! Claims about GPU memory, and the result of testing them.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,38 +15,13 @@ pub struct Claim {
     pub because: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ClaimVerdict {
-    Holds,
-    HoldsWithConditions,
-    DoesNotHold,
-    CannotBeTested,
-}
-
-impl ClaimVerdict {
-    pub const ALL: [Self; 4] = [Self::Holds, Self::HoldsWithConditions, Self::DoesNotHold, Self::CannotBeTested];
-
-    /// The name in YAML.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Holds => "holds",
-            Self::HoldsWithConditions => "holds_with_conditions",
-            Self::DoesNotHold => "does_not_hold",
-            Self::CannotBeTested => "cannot_be_tested",
-        }
-    }
-}
-
-impl fmt::Display for ClaimVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Holds => "holds",
-            Self::HoldsWithConditions => "holds with conditions",
-            Self::DoesNotHold => "does not hold",
-            Self::CannotBeTested => "cannot be tested here",
-        })
-    }
+described! {
+    /// The result of testing a claim, with its words in reports.
+    ClaimVerdict, words:
+    Holds = "holds": "holds",
+    HoldsWithConditions = "holds_with_conditions": "holds with conditions",
+    DoesNotHold = "does_not_hold": "does not hold",
+    CannotBeTested = "cannot_be_tested": "cannot be tested here",
 }
 
 /// A figure measured for a claim, as text with its unit. `None` if this run did not measure it.

@@ -8,14 +8,8 @@ use crate::{PlannedRun, RECORD_VERSION, Records, RunRecord, StepRecord, Verdict}
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The first event.
-    Started {
-        /// [`RECORD_VERSION`] of the writer.
-        version: u32,
-        harness: String,
-        /// All runs, in the order in which they will start.
-        planned: Vec<PlannedRun>,
-    },
+    /// The first event: [`RECORD_VERSION`] of the writer, and all runs in the order in which they will start.
+    Started { version: u32, harness: String, planned: Vec<PlannedRun> },
     /// A run opened its device. The record has no steps yet; its verdict is [`Verdict::Interrupted`] in case no further event
     /// follows.
     RunStarted(Box<RunRecord>),

@@ -97,7 +97,7 @@ pub struct RunRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
     /// `true` if the user added this configuration. Its unmet expectations are noted and do not fail the run.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub only_observed: bool,
     pub seed: u64,
     /// The repetition, counted from 0.
@@ -107,7 +107,7 @@ pub struct RunRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audited: Option<bool>,
     /// `true` if the run was repeated on a new device without checks, to measure times.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub timed: bool,
     pub verdict: Verdict,
     /// The steps that ran. A step inside `repeat` has one entry per iteration.
@@ -133,9 +133,8 @@ pub struct RunRecord {
 /// Prefix of a note about an unmet expectation that does not fail the run.
 pub const NOT_JUDGED: &str = "observed, not judged: ";
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
-const fn is_false(value: &bool) -> bool {
-    !*value
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,19 +172,10 @@ pub fn scenario_id(path: &Path, name: &str) -> String {
 pub enum Verdict {
     /// All expectations and invariants held.
     Passed,
-    /// An expectation was not met, or an invariant did not hold.
-    Failed {
-        first: Violation,
-        /// Other violations at the same step.
-        rest: Vec<Violation>,
-    },
+    /// An expectation was not met, or an invariant did not hold. `rest` has the other violations at the same step.
+    Failed { first: Violation, rest: Vec<Violation> },
     /// The run failed, and the scenario expects this failure.
-    FailedAsExpected {
-        reason: String,
-        first: Violation,
-        /// Other violations at the same step.
-        rest: Vec<Violation>,
-    },
+    FailedAsExpected { reason: String, first: Violation, rest: Vec<Violation> },
     /// The run did not start.
     Skipped {
         reason: String,
@@ -193,11 +183,8 @@ pub enum Verdict {
         #[serde(default)]
         kind: SkipKind,
     },
-    /// Other processes used the device, so the result says nothing about the allocator.
-    Contended {
-        /// A description of their activity.
-        reason: String,
-    },
+    /// Other processes used the device, so the result says nothing about the allocator. The reason describes their activity.
+    Contended { reason: String },
     /// The user or the system stopped the run early.
     Interrupted,
 }
@@ -271,7 +258,6 @@ pub enum Rule {
     ExpectedViolation,
     /// The device or the allocator failed for a reason other than lack of memory.
     DeviceFailure,
-    /// A step exceeded its time limit.
     TimeLimit,
     /// A fault of the scenario matched no call, or the run did not end as the fault requires.
     Fault,
@@ -377,7 +363,7 @@ pub struct FailedRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned: Vec<PinnedSegment>,
     /// The remaining segments of this kind.
-    #[serde(default, skip_serializing_if = "UnlistedSegments::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pinned_unlisted: UnlistedSegments,
 }
 
@@ -430,12 +416,6 @@ pub struct UnlistedSegments {
     pub free: Bytes,
 }
 
-impl UnlistedSegments {
-    pub const fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-}
-
 /// Free memory of an allocator that serves the same requests: one pool and one stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lane {
@@ -472,12 +452,11 @@ impl Pieces {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
+    /// The step ended without a failed request.
     #[default]
     Done,
-    Fits {
-        /// Retries by the recovery policy. Retries inside the allocator do not count.
-        retries: u32,
-    },
+    /// The request succeeded after this many retries by the recovery policy. Retries inside the allocator do not count.
+    Fits { retries: u32 },
     /// The request failed after all retries.
     OutOfMemory,
     /// An expectation or invariant failed; the verdict names it.

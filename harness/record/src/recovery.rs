@@ -35,7 +35,7 @@ pub struct Recovery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained: Option<Trained>,
     /// Host memory that the step used.
-    #[serde(default, skip_serializing_if = "HostUse::is_nothing")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub host: HostUse,
 }
 
@@ -45,12 +45,6 @@ pub struct HostUse {
     pub peak: Bytes,
     /// Bytes copied in both directions, including failed attempts.
     pub copied: Bytes,
-}
-
-impl HostUse {
-    pub fn is_nothing(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,10 +74,7 @@ pub struct Attempt {
 impl Recovery {
     /// Adds an attempt, or counts it if the list is full.
     pub fn list(&mut self, attempt: Attempt) {
-        match self.listed.len() < MAX_LISTED_ATTEMPTS {
-            true => self.listed.push(attempt),
-            false => self.unlisted += 1,
-        }
+        if self.listed.len() < MAX_LISTED_ATTEMPTS { self.listed.push(attempt) } else { self.unlisted += 1 }
     }
 
     /// Returns a copy without times, to compare decisions.
@@ -97,9 +88,7 @@ impl Recovery {
         self.lost = timed.lost;
         let asked = |recovery: &Self| recovery.listed.iter().map(|attempt| attempt.asked.clone()).collect::<Vec<_>>();
         if asked(self) == asked(timed) {
-            for (attempt, timed) in self.listed.iter_mut().zip(&timed.listed) {
-                attempt.time = timed.time;
-            }
+            self.listed.iter_mut().zip(&timed.listed).for_each(|(attempt, timed)| attempt.time = timed.time);
         }
     }
 }

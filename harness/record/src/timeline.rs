@@ -27,14 +27,12 @@ pub struct Timeline {
 pub enum Entry {
     /// An interval.
     Span {
-        /// The row that shows it.
         track: Track,
         name: String,
         start: Nanos,
         duration: Nanos,
         /// Bytes concerned, if any.
         size: Option<Bytes>,
-        /// The error, if it failed.
         failure: Option<String>,
     },
     /// The main program's memory from this moment on.

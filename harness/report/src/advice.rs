@@ -66,7 +66,7 @@ pub fn first_sentence(advice: &Advice<'_>, memory: Option<Bytes>) -> String {
                 format!("its peak is {needed} allocated, and fragmentation takes the rest")
             };
             let closest = closest.map_or_else(String::new, |closest| {
-                let more = memory.map_or(Bytes::ZERO, |memory| least_bytes(closest).saturating_sub(memory));
+                let more = memory.map_or(Bytes::ZERO, |memory| least(closest).saturating_sub(memory));
                 format!(" {} comes closest: it needs {more} more memory.", named(closest))
             });
             format!("No setting makes it run{past} in {device}: {too_large}.{closest}")
@@ -125,11 +125,7 @@ fn named(ending: &Ending) -> String {
     if ending.configuration.name.is_empty() { "(no settings)".to_owned() } else { ending.configuration.name.clone() }
 }
 
-fn least(ending: &Ending) -> String {
-    least_bytes(ending).to_string()
-}
-
-fn least_bytes(ending: &Ending) -> Bytes {
+fn least(ending: &Ending) -> Bytes {
     ending.least.map_or(Bytes(ending.replayed.stats.reserved_bytes.all.peak), |least| least.enough)
 }
 

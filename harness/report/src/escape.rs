@@ -17,6 +17,11 @@ pub(super) fn log_line(text: &str) -> String {
     if text[start..].starts_with("::") { format!("{}\\{}", &text[..start], &text[start..]) } else { text }
 }
 
+/// Escapes text between tags of HTML and SVG.
+pub(super) fn between_tags(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
 /// Formats a name as a code span, or escapes it if a code span in a table cannot contain it.
 pub(super) fn code(text: &str) -> String {
     if text.is_empty() || text.contains(['`', '|', '\\']) || text.contains(acts) { escape(text) } else { format!("`{text}`") }

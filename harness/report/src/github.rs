@@ -14,13 +14,6 @@ pub const ANNOTATIONS: usize = 10;
 
 const CUT: &str = "**Cut here** by GitHub's size limit: the whole report is `report.md` in the folder of this run.\n";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Level {
-    Error,
-    Warning,
-    Notice,
-}
-
 /// Renders the verdict, the failures and their causes as a step summary of at most `limit` bytes.
 pub fn summary(report: &Report<'_>, limit: usize) -> String {
     cut(&markdown::summary(report), limit)
@@ -61,13 +54,14 @@ fn open_fence(text: &str) -> Option<String> {
     open
 }
 
-/// Renders at most [`ANNOTATIONS`] workflow commands. The last one gives the number of omitted ones.
-pub(super) fn annotations(messages: &[(Level, String, String)]) -> Vec<String> {
+/// Renders at most [`ANNOTATIONS`] workflow commands: `error`, `warning` or `notice`, each with a title and a message. The last one
+/// gives the number of omitted ones.
+pub(super) fn annotations(messages: &[(&str, String, String)]) -> Vec<String> {
     let shown = if messages.len() > ANNOTATIONS { ANNOTATIONS - 1 } else { messages.len() };
     let more = messages.len() - shown;
-    let mut commands: Vec<String> = messages.iter().take(shown).map(|(level, title, message)| command(*level, title, message)).collect();
+    let mut commands: Vec<String> = messages.iter().take(shown).map(|(level, title, message)| command(level, title, message)).collect();
     if more > 0 {
-        commands.push(command(Level::Notice, &format!("{more} more"), "The report has all of them."));
+        commands.push(command("notice", &format!("{more} more"), "The report has all of them."));
     }
     commands
 }
@@ -76,12 +70,7 @@ pub(super) fn annotations(messages: &[(Level, String, String)]) -> Vec<String> {
 ///
 /// Source: <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands>. Escaping:
 /// <https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts>.
-fn command(level: Level, title: &str, message: &str) -> String {
-    let level = match level {
-        Level::Error => "error",
-        Level::Warning => "warning",
-        Level::Notice => "notice",
-    };
+fn command(level: &str, title: &str, message: &str) -> String {
     let message = message.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let title = title.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A").replace(':', "%3A").replace(',', "%2C");
     format!("::{level} title={title}::{message}")

@@ -9,17 +9,6 @@ use super::Report;
 use super::why::{self, OutOfMemory};
 use harness_record::RunRecord;
 
-/// Renders the document that [`crate::store::read`] reads.
-pub fn render(report: &Report<'_>) -> String {
-    document(report, false)
-}
-
-/// Renders the document with [`memory_stats`] in each run. They repeat `stats` in about 4 KiB, so saved reports omit them.
-/// Readers ignore them.
-pub fn render_with_memory_stats(report: &Report<'_>) -> String {
-    document(report, true)
-}
-
 /// A run with derived explanations. Readers ignore the derived fields.
 #[derive(Serialize)]
 struct Explained<'a> {
@@ -37,7 +26,9 @@ pub fn memory_stats(stats: &MemoryStats) -> BTreeMap<String, u64> {
     StatKey::all().map(|key| (key.to_string(), stats.get(key))).collect()
 }
 
-fn document(report: &Report<'_>, has_memory_stats: bool) -> String {
+/// Renders the document that [`crate::store::read`] reads. [`memory_stats`] repeat `stats` of each run in about 4 KiB, so saved
+/// reports omit them. Readers ignore them.
+pub fn render(report: &Report<'_>, has_memory_stats: bool) -> String {
     let records = report.records;
     let explained = |run: &RunRecord| {
         let memory_stats = has_memory_stats.then(|| memory_stats(&run.stats));

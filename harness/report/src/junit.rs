@@ -12,7 +12,7 @@ use super::bench;
 use super::why;
 use super::words;
 use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup};
-use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, Quantity, SuiteRecord, Verdict as BenchVerdict};
+use harness_bench::record::{BenchRun, Change, Entry, EntryName, Outcome as BenchOutcome, SuiteRecord, Verdict as BenchVerdict};
 use harness_record::{RunRecord, Verdict};
 
 /// Renders scenario runs: one suite per scenario, one case per allocator and repetition. A failure contains the violations and a
@@ -29,15 +29,14 @@ pub fn of_runs(report: &Report<'_>) -> String {
         }
         document.add_test_suite(suite);
     }
-    let not_started = report.records.not_started.iter().map(|run| {
-        let mut case =
-            TestCase::new(format!("{}, repetition {}", run.allocator, run.repetition + 1), skipped("not started", "not started"));
-        case.set_classname(run.scenario.as_str());
-        case
-    });
     if !report.records.not_started.is_empty() {
         let mut suite = TestSuite::new("not started");
-        suite.add_test_cases(not_started);
+        suite.add_test_cases(report.records.not_started.iter().map(|run| {
+            let name = format!("{}, repetition {}", run.allocator, run.repetition + 1);
+            let mut case = TestCase::new(name, skipped("not started", "not started"));
+            case.set_classname(run.scenario.as_str());
+            case
+        }));
         document.add_test_suite(suite);
     }
     written(&document)
@@ -61,13 +60,10 @@ fn run_case(report: &Report<'_>, scenario: &ScenarioGroup<'_>, device: &DeviceGr
         case.add_property((format!("out of memory at line {}", step.line).as_str(), value.as_str()));
     }
     if run.verdict == Verdict::Passed && run.timings.scenario > Nanos::ZERO {
-        match run.device.clock {
-            Clock::Measured => {
-                case.set_time(Duration::from_nanos(run.timings.scenario.get()));
-            }
-            Clock::Simulated => {
-                case.add_property(("model time (simulated clock), not measured", run.timings.scenario.to_string().as_str()));
-            }
+        if run.device.clock == Clock::Measured {
+            case.set_time(Duration::from_nanos(run.timings.scenario.get()));
+        } else {
+            case.add_property(("model time (simulated clock), not measured", run.timings.scenario.to_string().as_str()));
         }
     }
     case
@@ -111,12 +107,9 @@ fn entry_case(record: &BenchRun, suite: &SuiteRecord, entry: &Entry) -> TestCase
     case.set_classname(suite.name.as_str());
     if let BenchOutcome::Measured(measured) = &entry.outcome {
         let median = measured.summary.median;
-        match entry.quantity {
+        if !entry.quantity.is_exact() {
             // Rounded to nanoseconds; JUnit has milliseconds, and the property has all digits.
-            Quantity::HostTime | Quantity::DeviceTime => {
-                case.set_time(Duration::from_nanos(median / 1_000));
-            }
-            Quantity::ModelTime | Quantity::Memory => {}
+            case.set_time(Duration::from_nanos(median / 1_000));
         }
         case.add_property((bench::short(entry.quantity), bench::amount(entry.quantity, median).as_str()));
     }

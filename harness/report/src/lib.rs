@@ -112,20 +112,8 @@ impl<'a> Report<'a> {
     pub fn new(records: &'a Records) -> Self {
         let mut report = Self { records, counts: Counts::default(), devices: Vec::new(), scenarios: Vec::new() };
         records.runs.iter().for_each(|run| report.add(run));
-        report.name_devices();
-        report.name_sections();
+        report.name();
         report
-    }
-
-    /// Returns whether the devices are simulated, real, or both. `None` if nothing ran.
-    pub fn clocks(&self) -> Option<Clocks> {
-        let simulated = self.devices.iter().filter(|device| device.info.clock == Clock::Simulated).count();
-        match simulated {
-            _ if self.devices.is_empty() => None,
-            0 => Some(Clocks::Measured),
-            _ if simulated == self.devices.len() => Some(Clocks::Simulated),
-            _ => Some(Clocks::Mixed),
-        }
     }
 
     /// All arms, in the order of the report.
@@ -141,7 +129,15 @@ impl<'a> Report<'a> {
 
     fn add(&mut self, run: &'a RunRecord) {
         self.counts.add(&run.verdict);
-        let device = place_of(&mut self.devices, |known| device_key(known.info) == device_key(&run.device), || DeviceGroup::new(run));
+        let new = || DeviceGroup {
+            info: &run.device,
+            label: String::new(),
+            clocks_mhz: BTreeSet::new(),
+            throttle_reasons: BTreeSet::new(),
+            other_processes: None,
+            cost_figures: Vec::new(),
+        };
+        let device = place_of(&mut self.devices, |known| device_key(known.info) == device_key(&run.device), new);
         self.devices[device].add(run);
         let is_same = |known: &ScenarioGroup<'_>| (&known.info.name, &known.info.path) == (&run.scenario.name, &run.scenario.path);
         let new = || ScenarioGroup { info: &run.scenario, slug: String::new(), by_device: Vec::new() };
@@ -155,15 +151,10 @@ impl<'a> Report<'a> {
         arms[arm].counts.add(&run.verdict);
     }
 
-    fn name_devices(&mut self) {
-        let mut taken = BTreeSet::new();
-        for device in &mut self.devices {
-            device.label = unique(&device.info.name, " ", &mut taken);
-        }
-    }
-
-    fn name_sections(&mut self) {
-        let (mut scenarios, mut arms) = (BTreeSet::new(), BTreeSet::new());
+    /// Names devices and sections.
+    fn name(&mut self) {
+        let (mut devices, mut scenarios, mut arms) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        self.devices.iter_mut().for_each(|device| device.label = unique(&device.info.name, " ", &mut devices));
         for scenario in &mut self.scenarios {
             scenario.slug = unique(&slug(&scenario.info.name), "-", &mut scenarios);
             for arm in scenario.by_device.iter_mut().flat_map(|on_device| &mut on_device.arms) {
@@ -171,13 +162,6 @@ impl<'a> Report<'a> {
             }
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clocks {
-    Measured,
-    Simulated,
-    Mixed,
 }
 
 impl Counts {
@@ -198,17 +182,6 @@ impl Counts {
 }
 
 impl<'a> DeviceGroup<'a> {
-    const fn new(run: &'a RunRecord) -> Self {
-        Self {
-            info: &run.device,
-            label: String::new(),
-            clocks_mhz: BTreeSet::new(),
-            throttle_reasons: BTreeSet::new(),
-            other_processes: None,
-            cost_figures: Vec::new(),
-        }
-    }
-
     fn add(&mut self, run: &'a RunRecord) {
         let fingerprint = &run.device.fingerprint;
         self.clocks_mhz.extend(fingerprint.clocks_mhz);
@@ -233,14 +206,9 @@ impl<'a> ArmGroup<'a> {
         self.runs.iter().copied().min_by_key(rank).expect("an arm has at least one run")
     }
 
-    /// Settings that differ from the allocator's defaults.
-    pub fn settings(&self) -> Option<&'a str> {
-        self.shown().settings.as_deref()
-    }
-
-    /// Such settings, unless the name contains them.
+    /// Settings that differ from the allocator's defaults, unless the name contains them.
     pub fn unnamed_settings(&self) -> Option<&'a str> {
-        self.settings().filter(|settings| !self.allocator.contains(settings))
+        words::unnamed_settings(self.shown())
     }
 
     pub fn passed(&self) -> impl Iterator<Item = &'a RunRecord> {

@@ -4,7 +4,10 @@ mod summary;
 
 use std::collections::BTreeSet;
 
+use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
+use harness_base::files::slug;
+use harness_base::statistics::LEAST_FOR_P99;
 
 use super::claims::{self, Tested};
 use super::escape::{code, fenced, prose, prose_block};
@@ -15,8 +18,8 @@ use super::steps::Selection;
 use super::timing::{self, Timing};
 use super::why;
 use super::words::{self, Grid, NOTHING};
-use super::{ArmGroup, Clocks, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
-use harness_record::{CostFigure, PinnedSegment, RunRecord, StepRecord, Table, Verdict, Violation};
+use super::{ArmGroup, DeviceGroup, Report, ScenarioGroup, ScenarioOnDevice};
+use harness_record::{ClaimFigure, CostFigure, PinnedSegment, RunRecord, StepRecord, Table, Verdict, Violation};
 
 pub(super) use self::summary::summary;
 
@@ -39,8 +42,7 @@ pub(super) fn render(report: &Report<'_>) -> Page {
         page.how_to_read(report);
         page.cost_models(report);
     }
-    page.end();
-    page
+    page.ended()
 }
 
 impl Page {
@@ -132,20 +134,12 @@ fn claim_rows(tested: &Tested<'_>) -> Vec<Vec<String>> {
     let says = format!("[{}](#scenario-{}){source}", prose(&claim.says), scenario.slug);
     let because = claim.because.as_ref().map(|because| format!(": {}", prose(because))).unwrap_or_default();
     let verdict = format!("**{}**{because}", prose(&tested.verdict));
-    let mut rows: Vec<Vec<String>> = figures
-        .iter()
-        .map(|figure| {
-            let [pytorch, harness] = [&figure.pytorch, &figure.harness].map(|value| prose(&words::or_nothing(value.as_deref())));
-            vec![String::new(), String::new(), prose(&figure.name), pytorch, harness]
-        })
-        .collect();
-    if rows.is_empty() {
-        rows.push(vec![String::new(), String::new(), NOTHING.to_owned(), NOTHING.to_owned(), NOTHING.to_owned()]);
-    }
-    if let Some(first) = rows.first_mut() {
-        first.splice(..2, [says, verdict]);
-    }
-    rows
+    let cells = |figure: &ClaimFigure| {
+        [Some(&figure.name), figure.pytorch.as_ref(), figure.harness.as_ref()].map(|text| prose(&words::or_nothing(text)))
+    };
+    let figures = if figures.is_empty() { vec![[NOTHING; 3].map(str::to_owned)] } else { figures.iter().map(cells).collect() };
+    let names = std::iter::once([says, verdict]).chain(std::iter::repeat_with(Default::default));
+    names.zip(figures).map(|(names, figure)| names.into_iter().chain(figure).collect()).collect()
 }
 
 fn verdict_cell(arm: &ArmGroup<'_>) -> String {
@@ -247,7 +241,7 @@ impl Page {
         let Some(shortage) = last.failed_request.as_ref().filter(|shortage| !shortage.pinned.is_empty()) else { return };
         let cells = |segment: &PinnedSegment| vec![words::size(segment.size), words::size(segment.free), why::holders_of(segment)];
         let unlisted = shortage.pinned_unlisted;
-        let more = if unlisted.is_empty() {
+        let more = if unlisted.count == 0 {
             String::new()
         } else {
             format!(" {} more such segments have {} free.", unlisted.count, words::size(unlisted.free))
@@ -266,8 +260,8 @@ impl Page {
         let split = last.failed_request.as_ref().map(|shortage| shortage.inactive_split).or(after);
         let split = split.map(|split| split.min(unallocated)).filter(|&split| split > Bytes::ZERO);
         let beyond = device.used.saturating_sub(device.context_overhead + accounts.reserved + device.pressure + device.processes);
-        let always = |name: &str, size: Bytes| Some((name.to_owned(), size));
-        let if_any = |name: &str, size: Bytes| (size > Bytes::ZERO).then(|| (name.to_owned(), size));
+        let always = |name, size| Some((name, size));
+        let if_any = |name, size| (size > Bytes::ZERO).then_some((name, size));
         let rows = [
             always("limit", run.scenario.memory),
             always("free on the device", device.free),
@@ -281,7 +275,7 @@ impl Page {
             split.and_then(|split| always("– – in segments with live blocks (inactive split)", split)),
             split.and_then(|split| always("– – in free segments", unallocated.saturating_sub(split))),
         ];
-        let rows = rows.into_iter().flatten().map(|(name, size)| vec![name, words::size(size)]);
+        let rows = rows.into_iter().flatten().map(|(name, size)| vec![name.to_owned(), words::size(size)]);
         let when = if last.failed_request.is_some() { "when the request failed in" } else { "after" };
         self.block(format!("Memory by owner {when} step {}:", last.number));
         self.grid(&Grid::new("lr", ["the memory", "size"], rows));
@@ -317,7 +311,13 @@ impl Page {
                 self.block(format!("### On {}", prose(&device.label)));
             }
             self.settings(on_device);
-            self.curves(report, scenario, on_device);
+            let runs: Vec<&RunRecord> = on_device.arms.iter().map(ArmGroup::shown).collect();
+            if let Some(svg) = picture::draw(&runs) {
+                let file_name = self.picture(&format!("{}-{}", scenario.slug, slug(&device.label)), svg);
+                let name = &scenario.info.name;
+                let alt = format!("Allocated, reserved and device used over the steps of {name}, one panel per allocator");
+                self.block(format!("![{}]({file_name})", prose(&alt)));
+            }
             self.timing(on_device, device);
             self.recovery(on_device, device);
             for arm in &on_device.arms {
@@ -334,20 +334,11 @@ impl Page {
         }
     }
 
-    fn curves(&mut self, report: &Report<'_>, scenario: &ScenarioGroup<'_>, on_device: &ScenarioOnDevice<'_>) {
-        let device = &report.devices[on_device.device];
-        let runs: Vec<&RunRecord> = on_device.arms.iter().map(ArmGroup::shown).collect();
-        let Some(svg) = picture::draw(&runs) else { return };
-        let file_name = self.picture(&format!("{}-{}", scenario.slug, harness_base::files::slug(&device.label)), svg);
-        let alt = format!("Allocated, reserved and device used over the steps of {}, one panel per allocator", scenario.info.name);
-        self.block(format!("![{}]({file_name})", prose(&alt)));
-    }
-
     fn timing(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {
         let Some(timing) = Timing::new(on_device, device) else { return };
         self.block(format!("**{}** on {}", timing::title(timing.clock), prose(&device.label)));
         self.grid(&timing.grid());
-        self.block(prose(&timing.footnotes().join(" ")));
+        self.block(prose(&timing.footnotes.join(" ")));
     }
 
     fn recovery(&mut self, on_device: &ScenarioOnDevice<'_>, device: &DeviceGroup<'_>) {
@@ -434,7 +425,7 @@ impl Page {
             );
         }
         self.grid(&selection.grid());
-        self.unrecorded(selection.run());
+        self.unrecorded(selection.run);
         self.list(selection.steps().flat_map(|step| notes(step, &[]).into_iter().chain(counted(step))));
         self.step_tables(selection, UNFOLDED);
     }
@@ -487,54 +478,36 @@ fn counted(step: &StepRecord) -> Option<String> {
 impl Page {
     fn how_to_read(&mut self, report: &Report<'_>) {
         self.block("## How to read this");
-        let words = [
-            ("requested", "bytes requested by the caller."),
-            ("allocated", "requested bytes after rounding."),
-            ("active", "allocated bytes, plus freed blocks that wait for an event of another stream."),
-            ("reserved", "memory obtained from the driver, including cached memory."),
-            ("device used", "NVML's figure for the whole device; the tables show it without the context overhead."),
-            ("context overhead", "device used before the first allocation: the CUDA context, its modules, and other processes."),
-            ("peak", "the maximum since the start of the run or the last reset."),
-            (
-                "allocator retry",
-                "a failed driver allocation, after which the allocator released its cache and tried again (`num_alloc_retries`).",
-            ),
-            ("OOM", "a request that failed after all allocator retries."),
-            ("fits after 1 retry", "the step's recovery policy repeated a failed request. Allocator retries do not count."),
-            (
-                "rank",
-                "position among completed trainings of the same arm with the same model and first request, but other recovery policies. Ordered by \
-                 throughput (completed samples divided by the time of the step), then by effective batch.",
-            ),
-            (
-                "memory summary",
-                "the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; *non-releasable*: free \
-                 memory in segments with live blocks. Oversize allocations are not counted.",
-            ),
-            ("runs", "repetitions that passed. Allocators take turns, so a drift of the device affects all of them."),
-            (
-                "audited and timed",
-                "a run is checked after every operation. If it passes, it is repeated on a new device without checks, to measure times.",
-            ),
-            ("median, MAD, p99", "the median sample, the median absolute deviation (unscaled), and the 99th percentile by nearest rank."),
+        let max = format!("**max**: the largest sample, shown instead of p99 for fewer than {LEAST_FOR_P99} samples.");
+        let lines = [
+            "**requested**: bytes requested by the caller.",
+            "**allocated**: requested bytes after rounding.",
+            "**active**: allocated bytes, plus freed blocks that wait for an event of another stream.",
+            "**reserved**: memory obtained from the driver, including cached memory.",
+            "**device used**: NVML's figure for the whole device; the tables show it without the context overhead.",
+            "**context overhead**: device used before the first allocation: the CUDA context, its modules, and other processes.",
+            "**peak**: the maximum since the start of the run or the last reset.",
+            "**allocator retry**: a failed driver allocation, after which the allocator released its cache and tried again (`num_alloc_retries`).",
+            "**OOM**: a request that failed after all allocator retries.",
+            "**fits after 1 retry**: the step's recovery policy repeated a failed request. Allocator retries do not count.",
+            "**rank**: position among completed trainings of the same arm with the same model and first request, but other recovery policies. \
+             Ordered by throughput (completed samples divided by the time of the step), then by effective batch.",
+            "**memory summary**: the allocator's counters at the end of the run, laid out as by `torch.cuda.memory_summary()`; \
+             *non-releasable*: free memory in segments with live blocks. Oversize allocations are not counted.",
+            "**runs**: repetitions that passed. Allocators take turns, so a drift of the device affects all of them.",
+            "**audited and timed**: a run is checked after every operation. If it passes, it is repeated on a new device without checks, to \
+             measure times.",
+            "**median, MAD, p99**: the median sample, the median absolute deviation (unscaled), and the 99th percentile by nearest rank.",
+            &max,
+            "**(n)**: number of samples; `a of b`: a random sample of a from b operations.",
+            "**÷ direct**: the median divided by the median of `direct`, which calls the driver for every request. Below 1 is faster.",
         ];
-        let mut lines: Vec<String> = words.iter().map(|(word, meaning)| format!("**{word}**: {meaning}")).collect();
-        lines.push(format!(
-            "**max**: the largest sample, shown instead of p99 for fewer than {} samples.",
-            harness_base::statistics::LEAST_FOR_P99
-        ));
-        lines.push("**(n)**: number of samples; `a of b`: a random sample of a from b operations.".to_owned());
-        lines.push(
-            "**÷ direct**: the median divided by the median of `direct`, which calls the driver for every request. Below 1 is faster."
-                .to_owned(),
+        let is_simulated = report.devices.iter().any(|device| device.info.clock == Clock::Simulated);
+        let model_times = is_simulated.then_some(
+            "**0 ns**, as a model time: an operation without a device call, for example an allocation from the cache. The model charges \
+             device calls only, not the allocator's work on the host.",
         );
-        if matches!(report.clocks(), Some(Clocks::Simulated | Clocks::Mixed)) {
-            lines.push(
-                "**0 ns**, as a model time: an operation without a device call, for example an allocation from the cache. The model \
-                 charges device calls only, not the allocator's work on the host."
-                    .to_owned(),
-            );
-        }
+        let lines = lines.into_iter().chain(model_times).map(str::to_owned);
         self.list(lines);
         self.block(format!("Written from records of harness {}.", prose(&report.records.harness)));
         self.block(format!(

@@ -80,8 +80,9 @@ impl Page {
     }
 
     /// Ends the page with one line feed.
-    pub(super) fn end(&mut self) {
+    pub(super) fn ended(mut self) -> Self {
         self.text.truncate(self.text.trim_end().len());
         self.text.push('\n');
+        self
     }
 }

@@ -74,35 +74,26 @@ fn in_words(run: &RunRecord) -> String {
     )
 }
 
-struct Axes {
+struct Axes<'a> {
     /// Start and end of each step's column.
     columns: BTreeMap<u32, (f64, f64)>,
     /// End of the last column; the first starts at 0.
     right: f64,
     /// The top of the axis, in `unit`.
     top: f64,
-    unit: Unit,
+    /// Its name and its size in bytes.
+    unit: (&'static str, f64),
     memory: Bytes,
     shows_limit: bool,
     /// `true` if active differs from allocated at any point.
     shows_active: bool,
     shows_requests: bool,
-    /// Labels below the columns: step name and loop iteration.
-    names: BTreeMap<u32, StepName>,
+    /// Steps by number. They name the columns.
+    steps: BTreeMap<u32, &'a StepRecord>,
 }
 
-struct StepName {
-    name: String,
-    iteration: Option<String>,
-}
-
-struct Unit {
-    name: &'static str,
-    bytes: f64,
-}
-
-impl Axes {
-    fn new(runs: &[&RunRecord]) -> Option<Self> {
+impl<'a> Axes<'a> {
+    fn new(runs: &[&'a RunRecord]) -> Option<Self> {
         let points = || runs.iter().flat_map(|run| &run.curve);
         let highest = points().map(|point| point.allocated.max(point.reserved).max(point.used)).max()?;
         let memory = runs.first()?.scenario.memory;
@@ -110,23 +101,22 @@ impl Axes {
         let shows_limit = memory.get() / 4 <= highest.get();
         let highest = if shows_limit { highest.max(memory) } else { highest.max(Bytes(1)) };
         let unit = match highest.get() {
-            bytes if bytes >= 4 << 30 => Unit { name: "GiB", bytes: (1_u64 << 30) as f64 },
-            bytes if bytes >= 4 << 20 => Unit { name: "MiB", bytes: (1_u64 << 20) as f64 },
-            _ => Unit { name: "KiB", bytes: 1024.0 },
+            bytes if bytes >= 4 << 30 => ("GiB", f64::from(1 << 30)),
+            bytes if bytes >= 4 << 20 => ("MiB", f64::from(1 << 20)),
+            _ => ("KiB", 1024.0),
         };
         // Two rows of marks fit above the curves.
-        let top = highest.get() as f64 / unit.bytes * 1.27;
+        let top = highest.get() as f64 / unit.1 * 1.27;
         let (columns, right) = columns(runs);
         let shows_active = points().any(|point| point.active.is_some_and(|active| active != point.allocated));
         let shows_requests = runs.iter().any(|run| why::failed_requests(run).next().is_some());
         // Runs of one scenario have the same steps, except those that ended early.
-        let steps = runs.iter().flat_map(|run| &run.steps);
-        let names = steps.map(|step| (step.number, StepName { name: words::step_name(step), iteration: step.iteration.clone() })).collect();
-        Some(Self { columns, right, top, unit, memory, shows_limit, shows_active, shows_requests, names })
+        let steps = runs.iter().flat_map(|run| &run.steps).map(|step| (step.number, step)).collect();
+        Some(Self { columns, right, top, unit, memory, shows_limit, shows_active, shows_requests, steps })
     }
 
     fn y(&self, bytes: Bytes) -> f64 {
-        bytes.get() as f64 / self.unit.bytes
+        bytes.get() as f64 / self.unit.1
     }
 
     fn column(&self, step: u32) -> (f64, f64) {
@@ -164,9 +154,8 @@ fn columns(runs: &[&RunRecord]) -> (BTreeMap<u32, (f64, f64)>, f64) {
 }
 
 /// Draws the legend, and the explanation of the axes below it.
-fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
-    let limit = words::size(axes.memory);
-    let limit_key = format!("limit {limit}");
+fn legend(head: &Area<'_>, axes: &Axes<'_>) -> Drawn {
+    let limit_key = format!("limit {}", axes.memory);
     let keys = [
         (true, "used − overhead", Key::Line(USED, 6)),
         (true, "reserved", Key::Line(RESERVED, 2)),
@@ -182,32 +171,31 @@ fn legend(head: &Area<'_>, axes: &Axes) -> Drawn {
     let gap = if axes.shows_active && axes.shows_requests { 8 } else { 20 };
     svg::legend(head, 18, gap, &keys)?;
     let waiting = if axes.shows_active { " Active: allocated, or freed and waiting for an event." } else { "" };
-    let off_scale = if axes.shows_limit { String::new() } else { format!(" The memory limit, {limit}, is far above.") };
+    let off_scale =
+        if axes.shows_limit { String::new() } else { format!(" The memory limit, {}, is far above.", words::size(axes.memory)) };
     let axis = format!(
         "{} by step. A column shows memory after its step; a wide column also shows memory during the step.{waiting}{off_scale}",
-        axes.unit.name
+        axes.unit.0
     );
-    head.draw(&Text::new(axis, (LEFT as i32, 40), font(11, LIMIT, HPos::Left, VPos::Center)))
+    svg::text(head, axis, (LEFT as i32, 40), HPos::Left, 11, LIMIT)
 }
 
-fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
+fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
     let line =
         run.verdict.violation().map_or_else(String::new, |first| format!(" (thick vertical line: violation after step {})", first.step));
     let rest = format!(": {}{line}", words::verdict(&run.verdict));
-    let unnamed = run.settings.as_ref().filter(|settings| !run.allocator.contains(settings.as_str()));
-    let name = unnamed.map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
+    let name = words::unnamed_settings(run).map_or_else(|| run.allocator.clone(), |settings| format!("{} ({settings})", run.allocator));
     let title = shortened(&printable(&name), TITLE.saturating_sub(rest.chars().count())) + &rest;
     area.draw(&Text::new(title, (LEFT as i32, 2), font(13, INK, HPos::Left, VPos::Top)))?;
-    if let Some(cause) = cause_line(run) {
+    // The cause of the last failed request.
+    if let Some((step, shortage)) = why::failed_requests(run).last() {
+        let requests = why::failed_requests(run).count();
+        let more = if requests > 1 { format!(" (last of {requests})") } else { String::new() };
+        let cause = format!("{}, {}{more}: {}", words::step_place(step), why::request(shortage), why::in_short(shortage));
         area.draw(&Text::new(cut(&printable(&cause), CAUSE), (LEFT as i32, 18), font(11, OOM, HPos::Left, VPos::Top)))?;
     }
-    let mut chart = ChartBuilder::on(area)
-        .margin_top(TITLES)
-        .margin_right(RIGHT)
-        .set_label_area_size(LabelAreaPosition::Left, LEFT)
-        .set_label_area_size(LabelAreaPosition::Bottom, STEPS)
-        .build_cartesian_2d(0.0..axes.right, 0.0..axes.top)?;
-    let unit = axes.unit.name;
+    let mut chart = svg::chart_on(area, (TITLES, RIGHT), (LEFT, STEPS)).build_cartesian_2d(0.0..axes.right, 0.0..axes.top)?;
+    let unit = axes.unit.0;
     svg::mesh(&mut chart.configure_mesh())
         .disable_x_mesh()
         .x_labels(0)
@@ -223,39 +211,28 @@ fn panel(area: &Area<'_>, run: &RunRecord, axes: &Axes) -> Drawn {
 
 const CAUSE: usize = ((WIDTH - LEFT) as f64 / 6.0) as usize;
 
-/// The cause of the last failed request. `None` if none failed.
-fn cause_line(run: &RunRecord) -> Option<String> {
-    let (step, shortage) = why::failed_requests(run).last()?;
-    let more = match why::failed_requests(run).count() {
-        1 => String::new(),
-        count => format!(" (last of {count})"),
-    };
-    Some(format!("{}, {}{more}: {}", words::step_place(step), why::request(shortage), why::in_short(shortage)))
-}
-
 /// Draws step names below the numbers, if their columns have room. At a new loop iteration, draws its name and a line instead.
-fn step_names(chart: &mut Chart<'_, '_>, axes: &Axes) -> Drawn {
+fn step_names(chart: &mut Chart<'_, '_>, axes: &Axes<'_>) -> Drawn {
     let style = font(10, LIMIT, HPos::Center, VPos::Top);
-    let has_loops = axes.names.values().any(|step| step.iteration.is_some());
+    let has_loops = axes.steps.values().any(|step| step.iteration.is_some());
     let (mut before, mut free_from) = (None, f64::NEG_INFINITY);
     for (step, &(left, right)) in &axes.columns {
-        let Some(StepName { name, iteration }) = axes.names.get(step) else { continue };
+        let Some(step) = axes.steps.get(step) else { continue };
         if has_loops {
-            if let Some(pass) = iteration.as_ref().filter(|&pass| before != Some(pass)) {
-                let (x, room) = (left * axes.pixels(), pass.chars().count() as f64 * NAME);
-                if x >= free_from {
-                    free_from = x + room + NAME;
-                    let style = font(10, LIMIT, HPos::Left, VPos::Top);
-                    chart.draw_series([PathElement::new([(left, 0.0), (left, axes.top)], LIMIT.mix(0.25).stroke_width(1))])?;
-                    chart.draw_series([EmptyElement::at((left, 0.0)) + Text::new(printable(pass).into_owned(), (0, 21), style)])?;
-                }
+            let x = left * axes.pixels();
+            if let Some(pass) = step.iteration.as_ref().filter(|&pass| before != Some(pass) && x >= free_from) {
+                free_from = x + (pass.chars().count() + 1) as f64 * NAME;
+                let style = font(10, LIMIT, HPos::Left, VPos::Top);
+                chart.draw_series([PathElement::new([(left, 0.0), (left, axes.top)], LIMIT.mix(0.25).stroke_width(1))])?;
+                chart.draw_series([EmptyElement::at((left, 0.0)) + Text::new(printable(pass).into_owned(), (0, 21), style)])?;
             }
-            before = iteration.as_ref();
+            before = step.iteration.as_ref();
             continue;
         }
         let most = ((right - left) * axes.pixels() / NAME) as usize;
+        let name = words::step_name(step);
         if most >= LEAST_NAME.min(name.chars().count()) {
-            let name = cut(&printable(name), most);
+            let name = cut(&printable(&name), most);
             chart.draw_series([EmptyElement::at((f64::midpoint(left, right), 0.0)) + Text::new(name, (0, 21), style.clone())])?;
         }
     }
@@ -264,7 +241,7 @@ fn step_names(chart: &mut Chart<'_, '_>, axes: &Axes) -> Drawn {
 
 /// Draws each failed request as a bar from the active bytes to active plus requested. A bar below the limit shows that free
 /// memory was unusable.
-fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
+fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
     let style = font(11, OOM, HPos::Right, VPos::Top);
     // The rows of marks are above.
     let highest = axes.top * 0.82;
@@ -289,7 +266,7 @@ fn failed_requests(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes) -> D
 }
 
 /// The time of a failed request: the last increase of the OOM counter within the step, or the step's end.
-fn place_of(points: &[(f64, &CurvePoint)], step: &StepRecord, axes: &Axes) -> f64 {
+fn place_of(points: &[(f64, &CurvePoint)], step: &StepRecord, axes: &Axes<'_>) -> f64 {
     let end = points.partition_point(|(_, point)| point.step <= step.number);
     let begin = points.partition_point(|(_, point)| point.step < step.number).saturating_sub(1);
     let mut rises = points[begin..end].windows(2).filter(|pair| pair[1].1.ooms > pair[0].1.ooms);
@@ -299,7 +276,7 @@ fn place_of(points: &[(f64, &CurvePoint)], step: &StepRecord, axes: &Axes) -> f6
 }
 
 /// Draws step numbers below the columns, as many as fit, and lines between wide columns.
-fn step_numbers(chart: &mut Chart<'_, '_>, axes: &Axes) -> Drawn {
+fn step_numbers(chart: &mut Chart<'_, '_>, axes: &Axes<'_>) -> Drawn {
     let style = font(11, INK, HPos::Center, VPos::Top);
     let mut free_from = f64::NEG_INFINITY;
     for (step, &(left, right)) in &axes.columns {
@@ -315,8 +292,10 @@ fn step_numbers(chart: &mut Chart<'_, '_>, axes: &Axes) -> Drawn {
     Ok(())
 }
 
-fn curves(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
-    let stairs = |value: fn(&CurvePoint) -> Bytes| stairs(&run.curve, |step| axes.column(step), |point| axes.y(value(point)));
+fn curves(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
+    let points = positions(&run.curve, |step| axes.column(step));
+    let end = run.curve.last().map_or(0.0, |last| axes.column(last.step).1);
+    let stairs = |value: fn(&CurvePoint) -> Bytes| svg::stairs(points.iter().map(|(x, point)| (*x, axes.y(value(point)))), end);
     let allocated = stairs(|point| point.allocated);
     let ends = allocated.first().zip(allocated.last()).map(|(&(first, _), &(last, _))| (first, last)).unwrap_or_default();
     let ground = allocated.iter().copied().chain([(ends.1, 0.0), (ends.0, 0.0)]).collect::<Vec<_>>();
@@ -364,23 +343,6 @@ fn span(step: &[CurvePoint]) -> f64 {
     }
 }
 
-/// Memory changes in steps, so each value holds until the next point.
-fn stairs(curve: &[CurvePoint], column: impl Fn(u32) -> (f64, f64), y: impl Fn(&CurvePoint) -> f64) -> Vec<(f64, f64)> {
-    let mut path: Vec<(f64, f64)> = Vec::new();
-    for (x, point) in positions(curve, &column) {
-        let y = y(point);
-        match path.last() {
-            Some(&(_, before)) if before == y => {}
-            Some(&(_, before)) => path.extend([(x, before), (x, y)]),
-            None => path.push((x, y)),
-        }
-    }
-    if let (Some(&(_, before)), Some(last)) = (path.last(), curve.last()) {
-        path.push((column(last.step).1, before));
-    }
-    path
-}
-
 /// Events that share one mark.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Mark {
@@ -401,7 +363,7 @@ impl Mark {
 }
 
 /// Positions at which a counter rises, in pixels. Merges overlapping marks.
-fn rises(run: &RunRecord, axes: &Axes, counter: fn(&CurvePoint) -> u64) -> Vec<Mark> {
+fn rises(run: &RunRecord, axes: &Axes<'_>, counter: fn(&CurvePoint) -> u64) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
     let mut before = 0;
     for (x, point) in positions(&run.curve, |step| axes.column(step)) {
@@ -416,31 +378,26 @@ fn rises(run: &RunRecord, axes: &Axes, counter: fn(&CurvePoint) -> u64) -> Vec<M
     marks
 }
 
-/// Draws OOMs and retries in two rows above the limit, and a line at a violation.
-fn marks(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes) -> Drawn {
-    let (upper, lower) = (axes.top * 0.96, axes.top * 0.87);
-    for mark in rises(run, axes, |point| point.ooms) {
-        let place = (mark.x / axes.pixels(), upper);
-        chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;
-        number_of(mark, place, OOM, chart)?;
-    }
-    for mark in rises(run, axes, |point| point.retries) {
-        let place = (mark.x / axes.pixels(), lower);
-        chart.draw_series([TriangleMarker::new(place, 6, RETRY.filled())])?;
-        number_of(mark, place, RETRY, chart)?;
+/// Draws OOMs and retries in two rows above the limit, and a line at a violation. A merged mark has its number of events.
+fn marks(chart: &mut Chart<'_, '_>, run: &RunRecord, axes: &Axes<'_>) -> Drawn {
+    let rows: [(fn(&CurvePoint) -> u64, f64, RGBColor); 2] = [(|point| point.ooms, 0.96, OOM), (|point| point.retries, 0.87, RETRY)];
+    for (counter, height, colour) in rows {
+        for mark in rises(run, axes, counter) {
+            let place = (mark.x / axes.pixels(), axes.top * height);
+            if colour == OOM {
+                chart.draw_series([Cross::new(place, 5, OOM.stroke_width(3))])?;
+            } else {
+                chart.draw_series([TriangleMarker::new(place, 6, RETRY.filled())])?;
+            }
+            if mark.count > 1 {
+                let style = font(11, colour, HPos::Left, VPos::Center);
+                chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
+            }
+        }
     }
     if let Some(first) = run.verdict.violation() {
         let x = axes.end_of(first.step);
         chart.draw_series([PathElement::new([(x, 0.0), (x, axes.top)], OOM.stroke_width(2))])?;
-    }
-    Ok(())
-}
-
-/// Draws the number of events to the right of a merged mark.
-fn number_of(mark: Mark, place: (f64, f64), colour: RGBColor, chart: &mut Chart<'_, '_>) -> Drawn {
-    if mark.count > 1 {
-        let style = font(11, colour, HPos::Left, VPos::Center);
-        chart.draw_series([EmptyElement::at(place) + Text::new(mark.number(), (8, 0), style)])?;
     }
     Ok(())
 }

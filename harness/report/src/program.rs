@@ -2,7 +2,7 @@
 
 mod picture;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::units::Bytes;
 use harness_exec::machine::Machine;
@@ -80,8 +80,7 @@ pub fn picture(program: &Program<'_>) -> Option<String> {
     for process in program.used() {
         let Some(timeline) = program.timelines.iter().find(|timeline| timeline.pid == process.pid) else { continue };
         for device in process.devices.iter().filter(|device| device.mallocs > 0) {
-            let title = format!("{}, device {}", named(process), device.index);
-            curves.push(Curve::new(timeline, device.index as u32, title));
+            curves.push(Curve { timeline, device: device.index as u32, title: format!("{}, device {}", named(process), device.index) });
         }
     }
     curves.truncate(MOST_CURVES);
@@ -122,20 +121,15 @@ pub fn markdown(program: &Program<'_>, picture: Option<&str>) -> String {
         page.block("## Out of memory errors");
         page.list(errors);
     }
-    match program.machine {
-        Machine::Simulated(settings) => {
-            page.block("## Simulated parts");
-            page.list(models(program, settings));
-        }
-        Machine::Real(_, limits) => {
-            page.block("## Limits");
-            page.list(limited(program, limits));
-        }
-    }
+    let (heading, lines) = match program.machine {
+        Machine::Simulated(settings) => ("## Simulated parts", models(program, settings)),
+        Machine::Real(_, limits) => ("## Limits", limited(program, limits)),
+    };
+    page.block(heading);
+    page.list(lines.iter().map(|line| prose(line)));
     page.block("## Reproduce");
     page.command(program.again);
-    page.end();
-    page.text
+    page.ended().text
 }
 
 fn named(process: &Process) -> String {
@@ -144,13 +138,11 @@ fn named(process: &Process) -> String {
 }
 
 fn processes(program: &Program<'_>) -> Grid {
-    let heads = ["process", "peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees"];
-    // A real GPU does not count it.
-    let work = matches!(program.machine, Machine::Simulated(_)).then_some("submitted work");
+    let heads = ["process", "peak reserved", "peak allocated", "retries", "OOMs", "allocations", "frees", "submitted work"];
     let cells = |process: &Process| {
         let torch = |name: &str| process.torch.as_ref().map(|torch| torch.sum(name));
         let device = |figure: fn(&harness_exec::record::DeviceRecord) -> u64| process.devices.iter().map(figure);
-        let mut row = vec![
+        vec![
             named(process),
             Bytes(device(|device| device.peak_reserved).max().unwrap_or_default()).to_string(),
             words::or_nothing(torch("allocated_bytes.all.peak").map(Bytes)),
@@ -158,11 +150,12 @@ fn processes(program: &Program<'_>) -> Grid {
             words::or_nothing(torch("num_ooms")),
             device(|device| device.mallocs).sum::<u64>().to_string(),
             device(|device| device.frees).sum::<u64>().to_string(),
-        ];
-        row.extend(work.map(|_| process.submitted.to_string()));
-        row
+            process.submitted.to_string(),
+        ]
     };
-    Grid::new("lr", heads.into_iter().chain(work), program.used().map(cells))
+    // A real GPU does not count submitted work.
+    let is_shown = |head: &str| matches!(program.machine, Machine::Simulated(_)) || head != "submitted work";
+    Grid::new("lr", heads, program.used().map(cells)).with_columns(is_shown)
 }
 
 fn calls(program: &Program<'_>) -> Grid {
@@ -212,7 +205,7 @@ fn limited(program: &Program<'_>, limits: &Limits) -> Vec<String> {
     ];
     lines.extend(faults.iter().map(|fault| format!("Injected failures: {fault}.")));
     lines.extend(latencies.iter().map(|latency| format!("Injected latency: {latency}.")));
-    lines.iter().map(|line| prose(line)).collect()
+    lines
 }
 
 fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
@@ -226,9 +219,7 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         CudnnWorkspace::Operands => "cuDNN workspaces are estimated from the operands of a convolution.",
         CudnnWorkspace::None => "cuDNN uses no workspaces.",
     };
-    let mut names: Vec<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
-    names.sort_unstable();
-    names.dedup();
+    let names: BTreeSet<&str> = program.used().flat_map(|process| process.not_modelled.iter().map(String::as_str)).collect();
     let mut lines = vec![
         format!("Programs see the GPU {} ({}); events: {events}; addresses: {addresses}.", gpu.device, gpu.name),
         format!("Each process uses {context_overhead} for its CUDA context."),
@@ -238,9 +229,9 @@ fn models(program: &Program<'_>, settings: &Settings) -> Vec<String> {
         "Allocated memory is sampled; reserved memory changes at driver allocations and frees.".to_owned(),
     ];
     if !names.is_empty() {
-        lines.push(format!("Not modelled; these calls return success: {}.", names.join(", ")));
+        lines.push(format!("Not modelled; these calls return success: {}.", Vec::from_iter(names).join(", ")));
     }
-    lines.iter().map(|line| prose(line)).collect()
+    lines
 }
 
 /// The run as a test case. It fails if the exit code is not 0 or an injected failure matched no call.

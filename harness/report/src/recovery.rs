@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
-use super::words::{self, Grid, NOTHING};
+use super::words::{self, Grid};
 use super::{ArmGroup, ScenarioOnDevice};
 use harness_record::{Attempt, HostUse, Outcome, Recovery, StepRecord, Trained};
 
@@ -69,6 +69,7 @@ impl Row<'_> {
     }
 
     fn cells(&self) -> Vec<String> {
+        let HostUse { peak, copied } = self.recovery.host;
         let of_training = |figure: fn(&Trained) -> u64| words::or_nothing(self.trained().map(figure));
         vec![
             self.allocator.to_owned(),
@@ -83,27 +84,19 @@ impl Row<'_> {
             of_training(|trained| trained.final_batch),
             of_training(|trained| trained.effective_batch),
             words::or_nothing(self.throughput().map(|samples| format!("{samples:.1} samples/s"))),
+            words::or_nothing(self.uses_host().then(|| format!("{} at the peak, {} copied", words::size(peak), words::size(copied)))),
         ]
     }
 
-    fn host_memory(&self) -> String {
-        let HostUse { peak, copied } = self.recovery.host;
-        if self.recovery.host.is_nothing() {
-            NOTHING.to_owned()
-        } else {
-            format!("{} at the peak, {} copied", words::size(peak), words::size(copied))
-        }
+    fn uses_host(&self) -> bool {
+        self.recovery.host != HostUse::default()
     }
 
     pub(super) fn attempts(&self) -> Grid {
         let cells = |attempt: &Attempt| {
             let failed = attempt.failed.clone().unwrap_or_else(|| "none".to_owned());
-            let then = match (&attempt.then, &attempt.failed) {
-                (Some(then), _) => then.clone(),
-                (None, Some(_)) => "gave up".to_owned(),
-                (None, None) => NOTHING.to_owned(),
-            };
-            vec![attempt.asked.clone(), failed, then, words::or_nothing(attempt.time)]
+            let gave_up = attempt.failed.as_ref().map(|_| "gave up");
+            vec![attempt.asked.clone(), failed, words::or_nothing(attempt.then.as_deref().or(gave_up)), words::or_nothing(attempt.time)]
         };
         let more = words::count(self.recovery.unlisted, "more attempt");
         let more =
@@ -113,16 +106,13 @@ impl Row<'_> {
 }
 
 pub(super) fn grid(rows: &[Row<'_>], clock: Clock) -> Grid {
-    let (lost, throughput) = match clock {
-        Clock::Measured => ("time lost", "throughput"),
-        Clock::Simulated => ("model time lost", "model throughput"),
-    };
-    let heads = ["allocator", "step", "policies", "outcome", "rank", "attempts", lost, "cache released", "leaked"];
+    let model = if clock == Clock::Simulated { "model " } else { "" };
+    let [lost, throughput] = ["time lost", "throughput"].map(|head| format!("{model}{head}"));
+    let heads = ["allocator", "step", "policies", "outcome", "rank", "attempts", &lost, "cache released", "leaked"];
+    let heads = heads.into_iter().chain(["final batch", "effective batch", &throughput, "host memory"]);
+    let grid = Grid::new("lllllr", heads, rows.iter().map(Row::cells));
     // Few steps use host memory, so the column is optional.
-    let on_host = rows.iter().any(|row| !row.recovery.host.is_nothing());
-    let heads = heads.into_iter().chain(["final batch", "effective batch", throughput]).chain(on_host.then_some("host memory"));
-    let cells = |row: &Row<'_>| row.cells().into_iter().chain(on_host.then(|| row.host_memory())).collect();
-    Grid::new("lllllr", heads, rows.iter().map(cells))
+    grid.with_columns(|head| head != "host memory" || rows.iter().any(Row::uses_host))
 }
 
 /// The same rows with fewer columns, for a terminal.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use harness_allocator::device::Clock;
 use harness_allocator::units::{Bytes, Nanos};
+use harness_base::statistics::median;
 use harness_record::{Records, RunRecord, Verdict};
 use serde::Serialize;
 
@@ -59,7 +60,11 @@ const FIGURES: [&str; 6] = ["verdict", "peak reserved", "OOMs", "allocator retri
 
 fn figures(arm: &ArmGroup<'_>) -> [String; 6] {
     let run = arm.shown();
-    let time = |time: fn(&RunRecord) -> Nanos| words::or_nothing(median(arm, time).map(|time| format!("{time}{}", clock(run))));
+    let clock = if run.device.clock == Clock::Simulated { " (model)" } else { "" };
+    let time = |time: fn(&RunRecord) -> Nanos| {
+        let median = median(&mut arm.passed().map(|run| time(run).get()).collect::<Vec<_>>());
+        words::or_nothing(median.map(|median| format!("{}{clock}", Nanos(median))))
+    };
     let peak = run.stats.reserved_bytes.all.peak;
     let is_done = !matches!(run.verdict, Verdict::Skipped { .. });
     let if_done = |figure: String| if is_done { figure } else { NOTHING.to_owned() };
@@ -71,19 +76,6 @@ fn figures(arm: &ArmGroup<'_>) -> [String; 6] {
         time(|run| run.timings.scenario),
         time(|run| run.timings.lost_to_retry),
     ]
-}
-
-const fn clock(run: &RunRecord) -> &'static str {
-    match run.device.clock {
-        Clock::Measured => "",
-        Clock::Simulated => " (model)",
-    }
-}
-
-fn median(arm: &ArmGroup<'_>, time: fn(&RunRecord) -> Nanos) -> Option<Nanos> {
-    let mut times: Vec<Nanos> = arm.passed().map(time).collect();
-    times.sort_unstable();
-    times.get(times.len().saturating_sub(1) / 2).copied()
 }
 
 #[cfg(test)]

@@ -55,15 +55,6 @@ impl Squeezed {
         let (peak, least) = (words::size(self.peak_used), words::size(self.least_free));
         format!("{end}. Device memory: at most {peak} in use, at least {least} free.")
     }
-
-    /// Used plus free memory, as sampled.
-    fn memory(&self) -> Bytes {
-        self.curve.iter().map(|look| look.used + look.free).max().unwrap_or_default()
-    }
-
-    fn end(&self) -> u64 {
-        self.curve.last().map_or(0, |look| look.milliseconds).max(1)
-    }
 }
 
 /// Draws device memory over time. `None` without samples.
@@ -72,21 +63,14 @@ pub fn picture(squeezed: &Squeezed) -> Option<String> {
     let plot = Plot {
         title: words::shortened(&printable(&squeezed.command), svg::TITLE),
         x: "milliseconds since the program started, on the host's clock",
-        end: squeezed.end() as f64,
-        top: squeezed.memory(),
+        end: squeezed.curve.last().map_or(0, |look| look.milliseconds).max(1) as f64,
+        top: squeezed.curve.iter().map(|look| look.used + look.free).max().unwrap_or_default(),
     };
     let described = format!("{} It was {} when the program started.", squeezed.sentence(), words::size(first.used));
     let keys = [("device used (driver)", Key::Line(RESERVED, 2)), ("all of its memory", Key::Limit)];
     Some(svg::panels(("Device used while the program ran", &described), &keys, &[plot], |area, plot| {
         let mut chart = plot.chart(area)?;
-        // A sample holds until the next one.
-        let mut stairs: Vec<(f64, Bytes)> = Vec::new();
-        for Look { milliseconds, used, .. } in &squeezed.curve {
-            let at = *milliseconds as f64;
-            stairs.extend(stairs.last().map(|(_, before)| (at, *before)));
-            stairs.push((at, *used));
-        }
-        svg::line(&mut chart, stairs, RESERVED)?;
+        svg::line(&mut chart, squeezed.curve.iter().map(|look| (look.milliseconds as f64, look.used)), plot.end, RESERVED)?;
         svg::limit(&mut chart, plot.end, svg::mib(plot.top))
     }))
 }
@@ -119,8 +103,7 @@ pub fn markdown(squeezed: &Squeezed, picture: Option<&str>, again: &str) -> Stri
     }
     page.block("## Again");
     page.command(again);
-    page.end();
-    page.text
+    page.ended().text
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use harness_allocator::device::Clock;
 use harness_allocator::units::Bytes;
 
 use super::words::{self, Grid};
-use harness_record::{Outcome, RunRecord, StepRecord};
+use harness_record::{Accounts, Outcome, RunRecord, StepRecord};
 
 /// Longest run, in steps, that is shown whole.
 const WHOLE: usize = 200;
@@ -16,7 +16,7 @@ const EDGE: usize = 30;
 const NOTABLE: usize = 100;
 
 pub(super) struct Selection<'a> {
-    run: &'a RunRecord,
+    pub(super) run: &'a RunRecord,
     /// Ascending indices of steps.
     shown: Vec<usize>,
 }
@@ -33,13 +33,16 @@ impl<'a> Selection<'a> {
         if steps.len() <= WHOLE {
             return Self::last(run, WHOLE);
         }
-        let notable = (EDGE..steps.len() - EDGE).filter(|&index| is_notable(&steps[index], &steps[index - 1])).take(NOTABLE);
+        // An unusual outcome, a note, a table, a retry or an OOM.
+        let has_event = |&index: &usize| {
+            let (step, before) = (&steps[index], &steps[index - 1].accounts);
+            let is_usual = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 });
+            let is_plain = is_usual && step.notes.is_empty() && step.tables.is_empty();
+            !is_plain || step.accounts.retries > before.retries || step.accounts.ooms > before.ooms
+        };
+        let notable = (EDGE..steps.len() - EDGE).filter(has_event).take(NOTABLE);
         let shown: BTreeSet<usize> = (0..EDGE).chain(notable).chain(steps.len() - EDGE..steps.len()).collect();
         Self { run, shown: shown.into_iter().collect() }
-    }
-
-    pub(super) const fn run(&self) -> &'a RunRecord {
-        self.run
     }
 
     pub(super) fn steps(&self) -> impl Iterator<Item = &'a StepRecord> {
@@ -52,17 +55,20 @@ impl<'a> Selection<'a> {
 
     /// The table, with a row for each gap.
     pub(super) fn grid(&self) -> Grid {
-        let has_pressure = self.steps().any(|step| step.accounts.device.pressure > Bytes::ZERO);
-        let mut grid = Grid::new("rrllr", heads(self.run.device.clock, has_pressure), []);
+        let names = ["step", "line", "what", "outcome"];
+        let sizes = ["allocated", "reserved", "active", "device used − overhead", "pressure", "peak allocated", "peak reserved"];
+        let time = if self.run.device.clock == Clock::Measured { "time" } else { "model time" };
+        let mut grid = Grid::new("rrllr", names.into_iter().chain(sizes).chain(["allocator retries", time]), []);
         let mut next = 0;
         for &index in &self.shown {
             push_gap(&mut grid, index - next, "left out");
             let before = if index > 0 { self.run.steps[index - 1].number } else { 0 };
             push_gap(&mut grid, self.run.steps[index].number.saturating_sub(before + 1) as usize, "not recorded");
-            grid.rows.push(cells(&self.run.steps[index], has_pressure));
+            grid.rows.push(cells(&self.run.steps[index]));
             next = index + 1;
         }
-        grid
+        let has_pressure = self.steps().any(|step| step.accounts.device.pressure > Bytes::ZERO);
+        grid.with_columns(|head| has_pressure || head != "pressure")
     }
 }
 
@@ -74,28 +80,12 @@ fn push_gap(grid: &mut Grid, steps: usize, what: &str) {
     }
 }
 
-/// Returns whether the step has an event: an unusual outcome, a note, a table, a retry or an OOM.
-fn is_notable(step: &StepRecord, before: &StepRecord) -> bool {
-    let is_plain = matches!(step.outcome, Outcome::Done | Outcome::Fits { retries: 0 }) && step.notes.is_empty() && step.tables.is_empty();
-    !is_plain || step.accounts.retries > before.accounts.retries || step.accounts.ooms > before.accounts.ooms
-}
-
-fn heads(clock: Clock, has_pressure: bool) -> impl Iterator<Item = &'static str> {
-    let time = match clock {
-        Clock::Measured => "time",
-        Clock::Simulated => "model time",
-    };
-    let accounts = ["step", "line", "what", "outcome", "allocated", "reserved", "active", "device used − overhead"];
-    accounts.into_iter().chain(has_pressure.then_some("pressure")).chain(["peak allocated", "peak reserved", "allocator retries", time])
-}
-
-fn cells(step: &StepRecord, has_pressure: bool) -> Vec<String> {
-    let accounts = &step.accounts;
-    let used = accounts.device.used.saturating_sub(accounts.device.context_overhead);
+fn cells(step: &StepRecord) -> Vec<String> {
+    let Accounts { allocated, reserved, active, peak_allocated, peak_reserved, retries, device, .. } = step.accounts;
     let names = [step.number.to_string(), step.line.to_string(), what(step), words::outcome(&step.outcome)];
-    let sizes = [accounts.allocated, accounts.reserved, accounts.active, used].into_iter();
-    let sizes = sizes.chain(has_pressure.then_some(accounts.device.pressure)).chain([accounts.peak_allocated, accounts.peak_reserved]);
-    names.into_iter().chain(sizes.map(words::size)).chain([accounts.retries.to_string(), words::or_nothing(step.duration)]).collect()
+    let used = device.used.saturating_sub(device.context_overhead);
+    let sizes = [allocated, reserved, active, used, device.pressure, peak_allocated, peak_reserved].map(words::size);
+    names.into_iter().chain(sizes).chain([retries.to_string(), words::or_nothing(step.duration)]).collect()
 }
 
 fn what(step: &StepRecord) -> String {

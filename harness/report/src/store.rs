@@ -7,7 +7,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use harness_allocator::device::Clock;
+use harness_allocator::device::{Clock, DeviceInfo};
 
 use crate::{Report, json, markdown};
 use harness_base::files::slug;
@@ -29,9 +29,11 @@ pub const RECORDS: &str = Document::RECORDS.file_name;
 /// Writes a report into a new folder of `root` with the next free number, and returns the folder. The folder appears complete.
 /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`]. Only `root` may have been created then.
 pub fn save_new(root: &Path, records: &Records) -> Result<PathBuf, StoreError> {
-    let files = files(records);
-    let name = folder_name(records);
-    Folder::open(root, Document::RECORDS)?.add(&files, |root| Ok(format!("{:04}-{name}", next_number(root)?)))
+    let report = Report::new(records);
+    let scenarios: Vec<&str> = report.scenarios.iter().map(|scenario| scenario.info.name.as_str()).collect();
+    let devices: Vec<&DeviceInfo> = report.devices.iter().map(|device| device.info).collect();
+    let name = folder_name(&scenarios, &devices);
+    Folder::open(root, Document::RECORDS)?.add(&files(&report), |root| Ok(format!("{:04}-{name}", next_number(root)?)))
 }
 
 /// Checks before a session that its report can be written to `folder` and overwrites no foreign report.
@@ -45,12 +47,14 @@ pub fn check_folder(folder: &Path) -> Result<(), StoreError> {
 /// Fails with [`StoreError::Unwritable`], [`StoreError::DiskFull`], [`StoreError::Foreign`]; an earlier report is then unchanged.
 pub fn save_into(folder: &Path, records: &Records) -> Result<(), StoreError> {
     files::check_ours(folder, REPORT, RECORDS, Document::RECORDS)?;
-    let files = files(records);
+    let files = files(&Report::new(records));
     let locked = Folder::open(folder, Document::RECORDS)?;
-    let earlier = pictures_of_earlier_report(folder);
+    let earlier = fs::read_to_string(folder.join(REPORT)).unwrap_or_default();
     locked.replace(&files)?;
-    let kept: BTreeSet<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-    for name in earlier.iter().filter(|name| !kept.contains(name.as_str())) {
+    // Removes pictures that only the earlier report links to. Other files stay.
+    let linked = earlier.lines().filter(|line| line.starts_with("![")).filter_map(|line| line.rsplit_once("]("));
+    let pictures = linked.map(|(_, name)| name.trim_end_matches(')')).filter(|name| name.ends_with(".svg") && !name.contains('/'));
+    for name in pictures.filter(|picture| files.iter().all(|(name, _)| name != picture)) {
         // An unused picture is harmless, so a failure to remove it is ignored.
         let _ = fs::remove_file(folder.join(name));
     }
@@ -75,12 +79,8 @@ pub fn render_again(folder: &Path) -> Result<(), StoreError> {
 
 /// Returns whether a folder or file was written by `harness run`.
 pub fn is_of_run(path: &Path) -> bool {
-    let names = [OsStr::new(RECORDS), OsStr::new(EVENTS)];
-    if path.is_dir() {
-        names.iter().any(|name| path.join(name).is_file())
-    } else {
-        path.file_name().is_some_and(|name| names.contains(&name))
-    }
+    let has = |name: &str| if path.is_dir() { path.join(name).is_file() } else { path.file_name() == Some(OsStr::new(name)) };
+    has(RECORDS) || has(EVENTS)
 }
 
 fn read_events(path: &Path) -> Result<Records, StoreError> {
@@ -126,7 +126,7 @@ pub struct Journal {
     /// `true` if this session creates the report's folder.
     is_new: bool,
     file: Option<File>,
-    /// Events before the file was opened.
+    /// Events that are not written yet.
     waiting: String,
     planned: Vec<PlannedRun>,
 }
@@ -147,38 +147,23 @@ impl Journal {
     /// folder.
     pub fn add(&mut self, event: &Event) -> Result<(), StoreError> {
         let line = serde_json::to_string(event).expect("events are plain data with text keys, which always have a JSON form") + "\n";
-        let clock = match event {
-            Event::Started { planned, .. } => {
-                self.planned.clone_from(planned);
-                None
-            }
-            Event::RunStarted(run) | Event::RunEnded(run) => Some(&run.device),
-            Event::StepEnded(_) => None,
-        };
-        match (&mut self.file, clock) {
-            (Some(_), _) => self.write(&line),
-            (None, None) => {
-                self.waiting.push_str(&line);
-                Ok(())
-            }
-            (None, Some(device)) => {
-                let device = if device.clock == Clock::Simulated { "sim".to_owned() } else { slug(&device.name) };
-                self.open(&device)?;
-                let waiting = std::mem::take(&mut self.waiting);
-                self.write(&(waiting + &line))
-            }
+        self.waiting.push_str(&line);
+        match event {
+            Event::Started { planned, .. } => self.planned.clone_from(planned),
+            Event::RunStarted(run) | Event::RunEnded(run) if self.file.is_none() => self.open(&run.device)?,
+            _ => {}
         }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let written = file.write_all(std::mem::take(&mut self.waiting).as_bytes());
+        written.map_err(|source| StoreError::writing(Document::RECORDS, &self.folder.join(EVENTS), source))
     }
 
-    fn open(&mut self, device: &str) -> Result<(), StoreError> {
+    fn open(&mut self, device: &DeviceInfo) -> Result<(), StoreError> {
         let place = Folder::open(&self.folder, Document::RECORDS)?;
         if self.is_new {
             let scenarios: BTreeSet<&str> = self.planned.iter().map(|run| run.scenario.as_str()).collect();
-            let what = match scenarios.first() {
-                Some(only) if scenarios.len() == 1 => slug(only),
-                _ => format!("{}-scenarios", scenarios.len()),
-            };
-            self.folder = place.add(&[], |root| Ok(format!("{:04}-{what}-{device}", next_number(root)?)))?;
+            let name = folder_name(&Vec::from_iter(scenarios), &[device]);
+            self.folder = place.add(&[], |root| Ok(format!("{:04}-{name}", next_number(root)?)))?;
         }
         let path = self.folder.join(EVENTS);
         let file = open_events(&path)?;
@@ -186,11 +171,6 @@ impl Journal {
         file.set_len(0).map_err(|source| StoreError::writing(Document::RECORDS, &path, source))?;
         self.file = Some(file);
         Ok(())
-    }
-
-    fn write(&mut self, text: &str) -> Result<(), StoreError> {
-        let written = self.file.as_mut().map_or(Ok(()), |file| file.write_all(text.as_bytes()));
-        written.map_err(|source| StoreError::writing(Document::RECORDS, &self.folder.join(EVENTS), source))
     }
 
     /// Removes the files of a session in which no run ended.
@@ -220,28 +200,25 @@ impl Journal {
 }
 
 /// Pictures first and the report last, so links never dangle.
-fn files(records: &Records) -> Vec<(String, String)> {
-    let report = Report::new(records);
-    let mut files = markdown::render(&report).files(REPORT);
-    files.insert(files.len() - 1, (RECORDS.to_owned(), json::render(&report)));
+fn files(report: &Report<'_>) -> Vec<(String, String)> {
+    let mut files = markdown::render(report).files(REPORT);
+    files.insert(files.len() - 1, (RECORDS.to_owned(), json::render(report, false)));
     files
 }
 
 /// Names a session, for example `oom_retry-sim` or `12-scenarios-nvidia-h200`.
-fn folder_name(records: &Records) -> String {
-    let report = Report::new(records);
-    let what = match report.scenarios.as_slice() {
+fn folder_name(scenarios: &[&str], devices: &[&DeviceInfo]) -> String {
+    let what = match scenarios {
         [] => return "nothing".to_owned(),
-        [only] => slug(&only.info.name),
+        [only] => slug(only),
         several => format!("{}-scenarios", several.len()),
     };
-    let device = match report.devices.as_slice() {
-        [] => return what,
-        [only] if only.info.clock == Clock::Simulated => "sim".to_owned(),
-        [only] => slug(&only.info.name),
-        several => format!("{}-devices", several.len()),
-    };
-    format!("{what}-{device}")
+    match devices {
+        [] => what,
+        [only] if only.clock == Clock::Simulated => format!("{what}-sim"),
+        [only] => format!("{what}-{}", slug(&only.name)),
+        several => format!("{what}-{}-devices", several.len()),
+    }
 }
 
 /// The next free number of a folder in `root`.
@@ -254,13 +231,6 @@ fn next_number(root: &Path) -> io::Result<u64> {
 fn number(name: &OsStr) -> Option<u64> {
     let (digits, _) = name.to_str()?.split_once('-')?;
     digits.parse().ok()
-}
-
-/// Pictures in `folder` that an earlier report links to. Other files are not removed.
-fn pictures_of_earlier_report(folder: &Path) -> Vec<String> {
-    let text = fs::read_to_string(folder.join(REPORT)).unwrap_or_default();
-    let links = text.lines().filter(|line| line.starts_with("![")).filter_map(|line| Some(line.rsplit_once("](")?.1.trim_end_matches(')')));
-    links.filter(|name| name.ends_with(".svg") && !name.contains('/')).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::escape::between_tags;
+
 pub(super) const WIDTH: u32 = 880;
 /// Left edge of panels and of their titles and legends.
 pub(super) const LEFT: u32 = 64;
@@ -41,8 +43,8 @@ pub(super) fn document(height: u32, title: &str, description: &str, draw: impl F
         let drawn = root.fill(&WHITE).and_then(|()| draw(&root)).and_then(|()| root.present());
         drawn.expect("drawing into a string cannot fail");
     }
-    let escaped = |text: &str| printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let words = format!("<title>{}</title>\n<desc>{}</desc>\n", escaped(title), escaped(description));
+    let [title, description] = [title, description].map(|text| between_tags(&printable(text)));
+    let words = format!("<title>{title}</title>\n<desc>{description}</desc>\n");
     let Some((tag, content)) = svg.split_once('>') else { return svg };
     format!("{tag} role=\"img\">\n{words}{}", content.trim_start())
 }
@@ -79,32 +81,89 @@ pub(super) enum Key {
     Cross(RGBColor),
 }
 
-/// Draws a legend with its middle at `y` and `gap` pixels between the entries.
-pub(super) fn legend(head: &Area<'_>, y: i32, gap: i32, keys: &[(&str, Key)]) -> Drawn {
-    let mut x = LEFT as i32;
-    for (name, key) in keys {
-        let (line, middle) = ([(x, y), (x + 20, y)], (x + 10, y));
-        match *key {
-            Key::Line(colour, width) => head.draw(&PathElement::new(line, colour.stroke_width(width)))?,
-            Key::Limit => head.draw(&DashedPathElement::new(line, 5, 4, LIMIT.stroke_width(1)))?,
-            Key::Area(colour) => {
-                head.draw(&Rectangle::new([(x, y - 5), (x + 20, y + 5)], colour.mix(0.25).filled()))?;
-                head.draw(&PathElement::new([(x, y - 5), (x + 20, y - 5)], colour.stroke_width(2)))?;
+impl Key {
+    pub(super) fn draw(self, area: &Area<'_>, (x, y): (i32, i32)) -> Drawn {
+        let line = [(x - 10, y), (x + 10, y)];
+        match self {
+            Self::Line(colour, width) => area.draw(&PathElement::new(line, colour.stroke_width(width))),
+            Self::Limit => area.draw(&DashedPathElement::new(line, 5, 4, LIMIT.stroke_width(1))),
+            Self::Area(colour) => {
+                area.draw(&Rectangle::new([(x - 10, y - 5), (x + 10, y + 5)], colour.mix(0.25).filled()))?;
+                area.draw(&PathElement::new([(x - 10, y - 5), (x + 10, y - 5)], colour.stroke_width(2)))
             }
-            Key::Bar(colour) => {
-                let corners = [(x + 7, y - 8), (x + 14, y + 8)];
-                head.draw(&Rectangle::new(corners, colour.mix(0.3).filled()))?;
-                head.draw(&Rectangle::new(corners, colour.stroke_width(1)))?;
+            Self::Bar(colour) => {
+                let corners = [(x - 3, y - 8), (x + 4, y + 8)];
+                area.draw(&Rectangle::new(corners, colour.mix(0.3).filled()))?;
+                area.draw(&Rectangle::new(corners, colour.stroke_width(1)))
             }
-            Key::Triangle(colour) => head.draw(&TriangleMarker::new(middle, 6, colour.filled()))?,
-            Key::Circle(colour) => head.draw(&Circle::new(middle, 5, colour.stroke_width(2)))?,
-            Key::Cross(colour) => head.draw(&Cross::new(middle, 5, colour.stroke_width(3)))?,
+            Self::Triangle(colour) => area.draw(&TriangleMarker::new((x, y), 6, colour.filled())),
+            Self::Circle(colour) => area.draw(&Circle::new((x, y), 5, colour.stroke_width(2))),
+            Self::Cross(colour) => area.draw(&Cross::new((x, y), 5, colour.stroke_width(3))),
         }
-        head.draw(&Text::new((*name).to_owned(), (x + 26, y), font(12, INK, HPos::Left, VPos::Center)))?;
-        // A character takes 6.4 pixels in 12-pixel sans-serif fonts.
-        x += 26 + (name.chars().count() as f64 * 6.4) as i32 + gap;
     }
-    Ok(())
+}
+
+/// Draws a text with its middle at the height of `place`.
+pub(super) fn text(area: &Area<'_>, text: impl Into<String>, place: (i32, i32), side: HPos, size: u32, colour: RGBColor) -> Drawn {
+    area.draw(&Text::new(text.into(), place, font(size, colour, side, VPos::Center)))
+}
+
+/// Legend entries in rows from the left edge, `gap` pixels apart.
+pub(super) struct Legend<'a> {
+    pub(super) left: i32,
+    pub(super) gap: i32,
+    pub(super) names: Vec<&'a str>,
+}
+
+impl Legend<'_> {
+    const ROW: i32 = 18;
+
+    /// The place of each entry: pixels from the left edge of the picture, and below the middle of the first row.
+    fn places(&self) -> Vec<(i32, i32)> {
+        let (mut x, mut y) = (self.left, 0);
+        let place = |name: &&str| {
+            // A character takes 6.4 pixels in 12-pixel sans-serif fonts.
+            let wide = 26 + (name.chars().count() as f64 * 6.4) as i32;
+            if x > self.left && x + wide > WIDTH as i32 {
+                (x, y) = (self.left, y + Self::ROW);
+            }
+            let place = (x, y);
+            x += wide + self.gap;
+            place
+        };
+        self.names.iter().map(place).collect()
+    }
+
+    pub(super) fn height(&self) -> i32 {
+        self.places().last().map_or(0, |(_, y)| y + Self::ROW)
+    }
+
+    /// Draws the legend with the middle of its first row at `top`. `key` draws the key of an entry around a place.
+    pub(super) fn draw(&self, area: &Area<'_>, top: i32, key: impl Fn(usize, (i32, i32)) -> Drawn) -> Drawn {
+        for (index, (name, (x, y))) in self.names.iter().zip(self.places()).enumerate() {
+            key(index, (x + 10, top + y))?;
+            text(area, *name, (x + 26, top + y), HPos::Left, 12, INK)?;
+        }
+        Ok(())
+    }
+}
+
+/// Draws such a legend at the left edge of panels.
+pub(super) fn legend(head: &Area<'_>, top: i32, gap: i32, keys: &[(&str, Key)]) -> Drawn {
+    let legend = Legend { left: LEFT as i32, gap, names: keys.iter().map(|(name, _)| *name).collect() };
+    legend.draw(head, top, |index, place| keys[index].1.draw(head, place))
+}
+
+/// Starts a chart with these margins, and with room for the labels of its left and lower axis.
+pub(super) fn chart_on<'a, 'b>(
+    area: &'a Area<'b>,
+    (top, right): (u32, u32),
+    (left, bottom): (u32, u32),
+) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
+    let mut chart = ChartBuilder::on(area);
+    chart.margin_top(top).margin_right(right);
+    chart.set_label_area_size(LabelAreaPosition::Left, left).set_label_area_size(LabelAreaPosition::Bottom, bottom);
+    chart
 }
 
 /// Draws panels of equal height below a legend.
@@ -133,12 +192,7 @@ pub(super) struct Plot<'a> {
 impl Plot<'_> {
     pub(super) fn chart<'a, 'b>(&self, area: &'a Area<'b>) -> Result<Chart<'a, 'b>, DrawingAreaErrorKind<std::io::Error>> {
         area.draw(&Text::new(self.title.clone(), (LEFT as i32, 4), font(13, INK, HPos::Left, VPos::Top)))?;
-        let mut chart = ChartBuilder::on(area)
-            .margin_top(26)
-            .margin_right(30)
-            .set_label_area_size(LabelAreaPosition::Left, LEFT)
-            .set_label_area_size(LabelAreaPosition::Bottom, 40)
-            .build_cartesian_2d(0.0..self.end, 0.0..mib(self.top) * 1.1)?;
+        let mut chart = chart_on(area, (26, 30), (LEFT, 40)).build_cartesian_2d(0.0..self.end, 0.0..mib(self.top) * 1.1)?;
         mesh(&mut chart.configure_mesh())
             .x_labels(8)
             .y_labels(6)
@@ -150,9 +204,24 @@ impl Plot<'_> {
     }
 }
 
-pub(super) fn line(chart: &mut Chart<'_, '_>, points: impl IntoIterator<Item = (f64, Bytes)>, colour: RGBColor) -> Drawn {
-    let points: Vec<(f64, f64)> = points.into_iter().map(|(x, bytes)| (x, mib(bytes))).collect();
-    chart.draw_series([PathElement::new(points, colour.stroke_width(2))]).map(drop)
+/// Draws bytes that change at these points.
+pub(super) fn line(chart: &mut Chart<'_, '_>, points: impl IntoIterator<Item = (f64, Bytes)>, end: f64, colour: RGBColor) -> Drawn {
+    let points = points.into_iter().map(|(x, bytes)| (x, mib(bytes)));
+    chart.draw_series([PathElement::new(stairs(points, end), colour.stroke_width(2))]).map(drop)
+}
+
+/// The path of a value that stays until the next point, and after the last point until `end`.
+pub(super) fn stairs(points: impl IntoIterator<Item = (f64, f64)>, end: f64) -> Vec<(f64, f64)> {
+    let mut path: Vec<(f64, f64)> = Vec::new();
+    for (x, y) in points {
+        match path.last() {
+            Some(&(_, before)) if before == y => {}
+            Some(&(_, before)) => path.extend([(x, before), (x, y)]),
+            None => path.push((x, y)),
+        }
+    }
+    path.extend(path.last().map(|&(_, last)| (end, last)));
+    path
 }
 
 pub(super) fn limit(chart: &mut Chart<'_, '_>, end: f64, limit: f64) -> Drawn {

@@ -24,7 +24,8 @@ fn runs_are_grouped_by_scenario_device_and_allocator_in_order_of_appearance() {
         ]
     );
     assert_eq!(report.counts, Counts { passed: 12, failed: 2, skipped: 1, insufficient: 1, contended: 1, interrupted: 1 });
-    assert_eq!(report.clocks(), Some(Clocks::Mixed));
+    let clocks: Vec<Clock> = report.devices.iter().map(|device| device.info.clock).collect();
+    assert_eq!(clocks, [Clock::Simulated, Clock::Measured]);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Terminal reports, and the step table that a failing test prints.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style as Paint};
+use indexmap::IndexMap;
 use unicode_width::UnicodeWidthStr;
 
 use super::Report;
@@ -32,7 +32,7 @@ const EXPECTED_SHOWN: usize = 20;
 /// Renders verdicts, times, and failures with causes and commands. Tables and sentences fit into `width` columns; `None` is for
 /// files and pipes. Failures come last, next to the prompt.
 pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String {
-    let mut out = Text { text: String::new(), style, width };
+    let mut out = Text::new(style, width);
     if report.counts.total() > 0 {
         out.verdicts(report);
         out.times(report);
@@ -40,7 +40,11 @@ pub fn render(report: &Report<'_>, style: Style, width: Option<usize>) -> String
         out.expected_shortages(report);
         out.claims(report);
         for (_, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed > 0) {
-            out.failure(arm.shown());
+            let run = arm.shown();
+            let head = format!("FAILED {} on {} with {}", run.scenario.name, run.device.name, run.allocator);
+            let head = words::shortened(&head, width.unwrap_or(usize::MAX));
+            out.text.push_str(&format!("\n{}\n", painted(&head, FAILED, style)));
+            out.ending(run);
         }
         out.text.push('\n');
     }
@@ -70,56 +74,48 @@ const WIDEST_VERDICT: usize = 11;
 
 /// The result of [`harness_allocator::stats::MemoryStats::summary`] for each run that started.
 pub fn memory_summaries(report: &Report<'_>) -> String {
-    let mut out = String::new();
+    let mut out = Text::new(Style::Plain, None);
     for (scenario, device, arm) in report.arms() {
         for run in arm.runs.iter().filter(|run| !matches!(run.verdict, Verdict::Skipped { .. })) {
             let repetition = if arm.runs.len() > 1 { format!(", repetition {}", run.repetition + 1) } else { String::new() };
-            line(&mut out, &format!("\n{} on {} with {}{repetition}, at its end:", scenario.info.name, device.label, arm.allocator));
-            out.push_str(&run.stats.summary());
+            out.line(&format!("\n{} on {} with {}{repetition}, at its end:", scenario.info.name, device.label, arm.allocator));
+            out.text.push_str(&run.stats.summary());
         }
     }
-    out
+    out.text
 }
 
 /// Renders a failing test: the last steps of a run, its violations and a command that repeats it.
 pub fn step_table(run: &RunRecord) -> String {
-    let mut out = format!(
-        "{} on {} with {}, seed {}, repetition {}: {}\n",
-        run.scenario.name,
-        run.device.name,
-        run.allocator,
-        run.seed,
-        run.repetition,
-        words::verdict(&run.verdict)
-    );
+    let mut out = Text::new(Style::Plain, None);
+    let RunRecord { scenario, device, allocator, seed, repetition, verdict, .. } = run;
+    let verdict = words::verdict(verdict);
+    out.line(&format!("{} on {} with {allocator}, seed {seed}, repetition {repetition}: {verdict}", scenario.name, device.name));
     let selection = Selection::last(run, STEPS_OF_A_FAILURE);
     if selection.left_out() > 0 {
-        line(&mut out, &format!("{} before these are omitted.", words::count(selection.left_out(), "step")));
+        out.line(&format!("{} before these are omitted.", words::count(selection.left_out(), "step")));
     }
     if run.steps.is_empty() {
-        line(&mut out, "No step was done.");
+        out.line("No step was done.");
     } else {
-        out.push_str(&table(&selection.grid(), None, Style::Plain));
+        out.table(&selection.grid(), 0, None);
     }
-    words::unrecorded(run).iter().for_each(|text| line(&mut out, text));
-    selection.steps().for_each(|step| remarks(&mut out, step));
+    words::unrecorded(run).iter().for_each(|text| out.line(text));
+    selection.steps().for_each(|step| out.remarks(step));
     if let Some(step) = run.steps.last() {
-        tables(&mut out, step);
-        line(&mut out, &format!("context overhead: {}", words::size(step.accounts.device.context_overhead)));
+        for table in &step.tables {
+            out.line(&format!("step {}: {}", step.number, table.title));
+            out.table(&Grid::new("l", &table.columns, table.rows.clone()), 0, None);
+        }
+        out.line(&format!("context overhead: {}", words::size(step.accounts.device.context_overhead)));
     }
-    let mut end = Text { text: out, style: Style::Plain, width: None };
-    end.ending(run);
-    end.text
+    out.ending(run);
+    out.text
 }
 
 const FAILED: Paint = AnsiColor::Red.on_default().bold();
 const PASSED: Paint = AnsiColor::Green.on_default();
 const SKIPPED: Paint = AnsiColor::Yellow.on_default();
-
-fn line(out: &mut String, text: &str) {
-    out.push_str(&log_lines(text));
-    out.push('\n');
-}
 
 fn painted(text: &str, paint: Paint, style: Style) -> String {
     match style {
@@ -162,7 +158,8 @@ impl Text {
     }
 
     pub(super) fn line(&mut self, text: &str) {
-        line(&mut self.text, text);
+        self.text.push_str(&log_lines(text));
+        self.text.push('\n');
     }
 
     /// Adds wrapped paragraphs. Continuation lines are indented by `indent` more columns.
@@ -223,18 +220,14 @@ impl Text {
     }
 
     fn table_of_verdicts(&mut self, report: &Report<'_>) {
+        let heads = ["verdict", "scenario", "device", "allocator", "peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"];
+        let rows = report.arms().map(|(scenario, device, arm)| {
+            let names = [words::arm_verdicts(arm), scenario.info.name.clone(), device.label.clone(), arm.allocator.to_owned()];
+            names.into_iter().chain(figures_of(arm.shown())).chain([arm.shown().scenario.memory.to_string()]).collect()
+        });
         let has_devices = report.devices.len() > 1;
-        let names = ["verdict", "scenario"].into_iter().chain(has_devices.then_some("device"));
-        let heads = names.chain(["allocator", "peak reserved", "peak allocated", "OOMs", "allocator retries", "limit"]);
-        let mut grid = Grid::new(if has_devices { "llllr" } else { "lllr" }, heads, []);
-        let mut paints = Vec::new();
-        for (scenario, device, arm) in report.arms() {
-            let names = [words::arm_verdicts(arm), scenario.info.name.clone()].into_iter();
-            let names = names.chain(has_devices.then(|| device.label.clone())).chain([arm.allocator.to_owned()]);
-            let limit = arm.shown().scenario.memory.to_string();
-            grid.rows.push(names.chain(figures_of(arm.shown())).chain([limit]).collect());
-            paints.push(verdict_paint(&arm.shown().verdict));
-        }
+        let grid = Grid::new("llllr", heads, rows).with_columns(|head| has_devices || head != "device");
+        let paints: Vec<Paint> = report.arms().map(|(_, _, arm)| verdict_paint(&arm.shown().verdict)).collect();
         self.table(&grid, if has_devices { 4 } else { 3 }, Some((0, &paints)));
     }
 
@@ -267,41 +260,35 @@ impl Text {
 
     /// Adds one line per step whose requests failed as expected, with all allocators for which it failed.
     fn expected_shortages(&mut self, report: &Report<'_>) {
-        let mut lines: Vec<(String, Vec<&str>, String)> = Vec::new();
+        let mut lines: IndexMap<[String; 2], Vec<&str>> = IndexMap::new();
         for (scenario, _, arm) in report.arms().filter(|(_, _, arm)| arm.counts.failed == 0) {
             let mut steps = BTreeSet::new();
-            for (step, shortage) in why::failed_requests(arm.shown()) {
-                // In a loop, the first iteration.
-                if !steps.insert(step.line) {
-                    continue;
-                }
+            // In a loop, the first iteration.
+            for (step, shortage) in why::failed_requests(arm.shown()).filter(|(step, _)| steps.insert(step.line)) {
                 let iteration = step.iteration.as_ref().map_or_else(String::new, |iteration| format!(", {iteration}"));
                 let place = format!("{}, line {}{iteration}", scenario.info.name, step.line);
                 let rest = format!("{}: {}", why::request(shortage), why::in_short(shortage));
-                match lines.iter_mut().find(|line| (&line.0, &line.2) == (&place, &rest)) {
-                    Some(known) if known.1.contains(&arm.allocator) => {}
-                    Some(known) => known.1.push(arm.allocator),
-                    None => lines.push((place, vec![arm.allocator], rest)),
-                }
+                lines.entry([place, rest]).or_default().push(arm.allocator);
             }
         }
         if lines.is_empty() {
             return;
         }
         self.line("\nOut of memory as expected");
-        for (place, arms, rest) in lines.iter().take(EXPECTED_SHOWN) {
-            self.wrapped(&format!("{place}, with {}: {rest}", arms.join(", ")), 2);
+        for ([place, rest], arms) in lines.iter().take(EXPECTED_SHOWN) {
+            self.wrapped(&format!("{place}, with {}: {rest}", words::distinct(arms.iter().copied()).join(", ")), 2);
         }
         if lines.len() > EXPECTED_SHOWN {
             self.line(&format!("… {} more in the report", lines.len() - EXPECTED_SHOWN));
         }
     }
 
-    fn failure(&mut self, run: &RunRecord) {
-        let head = format!("FAILED {} on {} with {}", run.scenario.name, run.device.name, run.allocator);
-        let head = words::shortened(&head, self.width.unwrap_or(usize::MAX));
-        self.text.push_str(&format!("\n{}\n", painted(&head, FAILED, self.style)));
-        self.ending(run);
+    fn remarks(&mut self, step: &StepRecord) {
+        step.notes.iter().for_each(|note| self.line(&format!("step {}: {note}", step.number)));
+        if !step.reports.is_empty() {
+            let counted = step.reports.iter().map(|(name, &value)| format!("{name} = {}", words::metric(name, value)));
+            self.line(&format!("step {} counted: {}", step.number, counted.collect::<Vec<_>>().join(", ")));
+        }
     }
 
     fn ending(&mut self, run: &RunRecord) {
@@ -310,11 +297,18 @@ impl Text {
             Verdict::FailedAsExpected { reason, first, .. } => {
                 self.wrapped(&format!("failed as expected, {reason}: {}", words::violation(first)), 12);
             }
-            Verdict::Skipped { reason, .. } => self.wrapped(&format!("skipped: {reason}"), 2),
-            Verdict::Contended { reason } => self.wrapped(&format!("contended: {reason}"), 2),
+            verdict @ (Verdict::Skipped { reason, .. } | Verdict::Contended { reason }) => {
+                self.wrapped(&format!("{}: {reason}", words::verdict(verdict)), 2);
+            }
             Verdict::Failed { first, rest } => {
                 std::iter::once(first).chain(rest).for_each(|seen| self.wrapped(&words::violation(seen), 12));
-                self.why(run);
+                if let Some(last) = run.steps.last()
+                    && let Some(shortage) = &last.failed_request
+                {
+                    let place = words::step_place(last);
+                    self.wrapped(&format!("{} ({place}): {}", words::step_name(last), why::request(shortage)), 2);
+                    self.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
+                }
             }
         }
         if let Some(settings) = &run.settings {
@@ -325,13 +319,6 @@ impl Text {
         if let (Verdict::Failed { .. }, Some(command)) = (&run.verdict, words::explain_command(run)) {
             self.line(&format!("explain: {command}"));
         }
-    }
-
-    fn why(&mut self, run: &RunRecord) {
-        let Some(last) = run.steps.last() else { return };
-        let Some(shortage) = &last.failed_request else { return };
-        self.wrapped(&format!("{} ({}): {}", words::step_name(last), words::step_place(last), why::request(shortage)), 2);
-        self.wrapped(&format!("{}: {}", why::title(shortage), why::explain(shortage)), 2);
     }
 }
 
@@ -405,55 +392,28 @@ fn widths(grid: &Grid) -> Vec<usize> {
     widths
 }
 
-fn remarks(out: &mut String, step: &StepRecord) {
-    for note in &step.notes {
-        line(out, &format!("step {}: {note}", step.number));
-    }
-    if !step.reports.is_empty() {
-        let counted: Vec<String> = step.reports.iter().map(|(name, &value)| format!("{name} = {}", words::metric(name, value))).collect();
-        line(out, &format!("step {} counted: {}", step.number, counted.join(", ")));
-    }
-}
-
-fn tables(out: &mut String, step: &StepRecord) {
-    for of_step in &step.tables {
-        line(out, &format!("step {}: {}", step.number, of_step.title));
-        out.push_str(&table(&Grid::new("l", &of_step.columns, of_step.rows.clone()), None, Style::Plain));
-    }
-}
-
 /// Renders a table with columns as wide as their widest cell. One column may have a color per row.
 pub(super) fn table(grid: &Grid, paints: Option<(usize, &[Paint])>, style: Style) -> String {
-    let harmless = |row: &Vec<String>| row.iter().map(|cell| log_line(cell)).collect();
-    let grid = &Grid { columns: grid.columns.clone(), rows: grid.rows.iter().map(harmless).collect() };
     let widths = widths(grid);
-    let heads: Vec<String> = grid.columns.iter().map(|(head, _)| head.clone()).collect();
-    let mut out = String::new();
-    table_row(&mut out, grid, &widths, &heads, None);
-    for (index, row) in grid.rows.iter().enumerate() {
-        let paint = paints.filter(|_| style == Style::Colour).map(|(column, paints)| (column, paints[index]));
-        table_row(&mut out, grid, &widths, row, paint);
-    }
-    out
-}
-
-fn table_row(out: &mut String, grid: &Grid, widths: &[usize], row: &[String], paint: Option<(usize, Paint)>) {
-    let start = out.len();
-    for (column, (cell, &width)) in row.iter().zip(widths).enumerate() {
-        let gap = " ".repeat(width - cell.width());
-        let shown = match paint {
-            Some((painted_column, paint)) if painted_column == column => painted(cell, paint, Style::Colour),
-            _ => cell.clone(),
-        };
-        let between = if column == 0 { "" } else { "  " };
-        // Writing to a string cannot fail.
-        let _ = match grid.columns[column].1 {
-            Align::Left => write!(out, "{between}{shown}{gap}"),
-            Align::Right => write!(out, "{between}{gap}{shown}"),
-        };
-    }
-    out.truncate(start + out[start..].trim_end().len());
-    out.push('\n');
+    let row = |cells: Vec<&String>, paint: Option<(usize, Paint)>| {
+        let mut line = String::new();
+        for (column, (cell, width)) in cells.into_iter().zip(&widths).enumerate() {
+            let cell = log_line(cell);
+            let gap = " ".repeat(width - cell.width());
+            let shown = match paint {
+                Some((painted_column, paint)) if painted_column == column => painted(&cell, paint, Style::Colour),
+                _ => cell,
+            };
+            let between = if column == 0 { "" } else { "  " };
+            let is_left = grid.columns[column].1 == Align::Left;
+            line += &if is_left { format!("{between}{shown}{gap}") } else { format!("{between}{gap}{shown}") };
+        }
+        format!("{}\n", line.trim_end())
+    };
+    let heads = row(grid.columns.iter().map(|(head, _)| head).collect(), None);
+    let paint_of = |index: usize| paints.filter(|_| style == Style::Colour).map(|(column, paints)| (column, paints[index]));
+    let rows = grid.rows.iter().enumerate().map(|(index, cells)| row(cells.iter().collect(), paint_of(index)));
+    std::iter::once(heads).chain(rows).collect()
 }
 
 #[cfg(test)]

@@ -44,10 +44,7 @@ fn events(timeline: &Timeline, run: u32) -> Vec<Value> {
 fn name(timeline: &Timeline) -> String {
     let Timeline { scenario, allocator, repetition, device, clock, left_out, .. } = timeline;
     let repetition = if *repetition > 0 { format!(", repetition {}", repetition + 1) } else { String::new() };
-    let times = match clock {
-        Clock::Simulated => ", model times",
-        Clock::Measured => "",
-    };
+    let times = if *clock == Clock::Simulated { ", model times" } else { "" };
     let rest = if *left_out > 0 { format!(", without the last {}", count(*left_out, "entry")) } else { String::new() };
     format!("{scenario} with {allocator}{repetition} on {device}{times}{rest}")
 }

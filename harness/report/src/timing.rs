@@ -4,7 +4,7 @@ use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
 use super::words::{self, Align, Grid, NOTHING};
-use super::{ArmGroup, DeviceGroup, ScenarioOnDevice};
+use super::{ArmGroup, Counts, DeviceGroup, ScenarioOnDevice};
 use harness_base::statistics::{self, Summary};
 use harness_record::{RunRecord, Samples};
 
@@ -14,21 +14,10 @@ pub(super) const BASELINE: &str = "direct";
 #[derive(Clone, Debug)]
 pub(super) struct Timing<'a> {
     pub(super) clock: Clock,
-    pub(super) baseline: Baseline,
     /// Rows by allocator, in the order of the arms. Arms without passed runs are omitted.
     pub(super) rows: Vec<Row<'a>>,
-    /// Runs that failed or stopped early, whose times are omitted.
-    pub(super) unfinished: usize,
-    /// Runs disturbed by other processes, whose times are omitted.
-    pub(super) contended: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Baseline {
-    Passed,
-    NotPassed,
-    /// It was not selected.
-    NotRun,
+    /// Notes on this table. The report's legend explains the columns.
+    pub(super) footnotes: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,14 +51,21 @@ impl<'a> Timing<'a> {
                 row.scenario_ratio = ratio(row.scenario.median, scenario);
             }
         }
-        let baseline = match base {
-            Some(_) => Baseline::Passed,
-            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => Baseline::NotPassed,
-            None => Baseline::NotRun,
+        let no_baseline = match base {
+            Some(_) => None,
+            None if on_device.arms.iter().any(|arm| arm.allocator == BASELINE) => {
+                Some(format!("No run of `{BASELINE}` passed, so there is no baseline."))
+            }
+            None => Some(format!("`{BASELINE}` did not run, so there is no baseline.")),
         };
-        let unfinished = on_device.arms.iter().map(|arm| arm.counts.failed + arm.counts.interrupted).sum();
-        let contended = on_device.arms.iter().map(|arm| arm.counts.contended).sum();
-        (!rows.is_empty()).then_some(Self { clock: device.info.clock, baseline, rows, unfinished, contended })
+        let excluded = |number: fn(Counts) -> usize, why: &str| {
+            let runs: usize = on_device.arms.iter().map(|arm| number(arm.counts)).sum();
+            (runs > 0).then(|| format!("Times exclude {} {why}.", words::count(runs, "run")))
+        };
+        let unfinished = excluded(|counts| counts.failed + counts.interrupted, "that failed or stopped early");
+        let contended = excluded(|counts| counts.contended, "during which other processes used the device");
+        let footnotes = [no_baseline, unfinished, contended].into_iter().flatten().collect();
+        (!rows.is_empty()).then_some(Self { clock: device.info.clock, rows, footnotes })
     }
 
     pub(super) fn grid(&self) -> Grid {
@@ -83,23 +79,6 @@ impl<'a> Timing<'a> {
         let names = rows.iter().map(|(name, row)| vec![(*name).to_owned(), row.allocator.to_owned()]);
         let grid = Grid::new("l", ["scenario", "allocator"], names);
         columns(grid, &rows.iter().map(|(_, row)| *row).collect::<Vec<_>>(), BRIEF)
-    }
-
-    /// Notes on this table. The report's legend explains the columns.
-    pub(super) fn footnotes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        match self.baseline {
-            Baseline::Passed => {}
-            Baseline::NotPassed => notes.push(format!("No run of `{BASELINE}` passed, so there is no baseline.")),
-            Baseline::NotRun => notes.push(format!("`{BASELINE}` did not run, so there is no baseline.")),
-        }
-        if self.unfinished > 0 {
-            notes.push(format!("Times exclude {} that failed or stopped early.", words::count(self.unfinished, "run")));
-        }
-        if self.contended > 0 {
-            notes.push(format!("Times exclude {} during which other processes used the device.", words::count(self.contended, "run")));
-        }
-        notes
     }
 }
 
@@ -191,10 +170,8 @@ impl<'a> Row<'a> {
     }
 
     fn whole_scenario(&self) -> String {
-        match (self.scenario.median, self.scenario.mad) {
-            (Some(median), Some(mad)) => format!("{median} / {mad}"),
-            (median, _) => words::or_nothing(median),
-        }
+        let mad = self.scenario.mad.map_or_else(String::new, |mad| format!(" / {mad}"));
+        words::or_nothing(self.scenario.median) + &mad
     }
 
     fn calls(&self) -> String {
@@ -219,16 +196,10 @@ fn ratio(value: Option<Nanos>, base: Option<Nanos>) -> Option<f64> {
 fn summary(summary: &Summary) -> String {
     let Some(median) = summary.median else { return NOTHING.to_owned() };
     let sampled = if summary.count > summary.kept as u64 { format!(" of {}", summary.count) } else { String::new() };
-    format!("{median} / {} / {} ({}{sampled})", tail(summary), words::or_nothing(summary.mad), summary.kept)
-}
-
-/// The 99th percentile, or the maximum if there are too few samples.
-fn tail(summary: &Summary) -> String {
-    match (summary.p99, summary.max) {
-        (Some(p99), _) => p99.to_string(),
-        (None, Some(max)) => format!("max {max}"),
-        (None, None) => NOTHING.to_owned(),
-    }
+    // With too few samples, the maximum replaces the 99th percentile.
+    let max = || summary.max.map(|max| format!("max {max}"));
+    let tail = words::or_nothing(summary.p99.map(|p99| p99.to_string()).or_else(max));
+    format!("{median} / {tail} / {} ({}{sampled})", words::or_nothing(summary.mad), summary.kept)
 }
 
 #[cfg(test)]

@@ -31,16 +31,12 @@ pub enum Trials<'a> {
     Settings(&'a SettingsReport),
 }
 
-struct Parts {
-    sentence: String,
-    is_bad: bool,
-    grid: Grid,
-    notes: Vec<String>,
-}
+/// The sentence, whether it is bad news, the table, and notes.
+type Parts = (String, bool, Grid, Vec<String>);
 
 /// Renders text for a terminal of this width.
 pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
-    let Parts { sentence, is_bad, grid, notes } = parts(trials);
+    let (sentence, is_bad, grid, notes) = parts(trials);
     let mut text = Text::new(style, width);
     text.important(&sentence, is_bad);
     if !grid.rows.is_empty() {
@@ -54,37 +50,27 @@ pub fn text(trials: Trials<'_>, style: Style, width: Option<usize>) -> String {
 }
 
 pub fn markdown(trials: Trials<'_>) -> String {
-    let Parts { sentence, grid, notes, .. } = parts(trials);
+    let (sentence, _, grid, notes) = parts(trials);
     let mut page = Page::default();
     page.block(format!("**{}**", prose(&sentence)));
     if !grid.rows.is_empty() {
         page.grid(&grid);
     }
     page.list(notes.iter().map(|note| prose(note)));
-    page.end();
-    page.text
+    page.ended().text
 }
 
 fn parts(trials: Trials<'_>) -> Parts {
     match trials {
-        Trials::Faults(report, expectation) => Parts {
-            sentence: sentence_of_faults(report),
-            is_bad: report.cases.iter().any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers))),
-            grid: grid_of_faults(report),
-            notes: notes_on_faults(report, expectation),
-        },
-        Trials::Calls(runs) => {
-            Parts { sentence: calls::sentence(runs), is_bad: !runs.passed(), grid: calls::grid(runs), notes: calls::notes(runs) }
+        Trials::Faults(report, expectation) => {
+            let is_bad = report.cases.iter().any(|case| !case.meets(expectation.unwrap_or(Expectation::Recovers)));
+            (sentence_of_faults(report), is_bad, grid_of_faults(report), notes_on_faults(report, expectation))
         }
-        Trials::Least(report) => {
-            Parts { sentence: sentence_of_least(report), is_bad: false, grid: grid_of_least(report), notes: notes_on_least(report) }
+        Trials::Calls(runs) => (calls::sentence(runs), !runs.passed(), calls::grid(runs), calls::notes(runs)),
+        Trials::Least(report) => of_least(report),
+        Trials::Settings(report) => {
+            (sentence_of_settings(report), report.best.is_none(), grid_of_settings(report), notes_on_settings(report))
         }
-        Trials::Settings(report) => Parts {
-            sentence: sentence_of_settings(report),
-            is_bad: report.best.is_none(),
-            grid: grid_of_settings(report),
-            notes: notes_on_settings(report),
-        },
     }
 }
 
@@ -148,11 +134,7 @@ fn outcome_cell(outcome: &Outcome) -> String {
 }
 
 fn more(bytes: i64) -> String {
-    match bytes {
-        0 => "the same".to_owned(),
-        more if more > 0 => format!("+{}", Bytes(more.unsigned_abs())),
-        less => format!("−{}", Bytes(less.unsigned_abs())),
-    }
+    if bytes == 0 { "the same".to_owned() } else { words::signed(bytes) }
 }
 
 fn grid_of_faults(report: &FaultReport) -> Grid {
@@ -180,68 +162,54 @@ fn grid_of_faults(report: &FaultReport) -> Grid {
 
 fn notes_on_faults(report: &FaultReport, expectation: Option<Expectation>) -> Vec<String> {
     let first = &report.first;
-    let mut notes = Vec::new();
-    if report.left_out > 0 {
-        notes.push(format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
-    }
-    if let Some(expectation) = expectation {
+    let interrupted = (report.left_out > 0).then(|| format!("Interrupted: {} not started.", words::count(report.left_out, "run")));
+    let expectation = expectation.map(|expectation| {
         let missed: Vec<String> =
             report.cases.iter().filter(|case| !case.meets(expectation)).map(|case| case.attempt.to_string()).collect();
         let what = match expectation {
             Expectation::Recovers => "recovers",
             Expectation::EndsCleanly => "recovers or ends cleanly",
         };
-        notes.push(match missed.len() {
+        match missed.len() {
             0 => format!("Expectation met: it {what}."),
             _ => format!("Expectation not met: it {what}, except after failures of these attempts: {}.", missed.join(", ")),
-        });
-    }
+        }
+    });
     let held = first.allocated_at_end.map_or_else(String::new, |bytes| format!(", left {} allocated at its end", Bytes(bytes)));
-    notes.push(format!(
+    let figures = format!(
         "Without failures the program made {} to allocate device memory{held} and reserved at most {}. The columns are differences to that run. Each run fails two attempts in a row, because PyTorch retries once. Injected: {}.",
         words::count(first.attempts, "attempt"),
         Bytes(first.peak_reserved),
         report.chosen,
-    ));
+    );
     let alone: Vec<&Outcome> = report.cases.iter().filter_map(|case| case.alone.as_ref()).collect();
-    if !alone.is_empty() {
-        let served = alone.iter().filter(|outcome| **outcome == &Outcome::ServedByRetry).count();
-        notes.push(format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {}.", words::count(alone.len(), "run")));
-    }
-    if first.processes > 1 {
-        notes.push(format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
-    }
-    notes
+    let (served, runs) = (alone.iter().filter(|outcome| ***outcome == Outcome::ServedByRetry).count(), words::count(alone.len(), "run"));
+    let alone = (!alone.is_empty()).then(|| format!("With a single failed attempt, PyTorch's retry succeeded in {served} of {runs}."));
+    let several = (first.processes > 1).then(|| format!("{} processes used the GPU. The attempt fails in each of them; sizes and locations come from the process with the most attempts.", first.processes));
+    [interrupted, expectation, Some(figures), alone, several].into_iter().flatten().collect()
 }
 
-fn sentence_of_least(report: &LeastReport) -> String {
-    let Some(order) = report.orders.first() else { return "No tested amount of memory is enough.".to_owned() };
-    let less = match order.too_little {
-        0 => String::new(),
-        too_little => format!(", {} are not", Bytes(too_little)),
-    };
-    format!("{} are enough{less}. With {} the program reserved {}.", Bytes(order.enough), Bytes(report.plenty), Bytes(report.peak_reserved))
-}
-
-fn grid_of_least(report: &LeastReport) -> Grid {
-    let first = report.orders.first().map_or(0, |order| order.enough);
+fn of_least(report: &LeastReport) -> Parts {
+    let first = report.orders.first();
+    let sentence = first.map_or_else(
+        || "No tested amount of memory is enough.".to_owned(),
+        |order| {
+            let less = if order.too_little > 0 { format!(", {} are not", Bytes(order.too_little)) } else { String::new() };
+            let [enough, plenty, reserved] = [order.enough, report.plenty, report.peak_reserved].map(Bytes);
+            format!("{enough} are enough{less}. With {plenty} the program reserved {reserved}.")
+        },
+    );
+    let first = first.map_or(0, |order| order.enough);
     let rows = report.orders.iter().map(|order| {
         let too_little = Some(order.too_little).filter(|bytes| *bytes > 0).map(Bytes);
         let enough = format!("{}{}", Bytes(order.enough), if order.is_monotonic { "" } else { " ?" });
         vec![order.addresses.clone(), enough, words::or_nothing(too_little), more(order.enough as i64 - first as i64)]
     });
-    Grid::new("lr", ["addresses", "least memory", "too little", "compared"], rows)
-}
-
-fn notes_on_least(report: &LeastReport) -> Vec<String> {
-    let mut notes = Vec::new();
-    if report.orders.len() > 1 {
-        notes.push(ORDERS.to_owned());
-    }
-    if report.orders.iter().any(|order| !order.is_monotonic) {
-        notes.push("`?`: a larger amount failed, so smaller amounts than the one shown may be enough.".to_owned());
-    }
-    notes
+    let grid = Grid::new("lr", ["addresses", "least memory", "too little", "compared"], rows);
+    let is_unsure = report.orders.iter().any(|order| !order.is_monotonic);
+    let unsure = "`?`: a larger amount failed, so smaller amounts than the one shown may be enough.";
+    let notes = [(report.orders.len() > 1).then_some(ORDERS), is_unsure.then_some(unsure)];
+    (sentence, false, grid, notes.into_iter().flatten().map(str::to_owned).collect())
 }
 
 fn named(row: &Row) -> String {
@@ -271,14 +239,14 @@ fn sentence_of_settings(report: &SettingsReport) -> String {
 }
 
 fn grid_of_settings(report: &SettingsReport) -> Grid {
-    let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
-    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls"];
+    let heads = ["settings", "outcome", "peak reserved", "retries", "OOMs", "driver calls", "least memory"];
     let rows = report.rows.iter().map(|row| {
         let figures = [row.num_alloc_retries, row.num_ooms, row.driver_calls].map(|figure| figure.to_string());
         let cells = [named(row), row_ends(row), Bytes(row.peak_reserved).to_string()].into_iter().chain(figures);
-        cells.chain(with_least.then(|| words::or_nothing(row.least_memory.map(Bytes)))).collect()
+        cells.chain([words::or_nothing(row.least_memory.map(Bytes))]).collect()
     });
-    Grid::new("llr", heads.into_iter().chain(with_least.then_some("least memory")), rows)
+    let with_least = report.rows.iter().any(|row| row.least_memory.is_some());
+    Grid::new("llr", heads, rows).with_columns(|head| with_least || head != "least memory")
 }
 
 /// Differences between address orders, by setting.

@@ -199,10 +199,10 @@ fn what_pins(shortage: &FailedRequest, everywhere: bool) -> String {
         return "A request needs one contiguous block, and a segment or page with a live block cannot be released to the driver."
             .to_owned();
     }
-    let is_whole = shortage.pinned_unlisted.is_empty() && segments.iter().all(|segment| segment.other_blocks == 0);
+    let is_whole = shortage.pinned_unlisted.count == 0 && segments.iter().all(|segment| segment.other_blocks == 0);
     let is_one_name = is_whole && holders.iter().all(|holder| holder.name == holders[0].name);
     let verb = if is_one_name { "pins" } else { "pin" };
-    let rest = if segments.len() == 1 && shortage.pinned_unlisted.is_empty() {
+    let rest = if segments.len() == 1 && shortage.pinned_unlisted.count == 0 {
         "a segment that therefore cannot be released to the driver"
     } else {
         "segments that therefore cannot be released to the driver"
@@ -228,14 +228,11 @@ fn named(holders: &[&Holder], is_whole: bool) -> String {
 
 /// Formats lines: `line 12`, `lines 12-14`, `lines 3, 9-11`.
 fn lines(lines: &BTreeSet<u32>) -> String {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for &line in lines {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == line => *last = line,
-            _ => ranges.push((line, line)),
-        }
-    }
-    let ranges = ranges.into_iter().map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
+    let sorted: Vec<u32> = lines.iter().copied().collect();
+    let ranges = sorted.chunk_by(|line, next| line + 1 == *next).map(|range| match range {
+        [first, .., last] => format!("{first}-{last}"),
+        one => one[0].to_string(),
+    });
     format!("{} {}", if lines.len() == 1 { "line" } else { "lines" }, ranges.collect::<Vec<_>>().join(", "))
 }
 

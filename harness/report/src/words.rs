@@ -7,8 +7,9 @@ use harness_allocator::device::Clock;
 use harness_allocator::stats::StatKey;
 use harness_allocator::units::{Bytes, Nanos};
 use harness_base::shell::quoted;
+use indexmap::IndexSet;
 
-use super::{ArmGroup, Clocks, Counts, DeviceGroup, Report};
+use super::{ArmGroup, Counts, DeviceGroup, Report};
 pub(super) use harness_base::words::count;
 use harness_record::{NOT_JUDGED, Outcome, Records, Rule, RunRecord, StepRecord, Verdict, Violation};
 
@@ -41,11 +42,9 @@ impl Grid {
     }
 
     pub(super) fn with_columns(self, is_kept: impl Fn(&str) -> bool) -> Self {
-        let keep: Vec<bool> = self.columns.iter().map(|(head, _)| is_kept(head)).collect();
-        fn kept<T>(items: Vec<T>, keep: &[bool]) -> Vec<T> {
-            items.into_iter().zip(keep).filter(|(_, keep)| **keep).map(|(item, _)| item).collect()
-        }
-        Self { rows: self.rows.into_iter().map(|row| kept(row, &keep)).collect(), columns: kept(self.columns, &keep) }
+        let kept: Vec<usize> = (0..self.columns.len()).filter(|&column| is_kept(&self.columns[column].0)).collect();
+        let rows = self.rows.iter().map(|row| kept.iter().map(|&column| row[column].clone()).collect()).collect();
+        Self { rows, columns: kept.iter().map(|&column| self.columns[column].clone()).collect() }
     }
 }
 
@@ -97,13 +96,13 @@ pub(super) fn at_most(mut items: Vec<String>, most: usize, more: impl FnOnce(usi
 
 /// Distinct names in the order of their first appearance.
 pub(super) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
-    let mut distinct: Vec<&str> = Vec::new();
-    for name in names {
-        if !distinct.contains(&name) {
-            distinct.push(name);
-        }
-    }
-    distinct
+    names.into_iter().collect::<IndexSet<&str>>().into_iter().collect()
+}
+
+/// Formats a difference of sizes, for example `+2 MiB`, `−2 MiB` or `0 B`.
+pub(super) fn signed(bytes: i64) -> String {
+    let sign = ["−", "", "+"][(bytes.signum() + 1) as usize];
+    format!("{sign}{}", Bytes(bytes.unsigned_abs()))
 }
 
 /// Formats a ratio, for example `1.25×`; small ratios have four decimals.
@@ -237,6 +236,11 @@ pub(super) fn arm_verdicts(arm: &ArmGroup<'_>) -> String {
     if not_judged(arm.shown()).is_some() { "not met".to_owned() } else { verdicts(arm.counts) }
 }
 
+/// Settings that the allocator's name does not contain.
+pub(super) fn unnamed_settings(run: &RunRecord) -> Option<&str> {
+    run.settings.as_deref().filter(|settings| !run.allocator.contains(settings))
+}
+
 /// Expectations that an unjudged run did not meet. `None` if the run is judged or met them all.
 pub(super) fn not_judged(run: &RunRecord) -> Option<String> {
     let mut unmet = run.steps.iter().flat_map(|step| &step.notes).filter_map(|note| note.strip_prefix(NOT_JUDGED));
@@ -287,26 +291,26 @@ pub(super) fn unrecorded(run: &RunRecord) -> Option<String> {
 /// Warns that times come from a cost model. `None` if all times were measured.
 pub(super) fn model_time_warning(report: &Report<'_>) -> Option<String> {
     let simulated: Vec<&DeviceGroup<'_>> = report.devices.iter().filter(|device| device.info.clock == Clock::Simulated).collect();
+    if simulated.is_empty() {
+        return None;
+    }
     let models = distinct(simulated.iter().filter_map(|device| device.info.fingerprint.cost_model.as_deref()));
     let model = match models.as_slice() {
         [] => "its cost model".to_owned(),
         [one] => format!("the cost model {one}"),
         several => format!("the cost models {}", several.join(" and ")),
     };
-    match report.clocks()? {
-        Clocks::Measured => None,
-        Clocks::Simulated => Some(format!(
+    if simulated.len() == report.devices.len() {
+        return Some(format!(
             "All times in this report are model times from {model}. No GPU was measured, and the allocator's own work on the host is not included."
-        )),
-        Clocks::Mixed => {
-            let labels: Vec<&str> = simulated.iter().map(|device| device.label.as_str()).collect();
-            Some(format!(
-                "All times of {} are model times from {model}. They do not include the allocator's own work on the host. They have separate \
-                 tables and are never compared with measured times.",
-                labels.join(" and ")
-            ))
-        }
+        ));
     }
+    let labels: Vec<&str> = simulated.iter().map(|device| device.label.as_str()).collect();
+    Some(format!(
+        "All times of {} are model times from {model}. They do not include the allocator's own work on the host. They have separate tables \
+         and are never compared with measured times.",
+        labels.join(" and ")
+    ))
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ impl ClaimWire {
         }
         let given = &self.verdict;
         let names = ClaimVerdict::ALL.iter().map(|verdict| verdict.name());
-        let find = |name: &str| ClaimVerdict::ALL.into_iter().find(|verdict| verdict.name() == name);
+        let find = |name: &str| ClaimVerdict::ALL.iter().copied().find(|verdict| verdict.name() == name);
         let verdict = named(given, ["verdict", "verdicts"], find, names)?;
         let because = self.because.as_ref().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         if because.is_none() && verdict != ClaimVerdict::Holds {

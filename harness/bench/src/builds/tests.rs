@@ -65,7 +65,7 @@ fn each_process_takes_the_next_layout_of_its_program() {
     let seen: Vec<_> = (0..4)
         .map(|_| {
             let batch = builds.visit(Side::This, &request()).unwrap().1;
-            builds.this.restart().unwrap();
+            builds.sides[0].restart().unwrap();
             batch
         })
         .collect();

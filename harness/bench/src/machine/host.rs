@@ -3,6 +3,9 @@
 use std::fs;
 use std::time::Duration;
 
+use procfs::process::Schedstat;
+use procfs::{CpuInfo, CpuTime, Current as _, CurrentSI as _, FromRead as _, KernelStats};
+
 /// Share of the time in which a thread may wait for a core, or a hypervisor may take the cores. Waiting lengthens timed regions
 /// by about its share, so below this limit it cannot pass for the smallest change that suites look for.
 const MAX_WAITING: f64 = 0.02;
@@ -10,8 +13,8 @@ const MAX_WAITING: f64 = 0.02;
 /// Counters in units whose ratios matter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostUse {
-    /// This thread's time on a core, and its time waiting for one.
-    thread: Option<(u64, u64)>,
+    /// This thread's time waiting for a core, in nanoseconds.
+    thread: Option<u64>,
     /// The host's working time, and the time taken by a hypervisor.
     cores: Option<(u64, u64)>,
 }
@@ -25,17 +28,16 @@ pub(super) struct Waiting {
 
 impl HostUse {
     pub(super) fn now() -> Self {
-        let read = |path: &str| fs::read_to_string(path).ok();
         Self {
-            thread: read("/proc/thread-self/schedstat").as_deref().and_then(thread_use),
-            cores: read("/proc/stat").as_deref().and_then(cores_use),
+            thread: Schedstat::from_file("/proc/thread-self/schedstat").ok().map(|thread| thread.run_delay),
+            cores: KernelStats::current().ok().and_then(|host| cores_use(&host.total)),
         }
     }
 
     /// The losses between this reading and a later one of the same thread, `elapsed` apart. A thread that mostly waits for its
     /// measured processes uses little core time, so its waiting is a share of the whole time.
     pub(super) fn until(&self, later: &Self, elapsed: Duration) -> Waiting {
-        let waited = self.thread.zip(later.thread).map(|(first, last)| last.1.saturating_sub(first.1) as f64);
+        let waited = self.thread.zip(later.thread).map(|(first, last)| last.saturating_sub(first) as f64);
         let stolen = self.cores.zip(later.cores).map(|(first, last)| (last.0.saturating_sub(first.0), last.1.saturating_sub(first.1)));
         Waiting {
             thread: waited.filter(|_| !elapsed.is_zero()).map(|waited| waited / elapsed.as_nanos() as f64),
@@ -58,32 +60,18 @@ pub(super) fn contended(waiting: &Waiting) -> Option<String> {
     (!busy.is_empty()).then(|| format!("the processor was busy with other work: {}", busy.join("; ")))
 }
 
-/// Parses `/proc/PID/schedstat`: time on a core and on a run queue, in nanoseconds
-/// (<https://docs.kernel.org/scheduler/sched-stats.html>).
-fn thread_use(schedstat: &str) -> Option<(u64, u64)> {
-    let mut fields = schedstat.split_whitespace().map(str::parse);
-    Some((fields.next()?.ok()?, fields.next()?.ok()?))
-}
-
-/// Parses the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal, in ticks
-/// (<https://docs.kernel.org/filesystems/proc.html>). Idle time is excluded.
-fn cores_use(stat: &str) -> Option<(u64, u64)> {
-    let fields: Vec<u64> = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    let [user, nice, system, _idle, _iowait, irq, softirq, steal, ..] = fields[..] else { return None };
-    Some((user + nice + system + irq + softirq, steal))
-}
-
-pub(super) fn cpu() -> Option<String> {
-    cpu_model(&fs::read_to_string("/proc/cpuinfo").ok()?)
+/// Working and stolen time in ticks. Idle time is excluded.
+fn cores_use(time: &CpuTime) -> Option<(u64, u64)> {
+    let steal = time.steal?;
+    Some((time.user + time.nice + time.system + time.irq? + time.softirq? + steal, steal))
 }
 
 /// `model name` on x86; implementer and part numbers on ARM.
-fn cpu_model(cpuinfo: &str) -> Option<String> {
-    let field = |name: &str| {
-        let values = cpuinfo.lines().filter_map(|line| line.split_once(':')).filter(|(key, _)| key.trim() == name);
-        values.map(|(_, value)| value.split_whitespace().collect::<Vec<_>>().join(" ")).find(|value| !value.is_empty())
-    };
-    field("model name").or_else(|| Some(format!("ARM implementer {}, part {}", field("CPU implementer")?, field("CPU part")?)))
+pub(super) fn cpu() -> Option<String> {
+    let info = CpuInfo::current().ok()?;
+    let field = |name| info.get_field(0, name).map(|value| value.split_whitespace().collect::<Vec<_>>().join(" "));
+    let model = field("model name").filter(|model| !model.is_empty());
+    model.or_else(|| Some(format!("ARM implementer {}, part {}", field("CPU implementer")?, field("CPU part")?)))
 }
 
 /// As in `Linux 6.8.0`.

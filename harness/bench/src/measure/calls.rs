@@ -14,21 +14,19 @@ use crate::suite::LatencyCase;
 /// allocators, or allocations of one allocator that each follow the release of everything.
 pub(super) fn latency(visit: &mut Visit<'_>, size: Bytes, case: LatencyCase) -> Result<Vec<Reading>, Fault> {
     let (clock, request) = (visit.provider.clock(), Request::new(size));
-    let samples = match case {
+    match case {
         LatencyCase::Hit => {
-            return visit
-                .bench(MemoryLimit::Reported, |bench, visit| cycles(visit, 1, |batch| cycle(bench, clock, request, batch, |_, _| Ok(()))));
+            visit.bench(MemoryLimit::Reported, |bench, visit| cycles(visit, 1, |batch| cycle(bench, clock, request, batch, |_, _| Ok(()))))
         }
-        LatencyCase::Miss => visit.sample(clock, |visit| visit.bench(MemoryLimit::Reported, |bench, _| one(bench, clock, request)))?,
+        LatencyCase::Miss => visit.timed(clock, 1, |visit| visit.bench(MemoryLimit::Reported, |bench, _| one(bench, clock, request))),
         LatencyCase::AfterEmptyCache => visit.bench(MemoryLimit::Reported, |bench, visit| {
             one(bench, clock, request)?;
-            visit.sample(clock, |_| {
+            visit.timed(clock, 1, |_| {
                 bench.empty_cache()?;
                 one(bench, clock, request)
             })
-        })?,
-    };
-    Ok(vec![Reading::time(clock, 1, samples)])
+        }),
+    }
 }
 
 /// Times one allocation but not its free.
@@ -44,8 +42,7 @@ fn cycles(visit: &mut Visit<'_>, untimed: u64, mut cycle: impl FnMut(u64) -> Res
     let clock = visit.provider.clock();
     cycle(untimed)?;
     let batch = visit.batch(clock, &mut cycle)?;
-    let samples = visit.sample(clock, |_| Ok(cycle(batch)? / batch))?;
-    Ok(vec![Reading::time(clock, batch, samples)])
+    visit.timed(clock, batch, |_| Ok(cycle(batch)? / batch))
 }
 
 /// Times `batch` cycles of an allocation, its use and its free.
@@ -85,19 +82,16 @@ pub(super) fn record_stream(visit: &mut Visit<'_>, streams: u64, size: Bytes) ->
 
 pub(super) fn empty_cache(visit: &mut Visit<'_>, segments: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let clock = visit.provider.clock();
-    let samples = visit.bench(MemoryLimit::Reported, |bench, visit| {
-        visit.sample(clock, |_| {
+    visit.bench(MemoryLimit::Reported, |bench, visit| {
+        visit.timed(clock, 1, |_| {
             let live: Vec<Allocation> = (0..segments).map(|_| bench.allocate(Request::new(size))).collect::<Result<_, _>>()?;
-            for allocation in live {
-                bench.free(allocation)?;
-            }
+            live.into_iter().try_for_each(|allocation| bench.free(allocation))?;
             let TestBench { device, allocator } = bench;
             let (emptied, time) = time(clock, &mut **device, |device| allocator.empty_cache(device));
             emptied?;
             Ok(time)
         })
-    })?;
-    Ok(vec![Reading::time(clock, 1, samples)])
+    })
 }
 
 /// Time from a failing request to the end of the next successful step.
@@ -105,7 +99,7 @@ pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
     let clock = visit.provider.clock();
     // More requests than fit, even without rounding.
     let most = visit.memory.0 / size.0 + 1;
-    let samples = visit.sample(clock, |visit| {
+    visit.timed(clock, 1, |visit| {
         visit.bench(MemoryLimit::Enforced, |bench, _| {
             let live = fill(bench, Request::new(size), most)?;
             let TestBench { device, allocator } = bench;
@@ -116,19 +110,18 @@ pub(super) fn recovery(visit: &mut Visit<'_>, size: Bytes) -> Result<Vec<Reading
                     Ok(_) => return Err(Fault::Failed("a request succeeded that failed before, although nothing was freed".to_owned())),
                 }
                 let half = live.len().div_ceil(2);
-                for allocation in live {
-                    allocator.free(device, allocation)?;
-                }
+                live.into_iter().try_for_each(|allocation| allocator.free(device, allocation))?;
                 allocator.empty_cache(device)?;
-                (0..half).map(|_| allocator.allocate(device, Request::new(size)).map_err(not_recovered)).collect()
+                let again = (0..half).map(|_| allocator.allocate(device, Request::new(size)));
+                again.collect::<Result<_, _>>().map_err(|error| match error {
+                    AllocatorError::Device(error) => error.into(),
+                    error => Fault::Failed(format!("half of the freed memory cannot be allocated again: {error}")),
+                })
             });
-            for allocation in recovered? {
-                bench.free(allocation)?;
-            }
+            recovered?.into_iter().try_for_each(|allocation| bench.free(allocation))?;
             Ok(time)
         })
-    })?;
-    Ok(vec![Reading::time(clock, 1, samples)])
+    })
 }
 
 /// Fills the device until a request fails.
@@ -143,13 +136,6 @@ pub(super) fn fill<A: Allocator + ?Sized>(bench: &mut TestBench<A>, request: Req
         if live.len() as u64 > most {
             return Err(Fault::Failed(format!("{most} × {} were allocated, more than the device has", request.size)));
         }
-    }
-}
-
-fn not_recovered(error: AllocatorError) -> Fault {
-    match error {
-        AllocatorError::Device(error) => error.into(),
-        error => Fault::Failed(format!("half of the freed memory cannot be allocated again: {error}")),
     }
 }
 

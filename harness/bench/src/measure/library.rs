@@ -19,9 +19,6 @@ use super::visit::{Fault, Reading, TestBench, Visit};
 use crate::provider::MemoryLimit;
 use crate::suite::{LatencyCase, Measure};
 
-const ONE_THREAD: &str = "its process calls it from one thread";
-const DEVICE_WAITS: &str = "the device would wait for the calls between processes";
-
 type Bench = TestBench<LibraryAllocator>;
 
 /// Visits a case that needs special handling for a library; `None` if the general code fits. Model times are those of the device
@@ -30,9 +27,9 @@ pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Meas
     let is_measured = visit.provider.clock() == Clock::Measured;
     Some(match measure {
         Measure::Trace { events } => trace(visit, library, events),
-        Measure::Threads { .. } => Err(Fault::Skipped(ONE_THREAD.to_owned())),
+        Measure::Threads { .. } => Err(Fault::Skipped("its process calls it from one thread".to_owned())),
         _ if !is_measured => return None,
-        Measure::Pipeline { .. } => Err(Fault::Skipped(DEVICE_WAITS.to_owned())),
+        Measure::Pipeline { .. } => Err(Fault::Skipped("the device would wait for the calls between processes".to_owned())),
         Measure::Latency { size, case } => latency(visit, library, *size, *case),
         Measure::Recovery { size } => recovery(visit, library, *size),
         Measure::EmptyCache { segments, size } => empty_cache(visit, library, *segments, *size),
@@ -44,6 +41,10 @@ pub(super) fn visit(visit: &mut Visit<'_>, library: &LibrarySpec, measure: &Meas
 /// A request of this size into `slot`.
 const fn request(slot: u32, size: Bytes) -> Operation {
     Operation::Allocate { slot, size: size.0, stream: StreamId::DEFAULT.0 }
+}
+
+fn fresh(library: &LibrarySpec) -> Box<LibraryAllocator> {
+    Box::new(LibraryAllocator::new(library.clone()))
 }
 
 const FREE: Operation = Operation::Free { slot: 0 };
@@ -64,10 +65,7 @@ fn time(bench: &mut Bench, program: Program, expected: &[u64]) -> Result<u64, Fa
 /// Samples from one fresh library. The program starts and ends with no live allocation.
 fn samples(visit: &mut Visit<'_>, library: &LibrarySpec, program: &Program) -> Result<Vec<Reading>, Fault> {
     let clock = visit.provider.clock();
-    let samples = visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::Reported, |bench, visit| {
-        visit.sample(clock, |_| time(bench, program.clone(), &[]))
-    })?;
-    Ok(vec![Reading::time(clock, 1, samples)])
+    visit.bench_of(fresh(library), MemoryLimit::Reported, |bench, visit| visit.timed(clock, 1, |_| time(bench, program.clone(), &[])))
 }
 
 /// Samples with enough turns to hide the cost of reading the clock, after one untimed turn.
@@ -75,20 +73,16 @@ fn turns(bench: &mut Bench, visit: &mut Visit<'_>, turn: &[Operation]) -> Result
     let clock = visit.provider.clock();
     let program = |times| Program { before: turn.to_vec(), timed: turn.to_vec(), times };
     let batch = visit.batch(clock, |batch| time(bench, program(batch), &[]))?;
-    let samples = visit.sample(clock, |_| Ok(time(bench, program(batch), &[])? / batch))?;
-    Ok(vec![Reading::time(clock, batch, samples)])
+    visit.timed(clock, batch, |_| Ok(time(bench, program(batch), &[])? / batch))
 }
 
 fn latency(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes, case: LatencyCase) -> Result<Vec<Reading>, Fault> {
     let (clock, one) = (visit.provider.clock(), request(0, size));
     let program = |before: &[Operation]| Program { before: before.to_vec(), timed: vec![one], times: 1 };
-    let fresh = || Box::new(LibraryAllocator::new(library.clone()));
     match case {
-        LatencyCase::Hit => visit.bench_of(fresh(), MemoryLimit::Reported, |bench, visit| turns(bench, visit, &[one, FREE])),
+        LatencyCase::Hit => visit.bench_of(fresh(library), MemoryLimit::Reported, |bench, visit| turns(bench, visit, &[one, FREE])),
         LatencyCase::Miss => {
-            let samples =
-                visit.sample(clock, |visit| visit.bench_of(fresh(), MemoryLimit::Reported, |bench, _| time(bench, program(&[]), &[])))?;
-            Ok(vec![Reading::time(clock, 1, samples)])
+            visit.timed(clock, 1, |visit| visit.bench_of(fresh(library), MemoryLimit::Reported, |bench, _| time(bench, program(&[]), &[])))
         }
         LatencyCase::AfterEmptyCache => samples(visit, library, &program(&[one, FREE, Operation::EmptyCache])),
     }
@@ -106,7 +100,7 @@ fn slots(count: u64) -> std::ops::Range<u32> {
 }
 
 fn record_stream(visit: &mut Visit<'_>, library: &LibrarySpec, streams: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
-    visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::Reported, |bench, visit| {
+    visit.bench_of(fresh(library), MemoryLimit::Reported, |bench, visit| {
         let others: Vec<StreamId> = (0..streams).map(|_| bench.device.create_stream()).collect::<Result<_, _>>()?;
         let uses = others.iter().map(|stream| Operation::RecordStream { slot: 0, stream: stream.0 });
         let turn: Vec<Operation> = [request(0, size)].into_iter().chain(uses).chain([FREE]).collect();
@@ -118,19 +112,17 @@ fn record_stream(visit: &mut Visit<'_>, library: &LibrarySpec, streams: u64, siz
 
 fn recovery(visit: &mut Visit<'_>, library: &LibrarySpec, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let clock = visit.provider.clock();
-    let fresh = || Box::new(LibraryAllocator::new(library.clone()));
-    let samples = visit.sample(clock, |visit| {
+    visit.timed(clock, 1, |visit| {
         // Another fresh library determines how many requests fit.
-        let fitting = visit.bench_of(fresh(), MemoryLimit::Enforced, |bench, visit| fitting(bench, size, visit.memory))?;
+        let fitting = visit.bench_of(fresh(library), MemoryLimit::Enforced, |bench, visit| fitting(bench, size, visit.memory))?;
         let all = slots(fitting);
         let before: Vec<Operation> = all.clone().map(|slot| request(slot, size)).collect();
         let refused = request(all.end, size);
         let frees = all.clone().map(|slot| Operation::Free { slot });
         let half = slots(fitting.div_ceil(2)).map(|slot| request(slot, size));
         let timed = [refused].into_iter().chain(frees).chain([Operation::EmptyCache]).chain(half).collect();
-        visit.bench_of(fresh(), MemoryLimit::Enforced, |bench, _| time(bench, Program { before, timed, times: 1 }, &[fitting]))
-    })?;
-    Ok(vec![Reading::time(clock, 1, samples)])
+        visit.bench_of(fresh(library), MemoryLimit::Enforced, |bench, _| time(bench, Program { before, timed, times: 1 }, &[fitting]))
+    })
 }
 
 /// Counts the requests that succeed before one fails.
@@ -145,7 +137,7 @@ fn fitting(bench: &mut Bench, size: Bytes, memory: Bytes) -> Result<u64, Fault> 
 /// The first pass fills the cache and measures the trace's memory. Its operations go through the harness and are not timed.
 fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) -> Result<Vec<Reading>, Fault> {
     operations(events.iter().copied())?;
-    visit.bench_of(Box::new(LibraryAllocator::new(library.clone())), MemoryLimit::HostPath, |bench, visit| {
+    visit.bench_of(fresh(library), MemoryLimit::HostPath, |bench, visit| {
         let mut executor: Executor<Allocation> = Executor::new(events, &mut *bench.device).map_err(not_prepared)?;
         let mut peak = Peak::default();
         let mut target = ByHandle { device: &mut *bench.device, allocator: &mut *bench.allocator };
@@ -156,7 +148,7 @@ fn trace(visit: &mut Visit<'_>, library: &LibrarySpec, events: &[TraceEvent]) ->
             let program = Program { before: Vec::new(), timed, times: 1 };
             let count = counts.operations().max(1);
             let samples = visit.sample(Clock::Measured, |_| Ok(time(bench, program.clone(), &[])? / count))?;
-            Ok([Reading::time(Clock::Measured, count, samples)].into_iter().chain(peak.readings()).collect())
+            Ok([Reading::time(Clock::Measured, count, samples)].into_iter().chain(Reading::peak(peak.reserved, peak.unused)).collect())
         });
         bench.close_with(made)?;
         measured

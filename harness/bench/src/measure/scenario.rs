@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use harness_allocator::allocator::AllocatorSpec;
 use harness_allocator::device::Clock;
 use harness_allocator::units::Nanos;
 
@@ -16,7 +15,9 @@ use harness_scenario::Scenario;
 
 pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Reading>, Fault> {
     let arm = visit.arm;
-    if !lists(scenario, arm) {
+    // The same rule as `harness run`: PyTorch's allocator runs a scenario that lists it, under any settings; a library runs any scenario.
+    let is_listed = arm.as_library().is_some() || scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
+    if !is_listed && !(arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario)) {
         return Err(Fault::Skipped(format!("`{}` does not list `{arm}`", scenario.path.display())));
     }
     let (path, arm_for_shell) = (quoted(&scenario.path.to_string_lossy()), quoted(&for_shell(arm)));
@@ -42,13 +43,6 @@ pub(super) fn visit(visit: &mut Visit<'_>, scenario: &Scenario) -> Result<Vec<Re
     }
 }
 
-/// The same rule as `harness run`: PyTorch's allocator runs a scenario that lists it, under any settings; a library runs any
-/// scenario.
-fn lists(scenario: &Scenario, arm: &AllocatorSpec) -> bool {
-    let listed = arm.as_library().is_some() || scenario.allocators.iter().any(|listed| listed.is_equivalent_to(arm));
-    listed || (arm.settings().is_some() && arm.is_pytorch() && has_pytorchs(scenario))
-}
-
 /// `not_timed` states why measured times would not be the allocator's own.
 fn readings(clock: Clock, run: &TimedRun, not_timed: Option<&str>) -> Vec<Reading> {
     let ps = |time: Nanos| time.0.saturating_mul(1000);
@@ -57,11 +51,8 @@ fn readings(clock: Clock, run: &TimedRun, not_timed: Option<&str>) -> Vec<Readin
         let samples = not_timed.map_or_else(|| Ok(vec![ps(time)]), |reason| Err(reason.to_owned()));
         Reading { samples, ..Reading::time(clock, 1, Vec::new()) }
     };
-    vec![
-        time(run.timings.scenario),
-        // Zero lost time is recorded too, so the first retry is a difference.
-        Reading { part: Some("lost to retry".into()), ..time(run.timings.lost_to_retry) },
-        Reading::memory("peak reserved", run.stats.reserved_bytes.all.peak),
-        Reading::memory("not allocated at the peak", run.unused_at_peak.0),
-    ]
+    // Zero lost time is recorded too, so the first retry is a difference.
+    let lost = Reading { part: Some("lost to retry".into()), ..time(run.timings.lost_to_retry) };
+    let peak = Reading::peak(run.stats.reserved_bytes.all.peak, run.unused_at_peak.0);
+    [time(run.timings.scenario), lost].into_iter().chain(peak).collect()
 }

@@ -19,16 +19,15 @@ const PAIRS: u64 = 200_000;
 
 pub(super) fn visit(visit: &mut Visit<'_>, count: u64, size: Bytes) -> Result<Vec<Reading>, Fault> {
     let each = PAIRS.div_ceil(count);
-    let samples = visit.bench(MemoryLimit::HostPath, |bench, visit| {
-        visit.sample(Clock::Measured, |_| {
+    visit.bench(MemoryLimit::HostPath, |bench, visit| {
+        visit.timed(Clock::Measured, each * count, |_| {
             let shared = Mutex::new(&mut *bench);
             together(count, each, || {
                 let allocation = shared.lock().unwrap_or_else(PoisonError::into_inner).allocate(Request::new(size))?;
                 Ok(shared.lock().unwrap_or_else(PoisonError::into_inner).free(allocation)?)
             })
         })
-    })?;
-    Ok(vec![Reading::time(Clock::Measured, each * count, samples)])
+    })
 }
 
 /// The time per pair, from the first thread's start to the last one's end. Each of `count` threads makes `each` pairs. A first

@@ -9,7 +9,7 @@ use super::visit::{Fault, MOST_SAMPLES, Reading, SLICE_NS};
 use crate::clock::Stopwatch;
 use crate::record::Quantity;
 use crate::suite::{Case, LatencyCase, Measure};
-use crate::torch::{Answer, Pass, Samples, Torch};
+use crate::torch::{Pass, Samples, Torch};
 
 /// Pairs timed together in a hit. A call from Python takes about a microsecond, and reading its clock a tenth of that.
 const PAIRS: u64 = 1000;
@@ -44,9 +44,7 @@ pub(crate) fn visit(torch: &mut Torch, suite: &str, case: &Case, memory: Bytes) 
         Measure::Pipeline { size } => (json!({ "do": "pipeline", "size": size, "turns": TURNS }), TURNS),
         Measure::Trace { events } => {
             let name = format!("{suite}: {}", case.name());
-            if !torch.has(&name) {
-                done(torch.load(&name, &events.iter().map(ToString::to_string).collect::<Vec<_>>()))?;
-            }
+            torch.load(&name, events)?;
             return trace(torch, &name, memory);
         }
         Measure::Scenario(_) | Measure::Threads { .. } | Measure::StartUp => {
@@ -63,7 +61,7 @@ fn samples(torch: &mut Torch, mut question: Value, memory: Bytes) -> Result<Samp
     let watch = Stopwatch::start();
     let mut all = Samples::default();
     while all.samples_ps.is_empty() || (all.samples_ps.len() < MOST_SAMPLES && watch.elapsed_ns() < SLICE_NS) {
-        let Samples { samples_ps, pass } = done(torch.ask(&question))?;
+        let Samples { samples_ps, pass } = torch.ask(&question)?;
         if samples_ps.is_empty() {
             return Err(Fault::Failed("PyTorch returned no samples".to_owned()));
         }
@@ -78,17 +76,6 @@ fn trace(torch: &mut Torch, name: &str, memory: Bytes) -> Result<Vec<Reading>, F
     let Some(Pass { operations, reserved, unused }) = pass else {
         return Err(Fault::Failed("PyTorch did not report the trace's memory".to_owned()));
     };
-    Ok(vec![
-        Reading::time(Clock::Measured, operations.max(1), samples_ps),
-        Reading::memory("peak reserved", reserved),
-        Reading::memory("not allocated at the peak", unused),
-    ])
-}
-
-fn done(answer: Answer) -> Result<Samples, Fault> {
-    match answer {
-        Answer::Done(samples) => Ok(samples),
-        Answer::Skipped { skipped } => Err(Fault::Skipped(skipped)),
-        Answer::Failed { failed } => Err(Fault::Failed(failed)),
-    }
+    let time = Reading::time(Clock::Measured, operations.max(1), samples_ps);
+    Ok([time].into_iter().chain(Reading::peak(reserved, unused)).collect())
 }

@@ -33,14 +33,8 @@ pub(super) fn not_prepared(error: PrepareError) -> Fault {
 /// Peak reserved memory of a trace, and how much of it was not allocated then.
 #[derive(Default)]
 pub(super) struct Peak {
-    reserved: u64,
-    unused: u64,
-}
-
-impl Peak {
-    pub(super) fn readings(&self) -> [Reading; 2] {
-        [Reading::memory("peak reserved", self.reserved), Reading::memory("not allocated at the peak", self.unused)]
-    }
+    pub(super) reserved: u64,
+    pub(super) unused: u64,
 }
 
 impl<T: Target> Observer<T> for Peak {
@@ -70,7 +64,10 @@ fn passes(visit: &mut Visit<'_>, bench: &mut TestBench, executor: &mut Executor<
         let done = executor.pass(&mut target, &mut Unobserved).map_err(DeviceError::from)?;
         Ok(watch.elapsed_ps() / done.operations().max(1))
     })?;
-    Ok([Reading::time(Clock::Measured, counts.operations().max(1), samples)].into_iter().chain(peak.readings()).collect())
+    Ok([Reading::time(Clock::Measured, counts.operations().max(1), samples)]
+        .into_iter()
+        .chain(Reading::peak(peak.reserved, peak.unused))
+        .collect())
 }
 
 pub(super) fn serves_all(counts: &Counts, memory: Bytes) -> Result<(), Fault> {

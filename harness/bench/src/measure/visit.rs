@@ -81,10 +81,7 @@ impl From<AllocatorError> for Fault {
 
 /// The quantity of a time between two events.
 pub(super) const fn device_time(clock: Clock) -> Quantity {
-    match clock {
-        Clock::Simulated => Quantity::ModelTime,
-        Clock::Measured => Quantity::DeviceTime,
-    }
+    if matches!(clock, Clock::Measured) { Quantity::DeviceTime } else { Quantity::ModelTime }
 }
 
 pub(super) struct TestBench<A: ?Sized = dyn Allocator> {
@@ -167,17 +164,24 @@ impl Visit<'_> {
         Ok(samples)
     }
 
+    /// Takes such samples as the only reading of a case. Each is the time of `batch` operations, divided by their number.
+    pub(super) fn timed(
+        &mut self,
+        clock: Clock,
+        batch: u64,
+        take: impl FnMut(&mut Self) -> Result<u64, Fault>,
+    ) -> Result<Vec<Reading>, Fault> {
+        Ok(vec![Reading::time(clock, batch, self.sample(clock, take)?)])
+    }
+
     /// Operations to time together, determined in the first visit.
     pub(super) fn batch(&mut self, clock: Clock, region: impl FnMut(u64) -> Result<u64, Fault>) -> Result<u64, Fault> {
         if let Some(batch) = *self.batch {
             return Ok(batch);
         }
-        let batch = match clock {
-            Clock::Measured => batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)?,
-            Clock::Simulated => 1,
-        };
-        *self.batch = Some(batch);
-        Ok(batch)
+        let is_measured = clock == Clock::Measured;
+        let batch = if is_measured { batch_of(self.overhead_ps.saturating_mul(REGION_BY_OVERHEAD), region)? } else { 1 };
+        Ok(*self.batch.insert(batch))
     }
 }
 
@@ -203,6 +207,11 @@ impl Reading {
 
     pub(super) fn memory(part: &'static str, bytes: u64) -> Self {
         Self { part: Some(part.into()), quantity: Quantity::Memory, batch: 1, samples: Ok(vec![bytes]) }
+    }
+
+    /// The peak of reserved memory, and the bytes of it that were not allocated then.
+    pub(super) fn peak(reserved: u64, unused: u64) -> [Self; 2] {
+        [Self::memory("peak reserved", reserved), Self::memory("not allocated at the peak", unused)]
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use harness_allocator::hash::fnv1a;
 use harness_allocator::units::{Bytes, Nanos};
@@ -181,7 +181,9 @@ impl Checker<'_> {
             return Err(refuse("has no operations".to_owned(), "name an allocation trace with at least one"));
         }
         let content: String = events.iter().map(|event| format!("{event}\n")).collect();
-        self.add(at, &stem(&path), None, Measure::Trace { events }, &content)
+        // `mixed` of `traces/mixed.txt.gz`.
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        self.add(at, name.trim_end_matches(".gz").trim_end_matches(".txt"), None, Measure::Trace { events }, &content)
     }
 
     fn scenario(&mut self, file: &FileText) -> Result<(), Refused> {
@@ -274,12 +276,6 @@ fn content(text: &str) -> String {
             format!("{fields:?}")
         },
     )
-}
-
-/// `mixed` of `traces/mixed.txt.gz`.
-fn stem(path: &Path) -> String {
-    let name = path.file_name().map_or_else(PathBuf::new, PathBuf::from).display().to_string();
-    name.trim_end_matches(".gz").trim_end_matches(".txt").to_owned()
 }
 
 /// Hashes texts with a separator after each that no text contains.

@@ -28,9 +28,9 @@ fn each_question_is_answered_with_samples_a_reason_or_a_failure() {
             read q; echo '{"failed": "RuntimeError: no"}'"#;
     let mut torch = start(&format!("{GREETING}{answers}")).unwrap();
     // The first digits of the question: size and batch.
-    assert_eq!(torch.ask(&question()), Answer::Done(Samples { samples_ps: vec![209_715_210], pass: None }));
-    assert_eq!(torch.ask(&question()), Answer::Skipped { skipped: "not known here".to_owned() });
-    assert_eq!(torch.ask(&question()), Answer::Failed { failed: "RuntimeError: no".to_owned() });
+    assert_eq!(torch.ask(&question()), Ok(Samples { samples_ps: vec![209_715_210], pass: None }));
+    assert_eq!(torch.ask(&question()), Err(Fault::Skipped("not known here".to_owned())));
+    assert_eq!(torch.ask(&question()), Err(Fault::Failed("RuntimeError: no".to_owned())));
 }
 
 /// A process that continues, for example because its device hangs, keeps its device memory.
@@ -47,11 +47,11 @@ fn a_process_that_gives_no_answer_or_a_wrong_one_fails_once_and_has_ended_when_t
         if expected.contains("0.1 s") {
             torch.process.patience.answer = Duration::from_millis(100);
         }
-        let Answer::Failed { failed } = torch.ask(&question()) else { panic!("{script}") };
+        let Err(Fault::Failed(failed)) = torch.ask(&question()) else { panic!("{script}") };
         // If it ended before the question, the pipe is broken.
         assert!(failed.starts_with(expected) || failed.contains("Broken pipe"), "{failed}");
         assert!(torch.process.has_ended(), "{script}: it was killed and reaped");
-        assert!(matches!(torch.ask(&question()), Answer::Skipped { .. }));
+        assert!(matches!(torch.ask(&question()), Err(Fault::Skipped(_))));
     }
 }
 
@@ -60,14 +60,11 @@ fn a_process_that_ended_is_started_again_for_the_next_question_but_not_for_ever(
     let (_folder, python) = python(&format!("{GREETING}\nread q; echo '{{\"samples_ps\": [1]}}'; read q"));
     let mut torches = Torches::new(&python, 0);
     for _ in 0..STARTS {
-        assert!(matches!(torches.with("").unwrap().ask(&question()), Answer::Done(_)));
-        assert!(matches!(torches.with("").unwrap().ask(&question()), Answer::Failed { .. }), "it read the question and ended");
+        assert!(matches!(torches.with("").unwrap().ask(&question()), Ok(_)));
+        assert!(matches!(torches.with("").unwrap().ask(&question()), Err(Fault::Failed(_))), "it read the question and ended");
     }
-    assert!(matches!(torches.with("").unwrap().ask(&question()), Answer::Skipped { .. }), "three are enough");
-    assert!(
-        matches!(torches.with("expandable_segments:True").unwrap().ask(&question()), Answer::Done(_)),
-        "other settings have their own limit"
-    );
+    assert!(matches!(torches.with("").unwrap().ask(&question()), Err(Fault::Skipped(_))), "three are enough");
+    assert!(matches!(torches.with("expandable_segments:True").unwrap().ask(&question()), Ok(_)), "other settings have their own limit");
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn the_same_build_side_by_side_changes_nothing() {
     assert!(run.entries().all(|(_, entry)| entry.accepted.as_ref() == Some(&entry.outcome)), "a virtual clock gives the same figures");
     let comparison = run.comparison.unwrap();
     assert!(matches!(comparison.basis, Basis::SideBySide { .. }));
-    assert_eq!(Counts::of(&comparison.changes).same, 12);
+    assert_eq!(Counts::of(&comparison.changes).with(Verdict::Same), 12);
     assert!(ran.out.contains("Nothing changed, of 12 entries compared"), "{}", ran.out);
 }
 

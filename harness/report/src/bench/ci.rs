@@ -4,15 +4,13 @@ use harness_bench::compare::by_importance;
 use harness_bench::record::{BenchRun, EntryName, Outcome, Quantity, Verdict};
 use serde_json::{Value, json};
 
-use super::super::github::{self, Level};
+use super::super::github;
 use super::verdict::in_figures;
 use super::words;
 
 /// Renders the report without pictures as a step summary of at most `limit` bytes.
 pub fn summary(run: &BenchRun, limit: usize) -> String {
-    let mut page = super::page(run, false);
-    page.end();
-    github::cut(&page.text, limit)
+    github::cut(&super::page(run, false).ended().text, limit)
 }
 
 /// Renders at most [`github::ANNOTATIONS`] workflow commands: broken and worse entries, contention, then better entries.
@@ -21,22 +19,22 @@ pub fn annotations(run: &BenchRun) -> Vec<String> {
     if run.comparison.is_none() {
         for (suite, entry) in run.entries() {
             if let Outcome::Failed { reason } = &entry.outcome {
-                told.push((Level::Error, format!("{}: {} by {} FAILED", suite.name, entry.case(), entry.arm), reason.clone()));
+                told.push(("error", format!("{}: {} by {} FAILED", suite.name, entry.case(), entry.arm), reason.clone()));
             }
         }
     }
     for change in run.comparison.iter().flat_map(by_importance) {
         let (level, word) = match change.verdict {
-            Verdict::Broken => (Level::Error, "broke"),
-            Verdict::Worse => (Level::Warning, "is worse"),
-            Verdict::Better => (Level::Notice, "is better"),
-            _ => (Level::Notice, "is fixed"),
+            Verdict::Broken => ("error", "broke"),
+            Verdict::Worse => ("warning", "is worse"),
+            Verdict::Better => ("notice", "is better"),
+            _ => ("notice", "is fixed"),
         };
         let EntryName { suite, case, arm, .. } = &change.entry;
         told.push((level, format!("{suite}: {case} by {arm} {word}"), in_figures(change)));
     }
     if !run.conditions.contended.is_empty() {
-        told.push((Level::Warning, "The machine was contended".to_owned(), run.conditions.contended.join("; ")));
+        told.push(("warning", "The machine was contended".to_owned(), run.conditions.contended.join("; ")));
     }
     github::annotations(&told)
 }

@@ -1,6 +1,6 @@
 //! The index of all benchmark runs: the latest verdict and a table of runs per device.
 
-use harness_bench::record::{BenchRun, Counts};
+use harness_bench::record::{BenchRun, Counts, Verdict};
 use harness_bench::store::{INDEX, REPORT};
 
 use super::super::escape::{code, prose};
@@ -26,19 +26,12 @@ pub fn index(runs: &[(String, BenchRun)]) -> Vec<(String, String)> {
     if runs.is_empty() {
         page.block("No run yet: `harness bench` adds one.");
     }
-    for device in devices(runs) {
-        section(&mut page, &device);
-    }
-    page.end();
-    vec![(INDEX.to_owned(), page.text)]
-}
-
-/// Runs by device, real devices first, each with its latest run first.
-fn devices(runs: &[(String, BenchRun)]) -> Vec<Vec<Place<'_>>> {
     let mut ordered: Vec<Place<'_>> = runs.iter().map(|(folder, run)| (folder.as_str(), run)).collect();
+    // Real devices first, each with its latest run first.
     let key = |run: &BenchRun| (run.machine.cost_model.clone(), run.machine.device.clone());
     ordered.sort_by(|(folder_a, a), (folder_b, b)| key(a).cmp(&key(b)).then_with(|| (&b.started, folder_b).cmp(&(&a.started, folder_a))));
-    ordered.chunk_by(|a, b| key(a.1) == key(b.1)).map(<[Place<'_>]>::to_vec).collect()
+    ordered.chunk_by(|a, b| key(a.1) == key(b.1)).for_each(|of_device| section(&mut page, of_device));
+    vec![(INDEX.to_owned(), page.ended().text)]
 }
 
 fn section(page: &mut Page, runs: &[Place<'_>]) {
@@ -58,16 +51,16 @@ fn list(page: &mut Page, runs: &[Place<'_>]) {
 
 fn cells(folder: &str, run: &BenchRun) -> Vec<String> {
     let counts = run.comparison.as_ref().map(|comparison| Counts::of(&comparison.changes));
-    let number = |of: fn(Counts) -> usize| or_nothing(counts.map(of));
+    let number = |verdict| or_nothing(counts.as_ref().map(|counts| counts.with(verdict)));
     let commit = |commit: Option<&String>| or_nothing(commit.map(|commit| code(&words::shortened(commit))));
     vec![
         format!("[{}]({})", words::moment(&run.started), link(folder)),
         commit(run.build.commit.as_ref()),
         if run.accepted.missing.is_some() { NOTHING.to_owned() } else { commit(run.accepted.commit.as_ref()) },
-        number(|counts| counts.broken),
-        number(|counts| counts.worse),
-        number(|counts| counts.better),
-        number(|counts| counts.unsure),
+        number(Verdict::Broken),
+        number(Verdict::Worse),
+        number(Verdict::Better),
+        number(Verdict::Unsure),
         run.failed().to_string(),
         run.entries().count().to_string(),
         if run.conditions.contended.is_empty() { "no".to_owned() } else { prose(&run.conditions.contended.join("; ")) },

@@ -33,8 +33,7 @@ use super::words::{Grid, count, distinct, or_nothing, size, unless_empty};
 pub fn render(run: &BenchRun, earlier: &[&BenchRun]) -> Vec<(String, String)> {
     let mut page = page(run, true);
     trend(&mut page, run, earlier);
-    page.end();
-    page.files(REPORT)
+    page.ended().files(REPORT)
 }
 
 /// Renders all sections except the trend.
@@ -131,30 +130,30 @@ fn table(page: &mut Page, suite: &SuiteRecord, entries: &[&Entry], changes: &BTr
     };
     let (zero, shown): (Vec<String>, Vec<String>) = cases.into_iter().partition(is_zero);
     let heads = std::iter::once("case".to_owned()).chain(arms.iter().map(|arm| code(arm)));
-    let row = |case: &String| {
-        let cell = |arm: &&str| {
-            let entry = entries.iter().find(|entry| entry.arm == **arm && entry.case() == *case);
-            entry.map_or_else(String::new, |entry| cell(entry, changes.get(&EntryName::of(suite, entry)).copied()))
-        };
-        std::iter::once(prose(case)).chain(arms.iter().map(cell)).collect()
-    };
+    let cell = |entry: &Entry| cell(entry, changes.get(&EntryName::of(suite, entry)).copied());
     if !shown.is_empty() {
-        page.table(&Grid::new("lr", heads, shown.iter().map(row)));
+        page.table(&Grid::new("lr", heads, shown.iter().map(|case| row(prose(case), case, &arms, entries, cell))));
     }
     if !zero.is_empty() {
         page.block(format!("Zero for every arm: {}.", prose(&zero.join(", "))));
     }
 }
 
+/// A row of a table of cases by arms.
+fn row(head: String, case: &str, arms: &[&str], entries: &[&Entry], cell: impl Fn(&Entry) -> String) -> Vec<String> {
+    let entry = |arm: &&str| entries.iter().find(|entry| entry.arm == **arm && entry.case() == case);
+    std::iter::once(head).chain(arms.iter().map(|arm| entry(arm).map(|entry| cell(entry)).unwrap_or_default())).collect()
+}
+
 /// The median, with its ratio if it changed.
 fn cell(entry: &Entry, change: Option<&Change>) -> String {
     let figure = words::figure(entry);
-    match change.map(|change| (change.verdict, change)) {
-        Some((Verdict::Worse, change)) => format!("**{figure}, worse: {}**", words::change(change)),
-        Some((Verdict::Better, change)) => format!("**{figure}, better: {}**", words::change(change)),
-        Some((Verdict::Broken, _)) => format!("**{figure}: broken**"),
-        Some((Verdict::Fixed, _)) => format!("**{figure}: fixed**"),
-        Some((Verdict::Unsure, _)) => format!("{figure} (unsure)"),
+    let Some(change) = change else { return figure };
+    let word = verdict::word(change.verdict);
+    match change.verdict {
+        Verdict::Worse | Verdict::Better => format!("**{figure}, {word}: {}**", words::change(change)),
+        Verdict::Broken | Verdict::Fixed => format!("**{figure}: {word}**"),
+        Verdict::Unsure => format!("{figure} ({word})"),
         _ => figure,
     }
 }
@@ -167,7 +166,10 @@ fn machine(page: &mut Page, run: &BenchRun) {
         let facts = run.machine.facts().into_iter().chain([free]).map(|(what, value)| vec![what.to_owned(), or_nothing(value)]);
         page.grid(&Grid::new("l", ["machine", ""], facts));
         gpu(page, &run.conditions.gpu);
-        cost_model(page, run);
+        if !run.conditions.cost_figures.is_empty() {
+            page.block(format!("Cost model {}:", prose(run.machine.cost_model.as_deref().unwrap_or("without a name"))));
+            page.cost_figures(run.conditions.cost_figures.iter());
+        }
         page.list([
             "A *round* measures every entry once, in a new order. Figures are medians of all samples.".to_owned(),
             "*Worse*: one of three conditions. The ratio to the accepted build exceeds 1 by more than the suite's threshold, and its whole 99 % \
@@ -200,16 +202,6 @@ fn gpu(page: &mut Page, states: &[GpuState]) {
         ]
     };
     page.grid(&Grid::new("rrrrrlr", heads, states.iter().map(cells)));
-}
-
-fn cost_model(page: &mut Page, run: &BenchRun) {
-    let figures = &run.conditions.cost_figures;
-    if figures.is_empty() {
-        return;
-    }
-    let name = run.machine.cost_model.as_deref().unwrap_or("without a name");
-    page.block(format!("Cost model {}:", prose(name)));
-    page.cost_figures(figures.iter());
 }
 
 #[cfg(test)]

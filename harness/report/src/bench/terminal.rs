@@ -6,9 +6,9 @@ use std::fmt::Write;
 use harness_bench::record::{BenchRun, Entry, Outcome, Quantity, SuiteRecord};
 use harness_bench::summary::precision;
 
-use super::super::text::{Style, table as plain_table};
+use super::super::text::{Style, table};
 use super::super::words::{Grid, count};
-use super::{arms_of, cases_of, entries_of, reasons, words};
+use super::{arms_of, cases_of, entries_of, reasons, row, words};
 
 pub fn terminal(run: &BenchRun) -> String {
     let mut text = String::new();
@@ -16,7 +16,7 @@ pub fn terminal(run: &BenchRun) -> String {
         write_suite(&mut text, suite);
     }
     let shard = run.shard.map(|shard| format!(", shard {shard}")).unwrap_or_default();
-    let (entries, suites) = (words::entries(run.entries().count()), count(run.suites.len(), "suite"));
+    let (entries, suites) = (count(run.entries().count(), "entry"), count(run.suites.len(), "suite"));
     let (failed, skipped, seconds) = (run.failed(), run.skipped(), run.took_ms as f64 / 1000.0);
     let (seed, device) = (run.seed, &run.machine.device);
     let _ = writeln!(text, "{entries} in {suites}, {failed} failed, {skipped} skipped, in {seconds:.1} s, seed {seed}{shard}, on {device}");
@@ -31,13 +31,18 @@ fn write_suite(text: &mut String, suite: &SuiteRecord) {
     let timing = worst_overhead(suite).map(|(share, case)| format!("; timing adds at most {:.2} % ({case})", share * 100.0));
     let _ = writeln!(text, "{}: {rounds}, {why}{}", suite.name, timing.unwrap_or_default());
     for (quantity, entries) in entries_of(suite) {
-        table(text, &entries, quantity);
+        let arms = arms_of(&entries);
+        let rows = cases_of(&entries).into_iter().map(|case| row(case.clone(), &case, &arms, &entries, cell));
+        let heads = std::iter::once(words::short(quantity)).chain(arms.iter().copied());
+        for line in table(&Grid::new("lr", heads, rows), None, Style::Plain).lines() {
+            let _ = writeln!(text, "  {line}");
+        }
     }
     for (reason, entries) in reasons(suite) {
         let word = if matches!(entries[0].outcome, Outcome::Failed { .. }) { "failed" } else { "skipped" };
         let _ = match entries.as_slice() {
             [entry] => writeln!(text, "  {word}: {}, {}: {reason}", entry.case(), entry.arm),
-            _ => writeln!(text, "  {word}: {} of {}: {reason}", words::entries(entries.len()), arms_of(&entries).join(", ")),
+            _ => writeln!(text, "  {word}: {} of {}: {reason}", count(entries.len(), "entry"), arms_of(&entries).join(", ")),
         };
     }
     text.push('\n');
@@ -51,19 +56,6 @@ fn worst_overhead(suite: &SuiteRecord) -> Option<(f64, String)> {
         Some((suite.overhead_ps as f64 / region as f64, format!("{}, {}", entry.case(), entry.arm)))
     });
     shares.max_by(|(a, _), (b, _)| a.total_cmp(b))
-}
-
-fn table(text: &mut String, entries: &[&Entry], quantity: Quantity) {
-    let arms = arms_of(entries);
-    let row = |case: String| {
-        let of_arm = |arm: &&str| entries.iter().find(|entry| entry.arm == **arm && entry.case() == case).map(|entry| cell(entry));
-        let cells: Vec<String> = arms.iter().map(|arm| of_arm(arm).unwrap_or_default()).collect();
-        std::iter::once(case).chain(cells).collect()
-    };
-    let heads = std::iter::once(words::short(quantity)).chain(arms.iter().copied());
-    for line in plain_table(&Grid::new("lr", heads, cases_of(entries).into_iter().map(row)), None, Style::Plain).lines() {
-        let _ = writeln!(text, "  {line}");
-    }
 }
 
 /// `1.23 µs ± 0.5 % (20)`: median, half the width of its interval if there are enough rounds, and the number of samples if there

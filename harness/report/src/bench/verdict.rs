@@ -1,11 +1,11 @@
 //! The verdict of a comparison: changes, evidence and the next action.
 
 use harness_bench::compare::by_importance;
-use harness_bench::record::{Basis, BenchRun, Change, ChangeFigures, Comparison, Counts, EntryName, Gate, Verdict};
+use harness_bench::record::{Basis, BenchRun, Build, Change, ChangeFigures, Comparison, Counts, EntryName, Verdict};
 
 use super::super::escape::{code, prose};
 use super::super::page::Page;
-use super::super::words::{Grid, or_nothing};
+use super::super::words::{Grid, count, or_nothing};
 use super::words;
 
 /// Maximum number of changes at the top of the report.
@@ -52,7 +52,7 @@ fn since(change: &Change) -> String {
     [since, run, change.reason.clone()].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-const fn word(verdict: Verdict) -> &'static str {
+pub(super) const fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Worse => "worse",
         Verdict::Better => "better",
@@ -72,15 +72,15 @@ pub fn verdict(run: &BenchRun) -> String {
     let failed = run.failed();
     let Some(comparison) = &run.comparison else {
         let failed = if failed == 0 { "nothing failed".to_owned() } else { format!("{failed} FAILED") };
-        let entries = words::entries(run.entries().count());
+        let entries = count(run.entries().count(), "entry");
         return format!("{entries} measured, {failed}. No earlier run to compare with{losses}{inconclusive}.");
     };
     let counts = Counts::of(&comparison.changes);
-    let Counts { broken, worse, better, fixed, still_broken, unsure, .. } = counts;
-    let kinds = [(broken, "broken"), (worse, "worse"), (better, "better"), (fixed, "fixed"), (still_broken, "still broken")];
-    let changed: Vec<String> =
-        kinds.into_iter().filter(|(number, _)| *number > 0).map(|(number, kind)| format!("{number} {kind}")).collect();
+    let kinds = [Verdict::Broken, Verdict::Worse, Verdict::Better, Verdict::Fixed, Verdict::StillBroken];
+    let kinds = kinds.into_iter().filter(|&kind| counts.with(kind) > 0);
+    let changed: Vec<String> = kinds.map(|kind| format!("{} {}", counts.with(kind), word(kind))).collect();
     let changed = if changed.is_empty() { "Nothing changed".to_owned() } else { changed.join(", ") };
+    let unsure = counts.with(Verdict::Unsure);
     let unsure = if unsure > 0 { format!("; {unsure} unsure") } else { String::new() };
     let contended = if run.conditions.contended.is_empty() {
         String::new()
@@ -89,7 +89,7 @@ pub fn verdict(run: &BenchRun) -> String {
     } else {
         ". The machine was contended".to_owned()
     };
-    format!("{changed}, of {} compared{unsure}{losses}{inconclusive}{contended}.", words::entries(counts.compared()))
+    format!("{changed}, of {} compared{unsure}{losses}{inconclusive}{contended}.", count(counts.compared(), "entry"))
 }
 
 /// The evidence for the verdict, one sentence each.
@@ -102,30 +102,20 @@ fn circumstances(run: &BenchRun) -> Vec<String> {
         }
         lines.extend(uncompared(comparison));
     }
-    lines.extend(gate(&run.gate));
+    // What the suites changed against the accepted build.
+    let of = |names: &[String], what: &str| (!names.is_empty()).then(|| format!("{what}: {}.", names.join("; ")));
+    lines.extend(of(&run.gate.lost, "Lost since the accepted build; `harness report accept` accepts this"));
+    lines.extend(of(&run.gate.redefined, "Measures other work than the accepted build; `harness report accept` accepts this"));
+    lines.extend(of(&run.gate.overridden, "Replaced by the accepted build's terms"));
     lines.extend(contended(run));
     lines
-}
-
-/// What the suites changed against the accepted build.
-fn gate(gate: &Gate) -> Vec<String> {
-    let of = |names: &[String], what: &str| (!names.is_empty()).then(|| format!("{what}: {}.", names.join("; ")));
-    [
-        of(&gate.lost, "Lost since the accepted build; `harness report accept` accepts this"),
-        of(&gate.redefined, "Measures other work than the accepted build; `harness report accept` accepts this"),
-        of(&gate.overridden, "Replaced by the accepted build's terms"),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
 }
 
 fn basis(basis: &Basis) -> String {
     match basis {
         Basis::SideBySide { commit } => {
-            let commit =
-                commit.as_deref().map_or("of an unknown commit".to_owned(), |commit| format!("of commit {}", words::shortened(commit)));
-            format!("Compared side by side, in the same rounds, with the accepted build {commit}.")
+            let commit = words::commit(&Build { commit: commit.clone(), dirty: None });
+            format!("Compared side by side, in the same rounds, with the accepted build of {commit}.")
         }
         Basis::Records { started, build, why } => format!(
             "Compared with the record of the run of {} ({}), because the accepted build was not measured: {why}. Measured times of different \
@@ -151,7 +141,7 @@ fn uncompared(comparison: &Comparison) -> Vec<String> {
         comparison.changes.iter().filter(|change| change.verdict == Verdict::NotCompared && change.reason.is_some()).collect();
     let first = skipped.first().and_then(|change| change.reason.as_deref());
     let skipped =
-        first.map(|reason| format!("Not compared, because one side has no figures: {} ({reason}).", words::entries(skipped.len())));
+        first.map(|reason| format!("Not compared, because one side has no figures: {} ({reason}).", count(skipped.len(), "entry")));
     lists.into_iter().flatten().chain(skipped).collect()
 }
 
@@ -185,11 +175,7 @@ pub(crate) fn in_figures(change: &Change) -> String {
 /// Renders a comparison for the terminal.
 pub fn comparison(run: &BenchRun) -> String {
     let mut lines = vec![verdict(run)];
-    if run.comparison.is_some() {
-        lines.extend(circumstances(run));
-    } else {
-        lines.extend(gate(&run.gate));
-    }
+    lines.extend(circumstances(run));
     for change in run.comparison.iter().flat_map(by_importance) {
         let EntryName { suite, case, arm, .. } = &change.entry;
         lines.push(format!("  {}: {suite}: {case} by {arm}: {}", word(change.verdict), in_figures(change)));

@@ -1,7 +1,6 @@
 //! Wording of benchmark figures, shared by all formats.
 
 use harness_allocator::units::Bytes;
-use harness_base::words::count;
 
 use harness_bench::record::{Build, Change, Entry, Machine, Outcome, Quantity, Stopped};
 
@@ -12,10 +11,7 @@ const UNITS: [(&str, f64); 5] = [("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 
 
 /// Formats a figure with its unit; times have three significant digits: `4.23 ns`, `850 ps`, `2 MiB`.
 pub(crate) fn amount(quantity: Quantity, value: u64) -> String {
-    match quantity {
-        Quantity::Memory => Bytes(value).to_string(),
-        Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime => time(value),
-    }
+    if quantity.is_time() { time(value) } else { Bytes(value).to_string() }
 }
 
 /// Formats picoseconds with three significant digits.
@@ -31,15 +27,15 @@ pub(super) fn time(picoseconds: u64) -> String {
 /// A heading for the figures. Model times are never called measured.
 pub(super) fn heading(quantity: Quantity, machine: &Machine) -> String {
     match quantity {
-        Quantity::HostTime => match &machine.cpu {
-            Some(cpu) => format!("Host times, measured on this CPU ({cpu})"),
-            None => "Host times, measured on this CPU".to_owned(),
-        },
+        Quantity::HostTime => {
+            let cpu = machine.cpu.as_ref().map_or_else(String::new, |cpu| format!(" ({cpu})"));
+            format!("Host times, measured on this CPU{cpu}")
+        }
         Quantity::DeviceTime => format!("Device times, measured on {}", machine.device),
-        Quantity::ModelTime => match &machine.cost_model {
-            Some(model) => format!("Model times (simulated clock, cost model {model}), not measured"),
-            None => "Model times (simulated clock), not measured".to_owned(),
-        },
+        Quantity::ModelTime => {
+            let model = machine.cost_model.as_ref().map_or_else(String::new, |model| format!(", cost model {model}"));
+            format!("Model times (simulated clock{model}), not measured")
+        }
         Quantity::Memory => "Memory".to_owned(),
     }
 }
@@ -161,10 +157,6 @@ pub(super) const fn stopped(stopped: Stopped) -> &'static str {
 
 pub(super) fn device(machine: &Machine) -> String {
     if machine.device == "simulated" { "the simulated device".to_owned() } else { machine.device.clone() }
-}
-
-pub(super) fn entries(number: usize) -> String {
-    count(number, "entry")
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use harness_allocator::units::Bytes;
 use harness_explain::causes::{ByteCause, Explanation};
 use harness_explain::ranks::Overview;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, VPos};
+use plotters::style::text_anchor::HPos;
 
 use super::text;
 use crate::escape::prose;
 use crate::page::Page;
-use crate::svg::{Area, Drawn, INK, WIDTH, document, font};
+use crate::svg::{self, Area, Drawn, INK, WIDTH, document};
 
 /// Renders an explanation. For several snapshots, the first one that failed follows the summary of all. The document links to
 /// `picture`, which [`draw`] makes.
@@ -21,12 +21,6 @@ pub fn render(ranks: Option<&Overview>, (name, explanation): (&str, &Explanation
         page.grid(&text::ranks(overview));
         page.list(overview.differences.iter().map(|difference| prose(&difference.sentence())));
     }
-    one(&mut page, name, explanation, picture);
-    page.end();
-    page.text
-}
-
-fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&str>) {
     page.block(format!("# Where the memory was: {}", prose(name)));
     page.block(format!("**{}**", prose(&explanation.headline)));
     if let Some(picture) = picture {
@@ -51,6 +45,7 @@ fn one(page: &mut Page, name: &str, explanation: &Explanation, picture: Option<&
         page.list(explanation.growing.iter().map(|growth| prose(&text::grows(growth))));
     }
     page.list(explanation.notes.iter().map(|note| format!("Note: {}", prose(note))));
+    page.ended().text
 }
 
 const BAR_TOP: i32 = 40;
@@ -82,10 +77,8 @@ pub fn draw(explanation: &Explanation) -> String {
 }
 
 fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
-    let left = font(13, INK, HPos::Left, VPos::Center);
-    let right = font(12, INK, HPos::Right, VPos::Center);
     let total = explanation.device_total;
-    root.draw(&Text::new(format!("{total} by cause"), (SIDE, 20), left.clone()))?;
+    svg::text(root, format!("{total} by cause"), (SIDE, 20), HPos::Left, 13, INK)?;
     let width = f64::from(WIDTH) - 2.0 * f64::from(SIDE);
     let mut before = 0_u64;
     for (row, cause) in (0..).zip(&explanation.causes) {
@@ -95,9 +88,9 @@ fn bar(root: &Area<'_>, explanation: &Explanation) -> Drawn {
         root.draw(&Rectangle::new([(x(before), BAR_TOP), (x(after), BAR_BOTTOM)], paint.filled()))?;
         let y = BAR_BOTTOM + 24 + row * ROW;
         root.draw(&Rectangle::new([(SIDE, y - 7), (SIDE + 14, y + 7)], paint.filled()))?;
-        root.draw(&Text::new(cause.bytes.to_string(), (SIDE + 100, y), right.clone()))?;
-        root.draw(&Text::new(text::share(cause.bytes, total), (SIDE + 160, y), right.clone()))?;
-        root.draw(&Text::new(cause.cause.about(), (SIDE + 176, y), left.clone()))?;
+        svg::text(root, cause.bytes.to_string(), (SIDE + 100, y), HPos::Right, 12, INK)?;
+        svg::text(root, text::share(cause.bytes, total), (SIDE + 160, y), HPos::Right, 12, INK)?;
+        svg::text(root, cause.cause.about(), (SIDE + 176, y), HPos::Left, 13, INK)?;
         before = after;
     }
     root.draw(&Rectangle::new([(SIDE, BAR_TOP), (SIDE + width as i32, BAR_BOTTOM)], INK.stroke_width(1)))

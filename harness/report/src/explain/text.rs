@@ -25,7 +25,8 @@ pub fn render(name: &str, explanation: &Explanation, style: Style, width: Option
     out.wrapped(&format!("{name}: {}", moment(&explanation.moment, explanation.device)), 2);
     out.important(&explanation.headline, explanation.request.is_some());
     out.line("");
-    out.wrapped(&format!("Where the {} are ({}):", explanation.device_total, in_bytes(explanation.device_total)), 2);
+    let total = explanation.device_total;
+    out.wrapped(&format!("Where the {total} are ({} bytes):", total.get()), 2);
     out.table(&causes(explanation), 4, None);
     if let Some(request) = &explanation.request {
         out.line("");
@@ -69,10 +70,18 @@ pub fn render_comparison(names: [&str; 2], comparison: &Comparison, style: Style
     out.line("");
     out.table(&wholes(&comparison.before, &comparison.after), 3, None);
     out.line("\nBy cause, at the moment compared:");
-    out.table(&changed_causes(comparison), 4, None);
+    let row = |change: &compare::CauseChange| {
+        vec![change.cause.about().to_owned(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after)]
+    };
+    out.table(&Grid::new("lr", ["cause", "before", "after", "change"], comparison.causes.iter().map(row)), 4, None);
     if !comparison.sites.is_empty() {
         out.line("\nBy site, allocated then:");
-        out.table(&changed_sites(comparison), 4, None);
+        let row = |change: &compare::SiteChange| {
+            let blocks = format!("{} → {}", change.blocks_before, change.blocks_after);
+            vec![change.site.clone(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after), blocks]
+        };
+        let sites = comparison.sites.iter().take(DIFFERENCES).map(row);
+        out.table(&Grid::new("lr", ["site", "before", "after", "change", "blocks"], sites), 4, None);
         let more = comparison.sites.len().saturating_sub(DIFFERENCES);
         if more > 0 {
             out.line(&format!("… and {more} more, by `--format json`"));
@@ -95,10 +104,6 @@ pub(super) fn moment(moment: &Moment, device: u32) -> String {
     };
     let device = if device > 0 { format!(" on device {device}") } else { String::new() };
     format!("{what}{device}{place}")
-}
-
-fn in_bytes(bytes: Bytes) -> String {
-    format!("{} bytes", bytes.get())
 }
 
 pub(super) fn share(part: Bytes, whole: Bytes) -> String {
@@ -214,25 +219,6 @@ fn wholes(before: &Whole, after: &Whole) -> Grid {
     Grid::new("lr", ["over the whole recording", "before", "after"], rows)
 }
 
-fn changed_causes(comparison: &Comparison) -> Grid {
-    let row = |change: &compare::CauseChange| {
-        vec![change.cause.about().to_owned(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after)]
-    };
-    Grid::new("lr", ["cause", "before", "after", "change"], comparison.causes.iter().map(row))
-}
-
-fn changed_sites(comparison: &Comparison) -> Grid {
-    let row = |change: &compare::SiteChange| {
-        let blocks = format!("{} → {}", change.blocks_before, change.blocks_after);
-        vec![change.site.clone(), change.before.to_string(), change.after.to_string(), signed(change.before, change.after), blocks]
-    };
-    Grid::new("lr", ["site", "before", "after", "change", "blocks"], comparison.sites.iter().take(DIFFERENCES).map(row))
-}
-
 fn signed(before: Bytes, after: Bytes) -> String {
-    match before.cmp(&after) {
-        std::cmp::Ordering::Less => format!("+{}", after - before),
-        std::cmp::Ordering::Equal => "0 B".to_owned(),
-        std::cmp::Ordering::Greater => format!("−{}", before - after),
-    }
+    words::signed(after.get() as i64 - before.get() as i64)
 }

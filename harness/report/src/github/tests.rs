@@ -27,8 +27,8 @@ fn the_summary_of_runs_has_no_pictures() {
 
 #[test]
 fn commands_are_escaped_and_bounded() {
-    assert_eq!(command(Level::Warning, "a: b, 5 %", "x\ny: 5 %"), "::warning title=a%3A b%2C 5 %25::x%0Ay: 5 %25");
-    let messages = |number: usize| annotations(&vec![(Level::Error, "t".to_owned(), "m".to_owned()); number]);
+    assert_eq!(command("warning", "a: b, 5 %", "x\ny: 5 %"), "::warning title=a%3A b%2C 5 %25::x%0Ay: 5 %25");
+    let messages = |number: usize| annotations(&vec![("error", "t".to_owned(), "m".to_owned()); number]);
     assert_eq!(messages(10).len(), 10);
     assert_eq!((messages(11).len(), messages(11)[9].as_str()), (10, "::notice title=2 more::The report has all of them."));
 }

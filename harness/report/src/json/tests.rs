@@ -8,17 +8,17 @@ use harness_record::Records;
 #[test]
 fn the_document_is_the_records_one_line_a_run() {
     let records = examples::every_ending();
-    let text = super::render(&Report::new(&records));
+    let text = super::render(&Report::new(&records), false);
     assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);
     assert_eq!(text.lines().count(), records.runs.len() + 2);
     let empty = Records { runs: Vec::new(), ..records };
-    assert_eq!(serde_json::from_str::<Records>(&super::render(&Report::new(&empty))).expect("it is JSON"), empty);
+    assert_eq!(serde_json::from_str::<Records>(&super::render(&Report::new(&empty), false)).expect("it is JSON"), empty);
 }
 
 #[test]
 fn a_failed_request_has_its_causes_by_name_and_in_words() {
     let records = Records { runs: vec![examples::fragmented()], ..examples::every_ending() };
-    let document: Value = serde_json::from_str(&super::render(&Report::new(&records))).expect("it is JSON");
+    let document: Value = serde_json::from_str(&super::render(&Report::new(&records), false)).expect("it is JSON");
     let failed = &document["runs"][0]["out_of_memory"][0];
     assert_eq!((&failed["step"], &failed["line"], &failed["stream"]), (&3.into(), &10.into(), &"default".into()));
     assert_eq!(failed["causes"], serde_json::json!(["fragmented"]));
@@ -29,7 +29,7 @@ fn a_failed_request_has_its_causes_by_name_and_in_words() {
 fn memory_stats_are_added_to_each_run_and_passed_over_by_readers() {
     let mut records = examples::every_ending();
     records.runs[1].stats.inactive_split_bytes.increase(PoolKind::Large, 20 << 20);
-    let text = render_with_memory_stats(&Report::new(&records));
+    let text = render(&Report::new(&records), true);
     assert_eq!(serde_json::from_str::<Records>(&text).expect("it is JSON"), records);
     let document: Value = serde_json::from_str(&text).expect("it is JSON");
     assert_eq!(document["runs"][1]["memory_stats"]["inactive_split_bytes.large_pool.peak"], 20 << 20);

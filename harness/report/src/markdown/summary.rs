@@ -11,39 +11,28 @@ pub(crate) fn summary(report: &Report<'_>) -> String {
     page.block("# Out-of-memory report");
     page.block(format!("**{}**", words::verdict_line(report.counts)));
     words::not_started(report.records).iter().for_each(|text| page.block(prose(text)));
-    page.table_of_failures(report);
-    page.reasons(report);
+    let rows = report.arms().filter_map(|(scenario, device, arm)| {
+        let first = arm.shown().verdict.violation()?;
+        Some(vec![
+            where_it_ran(report, scenario, device, arm),
+            words::or_nothing(first.at.as_ref().map(|at| at.line)),
+            prose(&first.expected),
+            prose(&first.seen),
+            code(&arm.shown().reproduce),
+        ])
+    });
+    let failures = Grid::new("lrl", ["failed", "line", "expected", "seen", "reproduce"], rows);
+    if !failures.rows.is_empty() {
+        page.table(&failures);
+    }
+    // The causes of failed requests at the end of failed runs.
+    let failed = report.arms().filter(|(_, _, arm)| arm.counts.failed > 0);
+    let reasons = failed.filter_map(|(scenario, device, arm)| {
+        let shortage = arm.shown().steps.last()?.failed_request.as_ref()?;
+        let place = where_it_ran(report, scenario, device, arm);
+        Some(format!("{place}: **{}:** {}", why::title(shortage), prose(&why::explain(shortage))))
+    });
+    page.bounded_list(reasons.collect(), "reason");
     page.skipped(report);
-    page.end();
-    page.text
-}
-
-impl Page {
-    fn table_of_failures(&mut self, report: &Report<'_>) {
-        let rows = report.arms().filter_map(|(scenario, device, arm)| {
-            let first = arm.shown().verdict.violation()?;
-            Some(vec![
-                where_it_ran(report, scenario, device, arm),
-                words::or_nothing(first.at.as_ref().map(|at| at.line)),
-                prose(&first.expected),
-                prose(&first.seen),
-                code(&arm.shown().reproduce),
-            ])
-        });
-        let grid = Grid::new("lrl", ["failed", "line", "expected", "seen", "reproduce"], rows);
-        if !grid.rows.is_empty() {
-            self.table(&grid);
-        }
-    }
-
-    /// Adds the causes of failed requests at the end of failed runs.
-    fn reasons(&mut self, report: &Report<'_>) {
-        let failed = report.arms().filter(|(_, _, arm)| arm.counts.failed > 0);
-        let lines = failed.filter_map(|(scenario, device, arm)| {
-            let shortage = arm.shown().steps.last()?.failed_request.as_ref()?;
-            let place = where_it_ran(report, scenario, device, arm);
-            Some(format!("{place}: **{}:** {}", why::title(shortage), prose(&why::explain(shortage))))
-        });
-        self.bounded_list(lines.collect(), "reason");
-    }
+    page.ended().text
 }

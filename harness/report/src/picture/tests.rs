@@ -14,7 +14,8 @@ fn curves_are_stairs_and_the_points_of_a_step_share_its_width() {
         retries: 0,
     };
     let curve = [point(1, 2), point(2, 2), point(2, 4), point(3, 1)];
-    let path = stairs(&curve, |step| (f64::from(step), f64::from(step) + 1.0), |point| (point.allocated.get() >> 20) as f64);
+    let points = positions(&curve, |step| (f64::from(step), f64::from(step) + 1.0));
+    let path = svg::stairs(points.into_iter().map(|(x, point)| (x, svg::mib(point.allocated))), 4.0);
     assert_eq!(path, [(1.0, 2.0), (2.5, 2.0), (2.5, 4.0), (3.0, 4.0), (3.0, 1.0), (4.0, 1.0)]);
 }
 

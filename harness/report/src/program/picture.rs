@@ -9,8 +9,14 @@ use plotters::prelude::*;
 use crate::svg::{self, ALLOCATED, Area, Drawn, INK, Key, OOM, Plot, RESERVED, RETRY};
 use crate::words;
 
-/// A failed attempt that the program can retry.
-const REFUSED: RGBColor = RETRY;
+/// The legend. A refused attempt may be retried.
+const KEYS: [(&str, Key); 5] = [
+    ("reserved (driver)", Key::Line(RESERVED, 2)),
+    ("allocated (torch, sampled)", Key::Line(ALLOCATED, 2)),
+    ("refused", Key::Triangle(RETRY)),
+    ("injected failure", Key::Circle(INK)),
+    ("out of memory error", Key::Cross(OOM)),
+];
 
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
@@ -20,8 +26,8 @@ pub(super) struct Clock {
 }
 
 pub(super) struct Curve<'a> {
-    timeline: &'a Timeline,
-    device: u32,
+    pub(super) timeline: &'a Timeline,
+    pub(super) device: u32,
     pub(super) title: String,
 }
 
@@ -33,11 +39,7 @@ enum Mark {
     Oom,
 }
 
-impl<'a> Curve<'a> {
-    pub(super) const fn new(timeline: &'a Timeline, device: u32, title: String) -> Self {
-        Self { timeline, device, title }
-    }
-
+impl Curve<'_> {
     /// Attempts to allocate device memory.
     fn attempts(&self) -> impl Iterator<Item = &Attempt> {
         self.timeline.attempts.iter().filter(|attempt| self.is_here(attempt))
@@ -54,34 +56,22 @@ impl<'a> Curve<'a> {
             Outcome::Refused | Outcome::Injected => attempt.held,
         };
         let mut points: Vec<(f64, Bytes)> = vec![(0.0, Bytes::ZERO)];
-        let mut go_on = |submitted: u64, held: &[Bytes]| {
-            let (x, last) = (submitted as f64, points.last().map_or(Bytes::ZERO, |point| point.1));
-            points.extend([last].iter().chain(held).map(|held| (x, *held)));
-        };
         let mut frees = self.timeline.frees.iter().filter(|free| free.device == self.device).peekable();
         for (made, attempt) in self.timeline.attempts.iter().enumerate() {
             while let Some(free) = frees.next_if(|free| free.attempts <= made as u64) {
-                go_on(free.submitted, &[free.held]);
+                points.push((free.submitted as f64, free.held));
             }
             if self.is_here(attempt) {
-                go_on(attempt.submitted, &[attempt.held, after(attempt)]);
+                points.extend([attempt.held, after(attempt)].map(|held| (attempt.submitted as f64, held)));
             }
         }
-        frees.for_each(|free| go_on(free.submitted, &[free.held]));
-        let last = points.last().map_or(Bytes::ZERO, |point| point.1);
-        points.push((self.end(), last));
+        points.extend(frees.map(|free| (free.submitted as f64, free.held)));
         points
     }
 
-    fn allocated(&self) -> Vec<(f64, Bytes)> {
+    fn allocated(&self) -> impl Iterator<Item = (f64, Bytes)> {
         let of_device = self.timeline.samples.iter().filter(|sample| sample.device == self.device);
-        let mut points: Vec<(f64, Bytes)> = Vec::new();
-        for sample in of_device {
-            let last = points.last().map_or(Bytes::ZERO, |point| point.1);
-            points.extend([(sample.submitted as f64, last), (sample.submitted as f64, sample.allocated)]);
-        }
-        points.extend(points.last().map(|last| (self.end(), last.1)));
-        points
+        of_device.map(|sample| (sample.submitted as f64, sample.allocated))
     }
 
     fn marks(&self) -> Vec<(f64, Bytes, Mark)> {
@@ -102,24 +92,24 @@ impl<'a> Curve<'a> {
     }
 
     fn end(&self) -> f64 {
-        let last = |submitted: Option<u64>| submitted.unwrap_or_default();
-        let attempts = last(self.timeline.attempts.last().map(|attempt| attempt.submitted));
-        let frees = last(self.timeline.frees.last().map(|free| free.submitted));
-        attempts.max(frees).max(last(self.timeline.samples.last().map(|sample| sample.submitted))).max(1) as f64
+        let Timeline { attempts, frees, samples, .. } = self.timeline;
+        let attempt = attempts.last().map(|attempt| attempt.submitted);
+        attempt.max(frees.last().map(|free| free.submitted)).max(samples.last().map(|sample| sample.submitted)).max(Some(1)).unwrap_or(1)
+            as f64
     }
 
     fn highest(&self) -> Bytes {
-        self.reserved().iter().chain(&self.allocated()).map(|point| point.1).max().unwrap_or_default()
+        self.reserved().into_iter().chain(self.allocated()).map(|point| point.1).max().unwrap_or_default()
     }
 
     fn in_words(&self) -> String {
-        let highest = |points: &[(f64, Bytes)]| words::size(points.iter().map(|point| point.1).max().unwrap_or_default());
+        let highest = |bytes: Option<Bytes>| words::size(bytes.unwrap_or_default());
         let count = |mark: Mark| self.marks().iter().filter(|other| other.2 == mark).count();
         format!(
             "{}: at most {} reserved and {} allocated; {} refused, {} injected, {}.",
             self.title,
-            highest(&self.reserved()),
-            highest(&self.allocated()),
+            highest(self.reserved().into_iter().map(|point| point.1).max()),
+            highest(self.allocated().map(|point| point.1).max()),
             words::count(count(Mark::Refused), "attempt"),
             count(Mark::Injected),
             words::count(count(Mark::Oom), "out of memory error"),
@@ -129,13 +119,6 @@ impl<'a> Curve<'a> {
 
 /// Draws the curves as stacked panels, for devices of this memory. `None` without curves.
 pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<String> {
-    const KEYS: [(&str, Key); 5] = [
-        ("reserved (driver)", Key::Line(RESERVED, 2)),
-        ("allocated (torch, sampled)", Key::Line(ALLOCATED, 2)),
-        ("refused", Key::Triangle(REFUSED)),
-        ("injected failure", Key::Circle(INK)),
-        ("out of memory error", Key::Cross(OOM)),
-    ];
     let highest = curves.iter().map(Curve::highest).max()?;
     // A limit far above all values would flatten the curves.
     let top = if memory.get() / 4 <= highest.get() { memory } else { highest.max(Bytes::mib(2)) };
@@ -147,15 +130,15 @@ pub(super) fn draw(curves: &[Curve<'_>], memory: Bytes, clock: Clock) -> Option<
 fn panel(area: &Area<'_>, curve: &Curve<'_>, (top, memory): (Bytes, Bytes), clock: Clock) -> Drawn {
     let plot = Plot { title: curve.title.clone(), x: clock.axis, end: curve.end(), top };
     let mut chart = plot.chart(area)?;
-    svg::line(&mut chart, curve.allocated(), ALLOCATED)?;
-    svg::line(&mut chart, curve.reserved(), RESERVED)?;
+    svg::line(&mut chart, curve.allocated(), plot.end, ALLOCATED)?;
+    svg::line(&mut chart, curve.reserved(), plot.end, RESERVED)?;
     if top == memory {
         svg::limit(&mut chart, plot.end, svg::mib(memory))?;
     }
     for (x, held, mark) in curve.marks() {
         let at = (x, svg::mib(held));
         match mark {
-            Mark::Refused => chart.draw_series([TriangleMarker::new(at, 6, REFUSED.filled())])?,
+            Mark::Refused => chart.draw_series([TriangleMarker::new(at, 6, RETRY.filled())])?,
             Mark::Injected => chart.draw_series([Circle::new(at, 5, INK.stroke_width(2))])?,
             Mark::Oom => chart.draw_series([Cross::new(at, 5, OOM.stroke_width(3))])?,
         };

@@ -139,7 +139,7 @@ fn records_that_cannot_be_read_are_refused_with_a_sentence() {
         fs::write(&file, text).unwrap();
         told(&read(root.path()).unwrap_err(), root.path())
     };
-    let whole = json::render(&Report::new(&one_scenario()));
+    let whole = json::render(&Report::new(&one_scenario()), false);
     insta::assert_snapshot!(refusal(&whole[..whole.len() / 2]), @"`…/records.json` is cut off at line 2: it ends in the middle of a record. Copy it again, or run again.");
     insta::assert_snapshot!(refusal(""), @"`…/records.json` is cut off at line 1: it ends in the middle of a record. Copy it again, or run again.");
     insta::assert_snapshot!(refusal(r#"{"version": 99, "everything": "else"}"#), @"`…/records.json` has version 99, this harness reads up to version 1: use the harness that wrote it, or a newer one.");
@@ -152,7 +152,7 @@ fn records_that_cannot_be_read_are_refused_with_a_sentence() {
 fn records_cut_off_anywhere_are_never_read_as_whole() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join(RECORDS);
-    let whole = json::render(&Report::new(&one_scenario()));
+    let whole = json::render(&Report::new(&one_scenario()), false);
     for end in (0..whole.trim_end().len()).filter(|&end| whole.is_char_boundary(end)).step_by(97) {
         fs::write(&file, &whole[..end]).unwrap();
         assert!(matches!(read(&file), Err(StoreError::Truncated { .. })), "cut at byte {end}");
@@ -164,12 +164,12 @@ fn records_without_settings_are_read() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join(RECORDS);
     let mut records = one_scenario();
-    let older = json::render(&Report::new(&records));
+    let older = json::render(&Report::new(&records), false);
     assert!(!older.contains("\"settings\""), "an arm without settings has the earlier format");
     fs::write(&file, &older).unwrap();
     assert_eq!(read(&file).unwrap(), records);
     records.runs[0].settings = Some("max_split_size_mb:512".to_owned());
-    let newer = json::render(&Report::new(&records));
+    let newer = json::render(&Report::new(&records), false);
     assert_eq!(newer.replace(",\"settings\":\"max_split_size_mb:512\"", ""), older);
     fs::write(&file, newer).unwrap();
     assert_eq!(read(&file).unwrap(), records);
@@ -180,7 +180,7 @@ fn records_without_cost_figures_are_read() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join(RECORDS);
     let records = Records { runs: vec![examples::measured("direct", 0)], ..examples::every_ending() };
-    let text = json::render(&Report::new(&records));
+    let text = json::render(&Report::new(&records), false);
     let older = text.replace(",\"cost_figures\":[]", "");
     assert_ne!(older, text);
     fs::write(&file, older).unwrap();

@@ -17,12 +17,11 @@ pub(super) fn sentence(runs: &FaultedRuns) -> String {
         1 => " 1 further call was not tried because it repeats one of them.".to_owned(),
         repeats => format!(" {repeats} further calls were not tried because they repeat one of them."),
     };
-    match defects {
-        0 => format!(
-            "In {tried}, one device call was made to fail. Each run recovered, ended out of memory, or ended with an error that names the call.{repeats}"
-        ),
-        _ => format!("In {tried}, one device call was made to fail. {defects} of them show a defect.{repeats}"),
-    }
+    let ends = match defects {
+        0 => "Each run recovered, ended out of memory, or ended with an error that names the call.".to_owned(),
+        _ => format!("{defects} of them show a defect."),
+    };
+    format!("In {tried}, one device call was made to fail. {ends}{repeats}")
 }
 
 pub(super) fn grid(runs: &FaultedRuns) -> Grid {

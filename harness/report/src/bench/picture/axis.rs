@@ -8,24 +8,19 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 use super::super::words;
 use harness_bench::record::Quantity;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
-    Of(Quantity),
-    Number,
-}
+/// The unit of an axis. `None`: numbers without a unit.
+type Unit = Option<Quantity>;
 
-impl Unit {
-    /// Formats an axis label without needless digits.
-    fn label(self, value: u64) -> String {
-        match self {
-            Self::Of(Quantity::Memory) => Bytes(value).to_string().replace(".00 ", " "),
-            Self::Of(Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime) => {
-                let time = words::time(value);
-                let Some((number, unit)) = time.split_once(' ') else { return time };
-                let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
-                format!("{number} {unit}")
-            }
-            Self::Number => value.to_string(),
+/// Formats an axis label without needless digits.
+fn label(unit: Unit, value: u64) -> String {
+    match unit {
+        None => value.to_string(),
+        Some(Quantity::Memory) => Bytes(value).to_string().replace(".00 ", " "),
+        Some(Quantity::HostTime | Quantity::DeviceTime | Quantity::ModelTime) => {
+            let time = words::time(value);
+            let Some((number, unit)) = time.split_once(' ') else { return time };
+            let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
+            format!("{number} {unit}")
         }
     }
 }
@@ -46,21 +41,13 @@ impl LogAxis {
     /// Creates an axis that contains `values` with a margin on both sides. It spans at least a few percent, so that a constant
     /// looks constant.
     pub(super) fn new(unit: Unit, values: impl IntoIterator<Item = u64>) -> Self {
-        let (mut low, mut high, mut has_zero) = (f64::INFINITY, f64::NEG_INFINITY, false);
-        for value in values {
-            if value == 0 {
-                has_zero = true;
-            } else {
-                (low, high) = (low.min((value as f64).ln()), high.max((value as f64).ln()));
-            }
-        }
-        if low > high {
-            (low, high) = (0.0, 1.0);
-        }
+        let (zeros, others): (Vec<u64>, Vec<u64>) = values.into_iter().partition(|value| *value == 0);
+        let log = |value: Option<&u64>, none| value.map_or(none, |value| (*value as f64).ln());
+        let (low, high) = (log(others.iter().min(), 0.0), log(others.iter().max(), 1.0));
         let middle = f64::midpoint(low, high);
         let (low, high) = (low.min(middle - 0.02), high.max(middle + 0.02));
         let margin = (high - low) * 0.06;
-        let zero = has_zero.then_some(low - (high - low) * 0.15);
+        let zero = (!zeros.is_empty()).then_some(low - (high - low) * 0.15);
         Self { unit, ends: zero.unwrap_or(low) - margin..high + margin, zero, marks: None }
     }
 
@@ -110,7 +97,7 @@ impl Ranged for LogAxis {
 
 impl ValueFormatter<u64> for LogAxis {
     fn format_ext(&self, value: &u64) -> String {
-        if *value == 0 && self.zero.is_some() { "0".to_owned() } else { self.unit.label(*value) }
+        if *value == 0 && self.zero.is_some() { "0".to_owned() } else { label(self.unit, *value) }
     }
 }
 

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use super::axis::{LogAxis, Unit};
-use super::{Canvas, LABELS, arms, colour, legend_height};
+use super::axis::LogAxis;
+use super::{LABELS, colour, mark};
 use crate::bench::words;
-use crate::svg::{Drawn, INK, WIDTH, cut, document, mesh};
+use crate::svg::{Area, Drawn, INK, LIMIT, Legend, WIDTH, chart_on, cut, document, mesh, text};
 use crate::words::distinct;
-use harness_bench::record::{EntrySummary, Outcome, Quantity, SuiteRecord};
+use harness_bench::record::{Entry, EntrySummary, Outcome, Quantity, SuiteRecord};
 
 /// Minimum number of points of a curve. A table shows fewer points better.
 const LEAST_POINTS: usize = 3;
@@ -30,26 +30,21 @@ struct Group<'a> {
 /// Draws the curves of one quantity. `None` if no group has three points.
 pub(in super::super) fn draw(suite: &SuiteRecord, quantity: Quantity) -> Option<String> {
     let entries = || suite.entries.iter().filter(|entry| entry.quantity == quantity && entry.point.is_some());
-    let arms = arms(suite);
+    // The position of an arm selects its color and mark in all pictures of the suite.
+    let measured = suite.entries.iter().filter(|entry| matches!(entry.outcome, Outcome::Measured(_)));
+    let arms = distinct(measured.map(|entry| entry.arm.as_str()));
     let names = distinct(entries().map(|entry| entry.group.as_str()));
     let groups: Vec<Group<'_>> = names.into_iter().filter_map(|name| group(suite, quantity, name, &arms)).take(PANELS).collect();
-    if groups.is_empty() {
-        return None;
-    }
-    Some(picture(suite, quantity, &groups, &arms))
+    (!groups.is_empty()).then(|| picture(suite, quantity, &groups, &arms))
 }
 
 fn group<'a>(suite: &'a SuiteRecord, quantity: Quantity, name: &'a str, arms: &[&str]) -> Option<Group<'a>> {
     let entries = || suite.entries.iter().filter(|entry| entry.group == name && entry.quantity == quantity);
     let first = entries().find_map(|entry| entry.point.as_ref())?;
     let line = |arm: &&str| {
-        let mut line: Vec<(u64, EntrySummary)> = entries()
-            .filter(|entry| entry.arm == **arm)
-            .filter_map(|entry| match (&entry.point, &entry.outcome) {
-                (Some(point), Outcome::Measured(measured)) => Some((point.value, measured.summary)),
-                _ => None,
-            })
-            .collect();
+        let of_arm = entries().filter(|entry| entry.arm == **arm);
+        let point = |entry: &Entry| Some((entry.point.as_ref()?.value, entry.outcome.measured()?.summary));
+        let mut line: Vec<(u64, EntrySummary)> = of_arm.filter_map(point).collect();
         line.sort_by_key(|&(value, _)| value);
         line
     };
@@ -63,40 +58,34 @@ fn picture(suite: &SuiteRecord, quantity: Quantity, groups: &[Group<'_>], arms: 
     let rows = (groups.len() as i32 + columns - 1) / columns;
     let title = format!("{}: {}, by {}", suite.name, words::short(quantity), groups[0].axis);
     let is_drawn = |index: usize| groups.iter().any(|group| !group.lines[index].is_empty());
-    let keys: Vec<(usize, &str)> = arms.iter().copied().enumerate().filter(|&(index, _)| is_drawn(index)).collect();
-    let keys_end = 58 + legend_height(&keys);
+    let (drawn, names): (Vec<usize>, Vec<&str>) = arms.iter().copied().enumerate().filter(|&(index, _)| is_drawn(index)).unzip();
+    let legend = Legend { left: 12, gap: 18, names };
+    let keys_end = 58 + legend.height();
     let height = keys_end + rows * PANEL;
     let described: Vec<String> = groups.iter().flat_map(|group| in_words(group, quantity, arms)).collect();
     document(u32::try_from(height).unwrap_or(1), &title, &described.join(" "), |root| {
-        let canvas = &Canvas(root);
-        canvas.text(&title, (12, 16), HPos::Left, 13, INK)?;
-        canvas.caption(
-            "Median, with a band from the smallest to the largest sample. Both axes are logarithmic. Equal curves cover each other.",
-            (12, 36),
-        )?;
-        canvas.legend(58, &keys, |index, place| canvas.mark(place, index))?;
+        text(root, &title, (12, 16), HPos::Left, 13, INK)?;
+        let caption =
+            "Median, with a band from the smallest to the largest sample. Both axes are logarithmic. Equal curves cover each other.";
+        text(root, caption, (12, 36), HPos::Left, 11, LIMIT)?;
+        legend.draw(root, 58, |index, place| mark(root, place, drawn[index]))?;
         for (index, group) in groups.iter().enumerate() {
             let corner = (index as i32 % columns * wide, keys_end + index as i32 / columns * PANEL);
-            panel(canvas, group, quantity, corner, wide)?;
+            panel(root, group, quantity, corner, wide)?;
         }
         Ok(())
     })
 }
 
-fn panel(canvas: &Canvas<'_, '_>, group: &Group<'_>, quantity: Quantity, (left, top): (i32, i32), wide: i32) -> Drawn {
-    canvas.text(&cut(group.name, 60), (left + LABELS as i32, top + 10), HPos::Left, 12, INK)?;
+fn panel(root: &Area<'_>, group: &Group<'_>, quantity: Quantity, (left, top): (i32, i32), wide: i32) -> Drawn {
+    text(root, cut(group.name, 60), (left + LABELS as i32, top + 10), HPos::Left, 12, INK)?;
     let points = || group.lines.iter().flatten();
     let values: BTreeSet<u64> = points().map(|&(value, _)| value).collect();
-    let unit = if group.is_bytes { Unit::Of(Quantity::Memory) } else { Unit::Number };
+    let unit = group.is_bytes.then_some(Quantity::Memory);
     let across = LogAxis::marked(unit, values, 58.0 / f64::from(wide - LABELS as i32 - 26));
-    let up = LogAxis::new(Unit::Of(quantity), points().flat_map(|(_, summary)| [summary.min, summary.max]));
-    let area = canvas.0.clone().shrink((left, top), (wide, PANEL));
-    let mut chart = ChartBuilder::on(&area)
-        .margin_top(24)
-        .margin_right(26)
-        .set_label_area_size(LabelAreaPosition::Left, LABELS)
-        .set_label_area_size(LabelAreaPosition::Bottom, 44)
-        .build_cartesian_2d(across, up)?;
+    let up = LogAxis::new(Some(quantity), points().flat_map(|(_, summary)| [summary.min, summary.max]));
+    let area = root.clone().shrink((left, top), (wide, PANEL));
+    let mut chart = chart_on(&area, (24, 26), (LABELS, 44)).build_cartesian_2d(across, up)?;
     mesh(&mut chart.configure_mesh()).x_desc(group.axis).y_labels(8).draw()?;
     for (index, line) in group.lines.iter().enumerate().filter(|(_, line)| !line.is_empty()) {
         let along = |figure: fn(&EntrySummary) -> u64| line.iter().map(move |(value, summary)| (*value, figure(summary)));
@@ -107,7 +96,7 @@ fn panel(canvas: &Canvas<'_, '_>, group: &Group<'_>, quantity: Quantity, (left, 
         let medians = || along(|summary| summary.median);
         chart.draw_series(LineSeries::new(medians(), colour(index).stroke_width(2)))?;
         for median in medians() {
-            canvas.mark(chart.backend_coord(&median), index)?;
+            mark(root, chart.backend_coord(&median), index)?;
         }
     }
     Ok(())

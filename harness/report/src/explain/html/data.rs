@@ -6,12 +6,12 @@ use harness_allocator::allocator::caching::Config;
 use harness_allocator::stats::PoolKind;
 use harness_allocator::units::Bytes;
 use harness_base::words::count;
-use harness_explain::causes::{CauseBytes, Explanation, SiteBytes};
-use harness_explain::growth::Growth;
+use harness_explain::causes::{CauseBytes, Explanation};
 use harness_explain::sites::{SiteId, Sites};
 use harness_explain::state::MomentKind;
 use harness_explain::waits::Wait;
-use harness_trace::snapshot::{Action, Event, PoolId, Snapshot, StackId};
+use harness_trace::snapshot::{Action, Event, Frame, PoolId, Snapshot, StackId};
+use indexmap::{IndexMap, IndexSet};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -53,10 +53,10 @@ impl RankData {
         let (peak_moment, peak_allocated) = lives.peak_allocated();
         let figures = lives.at(moment);
         let of_blocks = lives.blocks.iter().map(|life| life.stream);
-        let streams: Names<u64> =
-            of_blocks.chain(lives.segments.iter().map(|life| life.stream)).chain(refused(events).map(|(_, oom)| oom.stream)).collect();
+        let of_segments = lives.segments.iter().map(|life| life.stream);
+        let streams = names(of_blocks.chain(of_segments).chain(refused(events).map(|(_, oom)| oom.stream)));
         let stacks = StackTable::new(snapshot, device, &lives, times.as_deref(), (peak_moment, moment));
-        let pools: Names<Option<(PoolKind, PoolId)>> = lives.segments.iter().map(|life| life.pool).collect();
+        let pools = names(lives.segments.iter().map(|life| life.pool));
         let base =
             lives.blocks.iter().map(|life| life.address).chain(lives.segments.iter().map(|life| life.address)).min().unwrap_or_default();
         let config = explanation.conf.as_deref().and_then(|conf| Config::parse(conf).ok()).unwrap_or_default();
@@ -68,7 +68,7 @@ impl RankData {
             "device_total": explanation.device_total,
             "device_total_is": explanation.device_total_is,
             "causes": explanation.causes.iter().map(cause).collect::<Vec<_>>(),
-            "suspects": explanation.growing.iter().map(suspect).collect::<Vec<_>>(),
+            "suspects": explanation.growing,
             "waits": explanation.stalled_frees.iter().filter_map(wait).collect::<Vec<_>>(),
             "moment": moment,
             "is_oom": explanation.moment.at == MomentKind::Oom,
@@ -85,8 +85,8 @@ impl RankData {
             "reserved": figures.reserved,
             // The base of all addresses in the columns. A text, because it may need 64 bits.
             "base_address": base.to_string(),
-            "streams": streams.0.iter().map(u64::to_string).collect::<Vec<_>>(),
-            "pools": pools.0.iter().map(|&of| pool(of, &config)).collect::<Vec<_>>(),
+            "streams": streams.iter().map(u64::to_string).collect::<Vec<_>>(),
+            "pools": pools.iter().map(|&of| pool(of, &config)).collect::<Vec<_>>(),
             "sites": stacks.sites,
             "frames": stacks.frames,
             "stacks": stacks.stacks,
@@ -99,19 +99,9 @@ impl RankData {
 }
 
 fn cause(found: &CauseBytes) -> Value {
-    let site = |of: &SiteBytes| json!({ "site": of.site, "bytes": of.bytes, "blocks": of.blocks });
-    json!({
-        "cause": found.cause.name(),
-        "about": found.cause.about(),
-        "bytes": found.bytes,
-        "blocks": found.blocks,
-        "sites": found.sites.iter().map(site).collect::<Vec<_>>(),
-    })
-}
-
-/// A site whose memory grows.
-fn suspect(growth: &Growth) -> Value {
-    json!({ "site": growth.site, "grown": growth.grown, "held": growth.held })
+    let mut cause = json!(found);
+    cause["about"] = json!(found.cause.about());
+    cause
 }
 
 /// A free that waited for other streams. `None` while it is live; the page derives the state at any moment.
@@ -122,23 +112,17 @@ fn wait(wait: &Wait) -> Option<Value> {
 
 /// A memory pool. `page`: bytes of expandable segments that can be released to the driver at a time.
 fn pool(pool: Option<(PoolKind, PoolId)>, config: &Config) -> Value {
+    let size = |kind| if kind == PoolKind::Small { "small" } else { "large" };
     let name = match pool {
         None => "segments released later".to_owned(),
-        Some((kind, PoolId::DEFAULT)) => format!("{} pool", kind_name(kind)),
-        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", kind_name(kind)),
+        Some((kind, PoolId::DEFAULT)) => format!("{} pool", size(kind)),
+        Some((kind, PoolId(first, second))) => format!("private pool ({first}, {second}), {} blocks", size(kind)),
     };
     json!({ "name": name, "page": config.page(pool.map_or(PoolKind::Large, |(kind, _)| kind)) })
 }
 
-const fn kind_name(kind: PoolKind) -> &'static str {
-    match kind {
-        PoolKind::Small => "small",
-        PoolKind::Large => "large",
-    }
-}
-
 /// The fields of [`BlockLife`] as columns.
-fn blocks(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &[usize]) -> Value {
+fn blocks(lives: &[BlockLife], base: u64, streams: &[u64], stacks: &[usize]) -> Value {
     let column = |of: &dyn Fn(&BlockLife) -> u64| encode(lives.iter().map(of));
     json!({
         "address": column(&|life| life.address - base),
@@ -149,40 +133,35 @@ fn blocks(lives: &[BlockLife], base: u64, streams: &Names<u64>, stacks: &[usize]
         "freed": column(&|life| (life.freed - life.start) as u64),
         "end": column(&|life| (life.end - life.freed) as u64),
         "stack": encode(stacks.iter().map(|&stack| stack as u64)),
-        "stream": column(&|life| streams.index(&life.stream) as u64),
+        "stream": column(&|life| position(streams, &life.stream) as u64),
     })
 }
 
 /// The fields of [`SegmentLife`] as columns.
-fn segments(lives: &[SegmentLife], base: u64, streams: &Names<u64>, pools: &Names<Option<(PoolKind, PoolId)>>) -> Value {
+fn segments(lives: &[SegmentLife], base: u64, streams: &[u64], pools: &[Option<(PoolKind, PoolId)>]) -> Value {
     let column = |of: &dyn Fn(&SegmentLife) -> u64| encode(lives.iter().map(of));
     json!({
         "address": column(&|life| life.address - base),
         "size": column(&|life| life.size.0),
         "start": column(&|life| life.start as u64),
         "end": column(&|life| (life.end - life.start) as u64),
-        "stream": column(&|life| streams.index(&life.stream) as u64),
-        "pool": column(&|life| pools.index(&life.pool) as u64),
+        "stream": column(&|life| position(streams, &life.stream) as u64),
+        "pool": column(&|life| position(pools, &life.pool) as u64),
         "expandable": column(&|life| u64::from(life.expandable)),
     })
 }
 
 /// Distinct values, sorted.
-struct Names<T>(Vec<T>);
-
-impl<T: Ord> FromIterator<T> for Names<T> {
-    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
-        Self(BTreeSet::from_iter(values).into_iter().collect())
-    }
+fn names<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
+    BTreeSet::from_iter(values).into_iter().collect()
 }
 
-impl<T: Ord> Names<T> {
-    fn index(&self, value: &T) -> usize {
-        self.0.binary_search(value).unwrap_or_default()
-    }
+/// The position of a name.
+fn position<T: Ord>(names: &[T], name: &T) -> usize {
+    names.binary_search(name).unwrap_or_default()
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Stack {
     site: usize,
     /// Indices of frames, outermost first.
@@ -202,7 +181,7 @@ type Key = (StackId, SiteId);
 
 /// The stacks of blocks and failed requests, with their sites and frames.
 struct StackTable {
-    keys: Names<Key>,
+    keys: Vec<Key>,
     /// The stack index of each block.
     of_blocks: Vec<usize>,
     /// The stack index of each failed request.
@@ -219,10 +198,10 @@ impl StackTable {
         let key = |event: Option<usize>, stack| (stack, sites.of_block(event.and_then(|event| u32::try_from(event).ok()), stack));
         let of_blocks: Vec<Key> = lives.blocks.iter().map(|life| key(life.start.checked_sub(1), life.stack)).collect();
         let of_refused: Vec<Key> = refused(events).map(|(index, event)| key(Some(index), event.stack)).collect();
-        let keys: Names<Key> = of_blocks.iter().chain(&of_refused).copied().collect();
+        let keys = names(of_blocks.iter().chain(&of_refused).copied());
         let mut table = Self {
-            of_blocks: of_blocks.iter().map(|key| keys.index(key)).collect(),
-            of_refused: of_refused.iter().map(|key| keys.index(key)).collect(),
+            of_blocks: of_blocks.iter().map(|key| position(&keys, key)).collect(),
+            of_refused: of_refused.iter().map(|key| position(&keys, key)).collect(),
             keys,
             stacks: Vec::new(),
             sites: Vec::new(),
@@ -237,36 +216,28 @@ impl StackTable {
     }
 
     fn add_stacks(&mut self, snapshot: &Snapshot, has_times: bool) {
-        let mut places = BTreeMap::new();
-        for &(stack, _) in &self.keys.0 {
-            let outermost_first = snapshot.stacks.ids(stack).iter().rev().map(|&id| {
-                *places.entry(id).or_insert_with(|| {
-                    let frame = snapshot.stacks.frame(id);
-                    self.frames.push((frame.name.clone(), frame.file.clone(), frame.line));
-                    self.frames.len() - 1
-                })
-            });
-            let frames = outermost_first.collect();
-            let byte_seconds = has_times.then_some(0.0);
-            self.stacks.push(Stack { site: 0, frames, at_peak: Bytes::ZERO, at_moment: Bytes::ZERO, byte_events: 0.0, byte_seconds });
+        let mut frames = IndexSet::new();
+        for &(stack, _) in &self.keys {
+            let frames = snapshot.stacks.ids(stack).iter().rev().map(|&id| frames.insert_full(id).0).collect();
+            self.stacks.push(Stack { frames, byte_seconds: has_times.then_some(0.0), ..Stack::default() });
         }
+        let of_frame = |frame: &Frame| (frame.name.clone(), frame.file.clone(), frame.line);
+        self.frames = frames.into_iter().map(|id| of_frame(snapshot.stacks.frame(id))).collect();
     }
 
     /// Numbers the sites by bytes at the peak, and assigns them to the stacks.
     fn rank_sites(&mut self, sites: &Sites) {
-        let mut sums: BTreeMap<SiteId, (Bytes, f64)> = BTreeMap::new();
-        for (stack, &(_, site)) in self.stacks.iter().zip(&self.keys.0) {
+        let mut sums: IndexMap<SiteId, (Bytes, f64)> = IndexMap::new();
+        for (stack, &(_, site)) in self.stacks.iter().zip(&self.keys) {
             let sum = sums.entry(site).or_default();
             sum.0 += stack.at_peak;
             sum.1 += stack.byte_events;
         }
-        let mut ranked: Vec<(SiteId, (Bytes, f64))> = sums.into_iter().collect();
-        ranked.sort_by(|(_, a), (_, b)| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)));
-        let places: BTreeMap<SiteId, usize> = ranked.iter().enumerate().map(|(place, &(site, _))| (site, place)).collect();
-        for (stack, (_, site)) in self.stacks.iter_mut().zip(&self.keys.0) {
-            stack.site = places[site];
+        sums.sort_by(|a_site, a, b_site, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(a_site.cmp(b_site)));
+        for (stack, (_, site)) in self.stacks.iter_mut().zip(&self.keys) {
+            stack.site = sums.get_index_of(site).unwrap_or_default();
         }
-        self.sites = ranked.into_iter().map(|(site, _)| sites.get(site).name.clone()).collect();
+        self.sites = sums.into_keys().map(|site| sites.get(site).name.clone()).collect();
     }
 }
 
@@ -303,9 +274,9 @@ fn times_of(events: &[Event]) -> Option<Vec<u64>> {
         .collect()
 }
 
-fn ooms_of(events: &[Event], streams: &Names<u64>, stacks: &StackTable) -> Vec<Value> {
+fn ooms_of(events: &[Event], streams: &[u64], stacks: &StackTable) -> Vec<Value> {
     let oom = |((index, event), stack): ((usize, &Event), &usize)| {
-        let stream = streams.index(&event.stream);
+        let stream = position(streams, &event.stream);
         json!({ "moment": index + 1, "size": event.size, "device_free": event.address, "stream": stream, "stack": stack })
     };
     refused(events).zip(&stacks.of_refused).map(oom).collect()
@@ -330,22 +301,17 @@ fn phases_of(snapshot: &Snapshot, device: u32, first_time: u64) -> Vec<Value> {
 /// Notes on events that contradict the final state.
 fn contradictions(lives: &Lifetimes) -> Vec<String> {
     let Contradictions { missing_frees, missing_blocks, missing_segment_bytes } = lives.contradictions;
-    let mut notes = Vec::new();
-    if missing_frees > 0 {
-        notes.push(format!(
-            "The recording lacks {}: an address was allocated again while its block was live.",
-            count(missing_frees, "free")
-        ));
-    }
-    if missing_blocks > 0 {
-        let blocks = count(missing_blocks, "block");
-        notes.push(format!("Live after all events, but missing from the final state: {blocks}. The page ends them with the recording."));
-    }
-    if missing_segment_bytes > 0 {
-        notes.push(format!(
-            "{} of segments were allocated but are missing from the final state: the events are incomplete.",
-            Bytes(missing_segment_bytes)
-        ));
-    }
-    notes
+    let (frees, blocks, bytes) = (count(missing_frees, "free"), count(missing_blocks, "block"), Bytes(missing_segment_bytes));
+    let notes = [
+        (missing_frees, format!("The recording lacks {frees}: an address was allocated again while its block was live.")),
+        (
+            missing_blocks,
+            format!("Live after all events, but missing from the final state: {blocks}. The page ends them with the recording."),
+        ),
+        (
+            missing_segment_bytes as usize,
+            format!("{bytes} of segments were allocated but are missing from the final state: the events are incomplete."),
+        ),
+    ];
+    notes.into_iter().filter(|(missing, _)| *missing > 0).map(|(_, note)| note).collect()
 }

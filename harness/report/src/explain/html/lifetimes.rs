@@ -24,7 +24,7 @@ pub struct Lifetimes {
 }
 
 /// One allocation, from `alloc` to `free_completed`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockLife {
     pub address: u64,
     /// From [`History::sizes`], because events contain the requested size only.
@@ -41,7 +41,7 @@ pub struct BlockLife {
 }
 
 /// One range reserved from the driver: a segment, or pages of an expandable segment that were mapped and unmapped together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentLife {
     pub address: u64,
     pub size: Bytes,
@@ -179,10 +179,12 @@ fn block_lives(events: &[Event], held: &[&Segment], sizes: &Sizes, contradiction
     }
     for segment in held {
         for block in segment.blocks.iter().filter(|block| block.state != BlockState::Inactive) {
-            match open.remove(&block.address) {
-                Some(index) => fit(&mut lives[index], block, never),
-                None => lives.push(lived_throughout(segment, block, never)),
-            }
+            let index = open.remove(&block.address).unwrap_or_else(|| {
+                // A block without events lived during the whole recording.
+                lives.push(BlockLife { address: block.address, stream: segment.stream, end: never, ..BlockLife::default() });
+                lives.len() - 1
+            });
+            fit(&mut lives[index], block, never);
         }
     }
     contradictions.missing_blocks = open.len();
@@ -214,20 +216,6 @@ fn fit(life: &mut BlockLife, block: &Block, never: usize) {
     }
 }
 
-/// Adds a block without events: it lived during the whole recording.
-fn lived_throughout(segment: &Segment, block: &Block, never: usize) -> BlockLife {
-    BlockLife {
-        address: block.address,
-        size: block.size,
-        requested: block.requested,
-        stream: segment.stream,
-        stack: block.stack,
-        start: 0,
-        freed: if block.state == BlockState::Allocated { never } else { 0 },
-        end: never,
-    }
-}
-
 /// Reserved ranges by address, while events are traced backward. Their `start` is not yet known.
 type Ranges = BTreeMap<u64, SegmentLife>;
 
@@ -235,53 +223,31 @@ type Ranges = BTreeMap<u64, SegmentLife>;
 fn segment_lives(events: &[Event], held: &[&Segment], contradictions: &mut Contradictions) -> Vec<SegmentLife> {
     let never = events.len() + 1;
     let mut lives = Vec::new();
-    let mut ranges: Ranges = held.iter().map(|segment| (segment.address, final_range(segment, never))).collect();
+    let final_range = |segment: &&Segment| {
+        let &Segment { address, size, stream, expandable, pool, private_pool, .. } = *segment;
+        (address, SegmentLife { address, size, stream, pool: Some((pool, private_pool)), expandable, start: 0, end: never })
+    };
+    let mut ranges: Ranges = held.iter().map(final_range).collect();
     for (index, event) in events.iter().enumerate().rev() {
         let moment = index + 1;
-        match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => {
-                let mut found = 0;
-                for range in cut_out(&mut ranges, event.address, event.size.0) {
-                    found += range.size.0;
-                    lives.push(SegmentLife { start: moment, ..range });
-                }
-                contradictions.missing_segment_bytes += event.size.0 - found;
-            }
-            Action::SegmentFree | Action::SegmentUnmap => {
-                // The range is already reserved, so an unrecorded event allocated it.
-                lives.extend(
-                    cut_out(&mut ranges, event.address, event.size.0).into_iter().map(|range| SegmentLife { start: moment, ..range }),
-                );
-                let expandable = event.action == Action::SegmentUnmap;
-                let range = SegmentLife {
-                    address: event.address,
-                    size: event.size,
-                    stream: event.stream,
-                    pool: None,
-                    expandable,
-                    start: 0,
-                    end: moment,
-                };
-                ranges.insert(event.address, range);
-            }
-            _ => {}
+        if !event.action.reserves() && !event.action.releases() {
+            continue;
+        }
+        let inside = cut_out(&mut ranges, event.address, event.size.0);
+        let found: u64 = inside.iter().map(|range| range.size.0).sum();
+        lives.extend(inside.into_iter().map(|range| SegmentLife { start: moment, ..range }));
+        if event.action.reserves() {
+            contradictions.missing_segment_bytes += event.size.0 - found;
+        } else {
+            // A range that is already reserved here was allocated by an unrecorded event.
+            let &Event { address, size, stream, .. } = event;
+            let expandable = event.action == Action::SegmentUnmap;
+            ranges.insert(address, SegmentLife { address, size, stream, expandable, end: moment, ..SegmentLife::default() });
         }
     }
     lives.extend(ranges.into_values());
     lives.sort_by_key(|life| (life.start, life.address));
     lives
-}
-
-fn final_range(segment: &Segment, never: usize) -> SegmentLife {
-    SegmentLife {
-        address: segment.address,
-        size: segment.size,
-        stream: segment.stream,
-        pool: Some((segment.pool, segment.private_pool)),
-        expandable: segment.expandable,
-        start: 0,
-        end: never,
-    }
 }
 
 /// Removes and returns `address..address + size`. A larger range is cut, and its rest remains.

@@ -10,6 +10,8 @@ pub mod lifetimes;
 #[cfg(test)]
 mod tests;
 
+use crate::escape::between_tags;
+
 pub use data::{PageData, RankData};
 
 const PAGE: &str = include_str!("page.html");
@@ -30,25 +32,15 @@ pub fn page(data: &PageData) -> String {
     // A `<` could end the script element that contains the data:
     // https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
     let json = json.replace('<', "\\u003c");
-    let mut page = String::with_capacity(json.len() + (64 << 10));
-    let mut rest = PAGE;
-    while let Some((before, after)) = rest.split_once("{{") {
-        let (slot, after) = after.split_once("}}").expect("every slot of the page is closed");
-        page.push_str(before);
-        match slot {
-            "title" => page.push_str(&escape(&data.title)),
-            "style" => page.push_str(STYLE),
-            "script" => SCRIPTS.iter().for_each(|script| page.push_str(script)),
-            "data" => page.push_str(&json),
-            _ => unreachable!("the page has no slot {slot}"),
-        }
-        rest = after;
-    }
-    page.push_str(rest);
-    page
-}
-
-/// Escapes text between tags.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    // Text and slots take turns.
+    let parts = PAGE.split("{{").flat_map(|part| part.split("}}")).enumerate();
+    let filled = parts.map(|(index, part)| match part {
+        text if index % 2 == 0 => text.to_owned(),
+        "title" => between_tags(&data.title),
+        "style" => STYLE.to_owned(),
+        "script" => SCRIPTS.concat(),
+        "data" => json.clone(),
+        slot => unreachable!("the page has no slot {slot}"),
+    });
+    filled.collect()
 }

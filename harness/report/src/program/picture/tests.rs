@@ -18,8 +18,9 @@ fn what_is_reserved_falls_where_memory_was_given_back() {
         frees: vec![free(1, 3, 0), free(3, 9, 0)],
         ..Timeline::default()
     };
-    let curve = Curve::new(&timeline, 0, String::new());
-    let mut points: Vec<(u64, u64)> = curve.reserved().into_iter().map(|(x, held)| (x as u64, held.0 >> 20)).collect();
+    let curve = Curve { timeline: &timeline, device: 0, title: String::new() };
+    let changes = curve.reserved().into_iter().map(|(x, held)| (x, svg::mib(held)));
+    let mut points: Vec<(u64, u64)> = svg::stairs(changes, curve.end()).into_iter().map(|(x, mib)| (x as u64, mib as u64)).collect();
     points.dedup();
     assert_eq!(points, [(0, 0), (0, 20), (3, 20), (3, 0), (5, 0), (5, 4), (9, 4), (9, 0)]);
 }

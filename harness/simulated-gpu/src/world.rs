@@ -208,6 +208,19 @@ impl State {
         (got, injected)
     }
 
+    /// Requests memory of a device with `get`, and counts the request.
+    pub(crate) fn request(
+        &mut self,
+        machine: &Machine,
+        request: (Call, Bytes),
+        index: usize,
+        get: impl FnMut(&mut DeviceMemory) -> Result<u64, Code>,
+    ) -> Result<u64, Code> {
+        let (got, injected) = self.attempt(machine, request, Some(index), |state| state.on_device(index, get));
+        machine.counters.count_allocation(index, self.devices[index].used(), injected, got.is_err());
+        got
+    }
+
     /// Runs `act`, which needs a context and may use more memory of a device. The index is the one that the process sees.
     pub(crate) fn on_device<T>(&mut self, index: usize, mut act: impl FnMut(&mut DeviceMemory) -> Result<T, Code>) -> Result<T, Code> {
         let (Some(memory), Some(number)) = (self.devices.get_mut(index), machine().visible.get(index)) else { return Err(Code::NoDevice) };

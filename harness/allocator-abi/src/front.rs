@@ -1,8 +1,6 @@
 //! [`Front`]: one allocator on one device, for all threads of a program that names memory by its address.
 
 use std::cell::Cell;
-use std::ops::{Deref, DerefMut};
-use std::sync::MutexGuard;
 
 use harness_allocator::allocator::shared::{Locked, SharedAllocator};
 use harness_allocator::allocator::{Allocator, MemoryFraction, Request};
@@ -47,23 +45,10 @@ impl DeviceWrapper for Gpu {
     }
 }
 
-/// The locked allocator. Restores the calling thread's CUDA context when it is dropped.
-struct Guard<'a>(MutexGuard<'a, Locked<Gpu, Box<dyn Allocator>>>);
+/// Restores the calling thread's CUDA context when it is dropped.
+struct Restore;
 
-impl Deref for Guard<'_> {
-    type Target = Locked<Gpu, Box<dyn Allocator>>;
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for Guard<'_> {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
-
-impl Drop for Guard<'_> {
+impl Drop for Restore {
     fn drop(&mut self) {
         let _ = SAVED_CONTEXT.try_with(Cell::take);
     }
@@ -94,13 +79,12 @@ impl Front {
     pub(crate) unsafe fn allocate(&self, size: Bytes, stream: CUstream) -> Result<u64, Failure> {
         // SAFETY: the caller guarantees that the stream lives long enough.
         let request = Request::new(size).on(unsafe { self.stream(stream) }?);
-        let allocation = self.lock().allocate(request)?;
-        Ok(allocation.ptr().0)
+        Ok(self.locked(|locked| locked.allocate(request))?.ptr().0)
     }
 
     /// Frees memory. Ignores the null pointer.
     pub(crate) fn free(&self, address: u64) -> Result<(), Failure> {
-        Ok(self.lock().free(DevicePtr(address))?)
+        Ok(self.locked(|locked| locked.free(DevicePtr(address)))?)
     }
 
     /// Records that work on the stream uses the memory too.
@@ -110,45 +94,42 @@ impl Front {
     pub(crate) unsafe fn record_stream(&self, address: u64, stream: CUstream) -> Result<(), Failure> {
         // SAFETY: the caller guarantees that the stream lives long enough.
         let stream = unsafe { self.stream(stream) }?;
-        Ok(self.lock().record_stream(DevicePtr(address), stream)?)
+        Ok(self.locked(|locked| locked.record_stream(DevicePtr(address), stream))?)
     }
 
     /// Releases what the allocator keeps for a stream that the program is about to destroy. Ignores unknown streams.
     pub(crate) fn release_stream(&self, stream: CUstream) -> Result<(), Failure> {
         let Some(number) = self.streams.known(stream).filter(|number| *number != StreamId::DEFAULT) else { return Ok(()) };
-        {
-            let mut guard = self.lock();
-            let Locked { allocator, device, .. } = &mut *guard;
+        self.locked(|Locked { allocator, device, .. }| {
             allocator.release_stream(device, number)?;
-            device.release_stream(number)?;
-        }
+            device.release_stream(number)
+        })?;
         self.streams.forget(stream);
         Ok(())
     }
 
     pub(crate) fn empty_cache(&self) -> Result<(), Failure> {
-        let mut guard = self.lock();
-        let Locked { allocator, device, .. } = &mut *guard;
-        Ok(allocator.empty_cache(device)?)
+        Ok(self.locked(|Locked { allocator, device, .. }| allocator.empty_cache(device))?)
     }
 
     pub(crate) fn set_memory_fraction(&self, fraction: MemoryFraction) {
-        let mut guard = self.lock();
-        let Locked { allocator, device, .. } = &mut *guard;
-        allocator.set_memory_fraction(device, fraction);
+        self.locked(|Locked { allocator, device, .. }| allocator.set_memory_fraction(device, fraction));
     }
 
     pub(crate) fn stats(&self) -> MemoryStats {
-        self.lock().allocator.stats()
+        self.locked(|locked| locked.allocator.stats())
     }
 
     /// Returns a memory snapshot with its history, or `None` if the allocator is not recorded.
     pub(crate) fn snapshot(&self) -> Option<Snapshot> {
-        self.recorder.as_ref().map(|recorder| recorder.snapshot(&*self.lock().allocator))
+        self.recorder.as_ref().map(|recorder| self.locked(|locked| recorder.snapshot(&*locked.allocator)))
     }
 
-    fn lock(&self) -> Guard<'_> {
-        Guard(self.allocator.lock())
+    /// Runs `act` under the lock.
+    fn locked<T>(&self, act: impl FnOnce(&mut Locked<Gpu, Box<dyn Allocator>>) -> T) -> T {
+        let mut locked = self.allocator.lock();
+        let _restore = Restore;
+        act(&mut locked)
     }
 
     /// Returns the number of a stream, which the device borrows from the program at its first use.
@@ -157,7 +138,7 @@ impl Front {
     /// The stream lives until [`Front::release_stream`] or the end of the process.
     unsafe fn stream(&self, stream: CUstream) -> Result<StreamId, Failure> {
         // SAFETY: the caller guarantees that the stream lives long enough.
-        let borrow = || unsafe { self.lock().device.inner_mut().borrow_stream(stream) };
+        let borrow = || self.locked(|locked| unsafe { locked.device.inner_mut().borrow_stream(stream) });
         Ok(self.streams.number(stream, borrow)?)
     }
 }

@@ -76,8 +76,8 @@ pub struct CudaDevice {
     freed: BTreeMap<u64, CallSite>,
     streams: BTreeMap<u32, Stream>,
     next_stream: u32,
-    events: Vec<Option<Event>>,
-    free_events: Vec<u32>,
+    events: BTreeMap<u32, Event>,
+    next_event: u32,
     mapping: Option<Mapping>,
     pools: Option<CudaPools>,
     external_memory: ExternalMemory,
@@ -170,8 +170,8 @@ impl CudaDevice {
             freed: BTreeMap::new(),
             streams: BTreeMap::from([(StreamId::DEFAULT.0, Stream { handle: ptr::null_mut(), own: false })]),
             next_stream: 1,
-            events: Vec::new(),
-            free_events: Vec::new(),
+            events: BTreeMap::new(),
+            next_event: 0,
             mapping,
             pools,
             external_memory: ExternalMemory::default(),
@@ -345,18 +345,14 @@ impl CudaDevice {
         // Without timing, an event is cheaper to record and to query.
         let flags = if timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
         cuda!(self.driver()?, cuEventCreate(&mut handle, flags as u32))?;
-        let event = Some(Event { handle, recorded: false, timed });
-        if let Some(number) = self.free_events.pop() {
-            self.events[number as usize] = event;
-            return Ok(EventId(number));
-        }
-        self.events.push(event);
-        Ok(EventId(self.events.len() as u32 - 1))
+        let number = self.next_event;
+        self.next_event += 1;
+        self.events.insert(number, Event { handle, recorded: false, timed });
+        Ok(EventId(number))
     }
 
     fn event(&mut self, event: EventId) -> Result<&mut Event, DeviceError> {
-        let slot = self.events.get_mut(event.0 as usize).and_then(Option::as_mut);
-        slot.ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
+        self.events.get_mut(&event.0).ok_or(DeviceError::UnknownHandle { kind: "event", number: event.0 })
     }
 
     /// Returns the error for freeing an address without a live allocation.
@@ -474,8 +470,7 @@ impl Device for CudaDevice {
         let handle = self.event(event)?.handle;
         // Queued waits stay valid: the driver frees an event in use when it completes.
         cuda!(self.driver()?, cuEventDestroy_v2(handle))?;
-        self.events[event.0 as usize] = None;
-        self.free_events.push(event.0);
+        self.events.remove(&event.0);
         Ok(())
     }
 
@@ -689,7 +684,7 @@ impl TestDevice for CudaDevice {
             pools: self.pools.as_ref().map_or(0, CudaPools::count),
             bytes: self.live.values().map(charged).sum::<Bytes>() + pages + pooled,
             streams: self.streams.values().filter(|stream| stream.own).count() as u64,
-            events: self.events.iter().flatten().count() as u64,
+            events: self.events.len() as u64,
             host: self.host.count(),
         }
     }
@@ -701,7 +696,7 @@ impl Drop for CudaDevice {
         let Ok(driver) = self.driver() else { return };
         // The wait comes first, so no work uses what is freed.
         let _ = cuda!(driver, cuCtxSynchronize());
-        for event in self.events.iter().flatten() {
+        for event in self.events.values() {
             let _ = cuda!(driver, cuEventDestroy_v2(event.handle));
         }
         for stream in self.streams.values().filter(|stream| stream.own) {

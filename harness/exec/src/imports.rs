@@ -14,28 +14,28 @@ use crate::stub_library::{Kind, Symbol};
 
 type Header = elf::FileHeader64<Endianness>;
 
-/// NVIDIA's libraries: the file name without `.so` and version, and the prefixes of the functions. The longest matching prefix decides; `cu` alone belongs to
-/// the driver.
-const NVIDIA_LIBRARIES: [(&str, &[&str]); 19] = [
-    ("libcuda", &["cu"]),
-    ("libcudart", &["cuda", "__cuda"]),
-    ("libcublas", &["cublas"]),
-    ("libcublasLt", &["cublasLt"]),
-    ("libcudnn", &["cudnn"]),
-    ("libcudss", &["cudss"]),
-    ("libcufft", &["cufft"]),
-    ("libcufile", &["cuFile"]),
-    ("libcupti", &["cupti"]),
-    ("libcurand", &["curand"]),
-    ("libcusolver", &["cusolver"]),
-    ("libcusolverMg", &["cusolverMg"]),
-    ("libcusparse", &["cusparse"]),
-    ("libcusparseLt", &["cusparseLt"]),
-    ("libnccl", &["nccl", "pnccl"]),
-    ("libnvidia-ml", &["nvml"]),
-    ("libnvJitLink", &["nvJitLink", "__nvJitLink"]),
-    ("libnvrtc", &["nvrtc"]),
-    ("libnvshmem_host", &["nvshmem"]),
+/// NVIDIA's libraries: the file name without `.so` and version, the prefixes of the functions, and the subfolder of `nvidia` in which PyTorch opens the library
+/// by path. The longest matching prefix decides; `cu` alone belongs to the driver.
+const NVIDIA_LIBRARIES: [(&str, &[&str], &str); 19] = [
+    ("libcuda", &["cu"], ""),
+    ("libcudart", &["cuda", "__cuda"], "cuda_runtime"),
+    ("libcublas", &["cublas"], "cublas"),
+    ("libcublasLt", &["cublasLt"], ""),
+    ("libcudnn", &["cudnn"], "cudnn"),
+    ("libcudss", &["cudss"], ""),
+    ("libcufft", &["cufft"], "cufft"),
+    ("libcufile", &["cuFile"], "cufile"),
+    ("libcupti", &["cupti"], "cuda_cupti"),
+    ("libcurand", &["curand"], "curand"),
+    ("libcusolver", &["cusolver"], "cusolver"),
+    ("libcusolverMg", &["cusolverMg"], ""),
+    ("libcusparse", &["cusparse"], "cusparse"),
+    ("libcusparseLt", &["cusparseLt"], "cusparselt"),
+    ("libnccl", &["nccl", "pnccl"], "nccl"),
+    ("libnvidia-ml", &["nvml"], ""),
+    ("libnvJitLink", &["nvJitLink", "__nvJitLink"], "nvjitlink"),
+    ("libnvrtc", &["nvrtc"], "cuda_nvrtc"),
+    ("libnvshmem_host", &["nvshmem"], "nvshmem"),
 ];
 
 /// Returns the NVIDIA library with this file name, such as `libcudart` for `libcudart.so.13`. Bundled copies under other names,
@@ -43,14 +43,19 @@ const NVIDIA_LIBRARIES: [(&str, &[&str]); 19] = [
 pub(crate) fn library_of_file(file: &str) -> Option<&'static str> {
     let (stem, version) = file.split_once(".so")?;
     let is_version = version.is_empty() || version.starts_with('.');
-    NVIDIA_LIBRARIES.iter().map(|(known, _)| *known).find(|known| is_version && *known == stem)
+    NVIDIA_LIBRARIES.iter().map(|(known, ..)| *known).find(|known| is_version && *known == stem)
 }
 
 pub(crate) fn library_of_symbol(name: &str) -> Option<&'static str> {
-    let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|(stem, prefixes)| prefixes.iter().map(|prefix| (*prefix, *stem)));
+    let prefixes = NVIDIA_LIBRARIES.iter().flat_map(|(stem, prefixes, _)| prefixes.iter().map(|prefix| (*prefix, *stem)));
     let longest = prefixes.filter(|(prefix, _)| name.starts_with(prefix)).max_by_key(|(prefix, _)| prefix.len())?;
     let is_driver = longest.1 != "libcuda" || name[2..].starts_with(|first: char| first.is_ascii_uppercase());
     is_driver.then_some(longest.1)
+}
+
+/// The subfolders of `nvidia` in which PyTorch opens libraries by path.
+pub(crate) fn packages() -> impl Iterator<Item = &'static str> {
+    NVIDIA_LIBRARIES.iter().map(|(.., package)| *package).filter(|package| !package.is_empty())
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

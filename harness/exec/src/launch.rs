@@ -49,24 +49,6 @@ const NOT_LOADED: &str = "not-loaded";
 const ALLOCATOR_SETTINGS: [&str; 2] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 /// Caches of compiled kernels. Code compiled on a simulated GPU must never be loaded on a real one.
 const KERNEL_CACHES: [&str; 4] = ["PYTORCH_KERNEL_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"];
-/// Subfolders of `nvidia` in which PyTorch opens libraries by path.
-const PACKAGES: [&str; 14] = [
-    "cublas",
-    "cuda_cupti",
-    "cuda_nvrtc",
-    "cuda_runtime",
-    "cudnn",
-    "cufft",
-    "cufile",
-    "curand",
-    "cusolver",
-    "cusparse",
-    "cusparselt",
-    "nccl",
-    "nvjitlink",
-    "nvshmem",
-];
-
 /// A program and the machine that it will see.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -265,8 +247,7 @@ impl Launch<'_> {
             fs::write(hook.join("small_values.py"), SMALL_VALUES)?;
         }
         if !self.is_audited() {
-            let release = format!("cu{}", settings.cuda);
-            for package in PACKAGES.into_iter().chain([release.as_str()]) {
+            for package in imports::packages().map(str::to_owned).chain([format!("cu{}", settings.cuda)]) {
                 let package = hook.join("nvidia").join(package);
                 fs::create_dir_all(&package)?;
                 symlink(&self.setup.libraries.folder, package.join("lib"))?;

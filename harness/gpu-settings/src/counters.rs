@@ -14,6 +14,7 @@ use std::time::Duration;
 use harness_allocator::units::{Bytes, Nanos};
 
 use crate::calls::Call;
+use crate::latency::Latency;
 use crate::mapping::{Mapped, SharedLayout};
 use crate::settings::MOST_DEVICES;
 
@@ -101,6 +102,16 @@ impl OwnCounters {
         counters
     }
 
+    /// Applies the injected latencies of a call, and counts it if there are any. Returns their sum.
+    pub fn delay(&self, latencies: &[Latency], call: Call) -> Nanos {
+        let by = Latency::sum(latencies, call);
+        if by > Nanos::ZERO {
+            self.open().slow[call as usize].fetch_add(1, Ordering::Relaxed);
+            thread::sleep(Duration::from_nanos(by.0));
+        }
+        by
+    }
+
     /// Starts the counters of a forked child, which are opened when it first counts something.
     pub fn start_child(&self) {
         self.counters.store(ptr::null_mut(), Ordering::Release);
@@ -135,12 +146,6 @@ impl Counters {
     pub fn set_used(&self, device: usize, used: Bytes) {
         self.figures[device].used.store(used.0, Ordering::Relaxed);
         self.figures[device].peak.fetch_max(used.0, Ordering::Relaxed);
-    }
-
-    /// Counts a call with an injected latency and sleeps for it.
-    pub fn wait(&self, by: Nanos, call: Call) {
-        self.slow[call as usize].fetch_add(1, Ordering::Relaxed);
-        thread::sleep(Duration::from_nanos(by.0));
     }
 
     /// The clock of the simulated GPUs: the number of pieces of work submitted so far.

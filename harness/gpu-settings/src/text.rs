@@ -1,5 +1,6 @@
 //! Settings as texts: options that a user writes and their error messages, and environment variables.
 
+use std::fmt::Display;
 use std::str::FromStr;
 
 use serde::Serialize;
@@ -18,6 +19,14 @@ pub fn to_variable(settings: &impl Serialize) -> String {
 /// Reads the value of an environment variable that [`to_variable`] wrote.
 pub fn of_variable<T: DeserializeOwned>(text: &str) -> Result<T, SettingsError> {
     serde_json::from_str(text).map_err(|error| SettingsError(error.to_string()))
+}
+
+/// The value of an environment variable. A program must not run with settings other than the requested ones.
+pub fn or_abort<T>(library: &str, variable: &str, value: Result<T, impl Display>) -> T {
+    value.unwrap_or_else(|error| {
+        eprintln!("{library}: {variable}: {error}");
+        std::process::abort()
+    })
 }
 
 pub(crate) fn number<T: FromStr>(text: &str) -> Result<T, SettingsError> {

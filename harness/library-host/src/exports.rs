@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use harness_allocator::allocator::library::wire::{Call, Code};
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 
 use crate::connection::{ask, last_error, remember, unanswered};
@@ -162,7 +163,7 @@ exports! {
         unsafe { pools::get_attribute(pool, attribute, value) }
     }
     [cudaDeviceGetDefaultMemPool / cuDeviceGetDefaultMemPool](pool: Out<'_, Pool>, device: c_int) {
-        only_device(device).and_then(|()| put(pool, Pool::DEFAULT))
+        only_device(device).and_then(|()| put(pool, Pool::new(0)))
     }
     [cudaDeviceGetMemPool / cuDeviceGetMemPool](pool: Out<'_, Pool>, device: c_int) {
         only_device(device).and_then(|()| put(pool, pools::current()))
@@ -196,14 +197,9 @@ exports! {
     [/ cuMemSetAccess](_: u64, _: usize, _: *const c_void, _: usize) { Ok(()) }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaGetLastError() -> c_int {
-    last_error(true)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaPeekAtLastError() -> c_int {
-    last_error(false)
+export! {
+    cudaGetLastError() = last_error(true);
+    cudaPeekAtLastError() = last_error(false);
 }
 
 #[unsafe(no_mangle)]

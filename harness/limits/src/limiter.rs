@@ -4,10 +4,9 @@ use std::convert::Infallible;
 use std::env;
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use harness_allocator::units::{Bytes, Nanos};
+use harness_allocator::units::Bytes;
 use harness_gpu_settings::attempts::{Attempt, Attempts, Outcome};
 use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::counters::OwnCounters;
@@ -15,7 +14,7 @@ use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::{Account, Ledger};
 use harness_gpu_settings::limits::{LIMITS, LIMITS_LEDGER, LIMITS_RUN, Limits};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
-use harness_gpu_settings::text::of_variable;
+use harness_gpu_settings::text::{of_variable, or_abort};
 
 use crate::accounts::{Accounts, Charge};
 use crate::audit::at_fork_of_program;
@@ -82,17 +81,9 @@ pub(crate) fn limiter() -> &'static Limiter {
         // SAFETY: the function registers handlers of the program, and an audit library is never unloaded.
         unsafe { keep_usable_after_fork::<State>(at_fork_of_program) };
         let path = |variable| env::var_os(variable).map(PathBuf::from);
-        let limits = or_abort(LIMITS, of_variable(&env::var(LIMITS).unwrap_or_default()));
-        let ledger = path(LIMITS_LEDGER).map(|path| or_abort(LIMITS_LEDGER, Ledger::open(&path)));
+        let limits = or_abort("harness", LIMITS, of_variable(&env::var(LIMITS).unwrap_or_default()));
+        let ledger = path(LIMITS_LEDGER).map(|path| or_abort("harness", LIMITS_LEDGER, Ledger::open(&path)));
         Limiter::new(limits, path(LIMITS_RUN).as_deref(), ledger)
-    })
-}
-
-/// The value of a variable. A program with unknown limits must not run.
-fn or_abort<T>(variable: &str, read: Result<T, impl std::fmt::Display>) -> T {
-    read.unwrap_or_else(|error| {
-        eprintln!("harness: {variable}: {error}");
-        process::abort()
     })
 }
 
@@ -183,10 +174,7 @@ impl Limiter {
 
     /// Applies the injected latency of a call.
     pub(crate) fn delay(&self, call: Call) {
-        let by = Latency::sum(&self.latencies, call);
-        if by > Nanos::ZERO {
-            self.counters.wait(by, call);
-        }
+        self.counters.delay(&self.latencies, call);
     }
 
     /// Frees the memory at an address with a real function.

@@ -6,28 +6,25 @@ use std::ffi::c_int;
 use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
 use crate::limiter::{SUCCESS, limiter};
-use crate::real::{functions, real};
+use crate::real::wrap;
 
-functions! {
-    nvmlDeviceGetMemoryInfo: unsafe extern "C" fn(usize, Option<&mut nvmlMemory_t>) -> c_int,
-    nvmlDeviceGetMemoryInfo_v2: unsafe extern "C" fn(usize, Option<&mut nvmlMemory_v2_t>) -> c_int,
-}
-
-extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, mut memory: Option<&mut nvmlMemory_t>) -> c_int {
-    let code = real!(nvmlDeviceGetMemoryInfo(device, memory.as_deref_mut()));
-    if let Some(memory) = memory.filter(|_| code == SUCCESS) {
+wrap! {
+    nvmlDeviceGetMemoryInfo(device: usize, memory: Option<&mut nvmlMemory_t>) = limit(memory, |memory| real(device, memory), |memory| {
         (memory.total, memory.free, memory.used) = visible_memory(memory.total, memory.free);
-    }
-    code
-}
-
-extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, mut memory: Option<&mut nvmlMemory_v2_t>) -> c_int {
-    let code = real!(nvmlDeviceGetMemoryInfo_v2(device, memory.as_deref_mut()));
-    if let Some(memory) = memory.filter(|_| code == SUCCESS) {
+    });
+    nvmlDeviceGetMemoryInfo_v2(device: usize, memory: Option<&mut nvmlMemory_v2_t>) = limit(memory, |memory| real(device, memory), |memory| {
         let (total, free, taken) = visible_memory(memory.total, memory.free);
         // The driver's own memory stays part of the memory that is not free.
         memory.reserved = memory.reserved.min(taken);
         (memory.total, memory.free, memory.used) = (total, free, taken - memory.reserved);
+    });
+}
+
+/// Calls a function that describes memory, and applies the limit to the description.
+fn limit<T>(mut memory: Option<&mut T>, get: impl FnOnce(Option<&mut T>) -> c_int, limit: impl FnOnce(&mut T)) -> c_int {
+    let code = get(memory.as_deref_mut());
+    if let Some(memory) = memory.filter(|_| code == SUCCESS) {
+        limit(memory);
     }
     code
 }

@@ -1,9 +1,7 @@
-//! [`functions`] declares the wrappers of a library, [`Real`] is the real function of a wrapper, and [`nested`] marks calls between CUDA's libraries.
+//! [`wrap`] defines the wrappers of a library's functions, [`Real`] is the real function of a wrapper, and [`nested`] marks calls between CUDA's libraries.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::marker::PhantomData;
-use std::mem::transmute_copy;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -19,13 +17,12 @@ pub(crate) struct Wrapper {
     pub(crate) calls_this: bool,
 }
 
-/// The real function of a wrapper: a function pointer of type `F`.
-pub(crate) struct Real<F>(AtomicPtr<c_void>, PhantomData<F>);
+/// The address of the real function of a wrapper.
+pub(crate) struct Real(AtomicPtr<c_void>);
 
-impl<F: Copy> Real<F> {
+impl Real {
     pub(crate) const fn unknown() -> Self {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        Self(AtomicPtr::new(ptr::null_mut()), PhantomData)
+        Self(AtomicPtr::new(ptr::null_mut()))
     }
 
     /// Stores the first known address. Returns whether it is `address`.
@@ -34,15 +31,11 @@ impl<F: Copy> Real<F> {
         stored.map_or_else(|first| first == address, |_| true)
     }
 
-    /// The function. Its address is always stored before a program gets the wrapper.
-    ///
-    /// # Safety
-    /// `F` is the type of the function.
-    pub(crate) unsafe fn get(&self) -> F {
+    /// The address, which is always stored before a program gets the wrapper.
+    pub(crate) fn get(&self) -> *mut c_void {
         let address = self.0.load(Ordering::Acquire);
         assert!(!address.is_null());
-        // SAFETY: the caller promises the type, and both are as wide as a pointer.
-        unsafe { transmute_copy(&address) }
+        address
     }
 }
 
@@ -64,39 +57,58 @@ pub(crate) fn nested<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Declares the wrapped functions of a library with their types. `REAL` has a field for each; `wrapper` finds the wrapper, a function with the same
-/// name and type.
-macro_rules! functions {
-    ($($name:ident: $type:ty),+ $(,)?) => {
+/// Calls a real function. Runs `note` if it succeeds and the program called it.
+pub(crate) fn noted(call: impl FnOnce() -> c_int, note: impl FnOnce()) -> c_int {
+    let code = nested(call);
+    if code == SUCCESS && !is_nested() {
+        note();
+    }
+    code
+}
+
+/// Defines the wrappers of a library's functions, one per row: `name(argument: Type) = body;`. In the body, `real` calls the real function. Functions with
+/// equal wrappers share a row. `wrapper` finds a wrapper.
+macro_rules! wrap {
+    ($($(#[$doc:meta])* $($name:ident),+($($argument:ident: $type:ty),*) = $body:expr;)+) => {
         struct Functions {
-            $($name: $crate::real::Real<$type>),+
+            $($($name: $crate::real::Real,)+)+
         }
 
-        static REAL: Functions = Functions { $($name: $crate::real::Real::unknown()),+ };
+        static REAL: Functions = Functions { $($($name: $crate::real::Real::unknown(),)+)+ };
 
         /// Finds the wrapper of a function by name and stores the real function.
         pub(crate) fn wrapper(name: &[u8], real: *mut std::ffi::c_void) -> Option<$crate::real::Wrapper> {
-            $(if name == stringify!($name).as_bytes() {
-                let wrapper: $type = $name;
-                let address = wrapper as *mut std::ffi::c_void;
+            $($(if name == stringify!($name).as_bytes() {
+                let address = $name as *mut std::ffi::c_void;
                 // A simulated GPU looks up its own functions and finds the wrapper.
                 let calls_this = real == address || REAL.$name.is_first(real);
                 return Some($crate::real::Wrapper { address, calls_this });
-            })+
+            })+)+
             None
+        }
+
+        $($crate::real::wrappers! { [$(#[$doc])*] [$($name)+] ($($argument: $type),*) $body })+
+    };
+}
+
+macro_rules! wrappers {
+    ($docs:tt [$($name:ident)+] $arguments:tt $body:expr) => {
+        $($crate::real::wrappers! { $docs $name $arguments $body })+
+    };
+    ([$(#[$doc:meta])*] $name:ident ($($argument:ident: $type:ty),*) $body:expr) => {
+        $(#[$doc])*
+        extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            fn real($($argument: $type),*) -> std::ffi::c_int {
+                type Function = unsafe extern "C" fn($($type),*) -> std::ffi::c_int;
+                // SAFETY: the address is that of this function, and the arguments come from the program or satisfy the same contract.
+                unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(REAL.$name.get())($($argument),*) }
+            }
+            $body
         }
     };
 }
 
-/// Calls a real function: `real!(cudaFree(address))`.
-macro_rules! real {
-    ($name:ident($($argument:expr),*)) => {
-        // SAFETY: `functions` gives the function and its wrapper one type, and the arguments come from the program or satisfy the same contract.
-        unsafe { (REAL.$name.get())($($argument),*) }
-    };
-}
-
-pub(crate) use {functions, real};
+pub(crate) use {wrap, wrappers};
 
 /// Requests `size` bytes of device memory. `get` calls the real function, which writes the address or handle.
 pub(crate) fn allocate(

@@ -2,28 +2,29 @@
 //!
 //! Work takes no time. An event completes by a clock of submitted work, the model in [`Events`], and the waits of the host.
 
+use std::collections::BTreeMap;
+
 use harness_allocator::units::Nanos;
 use harness_gpu_settings::settings::Events;
 
 use crate::code::Code;
-use crate::handles::Handles;
 
 /// This many queries without new work advance the clock. Otherwise a program that polls would wait forever.
 const IDLE_QUERIES: u32 = 1_000;
-const STREAMS: Handles = Handles::starting_at(0x5_0000_0000);
-const EVENTS: Handles = Handles::starting_at(0x6_0000_0000);
+/// The first handle of streams and events, and the difference of two handles. Real handles are aligned addresses too.
+const HANDLES: usize = 0x5_0000_0000;
+const STEP: usize = 16;
 /// `cudaStreamLegacy` and `cudaStreamPerThread`.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
-/// All streams and events of a process.
+/// All streams and events of a process, by handle. Handles are not reused.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// The default streams of the devices, then other streams. Numbers are not reused.
-    streams: Vec<Option<Stream>>,
-    devices: usize,
-    events: Vec<Option<Event>>,
-    unused_events: Vec<usize>,
+    /// A default stream has the number of its device in place of a handle.
+    streams: BTreeMap<usize, Stream>,
+    events: BTreeMap<usize, Event>,
+    next_handle: usize,
     captures: u64,
     idle: Idle,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<u64>,
 }
 
-/// An event with its last record: the stream's number and the time.
+/// An event with its last record: the stream and the time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Event {
     record: Option<(usize, u64)>,
@@ -57,43 +58,30 @@ struct Idle {
 
 impl Streams {
     pub(crate) fn new(devices: usize) -> Self {
-        let default = |device| Some(Stream { device, priority: 0, flags: 0, waited: 0, capture: None });
-        Self {
-            streams: (0..devices).map(default).collect(),
-            devices,
-            events: Vec::new(),
-            unused_events: Vec::new(),
-            captures: 0,
-            idle: Idle::default(),
-        }
+        let default = |device| (device, Stream { device, priority: 0, flags: 0, waited: 0, capture: None });
+        let streams = (0..devices).map(default).collect();
+        Self { streams, events: BTreeMap::new(), next_handle: HANDLES, captures: 0, idle: Idle::default() }
+    }
+
+    fn new_handle(&mut self) -> usize {
+        self.next_handle += STEP;
+        self.next_handle
     }
 
     pub(crate) fn create(&mut self, device: usize, priority: i32, flags: u32) -> usize {
-        self.streams.push(Some(Stream { device, priority, flags, waited: 0, capture: None }));
-        STREAMS.handle(self.streams.len() - 1)
+        let handle = self.new_handle();
+        self.streams.insert(handle, Stream { device, priority, flags, waited: 0, capture: None });
+        handle
     }
 
     pub(crate) fn destroy(&mut self, handle: usize) -> Result<(), Code> {
-        let number = self.number(handle, 0)?;
-        if number < self.devices {
-            return Err(Code::InvalidHandle);
-        }
-        self.streams[number] = None;
-        Ok(())
+        let destroyed = if handle >= HANDLES { self.streams.remove(&handle) } else { None };
+        destroyed.map(drop).ok_or(Code::InvalidHandle)
     }
 
     /// The stream of a handle. Null, `cudaStreamLegacy` and `cudaStreamPerThread` are the default stream of the current device.
     pub(crate) fn stream(&mut self, handle: usize, current: usize) -> Result<&mut Stream, Code> {
-        let number = self.number(handle, current)?;
-        self.streams[number].as_mut().ok_or(Code::InvalidHandle)
-    }
-
-    fn number(&self, handle: usize, current: usize) -> Result<usize, Code> {
-        let number = match handle {
-            0 | LEGACY | PER_THREAD => current,
-            _ => STREAMS.number(handle)?,
-        };
-        self.streams.get(number).is_some_and(Option::is_some).then_some(number).ok_or(Code::InvalidHandle)
+        self.streams.get_mut(&key(handle, current)).ok_or(Code::InvalidHandle)
     }
 
     pub(crate) fn wait_for(&mut self, handle: usize, current: usize, now: u64) -> Result<(), Code> {
@@ -102,7 +90,7 @@ impl Streams {
     }
 
     pub(crate) fn wait_for_device(&mut self, device: usize, now: u64) {
-        for stream in self.streams.iter_mut().flatten().filter(|stream| stream.device == device) {
+        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
             stream.waited = now;
         }
     }
@@ -120,34 +108,22 @@ impl Streams {
     }
 
     pub(crate) fn create_event(&mut self) -> usize {
-        let number = self.unused_events.pop().unwrap_or_else(|| {
-            self.events.push(None);
-            self.events.len() - 1
-        });
-        self.events[number] = Some(Event::default());
-        EVENTS.handle(number)
+        let handle = self.new_handle();
+        self.events.insert(handle, Event::default());
+        handle
     }
 
     pub(crate) fn destroy_event(&mut self, handle: usize) -> Result<(), Code> {
-        let number = self.event_number(handle)?;
-        self.events[number] = None;
-        self.unused_events.push(number);
-        Ok(())
-    }
-
-    fn event_number(&self, handle: usize) -> Result<usize, Code> {
-        let number = EVENTS.number(handle)?;
-        self.events.get(number).is_some_and(Option::is_some).then_some(number).ok_or(Code::InvalidHandle)
+        self.events.remove(&handle).map(drop).ok_or(Code::InvalidHandle)
     }
 
     fn event(&mut self, handle: usize) -> Result<&mut Event, Code> {
-        let number = self.event_number(handle)?;
-        self.events[number].as_mut().ok_or(Code::InvalidHandle)
+        self.events.get_mut(&handle).ok_or(Code::InvalidHandle)
     }
 
     pub(crate) fn record(&mut self, event: usize, stream: usize, current: usize, (now, late_by): (u64, Nanos)) -> Result<(), Code> {
-        let number = self.number(stream, current)?;
-        *self.event(event)? = Event { record: Some((number, now)), late_by, waited: false };
+        self.stream(stream, current)?;
+        *self.event(event)? = Event { record: Some((key(stream, current), now)), late_by, waited: false };
         Ok(())
     }
 
@@ -155,8 +131,8 @@ impl Streams {
     pub(crate) fn wait_for_event(&mut self, event: usize) -> Result<(), Code> {
         let event = self.event(event)?;
         event.waited = true;
-        if let Some((number, at)) = event.record
-            && let Some(stream) = &mut self.streams[number]
+        if let Some((stream, at)) = event.record
+            && let Some(stream) = self.streams.get_mut(&stream)
         {
             stream.waited = stream.waited.max(at);
         }
@@ -172,9 +148,9 @@ impl Streams {
     /// Returns [`Code::NotReady`] if an event is not complete.
     pub(crate) fn query(&mut self, event: usize, model: Events, now: u64) -> Result<(), Code> {
         let &mut Event { record, waited, .. } = self.event(event)?;
-        let Some((number, at)) = record else { return Ok(()) };
+        let Some((stream, at)) = record else { return Ok(()) };
         // The work of a destroyed stream is done.
-        let stream_waited = self.streams[number].is_none_or(|stream| stream.waited >= at);
+        let stream_waited = self.streams.get(&stream).is_none_or(|stream| stream.waited >= at);
         let by_model = match model {
             Events::Instant => true,
             Events::Synchronize => false,
@@ -190,6 +166,16 @@ impl Streams {
         }
         self.idle.queries += 1;
         self.idle.queries.is_multiple_of(IDLE_QUERIES)
+    }
+}
+
+/// The key of a stream in the map.
+const fn key(handle: usize, current: usize) -> usize {
+    match handle {
+        0 | LEGACY | PER_THREAD => current,
+        // No stream has this key.
+        PER_THREAD..HANDLES => HANDLES,
+        _ => handle,
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! If kernels are no-ops, every thread has a context and no call waits.
 
+use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -18,9 +19,7 @@ use crate::execution::Execution;
 use crate::handles::Handles;
 use crate::kernels::Work;
 use crate::memory::DeviceMemory;
-use crate::world::{
-    Machine, State, chosen_device, current_device, machine, pop_device, push_device, set_chosen_device, set_current_device,
-};
+use crate::world::{CURRENT, Machine, State, current_device, machine, set_current_device};
 
 /// The handle of a context is this plus the index of its device.
 const CONTEXT: usize = 0x8_0000_0000;
@@ -28,6 +27,11 @@ const CONTEXT: usize = 0x8_0000_0000;
 const STREAMS: Handles = Handles::starting_at(1 << 44);
 const EVENTS: Handles = Handles::starting_at(2 << 44);
 const POOLS: Handles = Handles::starting_at(3 << 44);
+
+thread_local! {
+    /// Devices of the contexts below the current one, on the thread's stack of contexts.
+    static BELOW: RefCell<Vec<Option<usize>>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The device of a context, during one call.
 pub(crate) struct Gpu<'a> {
@@ -83,7 +87,7 @@ pub(crate) fn on_gpu<T>(body: impl FnOnce(&mut Gpu<'_>) -> Result<T, Code>) -> R
     let machine = machine();
     let state = &mut *machine.state();
     let result = body(&mut current(machine, state)?);
-    if let Some(index) = chosen_device() {
+    if let Some(index) = CURRENT.get() {
         state.enter_held(index);
     }
     result
@@ -103,7 +107,7 @@ pub(crate) fn wait(
 
 /// The device of the thread's context. Its due work runs first.
 fn current<'a>(machine: &'static Machine, state: &'a mut State) -> Result<Gpu<'a>, Code> {
-    let index = chosen_device().ok_or(Code::InvalidContext)?;
+    let index = CURRENT.get().ok_or(Code::InvalidContext)?;
     let others = machine.settings.processes.then(|| machine.settings.others + state.held_by_others(index));
     let State { devices, executions, .. } = state;
     let execution = executions.get_mut(index).filter(|execution| execution.references > 0).ok_or(Code::InvalidContext)?;
@@ -163,7 +167,7 @@ fn leaks(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
         "device {index} left: {} allocations, {} reservations, {} pages, {} pools, {} streams, {} events, {} modules, {} pieces of work\n",
         left.allocations,
         left.reservations,
-        left.pages,
+        memory.pages(),
         left.pools,
         execution.streams,
         left.events,
@@ -174,14 +178,14 @@ fn leaks(index: usize, memory: &DeviceMemory, execution: &Execution) -> String {
 
 /// The context of the calling thread, or null.
 pub(crate) fn current_context() -> usize {
-    if machine().executes_kernels() { chosen_device().map_or(0, context_of) } else { context_of(current_device()) }
+    if machine().executes_kernels() { CURRENT.get().map_or(0, context_of) } else { context_of(current_device()) }
 }
 
 /// Makes a context, or null, current on the calling thread.
 pub(crate) fn set_context(context: usize) -> Result<(), Code> {
     match checked_device(context)? {
         Some(index) => set_current_device(index)?,
-        None if machine().executes_kernels() => set_chosen_device(None),
+        None if machine().executes_kernels() => CURRENT.set(None),
         None => {}
     }
     Ok(())
@@ -193,7 +197,7 @@ pub(crate) fn push_context(context: usize) -> Result<(), Code> {
     if index >= machine().visible.len() {
         return Err(Code::InvalidContext);
     }
-    push_device(index);
+    BELOW.with_borrow_mut(|below| below.push(CURRENT.replace(Some(index))));
     Ok(())
 }
 
@@ -201,7 +205,7 @@ pub(crate) fn push_context(context: usize) -> Result<(), Code> {
 pub(crate) fn pop_context() -> Result<usize, Code> {
     machine().usable()?;
     let popped = current_context();
-    pop_device();
+    CURRENT.set(BELOW.with_borrow_mut(Vec::pop).flatten());
     if popped == 0 { Err(Code::InvalidContext) } else { Ok(popped) }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use harness_allocator::device::sim::{AddressOrder, Completion, CostModel, SimConfig, SimDevice};
 use harness_allocator::device::{
-    Device as _, DeviceError, DevicePtr, MappedDevice as _, MemoryRange, PoolId, PooledDevice as _, StreamId, TestDevice as _,
+    Device as _, DeviceError, DevicePtr, Leaks, MappedDevice as _, MemoryRange, PoolId, PooledDevice as _, StreamId, TestDevice as _,
 };
 use harness_allocator::units::Bytes;
 
@@ -58,16 +58,6 @@ struct Pooled {
     size: Bytes,
     /// A free is queued.
     freed: bool,
-}
-
-/// Resources of a device that are not freed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
-    pub(crate) allocations: usize,
-    pub(crate) reservations: usize,
-    pub(crate) pages: usize,
-    pub(crate) pools: u64,
-    pub(crate) events: u64,
 }
 
 /// Physical memory: freed after its last handle is released and its last mapping is removed.
@@ -344,15 +334,14 @@ impl DeviceMemory {
         self.pooled.remove(&(start, number)).map(|pooled| pooled.size)
     }
 
-    pub(crate) fn left(&self) -> Left {
-        let leaks = self.sim.leaks();
-        Left {
-            allocations: self.allocations.len() + self.pooled.values().filter(|pooled| !pooled.freed).count(),
-            reservations: self.reservations.len(),
-            pages: self.pages.len(),
-            pools: leaks.pools,
-            events: leaks.events,
-        }
+    /// Resources of the device that are not freed. The simulated device also counts a reservation of its own.
+    pub(crate) fn left(&self) -> Leaks {
+        Leaks { reservations: self.reservations.len() as u64, ..self.sim.leaks() }
+    }
+
+    /// The number of pieces of physical memory.
+    pub(crate) fn pages(&self) -> usize {
+        self.pages.len()
     }
 }
 

@@ -1,5 +1,6 @@
 //! NVML functions (<https://docs.nvidia.com/deploy/nvml-api/>) for PyTorch, its users, and this project's CUDA device. They report the memory of the
 //! run's processes and the memory of others in the settings.
+#![allow(non_snake_case, reason = "fields have the names of the bindings")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
@@ -9,6 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use harness_allocator::units::Bytes;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, Text, write};
+
+use nvml_wrapper_sys::bindings::{
+    nvmlFieldValue_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlTemperature_t,
+    nvmlViolationTime_t,
+};
 
 use crate::context::call;
 use crate::device_properties::{pci_address, pci_bus, uuid};
@@ -81,25 +87,98 @@ fn write_text(text: *mut c_char, len: c_uint, value: &str) -> Result<(), Error> 
     Ok(())
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit_v2() -> c_int {
-    call("nvmlInit_v2", || {
-        INITIALIZED.fetch_add(1, Ordering::Relaxed);
-        0
-    })
-}
-
 export! {
-    nvmlInit() = nvmlInit_v2();
+    nvmlInit_v2, nvmlInit() = call("nvmlInit_v2", initialize);
     nvmlInitWithFlags(_: c_uint) = nvmlInit_v2();
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlShutdown() -> c_int {
-    nvml("nvmlShutdown", || {
+    nvmlShutdown() = nvml(THIS, || {
         INITIALIZED.fetch_sub(1, Ordering::Relaxed);
         Ok(())
-    })
+    });
+    nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion(version: Out<'_, c_int>) =
+        nvml("nvmlSystemGetCudaDriverVersion_v2", || put(version, machine().settings.cuda.driver_version()));
+    nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) = nvml(THIS, || write_text(text, len, "simulated"));
+    /// Only the process outside of the run has a name.
+    nvmlSystemGetProcessName(pid: c_uint, text: *mut c_char, len: c_uint) =
+        nvml(THIS, || if pid == OTHER_PROCESS { write_text(text, len, "other-process") } else { Err(Error::NotFound) });
+    nvmlDeviceGetCount_v2(count: Out<'_, c_uint>) = nvml(THIS, || put(count, machine().settings.devices));
+    nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: Out<'_, usize>) = get(THIS, index as usize + 1, handle, |number| number as usize + 1);
+    /// The PCI domain has eight or four digits.
+    nvmlDeviceGetHandleByPciBusId_v2(address: Text<'_>, handle: Out<'_, usize>) =
+        find(THIS, address, handle, |number| vec![pci_address(number), pci_address(number)[4..].to_owned()]);
+    nvmlDeviceGetHandleByUUID(name: Text<'_>, handle: Out<'_, usize>) = find(THIS, name, handle, |number| vec![uuid_text(number)]);
+    nvmlDeviceGetUUID(handle: usize, text: *mut c_char, len: c_uint) = of_device(THIS, handle, |number| write_text(text, len, &uuid_text(number)));
+    nvmlDeviceGetName(handle: usize, text: *mut c_char, len: c_uint) =
+        of_device(THIS, handle, |_| write_text(text, len, machine().settings.device_name()));
+    nvmlDeviceGetIndex(handle: usize, index: Out<'_, c_uint>) = get(THIS, handle, index, |number| number);
+    nvmlDeviceGetCudaComputeCapability(handle: usize, major: Out<'_, c_int>, minor: Out<'_, c_int>) = of_device(THIS, handle, |_| {
+        let [first, second] = <[u32; 2]>::from(machine().settings.gpu.capability).map(u32::cast_signed);
+        put(major, first).and(put(minor, second))
+    });
+    nvmlDeviceGetMemoryInfo(handle: usize, memory: Out<'_, nvmlMemory_t>) = get(THIS, handle, memory, |number| {
+        let (total, used) = total_and_used(number);
+        nvmlMemory_t { total: total.0, free: total.saturating_sub(used).0, used: used.0 }
+    });
+    nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: Option<&mut nvmlMemory_v2_t>) = of_device(THIS, handle, |number| {
+        let memory = memory.filter(|memory| memory.version == version_of::<nvmlMemory_v2_t>(2)).ok_or(Error::InvalidArgument)?;
+        let (total, used) = total_and_used(number);
+        (memory.total, memory.reserved, memory.free, memory.used) = (total.0, 0, total.saturating_sub(used).0, used.0);
+        Ok(())
+    });
+    nvmlDeviceGetComputeRunningProcesses(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<nvmlProcessInfo_v1_t>) =
+        processes(THIS, handle, count, infos, |pid, used| nvmlProcessInfo_v1_t { pid, usedGpuMemory: used });
+    nvmlDeviceGetComputeRunningProcesses_v3(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<nvmlProcessInfo_t>) =
+        processes(THIS, handle, count, infos, |pid, used| {
+            nvmlProcessInfo_t { pid, usedGpuMemory: used, gpuInstanceId: !0, computeInstanceId: !0 }
+        });
+    nvmlDeviceGetMigMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) =
+        of_device(THIS, handle, |_| put(current, machine().settings.mig.into()).and(put(pending, machine().settings.mig.into())));
+    /// Error correction is on.
+    nvmlDeviceGetEccMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) =
+        of_device(THIS, handle, |_| put(current, 1).and(put(pending, 1)));
+    /// The rates are zero because work takes no time.
+    nvmlDeviceGetUtilizationRates(handle: usize, rates: Out<'_, [c_uint; 2]>) = get(THIS, handle, rates, |_| [0, 0]);
+    /// A device has one sensor, with the number 0.
+    nvmlDeviceGetTemperature(handle: usize, sensor: c_int, celsius: Out<'_, c_uint>) = of_device(THIS, handle, |_| match sensor {
+        0 => put(celsius, machine().settings.sensors.celsius),
+        _ => Err(Error::InvalidArgument),
+    });
+    nvmlDeviceGetTemperatureV(handle: usize, temperature: Option<&mut nvmlTemperature_t>) = of_device(THIS, handle, |_| {
+        let of_version = |place: &&mut nvmlTemperature_t| place.version == version_of::<nvmlTemperature_t>(1) && place.sensorType == 0;
+        let place = temperature.filter(of_version).ok_or(Error::InvalidArgument)?;
+        place.temperature = machine().settings.sensors.celsius.cast_signed();
+        Ok(())
+    });
+    nvmlDeviceGetPowerUsage(handle: usize, milliwatts: Out<'_, c_uint>) = get(THIS, handle, milliwatts, |_| machine().settings.sensors.power_mw);
+    /// Kind 2 is the clock of the memory.
+    nvmlDeviceGetClockInfo(handle: usize, kind: c_int, megahertz: Out<'_, c_uint>) = get(THIS, handle, megahertz, |_| {
+        let gpu = machine().settings.gpu;
+        (if kind == 2 { gpu.memory_clock_khz } else { gpu.clock_khz }) / 1000
+    });
+    /// The second name is older.
+    nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, reasons: Out<'_, u64>) =
+        get(THIS, handle, reasons, |_| machine().settings.sensors.reasons);
+    nvmlDeviceGetFieldValues(handle: usize, count: c_int, values: *mut nvmlFieldValue_t) =
+        of_device(THIS, handle, |_| read_fields(usize::try_from(count).map_err(|_| Error::InvalidArgument)?, values));
+    /// Neither power (policy 0) nor heat (policy 1) reduces the clocks.
+    nvmlDeviceGetViolationStatus(handle: usize, policy: c_uint, status: Out<'_, nvmlViolationTime_t>) = of_device(THIS, handle, |_| match policy {
+        0 | 1 => put(status, nvmlViolationTime_t { referenceTime: 0, violationTime: 0 }),
+        _ => Err(Error::InvalidArgument),
+    });
+    nvmlDeviceGetNvLinkRemoteDeviceType(_: usize, _: c_uint, _: *mut c_int) = answer(Err(Error::NotSupported));
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(_: usize, _: c_uint, _: *mut c_void) = answer(Err(Error::NotSupported));
+    nvmlDeviceGetGpuFabricInfoV(_: usize, _: *mut c_void) = answer(Err(Error::NotSupported));
+    /// The status is 1: the chipset does not support peer-to-peer access.
+    nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status: Out<'_, c_int>) = answer(put(status, 1));
+    nvmlDeviceGetPciInfo_v3(handle: usize, into: Out<'_, nvmlPciInfo_t>) = get(THIS, handle, into, |number| {
+        let address = pci_address(number);
+        let (bus, busIdLegacy, busId) = (pci_bus(number), text_of(&address[4..]), text_of(&address));
+        nvmlPciInfo_t { busIdLegacy, domain: 0, bus, device: 0, pciDeviceId: 0, pciSubSystemId: 0, busId }
+    });
+}
+
+fn initialize() -> c_int {
+    INITIALIZED.fetch_add(1, Ordering::Relaxed);
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -116,28 +195,6 @@ extern "C" fn nvmlErrorString(number: c_int) -> *const c_char {
     text.as_ptr()
 }
 
-export! {
-    nvmlSystemGetCudaDriverVersion_v2(version: Out<'_, c_int>) =
-        nvml("nvmlSystemGetCudaDriverVersion_v2", || put(version, machine().settings.cuda.driver_version()));
-    nvmlSystemGetCudaDriverVersion(version: Out<'_, c_int>) = nvmlSystemGetCudaDriverVersion_v2(version);
-    nvmlSystemGetDriverVersion(text: *mut c_char, len: c_uint) = nvml("nvmlSystemGetDriverVersion", || write_text(text, len, "simulated"));
-}
-
-/// Only the process outside of the run has a name.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlSystemGetProcessName(pid: c_uint, text: *mut c_char, len: c_uint) -> c_int {
-    nvml("nvmlSystemGetProcessName", || match pid {
-        OTHER_PROCESS => write_text(text, len, "other-process"),
-        _ => Err(Error::NotFound),
-    })
-}
-
-export! {
-    nvmlDeviceGetCount_v2(count: Out<'_, c_uint>) = nvml("nvmlDeviceGetCount_v2", || put(count, machine().settings.devices));
-    nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: Out<'_, usize>) =
-        get("nvmlDeviceGetHandleByIndex_v2", index as usize + 1, handle, |number| number as usize + 1);
-}
-
 /// Writes the handle of the device with this name.
 fn find(function: &'static str, name: Text<'_>, handle: Out<'_, usize>, names_of: impl Fn(u32) -> Vec<String>) -> c_int {
     nvml(function, || {
@@ -148,18 +205,6 @@ fn find(function: &'static str, name: Text<'_>, handle: Out<'_, usize>, names_of
     })
 }
 
-/// The PCI domain has eight or four digits.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(address: Text<'_>, handle: Out<'_, usize>) -> c_int {
-    let names_of = |number| vec![pci_address(number), pci_address(number)[4..].to_owned()];
-    find("nvmlDeviceGetHandleByPciBusId_v2", address, handle, names_of)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetHandleByUUID(name: Text<'_>, handle: Out<'_, usize>) -> c_int {
-    find("nvmlDeviceGetHandleByUUID", name, handle, |number| vec![uuid_text(number)])
-}
-
 fn uuid_text(number: u32) -> String {
     let bytes = uuid(number);
     let hex = |from: usize, to: usize| bytes[from..to].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -167,74 +212,9 @@ fn uuid_text(number: u32) -> String {
     format!("{kind}-{}-{}-{}-{}-{}", hex(0, 4), hex(4, 6), hex(6, 8), hex(8, 10), hex(10, 16))
 }
 
-export! {
-    nvmlDeviceGetUUID(handle: usize, text: *mut c_char, len: c_uint) =
-        of_device("nvmlDeviceGetUUID", handle, |number| write_text(text, len, &uuid_text(number)));
-    nvmlDeviceGetName(handle: usize, text: *mut c_char, len: c_uint) =
-        of_device("nvmlDeviceGetName", handle, |_| write_text(text, len, machine().settings.device_name()));
-    nvmlDeviceGetIndex(handle: usize, index: Out<'_, c_uint>) = get("nvmlDeviceGetIndex", handle, index, |number| number);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetCudaComputeCapability(handle: usize, major: Out<'_, c_int>, minor: Out<'_, c_int>) -> c_int {
-    let [first, second] = <[u32; 2]>::from(machine().settings.gpu.capability).map(u32::cast_signed);
-    of_device("nvmlDeviceGetCudaComputeCapability", handle, |_| put(major, first).and(put(minor, second)))
-}
-
-/// `nvmlMemory_t`.
-#[repr(C)]
-struct Memory {
-    total: u64,
-    free: u64,
-    used: u64,
-}
-
-/// `nvmlMemory_v2_t`.
-#[repr(C)]
-struct MemoryV2 {
-    version: c_uint,
-    total: u64,
-    reserved: u64,
-    free: u64,
-    used: u64,
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMemoryInfo(handle: usize, memory: Out<'_, Memory>) -> c_int {
-    get("nvmlDeviceGetMemoryInfo", handle, memory, |number| {
-        let (total, used) = total_and_used(number);
-        Memory { total: total.0, free: total.saturating_sub(used).0, used: used.0 }
-    })
-}
-
 /// The version in a structure: its size, and the number of its version in the highest byte.
 const fn version_of<T>(version: c_uint) -> c_uint {
     size_of::<T>() as c_uint | version << 24
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: Option<&mut MemoryV2>) -> c_int {
-    of_device("nvmlDeviceGetMemoryInfo_v2", handle, |number| {
-        let memory = memory.filter(|memory| memory.version == version_of::<MemoryV2>(2)).ok_or(Error::InvalidArgument)?;
-        let (total, used) = total_and_used(number);
-        (memory.total, memory.reserved, memory.free, memory.used) = (total.0, 0, total.saturating_sub(used).0, used.0);
-        Ok(())
-    })
-}
-
-/// `nvmlProcessInfo_v1_t`.
-#[repr(C)]
-struct Process {
-    pid: c_uint,
-    used: u64,
-}
-
-/// `nvmlProcessInfo_t` of the third version.
-#[repr(C)]
-struct ProcessV3 {
-    pid: c_uint,
-    used: u64,
-    instances: [c_uint; 2],
 }
 
 /// The processes on a device: the run's processes that hold memory, and the process outside of the run.
@@ -269,140 +249,20 @@ fn processes<T>(
     })
 }
 
-export! {
-    nvmlDeviceGetComputeRunningProcesses(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<Process>) =
-        processes("nvmlDeviceGetComputeRunningProcesses", handle, count, infos, |pid, used| Process { pid, used });
-    nvmlDeviceGetComputeRunningProcesses_v3(handle: usize, count: Option<&mut c_uint>, infos: *mut MaybeUninit<ProcessV3>) =
-        processes("nvmlDeviceGetComputeRunningProcesses_v3", handle, count, infos, |pid, used| ProcessV3 { pid, used, instances: [!0; 2] });
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) -> c_int {
-    let mode = c_uint::from(machine().settings.mig);
-    of_device("nvmlDeviceGetMigMode", handle, |_| put(current, mode).and(put(pending, mode)))
-}
-
-export! {
-    /// Error correction is on.
-    nvmlDeviceGetEccMode(handle: usize, current: Out<'_, c_uint>, pending: Out<'_, c_uint>) =
-        of_device("nvmlDeviceGetEccMode", handle, |_| put(current, 1).and(put(pending, 1)));
-    /// The rates are zero because work takes no time.
-    nvmlDeviceGetUtilizationRates(handle: usize, rates: Out<'_, [c_uint; 2]>) =
-        get("nvmlDeviceGetUtilizationRates", handle, rates, |_| [0, 0]);
-}
-
-/// A device has one sensor, with the number 0.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTemperature(handle: usize, sensor: c_int, celsius: Out<'_, c_uint>) -> c_int {
-    of_device("nvmlDeviceGetTemperature", handle, |_| match sensor {
-        0 => put(celsius, machine().settings.sensors.celsius),
-        _ => Err(Error::InvalidArgument),
-    })
-}
-
-/// `nvmlTemperature_v1_t`.
-#[repr(C)]
-struct Temperature {
-    version: c_uint,
-    sensor: c_uint,
-    celsius: c_int,
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetTemperatureV(handle: usize, temperature: Option<&mut Temperature>) -> c_int {
-    of_device("nvmlDeviceGetTemperatureV", handle, |_| {
-        let temperature = temperature.ok_or(Error::InvalidArgument)?;
-        if temperature.version != version_of::<Temperature>(1) || temperature.sensor != 0 {
-            return Err(Error::InvalidArgument);
-        }
-        temperature.celsius = machine().settings.sensors.celsius.cast_signed();
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetPowerUsage(handle: usize, milliwatts: Out<'_, c_uint>) -> c_int {
-    get("nvmlDeviceGetPowerUsage", handle, milliwatts, |_| machine().settings.sensors.power_mw)
-}
-
-/// Kind 2 is the clock of the memory.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetClockInfo(handle: usize, kind: c_int, megahertz: Out<'_, c_uint>) -> c_int {
-    let gpu = machine().settings.gpu;
-    let clock = if kind == 2 { gpu.memory_clock_khz } else { gpu.clock_khz } / 1000;
-    get("nvmlDeviceGetClockInfo", handle, megahertz, |_| clock)
-}
-
-export! {
-    nvmlDeviceGetCurrentClocksEventReasons(handle: usize, reasons: Out<'_, u64>) =
-        get("nvmlDeviceGetCurrentClocksEventReasons", handle, reasons, |_| machine().settings.sensors.reasons);
-    /// The older name of [`nvmlDeviceGetCurrentClocksEventReasons`].
-    nvmlDeviceGetCurrentClocksThrottleReasons(handle: usize, reasons: Out<'_, u64>) =
-        get("nvmlDeviceGetCurrentClocksThrottleReasons", handle, reasons, |_| machine().settings.sensors.reasons);
-}
-
-/// `nvmlFieldValue_t`.
-#[repr(C)]
-struct FieldValue {
-    field: c_uint,
-    scope: c_uint,
-    timestamp: i64,
-    latency: i64,
-    kind: c_uint,
-    code: c_uint,
-    value: u64,
-}
-
 /// Fields 74 and 75 are the times of clocks reduced by power and by heat, in nanoseconds (kind 3: unsigned, 64 bits). Both are zero.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetFieldValues(handle: usize, count: c_int, values: *mut FieldValue) -> c_int {
-    of_device("nvmlDeviceGetFieldValues", handle, |_| {
-        for index in 0..usize::try_from(count).map_err(|_| Error::InvalidArgument)? {
-            // SAFETY: the program passes an array of `count` fields or null.
-            let value = unsafe { values.wrapping_add(index).as_mut() }.ok_or(Error::InvalidArgument)?;
-            let known = [74, 75].contains(&value.field);
-            (value.code, value.kind, value.value) = if known { (0, 3, 0) } else { (Error::NotSupported as c_uint, 0, 0) };
-        }
-        Ok(())
-    })
+fn read_fields(count: usize, values: *mut nvmlFieldValue_t) -> Result<(), Error> {
+    for index in 0..count {
+        // SAFETY: the program passes an array of `count` fields or null.
+        let value = unsafe { values.wrapping_add(index).as_mut() }.ok_or(Error::InvalidArgument)?;
+        let known = [74, 75].contains(&value.fieldId);
+        (value.nvmlReturn, value.valueType) = if known { (0, 3) } else { (Error::NotSupported as c_uint, 0) };
+        value.value.ullVal = 0;
+    }
+    Ok(())
 }
 
-/// `nvmlViolationTime_t`, in microseconds and nanoseconds.
-#[repr(C)]
-struct ViolationTime {
-    reference: u64,
-    violation: u64,
-}
-
-/// Neither power (policy 0) nor heat (policy 1) reduces the clocks.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetViolationStatus(handle: usize, policy: c_uint, status: Out<'_, ViolationTime>) -> c_int {
-    of_device("nvmlDeviceGetViolationStatus", handle, |_| match policy {
-        0 | 1 => put(status, ViolationTime { reference: 0, violation: 0 }),
-        _ => Err(Error::InvalidArgument),
-    })
-}
-
-export! {
-    nvmlDeviceGetNvLinkRemoteDeviceType(_: usize, _: c_uint, _: *mut c_int) = answer(Err(Error::NotSupported));
-    nvmlDeviceGetNvLinkRemotePciInfo_v2(_: usize, _: c_uint, _: *mut c_void) = answer(Err(Error::NotSupported));
-    nvmlDeviceGetGpuFabricInfoV(_: usize, _: *mut c_void) = answer(Err(Error::NotSupported));
-    /// The status is 1: the chipset does not support peer-to-peer access.
-    nvmlDeviceGetP2PStatus(_: usize, _: usize, _: c_int, status: Out<'_, c_int>) = answer(put(status, 1));
-}
-
-/// Writes `nvmlPciInfo_t`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(handle: usize, into: *mut u8) -> c_int {
-    of_device("nvmlDeviceGetPciInfo_v3", handle, |number| {
-        let address = pci_address(number);
-        // SAFETY: the program passes a structure of 68 bytes: short address, domain, bus, device, two numbers, and address.
-        unsafe {
-            into.write_bytes(0, 68);
-            ptr::copy_nonoverlapping(address[4..].as_ptr(), into, address.len() - 4);
-            into.add(20).cast::<u32>().write_unaligned(pci_bus(number));
-            ptr::copy_nonoverlapping(address.as_ptr(), into.add(36), address.len());
-        }
-        Ok(())
-    })
+/// A text in a structure, followed by zeros.
+fn text_of<const LENGTH: usize>(text: &str) -> [c_char; LENGTH] {
+    let mut bytes = text.bytes();
+    std::array::from_fn(|_| bytes.next().unwrap_or(0) as c_char)
 }

@@ -2,10 +2,9 @@
 //!
 //! The first call creates it from the environment. All calls except kernel launches use one lock, which stays usable in forked children.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::env;
-use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -26,11 +25,10 @@ use harness_gpu_settings::calls::Call;
 use harness_gpu_settings::counters::OwnCounters;
 use harness_gpu_settings::driver::Kernels;
 use harness_gpu_settings::gpus::Gpu;
-use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::ledger::{Account, Holding, LEDGER, Ledger};
 use harness_gpu_settings::process::{ForkedState, keep_usable_after_fork};
 use harness_gpu_settings::settings::{LEFT, RUN, SETTINGS, Settings};
-use harness_gpu_settings::text::of_variable;
+use harness_gpu_settings::text::{of_variable, or_abort};
 
 /// The simulated machine as this process sees it.
 pub(crate) struct Machine {
@@ -85,7 +83,7 @@ impl Machine {
         let settings: Settings = match env::var(SETTINGS).map(|text| of_variable(&text)) {
             Err(_) => Settings::new(Gpu::named("h100-80").unwrap_or(&harness_gpu_settings::gpus::GPUS[0]), Bytes::gib(80)),
             Ok(Ok(settings)) => settings,
-            Ok(settings) => or_abort(SETTINGS, settings),
+            Ok(settings) => or_abort("simulated GPU", SETTINGS, settings),
         };
         let visible = visible(settings.devices, env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let folder = env::var_os(RUN).map(PathBuf::from);
@@ -99,7 +97,7 @@ impl Machine {
             copied: CopiedBytes::default(),
             symbols: BTreeMap::new(),
             opened: BTreeMap::new(),
-            account: Account::new(env::var_os(LEDGER).map(|path| or_abort(LEDGER, Ledger::open(path.as_ref())))),
+            account: Account::new(env::var_os(LEDGER).map(|path| or_abort("simulated GPU", LEDGER, Ledger::open(path.as_ref())))),
         };
         // SAFETY: the function is the C library's, and this library is never unloaded.
         unsafe { keep_usable_after_fork::<State>(libc::pthread_atfork) };
@@ -143,11 +141,8 @@ impl Machine {
 
     /// Applies the injected latency of a call. Callers do not hold the state, which other threads may need.
     pub(crate) fn delay(&self, call: Call) {
-        let by = Latency::sum(&self.settings.latencies, call);
-        if by > Nanos::ZERO {
-            self.counters.wait(by, call);
-            self.late_by.fetch_add(by.0, Ordering::Relaxed);
-        }
+        let by = self.counters.delay(&self.settings.latencies, call);
+        self.late_by.fetch_add(by.0, Ordering::Relaxed);
     }
 
     /// The sum of the injected latencies so far.
@@ -206,6 +201,19 @@ impl State {
         let device = device.map_or(0, |index| index as u32);
         self.attempts.note(&Attempt { call, size, submitted: machine.now(), outcome, device, held });
         (got, injected)
+    }
+
+    /// Requests memory of a device with `get`, and counts the request.
+    pub(crate) fn request(
+        &mut self,
+        machine: &Machine,
+        request: (Call, Bytes),
+        index: usize,
+        get: impl FnMut(&mut DeviceMemory) -> Result<u64, Code>,
+    ) -> Result<u64, Code> {
+        let (got, injected) = self.attempt(machine, request, Some(index), |state| state.on_device(index, get));
+        machine.counters.count_allocation(index, self.devices[index].used(), injected, got.is_err());
+        got
     }
 
     /// Runs `act`, which needs a context and may use more memory of a device. The index is the one that the process sees.
@@ -280,14 +288,6 @@ impl State {
     }
 }
 
-/// A valid value of a variable. A program must not run with settings other than the requested ones.
-fn or_abort<T>(variable: &str, value: Result<T, impl Display>) -> T {
-    value.unwrap_or_else(|error| {
-        eprintln!("simulated GPU: {variable}: {error}");
-        std::process::abort()
-    })
-}
-
 /// The devices in `CUDA_VISIBLE_DEVICES`, up to the first unknown number
 /// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars>). Names such as `GPU-...` are unknown too: simulated devices have numbers.
 fn visible(count: u32, variable: Option<&str>) -> Vec<u32> {
@@ -305,33 +305,12 @@ fn visible(count: u32, variable: Option<&str>) -> Vec<u32> {
 
 thread_local! {
     /// The device of the thread's current context.
-    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
-    /// Devices of the contexts below the current one, on the thread's stack of contexts.
-    static BELOW: RefCell<Vec<Option<usize>>> = const { RefCell::new(Vec::new()) };
+    pub(crate) static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// The index of the thread's current device, which is 0 before a choice, even on a machine without devices.
 pub(crate) fn current_device() -> usize {
     CURRENT.get().unwrap_or(0)
-}
-
-/// The device that the thread has chosen.
-pub(crate) fn chosen_device() -> Option<usize> {
-    CURRENT.get()
-}
-
-pub(crate) fn set_chosen_device(index: Option<usize>) {
-    CURRENT.set(index);
-}
-
-/// Pushes the context of a device on the thread's stack.
-pub(crate) fn push_device(index: usize) {
-    BELOW.with_borrow_mut(|below| below.push(CURRENT.replace(Some(index))));
-}
-
-/// Pops the top of the thread's stack of contexts.
-pub(crate) fn pop_device() {
-    CURRENT.set(BELOW.with_borrow_mut(Vec::pop).flatten());
 }
 
 /// Sets the current device of the thread.

@@ -13,7 +13,7 @@ impl From<Refusal> for DeviceError {
     }
 }
 
-/// Advice shared by several codes.
+/// Advice for codes.
 const BUG: &str = "The caller or this program made a mistake: report it with the command that reproduces it";
 const STICKY: &str = "Earlier work broke the context, which stays unusable: restart the process, and see `dmesg | grep Xid`";
 const HARDWARE: &str = "The GPU reports a fault: see `dmesg | grep Xid` and `nvidia-smi -q`, drain the node and reset or replace the GPU";
@@ -25,6 +25,17 @@ const MEMORY: &str = "Device or host memory is exhausted: see `nvidia-smi` for o
 const ACCESS: &str = "Another user holds the GPU or forbids its use: see `nvidia-smi -q -d COMPUTE` and the other processes on it";
 const MPS: &str = "The MPS server refused the call: see its log, and `echo get_server_list | nvidia-cuda-mps-control`";
 const EARLIER: &str = "Retry once; if it persists, end other processes on the GPU and see `dmesg | grep Xid`";
+const STUB: &str =
+    "The toolkit's stub library was loaded instead of the driver: remove `stubs` from LD_LIBRARY_PATH and install the driver";
+const LICENCE: &str = "The virtual GPU has no licence: check the licence server with `nvidia-smi -q | grep -i licen`";
+const COMPILER: &str = "The driver's libnvidia-ptxjitcompiler.so.1 is missing: install the whole driver, in containers with \
+                        NVIDIA_DRIVER_CAPABILITIES=compute,utility";
+const SYSTEM: &str = "The operating system refused the driver: check the permissions of /dev/nvidia*, memory limits and cgroups";
+const FABRIC: &str = "The fabric manager is not ready: `systemctl status nvidia-fabricmanager`, and `nvidia-smi -q | grep -i fabric`";
+const COMPATIBILITY: &str = "The forward-compatibility driver does not support this GPU: remove the `compat` folder from \
+                        LD_LIBRARY_PATH";
+const NO_REASON: &str =
+    "The driver gives no reason: see `dmesg | grep Xid`; after a driver update or a suspend, reload nvidia_uvm or reboot";
 
 /// Returns the name and the advice of a code.
 pub(super) fn describe(code: u32) -> (&'static str, &'static str) {
@@ -41,20 +52,12 @@ const CODES: &[(u32, &str, &str)] = &[
     (3, "CUDA_ERROR_NOT_INITIALIZED", BUG),
     (4, "CUDA_ERROR_DEINITIALIZED", "The driver is shutting down: the process is ending while a device is still in use"),
     (5, "CUDA_ERROR_PROFILER_DISABLED", BUG),
-    (
-        34,
-        "CUDA_ERROR_STUB_LIBRARY",
-        "The toolkit's stub library was loaded instead of the driver: remove `stubs` from LD_LIBRARY_PATH and install the driver",
-    ),
+    (34, "CUDA_ERROR_STUB_LIBRARY", STUB),
     (36, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", TOO_OLD),
     (46, "CUDA_ERROR_DEVICE_UNAVAILABLE", ACCESS),
     (100, "CUDA_ERROR_NO_DEVICE", VISIBILITY),
     (101, "CUDA_ERROR_INVALID_DEVICE", VISIBILITY),
-    (
-        102,
-        "CUDA_ERROR_DEVICE_NOT_LICENSED",
-        "The virtual GPU has no licence: check the licence server with `nvidia-smi -q | grep -i licen`",
-    ),
+    (102, "CUDA_ERROR_DEVICE_NOT_LICENSED", LICENCE),
     (200, "CUDA_ERROR_INVALID_IMAGE", BUG),
     (201, "CUDA_ERROR_INVALID_CONTEXT", BUG),
     (202, "CUDA_ERROR_CONTEXT_ALREADY_CURRENT", BUG),
@@ -71,12 +74,7 @@ const CODES: &[(u32, &str, &str)] = &[
     (217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", BUG),
     (218, "CUDA_ERROR_INVALID_PTX", TOO_OLD),
     (220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", HARDWARE),
-    (
-        221,
-        "CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
-        "The driver's libnvidia-ptxjitcompiler.so.1 is missing: install the whole driver, in containers with \
-                                               NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-    ),
+    (221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", COMPILER),
     (222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", TOO_OLD),
     (223, "CUDA_ERROR_JIT_COMPILATION_DISABLED", "CUDA_DISABLE_PTX_JIT is set: unset it, the kernels are translated when the device opens"),
     (224, "CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY", BUG),
@@ -85,11 +83,7 @@ const CODES: &[(u32, &str, &str)] = &[
     (301, "CUDA_ERROR_FILE_NOT_FOUND", INSTALLATION),
     (302, "CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", INSTALLATION),
     (303, "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", INSTALLATION),
-    (
-        304,
-        "CUDA_ERROR_OPERATING_SYSTEM",
-        "The operating system refused the driver: check the permissions of /dev/nvidia*, memory limits and cgroups",
-    ),
+    (304, "CUDA_ERROR_OPERATING_SYSTEM", SYSTEM),
     (400, "CUDA_ERROR_INVALID_HANDLE", BUG),
     (401, "CUDA_ERROR_ILLEGAL_STATE", BUG),
     (500, "CUDA_ERROR_NOT_FOUND", BUG),
@@ -108,18 +102,9 @@ const CODES: &[(u32, &str, &str)] = &[
     (719, "CUDA_ERROR_LAUNCH_FAILED", STICKY),
     (800, "CUDA_ERROR_NOT_PERMITTED", ACCESS),
     (801, "CUDA_ERROR_NOT_SUPPORTED", TOO_OLD),
-    (
-        802,
-        "CUDA_ERROR_SYSTEM_NOT_READY",
-        "The fabric manager is not ready: `systemctl status nvidia-fabricmanager`, and `nvidia-smi -q | grep -i fabric`",
-    ),
+    (802, "CUDA_ERROR_SYSTEM_NOT_READY", FABRIC),
     (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", INSTALLATION),
-    (
-        804,
-        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-        "The forward-compatibility driver does not support this GPU: remove the `compat` folder from \
-                                                       LD_LIBRARY_PATH",
-    ),
+    (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", COMPATIBILITY),
     (805, "CUDA_ERROR_MPS_CONNECTION_FAILED", MPS),
     (806, "CUDA_ERROR_MPS_RPC_FAILURE", MPS),
     (807, "CUDA_ERROR_MPS_SERVER_NOT_READY", MPS),
@@ -127,11 +112,7 @@ const CODES: &[(u32, &str, &str)] = &[
     (809, "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", MPS),
     (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED", MPS),
     (911, "CUDA_ERROR_EXTERNAL_DEVICE", HARDWARE),
-    (
-        999,
-        "CUDA_ERROR_UNKNOWN",
-        "The driver gives no reason: see `dmesg | grep Xid`; after a driver update or a suspend, reload nvidia_uvm or reboot",
-    ),
+    (999, "CUDA_ERROR_UNKNOWN", NO_REASON),
 ];
 
 #[cfg(test)]

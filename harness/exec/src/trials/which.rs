@@ -1,7 +1,6 @@
 //! [`Which`] selects the device allocation attempts that fail.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::str::FromStr;
 
 use harness_allocator::units::Bytes;
@@ -66,17 +65,6 @@ impl Which {
             Self::Some | Self::All => format!("all {attempts}"),
             Self::Sample(count) => of(count, "evenly spread"),
             Self::Largest(count) => of(count, "largest"),
-        }
-    }
-}
-
-impl fmt::Display for Which {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Some => f.write_str("some"),
-            Self::All => f.write_str("all"),
-            Self::Sample(count) => write!(f, "sample:{count}"),
-            Self::Largest(count) => write!(f, "largest:{count}"),
         }
     }
 }

@@ -12,7 +12,7 @@ fn counters_are_read_from_the_file_of_their_process() {
     let counters = OwnCounters::new(Some(folder.path()), 2, Bytes::gib(8));
     counters.count_allocation(1, Bytes::mib(6), false, true);
     counters.set_used(1, Bytes::mib(4));
-    counters.wait(Nanos(1), Call::Free);
+    assert_eq!(counters.delay(&["cudaFree:1ns".parse().expect("it is valid")], Call::Free), Nanos(1));
     counters.note_unmodelled(b"cufileRead");
     counters.note_unmodelled(&[b'x'; 80]);
     fs::write(folder.path().join("1.counters"), "damaged").expect("write a file");

@@ -17,17 +17,18 @@ use crate::world::{Machine, State, machine};
 const PITCH: usize = 512;
 
 export! {
-    cuMemAllocManaged(address: Out<'_, usize>, size: usize, _: c_uint) =
-        request("cuMemAllocManaged", address, Some(Bytes(size as u64)), allocate_managed);
+    cuMemAllocManaged(address: Out<'_, usize>, size: usize, _: c_uint) = request(THIS, address, Some(Bytes(size as u64)), allocate_managed);
     cuMemAllocPitch_v2(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize, _: c_uint) =
         allocate_rows(address, pitch, width, height);
     cuArrayCreate_v2(array: Out<'_, usize>, descriptor: Option<&FlatDescriptor>) =
-        request("cuArrayCreate_v2", array, descriptor.and_then(|flat| ArrayDescriptor::from(*flat).bytes(1)), on_device);
+        request(THIS, array, descriptor.and_then(|flat| ArrayDescriptor::from(*flat).bytes(1)), on_device);
     cuArray3DCreate_v2(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>) = cuMipmappedArrayCreate(array, descriptor, 1);
     cuMipmappedArrayCreate(array: Out<'_, usize>, descriptor: Option<&ArrayDescriptor>, levels: c_uint) =
-        request("cuMipmappedArrayCreate", array, descriptor.and_then(|descriptor| descriptor.bytes(levels)), on_device);
-    cuArrayDestroy(array: usize) = destroy(array);
-    cuMipmappedArrayDestroy(array: usize) = destroy(array);
+        request(THIS, array, descriptor.and_then(|descriptor| descriptor.bytes(levels)), on_device);
+    cuArrayDestroy, cuMipmappedArrayDestroy(array: usize) = {
+        machine().delay(Call::Free);
+        call("cuArrayDestroy", || answer(free(array as u64)))
+    };
 }
 
 fn allocate_rows(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, height: usize) -> c_int {
@@ -35,11 +36,6 @@ fn allocate_rows(address: Out<'_, usize>, pitch: Out<'_, usize>, width: usize, h
     let size = row.and_then(|row| row.checked_mul(height));
     let code = request("cuMemAllocPitch_v2", address, size.map(|size| Bytes(size as u64)), on_device);
     if code == 0 { answer(put(pitch, row.unwrap_or(0))) } else { code }
-}
-
-fn destroy(array: usize) -> c_int {
-    machine().delay(Call::Free);
-    call("cuArrayDestroy", || answer(free(array as u64)))
 }
 
 fn on_device(machine: &Machine, state: &mut State, size: Bytes) -> Result<u64, Code> {

@@ -22,26 +22,51 @@ use crate::world::{current_device, machine};
 const HOST_TO_DEVICE: c_int = 1;
 const DEVICE_TO_HOST: c_int = 2;
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemGetInfo_v2(free_bytes: Out<'_, usize>, total: Out<'_, usize>) -> c_int {
-    in_context("cuMemGetInfo_v2", |_, state| {
+export! {
+    cuMemGetInfo_v2(free_bytes: Out<'_, usize>, total: Out<'_, usize>) = in_context(THIS, |_, state| {
         let (left, all) = state.free_and_total()?;
         put(free_bytes, left.0 as usize).and(put(total, all.0 as usize))
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemAlloc_v2(address: Out<'_, usize>, size: usize) -> c_int {
-    machine().delay(Call::Malloc);
-    in_context("cuMemAlloc_v2", |machine, state| put_address(address, allocate(machine, state, Call::Malloc, Bytes(size as u64))))
+    });
+    cuMemAlloc_v2(address: Out<'_, usize>, size: usize) = {
+        machine().delay(Call::Malloc);
+        in_context(THIS, |machine, state| put_address(address, allocate(machine, state, Call::Malloc, Bytes(size as u64))))
+    };
+    cuMemFree_v2(address: usize) = free_and_wait(address as u64);
+    cuMemGetAddressRange_v2(start: Out<'_, usize>, size: Out<'_, usize>, address: usize) =
+        answer(range_of(address).map(|(first, len)| {
+            write(start, first);
+            write(size, len);
+        }));
+    /// Counts failures like the runtime's function.
+    cuMemHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) =
+        in_context(THIS, |machine, state| put_address(address, allocate_on_host(machine, state, size)));
+    /// If kernels execute, waits for all work, because a copy may use the memory.
+    cuMemFreeHost(address: usize) = {
+        let free = || machine().state().host.free(address);
+        by_kernel_mode(THIS, || answer(free()), || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free()))
+    };
+    cuMemcpyDtoHAsync_v2(to: usize, from: usize, size: usize, stream: usize) = {
+        let (address, len) = (from as u64, size as u64);
+        let execute = || transfer(Work::ToHost { address, len, to }, (address, len, AccessKind::Read), to, stream);
+        by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, DEVICE_TO_HOST, stream), execute)
+    };
+    cuMemcpyHtoDAsync_v2(to: usize, from: usize, size: usize, stream: usize) = {
+        let (address, len) = (to as u64, size as u64);
+        let execute = || transfer(Work::ToDevice { address, len, from }, (address, len, AccessKind::Write), from, stream);
+        by_kernel_mode(THIS, || runtime::cudaMemcpyAsync(to, from, size, HOST_TO_DEVICE, stream), execute)
+    };
+    cuMemsetD8Async(to: usize, byte: u8, count: usize, stream: usize) = {
+        let work = Work::Set { address: to as u64, len: count as u64, byte };
+        by_kernel_mode(THIS, || runtime::cudaMemsetAsync(to, byte.into(), count, stream), || on_gpu(|gpu| gpu.submit(stream, work)))
+    };
+    cuMemsetD32Async(address: usize, _: c_uint, count: usize, _: usize) = set_words(address, count);
+    cuStreamWriteValue32, cuStreamWriteValue32_v2(_: usize, address: usize, _: c_uint, _: c_uint) = set_words(address, 1);
 }
 
 /// If kernels execute, waits for all work, as drivers do.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemFree_v2(address: usize) -> c_int {
+fn free_and_wait(start: u64) -> c_int {
     machine().delay(Call::Free);
-    let start = address as u64;
-    if matches!(machine().state().host.around(address), Some((.., Kind::Managed(_)))) {
+    if matches!(machine().state().host.around(start as usize), Some((.., Kind::Managed(_)))) {
         return call("cuMemFree_v2", || answer(free(start)));
     }
     let until = |gpu: &mut Gpu<'_>| {
@@ -54,14 +79,6 @@ extern "C" fn cuMemFree_v2(address: usize) -> c_int {
         Ok(())
     };
     by_kernel_mode("cuMemFree_v2", || answer(free(start)), || wait(until, then))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemGetAddressRange_v2(start: Out<'_, usize>, size: Out<'_, usize>, address: usize) -> c_int {
-    answer(range_of(address).map(|(first, len)| {
-        write(start, first);
-        write(size, len);
-    }))
 }
 
 /// Start and size of the device, managed or page-locked memory around an address.
@@ -121,20 +138,6 @@ unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, number: c_int, ad
     }))
 }
 
-/// Counts failures like the runtime's function.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) -> c_int {
-    in_context("cuMemHostAlloc", |machine, state| put_address(address, allocate_on_host(machine, state, size)))
-}
-
-/// If kernels execute, waits for all work, because a copy may use the memory.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemFreeHost(address: usize) -> c_int {
-    let free = || machine().state().host.free(address);
-    let after_all_work = || wait(|gpu| Ok(gpu.sim().all_done_at()), |_| Ok(())).and_then(|()| free());
-    by_kernel_mode("cuMemFreeHost", || answer(free()), after_all_work)
-}
-
 /// Copies from or to a host address: of page-locked memory in the order of the stream, of other memory before the call returns. The program
 /// passes host memory of this size.
 fn transfer(work: Work, (start, len, kind): (u64, u64, AccessKind), host: usize, stream: usize) -> Result<(), Code> {
@@ -152,37 +155,9 @@ fn transfer(work: Work, (start, len, kind): (u64, u64, AccessKind), host: usize,
     wait(|gpu| gpu.stream_done_at(stream), then)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoHAsync_v2(to: usize, from: usize, size: usize, stream: usize) -> c_int {
-    let (address, len) = (from as u64, size as u64);
-    let execute = || transfer(Work::ToHost { address, len, to }, (address, len, AccessKind::Read), to, stream);
-    by_kernel_mode("cuMemcpyDtoHAsync_v2", || runtime::cudaMemcpyAsync(to, from, size, DEVICE_TO_HOST, stream), execute)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: usize, size: usize, stream: usize) -> c_int {
-    let (address, len) = (to as u64, size as u64);
-    let execute = || transfer(Work::ToDevice { address, len, from }, (address, len, AccessKind::Write), from, stream);
-    by_kernel_mode("cuMemcpyHtoDAsync_v2", || runtime::cudaMemcpyAsync(to, from, size, HOST_TO_DEVICE, stream), execute)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemsetD8Async(to: usize, byte: u8, count: usize, stream: usize) -> c_int {
-    let work = Work::Set { address: to as u64, len: count as u64, byte };
-    let no_op = || runtime::cudaMemsetAsync(to, c_int::from(byte), count, stream);
-    by_kernel_mode("cuMemsetD8Async", no_op, || on_gpu(|gpu| gpu.submit(stream, work)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemsetD32Async(address: usize, _: c_uint, count: usize, _: usize) -> c_int {
+fn set_words(address: usize, count: usize) -> c_int {
     let machine = machine();
     machine.tick();
     machine.state().copied.forget(address as u64, 4 * count as u64);
     0
-}
-
-export! {
-    cuStreamWriteValue32_v2(_: usize, address: usize, _: c_uint, _: c_uint) = cuMemsetD32Async(address, 0, 1, 0);
-    cuStreamWriteValue32(stream: usize, address: usize, value: c_uint, flags: c_uint) =
-        cuStreamWriteValue32_v2(stream, address, value, flags);
 }

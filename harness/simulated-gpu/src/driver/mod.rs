@@ -4,7 +4,6 @@
 //! If kernels execute, the functions fail like a driver's: before `cuInit`, without a context, and after work broke the context.
 
 mod arrays;
-mod graphs;
 mod mapping;
 mod memory;
 mod modules;
@@ -45,35 +44,31 @@ fn of_device(function: &'static str, index: c_int, body: impl FnOnce(u32) -> Res
 export! {
     cuGetProcAddress_v2(name: Text<'_>, function: Out<'_, *mut c_void>, _: c_int, _: c_ulonglong, status: Out<'_, c_int>) =
         answer(find(name, function, status).and_then(|found| if found { Ok(()) } else { Err(Code::NotFound) }));
-    cuInit(flags: c_uint) = call("cuInit", || answer(initialize(flags)));
+    cuInit(flags: c_uint) = call(THIS, || answer(initialize(flags)));
     /// Works before `cuInit`.
-    cuDriverGetVersion(version: Out<'_, c_int>) =
-        call("cuDriverGetVersion", || answer(put(version, machine().settings.cuda.driver_version())));
+    cuDriverGetVersion(version: Out<'_, c_int>) = call(THIS, || answer(put(version, machine().settings.cuda.driver_version())));
     cuDeviceGetCount(count: Out<'_, c_int>) =
-        call("cuDeviceGetCount", || answer(initialized().and_then(|()| put(count, machine().visible.len() as c_int))));
-    cuDeviceGet(handle: Out<'_, c_int>, index: c_int) = of_device("cuDeviceGet", index, |_| put(handle, index));
-    cuDeviceGetName(text: *mut u8, len: c_int, index: c_int) = of_device("cuDeviceGetName", index, |_| write_name(text, len));
+        call(THIS, || answer(initialized().and_then(|()| put(count, machine().visible.len() as c_int))));
+    cuDeviceGet(handle: Out<'_, c_int>, index: c_int) = of_device(THIS, index, |_| put(handle, index));
+    cuDeviceGetName(text: *mut u8, len: c_int, index: c_int) = of_device(THIS, index, |_| write_name(text, len));
     cuDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) =
-        of_device("cuDeviceGetAttribute", index, |device| put_attribute(value, number, device));
-    cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) =
-        of_device("cuDeviceTotalMem_v2", index, |_| put(bytes, machine().settings.memory.0 as usize));
-    cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) = of_device("cuDeviceGetUuid_v2", index, |number| put(into, uuid(number)));
+        of_device(THIS, index, |device| put_attribute(value, number, device));
+    cuDeviceTotalMem_v2(bytes: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(bytes, machine().settings.memory.0 as usize));
+    cuDeviceGetUuid_v2(into: Out<'_, [u8; 16]>, index: c_int) = of_device(THIS, index, |number| put(into, uuid(number)));
     cuDevicePrimaryCtxGetState(_: c_int, flags: Out<'_, c_uint>, active: Out<'_, c_int>) = answer(put(flags, 0).and(put(active, 1)));
-    cuDevicePrimaryCtxRetain(context: Out<'_, usize>, index: c_int) =
-        of_device("cuDevicePrimaryCtxRetain", index, |_| put(context, retain(index as usize)));
-    cuDevicePrimaryCtxRelease_v2(index: c_int) = of_device("cuDevicePrimaryCtxRelease_v2", index, |_| release(index as usize));
+    cuDevicePrimaryCtxRetain(context: Out<'_, usize>, index: c_int) = of_device(THIS, index, |_| put(context, retain(index as usize)));
+    cuDevicePrimaryCtxRelease_v2(index: c_int) = of_device(THIS, index, |_| release(index as usize));
     cuCtxGetCurrent(context: Out<'_, usize>) = answer(put(context, current_context()));
-    cuCtxSetCurrent(context: usize) = call("cuCtxSetCurrent", || answer(set_context(context)));
-    cuCtxPushCurrent_v2(context: usize) = call("cuCtxPushCurrent_v2", || answer(push_context(context)));
+    cuCtxSetCurrent(context: usize) = call(THIS, || answer(set_context(context)));
+    cuCtxPushCurrent_v2(context: usize) = call(THIS, || answer(push_context(context)));
     /// The popped context may have no place.
-    cuCtxPopCurrent_v2(context: Out<'_, usize>) =
-        call("cuCtxPopCurrent_v2", || answer(pop_context().map(|popped| write(context, popped)).map(drop)));
+    cuCtxPopCurrent_v2(context: Out<'_, usize>) = call(THIS, || answer(pop_context().map(|popped| write(context, popped)).map(drop)));
     cuCtxGetDevice(handle: Out<'_, c_int>) = answer(put(handle, c_int::try_from(current_device()).unwrap_or(0)));
     /// Compilers query and set limits; any value works.
     cuCtxGetLimit(value: Out<'_, usize>, _: c_int) = answer(put(value, 1 << 10));
     cuCtxSetLimit(_: c_int, _: usize) = 0;
     cuStreamGetCtx(stream: usize, context: Out<'_, usize>) =
-        call("cuStreamGetCtx", || answer(device_of(stream).and_then(|device| put(context, context_of(device)))));
+        call(THIS, || answer(device_of(stream).and_then(|device| put(context, context_of(device)))));
     cuGetErrorString(number: c_int, text: Out<'_, *const c_char>) = answer(put(text, message(number).as_ptr()));
     cuGetErrorName(number: c_int, text: Out<'_, *const c_char>) = answer(put(text, name(number).as_ptr()));
 }

@@ -9,26 +9,31 @@ use harness_gpu_settings::gpus::BLOCK_THREADS;
 use crate::code::{Code, answer, put};
 use crate::context::{Gpu, by_kernel_mode, on_gpu, output_by_kernel_mode};
 use crate::copied;
-use crate::runtime::active_blocks;
 use crate::unmodelled::{delete_object, new_object};
 use crate::world::machine;
 
 export! {
     cuModuleLoadData(module: Out<'_, usize>, image: Text<'_>) =
-        output_by_kernel_mode("cuModuleLoadData", module, |module| answer(put(module, object())), || load(image));
+        output_by_kernel_mode(THIS, module, |module| answer(put(module, object())), || load(image));
     cuModuleLoadDataEx(module: Out<'_, usize>, image: Text<'_>, _: c_uint, _: *const c_int, _: *const c_void) =
         cuModuleLoadData(module, image);
     /// If kernels execute, modules are loaded only from memory.
-    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) =
-        by_kernel_mode("cuModuleLoad", || answer(put(module, object())), || Err(Code::NotSupported));
-    cuModuleUnload(module: *mut u8) =
-        by_kernel_mode("cuModuleUnload", || delete(module), || on_gpu(|gpu| gpu.execution.unload(module.addr())));
+    cuModuleLoad(module: Out<'_, usize>, _: Text<'_>) = by_kernel_mode(THIS, || answer(put(module, object())), || Err(Code::NotSupported));
+    cuModuleUnload(module: *mut u8) = by_kernel_mode(THIS, || delete(module), || on_gpu(|gpu| gpu.execution.unload(module.addr())));
     /// The function of a module without kernels is the module.
     cuModuleGetFunction(place: Out<'_, usize>, module: usize, name: Text<'_>) =
-        output_by_kernel_mode("cuModuleGetFunction", place, |place| answer(put(place, module)), || function(module, name));
+        output_by_kernel_mode(THIS, place, |place| answer(put(place, module)), || function(module, name));
     /// The address of a variable. Modules have no variables if kernels are no-ops.
     cuModuleGetGlobal_v2(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Text<'_>) =
-        by_kernel_mode("cuModuleGetGlobal_v2", || answer(Err(Code::NotFound)), || variable(address, size, module, name));
+        by_kernel_mode(THIS, || answer(Err(Code::NotFound)), || variable(address, size, module, name));
+    /// Functions have 32 registers and blocks of 1024 threads; other attributes are zero.
+    cuFuncGetAttribute(value: Out<'_, c_int>, number: c_int, _: usize) = answer(put(value, match number { 0 => 1024, 4 => 32, _ => 0 }));
+    cuFuncSetAttribute(_: usize, _: c_int, _: c_int) = 0;
+    cuFuncSetCacheConfig(_: usize, _: c_int) = 0;
+    cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) =
+        answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)));
+    cuLaunchKernelEx, cuLaunchCooperativeKernel() = launch();
+    cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col() = 0;
 }
 
 /// A new module without kernels: an opaque object, whose image is not read.
@@ -59,26 +64,6 @@ fn variable(address: Out<'_, u64>, size: Out<'_, usize>, module: usize, name: Te
 
 fn text(name: Text<'_>) -> Result<&str, Code> {
     name.get().ok_or(Code::InvalidValue)?.to_str().map_err(|_| Code::NotFound)
-}
-
-/// Functions have 32 registers and blocks of 1024 threads; other attributes are zero.
-#[unsafe(no_mangle)]
-extern "C" fn cuFuncGetAttribute(value: Out<'_, c_int>, number: c_int, _: usize) -> c_int {
-    let found = match number {
-        0 => 1024,
-        4 => 32,
-        _ => 0,
-    };
-    answer(put(value, found))
-}
-
-export! {
-    cuFuncSetAttribute(_: usize, _: c_int, _: c_int) = 0;
-    cuFuncSetCacheConfig(_: usize, _: c_int) = 0;
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize) =
-        answer(put(blocks, active_blocks(block, shared_memory)));
-    cuOccupancyMaxActiveClusters(clusters: Out<'_, c_int>, _: usize, _: *const c_void) =
-        answer(put(clusters, c_int::try_from(machine().settings.gpu.multiprocessors).unwrap_or(1)));
 }
 
 /// Launches a kernel with unknown parameters. It may write anywhere, so all stored copies are forgotten.
@@ -131,11 +116,4 @@ unsafe fn execute_kernel(
     // SAFETY: as the caller promises; all parameters of these kernels have 64 bits.
     let values: Vec<u64> = (0..kernel.parameters()).map(|index| unsafe { parameters.add(index).read().read() }).collect();
     gpu.submit(stream, kernel.work(&values))
-}
-
-export! {
-    cuLaunchKernelEx() = launch();
-    cuLaunchCooperativeKernel() = launch();
-    cuTensorMapEncodeTiled() = 0;
-    cuTensorMapEncodeIm2col() = 0;
 }

@@ -43,21 +43,20 @@ fn with_pool<T>(pool: usize, body: impl FnOnce(&mut Gpu<'_>, PoolId) -> Result<T
 export! {
     cuMemPoolCreate(pool: Out<'_, usize>, properties: Option<&PoolProperties>) =
         properties.map_or(answer(Err(Code::InvalidValue)), |wanted| create_pool(pool, wanted));
-    cuMemPoolDestroy(pool: usize) = by_kernel_mode("cuMemPoolDestroy", || 0, || destroy_pool(pool));
+    cuMemPoolDestroy(pool: usize) = by_kernel_mode(THIS, || 0, || destroy_pool(pool));
     cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
-        by_kernel_mode("cuMemPoolGetAttribute", || runtime::cudaMemPoolGetAttribute(pool, attribute, value), || figure(pool, attribute, value));
+        by_kernel_mode(THIS, || runtime::cudaMemPoolGetAttribute(pool, attribute, value), || figure(pool, attribute, value));
     cuMemPoolSetAttribute(pool: usize, attribute: c_int, value: *mut c_void) =
-        by_kernel_mode("cuMemPoolSetAttribute", || runtime::cudaMemPoolSetAttribute(pool, attribute, value), || set(pool, attribute, value));
-    cuMemPoolTrimTo(pool: usize, keep: usize) =
-        by_kernel_mode("cuMemPoolTrimTo", || runtime::cudaMemPoolTrimTo(pool, keep), || trim_pool(pool, keep));
+        by_kernel_mode(THIS, || runtime::cudaMemPoolSetAttribute(pool, attribute, value), || set(pool, attribute, value));
+    cuMemPoolTrimTo(pool: usize, keep: usize) = by_kernel_mode(THIS, || runtime::cudaMemPoolTrimTo(pool, keep), || trim_pool(pool, keep));
     cuMemAllocFromPoolAsync(address: Out<'_, usize>, size: usize, pool: usize, stream: usize) = output_by_kernel_mode(
-        "cuMemAllocFromPoolAsync",
+        THIS,
         address,
         |address| runtime::cudaMallocFromPoolAsync(address, size, pool, stream),
         || allocate_from_pool(size, pool, stream),
     );
     cuMemFreeAsync(address: usize, stream: usize) =
-        by_kernel_mode("cuMemFreeAsync", || runtime::cudaFreeAsync(address, stream), || free_in_order(address as u64, stream));
+        by_kernel_mode(THIS, || runtime::cudaFreeAsync(address, stream), || free_in_order(address as u64, stream));
 }
 
 /// If kernels execute, only pools of unshared pinned memory (kind 1) on this device (location kind 1) without a limit are supported.

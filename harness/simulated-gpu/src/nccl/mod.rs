@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use harness_allocator::hash::Mixer;
+use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::{Out, write};
 use harness_gpu_settings::settings::RUN;
 
@@ -51,22 +52,47 @@ const fn element(kind: c_int) -> usize {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn ncclGetVersion(version: Out<'_, c_int>) -> c_int {
-    answer(write(version, VERSION))
-}
-
 /// Success, or `ncclInvalidArgument` after a null pointer.
 fn answer(written: bool) -> c_int {
     if written { 0 } else { 4 }
 }
 
-/// The first word is unique within the run.
-#[unsafe(no_mangle)]
-extern "C" fn ncclGetUniqueId(id: Out<'_, UniqueId>) -> c_int {
-    static IDS: AtomicU32 = AtomicU32::new(0);
-    let number = u64::from(std::process::id()) << 32 | u64::from(IDS.fetch_add(1, Ordering::Relaxed));
-    answer(write(id, UniqueId([number; 16])))
+export! {
+    ncclGetVersion(version: Out<'_, c_int>) = answer(write(version, VERSION));
+    ncclGetUniqueId(id: Out<'_, UniqueId>) = answer(write(id, UniqueId::new()));
+    ncclCommInitRank(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int) = create(into, ranks, rank, Some(id.0[0]));
+    ncclCommInitRankConfig(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int, _: *const c_void) =
+        create(into, ranks, rank, Some(id.0[0]));
+    ncclCommInitRankScalable(
+        into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, _: c_int, ids: Option<&UniqueId>, _: *const c_void
+    ) = create(into, ranks, rank, ids.map(|first| first.0[0]));
+    ncclCommDestroy, ncclCommAbort(_: Option<Box<Communicator>>) = 0;
+    ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) = answer(write(count, communicator.ranks));
+    ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) = answer(write(rank, communicator.rank));
+    ncclAllGather(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) = {
+        let bytes = count * element(kind);
+        (0..communicator.ranks as usize).fold(0, |_, rank| copy(from, to + rank * bytes, bytes))
+    };
+    ncclGather(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) =
+        if root == communicator.rank { ncclAllGather(from, to, count, kind, communicator, stream) } else { 0 };
+    ncclReduceScatter(from: usize, to: usize, count: usize, kind: c_int, _: c_int, communicator: &Communicator, _: usize) = {
+        let bytes = count * element(kind);
+        copy(from + communicator.rank as usize * bytes, to, bytes)
+    };
+    ncclAllReduce(from: usize, to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) =
+        copy(from, to, count * element(kind));
+    ncclReduce(from: usize, to: usize, count: usize, kind: c_int, _: c_int, _: c_int, _: *const Communicator, _: usize) =
+        copy(from, to, count * element(kind));
+    ncclAlltoAll(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) =
+        copy(from, to, count * element(kind) * communicator.ranks as usize);
+}
+
+impl UniqueId {
+    /// The first word is unique within the run.
+    fn new() -> Self {
+        static IDS: AtomicU32 = AtomicU32::new(0);
+        Self([u64::from(std::process::id()) << 32 | u64::from(IDS.fetch_add(1, Ordering::Relaxed)); 16])
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -81,28 +107,6 @@ extern "C" fn ncclGetLastError(_: usize) -> *const c_char {
 
 fn create(into: Out<'_, *mut Communicator>, ranks: c_int, rank: c_int, id: Option<u64>) -> c_int {
     answer(write(into, Box::into_raw(Box::new(Communicator { ranks, rank, id, splits: AtomicU32::new(0) }))))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommInitRank(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int) -> c_int {
-    create(into, ranks, rank, Some(id.0[0]))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommInitRankConfig(into: Out<'_, *mut Communicator>, ranks: c_int, id: UniqueId, rank: c_int, _: *const c_void) -> c_int {
-    create(into, ranks, rank, Some(id.0[0]))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommInitRankScalable(
-    into: Out<'_, *mut Communicator>,
-    ranks: c_int,
-    rank: c_int,
-    _: c_int,
-    ids: Option<&UniqueId>,
-    _: *const c_void,
-) -> c_int {
-    create(into, ranks, rank, ids.map(|first| first.0[0]))
 }
 
 #[unsafe(no_mangle)]
@@ -132,67 +136,12 @@ extern "C" fn ncclCommSplit(parent: &Communicator, color: c_int, key: c_int, int
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommDestroy(_: Option<Box<Communicator>>) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommAbort(_: Option<Box<Communicator>>) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommCount(communicator: &Communicator, count: Out<'_, c_int>) -> c_int {
-    answer(write(count, communicator.ranks))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclCommUserRank(communicator: &Communicator, rank: Out<'_, c_int>) -> c_int {
-    answer(write(rank, communicator.rank))
-}
-
 /// Copies bytes between two buffers of a device.
-fn copy(from: usize, to: usize, bytes: usize) {
+fn copy(from: usize, to: usize, bytes: usize) -> c_int {
     machine().tick();
     if from != to {
         copy_on_device(to, from, bytes);
     }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclAllGather(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) -> c_int {
-    let bytes = count * element(kind);
-    let ranks = usize::try_from(communicator.ranks).unwrap_or(0);
-    (0..ranks).for_each(|rank| copy(from, to + rank * bytes, bytes));
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclReduceScatter(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    _: c_int,
-    communicator: &Communicator,
-    _: usize,
-) -> c_int {
-    let bytes = count * element(kind);
-    let rank = usize::try_from(communicator.rank).unwrap_or(0);
-    copy(from + rank * bytes, to, bytes);
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclAllReduce(from: usize, to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) -> c_int {
-    copy(from, to, count * element(kind));
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclReduce(from: usize, to: usize, count: usize, kind: c_int, _: c_int, _: c_int, _: *const Communicator, _: usize) -> c_int {
-    copy(from, to, count * element(kind));
     0
 }
 
@@ -234,35 +183,16 @@ fn in_group(change: impl FnOnce(&mut Group)) -> c_int {
 fn end_group(group: &mut Group) {
     let Group { own, sent, received, .. } = std::mem::take(group);
     for buffer in received {
-        match own.iter().chain(&sent).find(|data| data.bytes == buffer.bytes) {
-            Some(data) => copy(data.address, buffer.address, buffer.bytes),
-            None => drop(machine().tick()),
-        }
+        let data = own.iter().chain(&sent).find(|data| data.bytes == buffer.bytes);
+        copy(data.map_or(buffer.address, |data| data.address), buffer.address, buffer.bytes);
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn ncclGroupStart() -> c_int {
-    in_group(|group| group.depth += 1)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclGroupEnd() -> c_int {
-    in_group(|group| group.depth = group.depth.saturating_sub(1))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclBroadcast(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    root: c_int,
-    communicator: &Communicator,
-    _: usize,
-) -> c_int {
-    let bytes = count * element(kind);
-    in_group(|group| {
+export! {
+    ncclGroupStart() = in_group(|group| group.depth += 1);
+    ncclGroupEnd() = in_group(|group| group.depth = group.depth.saturating_sub(1));
+    ncclBroadcast(from: usize, to: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
+        let bytes = count * element(kind);
         let data = Buffer { address: from, bytes };
         if root == communicator.rank {
             group.own.push(data);
@@ -270,43 +200,13 @@ extern "C" fn ncclBroadcast(
             group.sent.push(data);
         }
         group.received.push(Buffer { address: to, bytes });
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) -> c_int {
-    in_group(|group| {
+    });
+    ncclSend(from: usize, count: usize, kind: c_int, peer: c_int, communicator: &Communicator, _: usize) = in_group(|group| {
         let sent = if peer == communicator.rank { &mut group.own } else { &mut group.sent };
         sent.push(Buffer { address: from, bytes: count * element(kind) });
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclRecv(to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) -> c_int {
-    in_group(|group| group.received.push(Buffer { address: to, bytes: count * element(kind) }))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclBcast(buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) -> c_int {
-    ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclGather(
-    from: usize,
-    to: usize,
-    count: usize,
-    kind: c_int,
-    root: c_int,
-    communicator: &Communicator,
-    stream: usize,
-) -> c_int {
-    if root == communicator.rank { ncclAllGather(from, to, count, kind, communicator, stream) } else { 0 }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclAlltoAll(from: usize, to: usize, count: usize, kind: c_int, communicator: &Communicator, _: usize) -> c_int {
-    let ranks = usize::try_from(communicator.ranks).unwrap_or(0);
-    copy(from, to, count * element(kind) * ranks);
-    0
+    });
+    ncclRecv(to: usize, count: usize, kind: c_int, _: c_int, _: *const Communicator, _: usize) =
+        in_group(|group| group.received.push(Buffer { address: to, bytes: count * element(kind) }));
+    ncclBcast(buffer: usize, count: usize, kind: c_int, root: c_int, communicator: &Communicator, stream: usize) =
+        ncclBroadcast(buffer, buffer, count, kind, root, communicator, stream);
 }

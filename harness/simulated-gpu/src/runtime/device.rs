@@ -27,14 +27,17 @@ export! {
     cudaGetDeviceCount(count: Out<'_, c_int>) = remember(count_devices(count));
     cudaGetDevice(index: Out<'_, c_int>) = remember(put(index, c_int::try_from(current_device()).unwrap_or(0)));
     cudaSetDevice(index: c_int) = remember(set_device(index));
-    cudaGetDeviceProperties(into: *mut u8, index: c_int) = remember(write_properties(into, index));
-    cudaGetDeviceProperties_v2(into: *mut u8, index: c_int) = remember(write_properties(into, index));
+    cudaGetDeviceProperties, cudaGetDeviceProperties_v2(into: *mut u8, index: c_int) = remember(write_properties(into, index));
     cudaDeviceGetAttribute(value: Out<'_, c_int>, number: c_int, index: c_int) =
         remember(device(index).and_then(|device| put_attribute(value, number, device)));
     cudaDeviceGetPCIBusId(text: *mut c_char, len: c_int, index: c_int) = remember(write_pci_address(text, len, index));
-    cudaDeviceGetStreamPriorityRange(least: Out<'_, c_int>, greatest: Out<'_, c_int>) = write_priorities(least, greatest);
-    cudaDriverGetVersion(version: Out<'_, c_int>) = remember(put(version, machine().settings.cuda.driver_version()));
-    cudaRuntimeGetVersion(version: Out<'_, c_int>) = cudaDriverGetVersion(version);
+    /// Either output may be null.
+    cudaDeviceGetStreamPriorityRange(least: Out<'_, c_int>, greatest: Out<'_, c_int>) = {
+        write(least, 0);
+        write(greatest, -5);
+        0
+    };
+    cudaDriverGetVersion, cudaRuntimeGetVersion(version: Out<'_, c_int>) = remember(put(version, machine().settings.cuda.driver_version()));
     cudaGetDriverEntryPoint(name: Text<'_>, function: Out<'_, *mut c_void>, _: c_ulonglong, status: Out<'_, c_int>) =
         remember(entry_points::find(name, function, status).map(drop));
     cudaGetDriverEntryPointByVersion(name: Text<'_>, function: Out<'_, *mut c_void>, _: c_uint, _: c_ulonglong, status: Out<'_, c_int>) =
@@ -71,11 +74,4 @@ fn write_pci_address(text: *mut c_char, len: c_int, index: c_int) -> Result<(), 
         return Ok(());
     }
     Err(Code::InvalidValue)
-}
-
-/// Either output may be null.
-fn write_priorities(least: Out<'_, c_int>, greatest: Out<'_, c_int>) -> c_int {
-    write(least, 0);
-    write(greatest, -5);
-    0
 }

@@ -90,17 +90,6 @@ extern "C" fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared_memory
     0
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn __cudaPopCallConfiguration(
-    grid: Out<'_, Dim3>,
-    block: Out<'_, Dim3>,
-    shared_memory: Out<'_, usize>,
-    stream: Out<'_, usize>,
-) -> c_int {
-    let top = CONFIGURATIONS.with_borrow_mut(Vec::pop).ok_or(Code::InvalidConfiguration);
-    remember(top.and_then(|top| put(grid, top.0).and(put(block, top.1)).and(put(shared_memory, top.2)).and(put(stream, top.3))))
-}
-
 /// Checks the sizes of a grid and a block
 /// (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#features-and-technical-specifications>).
 const fn allowed(grid: Dim3, block: Dim3) -> bool {
@@ -169,21 +158,36 @@ fn parameters(kernel: usize) -> Option<Arc<[Parameter]>> {
         .clone()
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn __cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) -> c_int {
-    // The host function identifies the kernel.
-    remember(put(kernel, host_function))
-}
-
 export! {
-    __cudaLaunchKernel(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize) =
-        launch(kernel, grid, block, arguments);
-    cudaLaunchKernel(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize) =
-        launch(kernel, grid, block, arguments);
-    cudaLaunchCooperativeKernel(kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize) =
-        launch(kernel, grid, block, arguments);
+    __cudaPopCallConfiguration(grid: Out<'_, Dim3>, block: Out<'_, Dim3>, shared_memory: Out<'_, usize>, stream: Out<'_, usize>) = {
+        let top = CONFIGURATIONS.with_borrow_mut(Vec::pop).ok_or(Code::InvalidConfiguration);
+        remember(top.and_then(|top| put(grid, top.0).and(put(block, top.1)).and(put(shared_memory, top.2)).and(put(stream, top.3))))
+    };
+    /// The host function identifies the kernel.
+    __cudaGetKernel(kernel: Out<'_, usize>, host_function: usize) = remember(put(kernel, host_function));
+    __cudaLaunchKernel, cudaLaunchKernel, cudaLaunchCooperativeKernel(
+        kernel: usize, grid: Dim3, block: Dim3, arguments: *const *const c_void, _: usize, _: usize
+    ) = launch(kernel, grid, block, arguments);
     cudaLaunchKernelExC(config: &LaunchConfig, kernel: usize, arguments: *const *const c_void) =
         launch(kernel, config.grid, config.block, arguments);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize
+    ) = remember(put(blocks, active_blocks(block, shared_memory)));
+    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize, _: c_uint) =
+        remember(put(blocks, active_blocks(block, shared_memory)));
+    /// Calls a function of the program in the order of a stream. Work takes no time, so this is immediate.
+    cudaLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) = {
+        machine().tick();
+        function(data);
+        0
+    };
+    cudaStreamAddCallback(stream: usize, function: extern "C" fn(usize, c_int, *mut c_void), data: *mut c_void, _: c_uint) = {
+        machine().tick();
+        function(stream, 0, data);
+        0
+    };
+    cudaGetLastError() = take_last();
+    cudaPeekAtLastError() = last();
 }
 
 /// Size of `cudaFuncAttributes`.
@@ -205,24 +209,8 @@ unsafe extern "C" fn cudaFuncGetAttributes(attributes: *mut u8, kernel: usize) -
     0
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<'_, c_int>, _: usize, block: c_int, shared_memory: usize) -> c_int {
-    remember(put(blocks, active_blocks(block, shared_memory)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    blocks: Out<'_, c_int>,
-    kernel: usize,
-    block: c_int,
-    shared_memory: usize,
-    _: c_uint,
-) -> c_int {
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, block, shared_memory)
-}
-
 /// Blocks of a kernel that fit on a multiprocessor.
-pub(crate) fn active_blocks(block: c_int, shared_memory: usize) -> c_int {
+fn active_blocks(block: c_int, shared_memory: usize) -> c_int {
     let limits = machine().settings.gpu.limits();
     let by_threads = limits.threads / u32::try_from(block).unwrap_or(1).max(1);
     let by_memory =
@@ -230,31 +218,6 @@ pub(crate) fn active_blocks(block: c_int, shared_memory: usize) -> c_int {
     // `cudaFuncGetAttributes` reports 32 registers per thread.
     let by_registers = REGISTERS / 32 / u32::try_from(block).unwrap_or(1).max(1);
     c_int::try_from(by_threads.min(by_memory).min(by_registers).min(limits.blocks).max(1)).unwrap_or(1)
-}
-
-/// Calls a function of the program in the order of a stream. Work takes no time, so this is immediate.
-#[unsafe(no_mangle)]
-extern "C" fn cudaLaunchHostFunc(_: usize, function: extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {
-    machine().tick();
-    function(data);
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaStreamAddCallback(
-    stream: usize,
-    function: extern "C" fn(usize, c_int, *mut c_void),
-    data: *mut c_void,
-    _: c_uint,
-) -> c_int {
-    machine().tick();
-    function(stream, 0, data);
-    0
-}
-
-export! {
-    cudaGetLastError() = take_last();
-    cudaPeekAtLastError() = last();
 }
 
 #[unsafe(no_mangle)]

@@ -7,6 +7,7 @@ use harness_allocator::units::Bytes;
 use harness_gpu_settings::export;
 use harness_gpu_settings::ffi::Out;
 
+use super::streams::with;
 use crate::code::{Code, put, put_address, remember};
 use crate::host::Kind;
 use crate::memory::{DeviceMemory, device_of};
@@ -21,10 +22,7 @@ pub(crate) fn allocate(machine: &Machine, state: &mut State, call: Call, size: B
     if index >= state.devices.len() {
         return Err(Code::NoDevice);
     }
-    let (allocated, injected) =
-        state.attempt(machine, (call, size), Some(index), |state| state.on_device(index, |memory| memory.allocate(size)));
-    machine.counters.count_allocation(index, state.devices[index].used(), injected, allocated.is_err());
-    allocated
+    state.request(machine, (call, size), index, |memory| memory.allocate(size))
 }
 
 /// Allocates managed memory: host memory that is charged to the current device.
@@ -71,18 +69,19 @@ export! {
     cudaMalloc(address: Out<'_, usize>, size: usize) = request(address, size, Call::Malloc);
     cudaMallocManaged(address: Out<'_, usize>, size: usize, _: c_uint) = remember(put_address(address, request_managed(size)));
     cudaFree(address: usize) = give_back(address, Call::Free);
-    cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) = remember(memory_info(free, total));
+    cudaMemGetInfo(free: Out<'_, usize>, total: Out<'_, usize>) = with(|_, state| {
+        let (left, all) = state.free_and_total()?;
+        put(free, left.0 as usize).and(put(total, all.0 as usize))
+    });
     cudaHostAlloc(address: Out<'_, usize>, size: usize, _: c_uint) = remember(request_on_host(address, size));
     cudaMallocHost(address: Out<'_, usize>, size: usize) = remember(request_on_host(address, size));
     cudaFreeHost(address: usize) = remember(if address == 0 { Ok(()) } else { machine().state().host.free(address) });
-    cudaHostRegister(address: usize, size: usize, _: c_uint) = register(address, size);
+    cudaHostRegister(address: usize, size: usize, _: c_uint) = {
+        machine().state().host.register(address, size);
+        0
+    };
     cudaHostUnregister(address: usize) = remember(machine().state().host.unregister(address));
     cudaHostGetDevicePointer(device: Out<'_, usize>, host: usize, _: c_uint) = remember(put(device, host));
-}
-
-fn register(address: usize, size: usize) -> c_int {
-    machine().state().host.register(address, size);
-    0
 }
 
 /// Allocates device memory for a program. Zero bytes give a null pointer.
@@ -106,12 +105,6 @@ fn request_managed(size: usize) -> Result<u64, Code> {
 pub(super) fn give_back(address: usize, call: Call) -> c_int {
     machine().delay(call);
     remember(if address == 0 { Ok(()) } else { free(address as u64) })
-}
-
-fn memory_info(free: Out<'_, usize>, total: Out<'_, usize>) -> Result<(), Code> {
-    machine().usable()?;
-    let (left, all) = machine().state().free_and_total()?;
-    put(free, left.0 as usize).and(put(total, all.0 as usize))
 }
 
 fn request_on_host(address: Out<'_, usize>, size: usize) -> Result<(), Code> {
@@ -238,6 +231,11 @@ export! {
         copy_rows([to, to_pitch], [from, from_pitch], width, height);
     cudaMemcpy2DAsync(to: usize, to_pitch: usize, from: usize, from_pitch: usize, width: usize, height: usize, _: c_int, _: usize) =
         copy_rows([to, to_pitch], [from, from_pitch], width, height);
+    cudaGetSymbolAddress(address: Out<'_, usize>, symbol: usize) = with(|_, state| put_address(address, symbol_address(state, symbol)));
+    cudaMemcpyToSymbol(_: *const c_void, _: *const c_void, _: usize, _: usize, _: c_int) = {
+        machine().tick();
+        0
+    };
     cudaMemset(to: usize, value: c_int, size: usize) = remember(set_bytes(to, value, size));
     cudaMemsetAsync(to: usize, value: c_int, size: usize, _: usize) = remember(set_bytes(to, value, size));
 }
@@ -246,23 +244,12 @@ export! {
 const SYMBOL_SIZE: Bytes = Bytes(4 << 30);
 
 /// Returns a device address without memory: kernels are no-ops, and copies to device memory are only stored.
-#[unsafe(no_mangle)]
-extern "C" fn cudaGetSymbolAddress(address: Out<'_, usize>, symbol: usize) -> c_int {
-    let machine = machine();
-    let start = machine.usable().and_then(|()| {
-        let (index, state) = (current_device(), &mut *machine.state());
-        if let Some(known) = state.symbols.get(&(index, symbol)) {
-            return Ok(*known);
-        }
-        let start = state.devices.get_mut(index).ok_or(Code::NoDevice)?.reserve(SYMBOL_SIZE)?;
-        state.symbols.insert((index, symbol), start);
-        Ok(start)
-    });
-    remember(put_address(address, start))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaMemcpyToSymbol(_: *const c_void, _: *const c_void, _: usize, _: usize, _: c_int) -> c_int {
-    machine().tick();
-    0
+fn symbol_address(state: &mut State, symbol: usize) -> Result<u64, Code> {
+    let index = current_device();
+    if let Some(known) = state.symbols.get(&(index, symbol)) {
+        return Ok(*known);
+    }
+    let start = state.devices.get_mut(index).ok_or(Code::NoDevice)?.reserve(SYMBOL_SIZE)?;
+    state.symbols.insert((index, symbol), start);
+    Ok(start)
 }

@@ -2,7 +2,7 @@
 
 mod device;
 mod fat_binary;
-pub(crate) mod graphs;
+mod graphs;
 pub(crate) mod ipc;
 mod launch;
 pub(crate) mod memory;
@@ -10,5 +10,4 @@ pub(crate) mod pools;
 pub(crate) mod streams;
 
 pub(crate) use device::{device, put_attribute};
-pub(crate) use launch::active_blocks;
 pub(crate) use memory::{allocate, allocate_managed, copy_on_device, count_free, free};

@@ -9,25 +9,9 @@ use crate::code::{Code, put, remember};
 use crate::world::{Machine, State, current_device, machine};
 
 /// Runs a call that needs the state of the machine.
-fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
+pub(super) fn with(body: impl FnOnce(&'static Machine, &mut State) -> Result<(), Code>) -> c_int {
     let machine = machine();
     remember(machine.usable().and_then(|()| body(machine, &mut machine.state())))
-}
-
-export! {
-    cudaStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) =
-        with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)));
-    cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) = cudaStreamCreateWithPriority(stream, flags, 0);
-    cudaStreamCreate(stream: Out<'_, usize>) = cudaStreamCreateWithPriority(stream, 0, 0);
-    cudaStreamDestroy(stream: usize) = with(|_, state| state.streams.destroy(stream));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaStreamQuery(stream: usize) -> c_int {
-    with(|machine, state| {
-        let idle = state.streams.is_idle(stream, current_device(), machine.settings.events)?;
-        if idle { Ok(()) } else { Err(not_ready(machine, state)) }
-    })
 }
 
 /// Counts a query that found pending work.
@@ -38,20 +22,21 @@ fn not_ready(machine: &Machine, state: &mut State) -> Code {
     Code::NotReady
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaStreamSynchronize(stream: usize) -> c_int {
-    with(|machine, state| state.streams.wait_for(stream, current_device(), machine.now()))
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaDeviceSynchronize() -> c_int {
-    with(|machine, state| {
+export! {
+    cudaStreamCreateWithPriority(stream: Out<'_, usize>, flags: c_uint, priority: c_int) =
+        with(|_, state| put(stream, state.streams.create(current_device(), priority, flags)));
+    cudaStreamCreateWithFlags(stream: Out<'_, usize>, flags: c_uint) = cudaStreamCreateWithPriority(stream, flags, 0);
+    cudaStreamCreate(stream: Out<'_, usize>) = cudaStreamCreateWithPriority(stream, 0, 0);
+    cudaStreamDestroy(stream: usize) = with(|_, state| state.streams.destroy(stream));
+    cudaStreamQuery(stream: usize) = with(|machine, state| {
+        let idle = state.streams.is_idle(stream, current_device(), machine.settings.events)?;
+        if idle { Ok(()) } else { Err(not_ready(machine, state)) }
+    });
+    cudaStreamSynchronize(stream: usize) = with(|machine, state| state.streams.wait_for(stream, current_device(), machine.now()));
+    cudaDeviceSynchronize() = with(|machine, state| {
         state.streams.wait_for_device(current_device(), machine.now());
         Ok(())
-    })
-}
-
-export! {
+    });
     /// Work takes no time, so waits between streams have no effect.
     cudaStreamWaitEvent(_: usize, _: usize, _: c_uint) = 0;
     cudaStreamGetPriority(stream: usize, priority: Out<'_, c_int>) =
@@ -63,33 +48,16 @@ export! {
     cudaEventRecord(event: usize, stream: usize) =
         with(|machine, state| state.streams.record(event, stream, current_device(), (machine.tick(), machine.late_by())));
     cudaEventRecordWithFlags(event: usize, stream: usize, _: c_uint) = cudaEventRecord(event, stream);
-}
-
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaEventQuery(event: usize) -> c_int {
-    with(|machine, state| {
+    cudaEventQuery(event: usize) = with(|machine, state| {
         let answer = state.streams.query(event, machine.settings.events, machine.now());
         answer.map_err(|code| if code == Code::NotReady { not_ready(machine, state) } else { code })
-    })
-}
-
-export! {
+    });
     cudaEventSynchronize(event: usize) = with(|_, state| state.streams.wait_for_event(event));
     cudaEventDestroy(event: usize) = with(|_, state| state.streams.destroy_event(event));
-}
-
-/// Returns a model: one microsecond per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cudaEventElapsedTime(milliseconds: Out<'_, c_float>, start: usize, end: usize) -> c_int {
-    with(|_, state| {
-        let (Some((start, early)), Some((end, late))) = (state.streams.recorded_at(start)?, state.streams.recorded_at(end)?) else {
-            return Err(Code::InvalidHandle);
-        };
+    /// Returns a model: one microsecond per piece of work between the events, plus injected latencies. Never zero, because programs divide by it.
+    cudaEventElapsedTime, cudaEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) = with(|_, state| {
+        let (start, early) = state.streams.recorded_at(start)?.ok_or(Code::InvalidHandle)?;
+        let (end, late) = state.streams.recorded_at(end)?.ok_or(Code::InvalidHandle)?;
         put(milliseconds, end.saturating_sub(start).max(1) as c_float / 1e3 + late.saturating_sub(early).0 as c_float / 1e6)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaEventElapsedTime_v2(milliseconds: Out<'_, c_float>, start: usize, end: usize) -> c_int {
-    cudaEventElapsedTime(milliseconds, start, end)
+    });
 }

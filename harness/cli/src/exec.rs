@@ -7,12 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use harness_allocator::units::Bytes;
 use harness_base::shell;
 use harness_cuda::machine::DeviceFound;
 use harness_devices::DeviceChoice;
-use harness_devices::shipped::Shipped;
 use harness_exec::launch::{Ended, Launch};
 use harness_exec::machine::Machine;
 use harness_exec::record::Record;
@@ -22,7 +20,6 @@ use harness_exec::timeline::Timeline;
 use harness_exec::trials::faults;
 use harness_exec::trials::runner::RunnerError;
 use harness_explain::causes::{self, Options};
-use harness_gpu_settings::gpus::{GPUS, Gpu};
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
 use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
@@ -83,8 +80,9 @@ pub(super) struct Exec {
         "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values",
     ])]
     device: Option<u32>,
-    /// The GPU to simulate.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_GPU, value_parser = PossibleValuesParser::new(GPUS.map(|gpu| gpu.name)))]
+    /// The GPU to simulate: a name, as in `a100-40`, or a file that describes a GPU, as in `my-gpu.yaml`. The page "GPUs" of the guide lists the names
+    /// and describes the file.
+    #[arg(long, value_name = "GPU", default_value = DEFAULT_GPU, value_parser = device::gpu_or_file)]
     gpu: String,
     /// Number of simulated GPUs. All processes of the program see all of them and share their memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_DEVICES)))]
@@ -214,9 +212,8 @@ impl Exec {
     }
 
     fn settings(&self, setup: &Setup) -> Result<Settings, CliError> {
-        let unknown = || CliError::input(format!("`{}` is not a known GPU", self.gpu), "see `harness exec --help`");
-        let gpu = Gpu::named(&self.gpu).ok_or_else(unknown)?;
-        let memory = self.memory.or_else(|| Some(Shipped::named(&self.gpu)?.memory)).ok_or_else(unknown)?;
+        let gpu = device::gpu(&self.gpu)?;
+        let memory = self.memory.unwrap_or(gpu.memory);
         if self.context_overhead >= memory {
             let message = format!("a context overhead of {} uses all of {memory}", self.context_overhead);
             return Err(CliError::input(message, "give more `--memory` or less `--context-overhead`"));
@@ -246,11 +243,13 @@ impl Exec {
     fn again(&self, machine: &Machine, command: &str) -> String {
         let on = match machine {
             Machine::Simulated(settings) => {
-                let Settings { gpu, memory, devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
+                let Settings { memory, devices, context_overhead, events, addresses, cudnn_workspace, values, .. } = settings;
                 format!(
                     "--gpu {} --memory {}B --devices {devices} --context-overhead {}B --events {events} --addresses {addresses} \
                      --cudnn-workspace {cudnn_workspace} --values {values}",
-                    gpu.name, memory.0, context_overhead.0
+                    shell::quoted(&self.gpu),
+                    memory.0,
+                    context_overhead.0
                 )
             }
             Machine::Real(ordinal, limits) => {

@@ -100,7 +100,7 @@ pub struct SnapshotFile {
 impl Record {
     pub fn read(run: &Path, end: End, machine: &Machine) -> io::Result<Self> {
         let (gpu, settings, devices) = match machine {
-            Machine::Simulated(settings) => (settings.gpu.name.to_owned(), settings.to_string(), settings.devices),
+            Machine::Simulated(settings) => (settings.gpu.name.clone(), settings.to_string(), settings.devices),
             Machine::Real(ordinal, limits) => (format!("cuda:{ordinal}"), limits.to_string(), 0),
         };
         let mut processes: BTreeMap<u32, Process> = BTreeMap::new();

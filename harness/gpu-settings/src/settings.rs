@@ -180,9 +180,9 @@ impl Settings {
     }
 
     /// The name of the devices. If kernels execute, times are measured, and the name prevents confusion with times of a GPU.
-    pub const fn device_name(&self) -> &'static str {
+    pub fn device_name(&self) -> &'static str {
         match self.kernels {
-            Kernels::NoOp => self.gpu.device,
+            Kernels::NoOp => &self.gpu.device,
             Kernels::Execute => "Simulated GPU",
         }
     }

@@ -32,7 +32,7 @@ fn record(processes: Vec<Process>) -> (Record, Settings) {
         Record {
             exit_code: 1,
             signal: None,
-            gpu: settings.gpu.name.to_owned(),
+            gpu: settings.gpu.name.clone(),
             settings: settings.to_string(),
             peak_held: vec![7 << 30],
             processes,

@@ -46,7 +46,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
     let record = Record {
         exit_code: 1,
         signal: None,
-        gpu: settings.gpu.name.to_owned(),
+        gpu: settings.gpu.name.clone(),
         settings: settings.to_string(),
         peak_held: vec![400 << 20],
         processes: vec![process],

@@ -15,7 +15,7 @@ use crate::cases::{Cases, DeviceKind};
 use crate::checker::Checker;
 use crate::ending::by_case;
 use crate::metric::ReportKey;
-use harness_language::error::Problem;
+use harness_language::error::{Problem, did_you_mean, quoted};
 use harness_language::located::{Entries, Located, Position, Tree};
 use harness_language::text::NameText;
 
@@ -188,8 +188,20 @@ fn variable((name, value): &(Located<String>, Located<Tree>)) -> Result<(String,
 }
 
 fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
-    let unknown = || Problem::not_among(given, format!("unknown GPU `{}`", given.value), "GPUs", GPUS.iter().map(|gpu| gpu.name));
+    let unknown = || Problem::new(given.position(), format!("unknown GPU `{}`", given.value)).help(similar_gpus(&given.value));
     Gpu::named(&given.value).ok_or_else(unknown)
+}
+
+/// Advice for the name of an unknown GPU: names that contain it, otherwise similar ones.
+pub fn similar_gpus(name: &str) -> String {
+    let names = || GPUS.iter().map(|gpu| &*gpu.name);
+    let wanted: String = name.to_lowercase().split(' ').collect();
+    let containing: Vec<&str> = names().filter(|known| !wanted.is_empty() && known.contains(&wanted)).take(6).collect();
+    let hint = match &*containing {
+        [] => did_you_mean(&wanted, names()),
+        containing => format!("did you mean {}? ", quoted(containing, " or ")),
+    };
+    format!("{hint}the page \"GPUs\" of the guide lists all {}", GPUS.len())
 }
 
 fn fault(text: &Located<String>) -> Result<Fault, Problem> {

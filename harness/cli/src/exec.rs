@@ -98,8 +98,9 @@ pub(super) struct Exec {
     /// the limit. The result contains the difference.
     #[arg(long, value_name = "ORDER", default_value = "up")]
     addresses: AddressOrder,
-    /// The workspace that cuDNN requests: `operands`, a model based on the operands of a convolution, or `none`.
-    #[arg(long, value_name = "MODEL", default_value = "operands")]
+    /// The workspace that cuDNN requests: `estimate`, a rule that gives all sizes measured so far; a table of sizes measured on your GPU, as in
+    /// `measured.tsv`, with estimates for the rest; `operands`, the model of earlier versions; or `none`.
+    #[arg(long, value_name = "MODEL", default_value = "estimate")]
     cudnn_workspace: CudnnWorkspace,
     /// The values that the program reads from GPU memory: `zeros` (the default for one device); `copies` (the default for several devices), values from
     /// small copies until a kernel may have overwritten them; or `small` (experimental), which also computes Python operations on tensors of at most
@@ -223,7 +224,7 @@ impl Exec {
             context_overhead: self.context_overhead,
             events: self.events,
             addresses: self.addresses,
-            cudnn_workspace: self.cudnn_workspace,
+            cudnn_workspace: self.cudnn_workspace.clone(),
             values: self.values.unwrap_or(if self.devices > 1 { Values::Copies } else { Values::Zeros }),
             faults: self.fail.clone(),
             latencies: self.latency.clone(),

@@ -40,6 +40,7 @@ fn run() -> (Record, Machine, Vec<Timeline>) {
         torch: Some(torch),
         devices: vec![device],
         submitted: 40,
+        cudnn_workspace_bounds: [1 << 20, 2 << 20],
         slow_calls: Vec::new(),
         not_modelled: vec!["cufileRead".to_owned()],
     };

@@ -40,7 +40,7 @@ fn every_row_is_a_plausible_gpu() {
 fn a_variable_carries_a_gpu_by_name_or_with_its_properties() {
     let shipped = Gpu::named("rtx4090-24").expect("it ships with the program");
     assert_eq!(to_variable(&shipped), "\"rtx4090-24\"");
-    let own = Gpu { memory: Bytes::gib(20), ..shipped.clone() }.leak();
-    assert_eq!(of_variable::<&Gpu>(&to_variable(&own)), Ok(&*own));
+    let own: &Gpu = Gpu { memory: Bytes::gib(20), ..shipped.clone() }.leak();
+    assert_eq!(of_variable::<&Gpu>(&to_variable(&own)), Ok(own));
     assert_eq!(of_variable::<&Gpu>("\"rtx4090-25\"").map_err(|error| error.to_string()), Err("`rtx4090-25` is not a GPU".to_owned()));
 }

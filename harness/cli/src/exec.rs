@@ -2,6 +2,7 @@
 
 pub(crate) mod trials;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,7 +23,8 @@ use harness_exec::trials::runner::RunnerError;
 use harness_explain::causes::{self, Options};
 use harness_gpu_settings::latency::Latency;
 use harness_gpu_settings::limits::Limits;
-use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, Values};
+use harness_gpu_settings::settings::{AddressOrder, CudnnWorkspace, Events, Fault, MOST_DEVICES, Settings, UNMEASURED, Values};
+use harness_gpu_settings::workspaces::HEADER;
 use harness_report::explain::text;
 use harness_report::program::{self, Program};
 
@@ -77,7 +79,7 @@ pub(super) struct Exec {
     /// Run on this real GPU instead of a simulated one, as in `cuda:0`. `--memory` limits the program's memory and `--fail` injects failures. The program
     /// uses NVIDIA's driver and its own CUDA libraries.
     #[arg(long, value_name = "cuda:N", value_parser = ordinal, conflicts_with_all = [
-        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "values",
+        "gpu", "devices", "context_overhead", "events", "addresses", "cudnn_workspace", "unmeasured", "values",
     ])]
     device: Option<u32>,
     /// The GPU to simulate: a name, as in `a100-40`, or a file that describes a GPU, as in `my-gpu.yaml`. The page "GPUs" of the guide lists the names
@@ -102,6 +104,9 @@ pub(super) struct Exec {
     /// `measured.tsv`, with estimates for the rest; `operands`, the model of earlier versions; or `none`.
     #[arg(long, value_name = "MODEL", default_value = "estimate")]
     cudnn_workspace: CudnnWorkspace,
+    /// Write the convolutions with estimated workspaces to this table. `harness calibrate --workspaces FILE` measures them on a GPU.
+    #[arg(long, value_name = "FILE")]
+    unmeasured: Option<PathBuf>,
     /// The values that the program reads from GPU memory: `zeros` (the default for one device); `copies` (the default for several devices), values from
     /// small copies until a kernel may have overwritten them; or `small` (experimental), which also computes Python operations on tensors of at most
     /// 64 KiB on the CPU, so masks, stop tests and `generate` use real values.
@@ -142,8 +147,8 @@ pub(super) struct Exec {
 impl Exec {
     pub(super) fn run(self) -> Result<ExitCode, Failures> {
         let has_many = self.many.are_asked_for(&self.alloc_conf)?;
-        if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some()) {
-            let message = "`--record`, `--snapshot` and `--junit` are for one run, but the other options request many runs";
+        if has_many && (self.record.is_some() || self.snapshot.is_some() || self.junit.is_some() || self.unmeasured.is_some()) {
+            let message = "`--record`, `--snapshot`, `--junit` and `--unmeasured` are for one run, but the other options request many runs";
             return Err(CliError::input(message, "leave them out").into());
         }
         let python = self.python.as_deref();
@@ -181,6 +186,9 @@ impl Exec {
         }
         if let Some(path) = &self.snapshot {
             self.keep_snapshots(path, ended, record, machine.memory())?;
+        }
+        if let Some(path) = &self.unmeasured {
+            terminal::save(path, unmeasured(ended.folder()), HELP)?;
         }
         let timelines = &machine.timelines(ended.folder()).map_err(RunnerError::Lost)?;
         let missed = self.not_reached(record, timelines);
@@ -282,6 +290,13 @@ impl Exec {
             }
         }
     }
+}
+
+/// The table of convolutions with estimated workspaces, without duplicates. A run without any has no file.
+fn unmeasured(run: &Path) -> String {
+    let rows = std::fs::read_to_string(run.join(UNMEASURED)).unwrap_or_default();
+    let rows: BTreeSet<&str> = rows.split_inclusive('\n').collect();
+    std::iter::once(HEADER).chain(rows).collect()
 }
 
 /// Writes a report and its picture, and prints the report's path. `page` receives the picture's file name.

@@ -26,6 +26,8 @@ pub const RUN: &str = "HARNESS_GPU_RUN";
 pub const LEFT: &str = "left";
 /// The file in the folder of [`RUN`] with the names of called functions in order, if [`Settings::list_calls`] is set.
 pub const CALLS: &str = "calls";
+/// The file in the folder of [`RUN`] with a row for each estimated workspace of cuDNN.
+pub const UNMEASURED: &str = "unmeasured";
 /// The file in the folder of [`RUN`] that the first process which loads one of our libraries removes ([`mark_loaded`]).
 pub const UNLOADED: &str = "unloaded";
 /// The most devices per machine.

@@ -61,6 +61,8 @@ pub struct Convolution {
     pub output: Vec<i64>,
     pub element: Element,
     pub channels_last: bool,
+    /// Stride, padding and dilation.
+    pub geometry: [Vec<i64>; 3],
 }
 
 /// The workspace of a convolution in bytes, and its bounds. Bounds of a measured workspace are equal.
@@ -87,6 +89,9 @@ pub struct Measured {
 /// Sizes of tensors are rounded up to multiples of this, and cuDNN requests as much in addition to copies.
 const ALIGNMENT: i64 = 512;
 
+/// The header of a table of convolutions: [`Convolution::row`].
+pub const HEADER: &str = "operator\tinput_shapes\toutput_shape\tstride\tpadding\tdilation\tdtypes\tlayout\tcapability\tbytes\n";
+
 /// Copies of tensors are aligned.
 pub const fn round_up(bytes: i64) -> i64 {
     (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
@@ -99,6 +104,16 @@ impl Element {
             Self::Float => 4,
             Self::Half | Self::Bfloat16 => 2,
             Self::Byte => 1,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Double => "torch.float64",
+            Self::Float => "torch.float32",
+            Self::Half => "torch.float16",
+            Self::Bfloat16 => "torch.bfloat16",
+            Self::Byte => "torch.int8",
         }
     }
 
@@ -146,6 +161,20 @@ impl Convolution {
         [&self.input, &self.filter, &self.output].map(|sizes| round_up(self.bytes(sizes)))
     }
 
+    /// Returns a row of a table of workspaces, with the line's end.
+    pub fn row(&self, (major, minor): (u32, u32), bytes: i64) -> String {
+        let Self { direction, input, filter, output, element, channels_last, geometry: [stride, padding, dilation] } = self;
+        let operator = match direction {
+            Direction::Forward => "forward",
+            Direction::DataGradient => "data_gradient",
+            Direction::FilterGradient => "filter_gradient",
+        };
+        let (element, layout) = (element.name(), if *channels_last { "channels_last" } else { "nchw" });
+        format!(
+            "{operator}\t[{input:?}, {filter:?}]\t{output:?}\t{stride:?}\t{padding:?}\t{dilation:?}\t{element}\t{layout}\t{major}.{minor}\t{bytes}\n"
+        )
+    }
+
     /// Four times the filter for the gradient of the filter.
     fn of_gradient(&self) -> i64 {
         if self.direction == Direction::FilterGradient { 4 * self.bytes(&self.filter) } else { 0 }
@@ -187,7 +216,7 @@ impl Convolution {
 
 impl Measured {
     fn is_of(&self, convolution: &Convolution, capability: (u32, u32)) -> bool {
-        let Convolution { direction, input, filter, output, element, channels_last } = convolution;
+        let Convolution { direction, input, filter, output, element, channels_last, geometry: _ } = convolution;
         (self.direction, self.element, self.channels_last) == (*direction, *element, *channels_last)
             && (&self.input, &self.filter) == (input, filter)
             && self.output.as_ref().is_none_or(|measured| measured == output)

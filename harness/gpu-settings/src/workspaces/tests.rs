@@ -12,6 +12,18 @@ fn convolution(element: Element, [batch, channels, side, kernel]: [i64; 4]) -> C
         output: image,
         element,
         channels_last: false,
+        geometry: [vec![1, 1], vec![kernel / 2; 2], vec![1, 1]],
+    }
+}
+
+#[test]
+fn the_row_of_a_convolution_is_read_back() {
+    for (direction, channels_last) in [(Direction::Forward, false), (Direction::DataGradient, true), (Direction::FilterGradient, false)] {
+        let convolution = Convolution { direction, channels_last, ..convolution(Element::Half, [2, 64, 128, 3]) };
+        let rows = rows(&format!("{HEADER}{}", convolution.row((9, 0), 4096))).expect("the table is valid");
+        let table = CudnnWorkspace::Measured { file: "mine.tsv".to_owned(), rows };
+        assert_eq!(table.of(&convolution, (9, 0)), Workspace::exact(4096));
+        assert_ne!(table.of(&convolution, (8, 9)), Workspace::exact(4096), "of another capability");
     }
 }
 
@@ -22,7 +34,8 @@ fn the_rule_gives_all_measured_workspaces() {
     for row in &measured {
         let output = vec![row.input[0], row.filter[0], row.input[2], row.input[3]];
         let Measured { direction, input, filter, element, channels_last, capability, bytes, .. } = row.clone();
-        let convolution = Convolution { direction, input, filter, output, element, channels_last };
+        let geometry = [vec![1, 1], vec![1, 1], vec![1, 1]];
+        let convolution = Convolution { direction, input, filter, output, element, channels_last, geometry };
         let capability = capability.expect("the table names the GPU");
         assert_eq!(convolution.estimate(capability), Workspace::exact(bytes), "{convolution:?} on {capability:?}");
         let table = CudnnWorkspace::Measured { file: "measured.tsv".to_owned(), rows: measured.clone() };

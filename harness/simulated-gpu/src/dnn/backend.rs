@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use harness_gpu_settings::ffi::{Out, write};
 
 use super::answer;
+use crate::calls::append;
 use crate::world::machine;
 use harness_gpu_settings::workspaces::{Convolution, Direction, Element, Workspace, round_up};
 
@@ -27,6 +28,8 @@ mod kind {
 
 /// Numbers of `cudnnBackendAttributeName_t`.
 mod attribute {
+    /// Stride, padding in front, dilation.
+    pub(super) const GEOMETRY: [i32; 3] = [103, 105, 102];
     pub(super) const HEURISTIC_GRAPH: i32 = 201;
     pub(super) const HEURISTIC_RESULTS: i32 = 202;
     pub(super) const CONFIG_ENGINE: i32 = 300;
@@ -102,17 +105,22 @@ impl Object {
         strides.get(1) == Some(&1) && sizes.get(1).is_some_and(|channels| *channels > 1)
     }
 
-    /// The workspaces of the convolutions of this graph.
-    fn workspaces(&self) -> Vec<Workspace> {
+    /// The convolutions of this graph with their workspaces.
+    fn workspaces(&self) -> Vec<(Convolution, Workspace)> {
         let settings = &machine().settings;
         let operations = self.objects(attribute::GRAPH_OPERATIONS);
         let convolutions = operations.iter().filter_map(|operation| operation.convolution());
-        convolutions.map(|convolution| settings.cudnn_workspace.of(&convolution, settings.gpu.capability)).collect()
+        convolutions
+            .map(|convolution| {
+                let workspace = settings.cudnn_workspace.of(&convolution, settings.gpu.capability);
+                (convolution, workspace)
+            })
+            .collect()
     }
 
     /// The workspace of a plan for this graph of operations.
     fn workspace(&self, plan: usize) -> i64 {
-        let whole = self.workspaces().iter().map(|workspace| workspace.bytes).sum();
+        let whole = self.workspaces().iter().map(|(_, workspace)| workspace.bytes).sum();
         match plan {
             0 => whole,
             1 => round_up(whole / 2),
@@ -120,12 +128,25 @@ impl Object {
         }
     }
 
-    /// The convolution, if the operation is one. The attributes are filter, input and output.
+    /// Notes the estimates among the workspaces of this graph.
+    fn note_estimates(&self) {
+        let machine = machine();
+        for (convolution, Workspace { bytes, least, most }) in self.workspaces() {
+            if least < most {
+                machine.counters.note_workspace(bytes.abs_diff(least), most.abs_diff(bytes));
+                if let Some(path) = &machine.unmeasured_file {
+                    append(path, &convolution.row(machine.settings.gpu.capability, bytes));
+                }
+            }
+        }
+    }
+
+    /// The convolution, if the operation is one. The attributes are descriptor, filter, input and output.
     fn convolution(&self) -> Option<Convolution> {
-        let (direction, [filter, input, output]) = match self.kind {
-            kind::FORWARD => (Direction::Forward, [703, 704, 705]),
-            kind::FILTER_GRADIENT => (Direction::FilterGradient, [715, 716, 717]),
-            kind::DATA_GRADIENT => (Direction::DataGradient, [709, 710, 711]),
+        let (direction, [descriptor, filter, input, output]) = match self.kind {
+            kind::FORWARD => (Direction::Forward, [702, 703, 704, 705]),
+            kind::FILTER_GRADIENT => (Direction::FilterGradient, [714, 715, 716, 717]),
+            kind::DATA_GRADIENT => (Direction::DataGradient, [708, 709, 710, 711]),
             _ => return None,
         };
         let tensor = |number: i32| self.objects(number).into_iter().next();
@@ -138,6 +159,7 @@ impl Object {
             output: sizes(&output),
             element: input.element(),
             channels_last: input.is_channels_last(),
+            geometry: attribute::GEOMETRY.map(|number| tensor(descriptor).map_or_else(Vec::new, |descriptor| descriptor.numbers(number))),
         })
     }
 }
@@ -280,8 +302,8 @@ fn get_numbers(object: &Object, number: i32, into: &mut [u8]) -> i64 {
         (kind::PLAN, attribute::PLAN_WORKSPACE) => {
             let config = object.objects(attribute::PLAN_CONFIG).into_iter().next();
             let plan = config.as_deref().and_then(of_config);
-            for Workspace { bytes, least, most } in plan.iter().flat_map(|(graph, _)| graph.workspaces()) {
-                machine().counters.note_workspace(bytes.abs_diff(least), most.abs_diff(bytes));
+            if let Some((graph, 0)) = &plan {
+                graph.note_estimates();
             }
             write(&plan.map_or(0, |(graph, plan)| graph.workspace(plan)).to_le_bytes())
         }

@@ -192,15 +192,20 @@ fn gpu(given: &Located<String>) -> Result<&'static Gpu, Problem> {
     Gpu::named(&given.value).ok_or_else(unknown)
 }
 
-/// Advice for the name of an unknown GPU: names that contain it, otherwise similar ones.
+/// Advice for the name of an unknown GPU: GPUs whose name contains it, otherwise similar names, otherwise all without MIG instances.
 pub fn similar_gpus(name: &str) -> String {
-    let names = || GPUS.iter().map(|gpu| &*gpu.name);
-    let wanted: String = name.to_lowercase().split(' ').collect();
-    let containing: Vec<&str> = names().filter(|known| !wanted.is_empty() && known.contains(&wanted)).take(6).collect();
-    let hint = match &*containing {
-        [] => did_you_mean(&wanted, names()),
-        containing => format!("did you mean {}? ", quoted(containing, " or ")),
+    let plain = |text: &str| text.to_lowercase().replace([' ', '-'], "");
+    let wanted = plain(name);
+    let is_similar = |gpu: &&Gpu| !wanted.is_empty() && (plain(&gpu.name).contains(&wanted) || plain(&gpu.device).contains(&wanted));
+    let similar: Vec<&str> = GPUS.iter().filter(is_similar).map(|gpu| &*gpu.name).take(6).collect();
+    let hint = match &*similar {
+        [] => did_you_mean(name, GPUS.iter().map(|gpu| &*gpu.name)),
+        similar => format!("did you mean {}? ", quoted(similar, ", ")),
     };
+    if hint.is_empty() {
+        let whole: Vec<&str> = GPUS.iter().map(|gpu| &*gpu.name).filter(|name| !name.ends_with("gb")).collect();
+        return format!("GPUs: {}, and MIG instances such as `a100-40-1g.5gb`", quoted(&whole, ", "));
+    }
     format!("{hint}the page \"GPUs\" of the guide lists all {}", GPUS.len())
 }
 
